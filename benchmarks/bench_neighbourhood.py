@@ -27,7 +27,7 @@ from penstock.solvers.model.problem import NetworkRules, Problem
 from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.solve.driver import solve
 from penstock.solvers.solve.judging import Judge
-from penstock.solvers.solve.limits import Setting
+from penstock.solvers.solve.setting import Setting
 
 NEVER = 2**60
 SMALL, LARGE = 1.0, 10.0

@@ -26,11 +26,11 @@ from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
 from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.result import Status
 from penstock.solvers.placement.choice import Choice, Chooser
 from penstock.solvers.placement.joint import shares
 from penstock.solvers.placement.wish import Wish, price_of
-from penstock.solvers.solve.limits import Deadline
 
 Tell = Callable[[PlacementProgress], None]
 """Hears of every set of nodes that is settled."""

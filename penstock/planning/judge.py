@@ -15,6 +15,7 @@ from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.bounds.coverage import allowed, features_of
 from penstock.solvers.bounds.schedule_bound import request_bound, schedule_bound
+from penstock.solvers.costs.memory import shortages
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.pins import broken_pin
@@ -108,7 +109,7 @@ def _uncovered(
     plan: Plan, problem: Problem, allocation: Allocation, schedule: Schedule, timeline: Timeline
 ) -> Iterator[str]:
     """A certificate covers the plan that carries it, and what it says of the request; no bound is above the time."""
-    fits = all(use.memory.total <= problem.capacity_bytes(d) for d, use in timeline.uses.items())
+    fits = not shortages(problem, allocation, timeline)
     features = features_of(problem, allocation, schedule, plan.update_rule, plan.overlap_all_reduce, fits)
     for number, certificate in enumerate(plan.certificates):
         if certificate.bound_ns > timeline.time_per_global_batch_ns:

@@ -8,6 +8,7 @@ from penstock.planning.judge import Judgement, judge
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.program import Program
+from penstock.solvers.costs.memory import shortages
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.lowering import lower
 from penstock.solvers.lowering.transports import Wish
@@ -70,8 +71,7 @@ def _rungs(judgement: Judgement) -> Iterator[Orders]:
             overlap=judgement.plan.overlap_all_reduce,
             update_rule=judgement.plan.update_rule,
         )
-        fits = all(use.memory.total <= problem.capacity_bytes(d) for d, use in timeline.uses.items())
-        if orders.warmup == before or not fits:
+        if orders.warmup == before or shortages(problem, allocation, timeline):
             break
         before = orders.warmup
         yield orders

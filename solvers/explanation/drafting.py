@@ -1,4 +1,4 @@
-"""The best order of a given allocation, without a planner: what its schedules draft, judged."""
+"""The best candidate schedule of a given allocation, without a planner."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def best_order(
     overlap: bool = True,
     recompute: bool = True,
 ) -> Drafted:
-    """Judge every draft of ``schedules``; with ``recompute``, also where the request lets stages recompute."""
+    """Return the best candidate of ``schedules``; with ``recompute``, also where the request lets stages recompute."""
     found: Drafted | None = None
     why = ""
     for variant in _variants(problem, allocation, schedules, recompute):
@@ -60,13 +60,13 @@ def best_order(
 
 
 def schedules_of(plan: Candidate) -> tuple[str, ...]:
-    """The plan's own schedule where it can be drafted for any allocation, else the usual ones."""
+    """Return the plan's own schedule where it can be drafted for any allocation, else the usual ones."""
     row = SCHEDULES.get(plan.schedule.name)
     return (row.name,) if row is not None and row.drafted else USUAL
 
 
 def can_be_drafted(plan: Candidate) -> bool:
-    """Whether the plan is one flushed pipeline whose stages have devices of their own."""
+    """Return whether the plan is one flushed pipeline whose stages have devices of their own."""
     devices = [d for stage in plan.allocation.stages for d in stage.devices]
     apart = len(plan.allocation.pipelines) == 1 and len(set(devices)) == len(devices)
     return apart and isinstance(plan.schedule, Orders) and plan.update_rule == "synchronous"

@@ -1,4 +1,4 @@
-"""What a change of the request would do to the time: the plan re-timed, drafted anew, or planned anew.
+"""What a change of the request would do to the time: the plan re-timed, drafted again, or planned again.
 
 *Re-timed*: the plan's own order, judged in the changed request. *Re-drafted*: its stages on its devices, with the best
 order that its schedule drafts there. *Re-planned*: a planner's answer to the changed request, of a bounded number of
@@ -46,10 +46,10 @@ class Row(NamedTuple):
 def what_if(
     problem: Problem, plan: Candidate, asked: Sequence[str], replan: Replan | None, replan_all: bool = False
 ) -> Iterator[Row]:
-    """A row for each change, as they are found; first the plan as it is.
+    """Yield a row for each change, as they are found; first the plan as it is.
 
-    Without ``replan_all`` plans are made anew only where the plan itself says little: with other devices, and where it
-    can be neither re-timed nor re-drafted.
+    Without ``replan_all`` the problem is planned again only where the plan itself says little: with other devices, and
+    where it can be neither re-timed nor re-drafted.
     """
     short = largest_shortage(problem, plan.allocation, plan.timeline)
     bound = request_bound(problem).bound_ns
@@ -63,7 +63,7 @@ def what_if(
 
 
 def tried(changed: Change, plan: Candidate, replan: Replan | None, replans: bool) -> Row:
-    """The best of what can be done in a changed problem."""
+    """Return the best of what can be done in a changed problem."""
     problem = changed.problem
     found: list[tuple[How, Candidate]] = []
     why = ""
@@ -97,7 +97,10 @@ def _nothing(replan: Replan | None) -> str:
 
 
 def retime(problem: Problem, plan: Candidate, recomputing: Allocation | None = None) -> Candidate:
-    """The plan's own order in another problem, or with other stages ``recomputing``. Raises as ``simulate``."""
+    """Return the plan's own order, timed in another problem or with other stages ``recomputing``.
+
+    Raises as ``simulate``.
+    """
     allocation = recomputing or plan.allocation
     timeline = simulate(
         problem, allocation, plan.schedule, overlap=plan.overlap_all_reduce, update_rule=plan.update_rule
@@ -106,12 +109,12 @@ def retime(problem: Problem, plan: Candidate, recomputing: Allocation | None = N
 
 
 def headroom(problem: Problem, plan: Candidate) -> int:
-    """What the fullest device has left, in bytes; negative where it overflows."""
+    """Return what the fullest device has left, in bytes; negative where it overflows."""
     return min(spare_bytes(problem, plan.timeline).values())
 
 
 def lacks(problem: Problem, short: Shortage | None) -> str:
-    """Which stage lacks how much on which device, as a sentence; empty without a shortage."""
+    """Return which stage lacks how much on which device, as a sentence; empty without a shortage."""
     if short is None:
         return ""
     return (

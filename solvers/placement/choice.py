@@ -20,6 +20,7 @@ from typing import Protocol
 
 from penstock.solvers.bounds.schedule_bound import request_bound
 from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.micro_batches import candidates
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import REQUEST_SCOPE, Candidate, Result, Status
@@ -27,7 +28,6 @@ from penstock.solvers.placement import regular
 from penstock.solvers.placement.families import Families
 from penstock.solvers.placement.site import Chosen, Site
 from penstock.solvers.placement.wish import Wish
-from penstock.solvers.solve.limits import Deadline
 
 SMALL = 6_000
 """Layers × devices × numbers of micro-batches up to which a job's planner is asked without any limit."""

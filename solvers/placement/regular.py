@@ -28,7 +28,7 @@ from penstock.solvers.model.result import Result
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.solve.driver import judged
 from penstock.solvers.solve.judging import Judge
-from penstock.solvers.solve.limits import Setting
+from penstock.solvers.solve.setting import Setting
 
 NAME = "regular"
 MOST_JUDGED, LEAST_JUDGED = 6, 3

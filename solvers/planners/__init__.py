@@ -1,5 +1,6 @@
-"""A package per system: allocation, schedule and search of a paper; `catalogue.py` lists them.
+"""Planners: a package for each system, allocation, schedule and loop; ``catalogue.PLANNERS`` lists them.
 
-May import: all of `solvers` below `solve`.
+May import: `solvers.model`, `solvers.costs`, `solvers.judge`, `solvers.bounds`, `solvers.schedules`, `solvers.improve`,
+`solvers.compiled`; never `solvers.solve`.
 Start reading at `catalogue.py`, then `proposal.py`.
 """

@@ -1,6 +1,6 @@
 """The planners: a row each, with all that ``auto``, the driver and listings know of it.
 
-``auto`` asks the rows that go with a request, by tier and then in the order of the table (``solve.rounds``).
+``auto`` asks the rows that go with a request, by tier and then in the order of the table (``solve.tasks``).
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ class Proposal(NamedTuple):
     """An allocation with the schedules and the all-reduce settings to judge it under.
 
     ``fixed``: judge this schedule and no other, with the allocation's own recomputation; ``schedules`` then holds its
-    name. Rules other than ``synchronous`` always come with a fixed schedule. ``proven``: what the planner has proven
-    of all plans of the request by now. ``note``: what the planner has to say of its search by now, for ``why``.
+    name. Rules other than ``synchronous`` always come with a fixed schedule. ``proven``: a bound that the planner has
+    proven by now. ``note``: a remark on its search so far, for ``why``.
     """
 
     allocation: Allocation
@@ -39,7 +39,7 @@ class Proposal(NamedTuple):
 
 
 def recompute_variants(problem: Problem, allocation: Allocation, schedules: tuple[str, ...]) -> list[Allocation]:
-    """The allocation with recomputation where the request wants it, or where memory asks for it.
+    """Return the allocation with recomputation where the request wants it, or where memory asks for it.
 
     ``auto``: on the stages that hold no micro-batch without it; then also on those that hold fewer than the
     schedules keep in flight.
@@ -73,7 +73,7 @@ def _recomputing(allocation: Allocation, numbers: set[int]) -> Allocation:
 
 
 def whole_backwards_bound_ns(problem: Problem, allocation: Allocation) -> int:
-    """No order of whole backwards takes less; cheap. Of several pipelines it says nothing: 0.
+    """Return a bound on every order of whole backwards, found quickly; 0 for several pipelines.
 
     A stage begins when the first forward has come to it, and its last gradient has to go back to the first stage; of
     replicas that take turns, one computes at least its share.
@@ -92,7 +92,7 @@ def whole_backwards_bound_ns(problem: Problem, allocation: Allocation) -> int:
 
 
 def unreachable(problem: Problem, allocation: Allocation) -> str | None:
-    """Which stages cannot talk to each other, as a sentence; None when all can."""
+    """Return which stages cannot reach each other, as a sentence; None when all can."""
     rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
     for number, stage in enumerate(allocation.stages):
         for direction in (0, 1):

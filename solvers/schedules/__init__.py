@@ -1,5 +1,5 @@
-"""A file per schedule, from a problem and an allocation to `Orders`; `catalogue.py` lists them.
+"""Schedules: plain functions from a problem and an allocation to ``Orders``; ``catalogue.SCHEDULES`` lists them.
 
 May import: `solvers.model`, `solvers.costs`, `solvers.judge`, `solvers.compiled`.
-Start reading at `catalogue.py`, then `early_backward.py`.
+Start reading at `catalogue.py`; `support/fitting.py` finds the candidate schedules of an allocation that fit in memory.
 """

@@ -1,27 +1,28 @@
 """A solve, on one page: rounds of tasks, done by workers, put together in the order of the tasks.
 
 Every task is one planner's search, or one attempt to improve or prove a plan, with a judge of its own (``judging``), as
-if it were run alone. Which tasks there are, and in which rounds, says ``rounds``; who does them, ``workers``; the best
-plan of all is the incumbent (``incumbent``), and ``proofs`` says when it is good enough.
+if it were run alone. ``tasks`` says which there are, and in which rounds; ``workers``, who does them; ``incumbent``,
+which plan is the best of all; ``proofs``, when it is good enough; ``why``, the sentence for the answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.explanation.what_if import Replan
+from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.options import checked
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Candidate, Progress, Result, Status
-from penstock.solvers.planners.catalogue import PLANNERS, Planner, resolve
+from penstock.solvers.planners.catalogue import PLANNERS, resolve
 from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.solve.incumbent import State
 from penstock.solvers.solve.judging import Judge
-from penstock.solvers.solve.limits import Deadline, Setting
-from penstock.solvers.solve.rounds import first_plan, rounds
-from penstock.solvers.solve.state import State
-from penstock.solvers.solve.tasks import Remedy, Task
+from penstock.solvers.solve.setting import Setting
+from penstock.solvers.solve.tasks import Remedy, Task, first_tasks, rounds
 from penstock.solvers.solve.why import why
 from penstock.solvers.solve.workers import Here, Workforce, is_small, workers_for
 
@@ -51,8 +52,11 @@ def solve(
     setting = Setting(problem, Deadline(time_limit_ns), gap, schedule, max_plans)
     state = State(setting, on_incumbent, on_progress)
     if row.asks_others and not is_small(problem):
-        first_plan(state, values)
-    with workers_for(setting, workers, one_planner=not row.asks_others) as workforce:
+        quick = State(replace(setting, first_feasible=True))
+        run(quick, [first_tasks(setting, values)], Here(quick.setting))
+        if quick.incumbent.best is not None:
+            state.offer(quick.incumbent.best)
+    with workers_for(state, workers, one_planner=not row.asks_others) as workforce:
         run(state, rounds(state, row, values), workforce)
         if state.best is None and state.shortage is not None and state.status is not Status.TIME_LIMIT:
             run(state, [[Remedy(row.name, values, feasible)]], workforce)
@@ -93,15 +97,11 @@ def replanned_by(planner: str, max_plans: int) -> Replan:
 
     def replan(problem: Problem) -> Candidate | None:
         with suppress(UnsupportedRequest):  # what the planner cannot take has no plan of it
-            return _replanned(problem, row, max_plans)
+            if row.proposals is None:
+                return solve(problem, row.name, max_plans=max_plans).best
+            judge = Judge(Setting(problem, max_plans=max_plans))
+            judge.judge_all(row.name, row.proposals(problem, checked(row.name, row.options, {})))
+            return judge.best
         return None
 
     return replan
-
-
-def _replanned(problem: Problem, row: Planner, max_plans: int) -> Candidate | None:
-    if row.proposals is None:
-        return solve(problem, row.name, max_plans=max_plans).best
-    judge = Judge(Setting(problem, max_plans=max_plans))
-    judge.judge_all(row.name, row.proposals(problem, checked(row.name, row.options, {})))
-    return judge.best

@@ -1,37 +1,35 @@
-"""The incumbent: the best plan so far.
+"""What a solve knows: the incumbent (the best plan so far), what is proven, and what kept others from being plans.
 
-Ties: time per global batch, fewest devices, then the allocation's layers and devices, then fewest warm-up forwards,
-then the plan that was offered first.
+Ties between plans: time per global batch, fewest devices, then the allocation's layers and devices, then fewest warm-up
+forwards, then the plan that was offered first.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Generic, NamedTuple, TypeVar
 
+from penstock.schemas.coverage import Covers
+from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
+from penstock.schemas.program import INPUT
+from penstock.solvers.bounds.feasibility import Proof, proof_of_infeasibility
+from penstock.solvers.bounds.schedule_bound import schedule_bound
+from penstock.solvers.costs.memory import largest_shortage
+from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation
-from penstock.solvers.model.schedule import Orders, Schedule
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Bound, Candidate, Progress, Result, Shortage, Status
+from penstock.solvers.model.schedule import Orders, Schedule, kinds_of
+from penstock.solvers.model.timeline import Timeline
+from penstock.solvers.model.update_rules import UpdateRule
+from penstock.solvers.solve.encoding import encoded
+from penstock.solvers.solve.proofs import Proofs
+from penstock.solvers.solve.setting import Setting
+from penstock.solvers.verify.verifier import verify
 
 Key = tuple[int, int, tuple[object, ...], int, str]
-
-
-class Plan(Protocol):
-    """A timed plan."""
-
-    @property
-    def allocation(self) -> Allocation:
-        """Its stages."""
-
-    @property
-    def schedule(self) -> Schedule:
-        """Its orders or its pattern."""
-
-    @property
-    def value_ns(self) -> int:
-        """Its time per global batch."""
-
-
-P = TypeVar("P", bound=Plan)
 
 
 def key_of(value_ns: int, allocation: Allocation, schedule: Schedule) -> Key:
@@ -40,6 +38,52 @@ def key_of(value_ns: int, allocation: Allocation, schedule: Schedule) -> Key:
     used = len({d for s in allocation.stages for d in s.devices})
     warmup = sum(schedule.warmup) if isinstance(schedule, Orders) else 0
     return value_ns, used, (stages, allocation.num_micro_batches), warmup, schedule.name
+
+
+@dataclass(slots=True)
+class Found:
+    """A plan that fits, with its simulated time; its timeline stays in the process that simulated it."""
+
+    planner: str
+    allocation: Allocation
+    schedule: Schedule
+    value_ns: int
+    overlap: bool
+    update_rule: UpdateRule
+    timeline: Timeline | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, candidate: Candidate) -> Found:
+        """Return a simulated plan with its timeline."""
+        c = candidate
+        return cls(c.planner, c.allocation, c.schedule, c.value_ns, c.overlap_all_reduce, c.update_rule, c.timeline)
+
+    def __reduce__(self) -> tuple[type[Found], tuple[object, ...]]:
+        return Found, (self.planner, self.allocation, self.schedule, self.value_ns, self.overlap, self.update_rule)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is anything but a flushed step of several pipelines, or one with split backwards."""
+        if self.update_rule != "synchronous" or not isinstance(self.schedule, Orders):
+            return True
+        return len(self.allocation.pipelines) == 1 and INPUT not in kinds_of(self.schedule)
+
+    def candidate(self, problem: Problem) -> Candidate:
+        """Return the plan with its timeline, which is simulated once in a process.
+
+        Raises ``InvalidPlan`` where that is not what another process has found (our bug).
+        """
+        if self.timeline is None:
+            how = self.allocation, self.schedule
+            timeline = simulate(problem, *how, overlap=self.overlap, update_rule=self.update_rule)
+            slower = timeline.time_per_global_batch_ns != self.value_ns
+            if slower or largest_shortage(problem, self.allocation, timeline):
+                raise InvalidPlan(f"a plan of {self.planner!r} is slower or larger than its own process has found")
+            self.timeline = timeline
+        return Candidate(self.planner, self.allocation, self.schedule, self.timeline, self.overlap, self.update_rule)
+
+
+P = TypeVar("P", Found, Candidate)
 
 
 @dataclass
@@ -60,3 +104,217 @@ class Incumbent(Generic[P]):
             return False
         self.best, self._key = plan, key
         return True
+
+
+class Closing(NamedTuple):
+    """A bound on every schedule of a plan's allocation with operations of these kinds."""
+
+    plan: Found
+    bound: Bound
+
+    def covers(self, candidate: Candidate) -> bool:
+        """Return whether a plan has one of those schedules."""
+        own, other = self.plan, Found.of(candidate)
+        if not (isinstance(own.schedule, Orders) and isinstance(other.schedule, Orders)):
+            return False
+        same = (own.allocation, own.overlap, own.update_rule) == (other.allocation, other.overlap, other.update_rule)
+        return same and kinds_of(own.schedule) == kinds_of(other.schedule)
+
+
+@dataclass
+class Obstacles:
+    """What kept proposals from becoming plans.
+
+    ``shortage``: the least of all shortages; ``disconnected`` and ``unpinned``: of the last proposal that devices do
+    not connect, or that breaks a pin; ``proposed``: whether there was any proposal.
+    """
+
+    shortage: Shortage | None = None
+    disconnected: str | None = None
+    unpinned: str | None = None
+    proposed: bool = False
+
+    def lacks(self, short: Shortage) -> None:
+        """Keep a shortage, if it is the least."""
+        if self.shortage is None or short.missing_bytes < self.shortage.missing_bytes:
+            self.shortage = short
+
+    def add(self, later: Obstacles) -> None:
+        """Keep those of a later task as well."""
+        if later.shortage is not None:
+            self.lacks(later.shortage)
+        self.disconnected = later.disconnected or self.disconnected
+        self.unpinned = later.unpinned or self.unpinned
+        self.proposed = self.proposed or later.proposed
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a task ended.
+
+    ``found`` and ``proven``: its best plan and its bounds, of all that it announced. ``closing``: what it has proven of
+    one allocation's schedules. ``unfinished``: it was cut off by a limit. ``note``: for ``why``. ``refused``: why it
+    cannot take the request. ``lost``: what ended its process. ``remedy``: what makes an infeasible request feasible.
+    """
+
+    found: Found | None = None
+    proven: tuple[Bound, ...] = ()
+    closing: Closing | None = None
+    obstacles: Obstacles = field(default_factory=Obstacles)
+    unfinished: bool = False
+    note: str = ""
+    refused: UnsupportedRequest | None = None
+    lost: str | None = None
+    remedy: str | None = None
+
+
+@dataclass
+class State:
+    """What is known so far, from all tasks.
+
+    ``on_incumbent`` is called with every better plan, ``on_progress`` also with bounds and the tasks at work.
+    ``plain``: the best of plain plans (``Found.plain``). ``lost``: tasks whose process died, and of what. ``remedy``:
+    what makes an infeasible request feasible. ``codec_note``: what codecs save.
+    """
+
+    setting: Setting
+    on_incumbent: Callable[[Candidate], None] | None = None
+    on_progress: Callable[[Progress], None] | None = None
+    best: Candidate | None = None
+    announced: Candidate | None = None
+    incumbent: Incumbent[Found] = field(default_factory=Incumbent)
+    plain: Incumbent[Found] = field(default_factory=Incumbent)
+    obstacles: Obstacles = field(default_factory=Obstacles)
+    closings: list[Closing] = field(default_factory=list)
+    unfinished: dict[str, None] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
+    refused: list[UnsupportedRequest] = field(default_factory=list)
+    remedy: str | None = None
+    codec_note: str = ""
+
+    def __post_init__(self) -> None:
+        self.proofs = Proofs(self.setting)
+
+    @property
+    def problem(self) -> Problem:
+        """The problem that is solved."""
+        return self.setting.problem
+
+    def take(self, name: str, outcome: Outcome) -> None:
+        """Take over what a task has found, proven or met; of plans that tie the earlier one stays."""
+        if outcome.unfinished:
+            self.unfinished[name] = None
+        if outcome.lost is not None:
+            self.lost[name] = outcome.lost
+        if outcome.note:
+            self.notes[name] = outcome.note
+        if outcome.closing is not None:
+            self.closings.append(outcome.closing)
+        if outcome.refused is not None:
+            self.refused.append(outcome.refused)
+        self.remedy = self.remedy or outcome.remedy
+        self.obstacles.add(outcome.obstacles)
+        for bound in outcome.proven:
+            self.proofs.add(bound)
+        if outcome.found is not None:
+            self.offer(outcome.found)
+
+    def offer(self, found: Found) -> None:
+        """Make a plan the incumbent if it is better."""
+        if found.plain:
+            self.plain.offer(found)
+        if self.incumbent.offer(found):
+            self.best = found.candidate(self.problem)
+            self._announce(self.best)
+
+    def announce(self, found: Found) -> None:
+        """Pass on a plan that is better than all that were passed on, before it is its task's turn to be taken."""
+        if self.announced is None or found.value_ns < self.announced.value_ns:
+            self._announce(found.candidate(self.problem))
+
+    def _announce(self, plan: Candidate) -> None:
+        if self.announced is None or plan.value_ns < self.announced.value_ns:
+            self.announced = plan
+            if self.on_incumbent is not None:
+                self.on_incumbent(plan)
+
+    def report(self, proven: Iterable[Bound], working: tuple[str, ...]) -> None:
+        """Report progress; ``proven``: bounds that are not taken yet."""
+        if self.on_progress is not None:
+            value_ns = None if self.announced is None else self.announced.value_ns
+            self.on_progress(Progress(value_ns, self.proofs.on_every_plan(proven), working))
+
+    @property
+    def shares_times(self) -> bool:
+        """Whether tasks may know each other's best time: not where the answer might depend on when it was known."""
+        return self.setting.gap == 0 and self.setting.max_plans is None and not self.setting.first_feasible
+
+    @property
+    def shared_ns(self) -> int | None:
+        """The least time known, where times are shared."""
+        return None if self.announced is None or not self.shares_times else self.announced.value_ns
+
+    @property
+    def done(self) -> bool:
+        """Whether no better plan like the incumbent is needed."""
+        return self.proofs.reached(self.best)
+
+    def enough(self, plans: Covers | None) -> bool:
+        """Return whether no search for a class of plans is needed."""
+        return self.proofs.spare(self.best, plans)
+
+    def choose_codecs(self) -> None:
+        """Encode the incumbent's tensors where that saves time in the simulation."""
+        if self.best is None or not self.problem.codec:
+            return
+        found = encoded(self.problem, self.best, lambda: self.setting.deadline.passed)
+        if found is not None:
+            self.best, self.codec_note = found
+            self._announce(self.best)
+
+    @cached_property
+    def refuted(self) -> Proof | None:
+        """The proof that there is no plan, looked for when none was found."""
+        return None if self.best is not None else proof_of_infeasibility(self.problem)
+
+    @property
+    def status(self) -> Status:
+        """That of a solve without a plan: ``infeasible`` with a proof only, also where a limit came first."""
+        if self.refuted is not None:
+            return Status.INFEASIBLE
+        return Status.TIME_LIMIT if self.unfinished else Status.NONE_FOUND
+
+    @property
+    def shortage(self) -> Shortage | None:
+        """What the nearest plan lacks, where there is no plan, with the remedy if one was found."""
+        short = self.obstacles.shortage or (None if self.refuted is None else self.refuted.shortage)
+        return short and replace(short, remedy=self.remedy)
+
+    def result(self, why: str) -> Result:
+        """Return the answer. Raises ``InvalidPlan`` where the verifier refuses the incumbent (our bug)."""
+        unfinished, seconds = tuple(self.unfinished), self.setting.deadline.seconds
+        if self.best is None:
+            return Result(self.status, why, None, (), self.shortage, seconds, unfinished)
+        best = self.best
+        faults = verify(
+            self.problem,
+            best.allocation,
+            best.schedule,
+            best.timeline,
+            overlap=best.overlap_all_reduce,
+            update_rule=best.update_rule,
+        )
+        if faults:
+            raise InvalidPlan(f"planner {best.planner!r} made a plan that does not verify: " + "; ".join(faults[:3]))
+        analytic = schedule_bound(
+            self.problem, best.allocation, best.schedule, best.update_rule, best.overlap_all_reduce
+        )
+        closed = [closing.bound for closing in self.closings if closing.covers(best)]
+        own = max((analytic, *closed), key=lambda bound: bound.bound_ns)
+        bounds = (*self.proofs.shown(best), own)
+        # A steady state whose cycle is longer than what was measured may be averaged a little too fast.
+        sound = all(best.value_ns >= bound.bound_ns for bound in bounds)
+        optimal = sound and best.value_ns <= bounds[0].bound_ns + bounds[0].tolerance_ns
+        status = Status.OPTIMAL if optimal else Status.FEASIBLE
+        return Result(status, why, best, bounds, None, self.setting.deadline.seconds, unfinished)

@@ -6,7 +6,7 @@ Every time comes from the simulator; a planner's own estimate decides only what 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.solvers.costs.memory import largest_shortage
@@ -23,10 +23,9 @@ from penstock.solvers.planners.proposal import Proposal, recompute_variants, unr
 from penstock.solvers.schedules.catalogue import ScheduleRow, schedule_row
 from penstock.solvers.schedules.support.drafts import Draft, drafts
 from penstock.solvers.schedules.support.fitting import Vector, lowered, may_lack
-from penstock.solvers.solve.incumbent import Incumbent, key_of
-from penstock.solvers.solve.limits import Setting
-from penstock.solvers.solve.outcome import Found, Obstacles, Outcome
+from penstock.solvers.solve.incumbent import Found, Incumbent, Obstacles, Outcome, key_of
 from penstock.solvers.solve.proofs import Proofs
+from penstock.solvers.solve.setting import Setting
 
 MOST_FUTILE = 16
 """Micro-batches fewer in flight, one after the other, that save no memory: then something else takes it."""
@@ -45,30 +44,6 @@ class Link(Protocol):
         """Announce a bound that is higher than the task's last one on the same plans."""
 
 
-class Unheard:
-    """A link that goes nowhere."""
-
-    def best_ns(self) -> int | None:
-        """Return None: no other task is known."""
-        return None
-
-    def found(self, found: Found) -> None:
-        """Do nothing."""
-
-    def proven(self, bound: Bound) -> None:
-        """Do nothing."""
-
-
-class Attempt(NamedTuple):
-    """A plan that is not simulated yet."""
-
-    planner: str
-    allocation: Allocation
-    schedule: Schedule
-    overlap: bool
-    update_rule: UpdateRule
-
-
 class Judge:
     """Judges one task's proposals in their order; keeps the best plan that fits, and what kept others from being plans.
 
@@ -81,8 +56,8 @@ class Judge:
         self, setting: Setting, link: Link | None = None, ceiling_ns: Callable[[], int | None] | None = None
     ) -> None:
         self.setting, self.problem = setting, setting.problem
-        self.link: Link = link or Unheard()
-        self.ceiling_ns = ceiling_ns or self.link.best_ns
+        self.link = link
+        self.ceiling_ns = ceiling_ns or (lambda: None if link is None else link.best_ns())
         self.incumbent, self.proofs, self.obstacles = Incumbent[Candidate](), Proofs(setting), Obstacles()
         self.judged, self.note, self.unfinished = 0, "", False
         self._limit: int | None = None
@@ -110,19 +85,18 @@ class Judge:
             found=None if self.best is None else Found.of(self.best),
             proven=tuple(self.proofs.by_class.values()),
             obstacles=self.obstacles,
-            judged=self.judged,
             unfinished=self.unfinished,
             note=self.note,
         )
 
     def prove(self, bound: Bound) -> None:
         """Take a bound, and announce it if it is news."""
-        if self.proofs.add(bound):
+        if self.proofs.add(bound) and self.link is not None:
             self.link.proven(bound)
 
     def offer(self, plan: Candidate) -> None:
         """Take a simulated plan that fits, and announce it if it is the new incumbent."""
-        if self.incumbent.offer(plan):
+        if self.incumbent.offer(plan) and self.link is not None:
             self.link.found(Found.of(plan))
 
     def judge_all(self, planner: str, proposals: Iterable[Proposal]) -> None:
@@ -206,8 +180,8 @@ class Judge:
             except UnsupportedRequest as refused:  # the schedule does not order such stages
                 self.obstacles.disconnected = f"in the last one tried, {refused.detail}"
                 return None
-            plan = Attempt(planner, allocation, orders, overlap, "synchronous")
-            return self._accept(plan, memory=may_lack(self.problem, allocation, lower))
+            matters = may_lack(self.problem, allocation, lower)
+            return self._accept(planner, allocation, orders, overlap, "synchronous", memory=matters)
 
         patience = MOST_FUTILE if draft.row.fewer else 0
         short = lowered(self.problem, allocation, draft.warmup, attempt, patience)
@@ -220,8 +194,8 @@ class Judge:
             if not self._is_new((proposal.allocation, id(schedule), overlap, proposal.update_rule)):
                 return
             self._kept.append(schedule)
-            plan = Attempt(planner, proposal.allocation, schedule, overlap, proposal.update_rule)
-            short = self._accept(plan, memory=self.best is None)
+            plan = planner, proposal.allocation, schedule, overlap, proposal.update_rule
+            short = self._accept(*plan, memory=self.best is None)
             if short is not None:
                 self.obstacles.lacks(short)
 
@@ -233,30 +207,37 @@ class Judge:
         self._seen.add(mark)
         return True
 
-    def _accept(self, plan: Attempt, *, memory: bool) -> Shortage | None:
+    def _accept(
+        self,
+        planner: str,
+        allocation: Allocation,
+        schedule: Schedule,
+        overlap: bool,
+        update_rule: UpdateRule,
+        *,
+        memory: bool,
+    ) -> Shortage | None:
         """Simulate a plan and take it if it fits and is better; return the shortage when it does not fit.
 
         ``memory``: whether what it lacks has to be known of a plan that is not better.
         """
         self.judged += 1
-        how: dict[str, Any] = {"overlap": plan.overlap, "update_rule": plan.update_rule}
+        how: dict[str, Any] = {"overlap": overlap, "update_rule": update_rule}
         try:
-            value = makespan_ns(self.problem, plan.allocation, plan.schedule, **how)
+            value = makespan_ns(self.problem, allocation, schedule, **how)
         except InvalidPlan as error:
-            if not tied_sums(self.problem, plan.allocation, plan.update_rule):
+            if not tied_sums(self.problem, allocation, update_rule):
                 raise  # our bug: planners' orders run, but for ranks that wait for each other's sums of tied parameters
             words = f"{error.detail[0].lower()}{error.detail[1:].rstrip('.')}"
             self.obstacles.disconnected = f"in the last one tried, {words}"
             return None
-        better = self.incumbent.is_beaten_by(key_of(value, plan.allocation, plan.schedule))
+        better = self.incumbent.is_beaten_by(key_of(value, allocation, schedule))
         if not better and not memory:
             return None
-        timeline = simulate(self.problem, plan.allocation, plan.schedule, **how)
-        short = largest_shortage(self.problem, plan.allocation, timeline)
+        timeline = simulate(self.problem, allocation, schedule, **how)
+        short = largest_shortage(self.problem, allocation, timeline)
         if short is None and better:
-            self.offer(
-                Candidate(plan.planner, plan.allocation, plan.schedule, timeline, plan.overlap, plan.update_rule)
-            )
+            self.offer(Candidate(planner, allocation, schedule, timeline, overlap, update_rule))
         return short
 
 

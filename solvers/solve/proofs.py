@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from penstock.schemas.coverage import Covers
-from penstock.solvers.bounds.coverage import features_of_candidate
+from penstock.solvers.bounds.coverage import allowed, features_of_candidate
+from penstock.solvers.bounds.schedule_bound import request_bound
 from penstock.solvers.model.result import REQUEST_SCOPE, Bound, Candidate
-from penstock.solvers.solve.limits import Setting
+from penstock.solvers.solve.setting import Setting
 
 
 def shown(bounds: Sequence[Bound]) -> tuple[Bound, ...]:
@@ -26,6 +28,16 @@ class Proofs:
     by_class: dict[Covers, Bound] = field(default_factory=dict)
     _known: tuple[Candidate, Covers] | None = None
 
+    @cached_property
+    def every_plan(self) -> Bound:
+        """The bound on every plan of the request, from its work and its first micro-batch alone."""
+        return request_bound(self.setting.problem) if self.setting.whole is None else self.setting.whole
+
+    @cached_property
+    def allowed(self) -> Covers:
+        """The class of all plans that the request allows."""
+        return allowed(self.setting.problem)
+
     def add(self, bound: Bound) -> bool:
         """Take a bound, if it is higher than the known one on the same class; return whether it is."""
         known = self.by_class.get(bound.covers)
@@ -36,9 +48,8 @@ class Proofs:
 
     def on_every_plan(self, more: Iterable[Bound] = ()) -> Bound:
         """Return the highest bound on every plan of the request; ``more``: bounds that are not taken yet."""
-        setting = self.setting
-        known = [bound for bound in (*self.by_class.values(), *more) if setting.allowed <= bound.covers]
-        return max((setting.every_plan, *known), key=lambda bound: bound.bound_ns)
+        known = [bound for bound in (*self.by_class.values(), *more) if self.allowed <= bound.covers]
+        return max((self.every_plan, *known), key=lambda bound: bound.bound_ns)
 
     def shown(self, best: Candidate) -> tuple[Bound, ...]:
         """Return the bound on every plan of the request, then a higher one that covers the plan, if there is one.
@@ -65,12 +76,10 @@ class Proofs:
         """
         if best is None or self.setting.first_feasible:
             return best is not None
-        setting, own = self.setting, self._features(best)
-        wanted = setting.allowed if plans is None else plans
-        sparing = [bound for bound in (setting.every_plan, *self.by_class.values()) if wanted <= bound.covers]
-        return any(
-            best.value_ns <= bound.bound_ns * (1.0 + (setting.gap if own <= bound.covers else 0.0)) for bound in sparing
-        )
+        gap, own = self.setting.gap, self._features(best)
+        wanted = self.allowed if plans is None else plans
+        sparing = [bound for bound in (self.every_plan, *self.by_class.values()) if wanted <= bound.covers]
+        return any(best.value_ns <= bound.bound_ns * (1.0 + (gap if own <= bound.covers else 0.0)) for bound in sparing)
 
     def _features(self, plan: Candidate) -> Covers:
         """Return the plan's features, found once for the incumbent."""

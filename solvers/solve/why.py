@@ -15,7 +15,7 @@ from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.slices import row_classes
 from penstock.solvers.schedules.catalogue import SCHEDULES
 from penstock.solvers.schedules.early_backward import ACR_THRESHOLD, activation_communication_ratio
-from penstock.solvers.solve.state import State
+from penstock.solvers.solve.incumbent import State
 
 SHOWN = 8
 HINTED_BY, HINT_PLANS = "relax", 4

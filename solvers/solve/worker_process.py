@@ -1,4 +1,4 @@
-"""A worker process of a solve: takes tasks from its parent and does them, until the parent ends it or dies.
+"""A worker process of a solve: it does its parent's tasks, until the parent ends it or dies.
 
 In: a task with its number, or the best time known. Out: ``(number, Found | Bound | Outcome | Crash)``. On Linux the
 kernel kills it when its parent's thread dies (``PR_SET_PDEATHSIG``); elsewhere it ends when it next reads or writes.
@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 from penstock.solvers.model.result import Bound
-from penstock.solvers.solve.limits import Setting
-from penstock.solvers.solve.outcome import Found
+from penstock.solvers.solve.incumbent import Found
+from penstock.solvers.solve.setting import Setting
 
 _PR_SET_PDEATHSIG = 1
 
@@ -29,7 +29,7 @@ class Crash(NamedTuple):
 
 
 def end_with(parent: int) -> None:
-    """Die with the process that started us, and leave Ctrl-C to it."""
+    """End this process when its parent dies, and leave Ctrl-C to the parent."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -44,22 +44,22 @@ class PipeLink:
         self._pipe, self._number, self._best_ns = pipe, number, best_ns
 
     def best_ns(self) -> int | None:
-        """What the parent said last."""
+        """Return the least time that the parent has sent."""
         while self._pipe.poll():
             self._best_ns = self._pipe.recv()
         return self._best_ns
 
     def found(self, found: Found) -> None:
-        """Tell the parent."""
+        """Send a plan to the parent."""
         self._pipe.send((self._number, found))
 
     def proven(self, bound: Bound) -> None:
-        """Tell the parent."""
+        """Send a bound to the parent."""
         self._pipe.send((self._number, bound))
 
 
 def serve(pipe: Connection, setting: Setting) -> None:
-    """Do what comes until the pipe is closed."""
+    """Do the tasks that come, until the pipe is closed."""
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             message = pipe.recv()
@@ -76,7 +76,7 @@ def serve(pipe: Connection, setting: Setting) -> None:
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Serve as a fresh interpreter; the setting comes first."""
+    """Serve in a fresh interpreter; the setting is the first message."""
     end_with(parent)
     with Connection(descriptor) as pipe:
         serve(pipe, pipe.recv())

@@ -23,10 +23,9 @@ from typing import Protocol
 from penstock.solvers.model.micro_batches import candidates
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound
-from penstock.solvers.solve.limits import Setting
-from penstock.solvers.solve.outcome import Found, Outcome
+from penstock.solvers.solve.incumbent import Found, Outcome, State
 from penstock.solvers.solve.processors import available_processors
-from penstock.solvers.solve.state import State
+from penstock.solvers.solve.setting import Setting
 from penstock.solvers.solve.tasks import Ask, Prove, Remedy, Task
 from penstock.solvers.solve.worker_process import Crash, end_with, serve
 
@@ -77,7 +76,7 @@ class Round:
             self._proven[number] = (*self._proven.get(number, ()), news)
         else:
             self._found[number] = news
-            if self.state.setting.shares_times or number == self._next:
+            if self.state.shares_times or number == self._next:
                 self.state.announce(news)
         self._report()
 
@@ -132,13 +131,14 @@ def is_small(problem: Problem) -> bool:
     return problem.num_layers * problem.num_devices * len(candidates(problem)) <= SMALL
 
 
-def workers_for(setting: Setting, workers: int | None, *, one_planner: bool) -> Workforce:
+def workers_for(state: State, workers: int | None, *, one_planner: bool) -> Workforce:
     """Return who does the tasks; ``workers``: processes, by default as many as processors."""
-    most = 1 if one_planner else MOST_WORKERS
-    number = min(available_processors() if workers is None else workers, most)
-    if is_small(setting.problem) or not sys.executable or (number == 1 and not setting.deadline.limited):
-        return Here(setting)
-    return Workers(setting, number)
+    if is_small(state.problem) or not sys.executable:
+        return Here(state.setting)
+    number = min(available_processors() if workers is None else workers, 1 if one_planner else MOST_WORKERS)
+    if number == 1 and not state.setting.deadline.limited:
+        return Here(state.setting)
+    return Workers(replace(state.setting, whole=state.proofs.every_plan), number)
 
 
 @dataclass
@@ -199,7 +199,6 @@ class Workers:
     _staff: list[_Worker] = field(default_factory=list)
 
     def __enter__(self) -> Workers:
-        assert self.setting.every_plan is not None  # found here, so that processes need not find it again
         for _ in range(self.number):
             self._start()
         return self

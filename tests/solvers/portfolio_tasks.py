@@ -11,9 +11,9 @@ from pathlib import Path
 from penstock.schemas.coverage import Covers
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.model.result import Bound
+from penstock.solvers.solve.incumbent import Found, Obstacles, Outcome
 from penstock.solvers.solve.judging import Link
-from penstock.solvers.solve.limits import Setting
-from penstock.solvers.solve.outcome import Found, Obstacles, Outcome
+from penstock.solvers.solve.setting import Setting
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,6 @@ class Late:
         return Outcome(
             best,
             () if self.proven is None else (self.proven,),
-            judged=len(self.plans),
             obstacles=Obstacles(proposed=True),
         )
 

@@ -14,8 +14,8 @@ from penstock.solvers.model.problem import Pin
 from penstock.solvers.model.result import Candidate
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.solve.driver import solve
-from penstock.solvers.solve.limits import Setting
 from penstock.solvers.solve.proofs import Proofs
+from penstock.solvers.solve.setting import Setting
 
 OTHER_KINDS = "hetpipe,zero-bubble,chimera"
 """Planners of several pipelines or split backwards, which neither min_slice nor ``exact`` speaks of."""

@@ -25,7 +25,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, Candidate
 from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.solve.judging import Judge
-from penstock.solvers.solve.limits import Setting
+from penstock.solvers.solve.setting import Setting
 
 PLANNED = ("dapple", "spp", "spread", "gpipe")
 

@@ -29,7 +29,7 @@ from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.schedules.support.fitting import Trial, best_order
 from penstock.solvers.solve.driver import solve
 from penstock.solvers.solve.judging import Judge
-from penstock.solvers.solve.limits import Setting
+from penstock.solvers.solve.setting import Setting
 
 NEVER = 2**60
 
@@ -217,10 +217,10 @@ def test_a_search_yields_ever_better_plans(planner: str) -> None:
     assert judge.best is not None
     before = judge.best.value_ns
     values = []
-    for plan in search(problem, judge.best, 0.5, never):
-        assert isinstance(plan.schedule, Orders)
-        values.append(makespan_ns(problem, plan.allocation, plan.schedule))
-        bound = schedule_bound(problem, plan.allocation, plan.schedule)
+    for plan, orders, _overlap in search(problem, judge.best, 0.5, never):
+        assert isinstance(orders, Orders)
+        values.append(makespan_ns(problem, plan, orders))
+        bound = schedule_bound(problem, plan, orders)
         assert values[-1] >= bound.bound_ns
     assert values == sorted(set(values), reverse=True)
     assert all(value < before for value in values)

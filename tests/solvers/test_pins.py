@@ -18,7 +18,7 @@ from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.solve.driver import solve
 from penstock.solvers.solve.judging import Judge
-from penstock.solvers.solve.limits import Setting
+from penstock.solvers.solve.setting import Setting
 
 
 def pinned(*pins: tuple[int, int, set[int]], layers: int = 6, **changes: object) -> Problem:

@@ -14,6 +14,7 @@ from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.solvers.costs.shortages import shortage_of
 from penstock.solvers.improve.remedies import extended, remedies
 from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.micro_batches import candidates
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Candidate, Result, Status
@@ -22,9 +23,9 @@ from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.catalogue import PLANNERS, Planner
 from penstock.solvers.planners.proposal import unreachable, whole_backwards_bound_ns
 from penstock.solvers.solve.driver import run, solve
-from penstock.solvers.solve.limits import Deadline, Setting
-from penstock.solvers.solve.rounds import rounds
-from penstock.solvers.solve.state import State
+from penstock.solvers.solve.incumbent import State
+from penstock.solvers.solve.setting import Setting
+from penstock.solvers.solve.tasks import rounds
 from penstock.solvers.solve.workers import Here
 from penstock.solvers.verify.verifier import verify
 

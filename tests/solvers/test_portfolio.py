@@ -22,6 +22,7 @@ from problems import OF_ANY_TRAINER, make_problem
 
 from penstock.schemas.coverage import EVERY_PLAN
 from penstock.solvers.bounds.coverage import planned_apart
+from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import CLASS_SCOPE, REQUEST_SCOPE, SCHEDULE_SCOPE, Bound, Candidate, Progress, Status
 from penstock.solvers.model.update_rules import UpdateRule
@@ -29,9 +30,9 @@ from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.solve import workers as crew
 from penstock.solvers.solve.driver import run as run_rounds
 from penstock.solvers.solve.driver import solve
-from penstock.solvers.solve.limits import Deadline, Setting
-from penstock.solvers.solve.outcome import Found
-from penstock.solvers.solve.state import State
+from penstock.solvers.solve.incumbent import Found, State
+from penstock.solvers.solve.proofs import Proofs
+from penstock.solvers.solve.setting import Setting
 from penstock.solvers.solve.tasks import Ask
 from penstock.solvers.solve.workers import Here, Workers, Workforce
 
@@ -74,7 +75,7 @@ def run(state: State, tasks: Sequence[Any], workers: int) -> None:
 
 def bound_of(problem: Problem, bound_ns: int) -> Bound:
     """A bound on every plan of the request."""
-    return replace(Setting(problem).every_plan, bound_ns=bound_ns)
+    return replace(Proofs(Setting(problem)).every_plan, bound_ns=bound_ns)
 
 
 def plain(value: Any) -> Any:
@@ -90,7 +91,7 @@ def plain(value: Any) -> Any:
 
 def answer(state: State) -> tuple[object, ...]:
     best = None if state.best is None else plain(Found.of(state.best))
-    return best, tuple(state.proofs.by_class.values()), tuple(state.unfinished), state.judged
+    return best, tuple(state.proofs.by_class.values()), tuple(state.unfinished)
 
 
 def told(problem: Problem, bound_ns: int) -> Bound:

@@ -26,8 +26,8 @@ from penstock.solvers.schedules.support.drafts import drafts
 from penstock.solvers.schedules.v_shape import zb_v
 from penstock.solvers.schedules.zero_bubble import zb_h1
 from penstock.solvers.solve.driver import solve
-from penstock.solvers.solve.limits import Setting
-from penstock.solvers.solve.rounds import asked as asked_of
+from penstock.solvers.solve.setting import Setting
+from penstock.solvers.solve.tasks import asked as asked_of
 
 OPTIONS = (
     Option("by", "time", "help", choices=("time", "layers")),

@@ -28,9 +28,10 @@ from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.schedules.gpipe import gpipe
 from penstock.solvers.schedules.pipeline_execution import pipeline_execution
 from penstock.solvers.solve.driver import solve
+from penstock.solvers.solve.incumbent import State
 from penstock.solvers.solve.judging import Judge
-from penstock.solvers.solve.limits import Setting
-from penstock.solvers.solve.state import State
+from penstock.solvers.solve.proofs import Proofs
+from penstock.solvers.solve.setting import Setting
 
 INSTANCES = 200
 MODEL: dict[str, Any] = {"transfer": "spp", "all_reduce": "flat", "overlap_all_reduce": False, "bucket_bytes": 2**60}
@@ -172,7 +173,7 @@ def test_theorem_1_is_shown_where_nothing_says_more() -> None:
     shown = 0
     for seed in range(12):
         problem, _batch = random_problem(seed)
-        setting = Setting(problem, whole=replace(Setting(problem).every_plan, bound_ns=1))
+        setting = Setting(problem, whole=replace(Proofs(Setting(problem)).every_plan, bound_ns=1))
         judge, state = Judge(setting), State(setting)
         entry = PLANNERS["spp"]
         assert entry.proposals is not None

@@ -20,9 +20,9 @@ from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.schedules.periodic.eager import eager, noam
 from penstock.solvers.solve.driver import solve
+from penstock.solvers.solve.incumbent import Found
 from penstock.solvers.solve.judging import Judge
-from penstock.solvers.solve.limits import Setting
-from penstock.solvers.solve.outcome import Found
+from penstock.solvers.solve.setting import Setting
 from penstock.solvers.solve.tasks import Polish
 
 RULES: tuple[UpdateRule, ...] = ("weight_stashing", "double_buffered", "double_grouped")

@@ -37,7 +37,7 @@ from penstock.solvers.model.schedule import Pattern, PatternOperation
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.solve.judging import Judge
-from penstock.solvers.solve.limits import Setting
+from penstock.solvers.solve.setting import Setting
 from penstock.solvers.verify.verifier import verify
 
 Make = Callable[[random.Random, Problem], Allocation]

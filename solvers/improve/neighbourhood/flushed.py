@@ -46,25 +46,22 @@ CLOSING = 0.3
 SECOND = 1_000_000_000
 
 
-class Improved(NamedTuple):
-    """A plan that takes less time than the start, and whether its all-reduces overlap the last backward."""
+def search(
+    problem: Problem, start: Candidate, effort: float, stopped: Callable[[], bool]
+) -> Iterator[tuple[Allocation, Schedule, bool]]:
+    """Yield ever better plans than a flushed ``start``, and whether their all-reduces overlap the last backward.
 
-    allocation: Allocation
-    schedule: Schedule
-    overlap: bool
-
-
-def search(problem: Problem, start: Candidate, effort: float, stopped: Callable[[], bool]) -> Iterator[Improved]:
-    """Yield ever better plans than a flushed ``start``. ``effort`` is about seconds of one core, but counted."""
+    ``effort`` is about seconds of one core, but counted.
+    """
     value_ns = start.value_ns
     if isinstance(start.schedule, Orders):
         overlap = start.overlap_all_reduce
         for plan, better_ns in recuts(problem, start.allocation, start.schedule, overlap, value_ns, stopped):
             value_ns = better_ns
-            yield Improved(plan, start.schedule, overlap)
+            yield plan, start.schedule, overlap
     found = LargeNeighbourhoodSearch(problem, value_ns, int(effort * SECOND), stopped)
     for trial in found.run(start.allocation if is_movable(start.allocation) else None, start.schedule):
-        yield Improved(trial.allocation, trial.orders, problem.rules.overlap_all_reduce)
+        yield trial.allocation, trial.orders, problem.rules.overlap_all_reduce
 
 
 def is_movable(allocation: Allocation) -> bool:

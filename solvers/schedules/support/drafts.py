@@ -1,4 +1,4 @@
-"""Orders of a schedule for any allocation, as drafts: what they hold is known before they are built."""
+"""Candidate schedules of any allocation: the micro-batches that they keep in flight are known before they are built."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class Draft(NamedTuple):
 
     @property
     def row(self) -> ScheduleRow:
-        """What is known of its schedule."""
+        """The schedule's row in the catalogue."""
         return SCHEDULES[self.name]
 
     def orders(self, problem: Problem, allocation: Allocation) -> Orders:
-        """The order itself. Raises ``UnsupportedRequest`` where the schedule does not order such stages."""
+        """Return the order. Raise ``UnsupportedRequest`` where the schedule does not order such stages."""
         vector = {"warmup": self.warmup} if self.row.by_vector else {}
         orders = self.row.orders(problem, allocation, **vector, **dict(self.parameters))
         return recomputed(allocation, orders) if self.apart else orders
 
 
 def drafts(problem: Problem, allocation: Allocation, schedule: str, policy: str) -> list[Draft]:
-    """Every order of one schedule that is worth judging for an allocation, each once; none of one that needs a planner.
+    """Return every candidate order of a schedule for an allocation, each once; none of one that needs a planner.
 
     Where stages recompute, first with recomputations as operations of their own; these keep what they rebuild while
     they wait, so then also within the backwards. Raises ``UnsupportedRequest`` for a schedule that does not exist.

@@ -15,7 +15,7 @@ SINGLE = {"A": early.policy_a, "B": early.policy_b, "acr": early.by_acr, "pe": e
 
 
 def vectors_of(problem: Problem, allocation: Allocation, policy: str) -> list[tuple[int, ...]]:
-    """K-vectors of a policy; ``best``: P_A, P_B, two between them, and as many forwards as memory holds.
+    """Return the K-vectors of a policy; ``best``: P_A, P_B, two between them, and as many forwards as memory holds.
 
     ``near``: P_A, and one more forward.
     """

@@ -1,0 +1,28 @@
+"""What is asked of a solve, for all of its tasks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock.solvers.model.deadline import Deadline
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Bound
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all tasks of a solve have in common.
+
+    ``schedule``: the one that was asked for, or ``auto``. ``gap``: how far above a bound, relatively, a plan is good
+    enough. ``max_plans``: how many plans of one planner are judged; a count, so the answer is the same on every
+    machine. ``first_feasible``: stop at the first plan that fits. ``whole``: a bound on every plan of the request,
+    where it is known already.
+    """
+
+    problem: Problem
+    deadline: Deadline = field(default_factory=lambda: Deadline(None))
+    gap: float = 0.0
+    schedule: str = "auto"
+    max_plans: int | None = None
+    first_feasible: bool = False
+    whole: Bound | None = None
