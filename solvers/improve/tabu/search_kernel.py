@@ -25,20 +25,17 @@ from penstock.solvers.improve.tabu.path_kernel import (
     may_swap,
     prepare,
 )
+from penstock.solvers.judge.clocks.channels import EVENTS, NEVER
 from penstock.solvers.judge.clocks.events import run_events
-from penstock.solvers.judge.clocks.half_duplex import run_half
 from penstock.solvers.judge.clocks.ties import tied_starts
-from penstock.solvers.judge.clocks.worklist import run_in_order
+from penstock.solvers.judge.clocks.worklist import run_worklist
 from penstock.solvers.judge.operation_tables import LINES, STAGE
 
-EVENTS, FREE, FULL, HALF = 0, 1, 2, 3
-"""What times an order: the event heap; a worklist for private channels, by their kind."""
 TRIED = 4
 """Swaps that are tried for a move."""
 SHORTEST, TENURES = 3, 6
 """Moves for which a pair may not change back: 3 to 8."""
 MOST_KICKED = 16
-NEVER = 2**62
 
 
 @compiled
@@ -143,13 +140,10 @@ def swap(lanes: Any, search: Search, i: int) -> None:
 @compiled
 def judge(flows: Any, chains: Any, ties: Any, lanes: Any, update_ns: np.ndarray, clock: int) -> tuple[int, int, Run]:
     """The makespan of the lanes' order, NEVER if it cannot run, an operation that it waits for last, and all starts."""
-    if clock == HALF:
-        position, lane_ns, start, sent, order, bucket_start = run_half(flows, chains, lanes)
-    elif clock != EVENTS:
-        position, lane_ns, start, sent, order, bucket_start = run_in_order(flows, chains, lanes, clock == FULL, True)
-    else:
+    if clock == EVENTS:
         position, lane_ns, start, sent, order, bucket_start, tie_start = run_events(flows, chains, ties, lanes)
-    if clock != EVENTS:
+    else:
+        position, lane_ns, start, sent, order, bucket_start = run_worklist(flows, chains, lanes, clock, True)
         tie_start = tied_starts(chains, ties, lanes, lane_ns, bucket_start)
     value, last = _end(chains, ties, lanes, update_ns, position, lane_ns, bucket_start, tie_start)
     return value, last, Run(start, sent, order)
