@@ -41,7 +41,8 @@ def main() -> None:
     _speed("makespan, private full", makespan_ns, full, 100)
     _speed("the same, every curve kept", _with_curves, full, None)
     _speed("makespan, shared", makespan_ns, shared, 10)
-    _speed("makespan, private half", makespan_ns, half, 10)
+    _speed("makespan, private half", makespan_ns, half, 30)
+    _speed("starts, memory curves and use of every device, private half", simulate, half, 30)
     _speed("starts, memory curves and use of every device, shared", simulate, shared, None)
     _periodic()
     for stages, batches in ((16, 64), (64, 256)):

@@ -25,10 +25,10 @@ MICRO_BATCHES = 32
 FIRST_CALL = """
 import time
 from penstock.solvers import warm
-from penstock.solvers.registry import PLANNERS
+from penstock.solvers.solve.driver import solve
 problem = warm._toy(True, "half")
 began = time.process_time()
-PLANNERS["spp"].solve(problem)
+solve(problem, "spp")
 print(time.process_time() - began)
 """
 

@@ -65,17 +65,17 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
-from penstock.schemas.program import BACKWARD
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import context_bytes, weight_bytes
+from penstock.solvers.judge.clocks.channels import EVENTS, FREE, FULL, HALF
 from penstock.solvers.judge.clocks.events import run_events
 from penstock.solvers.judge.clocks.ties import tied_starts
-from penstock.solvers.judge.clocks.worklist import run_in_order
+from penstock.solvers.judge.clocks.worklist import run_worklist
 from penstock.solvers.judge.deadlock import deadlock
 from penstock.solvers.judge.lanes import Lanes, Times, make_lanes
 from penstock.solvers.judge.listing_kernel import gradient_ends, most_in_flight, operation_ends, transfer_list
 from penstock.solvers.judge.memory_curve import MemoryProfile, Spans
-from penstock.solvers.judge.operation_tables import DURATION, LINES, Tables, cost_tables
+from penstock.solvers.judge.operation_tables import DURATION, FLOW, LINES, Tables, cost_tables
 from penstock.solvers.judge.shared_processor import sharing_makespan_ns, simulate_sharing
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
@@ -211,28 +211,37 @@ def _judged(
 
 
 def _run(tables: Tables, lanes: Lanes, record: bool) -> Ran:
-    """As the fastest kernel has it; without ``record`` starts are left out where no events were needed."""
+    """Times by the fastest clock; without ``record`` starts are left out where no events were needed."""
     flows, chains, ties, arrays = tables.flows, tables.chains, tables.ties, lanes.arrays
-    if goes_in_order(tables, lanes):
-        queued = tables.problem.rules.channel == "full"
-        position, lane_ns, start, sent, order, bucket_start = run_in_order(flows, chains, arrays, queued, record)
-        tie_start = tied_starts(chains, ties, arrays, lane_ns, bucket_start)
-    else:
+    clock = clock_for(tables, lanes)
+    if clock == EVENTS:
         position, lane_ns, start, sent, order, bucket_start, tie_start = run_events(flows, chains, ties, arrays)
+    else:
+        position, lane_ns, start, sent, order, bucket_start = run_worklist(flows, chains, arrays, clock, record)
+        tie_start = tied_starts(chains, ties, arrays, lane_ns, bucket_start)
     if (position < arrays.lane_start[1:]).any():
         raise InvalidPlan(deadlock(tables, lanes, position))
     return Ran(Times(start, sent, order), lane_ns, bucket_start, tie_start)
 
 
-def goes_in_order(tables: Tables, lanes: Lanes) -> bool:
-    """Whether channels carry transfers in program order, and no step waits (no ties: what sends takes time)."""
+def clock_for(tables: Tables, lanes: Lanes) -> int:
+    """The kind of private channels that a worklist can time these rows on; EVENTS where only the event heap can.
+
+    A worklist needs private channels, one lane per stage, and no steps that wait; on channels that carry one transfer
+    at a time also that whatever sends takes time, so that no two transfers are ready on one channel at once.
+    """
     rules = tables.problem.rules
-    if rules.shared or rules.channel == "half" or not lanes.one_lane_per_stage:
-        return False
+    if rules.shared or not lanes.one_lane_per_stage:
+        return EVENTS
     if tables.periodic and (len(tables.chains.bucket_ns) or tables.sums):
-        return False
-    durations = lanes.arrays.table.reshape(len(lanes.slot_stage), STEP + 1, 2, -1)[:, : BACKWARD + 1, :, DURATION]
-    return rules.channel == "none" or bool((durations > 0).all())
+        return EVENTS
+    if rules.channel == "none":
+        return FREE
+    table = lanes.arrays.table
+    at_once = (table[:, FLOW] >= 0) & (table[:, DURATION] == 0)
+    if at_once.any() and at_once[lanes.arrays.row].any():
+        return EVENTS
+    return HALF if rules.channel == "half" else FULL
 
 
 def _ends(tables: Tables, lanes: Lanes, ran: Ran, unrolled: Unrolled | None) -> Ends:

@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from penstock.schemas.program import KINDS, LOOK_AHEAD, WORDS
+from penstock.solvers.compiled.decorators import compiled, inner, loop
 
 _F, _B, _I, _W, _R = range(len(KINDS))
 _SEND_F, _RECV_F, _SEND_B, _RECV_B, _LOCAL_F, _LOCAL_B = (
@@ -95,7 +95,7 @@ SEAT = -2
 """A rank that waits at seat i has ``SEAT - i`` in ``waiting``."""
 
 
-@njit(cache=True)
+@compiled
 def emit(wiring: Wiring, rank: int, operations: Any, updates: Any, out: Any) -> int:
     """Write the program of a rank that runs ``operations`` (n, 3); returns how many instructions it has.
 
@@ -136,7 +136,7 @@ def emit(wiring: Wiring, rank: int, operations: Any, updates: Any, out: Any) -> 
     return count
 
 
-@njit(cache=True)
+@compiled
 def _posts(held_of: Any, operations: Any, base: int, num_held: int) -> Any:
     """Before which operation each one's receives are posted; -1: it has none."""
     n = len(operations)
@@ -151,7 +151,7 @@ def _posts(held_of: Any, operations: Any, base: int, num_held: int) -> Any:
     return post
 
 
-@njit(cache=True, inline="always")
+@inner
 def _put(word: int, stage: int, number: int, channel: int, count: int, out: Any) -> int:
     if len(out):
         out[count, 0] = word
@@ -161,7 +161,7 @@ def _put(word: int, stage: int, number: int, channel: int, count: int, out: Any)
     return count + 1
 
 
-@njit(cache=True, inline="always")
+@inner
 def _carries(ends: Any, end: int, m: int, per_batch: int, first_class: int) -> Any:
     """Whether an end exchanges anything of micro-batch ``m``."""
     if ends[end, END_ROWS + (1 if m % per_batch >= first_class else 0)] == 0:
@@ -169,12 +169,41 @@ def _carries(ends: Any, end: int, m: int, per_batch: int, first_class: int) -> A
     return ends[end, END_MODULUS] == 1 or m % ends[end, END_MODULUS] == ends[end, END_TURN]
 
 
-@njit(cache=True, inline="always")
+@inner
 def _slot(ends: Any, end: int, m: int) -> Any:
     return ends[end, END_SLOT] + (m if ends[end, END_MODULUS] == 1 else m // ends[end, END_MODULUS])
 
 
-@njit(cache=True)
+class Run(NamedTuple):
+    """Where all programs stand; R ranks, H held stages, seats as in ``Wiring``.
+
+    ``at`` (R,) the next instruction; ``waiting`` (R,) for which of its ends, or at which seat, a rank waits, or -1;
+    ``taken`` how often each seat was, ``left`` how often it was waited for to the end. ``done`` (H, M): a bit for each
+    operation that ran; ``made`` (H, 2): backwards, and steps; ``reduced``: 1 a bucket is begun, 2 it is over.
+    ``slots``: what has been sent and posted; ``sequence`` of each message in its pair, ``counts`` (pairs, 2) of both
+    sides. Ranks in the ``queue``, from where up to where in ``cursor``. ``book`` (R + 1, 3): first of a rank's receives
+    that may be open at once, how many are, whether it is in the queue; ``opened``: ends and micro-batches.
+    """
+
+    at: np.ndarray
+    waiting: np.ndarray
+    taken: np.ndarray
+    left: np.ndarray
+    done: np.ndarray
+    made: np.ndarray
+    reduced: np.ndarray
+    slots: np.ndarray
+    sequence: np.ndarray
+    counts: np.ndarray
+    queue: np.ndarray
+    cursor: np.ndarray
+    book: np.ndarray
+    opened: np.ndarray
+    rendezvous: bool
+    ordered: bool
+
+
+@compiled
 def advance(
     wiring: Wiring, codes: Any, starts: Any, rendezvous: bool, ordered: bool, at: Any, waiting: Any, taken: Any
 ) -> tuple[int, int, int]:
@@ -185,206 +214,121 @@ def advance(
     ``at`` (R) tells where each rank stopped, ``waiting`` (R) for which of its ends, or at which seat, or -1; ``taken``
     (seats) how often each seat was taken.
     """
-    held_of, held, ends = wiring.held_of, wiring.held, wiring.ends
-    per_batch, first_class = wiring.per_batch, wiring.first_class
-    ranks, num_stages = held_of.shape
-    done = np.zeros((len(held), wiring.num_micro_batches), np.uint8)
-    made = np.zeros((len(held), 2), np.int64)
-    reduced = np.zeros(len(wiring.sources), np.uint8)
-    left = np.zeros(len(taken), np.int64)
-    slots = np.zeros(wiring.num_slots, np.uint8)
-    sequence = np.zeros(wiring.num_slots if ordered else 0, np.int32)
-    counts = np.zeros((wiring.num_pairs, 2), np.int64)
-    queue, cursor = np.arange(ranks), np.array([0, ranks])
+    ranks, num_held = len(wiring.held_of), len(wiring.held)
     book = _new_book(codes, starts)
-    opened = np.empty((book[ranks, _OPEN_FIRST], 2), np.int32)
     at[:] = starts[:-1]
     waiting[:] = -1
     taken[:] = 0
-    while cursor[0] != cursor[1]:
-        rank = queue[cursor[0] % ranks]
-        cursor[0] += 1
-        book[rank, _QUEUED] = 0
-        channel_0, channels = wiring.first[rank, 1], wiring.first[rank + 1, 1]
-        while at[rank] < starts[rank + 1]:
-            i = at[rank]
-            word, stage, m = codes[i, 0], codes[i, 1], codes[i, 2]
-            if stage >= num_stages or held_of[rank, stage] < 0:
-                return NOT_HELD, rank, -1
-            h = held_of[rank, stage]
-            if (word <= _R or word > _LOCAL_B) and codes[i, 3] != -1:
-                return BAD_CHANNEL, rank, -1
-            if word <= _R:
-                finding = _compute(held, done, made, h, word, m)
-                if finding == OK and word <= _I:
-                    direction = 0 if word == _F else 1
-                    expected = held[h, HELD_EXPECTED + 2 * direction + (1 if m % per_batch >= first_class else 0)]
-                    finding = _use(ends, slots, book, opened, waiting, rank, stage, direction, m, expected)
-                if finding == OK:
-                    done[h, m] |= 1 << word
-                    made[h, 0] += 1 if word in (_B, _W) else 0
-            elif word <= _LOCAL_B:
-                end = channel_0 + codes[i, 3]
-                inside = channel_0 <= end < channels and m < wiring.num_micro_batches
-                if (
-                    not inside
-                    or not _fits(ends, end, word, stage)
-                    or not _carries(ends, end, m, per_batch, first_class)
-                ):
-                    return BAD_CHANNEL, rank, -1
-                peer, other = ends[ends[end, END_PARTNER], END_RANK], ends[end, END_PARTNER]
-                finding = OK
-                if waiting[rank] != end:
-                    finding = _exchange(ends, slots, done, book, opened, rank, h, end, m)
-                    if finding == OK and peer != rank:
-                        if ordered and not _in_order(ends, slots, sequence, counts, end, m):
-                            return OUT_OF_ORDER, rank, sequence[_slot(ends, end, m)]
-                        if waiting[peer] == other:
-                            _wake(queue, cursor, book, peer)
-                if finding == OK:
-                    waits = rendezvous and ends[end, END_SENDS] == 1 and not slots[_slot(ends, end, m)] & _POSTED
-                    waiting[rank] = end if waits else -1
-                    finding = STUCK if waits else OK
-            elif word in (_REDUCE, _WAIT_REDUCE, _STEP, _VERSION):
-                finding = _update(wiring, made, reduced, h, word, m)
-                if finding == OK and word in (_REDUCE, _WAIT_REDUCE):
-                    seat = held[h, HELD_BUCKET] + m
-                    finding = _meet(
-                        wiring, taken, left, queue, cursor, book, waiting, rank, seat, word == _REDUCE, word != _REDUCE
-                    )
-                    if finding == OK:
-                        reduced[seat] += 1
-            elif word in (_REDUCE_SHARED, _NORM, _WAIT_NORM):
-                seat = _seat(wiring, rank, word, m)
-                if seat < 0:
-                    return BAD_BUCKET, rank, -1
-                takes = word != _WAIT_NORM and waiting[rank] != SEAT - seat
-                finding = _meet(wiring, taken, left, queue, cursor, book, waiting, rank, seat, takes, word != _NORM)
-            else:
-                finding = OK
+    run = Run(
+        at,
+        waiting,
+        taken,
+        np.zeros(len(taken), np.int64),
+        np.zeros((num_held, wiring.num_micro_batches), np.uint8),
+        np.zeros((num_held, 2), np.int64),
+        np.zeros(len(wiring.sources), np.uint8),
+        np.zeros(wiring.num_slots, np.uint8),
+        np.zeros(wiring.num_slots if ordered else 0, np.int32),
+        np.zeros((wiring.num_pairs, 2), np.int64),
+        np.arange(ranks),
+        np.array([0, ranks]),
+        book,
+        np.empty((book[ranks, _OPEN_FIRST], 2), np.int32),
+        rendezvous,
+        ordered,
+    )
+    return _run(wiring, codes, starts, run)
+
+
+@loop
+def _run(wiring: Wiring, codes: Any, starts: Any, run: Run) -> tuple[int, int, int]:
+    """Fetch, run, and go on with another rank where one has to wait."""
+    ranks = len(wiring.held_of)
+    while run.cursor[0] != run.cursor[1]:
+        rank = run.queue[run.cursor[0] % ranks]
+        run.cursor[0] += 1
+        run.book[rank, _QUEUED] = 0
+        while run.at[rank] < starts[rank + 1]:
+            i = run.at[rank]
+            finding = _instruction(wiring, run, rank, codes[i, 0], codes[i, 1], codes[i, 2], codes[i, 3])
             if finding == STUCK:
                 break
+            if finding == OUT_OF_ORDER:
+                end = wiring.first[rank, 1] + codes[i, 3]
+                return finding, rank, run.sequence[_slot(wiring.ends, end, codes[i, 2])]
             if finding != OK:
                 return finding, rank, -1
-            at[rank] += 1
+            run.at[rank] += 1
     for rank in range(ranks):
-        if at[rank] < starts[rank + 1]:
+        if run.at[rank] < starts[rank + 1]:
             return STUCK, rank, -1
-    return _left_over(wiring, done, made, slots, book, opened)
+    return _left_over(wiring, run)
 
 
-@njit(cache=True)
-def _seat(wiring: Wiring, rank: int, word: int, number: int) -> int:
-    """The rank's seat at a tie or at the norm; -1 where it has none."""
-    num_buckets, ranks = len(wiring.sources) - 1, len(wiring.held_of)
-    ties = (len(wiring.table) - num_buckets) // ranks - 1
-    if word == _REDUCE_SHARED and number >= ties:
-        return -1
-    seat = num_buckets + (rank * ties + number if word == _REDUCE_SHARED else ranks * ties + rank)
-    return seat if wiring.table[seat] >= 0 else -1
-
-
-@njit(cache=True)
-def _meet(
-    wiring: Wiring,
-    taken: Any,
-    left: Any,
-    queue: Any,
-    cursor: Any,
-    book: Any,
-    waiting: Any,
-    rank: int,
-    seat: int,
-    takes: bool,
-    waits: bool,
-) -> int:
-    """Take a seat, wait until all seats of the same thing have been taken as often, or both."""
-    table, bounds, seats, seat_rank = wiring.table, wiring.bounds, wiring.seats, wiring.seat_rank
-    low, high = bounds[table[seat]], bounds[table[seat] + 1]
-    if takes:
-        taken[seat] += 1
-        for k in range(low, high):
-            other = seat_rank[seats[k]]
-            if waiting[other] == SEAT - seats[k]:
-                _wake(queue, cursor, book, other)
-    waiting[rank] = -1
-    if waits:
-        if taken[seat] <= left[seat]:
-            return TOO_EARLY
-        for k in range(low, high):
-            if taken[seats[k]] <= left[seat]:
-                waiting[rank] = SEAT - seat
-                return STUCK
-        left[seat] += 1
+@inner
+def _instruction(wiring: Wiring, run: Run, rank: int, word: int, stage: int, number: int, channel: int) -> int:
+    """Run the next instruction of a rank: OK, STUCK where it has to wait, or what is wrong with it."""
+    if stage >= wiring.held_of.shape[1] or wiring.held_of[rank, stage] < 0:
+        return NOT_HELD
+    h = wiring.held_of[rank, stage]
+    if _R < word <= _LOCAL_B:
+        return _exchange_word(wiring, run, rank, h, word, stage, number, channel)
+    if channel != -1:
+        return BAD_CHANNEL
+    if word <= _R:
+        return _compute_word(wiring, run, rank, h, word, stage, number)
+    if word in (_REDUCE, _WAIT_REDUCE):
+        return _reduce_word(wiring, run, rank, h, word, number)
+    if word in (_REDUCE_SHARED, _NORM, _WAIT_NORM):
+        return _seat_word(wiring, run, rank, word, number)
+    if word == _STEP:
+        return _step_word(wiring, run, h, number)
+    if word == _VERSION:
+        return OK if number < wiring.held[h, HELD_VERSIONS] else BAD_VERSION
     return OK
 
 
-@njit(cache=True)
-def _new_book(codes: Any, starts: Any) -> Any:
-    """Per rank: first of its receives that may be open at once, how many are, and whether it is in the queue."""
-    ranks = len(starts) - 1
-    book = np.zeros((ranks + 1, 3), np.int64)
-    for rank in range(ranks):
-        count = 0
-        for i in range(starts[rank], starts[rank + 1]):
-            if codes[i, 0] in (_RECV_F, _RECV_B, _LOCAL_F, _LOCAL_B):
-                count += 1
-        book[rank + 1, _OPEN_FIRST] = book[rank, _OPEN_FIRST] + count
-        book[rank, _QUEUED] = 1
-    return book
-
-
-@njit(cache=True, inline="always")
-def _wake(queue: Any, cursor: Any, book: Any, rank: int) -> None:
-    if not book[rank, _QUEUED]:
-        book[rank, _QUEUED] = 1
-        queue[cursor[1] % len(queue)] = rank
-        cursor[1] += 1
-
-
-@njit(cache=True, inline="always")
-def _compute(held: Any, done: Any, made: Any, h: int, kind: int, m: int) -> int:
-    """Whether an operation may run on its rank: own micro-batch, once, after what precedes it, in its round."""
+@inner
+def _compute_word(wiring: Wiring, run: Run, rank: int, h: int, kind: int, stage: int, m: int) -> int:
+    """An operation: own micro-batch, once, after what precedes it, in its round, with what it needs received."""
+    held = wiring.held
     first = held[h, HELD_FIRST]
     if m < first or m >= held[h, HELD_STOP] or (m - first) % held[h, HELD_STEP_BY] != 0:
         return NOT_OWN
-    before = done[h, m]
+    before = run.done[h, m]
     if before & (1 << kind) or (kind != _W and before & _HALVES):
         return TWICE
     if (kind != _F and not before & (1 << _F)) or (kind == _W and not before & (1 << _I)):
         return TOO_EARLY
     steps = held[h, HELD_NUM_BUCKETS] > 0
-    if steps and kind in (_B, _W) and (m - held[h, HELD_BASE]) // held[h, HELD_EVERY] != made[h, 1]:
+    if steps and kind in (_B, _W) and (m - held[h, HELD_BASE]) // held[h, HELD_EVERY] != run.made[h, 1]:
         return MIXED
+    if kind <= _I:
+        finding = _use(wiring, run, rank, h, stage, 0 if kind == _F else 1, m)
+        if finding != OK:
+            return finding
+    run.done[h, m] |= 1 << kind
+    run.made[h, 0] += 1 if kind in (_B, _W) else 0
     return OK
 
 
-@njit(cache=True)
-def _use(
-    ends: Any,
-    slots: Any,
-    book: Any,
-    opened: Any,
-    waiting: Any,
-    rank: int,
-    stage: int,
-    direction: int,
-    m: int,
-    expected: int,
-) -> int:
+@inner
+def _use(wiring: Wiring, run: Run, rank: int, h: int, stage: int, direction: int, m: int) -> int:
     """Take what was received for a micro-batch, once all of it has been sent."""
+    ends, book, opened = wiring.ends, run.book, run.opened
+    row_class = 1 if m % wiring.per_batch >= wiring.first_class else 0
     first = book[rank, _OPEN_FIRST]
     stop = first + book[rank, _OPEN_COUNT]
     found = 0
-    waiting[rank] = -1
+    run.waiting[rank] = -1
     for k in range(first, stop):
         end = opened[k, 0]
         if opened[k, 1] == m and ends[end, END_STAGE] == stage and ends[end, END_DIRECTION] == direction:
-            if not slots[_slot(ends, end, m)] & _SENT:
-                waiting[rank] = end
+            if not run.slots[_slot(ends, end, m)] & _SENT:
+                run.waiting[rank] = end
                 return STUCK
             found += 1
-    if found != expected:
+    if found != wiring.held[h, HELD_EXPECTED + 2 * direction + row_class]:
         return NOT_RECEIVED
     k = first
     while found > 0:
@@ -400,7 +344,127 @@ def _use(
     return OK
 
 
-@njit(cache=True, inline="always")
+@inner
+def _exchange_word(wiring: Wiring, run: Run, rank: int, h: int, word: int, stage: int, m: int, channel: int) -> int:
+    """A send, which may have to wait for its receive to be posted; the posting of a receive; or both within a rank."""
+    ends, end = wiring.ends, wiring.first[rank, 1] + channel
+    if end < wiring.first[rank, 1] or end >= wiring.first[rank + 1, 1] or m >= wiring.num_micro_batches:
+        return BAD_CHANNEL
+    if not _fits(ends, end, word, stage) or not _carries(ends, end, m, wiring.per_batch, wiring.first_class):
+        return BAD_CHANNEL
+    slot, partner = _slot(ends, end, m), ends[end, END_PARTNER]
+    if run.waiting[rank] != end:
+        finding = _exchange(wiring, run, rank, h, end, m)
+        if finding != OK:
+            return finding
+        peer = ends[partner, END_RANK]
+        if peer != rank:
+            if run.ordered and not _in_order(wiring, run, end, m):
+                return OUT_OF_ORDER
+            if run.waiting[peer] == partner:
+                _wake(run, peer)
+    waits = run.rendezvous and ends[end, END_SENDS] == 1 and not run.slots[slot] & _POSTED
+    run.waiting[rank] = end if waits else -1
+    return STUCK if waits else OK
+
+
+@inner
+def _reduce_word(wiring: Wiring, run: Run, rank: int, h: int, word: int, number: int) -> int:
+    """A bucket is reduced, after all of its backwards but perhaps the last, or waited for."""
+    bucket = wiring.held[h, HELD_BUCKET] + number
+    begins = word == _REDUCE
+    if number >= wiring.held[h, HELD_NUM_BUCKETS] or wiring.table[bucket] < 0:
+        return BAD_BUCKET
+    if run.reduced[bucket] != (0 if begins else 1):
+        return BAD_BUCKET
+    if _missing(wiring, run, bucket, run.made[h, 1] + 1) > (1 if begins else 0):
+        return TOO_EARLY
+    finding = _meet(wiring, run, rank, bucket, begins, not begins)
+    if finding == OK:
+        run.reduced[bucket] += 1
+    return finding
+
+
+@inner
+def _step_word(wiring: Wiring, run: Run, h: int, number: int) -> int:
+    """A stage steps, once a round, after all of its backwards and buckets."""
+    held = wiring.held
+    first, stop = held[h, HELD_BUCKET], held[h, HELD_BUCKET] + held[h, HELD_NUM_BUCKETS]
+    if number != 0 or first == stop:
+        return BAD_BUCKET
+    if run.made[h, 1] * held[h, HELD_EVERY] >= held[h, HELD_STOP] - held[h, HELD_BASE]:
+        return TWICE
+    for k in range(first, stop):
+        if _missing(wiring, run, k, run.made[h, 1] + 1) > 0:
+            return TOO_EARLY
+    for k in range(first, stop):
+        if wiring.table[k] >= 0 and run.reduced[k] != 2:
+            return BAD_BUCKET
+        run.reduced[k] = 0
+    run.made[h, 1] += 1
+    return OK
+
+
+@inner
+def _seat_word(wiring: Wiring, run: Run, rank: int, word: int, number: int) -> int:
+    """A rank takes its part in the sum of a tie or in the norm, or waits for the norm."""
+    num_buckets, ranks = len(wiring.sources) - 1, len(wiring.held_of)
+    ties = (len(wiring.table) - num_buckets) // ranks - 1
+    if word == _REDUCE_SHARED and number >= ties:
+        return BAD_BUCKET
+    seat = num_buckets + (rank * ties + number if word == _REDUCE_SHARED else ranks * ties + rank)
+    if wiring.table[seat] < 0:
+        return BAD_BUCKET
+    takes = word != _WAIT_NORM and run.waiting[rank] != SEAT - seat
+    return _meet(wiring, run, rank, seat, takes, word != _NORM)
+
+
+@loop
+def _meet(wiring: Wiring, run: Run, rank: int, seat: int, takes: bool, waits: bool) -> int:
+    """Take a seat, wait until all seats of the same thing have been taken as often, or both."""
+    low, high = wiring.bounds[wiring.table[seat]], wiring.bounds[wiring.table[seat] + 1]
+    if takes:
+        run.taken[seat] += 1
+        for k in range(low, high):
+            other = wiring.seat_rank[wiring.seats[k]]
+            if run.waiting[other] == SEAT - wiring.seats[k]:
+                _wake(run, other)
+    run.waiting[rank] = -1
+    if waits:
+        if run.taken[seat] <= run.left[seat]:
+            return TOO_EARLY
+        for k in range(low, high):
+            if run.taken[wiring.seats[k]] <= run.left[seat]:
+                run.waiting[rank] = SEAT - seat
+                return STUCK
+        run.left[seat] += 1
+    return OK
+
+
+@compiled
+def _new_book(codes: Any, starts: Any) -> Any:
+    """``Run.book`` before anything has run: all ranks are in the queue."""
+    ranks = len(starts) - 1
+    book = np.zeros((ranks + 1, 3), np.int64)
+    for rank in range(ranks):
+        count = 0
+        for i in range(starts[rank], starts[rank + 1]):
+            if codes[i, 0] in (_RECV_F, _RECV_B, _LOCAL_F, _LOCAL_B):
+                count += 1
+        book[rank + 1, _OPEN_FIRST] = book[rank, _OPEN_FIRST] + count
+        book[rank, _QUEUED] = 1
+    return book
+
+
+@inner
+def _wake(run: Run, rank: int) -> None:
+    if not run.book[rank, _QUEUED]:
+        run.book[rank, _QUEUED] = 1
+        run.queue[run.cursor[1] % len(run.queue)] = rank
+        run.cursor[1] += 1
+
+
+@inner
 def _fits(ends: Any, end: int, word: int, stage: int) -> Any:
     """Whether an end is of the stage, direction and side that a word means."""
     within = word in (_LOCAL_F, _LOCAL_B)
@@ -414,103 +478,77 @@ def _fits(ends: Any, end: int, word: int, stage: int) -> Any:
     )
 
 
-@njit(cache=True, inline="always")
-def _exchange(ends: Any, slots: Any, done: Any, book: Any, opened: Any, rank: int, h: int, end: int, m: int) -> int:
+@inner
+def _exchange(wiring: Wiring, run: Run, rank: int, h: int, end: int, m: int) -> int:
     """Send, or post a receive, or hand over within the rank, which is both at once."""
+    ends = wiring.ends
     slot = _slot(ends, end, m)
-    if slots[slot] & (_SENT if ends[end, END_SENDS] else _POSTED):
+    if run.slots[slot] & (_SENT if ends[end, END_SENDS] else _POSTED):
         return TWICE
     if not ends[end, END_SENDS]:
-        slots[slot] |= _POSTED
-        _open(book, opened, rank, end, m)
+        run.slots[slot] |= _POSTED
+        _open(run, rank, end, m)
         return OK
-    if not done[h, m] & ((1 << _F) if ends[end, END_DIRECTION] == 0 else _HALVES):
+    if not run.done[h, m] & ((1 << _F) if ends[end, END_DIRECTION] == 0 else _HALVES):
         return TOO_EARLY
-    slots[slot] |= _SENT
+    run.slots[slot] |= _SENT
     if ends[end, END_WITHIN]:
-        slots[slot] |= _POSTED
-        _open(book, opened, rank, ends[end, END_PARTNER], m)
+        run.slots[slot] |= _POSTED
+        _open(run, rank, ends[end, END_PARTNER], m)
     return OK
 
 
-@njit(cache=True, inline="always")
-def _open(book: Any, opened: Any, rank: int, end: int, m: int) -> None:
-    k = book[rank, _OPEN_FIRST] + book[rank, _OPEN_COUNT]
-    opened[k, 0] = end
-    opened[k, 1] = m
-    book[rank, _OPEN_COUNT] += 1
+@inner
+def _open(run: Run, rank: int, end: int, m: int) -> None:
+    k = run.book[rank, _OPEN_FIRST] + run.book[rank, _OPEN_COUNT]
+    run.opened[k, 0] = end
+    run.opened[k, 1] = m
+    run.book[rank, _OPEN_COUNT] += 1
 
 
-@njit(cache=True, inline="always")
-def _in_order(ends: Any, slots: Any, sequence: Any, counts: Any, end: int, m: int) -> Any:
+@inner
+def _in_order(wiring: Wiring, run: Run, end: int, m: int) -> Any:
     """Count a message of a pair; whether the other side, if it was first, counted it the same."""
-    slot, pair = _slot(ends, end, m), ends[end, END_PAIR]
-    side = 0 if ends[end, END_SENDS] else 1
-    number = counts[pair, side]
-    counts[pair, side] += 1
-    if slots[slot] != _SENT | _POSTED:
-        sequence[slot] = number
+    slot, pair = _slot(wiring.ends, end, m), wiring.ends[end, END_PAIR]
+    side = 0 if wiring.ends[end, END_SENDS] else 1
+    number = run.counts[pair, side]
+    run.counts[pair, side] += 1
+    if run.slots[slot] != _SENT | _POSTED:
+        run.sequence[slot] = number
         return True
-    same = sequence[slot] == number
-    sequence[slot] = min(sequence[slot], number)
+    same = run.sequence[slot] == number
+    run.sequence[slot] = min(run.sequence[slot], number)
     return same
 
 
-@njit(cache=True)
-def _missing(wiring: Wiring, made: Any, bucket: int, rounds: int) -> int:
+@inner
+def _missing(wiring: Wiring, run: Run, bucket: int, rounds: int) -> int:
     """How many backwards a bucket lacks until it has the gradients of so many rounds."""
     held, missing = wiring.held, 0
     for k in range(wiring.sources[bucket], wiring.sources[bucket + 1]):
         h = wiring.source_held[k]
         own = rounds * held[h, HELD_EVERY] - (held[h, HELD_FIRST] - held[h, HELD_BASE])
-        missing += max(0, -(-own // held[h, HELD_STEP_BY]) - made[h, 0])
+        missing += max(0, -(-own // held[h, HELD_STEP_BY]) - run.made[h, 0])
     return missing
 
 
-@njit(cache=True)
-def _update(wiring: Wiring, made: Any, reduced: Any, h: int, word: int, number: int) -> int:
-    """Whether a bucket may be reduced or waited for, a stage step, a version be named; a step is counted."""
-    held = wiring.held
-    first, stop = held[h, HELD_BUCKET], held[h, HELD_BUCKET] + held[h, HELD_NUM_BUCKETS]
-    if word == _VERSION:
-        return OK if number < held[h, HELD_VERSIONS] else BAD_VERSION
-    if word == _STEP:
-        if number != 0 or first == stop:
-            return BAD_BUCKET
-        if made[h, 1] * held[h, HELD_EVERY] >= held[h, HELD_STOP] - held[h, HELD_BASE]:
-            return TWICE
-        for k in range(first, stop):
-            if _missing(wiring, made, k, made[h, 1] + 1) > 0:
-                return TOO_EARLY
-        for k in range(first, stop):
-            if wiring.table[k] >= 0 and reduced[k] != 2:
-                return BAD_BUCKET
-            reduced[k] = 0
-        made[h, 1] += 1
-        return OK
-    bucket = first + number
-    if bucket >= stop or wiring.table[bucket] < 0 or reduced[bucket] != (0 if word == _REDUCE else 1):
-        return BAD_BUCKET
-    return TOO_EARLY if _missing(wiring, made, bucket, made[h, 1] + 1) > (1 if word == _REDUCE else 0) else OK
-
-
-@njit(cache=True)
-def _left_over(wiring: Wiring, done: Any, made: Any, slots: Any, book: Any, opened: Any) -> tuple[int, int, int]:
+@loop
+def _left_over(wiring: Wiring, run: Run) -> tuple[int, int, int]:
     """What is missing when all programs have ended."""
     held, ends = wiring.held, wiring.ends
     for h in range(len(held)):
         for m in range(held[h, HELD_FIRST], held[h, HELD_STOP], held[h, HELD_STEP_BY]):
-            if not done[h, m] & (1 << _F) or not done[h, m] & ((1 << _B) | (1 << _W)):
+            if not run.done[h, m] & (1 << _F) or not run.done[h, m] & ((1 << _B) | (1 << _W)):
                 return NEVER_RUN, h, m
-        lacks = made[h, 1] * held[h, HELD_EVERY] < held[h, HELD_STOP] - held[h, HELD_BASE]
+        lacks = run.made[h, 1] * held[h, HELD_EVERY] < held[h, HELD_STOP] - held[h, HELD_BASE]
         if lacks and held[h, HELD_NUM_BUCKETS] > 0:
             return NEVER_STEPPED, h, -1
-    for rank in range(len(book) - 1):
-        if book[rank, _OPEN_COUNT] > 0:
-            return NEVER_USED, rank, opened[book[rank, _OPEN_FIRST], 0]
+    for rank in range(len(run.book) - 1):
+        if run.book[rank, _OPEN_COUNT] > 0:
+            return NEVER_USED, rank, run.opened[run.book[rank, _OPEN_FIRST], 0]
     for end in range(len(ends)):
         if ends[end, END_SENDS]:
             for m in range(ends[end, END_TURN], wiring.num_micro_batches, ends[end, END_MODULUS]):
-                if slots[_slot(ends, end, m)] == _SENT:
+                if run.slots[_slot(ends, end, m)] == _SENT:
                     return NEVER_POSTED, end, m
     return OK, -1, -1

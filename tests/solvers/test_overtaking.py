@@ -21,8 +21,7 @@ from penstock.solvers.schedules.support import chained as chained_module
 from penstock.solvers.schedules.support.blocks import v_blocks
 from penstock.solvers.schedules.support.blocks_kernel import NOWHERE, Chain, place
 from penstock.solvers.schedules.support.chained import Chained
-from penstock.solvers.schedules.support.overtaking_kernel import PARTS, Lists, run_overtaking
-from penstock.solvers.schedules.support.ranked_kernel import Jobs, run_construct
+from penstock.solvers.schedules.support.list_kernel import PARTS, Jobs, run_list
 from penstock.solvers.schedules.support.recomputed import recomputed
 from penstock.solvers.schedules.support.reordering import PERIOD
 from penstock.solvers.schedules.v_shape import V_MIN, building_block, v_half, v_min, zb_v
@@ -30,7 +29,7 @@ from penstock.solvers.schedules.zero_bubble import zb_h1, zb_h2
 from penstock.solvers.verify.verifier import verify
 
 
-def reference_overtaking(lists: Lists, patience: int) -> list[int]:
+def reference_overtaking(lists: Jobs, patience: int) -> list[int]:
     """The kernel's rule in plain words: move the operation to the front of its list if the list then still fits."""
     remaining = [list(range(low, high)) for low, high in zip(lists.lane_start[:-1], lists.lane_start[1:], strict=True)]
     missing, ready = lists.waits_for.tolist(), [0] * len(lists.lane)
@@ -65,7 +64,7 @@ def reference_overtaking(lists: Lists, patience: int) -> list[int]:
     return start
 
 
-def peak_with(lists: Lists, held: int, before: list[int], op: int) -> int:
+def peak_with(lists: Jobs, held: int, before: list[int], op: int) -> int:
     """The peak of the operations before, while what ``op`` takes is kept all along."""
     level = peak = held
     for other in before:
@@ -106,7 +105,7 @@ def reference_construct(jobs: Jobs, number: int, patience: int) -> list[int]:
                         ready[other] = max(ready[other], free[lane] + lag)
                         missing[other] -= 1
                         if not missing[other]:
-                            heapq.heappush(events, (ready[other], int(jobs.lane[other // number])))
+                            heapq.heappush(events, (ready[other], int(jobs.lane[other])))
                 break
     return start
 
@@ -148,7 +147,7 @@ def test_the_kernel_is_its_reference(seed: int) -> None:
     room = [peak + rng.randint(0, 30) for peak in chained.peak_bytes(orders)]
     lists, _codes = chained.lists(orders, rng.choice(MOVERS), room)
     patience = rng.choice([0, 1, 2, 4, 9])
-    assert run_overtaking(lists, patience).tolist() == reference_overtaking(lists, patience)
+    assert run_list(lists, patience).tolist() == reference_overtaking(lists, patience)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -162,13 +161,13 @@ def test_rankings_are_their_reference(seed: int, monkeypatch: pytest.MonkeyPatch
     room = [sum(chained.taken_bytes(s) for s in own) + rng.randint(0, 40) for own in chained.ranks.stages]
     seen = []
 
-    def both(jobs: Jobs, number: int, patience: int) -> np.ndarray:
-        start = run_construct(jobs, number, patience)
-        assert start.tolist() == reference_construct(jobs, number, patience)
+    def both(jobs: Jobs, patience: int) -> np.ndarray:
+        start = run_list(jobs, patience)
+        assert start.tolist() == reference_construct(jobs, jobs.number, patience)
         seen.append(start)
         return start
 
-    monkeypatch.setattr(chained_module, "run_construct", both)
+    monkeypatch.setattr(chained_module, "run_list", both)
     for patience in (0, 2, 4):
         made = chained.constructed(ranking, room, patience)
         assert made is not None, "the oldest micro-batch always has its room"

@@ -11,7 +11,8 @@ from unittest import mock
 import pytest
 from problems import make_problem
 
-from penstock.planning import api
+from penstock.planning.answer import find_profile, find_topology
+from penstock.planning.solve import solve as answer
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.result import Candidate
@@ -44,18 +45,18 @@ def entered(call: Callable[[], object]) -> set[str]:
 def test_a_request_passes_few_modules(planner: str, package: str, most: int) -> None:
     request = PlanRequest.parse(
         {
-            "profile": api.find_profile("gpt2-small"),
-            "topology": api.find_topology("1x4xV100"),
+            "profile": find_profile("gpt2-small"),
+            "topology": find_topology("1x4xV100"),
             "global_batch_size": 32,
             "micro_batch_sizes": [2],
             "planner": planner,
         }
     )
-    api.solve(request)  # what is found once in a process is not part of the walk
+    answer(request)  # what is found once in a process is not part of the walk
     rooms = ("planning", "solvers.solve", "solvers.judge", f"solvers.planners.{package}")
     walked = sorted(
         name
-        for name in entered(lambda: api.solve(request))
+        for name in entered(lambda: answer(request))
         if name.startswith(tuple(f"penstock.{room}." for room in rooms))
     )
     sys.stdout.write(f"{planner}: {len(walked)} modules\n  " + "\n  ".join(walked) + "\n")

@@ -18,8 +18,9 @@ from penstock.solvers.bounds.chain_costs import CUT_OFF, TIMELESS, UNLINKED, UPD
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import micro_batches_that_fit
 from penstock.solvers.improve.neighbourhood.batch_ties import BulkTies
-from penstock.solvers.judge.clocks.batch import FREE, FULL, HALF, Plans, private_makespans
+from penstock.solvers.judge.clocks.batch import Plans, private_makespans
 from penstock.solvers.judge.clocks.batch_shared import Wants, shared_makespans
+from penstock.solvers.judge.clocks.channels import FREE, FULL, HALF
 from penstock.solvers.judge.simulate import makespan_ns
 from penstock.solvers.model.allocation import Allocation, single_pipeline
 from penstock.solvers.model.problem import Problem

@@ -12,10 +12,11 @@ from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.stage_times import StageTimes
 from penstock.solvers.costs.memory import free_bytes, spare_bytes, static_bytes
 from penstock.solvers.improve.tabu.path_kernel import KINDS, Search, prepare
-from penstock.solvers.improve.tabu.search_kernel import EVENTS, FREE, FULL, HALF, search_orders
+from penstock.solvers.improve.tabu.search_kernel import search_orders
+from penstock.solvers.judge.clocks.channels import EVENTS
 from penstock.solvers.judge.lanes import Lanes, make_lanes
-from penstock.solvers.judge.operation_tables import DURATION, FLOW, LINES, Tables, cost_tables
-from penstock.solvers.judge.simulate import goes_in_order, simulate
+from penstock.solvers.judge.operation_tables import LINES, cost_tables
+from penstock.solvers.judge.simulate import clock_for, simulate
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders, Row
@@ -58,7 +59,7 @@ def improve(
     best = Improvement(orders, timeline.time_per_global_batch_ns, 0)
     lanes = make_lanes(tables, orders)
     search = _search(problem, allocation, orders, lanes, seed)
-    clock = kernel_for(tables, lanes)
+    clock = clock_for(tables, lanes)
     longest = _longest_piece(clock, len(lanes.arrays.row))
     rows, batches = lanes.arrays.row.copy(), lanes.arrays.batch.copy()
     spent = 0
@@ -94,20 +95,6 @@ def improve(
 def _longest_piece(clock: int, operations: int) -> int:
     """Steps of a piece: the longer the rows, the longer the search goes on without a better order."""
     return PIECE if clock == EVENTS else max(PIECE, min(ROUNDS * operations, TIMED // operations))
-
-
-def kernel_for(tables: Tables, lanes: Lanes) -> int:
-    """The fastest kernel that times these rows as the judge does."""
-    if goes_in_order(tables, lanes):
-        return FULL if tables.problem.rules.channel == "full" else FREE
-    if tables.problem.rules.shared or tables.problem.rules.channel != "half" or not lanes.one_lane_per_stage:
-        return EVENTS
-    following = tables.flows.next
-    if ((following >= 0) & (following != np.arange(1, len(following) + 1))).any():
-        return EVENTS
-    used = lanes.arrays.table[np.unique(lanes.arrays.row)]
-    takes_time = used[used[:, FLOW] >= 0, DURATION] > 0
-    return HALF if takes_time.all() else EVENTS
 
 
 def _search(problem: Problem, allocation: Allocation, orders: Orders, lanes: Lanes, seed: int) -> Search:

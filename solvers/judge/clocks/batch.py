@@ -1,10 +1,8 @@
 """Makespans of many plans: chains of stages in early-backward order, private channels. No event heap, no start times.
 
-A stage runs until its next input is unknown. Where both ways of an edge share a channel (``HALF``), the channel takes
-the transfer that is ready first, forwards before backwards: it is taken as soon as nothing earlier can come the other
-way. That is so when the other sender waits for this very channel, or cannot have made anything by then; and the
-earliest of all waiting transfers can always be taken, because whatever is made later follows an arrival (so operations
-must take time). O(operations), and a look over the stages for each time that nothing else goes on.
+The same worklist as ``worklist.py``, over the same ``channels``, for plans that are rows of numbers: the next operation
+of a stage is not read from a row but follows from its warm-up (``docs/theory/solvers.md``, section D). O(operations),
+and a look over the stages for each time that nothing else goes on.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
@@ -16,10 +14,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.solvers.compiled.decorators import beside, inner, loop
+from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.judge.clocks.channels import (
+    FULL,
+    HALF,
+    Channels,
+    carry,
+    earliest_waiting,
+    get,
+    new_channels,
+    next_way,
+    put,
+)
 
-FREE, FULL, HALF = 0, 1, 2
-"""Channel kinds: nothing but time, one channel for each way of an edge, one for both."""
-NEVER = 2**62
 FORWARD_NS, BACKWARD_NS, UPDATE_NS, BEHIND_NS = 0, 2, 4, 5
 """Columns of a piece: forward and backward by row class, the step, and what follows the last backward at least."""
 OUT_NS, BACK_NS = 0, 2
@@ -39,8 +46,8 @@ class Walk(NamedTuple):
     """Where one plan stands; (S,) or, by micro-batch, (S, M).
 
     ``time``, forwards ``ahead`` and backwards ``done`` of each stage; when activations and gradients have
-    ``arrived`` (2, S, M) and how many; when transfers were ``ready`` (2, S, M), how many were ``made`` and ``sent``,
-    by the edge's lower stage; when channels are ``free`` (2, S); stages to ``visit``, and whether they are listed.
+    ``arrived`` (2, S, M) and how many are ``here``; the ``channels``, whose waiting transfers are micro-batches; stages
+    to ``visit``, and whether they are listed.
     """
 
     time: np.ndarray
@@ -48,10 +55,7 @@ class Walk(NamedTuple):
     done: np.ndarray
     arrived: np.ndarray
     here: np.ndarray
-    ready: np.ndarray
-    made: np.ndarray
-    sent: np.ndarray
-    free: np.ndarray
+    channels: Channels
     visit: np.ndarray
     listed: np.ndarray
 
@@ -79,7 +83,7 @@ def private_makespans(
     makespans: np.ndarray,
     ready: np.ndarray,
 ) -> None:
-    """Write the makespan of each plan, NEVER for one that waits for ever; ``pieces`` (n, 6), ``hops`` (n, 4) int64.
+    """Write the makespan of each plan, NEVER_NS for one that waits for ever; ``pieces`` (n, 6), ``hops`` (n, 4) int64.
 
     ``ready`` (N, S): when each stage has run everything but its step.
     """
@@ -90,10 +94,7 @@ def private_makespans(
         np.empty(most, dtype=np.int64),
         np.empty((2, most, batches), dtype=np.int64),
         np.empty((2, most), dtype=np.int64),
-        np.empty((2, most, batches), dtype=np.int64),
-        np.empty((2, most), dtype=np.int64),
-        np.empty((2, most), dtype=np.int64),
-        np.empty((2, most), dtype=np.int64),
+        new_channels(np.arange(most + 1) * batches, channel),
         np.empty(most, dtype=np.int64),
         np.empty(most, dtype=np.bool_),
     )
@@ -131,16 +132,17 @@ def _makespan(chain: Chain, walk: Walk) -> int:
                     tail = head + waiting
                     walk.visit[tail if tail < chain.stages else tail - chain.stages] = other
                     waiting += 1
-        other = _send_earliest(chain, walk) if chain.channel == HALF else -1
-        if other < 0:
+        found = earliest_waiting(walk.channels, chain.stages) if chain.channel == HALF else -1
+        if found < 0:
             break
+        other = _take(chain, walk, found & 1, found >> 1)
         walk.listed[other] = True
         walk.visit[head] = other
         waiting = 1
     last = 0
     for s in range(chain.stages):
         if walk.done[s] < chain.batches:
-            return NEVER
+            return NEVER_NS
         last = max(last, walk.time[s] + chain.stage[s, BEHIND_NS])
     return last
 
@@ -152,7 +154,9 @@ def _begin(chain: Chain, walk: Walk) -> None:
         walk.visit[s] = s
         walk.listed[s] = True
         for way in range(2):
-            walk.here[way, s] = walk.made[way, s] = walk.sent[way, s] = walk.free[way, s] = 0
+            walk.here[way, s] = walk.channels.free[2 * s + way] = 0
+            walk.channels.first[2 * s + way] = NEVER_NS
+            walk.channels.put[2 * s + way] = walk.channels.got[2 * s + way] = 0
     walk.here[0, 0] = chain.batches
     walk.here[1, chain.stages - 1] = chain.batches
 
@@ -193,14 +197,10 @@ def _run(chain: Chain, walk: Walk, s: int) -> int:
 def _pass(chain: Chain, walk: Walk, way: int, edge: int, target: int, m: int, t: int, takes: int) -> int:
     """Hand over what was made at ``t``: at once, over a channel of its own, or to the queue of a shared one."""
     if takes >= 0 and chain.channel == HALF:
-        walk.ready[way, edge, m] = t
-        walk.made[way, edge] = m + 1
+        put(walk.channels, 2 * edge + way, t, m)
         return 0
     if takes >= 0:
-        if chain.channel == FULL:
-            t = max(t, walk.free[way, edge])
-            walk.free[way, edge] = t + takes
-        t += takes
+        t = takes + (carry(walk.channels, 2 * edge + way, t, takes) if chain.channel == FULL else t)
     walk.arrived[way, target, m] = t
     walk.here[way, target] = m + 1
     return 4 if way == 0 else 1
@@ -211,67 +211,50 @@ def _send(chain: Chain, walk: Walk, edge: int, visited: int) -> int:
     """Take from an edge's two queues what can be taken for certain; bits as ``_run``, 2 the visited stage itself."""
     woken = 0
     while True:
-        forward, backward = walk.sent[0, edge], walk.sent[1, edge]
-        out, back = forward < walk.made[0, edge], backward < walk.made[1, edge]
-        if not out and not back:
+        forward, backward = walk.channels.first[2 * edge], walk.channels.first[2 * edge + 1]
+        if forward == NEVER_NS and backward == NEVER_NS:
             return woken
-        there = walk.ready[0, edge, forward] if out else _next_forward(chain, walk, edge)
-        home = walk.ready[1, edge, backward] if back else _next_backward(chain, walk, edge + 1)
-        if out and there <= home:
-            target = _take(chain, walk, 0, edge)
-        elif back and home < there:
-            target = _take(chain, walk, 1, edge)
-        else:
+        out = forward if forward < NEVER_NS else _next_forward(chain, walk, edge)
+        back = backward if backward < NEVER_NS else _next_backward(chain, walk, edge + 1)
+        way = next_way(forward, backward, out, back)
+        if way < 0:
             return woken
-        woken |= 1 << (target - visited + 1)
+        woken |= 1 << (_take(chain, walk, way, edge) - visited + 1)
 
 
 @inner
 def _take(chain: Chain, walk: Walk, way: int, edge: int) -> int:
-    """The channel carries the head of one of its queues; the stage that receives it."""
-    m = walk.sent[way, edge]
+    """The channel carries what has been waiting longest of one way; the stage that receives it."""
+    ready = walk.channels.first[2 * edge + way]
+    m = get(walk.channels, 2 * edge + way)
     takes = chain.hop[edge, (BACK_NS if way else OUT_NS) + (m >= chain.cut)]
-    t = max(walk.free[0, edge], walk.ready[way, edge, m]) + takes
-    walk.free[0, edge] = t
-    walk.sent[way, edge] = m + 1
     target = edge if way else edge + 1
-    walk.arrived[way, target, m] = t
+    walk.arrived[way, target, m] = carry(walk.channels, 2 * edge, ready, takes) + takes
     walk.here[way, target] = m + 1
     return target
 
 
 @inner
 def _next_forward(chain: Chain, walk: Walk, s: int) -> int:
-    """No forward of stage s is ready before; NEVER if it waits for a gradient over the same channel."""
+    """No forward of stage s is ready before; NEVER_NS if it waits for a gradient over the same channel."""
     m = walk.ahead[s]
     if m == chain.batches or chain.hop[s, OUT_NS] < 0:
-        return NEVER
+        return NEVER_NS
     step = walk.time[s] + chain.stage[s, FORWARD_NS + (m >= chain.cut)]
     if _forward_is_next(chain, walk, s):
         return step
     done = walk.done[s]
-    return step + chain.stage[s, BACKWARD_NS + (done >= chain.cut)] if done < walk.here[1, s] else NEVER
+    return step + chain.stage[s, BACKWARD_NS + (done >= chain.cut)] if done < walk.here[1, s] else NEVER_NS
 
 
 @inner
 def _next_backward(chain: Chain, walk: Walk, s: int) -> int:
-    """No backward of stage s is ready before; NEVER if it waits for an activation over the same channel."""
+    """No backward of stage s is ready before; NEVER_NS if it waits for an activation over the same channel."""
     done = walk.done[s]
     if done == chain.batches or chain.hop[s - 1, BACK_NS] < 0:
-        return NEVER
+        return NEVER_NS
     step = walk.time[s] + chain.stage[s, BACKWARD_NS + (done >= chain.cut)]
     if not _forward_is_next(chain, walk, s):
         return step
     m = walk.ahead[s]
-    return step + chain.stage[s, FORWARD_NS + (m >= chain.cut)] if m < walk.here[0, s] else NEVER
-
-
-@inner
-def _send_earliest(chain: Chain, walk: Walk) -> int:
-    """Take the earliest of all waiting transfers; the stage that receives it, -1 when there is none."""
-    first, edge, way = NEVER, -1, 0
-    for e in range(chain.stages - 1):
-        for w in range(2):
-            if walk.sent[w, e] < walk.made[w, e] and walk.ready[w, e, walk.sent[w, e]] < first:
-                first, edge, way = walk.ready[w, e, walk.sent[w, e]], e, w
-    return _take(chain, walk, way, edge) if edge >= 0 else -1
+    return step + chain.stage[s, FORWARD_NS + (m >= chain.cut)] if m < walk.here[0, s] else NEVER_NS

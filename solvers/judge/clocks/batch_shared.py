@@ -1,9 +1,10 @@
 """Makespans of many plans in a shared network: chains of stages in early-backward order, transfers that want links.
 
-The rules are those of ``kernels.events``, for plans that are rows of numbers: a *user* is what one stage sends in one
-direction in one row class (4 s + 2 direction + class), or a stage's all-reduce (4 S + s). Users conflict when they want
-a link in common; each has a mask of the users that it conflicts with, itself among them, so that a transfer may start
-when nothing that runs is in its mask.
+The rules are those of ``events.py`` (``docs/theory/judge.md``, section 4), for plans that are rows of numbers: a *user*
+is what one stage sends in one direction in one row class (4 s + 2 direction + class), or a stage's all-reduce
+(4 S + s).
+Users conflict when they want a link in common; each has a mask of the users that it conflicts with, itself among them,
+so that a transfer may start when nothing that runs is in its mask.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
@@ -16,7 +17,7 @@ import numpy as np
 
 from penstock.solvers.compiled.decorators import beside, inner, loop
 from penstock.solvers.compiled.heap import pop_time, push_time
-from penstock.solvers.judge.clocks.batch import NEVER
+from penstock.solvers.costs.infinity import NEVER_NS
 
 SHIFT = 32
 EVENTS, WAITING, TOUCHED, CHANGED = 0, 1, 2, 3
@@ -93,7 +94,7 @@ def shared_makespans(
     makespans: np.ndarray,
     ready: np.ndarray,
 ) -> None:
-    """Write the makespan of each plan, NEVER for one that waits for ever; ``ready`` as ``bulk`` has it."""
+    """Write the makespan of each plan, NEVER_NS for one that blocks; ``ready`` as in ``private_makespans``."""
     most = plans.pieces.shape[1]
     users = 5 * most
     words = (users + 63) // 64
@@ -200,7 +201,7 @@ def _makespan(wants: Any, plan: Plan, state: State) -> int:
     last = 0
     for s in range(plan.stages):
         if state.done[s] < plan.batches:
-            return NEVER
+            return NEVER_NS
         last = max(last, max(state.time[s], state.reduced[s]) + plan.stage_ns[s, UPDATE_NS])
     return last
 

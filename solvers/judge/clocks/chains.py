@@ -1,4 +1,7 @@
-"""Chains of buckets in the event kernel: when a round's gradients are there, and what follows a bucket."""
+"""Chains of buckets: when a round's gradients are there, and what follows a bucket.
+
+The rules are those of ``docs/theory/judge.md``, section 5.
+"""
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
 
@@ -6,9 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.solvers.compiled.decorators import inner
+import numpy as np
+
+from penstock.solvers.compiled.decorators import inner, loop
 from penstock.solvers.judge.clocks.state import READY, State, free, later, make_fresh, touch_stage
 from penstock.solvers.judge.clocks.ties import buckets_over
+from penstock.solvers.judge.operation_tables import DURATION
+from penstock.solvers.model.schedule import STEP
 
 
 @inner
@@ -62,3 +69,32 @@ def end_bucket(flows: Any, chains: Any, ties: Any, lanes: Any, state: State, g: 
         state.arrived[2 * total + flows.base[s] + state.bucket_round[g] * chains.every[s] - 1] = True
         touch_stage(lanes, state, s)
     buckets_over(chains, ties, lanes, state, g, t)
+
+
+@loop
+def bucket_starts(chains: Any, lanes: Any, start: np.ndarray, bucket_start: np.ndarray) -> None:
+    """Buckets of a flushed step on links of their own, each after the one before it and after it is ready."""
+    for s in range(chains.member_start.size - 1):
+        last = lanes.last_gradient[s]
+        if last < 0:
+            continue
+        end = start[last] + lanes.table[lanes.row[last], DURATION]
+        column = lead_column(lanes, last)
+        for k in range(chains.member_start[s], chains.member_start[s + 1]):
+            g = chains.member_group[k]
+            for b in range(chains.start[g], chains.start[g + 1]):
+                lead = chains.lead_ns[4 * (chains.member_lead[k] + b - chains.start[g]) + column]
+                bucket_start[b] = max(bucket_start[b], end - lead)
+    for g in range(chains.start.size - 1):
+        t = 0
+        for b in range(chains.start[g], chains.start[g + 1]):
+            t = max(t, bucket_start[b])
+            bucket_start[b] = t
+            t += chains.bucket_ns[b]
+
+
+@inner
+def lead_column(lanes: Any, operation: int) -> int:
+    """Which of a bucket's four leads holds: after a B or a W, of row class 0 or 1."""
+    kind, row_class = lanes.row[operation] // 2 % (STEP + 1), lanes.row[operation] % 2
+    return (2 if kind == 3 else 0) + row_class

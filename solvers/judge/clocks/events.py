@@ -18,7 +18,7 @@ import numpy as np
 
 from penstock.solvers.compiled.decorators import compiled, inner, loop
 from penstock.solvers.compiled.heap import pop, pop_time, push
-from penstock.solvers.judge.clocks.chains import announce_buckets, close, end_bucket
+from penstock.solvers.judge.clocks.chains import announce_buckets, close, end_bucket, lead_column
 from penstock.solvers.judge.clocks.state import (
     CANDIDATES,
     EVENTS,
@@ -42,7 +42,6 @@ from penstock.solvers.judge.clocks.state import (
     touch_stage,
 )
 from penstock.solvers.judge.clocks.ties import end_tie, halt_ready, step_has_to_wait, waits_of_halts
-from penstock.solvers.judge.clocks.worklist import lead_column
 from penstock.solvers.judge.operation_tables import DURATION, FLOW, INPUT, LINES, OTHER, OUTPUT, STAGE
 from penstock.solvers.judge.operation_tables import NOWHERE as NO_PLACE
 from penstock.solvers.model.schedule import STEP

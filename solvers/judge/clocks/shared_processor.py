@@ -19,7 +19,9 @@ from penstock.solvers.costs.utilisation import WHOLE
 SPEED = 720_720
 """Ticks of a device's clock in a nanosecond at full speed: 1/n of it is a whole number for up to 16 pipelines."""
 
-NEVER = 2**62
+NEVER_TICKS = 2**62
+"""The tick of what never happens: ticks are finer than the nanoseconds of ``costs.infinity``."""
+
 FLYING, TOUCHED, WAITING, CHANGED = 0, 1, 2, 3
 
 
@@ -90,7 +92,7 @@ def run_sharing(shared: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nda
         np.zeros(shared.num_devices, dtype=np.int64),
         np.zeros(shared.num_devices, dtype=np.int64),
         np.zeros(shared.num_devices, dtype=np.int64),
-        np.full(shared.num_devices, NEVER, dtype=np.int64),
+        np.full(shared.num_devices, NEVER_TICKS, dtype=np.int64),
         np.zeros(stages, dtype=np.int64),
         np.zeros(stages, dtype=np.bool_),
         np.zeros(stages, dtype=np.int64),
@@ -119,7 +121,7 @@ def _run(shared: Any, state: State) -> None:
     _start_operations(shared, state, 0)
     while True:
         now = _next_instant(shared, state)
-        if now == NEVER:
+        if now == NEVER_TICKS:
             return
         for d in range(shared.num_devices):
             if state.finish[d] == now:
@@ -146,7 +148,7 @@ def _arrive(state: State, flow: int, m: int) -> None:
 
 @inner
 def _next_instant(shared: Any, state: State) -> Any:
-    now = NEVER
+    now = NEVER_TICKS
     for d in range(shared.num_devices):
         now = min(now, state.finish[d])
     for k in range(state.size[FLYING]):
@@ -164,7 +166,7 @@ def _advance(state: State, d: int, now: int) -> None:
 @inner
 def _set_speed(shared: Any, state: State, d: int) -> None:
     """The speed of what runs on a device from now on, and when the first of it will be done, rounded up."""
-    total, first = 0, NEVER
+    total, first = 0, NEVER_TICKS
     found = False
     for s in range(d, state.position.size, shared.num_devices):
         if state.running[s]:
@@ -172,7 +174,7 @@ def _set_speed(shared: Any, state: State, d: int) -> None:
             first = min(first, state.due[s]) if found else state.due[s]
             found = True
     if not found:
-        state.clock[d], state.speed[d], state.finish[d] = 0, 0, NEVER
+        state.clock[d], state.speed[d], state.finish[d] = 0, 0, NEVER_TICKS
     else:
         speed = SPEED if total <= WHOLE else SPEED * WHOLE // total
         state.speed[d] = speed
@@ -240,7 +242,7 @@ def _start_transfers(shared: Any, state: State, now: int) -> None:
         return
     state.size[CHANGED] = 0
     while True:
-        chosen, place, earliest = -1, -1, NEVER
+        chosen, place, earliest = -1, -1, NEVER_TICKS
         for k in range(state.size[WAITING]):
             flow = state.waiting[k]
             ready = state.ready[flow, state.head[flow]]

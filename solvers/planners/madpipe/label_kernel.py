@@ -37,6 +37,39 @@ class Rounding(NamedTuple):
     delay_ns: int
 
 
+class Question(NamedTuple):
+    """What is decided: whether an allocation of a period exists, with ``tight`` memory; what a stage passes on takes
+    ``hop_ns`` (n + 1,) at each boundary; ``needs`` as ``_fill_needs`` has them.
+    """
+
+    period: int
+    tight: bool
+    rounding: Any
+    hop_ns: np.ndarray
+    needs: np.ndarray
+
+
+class Labels(NamedTuple):
+    """Labels (count, 4), how each was ``made`` (count, 3), and those of boundary k with p normal processors left, from
+    ``begin[k, p]`` up to ``end[k, p]``.
+    """
+
+    value: np.ndarray
+    made: np.ndarray
+    begin: np.ndarray
+    end: np.ndarray
+
+
+class Fresh(NamedTuple):
+    """New labels of one boundary, how each was made, and a ``cursor``: how many there are, then where to go on:
+    boundary after the stage, variant and kind, label.
+    """
+
+    value: np.ndarray
+    made: np.ndarray
+    cursor: np.ndarray
+
+
 @compiled
 def special(line: Any, period: int, tight: bool, rounding: Any, cap: int) -> tuple[int, int, np.ndarray]:
     """(FOUND, NONE or TOO_MANY labels; labels made; stages (m, 3) as boundaries and variant, SPECIAL added)."""
@@ -45,64 +78,56 @@ def special(line: Any, period: int, tight: bool, rounding: Any, cap: int) -> tup
     hop = np.zeros(n + 1, dtype=np.int64)
     for k in range(1, n):
         hop[k] = line.hop_ns[:, k].max()
-    labels = np.zeros((FIRST_ROOM, 4), dtype=np.int64)
-    made = np.zeros((FIRST_ROOM, 3), dtype=np.int32)
-    begin = np.zeros((n + 1, normals + 2), dtype=np.int64)
-    end = np.zeros((n + 1, normals + 2), dtype=np.int64)
-    begin[n, normals], end[n, normals] = 0, 1
-    made[0, 0], made[0, 1], made[0, 2] = -1, n, 0
+    labels = Labels(
+        np.zeros((FIRST_ROOM, 4), dtype=np.int64),
+        np.zeros((FIRST_ROOM, 3), dtype=np.int32),
+        np.zeros((n + 1, normals + 2), dtype=np.int64),
+        np.zeros((n + 1, normals + 2), dtype=np.int64),
+    )
+    labels.end[n, normals] = 1
+    labels.made[0, 0], labels.made[0, 1] = -1, n
     count = 1
-    fresh = np.empty((FIRST_ROOM, 4), dtype=np.int64)
-    origin = np.empty((FIRST_ROOM, 3), dtype=np.int32)
-    state = np.zeros(4, dtype=np.int64)
-    needs = np.full((2, n + 1, normals + 1), NEVER_NS, dtype=np.int64)
-    _fill_needs(line, period, tight, hop, needs)
+    fresh = Fresh(
+        np.empty((FIRST_ROOM, 4), dtype=np.int64),
+        np.empty((FIRST_ROOM, 3), dtype=np.int32),
+        np.zeros(4, dtype=np.int64),
+    )
+    question = Question(period, tight, rounding, hop, np.full((2, n + 1, normals + 1), NEVER_NS, dtype=np.int64))
+    _fill_needs(line, question)
     for k in range(n - 1, -1, -1):
         if hop[k] > period:
             continue
         for p in range(normals, -1, -1):
-            state[:] = 0
-            state[1], state[2] = k + 1, 0
-            while True:
-                complete = _extend(line, period, tight, rounding, hop[k], needs, labels, made, begin, end, k, p,
-                                   fresh, origin, state)  # fmt: skip
-                if k == 0 and state[0] > 0:
-                    return FOUND, count, _trace(made, origin[0])
-                if complete:
-                    break
-                kept = _filter(period, line.available_bytes, fresh, origin, state[0], labels, begin[k, p + 1],
-                               end[k, p + 1], made)  # fmt: skip
-                if kept > len(fresh) // 2:
-                    if len(fresh) > cap:
+            fresh.cursor[:] = 0
+            fresh.cursor[1] = k + 1
+            while not _extend(line, question, labels, fresh, k, p):
+                kept = _filter(line, question, labels, fresh, k, p)
+                if kept > len(fresh.value) // 2:
+                    if len(fresh.value) > cap:
                         return TOO_MANY, count, np.empty((0, 3), dtype=np.int64)
-                    fresh = _longer(fresh, kept)
-                    wider = np.empty((len(fresh), 3), dtype=np.int32)
-                    wider[:kept] = origin[:kept]
-                    origin = wider
-                state[0] = kept
-            begin[k, p] = end[k, p] = count
-            if state[0] == 0:
+                    fresh = Fresh(_longer(fresh.value, kept), _longer(fresh.made, kept), fresh.cursor)
+                fresh.cursor[0] = kept
+            if k == 0 and fresh.cursor[0] > 0:
+                return FOUND, count, _trace(labels.made, fresh.made[0])
+            labels.begin[k, p] = labels.end[k, p] = count
+            if fresh.cursor[0] == 0:
                 continue
-            kept = _filter(period, line.available_bytes, fresh, origin, state[0], labels, begin[k, p + 1],
-                           end[k, p + 1], made)  # fmt: skip
+            kept = _filter(line, question, labels, fresh, k, p)
             if count + kept > cap:
                 return TOO_MANY, count, np.empty((0, 3), dtype=np.int64)
-            while count + kept > len(labels):
-                labels = _longer(labels, count)
-                longer = np.empty((len(labels), 3), dtype=np.int32)
-                longer[:count] = made[:count]
-                made = longer
-            labels[count : count + kept] = fresh[:kept]
-            made[count : count + kept] = origin[:kept]
+            while count + kept > len(labels.value):
+                labels = Labels(_longer(labels.value, count), _longer(labels.made, count), labels.begin, labels.end)
+            labels.value[count : count + kept] = fresh.value[:kept]
+            labels.made[count : count + kept] = fresh.made[:kept]
             count += kept
-            end[k, p] = count
+            labels.end[k, p] = count
     return NONE, count, np.empty((0, 3), dtype=np.int64)
 
 
 @compiled
-def _longer(labels: np.ndarray, count: int) -> np.ndarray:
-    longer = np.empty((2 * len(labels), 4), dtype=np.int64)
-    longer[:count] = labels[:count]
+def _longer(rows: np.ndarray, count: int) -> np.ndarray:
+    longer = np.empty((2 * len(rows), rows.shape[1]), dtype=rows.dtype)
+    longer[:count] = rows[:count]
     return longer
 
 
@@ -119,13 +144,14 @@ def _trace(made: np.ndarray, last: np.ndarray) -> np.ndarray:
 
 
 @loop
-def _fill_needs(line: Any, period: int, tight: bool, hop: np.ndarray, needs: np.ndarray) -> None:
+def _fill_needs(line: Any, question: Question) -> None:
     """What the layers before each boundary need at least of the special processor, with p normal ones: ns and bytes.
 
     The delay at a boundary is at least the load after it, which gives each stage the fewest micro-batches it can have.
     """
     n = line.load_ns.shape[1] - 1
     variants = line.load_ns.shape[0]
+    period, hop, needs = question.period, question.hop_ns, question.needs
     normals = needs.shape[2] - 1
     available = line.available_bytes
     for p in range(normals + 1):
@@ -149,110 +175,88 @@ def _fill_needs(line: Any, period: int, tight: bool, hop: np.ndarray, needs: np.
                         needs[0, j, p] = min(needs[0, j, p], needs[0, k, p - 1])
                         needs[1, j, p] = min(needs[1, j, p], needs[1, k, p - 1])
                 held = fixed + (group - 1) * each
-                if held + work + (each if tight else 0) <= available:
+                if held + work + (each if question.tight else 0) <= available:
                     for p in range(0 if k == 0 else 1, normals + 1):
                         needs[0, j, p] = min(needs[0, j, p], needs[0, k, p] + load)
                         needs[1, j, p] = min(needs[1, j, p], needs[1, k, p] + held)
 
 
 @loop
-def _extend(
-    line: Any,
-    period: int,
-    tight: bool,
-    rounding: Any,
-    hop: int,
-    needs: np.ndarray,
-    labels: np.ndarray,
-    made: np.ndarray,
-    begin: np.ndarray,
-    end: np.ndarray,
-    k: int,
-    p: int,
-    fresh: np.ndarray,
-    origin: np.ndarray,
-    state: np.ndarray,
-) -> bool:
+def _extend(line: Any, question: Question, labels: Labels, fresh: Fresh, k: int, p: int) -> bool:
     """Labels of boundary k with p normal processors left into ``fresh``; False when it is full.
 
-    ``state``: how many there are; then where to go on: boundary after the stage, variant and kind, label.
+    At the first boundary one label is enough.
     """
-    n = line.load_ns.shape[1] - 1
-    variants = line.load_ns.shape[0]
-    count, room = state[0], len(fresh)
-    available = line.available_bytes
-    rest_kept = line.kept_bytes[variants - 1, 0, k]
-    rest_fixed = line.fixed_bytes[0, k]
-    for j in range(state[1], n + 1):
-        if line.load_ns[0, j] - line.load_ns[0, k] > period:
-            break
-        for choice in range(state[2] if j == state[1] else 0, 2 * variants):
-            is_special, r = choice >= variants, choice % variants
-            if is_special and p == 0 and k > 0:
+    n, variants = line.load_ns.shape[1] - 1, line.load_ns.shape[0]
+    cursor = fresh.cursor
+    while cursor[1] <= n and line.load_ns[0, cursor[1]] - line.load_ns[0, k] <= question.period:
+        while cursor[2] < 2 * variants:
+            if not _extend_by_stage(line, question, labels, fresh, k, p):
+                return False
+            if k == 0 and cursor[0] > 0:
+                return True
+            cursor[2], cursor[3] = cursor[2] + 1, 0
+        cursor[1], cursor[2] = cursor[1] + 1, 0
+    return True
+
+
+@inner
+def _extend_by_stage(line: Any, question: Question, labels: Labels, fresh: Fresh, k: int, p: int) -> bool:
+    """Labels of the stage, its variant and kind of processor that the cursor is at; False when ``fresh`` is full."""
+    variants, available, period = line.load_ns.shape[0], line.available_bytes, question.period
+    cursor = fresh.cursor
+    j, is_special, r = cursor[1], cursor[2] >= variants, cursor[2] % variants
+    before = p if is_special else p + 1
+    load = line.load_ns[r, j] - line.load_ns[r, k]
+    each, fixed, work = line.kept_bytes[r, k, j], line.fixed_bytes[k, j], line.work_bytes[r, k, j]
+    if (is_special and p == 0 and k > 0) or before >= labels.begin.shape[1] - 1:
+        return True
+    if load > period or fixed + work > available:
+        return True
+    rest_kept, rest_fixed = line.kept_bytes[variants - 1, 0, k], line.fixed_bytes[0, k]
+    for i in range(max(labels.begin[j, before], cursor[3]), labels.end[j, before]):
+        busy, held, delay = labels.value[i, LOAD], labels.value[i, HELD], labels.value[i, DELAY]
+        largest = labels.value[i, PEAK] - held
+        group = max(1, groups_of(delay + load, period))
+        if group > line.most_in_flight:
+            continue
+        if not is_special:
+            if fixed + work + group * each > available:
                 continue
-            load = line.load_ns[r, j] - line.load_ns[r, k]
-            each, fixed, work = line.kept_bytes[r, k, j], line.fixed_bytes[k, j], line.work_bytes[r, k, j]
-            if load > period or fixed + work > available:
+        else:
+            if question.tight and labels.made[i, 2] >= SPECIAL:
                 continue
-            before = p if is_special else p + 1
-            if before >= begin.shape[1] - 1:
+            busy += load
+            held += fixed + (group - 1) * each
+            largest = max(largest, work + each if question.tight else work)
+            if busy > period or held + largest > available:
                 continue
-            start = begin[j, before]
-            if j == state[1] and choice == state[2]:
-                start = max(start, state[3])
-            how = r + (SPECIAL if is_special else 0)
-            for i in range(start, end[j, before]):
-                delay = labels[i, DELAY]
-                group = max(1, groups_of(delay + load, period))
-                busy, held, largest = labels[i, LOAD], labels[i, HELD], labels[i, PEAK] - labels[i, HELD]
-                if group > line.most_in_flight:
-                    continue
-                if not is_special:
-                    if fixed + work + group * each > available:
-                        continue
-                else:
-                    if tight and made[i, 2] >= SPECIAL:
-                        continue
-                    busy += load
-                    held += fixed + (group - 1) * each
-                    largest = max(largest, work + each if tight else work)
-                    if busy > period or held + largest > available:
-                        continue
-                if busy + needs[0, k, p] > period or held + needs[1, k, p] > available:
-                    continue
-                delay = then(then(delay, load, period), hop, period)
-                if k > 0:
-                    filled = max(0, groups_of(delay, period) - 1)
-                    if filled > line.most_in_flight:
-                        continue
-                    if rest_fixed + filled * rest_kept > p * available + available - held:
-                        continue
-                if count == room:
-                    state[0], state[1], state[2], state[3] = count, j, choice, i
-                    return False
-                _write(fresh, count, busy, held, largest, delay, period, available, rounding)
-                origin[count, 0], origin[count, 1], origin[count, 2] = i, k, how
-                count += 1
-                if k == 0:
-                    state[0] = count
-                    return True
-    state[0] = count
+        if busy + question.needs[0, k, p] > period or held + question.needs[1, k, p] > available:
+            continue
+        delay = then(then(delay, load, period), question.hop_ns[k], period)
+        if k > 0:
+            filled = max(0, groups_of(delay, period) - 1)
+            if filled > line.most_in_flight or rest_fixed + filled * rest_kept > p * available + available - held:
+                continue
+        place = cursor[0]
+        if place == len(fresh.value):
+            cursor[3] = i
+            return False
+        _write(question, available, fresh.value, place, busy, held, largest, delay)
+        fresh.made[place, 0], fresh.made[place, 1] = i, k
+        fresh.made[place, 2] = r + (SPECIAL if is_special else 0)
+        cursor[0] = place + 1
+        if k == 0:
+            return True
     return True
 
 
 @inner
 def _write(
-    fresh: np.ndarray,
-    place: int,
-    busy: int,
-    held: int,
-    largest: int,
-    delay: int,
-    period: int,
-    available: int,
-    rounding: Any,
+    question: Question, available: int, fresh: np.ndarray, place: int, busy: int, held: int, largest: int, delay: int
 ) -> None:
     """A label, rounded up within what is allowed: no load above the period, no delay into another group."""
+    period, rounding = question.period, question.rounding
     peak = min(available, _up(held + largest, rounding.bytes))
     full = max(0, groups_of(delay, period) - 1) * period
     fresh[place, LOAD] = min(period, _up(busy, rounding.load_ns))
@@ -267,34 +271,26 @@ def _up(value: int, step: int) -> int:
 
 
 @compiled
-def _filter(
-    period: int,
-    available: int,
-    fresh: np.ndarray,
-    origin: np.ndarray,
-    count: int,
-    labels: np.ndarray,
-    low: int,
-    high: int,
-    made: np.ndarray,
-) -> int:
+def _filter(line: Any, question: Question, labels: Labels, fresh: Fresh, k: int, p: int) -> int:
     """Keep the Pareto-minimal labels of ``fresh``, also against those with one more processor left; how many stay.
 
     A label after a special stage is no better than an equal one after a normal stage. Labels are looked at in the
     order of a sum that no dominating label exceeds, so that most are found dominated at once.
     """
+    count, low, high = fresh.cursor[0], labels.begin[k, p + 1], labels.end[k, p + 1]
+    value, made = fresh.value, fresh.made
     key = np.empty(count, dtype=np.float64)
-    _sums(fresh, count, 1.0 / period, 1.0 / max(1, available), key)
+    _sums(value, count, 1.0 / question.period, 1.0 / max(1, line.available_bytes), key)
     order = np.argsort(key, kind="mergesort")
     better = np.empty((count + high - low, 5), dtype=np.int64)
     kept = np.empty(count, dtype=np.int64)
-    size = _undominated(fresh, origin, order, labels, low, high, made, better, kept)
+    size = _undominated(fresh, order, labels, low, high, better, kept)
     keep = np.sort(kept[:size])
     for i in range(size):
         for c in range(4):
-            fresh[i, c] = fresh[keep[i], c]
+            value[i, c] = value[keep[i], c]
         for c in range(3):
-            origin[i, c] = origin[keep[i], c]
+            made[i, c] = made[keep[i], c]
     return size
 
 
@@ -306,28 +302,21 @@ def _sums(fresh: np.ndarray, count: int, per_ns: float, per_byte: float, key: np
 
 @loop
 def _undominated(
-    fresh: np.ndarray,
-    origin: np.ndarray,
-    order: np.ndarray,
-    labels: np.ndarray,
-    low: int,
-    high: int,
-    made: np.ndarray,
-    better: np.ndarray,
-    kept: np.ndarray,
+    fresh: Fresh, order: np.ndarray, labels: Labels, low: int, high: int, better: np.ndarray, kept: np.ndarray
 ) -> int:
     """The places of labels that nothing dominates into ``kept``; ``better`` is a scratch of labels to compare with."""
     known = 0
     for i in range(low, high):
         for c in range(4):
-            better[known, c] = labels[i, c]
-        better[known, 4] = 1 if made[i, 2] >= SPECIAL else 0
+            better[known, c] = labels.value[i, c]
+        better[known, 4] = 1 if labels.made[i, 2] >= SPECIAL else 0
         known += 1
     size = 0
     for place in range(len(order)):
         i = order[place]
-        busy, held, peak, delay = fresh[i, LOAD], fresh[i, HELD], fresh[i, PEAK], fresh[i, DELAY]
-        after_special = 1 if origin[i, 2] >= SPECIAL else 0
+        busy, held = fresh.value[i, LOAD], fresh.value[i, HELD]
+        peak, delay = fresh.value[i, PEAK], fresh.value[i, DELAY]
+        after_special = 1 if fresh.made[i, 2] >= SPECIAL else 0
         dominated = False
         for j in range(known):
             if (

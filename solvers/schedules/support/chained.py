@@ -22,8 +22,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.slices import row_classes
 from penstock.solvers.schedules.support.chunks import Ranks, ranks_of
-from penstock.solvers.schedules.support.overtaking_kernel import Lists, run_overtaking
-from penstock.solvers.schedules.support.ranked_kernel import Jobs, run_construct
+from penstock.solvers.schedules.support.list_kernel import Jobs, run_list
 
 SHAKE = 0.15
 """How much of its time an operation may gain or lose when orders are shaken."""
@@ -79,7 +78,7 @@ class Chained:
     ) -> tuple[int, Orders]:
         """How long the step takes, and its orders, when operations of the kinds ``movers`` overtake."""
         lists, codes = self.lists(orders, movers, room)
-        start = run_overtaking(lists, patience)
+        start = run_list(lists, patience)
         return self._as_orders(codes, lists.lane, lists.duration_ns, start)
 
     def shaken(
@@ -90,7 +89,7 @@ class Chained:
         longer = 1 + SHAKE * (2 * rng.random(len(codes)) - 1), 1 + SHAKE * (2 * rng.random(lists.lag_ns.shape) - 1)
         duration = (lists.duration_ns * longer[0]).astype(np.int64)
         drawn = lists._replace(duration_ns=duration, lag_ns=(lists.lag_ns * longer[1]).astype(np.int64))
-        return self._as_orders(codes, lists.lane, duration, run_overtaking(drawn, patience))[1]
+        return self._as_orders(codes, lists.lane, duration, run_list(drawn, patience))[1]
 
     def constructed(
         self, ranking: Ranking, room: Sequence[int], patience: int, *, even: bool = False, ways: bool = True
@@ -122,12 +121,13 @@ class Chained:
             behind=behind,
             lag_ns=lag if ways else np.zeros_like(lag),
             waits_for=waits,
-            lane=lane,
+            lane=np.repeat(lane, number),
+            number=number,
             kept=kept,
             ranking=np.asarray(preferred, dtype=np.int64),
             room=np.asarray(room, dtype=np.int64),
         )
-        start = run_construct(jobs, number, patience)
+        start = run_list(jobs, patience)
         codes = np.concatenate([np.arange(line * number, (line + 1) * number) for line in lines])
         if (start[codes] < 0).any():
             return None
@@ -144,7 +144,7 @@ class Chained:
         rows = [operations[low:high] for low, high in pairwise([0, *ends])]
         return int((start + duration).max()), self.ranks.orders("overtaking", rows)
 
-    def lists(self, orders: Orders, movers: tuple[int, ...], room: Sequence[int]) -> tuple[Lists, np.ndarray]:
+    def lists(self, orders: Orders, movers: tuple[int, ...], room: Sequence[int]) -> tuple[Jobs, np.ndarray]:
         """The rows as the kernel's lists, and each entry's number."""
         parts = [row.operations.astype(np.int64) for row in orders.rows]
         operations = np.concatenate(parts)
@@ -160,7 +160,7 @@ class Chained:
         waits = np.bincount(after[after >= 0], minlength=len(codes)).astype(np.int64)
         moves = np.zeros(len(KINDS), dtype=np.bool_)
         moves[list(movers)] = True
-        made = Lists(
+        made = Jobs(
             lane_start=np.concatenate(([0], np.cumsum([len(part) for part in parts]))).astype(np.int64),
             lane=np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
             duration_ns=duration[codes],
