@@ -23,7 +23,7 @@ Mark: TypeAlias = "list[int] | memoryview[int]"
 class Marked(NamedTuple):
     """What a mark holds."""
 
-    index: int
+    instruction: int
     step: int
 
 

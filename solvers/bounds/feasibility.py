@@ -30,7 +30,7 @@ from ortools.sat.python import cp_model
 
 from penstock.schemas.amounts import exact
 from penstock.solvers.costs.memory import context_bytes, free_bytes
-from penstock.solvers.costs.stage_table import StaticSums, layer_sums, static_sums
+from penstock.solvers.costs.tables.stage_table import StaticSums, layer_sums, static_sums
 from penstock.solvers.model.pins import unkeepable_pin
 from penstock.solvers.model.plan_shape import layers, layers_need
 from penstock.solvers.model.problem import Measured, Problem

@@ -25,7 +25,7 @@ from penstock.solvers.bounds.contiguous.stage_costs import Stages
 from penstock.solvers.bounds.coverage import class_bound, target_plans
 from penstock.solvers.costs.infinity import FAR_NS
 from penstock.solvers.costs.memory import free_bytes
-from penstock.solvers.costs.stage_table import between, crossing_bytes, layer_sums, prefix_sums, static_sums
+from penstock.solvers.costs.tables.stage_table import between, crossing_bytes, layer_sums, prefix_sums, static_sums
 from penstock.solvers.model.micro_batches import batch_of
 from penstock.solvers.model.pins import devices_allowed
 from penstock.solvers.model.problem import Problem

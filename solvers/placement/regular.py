@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.solvers.costs.collectives import all_reduce_ns
-from penstock.solvers.costs.device_line import likeness
 from penstock.solvers.costs.infinity import NEVER_NS, UNLIMITED
 from penstock.solvers.costs.memory import free_bytes
-from penstock.solvers.costs.stage_table import cut_places, layer_sums, static_sums
+from penstock.solvers.costs.tables.device_line import likeness
+from penstock.solvers.costs.tables.stage_table import cut_places, layer_sums, static_sums
 from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, batch_of
 from penstock.solvers.model.network import Inside, Network

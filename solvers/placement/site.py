@@ -13,7 +13,7 @@ from functools import cached_property
 
 import networkx as nx
 
-from penstock.solvers.costs.device_line import likeness
+from penstock.solvers.costs.tables.device_line import likeness
 from penstock.solvers.model.network import Cable, Network
 from penstock.solvers.model.problem import Device
 

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.costs.stage_table import static_sums
+from penstock.solvers.costs.tables.stage_table import static_sums
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.problem import Problem

@@ -139,7 +139,7 @@ class Judge:
             allocation, fixed = (None, None) if found is None else found
         if allocation is None:
             return None
-        numbered = self.problem.within is None or misnumbered(self.problem, allocation.stages) is None
+        numbered = self.problem.within is None or misnumbered(self.problem.nodes(), allocation.stages) is None
         return proposal._replace(allocation=allocation, fixed=fixed) if numbered else None
 
     def _try_schedules(self, planner: str, proposal: Proposal) -> None:

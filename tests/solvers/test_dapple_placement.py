@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from problems import make_network, make_problem
 
-from penstock.solvers.costs.device_line import server_classes
+from penstock.solvers.costs.tables.device_line import server_classes
 from penstock.solvers.model.network import Cable, Network
 from penstock.solvers.planners.dapple.placement import POLICIES, Policy, geometry, place
 

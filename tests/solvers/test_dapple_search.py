@@ -12,8 +12,8 @@ from problems import make_problem
 
 from penstock.solvers.costs.collectives import all_reduce_ns
 from penstock.solvers.costs.memory import micro_batches_that_fit, static_bytes
+from penstock.solvers.costs.tables.transfer_kernel import transfer_rate
 from penstock.solvers.costs.transfer import transfer
-from penstock.solvers.costs.transfer_kernel import transfer_rate
 from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, batch_of
 from penstock.solvers.model.problem import Problem

@@ -13,8 +13,8 @@ import pytest
 from problems import make_problem
 
 from penstock.solvers.costs.collectives import all_reduce_ns
-from penstock.solvers.costs.device_line import device_order
 from penstock.solvers.costs.stage import stage_costs, update_ns
+from penstock.solvers.costs.tables.device_line import device_order
 from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, batch_of

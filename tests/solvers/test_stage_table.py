@@ -11,10 +11,10 @@ import pytest
 from problems import make_problem
 
 from penstock.solvers.costs.collectives import all_reduce_ns
-from penstock.solvers.costs.device_line import affine_all_reduce, affine_transfer
 from penstock.solvers.costs.memory import activation_bytes, static_bytes, transient_bytes, weight_bytes
 from penstock.solvers.costs.stage import stage_costs, update_ns
-from penstock.solvers.costs.stage_table import StageTable, cut_places, layer_sums
+from penstock.solvers.costs.tables.device_line import affine_all_reduce, affine_transfer
+from penstock.solvers.costs.tables.stage_table import StageTable, cut_places, layer_sums
 from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.model.problem import Problem

@@ -15,7 +15,7 @@ from penstock.solvers.bounds.contiguous.label_steps import Pieces
 from penstock.solvers.bounds.contiguous.links import Links
 from penstock.solvers.costs.infinity import FAR_NS
 from penstock.solvers.costs.memory import free_bytes
-from penstock.solvers.costs.stage_table import StageTable, crossing_bytes, prefix_sums
+from penstock.solvers.costs.tables.stage_table import StageTable, crossing_bytes, prefix_sums
 from penstock.solvers.costs.ties import bytes_of_spans
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import devices_allowed

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import product
 
 from penstock.schemas.errors import InvalidDocument
-from penstock.solvers.costs.device_line import device_order
+from penstock.solvers.costs.tables.device_line import device_order
 from penstock.solvers.model.allocation import Stage
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.problem import Problem

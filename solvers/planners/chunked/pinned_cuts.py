@@ -18,7 +18,7 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.costs.stage_table import cut_places
+from penstock.solvers.costs.tables.stage_table import cut_places
 from penstock.solvers.model.allocation import Allocation, Pipeline
 from penstock.solvers.model.pins import moved
 from penstock.solvers.model.problem import Problem

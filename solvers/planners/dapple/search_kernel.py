@@ -8,8 +8,8 @@ import numpy as np
 from numba import njit
 
 from penstock.solvers.costs.infinity import NEVER_NS
-from penstock.solvers.costs.routes import Routes
-from penstock.solvers.costs.transfer_kernel import transfer_rate
+from penstock.solvers.costs.tables.routes import Routes
+from penstock.solvers.costs.tables.transfer_kernel import transfer_rate
 from penstock.solvers.planners.dapple.cost_kernel import NO, PLAIN, devices_between, moved, reduced, stage_times
 from penstock.solvers.planners.dapple.kernel_arrays import Layers, Memo, Places, Scratch, SetCosts, Settings
 from penstock.solvers.planners.dapple.latency_kernel import C, Label, P, R, X, latency_of, push

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.costs.device_line import Affine, affine_all_reduce, server_classes
 from penstock.solvers.costs.memory import free_bytes
-from penstock.solvers.costs.routes import Routes, routes_of
-from penstock.solvers.costs.stage_table import layer_sums, static_between, static_sums
+from penstock.solvers.costs.tables.device_line import Affine, affine_all_reduce, server_classes
+from penstock.solvers.costs.tables.routes import Routes, routes_of
+from penstock.solvers.costs.tables.stage_table import layer_sums, static_between, static_sums
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.slices import largest_slice

@@ -16,7 +16,7 @@ from math import comb, prod
 
 import numpy as np
 
-from penstock.solvers.costs.device_line import likeness
+from penstock.solvers.costs.tables.device_line import likeness
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, candidates, dapple_replicas
 from penstock.solvers.model.problem import Problem

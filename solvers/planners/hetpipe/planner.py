@@ -11,7 +11,7 @@ from penstock.solvers.bounds.feasibility import proof_of_infeasibility
 from penstock.solvers.bounds.one_pipeline.confined import holders
 from penstock.solvers.costs.collectives import all_reduce_ns
 from penstock.solvers.costs.stage import stage_costs
-from penstock.solvers.costs.stage_table import static_sums
+from penstock.solvers.costs.tables.stage_table import static_sums
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import Batch, candidates
 from penstock.solvers.model.options import Option

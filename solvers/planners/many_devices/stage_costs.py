@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.solvers.costs.device_line import Affine, affine_all_reduce
 from penstock.solvers.costs.memory import free_bytes
-from penstock.solvers.costs.stage_table import LayerSums, StaticSums, crossing_bytes, layer_sums, static_sums
+from penstock.solvers.costs.tables.device_line import Affine, affine_all_reduce
+from penstock.solvers.costs.tables.stage_table import LayerSums, StaticSums, crossing_bytes, layer_sums, static_sums
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import devices_allowed
 from penstock.solvers.model.problem import Problem

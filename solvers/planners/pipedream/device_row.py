@@ -6,8 +6,8 @@ from itertools import groupby
 
 import numpy as np
 
-from penstock.solvers.costs.device_line import Affine, affine_all_reduce, affine_transfer, server_classes
 from penstock.solvers.costs.memory import free_bytes
+from penstock.solvers.costs.tables.device_line import Affine, affine_all_reduce, affine_transfer, server_classes
 from penstock.solvers.model.problem import Problem
 
 EVERY_COUNT = 32

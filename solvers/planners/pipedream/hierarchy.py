@@ -1,7 +1,7 @@
 """PipeDream's hierarchical partition [1]_ (ALGORITHMS 7.4), by the paper's formula or the released optimizer's (R-35).
 
 A level is a number of equal machines and the bandwidth between them; a machine of level k is all of level k - 1.
-Symbols: A^k(i -> j, m) -> ``value``; T^k(i -> j, m) -> ``kernels.pipedream.replicated_ns``; |w_l| -> parameter bytes;
+Symbols: A^k(i -> j, m) -> ``value``; T^k(i -> j, m) -> ``partition_kernel.replicated_ns``; |w_l| -> parameter bytes;
 a_s -> boundary bytes; B_k -> ``Level.bandwidth_bytes_per_s``; m_k -> ``Level.machines``. O(sum over k of L^3 m_k^2),
 O(L^2 m^2) on the last level. All times are of one micro-batch, rounded up.
 
@@ -21,10 +21,10 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.costs.device_line import device_order
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import free_bytes
-from penstock.solvers.costs.stage_table import StageTable, between, crossing_bytes, cut_places, static_sums
+from penstock.solvers.costs.tables.device_line import device_order
+from penstock.solvers.costs.tables.stage_table import StageTable, between, crossing_bytes, cut_places, static_sums
 from penstock.solvers.costs.transfer import transfers_ns
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch

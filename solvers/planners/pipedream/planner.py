@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from penstock.solvers.costs.device_line import device_order, server_classes
 from penstock.solvers.costs.stage import stage_costs
+from penstock.solvers.costs.tables.device_line import device_order, server_classes
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, candidates
 from penstock.solvers.model.options import Option

@@ -16,7 +16,7 @@ import numpy as np
 from penstock.solvers.costs.memory import free_bytes
 from penstock.solvers.costs.memory_budget import needed_bytes
 from penstock.solvers.costs.stage import stage_costs
-from penstock.solvers.costs.stage_table import static_sums
+from penstock.solvers.costs.tables.stage_table import static_sums
 from penstock.solvers.model.allocation import Stage
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import allowed_devices, broken_pin, fewest_pieces, matching

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.solvers.costs.device_line import likeness
+from penstock.solvers.costs.tables.device_line import likeness
 from penstock.solvers.judge.simulate import makespan_ns
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import Batch, candidates, dapple_replicas

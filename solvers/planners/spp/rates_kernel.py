@@ -8,8 +8,8 @@ import numpy as np
 
 from penstock.solvers.compiled.decorators import compiled
 from penstock.solvers.costs.infinity import UNLIMITED
-from penstock.solvers.costs.routes import Routes
-from penstock.solvers.costs.transfer_kernel import transfer_rate
+from penstock.solvers.costs.tables.routes import Routes
+from penstock.solvers.costs.tables.transfer_kernel import transfer_rate
 
 
 @compiled

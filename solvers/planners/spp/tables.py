@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.solvers.costs.device_line import Affine, affine_all_reduce, server_classes
 from penstock.solvers.costs.memory import free_bytes
-from penstock.solvers.costs.routes import routes_of
-from penstock.solvers.costs.stage_table import StageTable, layer_sums, static_sums
+from penstock.solvers.costs.tables.device_line import Affine, affine_all_reduce, server_classes
+from penstock.solvers.costs.tables.routes import routes_of
+from penstock.solvers.costs.tables.stage_table import StageTable, layer_sums, static_sums
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import last_ends
 from penstock.solvers.model.problem import Problem

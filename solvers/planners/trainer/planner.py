@@ -22,7 +22,7 @@ from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.costs.collectives import all_reduce_ns
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.shortages import shortage_of
-from penstock.solvers.costs.stage_table import cut_places, static_sums
+from penstock.solvers.costs.tables.stage_table import cut_places, static_sums
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, batch_of
 from penstock.solvers.model.options import Option

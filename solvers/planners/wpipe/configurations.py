@@ -17,7 +17,7 @@ from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.solvers.costs.collectives import all_reduce_ns
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import free_bytes
-from penstock.solvers.costs.stage_table import cut_places, static_sums
+from penstock.solvers.costs.tables.stage_table import cut_places, static_sums
 from penstock.solvers.costs.transfer import transfers_ns
 from penstock.solvers.model.micro_batches import Batch, batch_of, candidates
 from penstock.solvers.model.problem import Problem

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from penstock.solvers.costs.stage_table import cut_places
+from penstock.solvers.costs.tables.stage_table import cut_places
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.wpipe.shape import Places, Shape, allocation_of, missing_bytes

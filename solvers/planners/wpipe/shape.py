@@ -13,7 +13,7 @@ import numpy as np
 from penstock.solvers.costs.infinity import UNLIMITED
 from penstock.solvers.costs.memory import activation_bytes, free_bytes, static_bytes, transient_bytes, weight_bytes
 from penstock.solvers.costs.stage import stage_costs
-from penstock.solvers.costs.stage_table import cut_places, layer_sums, static_sums
+from penstock.solvers.costs.tables.stage_table import cut_places, layer_sums, static_sums
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.problem import Problem

@@ -17,8 +17,8 @@ import numpy as np
 
 from penstock.solvers.costs.buckets import stage_all_reduce_ns
 from penstock.solvers.costs.collectives import ring_resources
-from penstock.solvers.costs.device_line import Affine, affine_transfer
 from penstock.solvers.costs.stage import StageCosts, stage_costs, update_ns
+from penstock.solvers.costs.tables.device_line import Affine, affine_transfer
 from penstock.solvers.costs.transfer import boundary_bytes
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem

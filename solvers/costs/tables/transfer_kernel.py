@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from penstock.solvers.costs.routes import Routes
+from penstock.solvers.costs.tables.routes import Routes
 
 
 @njit(cache=True)

@@ -1,0 +1,5 @@
+"""The price list as arrays, for searches and bounds that try many stages: plans round up, bounds round down.
+
+May import: `solvers.model`, `solvers.costs`, `solvers.compiled`.
+Start reading at `stage_table.py`, then `device_line.py`.
+"""
