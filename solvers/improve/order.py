@@ -9,7 +9,7 @@ What is asked, in this order, each for a counted part of the effort, until the b
 * where the model's optimum runs longer under the judge, tabu search from its order, and CP-SAT under the judge's rules
   where the model knows them.
 
-Every order is timed by the judge; a bound speaks of any order of the same operations.
+Every order is simulated; a bound covers every order of the same operations.
 """
 
 from __future__ import annotations

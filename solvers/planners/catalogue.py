@@ -57,17 +57,17 @@ class Tier(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """A planner. ``proposals(problem, options)`` yields what to judge; None of ``auto``, which asks all others.
+    """A planner. ``proposals(problem, options)`` yields what to judge; ``auto`` has none, because it asks all others.
 
     ``schedules`` may be asked for, with those that name the planner (``accepts``), which are for ``parts`` that it lays
     out without an order. ``supports``: the update rules of its plans. ``exact``: its best plan is optimal over what it
     searches, by its own estimate, and it is not asked where any plan that fits will do. ``makes``: the class of all its
-    plans, if there is one: a bound that covers it can make the planner needless. ``early``: begun first, since its
-    bound tells everybody how far there is to go. ``simple``: how it runs the simplest plans that keep the pins.
+    plans, if there is one: a bound that covers it can make the planner needless. ``early``: begun first, since other
+    planners need its bound to stop. ``simple``: how it runs the simplest plans that keep the pins.
 
     ``auto`` asks it from ``least_devices`` on, first where that is more than one, and up to ``most_devices`` if any
-    other goes beyond; with a target where it stays within what another trainer can express (``target``), and else
-    where it does not. Raises ``UnsupportedRequest`` for a schedule that does not exist.
+    other planner takes more; ``target``: its plans stay within what another trainer can express, so that ``auto`` asks
+    it for requests with a target, and for no others. Raises ``UnsupportedRequest`` for a schedule that does not exist.
     """
 
     name: str
@@ -98,7 +98,7 @@ class Planner:
 
     @property
     def accepts(self) -> tuple[str, ...]:
-        """The schedules that may be asked for."""
+        """The names of the schedules that may be asked for."""
         if self.asks_others:
             return tuple(SCHEDULES)
         return tuple(dict.fromkeys((*self.schedules, *(row.name for row in tried_with(self.name)))))

@@ -45,12 +45,12 @@ Vectors = Callable[[Problem, Allocation, str], Iterable[Vector]]
 
 
 def one_each(problem: Problem, allocation: Allocation, policy: str) -> Iterable[Vector]:
-    """One micro-batch in flight on each stage, which every order has."""
+    """Return one micro-batch in flight on each stage, which every order has."""
     return [(1,) * len(allocation.stages)]
 
 
 def all_of_them(problem: Problem, allocation: Allocation, policy: str) -> Iterable[Vector]:
-    """All micro-batches in flight on each stage."""
+    """Return all micro-batches in flight on each stage."""
     return [(allocation.num_micro_batches,) * len(allocation.stages)]
 
 
@@ -104,19 +104,19 @@ class ScheduleRow:
         return self.in_flight is all_of_them
 
     def orders(self, problem: Problem, allocation: Allocation, **parameters: object) -> Orders:
-        """What ``build`` makes of a schedule with a flush."""
+        """Return what ``build`` makes of a schedule with a flush."""
         made = self.build(problem, allocation, **parameters)
         assert isinstance(made, Orders)
         return made
 
     def trained_in_flight(self, stages: int, number: int) -> Vector:
-        """Micro-batches in flight for certain on each stage of one pipeline, as other trainers run it."""
+        """Return the micro-batches surely in flight on each stage of one pipeline, as other trainers run it."""
         if self.trained is one_f_one_b:
             return tuple(min(stages - s, number) for s in range(stages))
         return (number if self.whole else 1,) * stages
 
     def choices(self, allocation: Allocation) -> list[Mapping[str, object]]:
-        """The parameters to try; the defaults alone where a single micro-batch leaves nothing to choose."""
+        """Return the parameters to try; the defaults alone where a single micro-batch leaves nothing to choose."""
         if allocation.num_micro_batches == 1:
             return [{}]
         names = [parameter.name for parameter in self.parameters]
@@ -302,7 +302,7 @@ SCHEDULES: dict[str, ScheduleRow] = {
 
 
 def schedule_row(name: str) -> ScheduleRow:
-    """The row of that name. Raises ``UnsupportedRequest`` with all names, and the one that is near."""
+    """Return the row of that name. Raises ``UnsupportedRequest`` with all names, and the one that is near."""
     if name not in SCHEDULES:
         raise UnsupportedRequest(
             f"no schedule {name!r}; there are {', '.join(SCHEDULES)}", remedy=remedy_for(name, SCHEDULES)
@@ -311,6 +311,6 @@ def schedule_row(name: str) -> ScheduleRow:
 
 
 def tried_with(planner: str, parts: Sequence[Parts] | None = None) -> list[ScheduleRow]:
-    """The schedules that name a planner, of those for such parts."""
+    """Return the schedules that name a planner in ``tried_with``, of those for such parts."""
     rows = (row for row in SCHEDULES.values() if planner in row.tried_with)
     return [row for row in rows if parts is None or row.parts in parts]

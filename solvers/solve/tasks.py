@@ -58,15 +58,15 @@ CLOSED_TWICE = 2
 
 
 class Task(Protocol):
-    """``name`` of the planner or the phase; ``makes``: the class of its plans; None for any plan of the request."""
+    """A piece of work that is done as if it were alone."""
 
     @property
     def name(self) -> str:
-        """Of the planner or the phase."""
+        """The name of its planner or phase."""
 
     @property
     def makes(self) -> Covers | None:
-        """The class of its plans: a bound that covers it may make the task needless."""
+        """The class of its plans, None for any plan: a bound that covers it may make the task needless."""
 
     def run(self, setting: Setting, link: Link) -> Outcome:
         """Do it, and return how it ended."""

@@ -208,7 +208,7 @@ class Workers:
             self._dismiss(worker)
 
     def run(self, tasks: Sequence[Task], state: State) -> Iterator[tuple[Task, Outcome]]:
-        """Do the tasks, those with a bound for everybody first; at the limit kill those that still work."""
+        """Do the tasks, those with a bound first; at the limit kill the processes that still work."""
         round_ = Round(tasks, state)
         waiting = sorted(range(len(tasks)), key=lambda number: not _early(tasks[number]))
         while True:
@@ -289,7 +289,7 @@ class Workers:
 
 
 def _early(task: Task) -> bool:
-    """Return whether processes begin a task first: its bound tells everybody how far there is to go."""
+    """Return whether processes begin a task first: others need its bound to stop."""
     return isinstance(task, Prove) or (isinstance(task, Ask) and task.early)
 
 
