@@ -20,7 +20,7 @@ from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "solvers")]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "solvers")]
 
 from claims import Contradiction, Effort, Tally, audit  # noqa: E402
 

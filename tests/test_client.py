@@ -248,7 +248,7 @@ def test_signatures_and_documentation_are_those_of_the_source():
     assert inspect.signature(blocking.get) == inspect.signature(awaited.get)
     assert list(inspect.signature(Client("http://x").plans.explain).parameters)[:2] == ["plan", "what_if"]
     assert "best plan" in (blocking.incumbent.__doc__ or "")
-    assert inspect.getsourcefile(blocking.get) == str(ROOT / "penstock" / "client" / "resources.py")
+    assert inspect.getsourcefile(blocking.get) == str(ROOT / "src" / "penstock" / "client" / "resources.py")
 
 
 # ---- old methods -----------------------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ def test_a_list_that_was_a_method_still_is_one(name: str, monkeypatch: pytest.Mo
 
 
 def test_old_methods_go_in_time_and_others_are_not_there():
-    """Remove `penstock/client/compat.py` when the version in which the old methods go is released."""
+    """Remove `src/penstock/client/compat.py` when the version in which the old methods go is released."""
     assert Version(compat.GOES_IN) > Version(version("penstock"))
     with pytest.raises(AttributeError, match="no attribute 'plann'"):
         Client("http://x").plann  # type: ignore[attr-defined]  # noqa: B018

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import pkgutil
 import subprocess
 import sys
@@ -29,7 +30,11 @@ RUN_NOT_IMPORTED = ("__main__", "migrations.env")
 
 def _modules(package: str) -> list[str]:
     """All modules of a package by name, from the folders that it really is."""
-    start = ROOT / package.rpartition(".")[2] if package.rpartition(".")[2] in FOLDERS else ROOT / "penstock" / "cli"
+    start = (
+        ROOT / package.rpartition(".")[2]
+        if package.rpartition(".")[2] in FOLDERS
+        else ROOT / "src" / "penstock" / "cli"
+    )
     found = [package]
     found += [name for _, name, _ in pkgutil.walk_packages([str(start)], package + ".", onerror=lambda _: None)]
     return [name for name in found if not name.endswith(RUN_NOT_IMPORTED)]
@@ -108,7 +113,16 @@ def test_the_package_itself_loads_nothing() -> None:
     assert _ours(loaded) == set()
 
 
-@pytest.mark.parametrize("folder", [*FOLDERS, "penstock", "examples", "tests", "benchmarks"])
+@pytest.mark.parametrize("name", [*FOLDERS, "examples", "tests", "benchmarks"])
+def test_an_installation_has_one_name(name: str, tmp_path: Path) -> None:
+    """A training project may own these names: an editable install puts ``src/`` on the path, not the repository."""
+    command = [sys.executable, "-P", "-c", f"import penstock; import {name}"]
+    bare = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=tmp_path, env=bare, capture_output=True, text=True, timeout=60, check=False)
+    assert f"No module named '{name}'" in done.stderr
+
+
+@pytest.mark.parametrize("folder", [*FOLDERS, "src/penstock", "examples", "tests", "benchmarks"])
 def test_no_bare_import(folder: str) -> None:
     """A training project may own ``schemas``, ``service`` or ``executor``: ours are always ``penstock.…``."""
     found = []

@@ -96,6 +96,6 @@ def test_files_named_in_code_marks_exist(path: Path) -> None:
     """`schemas/errors.py`, `scripts/demo`: whatever looks like a path of this repository."""
     folders = "schemas|solvers|executor|service|penstock|scripts|tests|examples|cli"
     for name in re.findall(rf"`((?:{folders})/[\w./-]+)`", path.read_text(encoding="utf-8")):
-        place = ROOT / "penstock" / name if name.startswith("cli/") else ROOT / name
+        place = ROOT / "src" / "penstock" / name if name.startswith("cli/") else ROOT / name
         if "yours" not in name:
             assert place.exists(), name

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-import penstock
 from penstock.schemas.errors import InvalidDocument, NotFound
 
 Builder = Callable[[], nn.Module]
@@ -92,7 +91,9 @@ def load_job(reference: str, directory: str | Path | None = None) -> Job:
     if not (module_name and colon and attribute):
         raise InvalidDocument(f"{reference!r} names no job; write module:attribute, such as examples.gpt:job")
     if directory is not None:
-        _append_to_path(str(Path(directory).resolve()))
+        place = str(Path(directory).resolve())
+        if place not in sys.path:
+            sys.path.append(place)
     module = _import(module_name, reference)
     found: Any = module
     for part in attribute.split("."):
@@ -177,16 +178,6 @@ def _spec(job: Job, index: int, entry: Any) -> LayerSpec:
     if not spec.writes:
         raise InvalidDocument(f"{where} ({spec.name!r}) writes nothing; name at least one tensor")
     return LayerSpec(spec.name, spec.build, tuple(spec.reads), tuple(spec.writes))
-
-
-def _append_to_path(place: str) -> None:
-    """Append ``place``, and move the source tree of an editable install behind it: its folders are ``schemas``, …"""
-    if place not in sys.path:
-        sys.path.append(place)
-    tree = Path(penstock.__file__).resolve().parents[1]
-    source = str(tree)
-    if source != place and (tree / "pyproject.toml").exists() and source in sys.path[: sys.path.index(place)]:
-        sys.path[:] = [*(entry for entry in sys.path if entry != source), source]
 
 
 def _import(name: str, reference: str) -> Any:

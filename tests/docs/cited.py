@@ -20,7 +20,7 @@ FOLDERS = (
     "solvers",
     "executor",
     "service",
-    "penstock",
+    "src",
     "examples",
     "benchmarks",
     "scripts",

@@ -125,7 +125,7 @@ def interpreted(place: Path, *scripts: str, arguments: tuple[str, ...] = ()) -> 
     for piece in added():
         put(piece, place)
     text = "\n".join((BEGIN, *scripts, END))
-    paths = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    paths = [str(ROOT / "src"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     command = [sys.executable, "-c", text, *arguments]
     ended = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)

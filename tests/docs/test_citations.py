@@ -13,7 +13,7 @@ LEAST = {"algorithms.md": 150, "bounds.md": 45, "solvers.md": 11, "executor.md":
 """How many citations of each page there are at least."""
 OF_READERS = {"solvers/planners/equal.py", "solvers/schedules/two_more.py", "mytrain.py", "pretrain_gpt.py"}
 """Files that pages ask their readers to write, or that readers have."""
-OTHER_TRAINERS = ("penstock/layouts/", "tests/layouts/")
+OTHER_TRAINERS = ("src/penstock/layouts/", "tests/layouts/")
 """These cite files of Megatron-LM, torchtitan, DeepSpeed and PyTorch."""
 ABSENT = re.compile(r"\b(DESIGN|SERVICE|HOUSE|STYLE|DEGREES)\b")
 _PATH = re.compile(

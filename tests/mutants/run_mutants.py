@@ -38,17 +38,19 @@ CPU_LIMIT_S = 400
 """Of one mutant's tests; a mutant that is still running then has not been killed."""
 TEST_LIMIT_S = 200
 """Of one test, on the clock: what hangs is killed."""
-PACKAGES = ("penstock/solvers", "penstock/convert")
+PACKAGES = ("src/penstock/solvers", "src/penstock/convert")
 """Where mutants are looked for; folders of the package, so that modules have the names that they are imported by."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "judge": ("solvers/simulate", "solvers/lanes", "solvers/deadlock", "solvers/unroll", "solvers/memory_curve",
-              "solvers/sharing", "solvers/timeline"),
-    "verify": ("solvers/verify*",),
-    "costs": ("solvers/costs", "solvers/reductions", "solvers/codecs", "solvers/utilisation", "solvers/charges"),
-    "memory": ("solvers/memory", "solvers/sharing_memory", "solvers/room"),
-    "bounds": ("solvers/bounds", "solvers/windows", "solvers/split_windows", "solvers/stage_times",
-               "solvers/steady_times", "solvers/within_bound", "solvers/request_bound/*"),
+    "judge": ("solvers/judge/simulate", "solvers/judge/lanes", "solvers/judge/deadlock", "solvers/judge/memory_curve",
+              "solvers/judge/shared_processor", "solvers/model/unroll", "solvers/model/timeline"),
+    "verify": ("solvers/verify/*",),
+    "costs": ("solvers/costs/stage", "solvers/costs/transfer", "solvers/costs/collectives", "solvers/costs/buckets",
+              "solvers/costs/reductions", "solvers/costs/codecs", "solvers/costs/utilisation", "solvers/costs/charges"),
+    "memory": ("solvers/costs/memory", "solvers/costs/memory_budget", "solvers/judge/shared_memory"),
+    "bounds": ("solvers/bounds/schedule_bound", "solvers/bounds/stage_windows", "solvers/bounds/split_windows",
+               "solvers/bounds/stage_times", "solvers/bounds/steady_state", "solvers/bounds/trainer",
+               "solvers/bounds/contiguous/*"),
     "lowering": ("solvers/lowering/*",),
     "convert": ("convert/*",),
 }  # fmt: skip
@@ -94,12 +96,12 @@ def drawn() -> list[Entry]:
 
 def _modules(patterns: Sequence[str]) -> Iterator[tuple[str, Path]]:
     for pattern in patterns:
-        for path in sorted((ROOT / "penstock").glob(f"{pattern}.py")):
+        for path in sorted((ROOT / "src" / "penstock").glob(f"{pattern}.py")):
             yield _name_of(path, ROOT), path
 
 
 def _name_of(path: Path, root: Path) -> str:
-    return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+    return ".".join(path.relative_to(root / "src").with_suffix("").parts).removesuffix(".__init__")
 
 
 def place_of(entry: Entry, root: Path) -> tuple[Path, str]:
@@ -109,7 +111,7 @@ def place_of(entry: Entry, root: Path) -> tuple[Path, str]:
     """
     mutation = Mutation(*(entry[field] for field in Mutation._fields))
     for ending in (".py", "/__init__.py"):
-        own = root / f"{entry['module'].replace('.', '/')}{ending}"
+        own = root / "src" / f"{entry['module'].replace('.', '/')}{ending}"
         if own.is_file() and (text := mutated(own.read_text(), mutation)):
             return own, text
     found = {}
@@ -145,11 +147,11 @@ def copied(directory: Path) -> dict[str, str]:
     import penstock.solvers  # noqa: F401  names the folder of the compiled kernels
 
     cache, kept = directory / "kernels", Path(os.environ["NUMBA_CACHE_DIR"])
-    for folder, _folders, _names in os.walk(ROOT / "penstock", followlinks=True):
+    for folder, _folders, _names in os.walk(ROOT / "src" / "penstock", followlinks=True):
         if (compiled := kept / _cache_name(Path(folder))).is_dir():
             there = directory / "tree" / Path(folder).relative_to(ROOT)
             shutil.copytree(compiled, cache / _cache_name(there))
-    own = {"PYTHONPATH": str(directory / "tree"), "NUMBA_CACHE_DIR": str(cache), "PYTHONDONTWRITEBYTECODE": ""}
+    own = {"PYTHONPATH": str(directory / "tree" / "src"), "NUMBA_CACHE_DIR": str(cache), "PYTHONDONTWRITEBYTECODE": ""}
     return {**os.environ, **own}
 
 

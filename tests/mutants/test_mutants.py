@@ -102,11 +102,11 @@ def _tree(path: str) -> ast.Module:
 
 def test_a_mutant_is_found_where_its_file_has_moved(tmp_path: Path) -> None:
     for package in ("solvers", "convert"):
-        (tmp_path / "penstock" / package).mkdir(parents=True)
-    (tmp_path / "penstock" / "solvers" / "moved.py").write_text(SOURCE)
+        (tmp_path / "src" / "penstock" / package).mkdir(parents=True)
+    (tmp_path / "src" / "penstock" / "solvers" / "moved.py").write_text(SOURCE)
     entry = {"module": "penstock.solvers.line", **mutations(SOURCE)[0]._asdict()}
     assert place_of(entry, tmp_path)[0].name == "moved.py"
-    (tmp_path / "penstock" / "convert" / "twice.py").write_text(SOURCE)
+    (tmp_path / "src" / "penstock" / "convert" / "twice.py").write_text(SOURCE)
     with pytest.raises(LookupError, match="2 files"):
         place_of(entry, tmp_path)
 

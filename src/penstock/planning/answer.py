@@ -137,7 +137,7 @@ def plan(
     on_progress
         Called with every better plan, bound, and change of the planners at work.
     termination
-        Old form of ``time_limit``, ``max_plans`` and ``gap`` (`penstock/compat.py`).
+        Old form of ``time_limit``, ``max_plans`` and ``gap`` (`src/penstock/compat.py`).
 
     The other arguments are the fields of ``PlanRequest``; one that is None keeps that field's default.
 
