@@ -10,7 +10,7 @@ import re
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from penstock.executor.profiling.busy_clock import BusyClock
 from penstock.executor.run.local import RunReport, run_locally
-from penstock.planning.judge import judge
+from penstock.planning.judge import Judgement, judge
 from penstock.planning.lower import programs
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
@@ -88,30 +88,38 @@ def profile_pipeline(
         for clock in clocks:
             clock.stop()
     measured = _of_stages(report, seen, clocks[0])
-    sent, received = transfer_times(judgement.timeline.transfers, len(lowered))
-    ranks = []
-    for number, stage in enumerate(judgement.allocation.pipelines[0].stages):
-        compute_ns, curve = measured[number]
-        held = static_bytes(judgement.problem, stage)
-        ranks.append(
-            PipelineStageMeasurement(
-                compute_ns=compute_ns,
-                send_ns=sent[number],
-                receive_ns=received[number],
-                utilisation=curve,
-                model_bytes=held.parameters + held.gradients,
-                optimizer_bytes=held.optimizer,
-                activation_bytes=activation_bytes(judgement.problem, stage, plan.micro_batch_size),
-            )
-        )
+    transfers = transfer_times(judgement.timeline.transfers, len(lowered))
     return PipelineProfile(
         plan_hash=plan.content_hash(),
         device_kind=profile.measurements[0].device_kind,
         num_micro_batches=plan.num_micro_batches,
         num_pipelines=1,
         batches=batches,
-        ranks=tuple(ranks),
+        ranks=_measurements(judgement, measured, transfers),
     )
+
+
+def _measurements(
+    judgement: Judgement, measured: Mapping[int, tuple[int, tuple[float, ...]]], transfers: tuple[list[int], list[int]]
+) -> tuple[PipelineStageMeasurement, ...]:
+    """Return the measurement of each stage: measured computation, simulated transfers, memory by the price list."""
+    assert judgement.allocation is not None
+    found = []
+    for number, stage in enumerate(judgement.allocation.pipelines[0].stages):
+        compute_ns, curve = measured[number]
+        held = static_bytes(judgement.problem, stage)
+        found.append(
+            PipelineStageMeasurement(
+                compute_ns=compute_ns,
+                send_ns=transfers[0][number],
+                receive_ns=transfers[1][number],
+                utilisation=curve,
+                model_bytes=held.parameters + held.gradients,
+                optimizer_bytes=held.optimizer,
+                activation_bytes=activation_bytes(judgement.problem, stage, judgement.plan.micro_batch_size),
+            )
+        )
+    return tuple(found)
 
 
 def transfer_times(transfers: Transfers, stages: int) -> tuple[list[int], list[int]]:

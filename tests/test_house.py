@@ -1,0 +1,105 @@
+"""Rooms of the sources: few files each, a docstring that says where to start; short functions; no import circles."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+
+import networkx
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("schemas", "solvers", "executor", "service", "src/penstock", "examples")
+MOST_FILES = 15
+CROWDED = {"examples": "a file per model, which users import by name"}
+MOST_LINES = 60
+COMPILED = re.compile(r"kernels?\.py$|/clocks/|/compiled/")
+LONG = {
+    "service/db/migrations/versions": "a migration is a list",
+    "src/penstock/cli": "the signature of a command has its options",
+    "src/penstock/planning/answer.py": "the signature of penstock.plan has the fields of a request",
+}
+
+
+@cache
+def _modules() -> dict[str, Path]:
+    """Our modules by the name that they are imported by."""
+    found = {}
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if "penstock" in folder and (ROOT / "src/penstock" / path.relative_to(ROOT / folder).parts[0]).is_symlink():
+                continue
+            parts = path.relative_to(ROOT / "src" if folder.startswith("src") else ROOT).with_suffix("").parts
+            name = ".".join(parts if folder.startswith("src") else ("penstock", *parts))
+            found[name.removesuffix(".__init__")] = path
+    return found
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _rooms() -> dict[str, list[Path]]:
+    files = sorted(_modules().values(), key=lambda path: path.parent.as_posix())
+    return {room.relative_to(ROOT).as_posix(): list(held) for room, held in groupby(files, lambda path: path.parent)}
+
+
+def test_rooms_hold_few_files() -> None:
+    crowds = {room: sum(path.name != "__init__.py" for path in held) for room, held in _rooms().items()}
+    crowded = {room: number for room, number in crowds.items() if number > MOST_FILES}
+    assert crowded.keys() == CROWDED.keys(), crowded
+
+
+@pytest.mark.parametrize(
+    "room", [room for room in _rooms() if not room.endswith(("/versions", "src/penstock", "schedulers/kubernetes"))]
+)
+def test_a_room_says_what_it_holds_and_where_to_start(room: str) -> None:
+    text = ast.get_docstring(_tree(ROOT / room / "__init__.py")) or ""
+    assert re.search(r"^May import: \S", text, re.MULTILINE), text
+    start = re.search(r"^Start reading at (.*)", text, re.MULTILINE | re.DOTALL)
+    assert start, text
+    for name in re.findall(r"`([\w/]+(?:\.py|/))`", start[1]):
+        assert (ROOT / room / name).exists(), f"{room}/__init__.py names {name}"
+
+
+def _functions() -> Iterator[tuple[str, str, int]]:
+    for path in _modules().values():
+        for node in ast.walk(_tree(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield path.relative_to(ROOT).as_posix(), node.name, (node.end_lineno or 0) - node.lineno + 1
+
+
+def test_functions_are_short() -> None:
+    long = [
+        f"{path}: {name} has {lines} lines"
+        for path, name, lines in _functions()
+        if lines > MOST_LINES and not COMPILED.search(path) and not path.startswith(tuple(LONG))
+    ]
+    assert long == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports inside functions count; those for the type checker alone do not."""
+    graph = networkx.DiGraph()
+    modules = _modules()
+    for name, path in modules.items():
+        for module, imported in _imports(_tree(path)):
+            whole = f"{module}.{imported}"
+            graph.add_edge(name, whole if whole in modules else module)
+    assert [sorted(circle) for circle in networkx.strongly_connected_components(graph) if len(circle) > 1] == []
+
+
+def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Each name that a module imports from one of ours when it runs."""
+    for_types: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for_types |= {each for statement in node.body for each in ast.walk(statement)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node not in for_types and (node.module or "").startswith("penstock"):
+            yield from ((node.module or "", alias.name) for alias in node.names)
