@@ -1,6 +1,6 @@
-"""What of a rank's instructions the judge times, and what of them a plan's assumptions name instead, with its bytes.
+"""Which instructions of a rank the judge times, and which ones the assumptions of a plan name with their bytes.
 
-``CHARGES`` has every word of programs (``schemas.program.WORDS``): a word that is not in it is a fault.
+``CHARGES`` has every word of programs (``schemas.program.WORDS``); a test fails for a word that it lacks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.update_rules import UpdateRule
 
 How = Literal["timed", "assumed", "free"]
-"""The judge has its time; a plan's assumptions name it with its bytes; it moves nothing off a device, nor computes."""
+"""The judge times it; the plan's assumptions name it with its bytes; or it neither computes nor leaves a device."""
 
 TOTALS_BYTES = 16
 """A global batch's loss and the number of its terms, as ranks add them up."""
@@ -59,7 +59,7 @@ CHARGES: dict[str, Charge] = {
 
 
 class Untimed(NamedTuple):
-    """What the judge does not time: the words behind it, and its bytes in a step (None: not known)."""
+    """Something that the judge does not time: the words that do it, and its bytes in a step (None: not known)."""
 
     words: tuple[str, ...]
     bytes: int | None
@@ -67,9 +67,9 @@ class Untimed(NamedTuple):
 
 
 def untimed(problem: Problem, allocation: Allocation, rule: UpdateRule) -> Iterator[Untimed]:
-    """What ranks of a plan do beside what the judge times.
+    """Yield what the ranks of a plan do that the judge does not time.
 
-    Bytes are those of the tensors, whoever sends them how often: what a collective adds up, or hands out, once.
+    Bytes are those of the tensors that a collective adds up or hands out, counted once, however often they are sent.
     """
     averages = rule == "elastic_averaging"
     held = [(p, d) for p, stage in zip(allocation.pipeline_of, allocation.stages, strict=True) for d in stage.devices]

@@ -34,7 +34,7 @@ class Ring(NamedTuple):
     latency_ns: int
 
     def all_reduce_ns(self, size_bytes: int, lanes: int = 1) -> int:
-        """Of so many bytes, shared by ``lanes`` rings side by side."""
+        """The time of an all-reduce of ``size_bytes``, shared by ``lanes`` rings that run at once."""
         moved = transfer_ns(2 * (self.size - 1) * size_bytes, self.size * lanes * self.bytes_per_s)
         return moved + 2 * (self.size - 1) * self.latency_ns
 

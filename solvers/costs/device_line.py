@@ -23,15 +23,25 @@ MANY_ROWS = 5040
 
 
 class Affine(NamedTuple):
-    """``ns_per_byte`` and ``fixed_ns`` of a message; the rate is infinite where nothing connects the devices."""
+    """What a message takes: ``fixed_ns`` and ``ns_per_byte``, infinite where nothing connects the devices.
+
+    ``resources`` are those of a shared network that a transfer passes; an all-reduce has ``ring_resources``.
+    """
 
     ns_per_byte: float
     fixed_ns: int
+    resources: tuple[int, ...] = ()
 
     @property
     def connected(self) -> bool:
         """Whether there is a way."""
         return self.ns_per_byte < math.inf
+
+    def time_ns(self, size_bytes: int) -> int:
+        """The time of a message, rounded up; nothing takes no time."""
+        if size_bytes == 0:
+            return 0
+        return self.fixed_ns + math.ceil(self.ns_per_byte * size_bytes) if self.connected else NEVER_NS
 
 
 def affine_all_reduce(problem: Problem, devices: tuple[int, ...]) -> Affine:
@@ -46,22 +56,24 @@ def affine_all_reduce(problem: Problem, devices: tuple[int, ...]) -> Affine:
     return Affine(rate, max(0, little - 1 - int(rate)))
 
 
-def affine_transfer(problem: Problem, source: tuple[int, ...], target: tuple[int, ...]) -> Affine:
+def affine_transfer(
+    problem: Problem, source: tuple[int, ...], target: tuple[int, ...], rows: int = MANY_ROWS
+) -> Affine:
     """A transfer from a stage on some devices to one on others, by the bytes of the whole micro-batch.
 
-    It is the line through two micro-batches over the widest cut of the model, one of them twice the other.
+    It is the line through micro-batches of ``rows`` and of twice as many samples, over the widest cut of the model.
     """
     if problem.num_layers < 2 or int(problem.forward_bytes.max()) == 0:
         return Affine(0.0, 0)
     cut = int(problem.forward_bytes.argmax())
     pair = single_pipeline((Stage(0, cut, source), Stage(cut + 1, problem.num_layers - 1, target)), 1)
-    few, many = (transfer(problem, pair, 0, rows, 0) for rows in (MANY_ROWS, 2 * MANY_ROWS))
+    few, many = (transfer(problem, pair, 0, size, 0) for size in (rows, 2 * rows))
     if few is None or many is None:
         return Affine(0.0, 0)
     if many.duration_ns >= NEVER_NS:
         return Affine(math.inf, 0)
     rate = (many.duration_ns - few.duration_ns) / (many.bytes - few.bytes)
-    return Affine(rate, max(0, 2 * few.duration_ns - many.duration_ns))
+    return Affine(rate, max(0, 2 * few.duration_ns - many.duration_ns), few.resources)
 
 
 def device_order(problem: Problem) -> tuple[int, ...]:

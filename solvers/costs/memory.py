@@ -1,4 +1,7 @@
-"""What a device holds in addition to activations, how many micro-batches fit, and what lacks (ALGORITHMS 1.7, 2.6)."""
+"""What stages hold of a device, what a device has, how many micro-batches fit, and what a simulated plan lacks.
+
+All sizes are bytes of one device (ALGORITHMS 1.7, 2.6).
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from penstock.solvers.costs.stage import input_bytes, stage_costs, stage_rows
-from penstock.solvers.costs.transfer import boundary_bytes
+from penstock.solvers.costs.stage import stage_costs, stage_rows
 from penstock.solvers.model.allocation import Allocation, Stage
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Shortage
@@ -73,8 +75,9 @@ def training_bytes(problem: Problem, trainable: Bytes, replicas: int) -> tuple[B
 def activation_bytes(problem: Problem, stage: Stage, rows: int) -> int:
     """What one micro-batch in flight keeps alive on a replica: its stash and its received input."""
     kept = stage_costs(problem, stage, rows).kept_bytes
-    received = input_bytes(problem, stage.first, stage_rows(stage, rows))
-    return kept + received * problem.memory.count_buffers
+    if problem.memory.count_buffers and stage.first > 0:
+        kept += int(problem.forward_bytes[stage.first - 1]) * stage_rows(stage, rows)
+    return kept
 
 
 def transient_bytes(problem: Problem, stage: Stage, rows: int) -> int:
@@ -85,10 +88,12 @@ def transient_bytes(problem: Problem, stage: Stage, rows: int) -> int:
     total = stage_costs(problem, stage, rows).workspace_bytes
     if problem.memory.count_buffers:
         share = stage_rows(stage, rows)
-        cuts = ([stage.first - 1] if stage.first > 0 else []) + (
-            [stage.last] if stage.last < problem.num_layers - 1 else []
-        )
-        total += sum(boundary_bytes(problem, cut, share, direction) for cut in cuts for direction in (0, 1))
+        if stage.first > 0:
+            total += (
+                int(problem.forward_bytes[stage.first - 1]) + int(problem.backward_bytes[stage.first - 1])
+            ) * share
+        if stage.last < problem.num_layers - 1:
+            total += (int(problem.forward_bytes[stage.last]) + int(problem.backward_bytes[stage.last])) * share
     return total
 
 

@@ -63,10 +63,10 @@ def reduction_groups(allocation: Allocation) -> tuple[Group, ...]:
     """The groups by (lowest stage, from its last layers down)."""
     begins = [[stage.first for stage in pipeline.stages] for pipeline in allocation.pipelines]
     cuts = sorted({first for each in begins for first in each})
-    behind = [*cuts[1:], allocation.stages[-1].last + 1]
+    ends = [*cuts[1:], allocation.stages[-1].last + 1]
     below = [allocation.pipeline_of.index(p) - 1 for p in range(len(begins))]
     groups = []
-    for first, stop in zip(cuts, behind, strict=True):
+    for first, stop in zip(cuts, ends, strict=True):
         stages = tuple(low + bisect_right(each, first) for low, each in zip(below, begins, strict=True))
         devices = tuple(dict.fromkeys(d for s in stages for d in allocation.stages[s].devices))
         groups.append(Group(first, stop - 1, stages, devices))

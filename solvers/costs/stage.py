@@ -1,4 +1,7 @@
-"""What the operations of a stage cost: computation, recomputation, conversion and updates (ALGORITHMS 1.4, 1.8)."""
+"""What the operations of a stage take: computation, recomputation, conversion and updates (ALGORITHMS 1.4, 1.8).
+
+Times are in ns and sizes in bytes; a stage on devices of several kinds is as slow and as large as on its slowest kind.
+"""
 
 from __future__ import annotations
 

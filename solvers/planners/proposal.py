@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from penstock.solvers.costs.collectives import all_reduce_ns
 from penstock.solvers.costs.infinity import NEVER_NS
-from penstock.solvers.costs.memory import activation_bytes, micro_batches_that_fit, static_bytes
+from penstock.solvers.costs.memory import micro_batches_that_fit
 from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Bound, Shortage
+from penstock.solvers.model.result import Bound
 from penstock.solvers.model.schedule import Schedule
 from penstock.solvers.model.slices import row_classes
 from penstock.solvers.model.update_rules import UpdateRule
@@ -102,26 +102,3 @@ def unreachable(problem: Problem, allocation: Allocation) -> str | None:
         if stage.replicas > 1 and all_reduce_ns(problem, 1, stage.devices) >= NEVER_NS:
             return f"nothing connects the replicas of layers {stage.first}–{stage.last}"
     return None
-
-
-def shortage_of(problem: Problem, allocation: Allocation, in_flight: tuple[int, ...]) -> Shortage | None:
-    """The stage that lacks most memory for certain; None when all may fit.
-
-    When the first backward of a stage begins, its fixed bytes, the stashes and inputs of the micro-batches in flight
-    and the backward's workspace are there, whatever the order of the transfers.
-    """
-    rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[-1][0]
-    worst: Shortage | None = None
-    for number, stage in enumerate(allocation.stages):
-        costs = stage_costs(problem, stage, rows)
-        flying = in_flight[number]
-        if stage.dispatch == "round_robin":
-            flying = flying // stage.replicas
-        held = static_bytes(problem, stage).total + flying * activation_bytes(problem, stage, rows)
-        held += costs.workspace_bytes if costs.backward_ns else 0
-        for device in stage.devices:
-            needed = held + problem.devices[device].context_bytes
-            available = problem.capacity_bytes(device)
-            if needed > available and (worst is None or needed - available > worst.missing_bytes):
-                worst = Shortage(stage.first, stage.last, device, needed, available)
-    return worst

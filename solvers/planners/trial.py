@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import largest_shortage
+from penstock.solvers.costs.shortages import shortage_of
 from penstock.solvers.judge.simulate import makespan_ns, simulate
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders
-from penstock.solvers.planners.proposal import shortage_of
 from penstock.solvers.schedules.drafts import Draft, drafts
 from penstock.solvers.schedules.early_backward import depths, fitted
 

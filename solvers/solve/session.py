@@ -17,6 +17,8 @@ from penstock.solvers.bounds.coverage import allowed, features_of_candidate
 from penstock.solvers.bounds.feasibility import Proof, proof_of_infeasibility
 from penstock.solvers.bounds.schedule_bound import request_bound, schedule_bound
 from penstock.solvers.costs.codecs import best_codecs, with_codecs
+from penstock.solvers.costs.memory import largest_shortage
+from penstock.solvers.costs.shortages import shortage_of
 from penstock.solvers.costs.ties import tied_sums
 from penstock.solvers.judge.simulate import makespan_ns, simulate
 from penstock.solvers.model.allocation import Allocation
@@ -29,7 +31,6 @@ from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.proposal import (
     Proposal,
     recompute_variants,
-    shortage_of,
     unreachable,
     whole_backwards_bound_ns,
 )
@@ -38,7 +39,7 @@ from penstock.solvers.schedules.drafts import Draft, drafts
 from penstock.solvers.schedules.early_backward import fitted
 from penstock.solvers.solve.deadline import Deadline
 from penstock.solvers.solve.outcome import Closing, Found, Outcome
-from penstock.solvers.solve.ranking import Key, excess_of, key_of, may_lack
+from penstock.solvers.solve.ranking import Key, key_of, may_lack
 from penstock.solvers.verify.verifier import verify
 
 MOST_FUTILE = 16
@@ -256,7 +257,9 @@ class Session:
         timeline = simulate(
             self.problem, found.allocation, found.schedule, overlap=found.overlap, update_rule=found.update_rule
         )
-        if timeline.time_per_global_batch_ns != found.value_ns or excess_of(self.problem, found.allocation, timeline):
+        if timeline.time_per_global_batch_ns != found.value_ns or largest_shortage(
+            self.problem, found.allocation, timeline
+        ):
             raise InvalidPlan(f"{found.planner!r} told of a plan that the judge finds slower or too large")
         return Candidate(found.planner, found.allocation, found.schedule, timeline, found.overlap, found.update_rule)
 
@@ -395,7 +398,7 @@ class Session:
         if worse and not memory:
             return None
         timeline = simulate(self.problem, plan.allocation, plan.schedule, **how)
-        short = excess_of(self.problem, plan.allocation, timeline)
+        short = largest_shortage(self.problem, plan.allocation, timeline)
         if short is not None or worse:
             return short
         self.best = Candidate(plan.planner, plan.allocation, plan.schedule, timeline, plan.overlap, plan.update_rule)
@@ -416,7 +419,7 @@ class Session:
             if self.deadline.passed:
                 return None
             timeline = simulate(self.problem, allocation, best.schedule, **how)
-            short = excess_of(self.problem, allocation, timeline)
+            short = largest_shortage(self.problem, allocation, timeline)
             return timeline.time_per_global_batch_ns if short is None else None
 
         edges = best_codecs(self.problem, best.allocation, best.value_ns, judge)

@@ -19,6 +19,7 @@ from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedReq
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.bounds.coverage import features_of_candidate
 from penstock.solvers.bounds.trainer import within_bounds
+from penstock.solvers.costs.memory import largest_shortage
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.problem import Problem
@@ -27,7 +28,6 @@ from penstock.solvers.model.trainer_limits import Span, Within
 from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.schedules.trainer_orders import order_of
-from penstock.solvers.solve.ranking import excess_of
 from tests.solvers.problems import make_problem
 
 
@@ -72,7 +72,7 @@ def _plans(problem: Problem, within: Within, plain: tuple[Stage, ...], number: i
             if faults(problem, allocation, orders, within):
                 continue
             timeline = simulate(problem, allocation, orders)
-            if excess_of(problem, allocation, timeline) is None:
+            if largest_shortage(problem, allocation, timeline) is None:
                 yield Candidate("all", allocation, orders, timeline)
 
 

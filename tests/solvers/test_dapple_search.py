@@ -7,17 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dapple_reference import Plain
 from problems import make_problem
 
 from penstock.solvers.costs.collectives import all_reduce_ns
 from penstock.solvers.costs.memory import micro_batches_that_fit, static_bytes
 from penstock.solvers.costs.transfer import transfer
+from penstock.solvers.costs.transfer_kernel import transfer_rate
 from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, batch_of
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.dapple import cost_kernel as dapple_costs
 from penstock.solvers.planners.dapple.placement import POLICIES
-from penstock.solvers.planners.dapple.plain import Plain
 from penstock.solvers.planners.dapple.search import Rules, Search, search, straight
 from penstock.solvers.planners.dapple.tables import Shape, layers, shape
 
@@ -244,13 +245,13 @@ def test_hops_are_the_transfers_of_the_cost_model(form: Any, changes: dict[str, 
     rows = 12
     base = shape(problem, POLICIES, False)
     mode = 0 if problem.rules.shared else {"nic": 0, "spp": 1, "madpipe": 2, "dapple": 3}[problem.rules.transfer]
-    load = np.zeros(len(base.lines.bandwidth), dtype=np.int64)
+    load = np.zeros(len(base.routes.bandwidth), dtype=np.int64)
     for source, target in (((0,), (1,)), ((0, 1, 2), (3, 4)), ((0, 4), (1, 2, 5)), ((0, 1, 2, 3), (4, 5, 6, 7))):
         pair = single_pipeline((Stage(0, 2, source), Stage(3, 5, target)), 2)
         expected = transfer(problem, pair, 0, rows, 0)
         assert expected is not None
-        rate, lag = dapple_costs.hop(
-            base.lines, base.places.node_of, mode, rows, np.array(source), len(source), np.array(target), len(target),
+        rate, lag = transfer_rate(
+            base.routes, base.places.node_of, mode, rows, np.array(source), len(source), np.array(target), len(target),
             load, np.empty_like(load),
         )  # fmt: skip
         assert 0 <= dapple_costs.moved(rate, lag, 250_001) - expected.duration_ns <= 2

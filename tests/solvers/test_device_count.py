@@ -17,6 +17,7 @@ from penstock.solvers.bounds.coverage import features_of_candidate, stages_apart
 from penstock.solvers.bounds.device_count.bound import bounds
 from penstock.solvers.bounds.device_count.count import Count
 from penstock.solvers.bounds.schedule_bound import request_bound
+from penstock.solvers.costs.memory import largest_shortage
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, batch_of, candidates
@@ -24,7 +25,6 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, Candidate
 from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.solve.deadline import Deadline
-from penstock.solvers.solve.ranking import excess_of
 from penstock.solvers.solve.session import Session
 
 PLANNED = ("dapple", "spp", "spread", "gpipe")
@@ -78,7 +78,7 @@ def test_never_above_random_plans(block: int) -> None:
                 most = max(use.memory.total for use in timeline.uses.values())
                 full = tuple(replace(device, memory_bytes=most) for device in problem.devices)
                 tight = replace(problem, devices=full, memory=replace(problem.memory, headroom_bytes=0))
-                assert excess_of(tight, allocation, timeline) is None
+                assert largest_shortage(tight, allocation, timeline) is None
                 beaten = Count(tight, number_of(problem, allocation), plan.value_ns + 1)
                 assert not beaten.refuted(), seed
     assert seen > 40

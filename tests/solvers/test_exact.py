@@ -11,6 +11,7 @@ import pytest
 from problems import make_problem
 
 from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.costs.shortages import surely_fits
 from penstock.solvers.improve.order import close
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.pins import broken_pin
@@ -19,7 +20,7 @@ from penstock.solvers.model.result import CLASS_SCOPE, Result, Status
 from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.exact import joint
 from penstock.solvers.planners.exact.enumeration import Space
-from penstock.solvers.planners.exact.joint import Search, surely_fits
+from penstock.solvers.planners.exact.joint import Search
 from penstock.solvers.planners.trial import best_order
 
 ONE_PIPELINE = "exact,chimera,hetpipe,interleaved,zero-bubble"

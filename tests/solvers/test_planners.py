@@ -11,6 +11,7 @@ import pytest
 from problems import OF_ANY_TRAINER, chain, make_problem
 
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+from penstock.solvers.costs.shortages import shortage_of
 from penstock.solvers.improve.remedies import extended, remedies
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.micro_batches import candidates
@@ -19,7 +20,7 @@ from penstock.solvers.model.result import Candidate, Result, Status
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.catalogue import PLANNERS, Planner
-from penstock.solvers.planners.proposal import shortage_of, unreachable, whole_backwards_bound_ns
+from penstock.solvers.planners.proposal import unreachable, whole_backwards_bound_ns
 from penstock.solvers.solve.deadline import Deadline
 from penstock.solvers.solve.session import Session
 from penstock.solvers.verify.verifier import verify

@@ -24,6 +24,7 @@ from penstock.solvers.bounds.schedule_bound import schedule_bound
 from penstock.solvers.bounds.stage_times import StageTimes
 from penstock.solvers.bounds.windows_kernel import NEVER
 from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.costs.shortages import shortage_of
 from penstock.solvers.improve.job_shop import Question, solve
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, candidates
@@ -33,7 +34,7 @@ from penstock.solvers.planners.contiguous_bound.planner import Relaxation, propo
 from penstock.solvers.planners.contiguous_bound.warm_ups import climb
 from penstock.solvers.planners.exact.chain_tables import WHOLE_BACKWARDS, ChainTables
 from penstock.solvers.planners.exact.enumeration import Space
-from penstock.solvers.planners.proposal import shortage_of, unreachable
+from penstock.solvers.planners.proposal import unreachable
 from penstock.solvers.planners.trial import best_order, judged
 
 EFFORT = 10**8

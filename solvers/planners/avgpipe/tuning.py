@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Literal
 
-from penstock.solvers.costs.memory import fits, static_bytes, weight_bytes
+from penstock.solvers.costs.memory import fits, free_bytes, static_bytes, weight_bytes
 from penstock.solvers.costs.utilisation import utilisation_ppm
 from penstock.solvers.judge.shared_processor import parallel_pipelines, simulate_sharing
 from penstock.solvers.model.allocation import Allocation
@@ -76,7 +76,7 @@ class Tuner:
             yield from self._ranked((2**62,) * len(self.stages))
             return
         if tuning == "profile":
-            wanted = self._ranked(self._capacity_bytes())
+            wanted = self._ranked(self._free_bytes())
         else:
             batch = self.batches[-1 if tuning == "max_num" else 0]
             wanted = [Degrees(batch.num_micro_batches, n) for n in range(self.most_pipelines, 0, -1)]
@@ -169,10 +169,8 @@ class Tuner:
         """Micro-batches in flight under 1F1B."""
         return in_flight(parallel_pipelines(self.stages, 1, num_micro_batches), 0)
 
-    def _capacity_bytes(self) -> tuple[int, ...]:
-        devices = [self.problem.devices[stage.devices[0]] for stage in self.stages]
-        headroom = self.problem.memory.headroom_bytes
-        return tuple(device.memory_bytes - headroom - device.context_bytes for device in devices)
+    def _free_bytes(self) -> tuple[int, ...]:
+        return tuple(free_bytes(self.problem, stage.devices[:1]) for stage in self.stages)
 
     def _pipelines(self, degrees: Degrees, recompute: bool) -> Allocation:
         again = tuple(replace(stage, recompute=((stage.first, stage.last),)) for stage in self.stages)

@@ -32,21 +32,6 @@ class Places(NamedTuple):
     first_key: np.ndarray
 
 
-class Lines(NamedTuple):
-    """Routes: ``route_of[u, v]`` numbers one, -1 where nothing connects the devices.
-
-    Its resources are ``resource[start[r] : start[r + 1]]``. ``bandwidth`` (bytes/s) is per resource; ``narrowest``
-    and ``latency_ns`` are per route.
-    """
-
-    route_of: np.ndarray
-    start: np.ndarray
-    resource: np.ndarray
-    bandwidth: np.ndarray
-    narrowest: np.ndarray
-    latency_ns: np.ndarray
-
-
 class SetCosts(NamedTuple):
     """Per set of devices: room for a stage in bytes, kinds as a bit mask, all-reduce as ns per byte and per bucket."""
 

@@ -124,7 +124,7 @@ def _run(problem: Problem, batch: Batch, rules: Rules, base: Shape, most_replica
     by_length[:, kernel.VALUE] = min(rules.limit_ns, NEVER_NS)
     kernel.run(
         base.places,
-        base.lines,
+        base.routes,
         base.placed,
         base.remaining,
         table,
@@ -189,7 +189,7 @@ def _memo(keys: int, width: int, num_layers: int, beam: int, labels: bool) -> Me
 
 
 def _scratch(problem: Problem, base: Shape, table: Layers, settings: Settings) -> Scratch:
-    devices, resources = problem.num_devices, len(base.lines.bandwidth)
+    devices, resources = problem.num_devices, len(base.routes.bandwidth)
     length = 2 * settings.max_stages + 4
     return Scratch(
         source=np.empty(devices, dtype=np.int64),

@@ -8,8 +8,10 @@ import numpy as np
 from numba import njit
 
 from penstock.solvers.costs.infinity import NEVER_NS
-from penstock.solvers.planners.dapple.cost_kernel import NO, PLAIN, devices_between, hop, moved, reduced, stage_times
-from penstock.solvers.planners.dapple.kernel_arrays import Layers, Lines, Memo, Places, Scratch, SetCosts, Settings
+from penstock.solvers.costs.routes import Routes
+from penstock.solvers.costs.transfer_kernel import transfer_rate
+from penstock.solvers.planners.dapple.cost_kernel import NO, PLAIN, devices_between, moved, reduced, stage_times
+from penstock.solvers.planners.dapple.kernel_arrays import Layers, Memo, Places, Scratch, SetCosts, Settings
 from penstock.solvers.planners.dapple.latency_kernel import C, Label, P, R, X, latency_of, push
 
 NONE = -1
@@ -23,7 +25,7 @@ Hop = tuple[float, int, float, int]
 @njit(cache=True)
 def run(
     places: Places,
-    lines: Lines,
+    routes: Routes,
     placed: SetCosts,
     remaining: SetCosts,
     layers: Layers,
@@ -49,7 +51,7 @@ def run(
             rest = devices_between(places.node_device, low, places.node_size, scratch.target)
             away = (0.0, 0, 0.0, 0)
             if free > 0:
-                away = _both_ways(lines, places.node_of, settings, scratch, count, rest)
+                away = _both_ways(routes, places.node_of, settings, scratch, count, rest)
             width = settings.total + 1
             for entry in range(places.first_key[s] * width, places.first_key[s + 1] * width):
                 key = places.keys_of[entry // width] * width + entry % width
@@ -63,7 +65,7 @@ def run(
                             continue
                         last = memo.info[key, j, slot, LAST]
                         if last != known and last != NONE:
-                            into = _into(places, lines, settings, scratch, s, last, count)
+                            into = _into(places, routes, settings, scratch, s, last, count)
                         known = last
                         if into[0] >= 0 and memo.info[key, j, slot, STAGES] < settings.max_stages:
                             _extend(
@@ -73,25 +75,25 @@ def run(
 
 
 @njit(cache=True)
-def _into(places: Places, lines: Lines, settings: Settings, scratch: Scratch, s: int, last: int, count: int) -> Hop:
+def _into(places: Places, routes: Routes, settings: Settings, scratch: Scratch, s: int, last: int, count: int) -> Hop:
     """The hop from the set of the prefix's last stage to the new one, both ways."""
     low = np.empty(len(places.node_size), dtype=np.int64)
     for p in range(len(low)):
         low[p] = places.states[s, p] - places.take[last, places.order[last, p]]
     before = devices_between(places.node_device, low, places.states[s], scratch.target)
-    out, out_lag, back, back_lag = _both_ways(lines, places.node_of, settings, scratch, count, before)
+    out, out_lag, back, back_lag = _both_ways(routes, places.node_of, settings, scratch, count, before)
     return back, back_lag, out, out_lag
 
 
 @njit(cache=True)
-def _both_ways(lines: Lines, node_of: np.ndarray, settings: Settings, scratch: Scratch, k: int, k2: int) -> Hop:
+def _both_ways(routes: Routes, node_of: np.ndarray, settings: Settings, scratch: Scratch, k: int, k2: int) -> Hop:
     """The hop from the scratch's sources to its targets, and back; negative rates where there is no way."""
-    out, lag = hop(
-        lines, node_of, settings.mode, settings.rows, scratch.source, k, scratch.target, k2, scratch.load,
+    out, lag = transfer_rate(
+        routes, node_of, settings.mode, settings.rows, scratch.source, k, scratch.target, k2, scratch.load,
         scratch.touched,
     )  # fmt: skip
-    back, back_lag = hop(
-        lines, node_of, settings.mode, settings.rows, scratch.target, k2, scratch.source, k, scratch.load,
+    back, back_lag = transfer_rate(
+        routes, node_of, settings.mode, settings.rows, scratch.target, k2, scratch.source, k, scratch.load,
         scratch.touched,
     )  # fmt: skip
     if out < 0 or back < 0:

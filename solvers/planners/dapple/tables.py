@@ -10,13 +10,13 @@ import numpy as np
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.costs.device_line import Affine, affine_all_reduce, server_classes
 from penstock.solvers.costs.memory import free_bytes
+from penstock.solvers.costs.routes import Routes, routes_of
 from penstock.solvers.costs.stage_table import layer_sums, static_between, static_sums
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.slices import largest_slice
-from penstock.solvers.planners.dapple.kernel_arrays import Layers, Lines, Places, SetCosts
+from penstock.solvers.planners.dapple.kernel_arrays import Layers, Places, SetCosts
 from penstock.solvers.planners.dapple.placement import Geometry, Policy, geometry
-from penstock.solvers.planners.dapple.wires import lines
 
 MAX_TRANSITIONS = 30_000
 SERVER_VISITS = 240_000
@@ -30,7 +30,7 @@ class Shape:
 
     geometry: Geometry
     places: Places
-    lines: Lines
+    routes: Routes
     placed: SetCosts
     remaining: SetCosts
     kinds: tuple[str, ...]
@@ -64,7 +64,7 @@ def shape(
     return Shape(
         geometry=found,
         places=_places(problem, found, by_set and len(found.source) <= MAX_SET_KEYS),
-        lines=lines(problem),
+        routes=routes_of(problem),
         placed=_sets(problem, kinds, classes, before, before + found.take),
         remaining=_sets(problem, kinds, classes, found.states, whole),
         kinds=kinds,
@@ -155,7 +155,7 @@ def _sets(
         mask = 0
         for device in devices:
             mask |= bit_of[device]
-        rows.append((min((room_of[d] for d in devices), default=0), mask, *reductions[mark]))
+        rows.append((min((room_of[d] for d in devices), default=0), mask, *reductions[mark][:2]))
     room, masks, slope, fixed = zip(*rows, strict=True)
     return SetCosts(
         np.asarray(room, dtype=np.int64),

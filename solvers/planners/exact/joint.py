@@ -20,17 +20,14 @@ import numpy as np
 
 from penstock.solvers.bounds.schedule_bound import schedule_bound
 from penstock.solvers.costs.infinity import NEVER_NS
-from penstock.solvers.costs.memory import activation_bytes, free_bytes, static_bytes, transient_bytes
-from penstock.solvers.costs.stage import stage_rows
-from penstock.solvers.costs.transfer import boundary_bytes
+from penstock.solvers.costs.shortages import shortage_of, surely_fits
 from penstock.solvers.improve.order import Closed, close
-from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.allocation import Allocation, single_pipeline
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import broken_pin
-from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.exact.chain_tables import WHOLE_BACKWARDS, ChainTables
 from penstock.solvers.planners.exact.enumeration import Placement, Space
-from penstock.solvers.planners.proposal import shortage_of, unreachable
+from penstock.solvers.planners.proposal import unreachable
 from penstock.solvers.planners.trial import Trial, best_order
 
 EFFORT = 1.0
@@ -181,18 +178,3 @@ class Search:
         closed = close(problem, item.allocation, None, overlap=overlap, value_ns=self.value_ns, effort=effort)
         self.effort -= closed.spent
         return closed
-
-
-def surely_fits(problem: Problem, allocation: Allocation, stage: Stage) -> bool:
-    """Whether a stage holds all micro-batches at once, with every buffer that can be waiting."""
-    rows = -(-problem.global_batch_size // allocation.num_micro_batches)
-    each = activation_bytes(problem, stage, rows)
-    if problem.memory.count_buffers:
-        share = stage_rows(stage, rows)
-        if stage.first > 0:
-            each += boundary_bytes(problem, stage.first - 1, share, 1)
-        if stage.last < problem.num_layers - 1:
-            each += sum(boundary_bytes(problem, stage.last, share, direction) for direction in (0, 1))
-    held = static_bytes(problem, stage).total + transient_bytes(problem, stage, rows)
-    held += allocation.num_micro_batches * each
-    return held <= free_bytes(problem, stage.devices)

@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.solvers.costs.device_line import Affine, affine_all_reduce
 from penstock.solvers.costs.memory import free_bytes
-from penstock.solvers.costs.stage_table import LayerSums, StaticSums, layer_sums, static_sums
+from penstock.solvers.costs.stage_table import LayerSums, StaticSums, crossing_bytes, layer_sums, static_sums
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import devices_allowed
 from penstock.solvers.model.problem import Problem
@@ -83,12 +83,9 @@ class Pieces:
         work = np.where(again, self.again_ns[k][ends], self.plain_ns[k][ends])
         work -= np.where(again, self.again_ns[k][starts], self.plain_ns[k][starts])
         size = self._static.trainable[ends] - self._static.trainable[starts]
-        rate, wait = self.reduction[k]
-        reduced = (
-            np.where(size > 0, np.maximum(1, size) * rate + wait, 0)
-            + problem.update_ns[ends]
-            - problem.update_ns[starts]
-        )
+        line = self.reduction[k]
+        update = problem.update_ns[ends] - problem.update_ns[starts]
+        reduced = np.where(size > 0, np.maximum(1, size) * line.ns_per_byte + line.fixed_ns, 0) + update
         return Band(work, reduced, plain | again, again, np.where(again, most_again, most))
 
     @cached_property
@@ -123,7 +120,7 @@ class Pieces:
     def input_bytes(self) -> np.ndarray:
         """(K, L): a stage's received input, by its first layer."""
         slices = -(-self.batch.most_rows // self.replicas)
-        return np.pad(slices[:, None] * self.problem.forward_bytes[None, :], ((0, 0), (1, 0)))
+        return slices[:, None] * crossing_bytes(self.problem, 0)[None, :-1]
 
     @cached_property
     def room_bytes(self) -> int:

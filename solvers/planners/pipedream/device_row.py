@@ -64,11 +64,11 @@ class DeviceRow:
             self.kind_names.append(kinds)
         self.kinds[p, r] = self.kind_names.index(kinds)
         self.room_bytes[p, r] = free_bytes(problem, stage)
-        self.reduce_slope[p, r], self.reduce_fixed[p, r] = self._reduction(stage)
+        self.reduce_slope[p, r], self.reduce_fixed[p, r] = self._reduction(stage)[:2]
         for before, count in enumerate(self.replicas.tolist()):
             if count <= p:
                 source = self.devices[p - count : p]
-                self.hop_slope[p, before, r], self.hop_fixed[p, before, r] = self._hop(source, stage)
+                self.hop_slope[p, before, r], self.hop_fixed[p, before, r] = self._hop(source, stage)[:2]
 
     def _signature(self, devices: tuple[int, ...]) -> Signature:
         """What costs depend on: servers by class and in order of appearance, and which of their devices."""

@@ -8,8 +8,8 @@ import numpy as np
 
 from penstock.solvers.compiled.decorators import compiled
 from penstock.solvers.costs.infinity import UNLIMITED
-from penstock.solvers.planners.dapple.cost_kernel import hop
-from penstock.solvers.planners.dapple.kernel_arrays import Lines
+from penstock.solvers.costs.routes import Routes
+from penstock.solvers.costs.transfer_kernel import transfer_rate
 
 
 @compiled
@@ -40,7 +40,7 @@ def adjacent_rates(bandwidth: np.ndarray, replicas: np.ndarray, spread: bool, ra
 
 @compiled
 def sliced_rates(
-    lines: Lines,
+    routes: Routes,
     node_of: np.ndarray,
     order: np.ndarray,
     mode: int,
@@ -49,12 +49,12 @@ def sliced_rates(
     rate: np.ndarray,
     lag_ns: np.ndarray,
 ) -> None:
-    """ns per byte and latency between neighbouring windows of the order, as ``dapple_costs.hop`` has them.
+    """ns per byte and latency between neighbouring windows of the order, as ``transfer_rate`` has them.
 
     DAPPLE's rule (mode 3) is not the same in both directions: there it is the mean of both.
     """
-    load = np.zeros(len(lines.bandwidth), dtype=np.int64)
-    touched = np.zeros(len(lines.bandwidth), dtype=np.int64)
+    load = np.zeros(len(routes.bandwidth), dtype=np.int64)
+    touched = np.zeros(len(routes.bandwidth), dtype=np.int64)
     devices = len(order)
     for i in range(devices):
         for a in range(replicas.size):
@@ -64,9 +64,9 @@ def sliced_rates(
                     break
                 source, target = order[i:j], order[j : j + replicas[q]]
                 k, k2 = j - i, replicas[q]
-                slowest, lag = hop(lines, node_of, mode, rows, source, k, target, k2, load, touched)
+                slowest, lag = transfer_rate(routes, node_of, mode, rows, source, k, target, k2, load, touched)
                 if mode == 3 and slowest >= 0.0:
-                    back, _lag = hop(lines, node_of, mode, rows, target, k2, source, k, load, touched)
+                    back, _lag = transfer_rate(routes, node_of, mode, rows, target, k2, source, k, load, touched)
                     slowest = (slowest + back) / 2
                 if slowest >= 0.0:
                     rate[i, a, q] = slowest / rows * (1.0 + 4.4e-16)

@@ -16,12 +16,12 @@ import numpy as np
 
 from penstock.solvers.costs.device_line import Affine, affine_all_reduce, server_classes
 from penstock.solvers.costs.memory import free_bytes
+from penstock.solvers.costs.routes import routes_of
 from penstock.solvers.costs.stage_table import StageTable, layer_sums, static_sums
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import last_ends
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.slices import largest_slice, row_classes
-from penstock.solvers.planners.dapple.wires import lines
 from penstock.solvers.planners.spp.ordering import dense_bandwidths
 from penstock.solvers.planners.spp.prm_kernel import WORD, Chain
 from penstock.solvers.planners.spp.rates_kernel import adjacent_rates, sliced_rates
@@ -183,7 +183,7 @@ def _rates(problem: Problem, line: Windows, batch: Batch, counts: np.ndarray) ->
     else:
         node_of = np.asarray(problem.network.node_of, dtype=np.int64)
         order = np.asarray(line.order, dtype=np.int64)
-        sliced_rates(lines(problem), node_of, order, MODES[mode], batch.most_rows, counts, rate, lag_ns)
+        sliced_rates(routes_of(problem), node_of, order, MODES[mode], batch.most_rows, counts, rate, lag_ns)
     directions = 2 if _one_at_a_time(problem) else 1
     return rate, lag_ns * directions * batch.num_micro_batches
 

@@ -21,6 +21,7 @@ import numpy as np
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.costs.collectives import all_reduce_ns
 from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.costs.shortages import shortage_of
 from penstock.solvers.costs.stage_table import static_sums
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, batch_of
@@ -31,7 +32,7 @@ from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.trainer_limits import Recomputing, Within
 from penstock.solvers.planners.block_partition import smallest_largest
 from penstock.solvers.planners.chunked.cuts import Places, chunked
-from penstock.solvers.planners.proposal import Proposal, shortage_of, unreachable
+from penstock.solvers.planners.proposal import Proposal, unreachable
 from penstock.solvers.planners.trial import Outcome, Trial, judged
 from penstock.solvers.schedules.catalogue import schedule_row
 from penstock.solvers.schedules.trainer_orders import chunks_of, order_of, ranks_of_stages

@@ -12,33 +12,19 @@ backward waits for the all-reduce of the last.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import NamedTuple
 
 import numpy as np
 
 from penstock.solvers.costs.buckets import stage_all_reduce_ns
 from penstock.solvers.costs.collectives import ring_resources
+from penstock.solvers.costs.device_line import Affine, affine_transfer
 from penstock.solvers.costs.stage import StageCosts, stage_costs, update_ns
 from penstock.solvers.costs.transfer import boundary_bytes
-from penstock.solvers.costs.transfer import transfer as costed
-from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.wpipe.shape import Places, Shape
 
 Loads = dict[tuple[str, int], int]
-
-
-class Way(NamedTuple):
-    """From a place to a neighbour: what any transfer takes, what ``bytes`` take besides, and on which resources."""
-
-    fixed_ns: int
-    scaled_ns: int
-    bytes: int
-    resources: tuple[int, ...]
-
-    def duration_ns(self, size_bytes: int) -> int:
-        """A transfer of so many bytes."""
-        return self.fixed_ns - (-self.scaled_ns * size_bytes // self.bytes) if size_bytes else 0
 
 
 class Links:
@@ -47,13 +33,16 @@ class Links:
     def __init__(self, problem: Problem, places: Places) -> None:
         self._problem = problem
         self._places = places
-        self._ways: dict[tuple[int, int], Way | None] = {}
+        self._ways: dict[tuple[int, int], Affine | None] = {}
         self._rings: dict[int, tuple[int, ...]] = {}
 
-    def way(self, source: int, target: int) -> Way | None:
+    def way(self, source: int, target: int) -> Affine | None:
         """None where nothing has to travel."""
         if (source, target) not in self._ways:
-            self._ways[source, target] = self._find(source, target)
+            sender, receiver = self._places[source], self._places[target]
+            nothing = sender == receiver or not self._problem.forward_bytes.any()
+            known = None if nothing else affine_transfer(self._problem, sender, receiver, len(sender))
+            self._ways[source, target] = known
         return self._ways[source, target]
 
     def ring(self, place: int) -> tuple[int, ...]:
@@ -62,19 +51,6 @@ class Links:
             shared = self._problem.rules.shared
             self._rings[place] = ring_resources(self._problem, self._places[place]) if shared else ()
         return self._rings[place]
-
-    def _find(self, source: int, target: int) -> Way | None:
-        problem, (sender, receiver) = self._problem, (self._places[source], self._places[target])
-        if sender == receiver or not problem.forward_bytes.any():
-            return None
-        cut = int(problem.forward_bytes.argmax())
-        stages = Stage(0, cut, sender), Stage(cut + 1, problem.num_layers - 1, receiver)
-        allocation = single_pipeline(stages, 1)
-        once, twice = (costed(problem, allocation, 0, rows * len(sender), 0) for rows in (1, 2))
-        assert once is not None
-        assert twice is not None
-        more_ns = twice.duration_ns - once.duration_ns
-        return Way(max(0, once.duration_ns - more_ns), more_ns, once.bytes, once.resources)
 
 
 def period_ns(problem: Problem, shape: Shape, allocation: Allocation, links: Links) -> int:
@@ -105,7 +81,7 @@ def _hops(problem: Problem, shape: Shape, allocation: Allocation, links: Links, 
         for direction, way in enumerate((links.way(here, there), links.way(there, here))):
             if way is None:
                 continue
-            sent_ns = way.duration_ns(boundary_bytes(problem, stage.last, rows, direction))
+            sent_ns = way.time_ns(boundary_bytes(problem, stage.last, rows, direction))
             both += sent_ns
             for key in _passed(problem, s, direction, way.resources):
                 loads[key] += number * sent_ns

@@ -202,7 +202,7 @@ class Plain:
         return Times(costs.forward_ns, backward, self._exposed(stage, backward), False)
 
     def _exposed(self, stage: Stage, backward_ns: int) -> int:
-        """How long the all-reduce outlasts the last backward (see ``kernels.dapple_costs.reduced``)."""
+        """How long the all-reduce outlasts the last backward (see ``planners.dapple.cost_kernel.reduced``)."""
         problem = self.problem
         size = int(problem.trainable_bytes[stage.last + 1] - problem.trainable_bytes[stage.first])
         if stage.replicas == 1 or size == 0:

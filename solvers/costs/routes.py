@@ -1,15 +1,31 @@
-"""The network as arrays for the search's kernel: a route per pair of devices, and which servers are interchangeable."""
+"""The network as arrays for kernels: a route per pair of devices."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
 from penstock.solvers.model.network import Route
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.planners.dapple.kernel_arrays import Lines
 
 
-def lines(problem: Problem) -> Lines:
+class Routes(NamedTuple):
+    """Routes: ``route_of[u, v]`` numbers one, -1 where nothing connects the devices.
+
+    Its resources are ``resource[start[r] : start[r + 1]]``. ``bandwidth`` (bytes/s) is per resource; ``narrowest``
+    and ``latency_ns`` are per route.
+    """
+
+    route_of: np.ndarray
+    start: np.ndarray
+    resource: np.ndarray
+    bandwidth: np.ndarray
+    narrowest: np.ndarray
+    latency_ns: np.ndarray
+
+
+def routes_of(problem: Problem) -> Routes:
     """Routes between all devices; those between two servers whose devices share their wires are looked up once."""
     network = problem.network
     size = problem.num_devices
@@ -28,7 +44,7 @@ def lines(problem: Problem) -> Lines:
                 _enter(route_of, routes, group, other, network.route(group[0], other[0]))
     start = np.concatenate(([0], np.cumsum([len(r.resources) for r in routes]))).astype(np.int64)
     bandwidth = np.asarray([r.bandwidth_bytes_per_s for r in network.resources], dtype=np.float64)
-    return Lines(
+    return Routes(
         route_of=route_of,
         start=start,
         resource=np.asarray([r for route in routes for r in route.resources], dtype=np.int64),

@@ -1,0 +1,80 @@
+"""Costs are read in one place: only ``model`` and ``costs`` know a profile's bytes and how bytes become nanoseconds."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import penstock.solvers
+
+ROOM = Path(penstock.solvers.__file__).parent
+BYTES = {"parameter_bytes", "trainable_bytes", "stash_bytes", "capacity_bytes", "context_bytes"}
+INFINITY = re.compile(r"_?(NEVER|FAR|UNLIMITED|ENDLESS|INFINITE|UNREACH|FOREVER)(_(NS|BYTES|COUNT))?$")
+
+ALLOWED = {
+    "explanation/binding.py": "times a plan anew as if no parameter were trained: it makes that problem",
+}
+"""Modules that read them nevertheless, each with the reason; one that no longer does is to be taken off."""
+
+
+def _prices(tree: ast.Module) -> set[str]:
+    """The prices that a module reads for itself."""
+    found = set()
+    for node in ast.walk(tree):
+        name = node.attr if isinstance(node, ast.Attribute) else node.value if isinstance(node, ast.Constant) else None
+        if name in BYTES:
+            found.add(str(name))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "transfer_ns":
+            found.add("transfer_ns")
+    return found
+
+
+def _infinities(tree: ast.Module) -> Iterator[str]:
+    """The names of infinities that a module makes from numbers of its own."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = [target.id for target in targets if isinstance(target, ast.Name) and INFINITY.match(target.id)]
+            if any(isinstance(each, ast.Constant) for each in ast.walk(node)):
+                yield from names
+
+
+def _modules() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(ROOM.rglob("*.py")):
+        yield path.relative_to(ROOM).as_posix(), ast.parse(path.read_text())
+
+
+def test_only_the_price_list_reads_prices() -> None:
+    searches = [(name, tree) for name, tree in _modules() if not name.startswith(("model/", "costs/"))]
+    readers = {name: prices for name, tree in searches if (prices := _prices(tree))}
+    assert {name: prices for name, prices in readers.items() if name not in ALLOWED} == {}, "ask solvers/costs"
+    assert ALLOWED.keys() - readers.keys() == set(), "these read no prices any more: take them off the list"
+
+
+def test_there_are_two_infinities() -> None:
+    found = {name: names for name, tree in _modules() if (names := list(_infinities(tree)))}
+    assert found == {"costs/infinity.py": ["NEVER_NS", "FAR_NS", "UNLIMITED"]}, "take those of costs/infinity.py"
+
+
+@pytest.mark.parametrize(
+    ("text", "prices"),
+    [
+        ("room = problem.capacity_bytes(0) - problem.devices[0].context_bytes", {"capacity_bytes", "context_bytes"}),
+        ("stash = getattr(costs, 'stash_bytes')", {"stash_bytes"}),
+        ("time = transfer_ns(5, 7)", {"transfer_ns"}),
+        ("time = rank.transfer_ns", set()),
+    ],
+)
+def test_a_price_is_seen(text: str, prices: set[str]) -> None:
+    assert _prices(ast.parse(text)) == prices
+
+
+def test_an_infinity_is_seen() -> None:
+    assert list(_infinities(ast.parse("NEVER = 2**62\nFAR_NS: int = 2**45\nFEW = 2\nNEVER_NS = OTHER"))) == [
+        "NEVER",
+        "FAR_NS",
+    ]
