@@ -13,10 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.solvers.compiled.decorators import inner, loop
+from penstock.solvers.costs.infinity import NEVER_NS
 
 SERIAL, APART, FREE = 0, 1, 2
-NEVER = 2**62
-"""Bound of a plan with a stage that cannot hold a single micro-batch."""
 
 
 class Chains(NamedTuple):
@@ -39,7 +38,10 @@ class Chains(NamedTuple):
 
 @loop
 def window_bounds(chains: Chains, batches: int, bounds: np.ndarray, around: np.ndarray, limit: np.ndarray) -> None:
-    """Write the bound of each plan to ``bounds`` (N,); ``around`` and ``limit`` (S,) are scratch."""
+    """Write the bound of each plan to ``bounds`` (N,); ``around`` and ``limit`` (S,) are scratch.
+
+    It is ``NEVER_NS`` where a stage cannot hold a single micro-batch.
+    """
     stages = chains.forward.shape[1]
     for n in range(bounds.size):
         least = batches
@@ -47,7 +49,7 @@ def window_bounds(chains: Chains, batches: int, bounds: np.ndarray, around: np.n
             least = min(least, chains.limit[n, s])
             limit[s] = least
         if least == 0:
-            bounds[n] = NEVER
+            bounds[n] = NEVER_NS
             continue
         around[stages - 1] = 0
         for s in range(stages - 2, -1, -1):

@@ -15,12 +15,12 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import activation_bytes, spare_bytes
 from penstock.solvers.explanation.run import Run
 from penstock.solvers.model.schedule import STEP
 from penstock.solvers.model.slices import row_classes
 
-NEVER = np.iinfo(np.int64).max
 OWN_INPUTS = ((FORWARD, (BACKWARD, INPUT, RECOMPUTE)), (INPUT, (WEIGHT,)), (RECOMPUTE, (BACKWARD, INPUT)))
 """What of a row which of its operations on the same micro-batch need."""
 
@@ -61,7 +61,7 @@ class _Later(NamedTuple):
         least_ns, which, size = [], [], 0
         for lane in lanes:
             low, high = int(run.lane_start[lane]), int(run.lane_start[lane + 1])
-            own = np.concatenate((ready[low:high], [NEVER]))
+            own = np.concatenate((ready[low:high], [NEVER_NS]))
             least = np.minimum.accumulate(own[::-1])[::-1]
             first = np.where(own == least, np.arange(len(own)), len(own))
             place.update(zip(range(low, high), range(size + 1, size + 1 + high - low), strict=True))
@@ -151,7 +151,7 @@ def _ready_ns(run: Run) -> tuple[np.ndarray, np.ndarray]:
     kind, stage, batch = run.kind, run.stage_of, run.batch
     end = run.end[: run.first_transfer]
     arrival = np.zeros((2, count, number), dtype=np.int64)
-    source = np.full((2, count, number), NEVER)
+    source = np.full((2, count, number), NEVER_NS)
     made = np.zeros((2, count, number), dtype=np.int64)
     for way, kinds in ((0, (FORWARD,)), (1, (BACKWARD, INPUT))):
         which = np.isin(kind, kinds)
@@ -166,7 +166,7 @@ def _ready_ns(run: Run) -> tuple[np.ndarray, np.ndarray]:
         sender, m = moved.stage[own], moved.micro_batch[own]
         arrival[way, sender + 1 - 2 * way, m] = moved.end_ns[own]
         source[way, sender + 1 - 2 * way, m] = made[way, sender, m]
-    found, produced = np.zeros(len(kind), dtype=np.int64), np.full(len(kind), NEVER)
+    found, produced = np.zeros(len(kind), dtype=np.int64), np.full(len(kind), NEVER_NS)
     for way, kinds in ((0, (FORWARD,)), (1, (BACKWARD, INPUT))):
         which = np.isin(kind, kinds)
         found[which] = arrival[way, stage[which], batch[which]]
@@ -179,5 +179,5 @@ def _ready_ns(run: Run) -> tuple[np.ndarray, np.ndarray]:
             given[stage[row][gives], batch[row][gives]] = end[row][gives]
             takes = np.isin(kind[row], those)
             found[row][takes] = np.maximum(found[row][takes], given[stage[row][takes], batch[row][takes]])
-    found[kind == STEP] = NEVER
+    found[kind == STEP] = NEVER_NS
     return found, produced

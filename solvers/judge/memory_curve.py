@@ -12,9 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import context_bytes
 from penstock.solvers.judge.lanes import Lanes, Times
-from penstock.solvers.judge.memory_kernel import NEVER, Costs, Streams, all_peaks, lane_curve
+from penstock.solvers.judge.memory_kernel import Costs, Streams, all_peaks, lane_curve
 from penstock.solvers.judge.operation_tables import StageMemory, Tables
 from penstock.solvers.judge.posting_kernel import Posted, post_receives
 from penstock.solvers.model.schedule import STEP
@@ -79,7 +80,7 @@ class MemoryProfile:
         size = self.costs.size.copy()
         size[:, 1:] = 0
         changes = self.costs.changes.copy()
-        changes[changes[:, 0] != NEVER, 1] = 0
+        changes[changes[:, 0] != NEVER_NS, 1] = 0
         return self.costs._replace(size=size, static=np.zeros_like(self.costs.static), changes=changes)
 
     @cached_property
@@ -200,7 +201,7 @@ def _lists(count: int, lane: np.ndarray, time: np.ndarray, value: np.ndarray) ->
     """Where each lane's list begins, and all (time, value) by lane and time, each list with an end that never comes."""
     lane = np.concatenate((lane, np.arange(count)))
     pairs = np.empty((len(lane), 2), dtype=np.int64)
-    pairs[:-count, 0], pairs[:-count, 1], pairs[len(lane) - count :] = time, value, NEVER
+    pairs[:-count, 0], pairs[:-count, 1], pairs[len(lane) - count :] = time, value, NEVER_NS
     order = np.lexsort((pairs[:, 0], lane))
     begin = np.concatenate(([0], np.cumsum(np.bincount(lane, minlength=count)))).astype(np.int64)
     return begin, pairs[order]

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.solvers.compiled.decorators import compiled, inner, loop
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.judge.operation_tables import DURATION
 
-NEVER = 2**63 - 1
 ADDED_KEPT, ADDED_BUFFERS, WORKSPACE = 0, 1, 2
 GRADIENTS, KEPT, BUFFERS, WORK = 0, 1, 2, 3
 
@@ -117,13 +117,13 @@ def _head(streams: Any, when: np.ndarray, order: np.ndarray, walk: Any, k: int) 
         while place < last and order[place] % replicas != streams.replica[k]:
             place += 1
         walk.place[k] = place
-    walk.head[k] = NEVER if place == last else when[place]
+    walk.head[k] = NEVER_NS if place == last else when[place]
 
 
 @inner
 def _least(walk: Any, low: int, high: int) -> tuple[int, int]:
     """The stream whose next event is the earliest, and when."""
-    which, t = -1, NEVER
+    which, t = -1, NEVER_NS
     for k in range(low, high):
         head = walk.head[k]
         which = k if head < t else which
@@ -155,7 +155,7 @@ def _merge(
     highest = level if following > 0 else -1
     walk.peak[:] = 0
     walk.peak[BUFFERS] = buffers
-    while following != NEVER:
+    while following != NEVER_NS:
         t = following
         if other == t:
             buffers -= streams.size[which]

@@ -41,7 +41,7 @@ class DeviceMemory:
     static: Static
     reference_bytes: int
     pipelines: int
-    context_bytes: int
+    context: int
 
     @classmethod
     def of(
@@ -69,7 +69,7 @@ class DeviceMemory:
 
     def curve(self) -> tuple[np.ndarray, np.ndarray]:
         """(times, bytes), int64, from 0 on."""
-        levels = self.sizes.sum(axis=1) + self._held + self.context_bytes
+        levels = self.sizes.sum(axis=1) + self._held + self.context
         changed = np.append(True, levels[1:] != levels[:-1])
         return self.times[changed], levels[changed]
 
@@ -88,7 +88,7 @@ class DeviceMemory:
             activations=kept,
             buffers=buffers,
             workspace=workspace,
-            context=self.context_bytes,
+            context=self.context,
         )
 
 

@@ -11,7 +11,7 @@ from problems import make_network, make_problem
 
 from penstock.solvers.bounds.stage_times import StageTimes
 from penstock.solvers.bounds.stage_windows import window_bound_ns
-from penstock.solvers.bounds.windows_kernel import NEVER
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.shortages import shortage_of
 from penstock.solvers.improve.neighbourhood.batch import Catalogue
 from penstock.solvers.model.problem import Pin, Problem
@@ -127,13 +127,13 @@ def test_bounds_of_many_plans_are_those_of_each(changes: dict[str, object]) -> N
                 own = catalogue.bounds_ns(catalogue.rows([plan.stages for plan in plans]))
                 assert (own >= bounds[p]).all()
                 for plan, bound, found in zip(plans, bounds[p].tolist(), own.tolist(), strict=True):
-                    if found == NEVER:
+                    if found == NEVER_NS:
                         assert shortage_of(space.problem, plan, (1,) * stages) is not None
-                    if bound == NEVER:
+                    if bound == NEVER_NS:
                         assert shortage_of(space.problem, plan, (1,) * stages) is not None
                         continue
                     times = StageTimes(space.problem, plan, WHOLE_BACKWARDS)
                     work = max(times.device_ns(d) for stage in plan.stages for d in stage.devices)
                     twin = max(window_bound_ns(times), work)
                     assert bound == twin or ("memory_bytes" in changes and bound <= twin)
-                    assert found in (twin, NEVER)
+                    assert found in (twin, NEVER_NS)

@@ -22,7 +22,6 @@ from penstock.solvers.bounds.contiguous.stage_costs import make_pieces
 from penstock.solvers.bounds.coverage import contiguous, features_of_candidate
 from penstock.solvers.bounds.schedule_bound import schedule_bound
 from penstock.solvers.bounds.stage_times import StageTimes
-from penstock.solvers.bounds.windows_kernel import NEVER
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.shortages import shortage_of
 from penstock.solvers.improve.job_shop import Question, solve
@@ -114,16 +113,16 @@ def test_never_above_the_bound_of_any_plan(block: int) -> None:
         problem = random_request(seed)
         space = Space.of(problem)
         bound, _some = proven_ns(problem, space)
-        least = min([NEVER, *(_least(space, batch) for batch in space.batches)])
+        least = min([NEVER_NS, *(_least(space, batch) for batch in space.batches)])
         assert bound <= least, seed
-        total += least < NEVER
-        tight += bound == least < NEVER
+        total += least < NEVER_NS
+        tight += bound == least < NEVER_NS
     assert tight > total // 3
 
 
 def _least(space: Space, batch: Batch) -> int:
     """The least bound of the plans of one number of micro-batches; ``ChainTables`` says where to look first."""
-    tables, least = ChainTables(space, batch), NEVER
+    tables, least = ChainTables(space, batch), NEVER_NS
     for stages in range(1, space.most_stages + 1):
         fed = [p for p in space.placements(stages) if max(map(len, p)) <= batch.replicas_fed(space.problem.min_slice)]
         partitions = space.partitions(stages)

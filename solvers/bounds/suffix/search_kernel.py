@@ -33,10 +33,10 @@ from penstock.solvers.bounds.suffix.state_kernel import (
     settle,
 )
 from penstock.solvers.compiled.decorators import inner, loop
+from penstock.solvers.costs.infinity import NEVER_NS
 
 NONE, FOUND, STOPPED = 0, 1, 2
 OUTCOME, VALUE, SPENT, BEST, LEVELS = range(5)
-FAR = 2**62
 
 
 class States(NamedTuple):
@@ -173,7 +173,7 @@ def _decide(
 def _soonest(line: Line, counts: np.ndarray, times: np.ndarray, r: int, n: int, mask: int) -> tuple[int, int]:
     """The operation that would end first, and when; ties by stage, forwards before backwards before transfers."""
     stages = line.forward.size
-    chosen, least = -1, FAR
+    chosen, least = -1, NEVER_NS
     for s in range(stages):
         t = ready_forward(line, counts, times, r, s, n, mask)
         if t >= 0 and t + line.forward[s] < least:
@@ -266,7 +266,7 @@ def _same_counts(counts: np.ndarray, a: int, b: int) -> bool:
 def _best(line: Line, states: States, old: int, size: int) -> None:
     """Of the last level, the state that ends first, the lowest among equals."""
     result = states.result
-    result[OUTCOME], result[VALUE] = FOUND, FAR
+    result[OUTCOME], result[VALUE] = FOUND, NEVER_NS
     for r in range(old, old + size):
         if states.dead[r]:
             continue

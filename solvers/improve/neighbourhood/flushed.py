@@ -32,7 +32,6 @@ from penstock.solvers.model.schedule import Orders, Schedule
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.planners.trial import Trial
 
-NEVER = 2**62
 EFFORT = 4.0
 """Default effort: about seconds of one core."""
 DETOUR = 16

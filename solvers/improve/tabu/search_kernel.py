@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from penstock.solvers.compiled.decorators import compiled, inner, loop
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.improve.tabu.path_kernel import (
     KINDS,
     Run,
@@ -38,7 +39,6 @@ TRIED = 4
 SHORTEST, TENURES = 3, 6
 """Moves for which a pair may not change back: 3 to 8."""
 MOST_KICKED = 16
-NEVER = 2**62
 
 
 @compiled
@@ -55,7 +55,7 @@ def search_orders(
     while tried < steps:
         move += 1
         count = critical_swaps(flows, lanes, search, run, last)
-        chosen, value = -1, NEVER
+        chosen, value = -1, NEVER_NS
         next_last, next_run = last, run
         for k in range(min(count, TRIED)):
             at = k + draw(search, count - k)
@@ -104,7 +104,7 @@ def _kick(flows: Any, chains: Any, ties: Any, lanes: Any, update_ns: np.ndarray,
             continue
         swap(lanes, search, i)
         tried += 1
-        if judge(flows, chains, ties, lanes, update_ns, clock)[0] == NEVER:
+        if judge(flows, chains, ties, lanes, update_ns, clock)[0] == NEVER_NS:
             swap(lanes, search, i)
     return tried
 
@@ -142,7 +142,7 @@ def swap(lanes: Any, search: Search, i: int) -> None:
 
 @compiled
 def judge(flows: Any, chains: Any, ties: Any, lanes: Any, update_ns: np.ndarray, clock: int) -> tuple[int, int, Run]:
-    """The makespan of the lanes' order, NEVER if it cannot run, an operation that it waits for last, and all starts."""
+    """The makespan of the lanes' order (NEVER_NS: it cannot run), an operation that it waits for last, and all starts."""
     if clock == HALF:
         position, lane_ns, start, sent, order, bucket_start = run_half(flows, chains, lanes)
     elif clock != EVENTS:
@@ -166,10 +166,10 @@ def _end(
     bucket_start: np.ndarray,
     tie_start: np.ndarray,
 ) -> tuple[int, int]:
-    """When the steps behind all lanes end, NEVER if a lane is blocked, and the operation that the last waits for."""
+    """When the steps behind all lanes end, NEVER_NS if a lane is blocked, and the operation that the last waits for."""
     for lane in range(position.size):
         if position[lane] < lanes.lane_start[lane + 1]:
-            return NEVER, -1
+            return NEVER_NS, -1
     value, last = 0, -1
     for lane in range(position.size):
         t, cause, step = lane_ns[lane], lanes.lane_start[lane + 1] - 1, -1
@@ -178,7 +178,7 @@ def _end(
             t, cause = tie_start[k] + ties.tie_ns[k], _last_to_come(lanes, lane_ns, k)
         while True:
             step = _next_step(lanes, lane, step)
-            if step == NEVER:
+            if step == NEVER_NS:
                 break
             slot = step % lanes.slot_lane.size
             place = lanes.last_gradient[lanes.round_start[slot]]
@@ -207,8 +207,8 @@ def _last_to_come(lanes: Any, lane_ns: np.ndarray, k: int) -> int:
 
 @loop
 def _next_step(lanes: Any, lane: int, after: int) -> int:
-    """Of a lane's slots the one that steps next, by where its last gradient stands: place and slot; NEVER: none."""
-    first, slots = NEVER, lanes.slot_lane.size
+    """Of a lane's slots the one that steps next, by where its last gradient stands: place and slot; NEVER_NS: none."""
+    first, slots = NEVER_NS, lanes.slot_lane.size
     for slot in range(slots):
         if lanes.slot_lane[slot] == lane:
             key = (lanes.last_gradient[lanes.round_start[slot]] + 1) * slots + slot
