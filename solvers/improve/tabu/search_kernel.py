@@ -142,7 +142,7 @@ def swap(lanes: Any, search: Search, i: int) -> None:
 
 @compiled
 def judge(flows: Any, chains: Any, ties: Any, lanes: Any, update_ns: np.ndarray, clock: int) -> tuple[int, int, Run]:
-    """The makespan of the lanes' order (NEVER_NS: it cannot run), an operation that it waits for last, and all starts."""
+    """The makespan of the lanes' order (NEVER_NS: it cannot run), an operation that it waits for last, all starts."""
     if clock == HALF:
         position, lane_ns, start, sent, order, bucket_start = run_half(flows, chains, lanes)
     elif clock != EVENTS:
