@@ -14,4 +14,8 @@ Why the answer does not depend on the number of workers nor on which of them is 
 
 A time limit is the exception, as everywhere: then the best of all that was found counts, and ``unfinished`` names
 whose search was cut off.
+
+May import: `solvers.model`, `solvers.compiled`, `solvers.costs`, `solvers.judge`, `solvers.bounds`,
+`solvers.schedules`, `solvers.improve`, `solvers.planners`, `solvers.lowering`, `solvers.verify`.
+Start reading at `tasks.py`.
 """
