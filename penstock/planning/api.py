@@ -32,11 +32,11 @@ from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.lowering import lower
 from penstock.solvers.lowering.checks import Transport
 from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import REQUEST_SCOPE, Candidate, Progress, Result
 from penstock.solvers.model.schedule import Orders, Schedule
-from penstock.solvers.model.slices import row_classes
 from penstock.solvers.model.timeline import Timeline
 from penstock.solvers.planners.catalogue import PLANNERS, resolve
 from penstock.solvers.schedules.advance_forward import advance_forward

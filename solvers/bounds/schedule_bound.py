@@ -42,10 +42,10 @@ from penstock.solvers.bounds.suffix.table import suffix_bound_ns
 from penstock.solvers.costs.stage import stage_costs, update_ns
 from penstock.solvers.costs.utilisation import WHOLE, rank_share, utilisation_ppm
 from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import SCHEDULE_SCOPE, Bound
 from penstock.solvers.model.schedule import Orders, Pattern, Schedule
-from penstock.solvers.model.slices import row_classes
 from penstock.solvers.model.update_rules import UpdateRule
 
 LOAD, LOAD_OF_PINNED = (

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from penstock.schemas.amounts import doubtful_memory, shortage
 from penstock.solvers.explanation.hints import hints
 from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.plan_shape import layers_need, micro_batches, shape
 from penstock.solvers.model.result import Bound, Candidate, Result, Shortage, Status
 from penstock.solvers.model.schedule import Orders
-from penstock.solvers.model.slices import row_classes
 from penstock.solvers.schedules.catalogue import SCHEDULES
 from penstock.solvers.schedules.early_backward import ACR_THRESHOLD, activation_communication_ratio
 from penstock.solvers.solve.session import Session
