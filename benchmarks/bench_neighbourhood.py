@@ -21,7 +21,7 @@ from penstock.convert import to_problem
 from penstock.examples.catalogue import cluster, profile
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.request import PlanRequest
-from penstock.solvers.improve.neighbourhood.flushed import SECOND, Search, is_movable
+from penstock.solvers.improve.neighbourhood.flushed import SECOND, LargeNeighbourhoodSearch, is_movable
 from penstock.solvers.model.options import checked
 from penstock.solvers.model.problem import NetworkRules, Problem
 from penstock.solvers.planners.catalogue import PLANNERS
@@ -132,7 +132,7 @@ def _gain(label: str, problem: Problem, session: Session) -> float:
 def _search(problem: Problem, session: Session | None, effort: float) -> tuple[int, float]:
     """The best time, and CPU seconds."""
     best = None if session is None else session.best
-    search = Search(problem, NEVER if best is None else best.value_ns, int(effort * SECOND))
+    search = LargeNeighbourhoodSearch(problem, NEVER if best is None else best.value_ns, int(effort * SECOND))
     began = time.process_time()
     movable = best is not None and is_movable(best.allocation)
     for _trial in search.run(*((best.allocation, best.schedule) if best is not None and movable else (None, None))):

@@ -16,6 +16,7 @@ from penstock.solvers.compiled.decorators import inner, loop
 from penstock.solvers.costs.infinity import NEVER_NS
 
 SERIAL, APART, FREE = 0, 1, 2
+"""Bound of a plan with a stage that cannot hold a single micro-batch."""
 
 
 class Chains(NamedTuple):
@@ -38,10 +39,7 @@ class Chains(NamedTuple):
 
 @loop
 def window_bounds(chains: Chains, batches: int, bounds: np.ndarray, around: np.ndarray, limit: np.ndarray) -> None:
-    """Write the bound of each plan to ``bounds`` (N,); ``around`` and ``limit`` (S,) are scratch.
-
-    It is ``NEVER_NS`` where a stage cannot hold a single micro-batch.
-    """
+    """Write the bound of each plan to ``bounds`` (N,); ``around`` and ``limit`` (S,) are scratch."""
     stages = chains.forward.shape[1]
     for n in range(bounds.size):
         least = batches

@@ -1,8 +1,9 @@
-"""Tables of stages for searches: what layers [i, j) cost on r devices of some kinds, for micro-batches of one size.
+"""Costs of all layers or stages at once, for searches and bounds, for slices of micro-batches of one size.
 
-Where devices are of several kinds, a *plan* rounds up (a stage is as slow, and as large, as on its slowest kind) and a
-*bound* rounds down (no stage is quicker than on the quickest kind): ``rounding`` says which. The numbers are those of
-``stage`` and ``memory``, asked once for each kind of device and size of slice.
+``LayerSums`` and ``StaticSums`` are prefix sums over layers; ``StageTable`` has a value for each pair of places where a
+stage may begin and end. Where devices are of several kinds, a *plan* rounds up (each layer is as slow, and as large, as
+on its slowest kind) and a *bound* rounds down (none is quicker than on its quickest kind). The numbers are those of
+``stage`` and ``memory``.
 """
 
 from __future__ import annotations
@@ -78,11 +79,17 @@ def layer_sums(problem: Problem, kinds: Sequence[str], rows: int, rounding: Roun
     """What a slice of ``rows`` samples costs, layer by layer as on the slowest or the quickest of the kinds."""
     costs = [problem.costs(kind, rows) for kind in kinds]
     join = np.maximum if rounding == "up" else np.minimum
-    sums = (
-        [getattr(cost, name) for cost in costs] for name in ("forward_ns", "backward_ns", "weight_ns", "stash_bytes")
+
+    def joined(prefixes: list[np.ndarray]) -> np.ndarray:
+        return prefixes[0] if len(prefixes) == 1 else prefix_sums(join.reduce([np.diff(each) for each in prefixes]))
+
+    return LayerSums(
+        joined([cost.forward_ns for cost in costs]),
+        joined([cost.backward_ns for cost in costs]),
+        joined([cost.weight_ns for cost in costs]),
+        joined([cost.stash_bytes for cost in costs]),
+        np.asarray(join.reduce([cost.workspace_bytes for cost in costs])),
     )
-    joined = (each[0] if len(each) == 1 else prefix_sums(join.reduce([np.diff(one) for one in each])) for each in sums)
-    return LayerSums(*joined, workspace_bytes=join.reduce([cost.workspace_bytes for cost in costs]))
 
 
 def static_sums(problem: Problem, replicas: int = 1) -> StaticSums:
@@ -93,7 +100,7 @@ def static_sums(problem: Problem, replicas: int = 1) -> StaticSums:
     return _static(problem, problem.parameter_bytes, problem.trainable_bytes, replicas)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=4)
 def _weights_between(problem: Problem, places: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     at = np.asarray(places, dtype=np.int64)
     parameters, trainable = between(problem.parameter_bytes[at]), between(problem.trainable_bytes[at])
@@ -114,54 +121,49 @@ def _static(problem: Problem, parameters: np.ndarray, trainable: np.ndarray, rep
     return StaticSums(parameters, trainable, *training_bytes(problem, trainable, replicas))
 
 
+def _slowest(each: list[np.ndarray]) -> np.ndarray:
+    """The largest of the values on each kind."""
+    return np.asarray(np.maximum.reduce(each))
+
+
 class StageTable:
     """Stages between any two of n ``places`` on ``replicas`` devices of ``kinds``, for slices of ``rows`` samples.
 
     All tables are (n, n) int64 by the place before the first and the one after the last layer, and meaningless below
-    the diagonal. Times in ns and sizes in bytes are of one micro-batch.
+    the diagonal. Times in ns and sizes in bytes are of one micro-batch, on the slowest kind.
     """
 
     def __init__(
-        self,
-        problem: Problem,
-        kinds: Sequence[str],
-        rows: int,
-        places: np.ndarray,
-        replicas: int = 1,
-        rounding: Rounding = "up",
+        self, problem: Problem, kinds: Sequence[str], rows: int, places: np.ndarray, replicas: int = 1
     ) -> None:
         self.problem, self.rows, self.places, self.replicas = problem, rows, places, replicas
         self._sums = [layer_sums(problem, (kind,), rows) for kind in kinds]
-        self._join = np.maximum if rounding == "up" else np.minimum
-
-    def _joined(self, each: list[np.ndarray]) -> np.ndarray:
-        return np.asarray(self._join.reduce(each))
 
     @cached_property
     def forward_ns(self) -> np.ndarray:
         """One forward, which is also what recomputing the whole stage takes."""
-        return self._joined([between(sums.forward_ns[self.places]) for sums in self._sums])
+        return _slowest([between(sums.forward_ns[self.places]) for sums in self._sums])
 
     @cached_property
     def backward_ns(self) -> np.ndarray:
         """One backward, recomputation apart."""
-        return self._joined([between(sums.backward_ns[self.places]) for sums in self._sums])
+        return _slowest([between(sums.backward_ns[self.places]) for sums in self._sums])
 
     def work_ns(self, again: bool) -> np.ndarray:
         """Forward and backward on the same kind of device; ``again``: with recomputation of the whole stage."""
-        return self._joined(
+        return _slowest(
             [between(((1 + again) * sums.forward_ns + sums.backward_ns)[self.places]) for sums in self._sums]
         )
 
     @cached_property
     def kept_bytes(self) -> np.ndarray:
         """What stays alive from the forward to the backward, nothing recomputed."""
-        return self._joined([between(sums.kept_bytes[self.places]) for sums in self._sums])
+        return _slowest([between(sums.kept_bytes[self.places]) for sums in self._sums])
 
     @cached_property
     def workspace_bytes(self) -> np.ndarray:
         """What the stage's operations need while they compute."""
-        return self._joined([widest_between(sums.workspace_bytes, self.places) for sums in self._sums])
+        return _slowest([widest_between(sums.workspace_bytes, self.places) for sums in self._sums])
 
     @cached_property
     def static(self) -> StaticSums:
@@ -189,4 +191,4 @@ class StageTable:
         return np.asarray(each)
 
     def _crossing(self, direction: int) -> np.ndarray:
-        return crossing_bytes(self.problem, direction, self.rows)[self.places]
+        return np.asarray(crossing_bytes(self.problem, direction, self.rows)[self.places])

@@ -11,14 +11,14 @@ import numpy as np
 from penstock.solvers.bounds.one_pipeline.layer_costs import Option
 from penstock.solvers.costs.infinity import NEVER_NS
 
-IMPOSSIBLE_NS = NEVER_NS // 2**11
-"""Work of a layer that cannot be held so: more than any time times devices."""
+LOST_NS = NEVER_NS // 2**11
+"""Work of a layer that cannot be held so: more than any time times devices; of 2^11 layers it can be added up."""
 
 
 def possible_work(
     work: np.ndarray, options: list[Option], closed: np.ndarray, cuts: np.ndarray, time_ns: int
 ) -> np.ndarray:
-    """``work`` [option, L], ``IMPOSSIBLE_NS`` where no run of the layer is short enough.
+    """``work`` [option, L], ``LOST_NS`` where no run of the layer is short enough.
 
     ``closed`` [option before, option, L] and ``cuts`` [L] say where stages cannot begin, and where they may.
     """
@@ -31,5 +31,5 @@ def possible_work(
         before = np.maximum.accumulate(np.where(begins, np.arange(layers), 0))
         behind = np.minimum.accumulate(np.where(ends, np.arange(layers + 1), layers)[::-1])[::-1][1:]
         total = np.concatenate(([0], np.cumsum(work[o])))
-        found[o, total[behind] - total[before] > option.most * time_ns] = IMPOSSIBLE_NS
+        found[o, total[behind] - total[before] > option.most * time_ns] = LOST_NS
     return found

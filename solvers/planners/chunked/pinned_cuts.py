@@ -18,6 +18,7 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.costs.stage_table import cut_places
 from penstock.solvers.model.allocation import Allocation, Pipeline
 from penstock.solvers.model.pins import moved
 from penstock.solvers.model.problem import Problem
@@ -84,7 +85,7 @@ def pinned_bounds(problem: Problem, rank_of: tuple[int, ...], width: int) -> tup
 
     Times are those of one sample on the first device's kind.
     """
-    edges = (0, *(int(at) + 1 for at in np.flatnonzero(problem.cuttable)), problem.num_layers)
+    edges = tuple(cut_places(problem).tolist())
     if not len(rank_of) <= len(edges) - 1 <= MOST_PAIRS // len(rank_of):
         return None
     costs = problem.costs(problem.devices[0].kind, 1)

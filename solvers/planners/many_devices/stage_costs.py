@@ -119,7 +119,7 @@ class Pieces:
     def input_bytes(self) -> np.ndarray:
         """(K, L): a stage's received input, by its first layer."""
         slices = -(-self.batch.most_rows // self.replicas)
-        return slices[:, None] * crossing_bytes(self.problem, 0)[None, :-1]
+        return np.asarray(slices[:, None] * crossing_bytes(self.problem, 0)[None, :-1])
 
     @cached_property
     def room_bytes(self) -> int:

@@ -190,4 +190,4 @@ def _boundary_ns(chain: Chain, level: Level, rules: Rules) -> np.ndarray:
 
 def _twice_ns(sizes: np.ndarray, bandwidth: int) -> np.ndarray:
     """Time of twice these bytes, exact; NEVER_NS where nothing connects."""
-    return np.minimum(NEVER_NS, transfers_ns(2 * np.maximum(0, sizes), bandwidth))
+    return np.asarray(np.minimum(NEVER_NS, transfers_ns(2 * np.maximum(0, sizes), bandwidth)))

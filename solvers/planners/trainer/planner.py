@@ -22,7 +22,7 @@ from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.costs.collectives import all_reduce_ns
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.shortages import shortage_of
-from penstock.solvers.costs.stage_table import static_sums
+from penstock.solvers.costs.stage_table import cut_places, static_sums
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, batch_of
 from penstock.solvers.model.options import Option
@@ -235,7 +235,7 @@ class Search:
 
     def _kept_cut(self, shape: Shape) -> list[int] | None:
         """The cut with the shortest longest part of those whose parts the devices of their ranks may hold."""
-        edges = [0, *(int(i) + 1 for i in np.flatnonzero(self.cut.cuttable)), self.problem.num_layers]
+        edges = cut_places(self.cut).tolist()
         costs = self.problem.costs(self.problem.devices[0].kind, 1)
         upto = (costs.forward_ns + costs.backward_ns)[edges]
         times = upto[None, :] - upto[:, None]
@@ -260,7 +260,7 @@ class Search:
 
     def _moved(self, shape: Shape, trial: Trial) -> Iterator[Proposal]:
         """Cut anew: one cut, or neighbouring ones together, one place on or back, as long as that helps."""
-        places = [0, *(int(i) + 1 for i in np.flatnonzero(self.cut.cuttable)), self.problem.num_layers]
+        places = cut_places(self.cut).tolist()
         cuts = [places.index(stage.first) for stage in trial.allocation.stages] + [len(places) - 1]
         enough = self.effort + MOVES
         if comb(len(places) - 2, len(cuts) - 2) <= EVERY:
