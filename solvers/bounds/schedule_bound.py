@@ -31,7 +31,7 @@ from fractions import Fraction
 import numpy as np
 
 from penstock.solvers.bounds.coverage import class_bound, every_plan, features_of, one_pipeline, orders_of
-from penstock.solvers.bounds.one_pipeline.bound import Search
+from penstock.solvers.bounds.one_pipeline.bound import TimeBisection
 from penstock.solvers.bounds.one_pipeline.confined import holders
 from penstock.solvers.bounds.one_pipeline.load import Around, load_ns
 from penstock.solvers.bounds.split_windows import shared_device_ns, split_bound_ns
@@ -73,7 +73,7 @@ def one_pipeline_bound(problem: Problem) -> Bound:
     """
     known = max(load_ns(problem, Fraction(1), _before(problem)), _path_ns(problem))
     method = "label search over the devices' lowest layers"
-    return class_bound(problem, one_pipeline(problem), Search(problem).bound_ns(known), method)
+    return class_bound(problem, one_pipeline(problem), TimeBisection(problem).bound_ns(known), method)
 
 
 def _path_ns(problem: Problem) -> int:
