@@ -5,8 +5,8 @@ List scheduling (Graham, 1966) under memory limits. Lists that can run come from
 ICLR 2024, section 3.1, has one of them) that fill the room, for the real times and for simpler ones. Then real times
 and the room on each device decide: a device takes the first operation of its list that is ready, so weight gradients
 and forwards fill its waiting times; a forward from behind only where the operations before it keep the room that they
-will want (``kernels.overtake``). Orders found are lists in their turn, also for slightly changed times. Transfers
-count as delays; what they do to each other is for the judge to say.
+will want (``support.overtaking_kernel``). Orders found are lists in their turn, also for slightly changed times.
+Transfers count as delays; what they do to each other is for the judge to say.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """DAPPLE's latency for the search's kernel: as four numbers that grow with a plan, or over arrays of stages.
 
-A prefix of stages is summed up by four numbers from which the latency (``allocators.dapple.latency``, corrected, over
+A prefix of stages is summed up by four numbers from which the latency (``latency.py``, corrected, over
 all pivots) of any completion follows: X = sum of the forwards; C = largest latency closed so far; R = largest start
 of a pivot's ending, less the backwards after it; P = largest all-reduce plus the backwards from its stage on. The
 latency rises with each of them, so domination is exact; X, C and P never fall along a plan, so pruning by them is.

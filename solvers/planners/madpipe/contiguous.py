@@ -1,6 +1,6 @@
 """The exact contiguous optimum under 1F1B*: the smallest period of any contiguous allocation (MadPipe section 4.1).
 
-Whether a period is possible is decided by labels (``kernels.madpipe``); possibility never ends as the period grows,
+Whether a period is possible is decided by labels (``contiguous_kernel``); possibility never ends as the period grows,
 because no group number does. So the answer is exact to the nanosecond by bisection.
 """
 

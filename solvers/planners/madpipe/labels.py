@@ -2,7 +2,7 @@
 
 Algorithm 1 looks for the smallest max(DP(T̂), T̂). DP never grows with T̂, so that is the smallest T at which an
 allocation of period at most T exists with its memory counted at T̂ = T, which labels decide exactly
-(``kernels.madpipe_labels``); up from the least possible period in growing steps, then bisection.
+(``label_kernel``); up from the least possible period in growing steps, then bisection.
 
 Differs from the paper: the special processor's memory is tightened and its stages are no neighbours, unless
 ``tight`` is False. With the literal memory an exact search finds allocations that no schedule can keep

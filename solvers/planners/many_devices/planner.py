@@ -1,7 +1,7 @@
 """``spread``: one pipeline over thousands of devices, stages of any number of replicas along the network's tree.
 
 A partition for what a device is worth takes a fraction of a second for a thousand layers, however many devices there
-are (``allocators.spread``); those with the least estimates go to the judge first, under the usual warm-ups.
+are (``partition.py``); those with the least estimates go to the judge first, under the usual warm-ups.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """PipeDream's hierarchical partition [1]_ (ALGORITHMS 7.4), by the paper's formula or the released optimizer's (R-35).
 
 A level is a number of equal machines and the bandwidth between them; a machine of level k is all of level k - 1.
-Symbols: A^k(i -> j, m) -> ``value``; T^k(i -> j, m) -> ``kernels.pipedream.replicated_ns``; |w_l| -> parameter bytes;
+Symbols: A^k(i -> j, m) -> ``value``; T^k(i -> j, m) -> ``partition_kernel.replicated_ns``; |w_l| -> parameter bytes;
 a_s -> boundary bytes; B_k -> ``Level.bandwidth_bytes_per_s``; m_k -> ``Level.machines``. O(sum over k of L^3 m_k^2),
 O(L^2 m^2) on the last level. All times are of one micro-batch, rounded up.
 

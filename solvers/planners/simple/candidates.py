@@ -3,7 +3,7 @@
 A planner's search is followed by the most promising of the simplest plans: one stage on all devices, even stages of
 each number. Where there are pins, the most promising lines of stages that keep them come first of all. A planner that
 has found nothing by then goes through all lines that keep the pins and have room for one micro-batch, which a small
-request has listed (``allocators.simple_lines``): so it finds a plan wherever a line of stages on devices of their own
+request has listed (``lines.py``): so it finds a plan wherever a line of stages on devices of their own
 fits.
 """
 

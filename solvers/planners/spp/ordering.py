@@ -1,7 +1,7 @@
 """Recursive device ordering: neighbours in the order share the fastest links (SPP section IV-B1, Algorithm 2).
 
 Cut the graph of bandwidths where it is weakest, order both sides, put them side by side. The paper leaves two things
-open (R-12). Which of the minimum cuts: the one that ``kernels.stoer_wagner`` finds, ties by fewer devices, then by
+open (R-12). Which of the minimum cuts: the one that ``stoer_wagner_kernel`` finds, ties by fewer devices, then by
 lexicographic numbers; of a disconnected graph the smallest component. Which side comes first: ``id``, the one with
 the smallest device number, or ``bandwidth``, each side turned round where that widens the joint.
 

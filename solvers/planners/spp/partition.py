@@ -2,7 +2,7 @@
 
 SPP section IV-B2, Algorithm 4: W(xi) is the least, over partitions of the layers into xi stages on consecutive devices
 of the order, of the time that the slowest stage (its all-reduce included) or channel works in a step. The paper's
-recursion minimises it for each xi and r; here one sweep of ``kernels.prm`` answers for a threshold which xi are
+recursion minimises it for each xi and r; here one sweep of ``prm_kernel`` answers for a threshold which xi are
 possible, and thresholds are searched: every plan read from a sweep lowers W(xi) to the integer that it takes, every
 sweep without xi raises its floor. The smallest W is always exact; the others are, too, unless the sweeps allowed run
 out (``SWEEP_WORK``): then each is within 1/1024 of its floor, or as far as those sweeps came.

@@ -140,7 +140,7 @@ def _fits(first: Demand, second: Demand, room_bytes: np.ndarray, half: _Half) ->
 
 
 class _Pairing:
-    """Searches for parts that fit together in pairs, by bisection over what ``kernels.pairs`` decides."""
+    """Searches for parts that fit together in pairs, by bisection over what ``partition_kernel.pair_parts`` decides."""
 
     def __init__(self, first: Demand, second: Demand, room: np.ndarray, half: _Half) -> None:
         kept = _kept_places(first.time_ns.shape[1], half)

@@ -1,4 +1,4 @@
-"""Cutting a chain into parts whose longest is short, one or two for each device (``allocators.wpipe.partition``)."""
+"""Cutting a chain into parts whose longest is short, one or two for each device (``partition.py``)."""
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
 
