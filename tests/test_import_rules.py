@@ -8,8 +8,11 @@ import os
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
+import networkx as nx
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -136,3 +139,164 @@ def test_no_bare_import(folder: str) -> None:
             bare = [name for name in names if name.partition(".")[0] in FOLDERS]
             found += [f"{path.relative_to(ROOT)}:{node.lineno}: write penstock.{name}" for name in bare]
     assert found == []
+
+
+SOLVERS = ROOT / "solvers"
+ROOMS: dict[str, set[str]] = {
+    "compiled": set(),
+    "model": set(),
+    "costs": {"model", "compiled"},
+    "verify": {"model", "costs"},
+    "lowering": {"model", "costs"},
+    "judge": {"model", "compiled", "costs"},
+    "schedules": {"model", "compiled", "costs", "judge"},
+    "bounds": {"model", "compiled", "costs", "schedules"},
+    "improve": {"model", "compiled", "costs", "judge", "bounds", "schedules"},
+    "planners": {"model", "compiled", "costs", "judge", "bounds", "schedules", "improve"},
+    "solve": {
+        "model",
+        "compiled",
+        "costs",
+        "judge",
+        "bounds",
+        "schedules",
+        "improve",
+        "planners",
+        "lowering",
+        "verify",
+    },
+    "explanation": {"model", "costs", "judge", "bounds", "schedules", "improve", "planners", "solve"},
+    "placement": {"model", "costs", "bounds", "planners", "solve"},
+}
+"""What modules of each room may import besides those of their own room. Each ``__init__`` says the same."""
+
+ALLOWED = {
+    ("improve.neighbourhood.flushed", "planners.proposal"),
+    ("improve.neighbourhood.flushed", "planners.trial"),
+    ("improve.neighbourhood.scores", "planners.trial"),
+    ("improve.neighbourhood.steady", "planners.proposal"),
+    ("improve.order", "planners.trial"),
+    ("planners.catalogue", "solve.auto"),
+    ("planners.catalogue", "solve.deadline"),
+    ("planners.catalogue", "solve.rounds"),
+    ("planners.catalogue", "solve.session"),
+    ("planners.catalogue", "solve.tasks"),
+    ("planners.catalogue", "solve.why"),
+    ("planners.catalogue", "solve.workers"),
+    ("solve.why", "explanation.hints"),
+}
+"""Imports against the order, between planners, improvements, solve and explanation; the list only shrinks."""
+
+KNOWN_CIRCLE = {
+    "explanation.hints",
+    "explanation.what_if",
+    "planners.catalogue",
+    "solve.auto",
+    "solve.rounds",
+    "solve.tasks",
+    "solve.why",
+    "solve.worker_process",
+    "solve.workers",
+}
+"""Modules that import each other in a circle; the list only shrinks."""
+
+
+class Edge(NamedTuple):
+    """An import, by module names within ``solvers``, and its line."""
+
+    source: str
+    target: str
+    line: int
+
+    @property
+    def place(self) -> str:
+        """``file:line imports module``."""
+        return f"solvers/{self.source.replace('.', '/')}.py:{self.line} imports {self.target}"
+
+
+def _sources(root: Path) -> dict[str, Path]:
+    names = {path: ".".join(path.relative_to(root).with_suffix("").parts) for path in sorted(root.rglob("*.py"))}
+    return {name.removesuffix("__init__").rstrip("."): path for path, name in names.items()}
+
+
+def _imports(tree: ast.Module, modules: Mapping[str, object]) -> Iterator[tuple[str, int]]:
+    prefix = "penstock.solvers"
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name.removeprefix(f"{prefix}.") in modules else node.module for name in names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        yield from ((name.removeprefix(f"{prefix}."), node.lineno) for name in names if name.startswith(f"{prefix}."))
+
+
+def _edges(root: Path) -> list[Edge]:
+    modules = _sources(root)
+    found = []
+    for source, path in modules.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        found += [Edge(source, target, line) for target, line in _imports(tree, modules) if target != source]
+    return found
+
+
+@pytest.fixture(scope="module")
+def edges() -> list[Edge]:
+    return _edges(SOLVERS)
+
+
+def _room(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _offenders(edges: list[Edge]) -> list[Edge]:
+    return [e for e in edges if _room(e.source) != _room(e.target) and _room(e.target) not in ROOMS[_room(e.source)]]
+
+
+def test_every_folder_is_a_room() -> None:
+    assert {path.name for path in SOLVERS.iterdir() if path.is_dir() and path.name != "__pycache__"} == set(ROOMS)
+
+
+def test_the_rooms_have_an_order() -> None:
+    order = nx.DiGraph((room, other) for room, others in ROOMS.items() for other in others)
+    assert nx.is_directed_acyclic_graph(order)
+
+
+def test_rooms_import_what_lies_below(edges: list[Edge]) -> None:
+    unexpected = [e.place for e in _offenders(edges) if (e.source, e.target) not in ALLOWED]
+    assert unexpected == [], "\n".join(unexpected)
+
+
+def test_the_exceptions_are_there(edges: list[Edge]) -> None:
+    gone = ALLOWED - {(e.source, e.target) for e in _offenders(edges)}
+    assert gone == set(), "these are imported no more: take them off the list"
+
+
+def test_no_modules_import_each_other_in_a_circle(edges: list[Edge]) -> None:
+    graph = nx.DiGraph((e.source, e.target) for e in edges)
+    circles = [circle for circle in nx.strongly_connected_components(graph) if len(circle) > 1]
+    inside = [e.place for e in edges if any({e.source, e.target} <= circle for circle in circles)]
+    unexpected = [e for circle in circles for e in circle - KNOWN_CIRCLE]
+    assert unexpected == [], "\n".join(inside)
+    assert set().union(*circles) == KNOWN_CIRCLE, "no circle any more: take these off the list"
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS))
+def test_the_docstring_of_a_room_says_what_it_may_import(room: str) -> None:
+    text = ast.get_docstring(ast.parse((SOLVERS / room / "__init__.py").read_text(encoding="utf-8"))) or ""
+    may = text.partition("May import: ")[2].partition("\nStart reading")[0]
+    said = {name for name in ROOMS if f"`solvers.{name}`" in may}
+    assert said == ROOMS[room], f"solvers/{room}/__init__.py: write 'May import: …' with these rooms"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from penstock.solvers.solve.driver import solve",
+        "import penstock.solvers.solve.driver",
+        "def plan():\n    from penstock.solvers.solve import driver",
+        "if TYPE_CHECKING:\n    from penstock.solvers.solve.driver import solve",
+    ],
+)
+def test_an_import_is_seen_wherever_it_stands(text: str) -> None:
+    assert [name for name, _line in _imports(ast.parse(text), {"solve.driver": 0})] == ["solve.driver"]

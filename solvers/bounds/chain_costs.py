@@ -21,8 +21,8 @@ from penstock.solvers.costs.memory import free_bytes, static_bytes
 from penstock.solvers.costs.stage import StageCosts, stage_costs, stage_rows, update_ns
 from penstock.solvers.costs.transfer import boundary_bytes, transfer
 from penstock.solvers.model.allocation import Stage, single_pipeline
+from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.slices import row_classes
 
 KINDS = {"serial": SERIAL, "apart": APART, "free": FREE}
 

@@ -31,11 +31,11 @@ from ortools.sat.python import cp_model
 from penstock.schemas.amounts import exact
 from penstock.solvers.costs.memory import context_bytes, free_bytes
 from penstock.solvers.costs.tables.stage_table import StaticSums, layer_sums, static_sums
+from penstock.solvers.model.micro_batches import num_micro_batches
 from penstock.solvers.model.pins import unkeepable_pin
 from penstock.solvers.model.plan_shape import layers, layers_need
 from penstock.solvers.model.problem import Measured, Problem
 from penstock.solvers.model.result import Shortage
-from penstock.solvers.model.slices import num_micro_batches
 
 MOST_PAIRS = 1024
 """Blocks times devices of requests for which every way to share blocks out is searched."""

@@ -31,7 +31,7 @@ from fractions import Fraction
 import numpy as np
 
 from penstock.solvers.bounds.coverage import class_bound, every_plan, features_of, one_pipeline, orders_of
-from penstock.solvers.bounds.one_pipeline.bound import Search
+from penstock.solvers.bounds.one_pipeline.bound import TimeBisection
 from penstock.solvers.bounds.one_pipeline.confined import holders
 from penstock.solvers.bounds.one_pipeline.load import Around, load_ns
 from penstock.solvers.bounds.split_windows import shared_device_ns, split_bound_ns
@@ -42,10 +42,10 @@ from penstock.solvers.bounds.suffix.table import suffix_bound_ns
 from penstock.solvers.costs.stage import stage_costs, update_ns
 from penstock.solvers.costs.utilisation import WHOLE, rank_share, utilisation_ppm
 from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import SCHEDULE_SCOPE, Bound
 from penstock.solvers.model.schedule import Orders, Pattern, Schedule
-from penstock.solvers.model.slices import row_classes
 from penstock.solvers.model.update_rules import UpdateRule
 
 LOAD, LOAD_OF_PINNED = (
@@ -77,7 +77,7 @@ def one_pipeline_bound(problem: Problem) -> Bound:
     """
     known = max(load_ns(problem, Fraction(1), _before(problem)), _path_ns(problem))
     method = "label search over the devices' lowest layers"
-    return class_bound(problem, one_pipeline(problem), Search(problem).bound_ns(known), method)
+    return class_bound(problem, one_pipeline(problem), TimeBisection(problem).bound_ns(known), method)
 
 
 def _path_ns(problem: Problem) -> int:

@@ -19,9 +19,9 @@ from penstock.solvers.costs.stage import input_bytes, stage_costs, stage_rows, u
 from penstock.solvers.costs.ties import tied_sums
 from penstock.solvers.costs.transfer import Transfer, boundary_bytes, transfer
 from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.problem import Costs, Problem
 from penstock.solvers.model.schedule import Schedule, kinds_of
-from penstock.solvers.model.slices import row_classes
 from penstock.solvers.model.update_rules import UpdateRule
 
 

@@ -16,9 +16,9 @@ from penstock.schemas.program import BACKWARD, FORWARD, INPUT
 from penstock.solvers.bounds.stage_times import StageTimes
 from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Pattern
-from penstock.solvers.model.slices import row_classes
 from penstock.solvers.model.update_rules import UpdateRule, micro_batches_per_update
 
 

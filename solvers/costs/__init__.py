@@ -1,5 +1,5 @@
 """What stages, transfers, collectives and updates cost in nanoseconds and bytes: the one price list.
 
 May import: `solvers.model`, `solvers.compiled`.
-Start reading at `stage.py`, `transfer.py` and `collectives.py`, then `memory.py`; searches read `tables/stage_table.py`.
+Start reading at `stage.py`, `transfer.py` and `collectives.py`, then `memory.py` and `tables/stage_table.py`.
 """

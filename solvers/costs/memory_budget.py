@@ -7,9 +7,9 @@ from dataclasses import replace
 from penstock.solvers.costs.memory import free_bytes, static_bytes, transient_bytes
 from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.model.allocation import Allocation, Stage
+from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.pins import allowed_devices, exchanged
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.slices import row_classes
 
 
 def needed_bytes(problem: Problem, stage: Stage, rows: int, *, buffers: bool = False) -> int:

@@ -9,9 +9,9 @@ from penstock.solvers.costs.memory import activation_bytes, free_bytes, static_b
 from penstock.solvers.costs.stage import stage_costs, stage_rows
 from penstock.solvers.costs.transfer import boundary_bytes
 from penstock.solvers.model.allocation import Allocation, Stage
+from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Shortage
-from penstock.solvers.model.slices import row_classes
 
 
 def shortage_of(problem: Problem, allocation: Allocation, in_flight: tuple[int, ...]) -> Shortage | None:

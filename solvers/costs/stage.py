@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from penstock.solvers.costs.transfer import transfer_ns
 from penstock.solvers.model.allocation import Stage
+from penstock.solvers.model.micro_batches import largest_slice
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.slices import largest_slice
 
 
 class StageCosts(NamedTuple):

@@ -12,8 +12,8 @@ import numpy as np
 from penstock.schemas.program import CODEC_HEADER_BYTES
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.micro_batches import slice_bounds
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.slices import slice_bounds
 
 
 def transfer_ns(size_bytes: int, bandwidth_bytes_per_s: int) -> int:

@@ -18,8 +18,8 @@ from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import activation_bytes, spare_bytes
 from penstock.solvers.explanation.run import Run
+from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.schedule import STEP
-from penstock.solvers.model.slices import row_classes
 
 OWN_INPUTS = ((FORWARD, (BACKWARD, INPUT, RECOMPUTE)), (INPUT, (WEIGHT,)), (RECOMPUTE, (BACKWARD, INPUT)))
 """What of a row which of its operations on the same micro-batch need."""

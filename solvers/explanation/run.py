@@ -19,10 +19,10 @@ import numpy as np
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT
 from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.judge.operation_tables import Tables, cost_tables
+from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Candidate
 from penstock.solvers.model.schedule import STEP, Pattern
-from penstock.solvers.model.slices import row_classes
 from penstock.solvers.model.timeline import Interval
 from penstock.solvers.model.unroll import unroll
 

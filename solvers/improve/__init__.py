@@ -1,5 +1,6 @@
 """From a plan to a better one: neighbourhoods, orders of operations, job shop, tabu search, remedies.
 
-May import: `solvers.model`, `solvers.costs`, `solvers.judge`, `solvers.bounds`, `solvers.schedules`.
+May import: `solvers.model`, `solvers.compiled`, `solvers.costs`, `solvers.judge`, `solvers.bounds`,
+`solvers.schedules`.
 Start reading at `order.py`.
 """

@@ -1,5 +1,5 @@
 """The simulator: from an allocation and its orders to a timeline with times and memory.
 
-May import: `solvers.model`, `solvers.costs`, `solvers.compiled`.
+May import: `solvers.model`, `solvers.compiled`, `solvers.costs`.
 Start reading at `simulate.py`.
 """

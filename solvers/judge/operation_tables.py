@@ -32,9 +32,9 @@ from penstock.solvers.costs.stage import StageCosts, input_bytes, recomputed_inp
 from penstock.solvers.costs.ties import TiedSum, Ties, tie_arrays, tied_sums
 from penstock.solvers.costs.transfer import Transfer, boundary_bytes, message_bytes, transfer
 from penstock.solvers.model.allocation import Allocation, Stage
+from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import STEP
-from penstock.solvers.model.slices import row_classes
 from penstock.solvers.model.update_rules import UpdateRule
 
 DURATION, INPUT, OUTPUT, FLOW, CHANNEL, FLOW_NS, OTHER, STAGE = range(8)

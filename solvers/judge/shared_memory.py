@@ -11,8 +11,8 @@ from penstock.schemas.program import BACKWARD, FORWARD, LOOK_AHEAD
 from penstock.solvers.costs.memory import Static, context_bytes, static_bytes, weight_bytes
 from penstock.solvers.costs.stage import stage_costs, stage_rows
 from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.slices import row_classes
 from penstock.solvers.model.timeline import Breakdown
 
 GRADIENTS, KEPT, BUFFERS, WORKSPACE = range(4)

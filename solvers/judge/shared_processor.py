@@ -40,9 +40,9 @@ from penstock.solvers.costs.utilisation import WHOLE, utilisation_ppm
 from penstock.solvers.judge.clocks.shared_processor import SPEED, Shared, run_sharing
 from penstock.solvers.judge.shared_memory import Clocks, DeviceMemory, covered_ns
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders, Schedule
-from penstock.solvers.model.slices import row_classes
 from penstock.solvers.model.timeline import DeviceUse, Interval, Timeline, Track, Transfers
 
 LONGEST_NS = 2**62 // SPEED

@@ -13,8 +13,8 @@ from math import lcm
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.program import CODECS, Channel
 from penstock.solvers.model.allocation import Allocation, Stage
+from penstock.solvers.model.micro_batches import slice_bounds
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.slices import slice_bounds
 
 TENSORS_PER_CUT = 64
 """Tags of a channel leave room for so many tensors, or for those of the profile where they are more."""

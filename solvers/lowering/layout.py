@@ -14,8 +14,8 @@ from penstock.solvers.costs.ties import SUMMING_RULES, tied_stages
 from penstock.solvers.lowering.channels import Rows, channels, slices
 from penstock.solvers.lowering.groups import groups_of
 from penstock.solvers.model.allocation import Allocation, Stage
+from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.slices import row_classes
 from penstock.solvers.model.update_rules import UpdateRule, micro_batches_per_update, weight_copies
 
 

@@ -1,7 +1,8 @@
-"""Which micro-batches a planner tries: DAPPLE's rule, powers of two, and the sizes that were measured.
+"""How a global batch is cut into micro-batches and these into slices, and which numbers of them a planner tries.
 
-ALGORITHMS 1.2 and R-1: the number of micro-batches follows from the replication, ``Z = min_slice × max replicas``
-and ``M = ceil(GB / Z)``; the rows of the last micro-batches are uneven, no sample is lost.
+No sample is lost. Planners try DAPPLE's rule, powers of two, and the sizes that were measured (ALGORITHMS 1.2 and R-1):
+the number of micro-batches follows from the replication, ``Z = min_slice × max replicas``
+and ``M = ceil(GB / Z)``; the rows of the last micro-batches are uneven.
 """
 
 from __future__ import annotations
@@ -10,10 +11,38 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.slices import num_micro_batches
 
 MAX_CANDIDATES = 24
 SMALL_CLUSTER = 16
+
+
+def num_micro_batches(global_batch_size: int, micro_batch_size: int) -> int:
+    """Micro-batches needed when none has more than ``micro_batch_size`` samples."""
+    return -(-global_batch_size // micro_batch_size)
+
+
+def micro_batch_rows(global_batch_size: int, num_micro_batches: int, micro_batch: int) -> int:
+    """Samples of one micro-batch: sizes differ by at most one, the larger ones come first."""
+    base, larger = divmod(global_batch_size, num_micro_batches)
+    return base + 1 if micro_batch < larger else base
+
+
+def row_classes(global_batch_size: int, num_micro_batches: int) -> tuple[tuple[int, int], ...]:
+    """The one or two distinct sizes as (rows, number of micro-batches), larger first."""
+    base, larger = divmod(global_batch_size, num_micro_batches)
+    if larger == 0:
+        return ((base, num_micro_batches),)
+    return ((base + 1, larger), (base, num_micro_batches - larger))
+
+
+def slice_bounds(rows: int, replicas: int, replica: int) -> tuple[int, int]:
+    """Rows [low, high) of a micro-batch that one of ``replicas`` holds (DAPPLE, section V-B2)."""
+    return rows * replica // replicas, rows * (replica + 1) // replicas
+
+
+def largest_slice(rows: int, replicas: int) -> int:
+    """Rows of the largest slice."""
+    return -(-rows // replicas)
 
 
 class Batch(NamedTuple):

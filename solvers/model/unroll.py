@@ -20,9 +20,9 @@ import numpy as np
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import BACKWARD, FORWARD, RECOMPUTE, WEIGHT
 from penstock.solvers.model.allocation import Allocation, Pipeline
+from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import STEP, Orders, Pattern, Row
-from penstock.solvers.model.slices import row_classes
 from penstock.solvers.model.update_rules import UpdateRule, group_of, micro_batches_per_update, version_used
 
 MEASURED = 48

@@ -3,6 +3,6 @@
 ``site`` is the cluster as a tree, ``families`` the sets worth looking at, ``regular`` a planner that needs no search,
 ``choice`` picks the sets of one job, ``joint`` shares hosts among several.
 
-May import: `solvers`.
+May import: `solvers.model`, `solvers.costs`, `solvers.bounds`, `solvers.planners`, `solvers.solve`.
 Start reading at `choice.py`.
 """

@@ -11,10 +11,10 @@ from penstock.solvers.costs.memory import micro_batches_that_fit
 from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound
 from penstock.solvers.model.schedule import Schedule
-from penstock.solvers.model.slices import row_classes
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.schedules.catalogue import schedule_row
 from penstock.solvers.schedules.early_backward import depths as depths_of

@@ -13,9 +13,9 @@ from penstock.solvers.costs.memory import micro_batches_that_fit
 from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders
-from penstock.solvers.model.slices import row_classes
 from penstock.solvers.schedules.support.rows import flushed_rows
 
 ACR_THRESHOLD = 0.08

@@ -20,9 +20,9 @@ import numpy as np
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
 from penstock.solvers.costs.memory import free_bytes, static_bytes, transient_bytes
 from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders
-from penstock.solvers.model.slices import row_classes
 from penstock.solvers.schedules.support.blocks import v_blocks
 from penstock.solvers.schedules.support.chained import Chained, Ranking
 from penstock.solvers.schedules.support.chunks import Ranks

@@ -9,10 +9,10 @@ from penstock.solvers.bounds.schedule_bound import MOST_LABELLED
 from penstock.solvers.explanation.hints import hints
 from penstock.solvers.explanation.what_if import Replan
 from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.plan_shape import layers_need, micro_batches, shape
 from penstock.solvers.model.result import Bound, Candidate, Shortage, Status
 from penstock.solvers.model.schedule import Orders
-from penstock.solvers.model.slices import row_classes
 from penstock.solvers.schedules.catalogue import SCHEDULES
 from penstock.solvers.schedules.early_backward import ACR_THRESHOLD, activation_communication_ratio
 from penstock.solvers.solve.incumbent import State

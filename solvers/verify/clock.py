@@ -10,8 +10,8 @@ import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT
 from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.micro_batches import micro_batch_rows
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.slices import micro_batch_rows
 from penstock.solvers.model.timeline import Interval, Timeline, Track
 
 

@@ -21,9 +21,9 @@ from penstock.solvers.costs.stage import stage_costs, update_ns
 from penstock.solvers.costs.transfer import Transfer, transfer
 from penstock.solvers.costs.utilisation import utilisation_ppm
 from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.micro_batches import micro_batch_rows
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders, Schedule
-from penstock.solvers.model.slices import micro_batch_rows
 from penstock.solvers.model.timeline import Timeline
 
 STEP = -1

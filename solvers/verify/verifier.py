@@ -16,9 +16,9 @@ import numpy as np
 
 from penstock.schemas.notation import MAX_OPERATIONS
 from penstock.solvers.model.allocation import Allocation, Stage
+from penstock.solvers.model.micro_batches import micro_batch_rows, slice_bounds
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import STEP, Orders, Pattern, Row, Schedule
-from penstock.solvers.model.slices import micro_batch_rows, slice_bounds
 from penstock.solvers.model.timeline import Timeline
 from penstock.solvers.model.unroll import unroll
 from penstock.solvers.model.update_rules import PERIODIC_RULES, UpdateRule, micro_batches_per_update

@@ -15,9 +15,8 @@ from penstock.solvers.costs.memory import micro_batches_that_fit, static_bytes
 from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Stage, single_pipeline
-from penstock.solvers.model.micro_batches import Batch
+from penstock.solvers.model.micro_batches import Batch, largest_slice
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.slices import largest_slice
 from penstock.solvers.planners.dapple.latency import latency
 from penstock.solvers.planners.dapple.search import Rules, channel_of
 from penstock.solvers.planners.dapple.tables import Shape

@@ -10,9 +10,9 @@ from penstock.solvers.costs.memory import static_bytes, weight_bytes
 from penstock.solvers.costs.stage import stage_costs, update_ns
 from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.micro_batches import micro_batch_rows
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders
-from penstock.solvers.model.slices import micro_batch_rows
 from penstock.solvers.model.timeline import Timeline
 
 STEP = ("step", -1)

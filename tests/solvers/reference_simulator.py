@@ -12,9 +12,9 @@ from penstock.solvers.costs.collectives import all_reduce_ns, ring_resources
 from penstock.solvers.costs.stage import stage_costs, stage_rows, update_ns
 from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation, Stage
+from penstock.solvers.model.micro_batches import micro_batch_rows
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import STEP, Orders, Pattern
-from penstock.solvers.model.slices import micro_batch_rows
 from penstock.solvers.model.unroll import unroll
 from penstock.solvers.model.update_rules import UpdateRule
 

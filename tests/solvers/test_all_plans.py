@@ -15,7 +15,7 @@ from random_plans import random_allocation, random_orders, random_problem
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.coverage import class_bound, contiguous, features_of, features_of_candidate, one_pipeline
-from penstock.solvers.bounds.one_pipeline.bound import Piece, Search
+from penstock.solvers.bounds.one_pipeline.bound import Piece, TimeBisection
 from penstock.solvers.bounds.one_pipeline.label_kernel import Labels, Terms, least_cost
 from penstock.solvers.bounds.one_pipeline.layer_costs import Holding, Numbers, numbers_of, options_of
 from penstock.solvers.bounds.one_pipeline.slice_times import Slices
@@ -275,11 +275,11 @@ def test_pieces_hold_for_each_of_their_numbers() -> None:
 def test_what_is_proven_once_is_proven_below() -> None:
     for seed in range(10):
         problem = replace(random_request(seed, 5, 4), micro_batch_sizes=())
-        search = Search(problem)
+        search = TimeBisection(problem)
         known = request_bound(problem).bound_ns
         bound = search.bound_ns(known)
-        assert Search(problem).proves(bound) or bound == known
-        assert all(Search(problem).proves(t) for t in range(known, bound, max(1, (bound - known) // 5)))
+        assert TimeBisection(problem).proves(bound) or bound == known
+        assert all(TimeBisection(problem).proves(t) for t in range(known, bound, max(1, (bound - known) // 5)))
 
 
 def test_numbers_of_micro_batches_are_those_of_the_request() -> None:

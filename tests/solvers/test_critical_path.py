@@ -20,10 +20,10 @@ from penstock.solvers.explanation.run import Run
 from penstock.solvers.judge.shared_processor import parallel_pipelines
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation, Stage
+from penstock.solvers.model.micro_batches import micro_batch_rows
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Candidate
 from penstock.solvers.model.schedule import Orders, Pattern, PatternOperation, Schedule
-from penstock.solvers.model.slices import micro_batch_rows
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.schedules.advance_forward import advance_forward
 

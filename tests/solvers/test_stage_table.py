@@ -17,8 +17,8 @@ from penstock.solvers.costs.tables.device_line import affine_all_reduce, affine_
 from penstock.solvers.costs.tables.stage_table import StageTable, cut_places, layer_sums
 from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Stage, single_pipeline
+from penstock.solvers.model.micro_batches import largest_slice
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.slices import largest_slice
 
 ROWS = 6
 

@@ -19,7 +19,7 @@ from penstock.solvers.bounds.schedule_bound import schedule_bound
 from penstock.solvers.bounds.stage_times import StageTimes
 from penstock.solvers.bounds.stage_windows import effective_limits, window_bound_ns
 from penstock.solvers.bounds.suffix import prove, takes
-from penstock.solvers.bounds.suffix.exact_search import Search
+from penstock.solvers.bounds.suffix.exact_search import SuffixSearch
 from penstock.solvers.bounds.suffix.stage_line import line_of, suffix_line
 from penstock.solvers.bounds.suffix.table import suffix_bound_ns
 from penstock.solvers.improve.job_shop import Question, solve
@@ -47,8 +47,8 @@ def solved_line(seed: int) -> tuple[Problem, Allocation, int]:
     return problem, plan, optimum(problem, plan)
 
 
-def search_of(problem: Problem, plan: Allocation, effort: int = 10**6) -> Search:
-    return Search(line_of(StageTimes(problem, plan, Orders("any", ()))), effort)
+def search_of(problem: Problem, plan: Allocation, effort: int = 10**6) -> SuffixSearch:
+    return SuffixSearch(line_of(StageTimes(problem, plan, Orders("any", ()))), effort)
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -101,7 +101,7 @@ class BatchSearch:
             self.prepared = True
             self.bound_ns = -(-int(self.pieces.least_work[-1]) // self.problem.num_devices)
             return None
-        search = _Search(self.pieces, self._points, below_ns, self.cap)
+        search = _LabelSearch(self.pieces, self._points, below_ns, self.cap)
         while search.at > 0 and search.steps < search.effort:
             yield
             search.go_on()
@@ -126,7 +126,7 @@ class BatchSearch:
         return path
 
 
-class _Search:
+class _LabelSearch:
     """One search for a plan below a limit, from the last layer (``at``) to the first."""
 
     def __init__(self, pieces: Pieces, points: list[Point], below_ns: int, cap: int) -> None:

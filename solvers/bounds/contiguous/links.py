@@ -21,8 +21,8 @@ from penstock.solvers.bounds.contiguous.label_steps import (
     TO_SPANNING,
 )
 from penstock.solvers.bounds.windows_kernel import APART, FREE, SERIAL
+from penstock.solvers.model.micro_batches import largest_slice, slice_bounds
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.slices import largest_slice, slice_bounds
 
 WAYS = 5
 

@@ -15,9 +15,8 @@ import numpy as np
 from penstock.solvers.costs.infinity import UNLIMITED
 from penstock.solvers.costs.memory import free_bytes, training_bytes
 from penstock.solvers.costs.tables.stage_table import crossing_bytes, layer_sums, prefix_sums, static_sums
-from penstock.solvers.model.micro_batches import Batch
+from penstock.solvers.model.micro_batches import Batch, row_classes
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.slices import row_classes
 
 
 class Runs(NamedTuple):

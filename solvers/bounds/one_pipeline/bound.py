@@ -79,8 +79,8 @@ class Piece:
         return False
 
 
-class Search:
-    """All numbers of micro-batches of a request."""
+class TimeBisection:
+    """The bisection on the time of a step: which times no plan takes, of any number of micro-batches of a request."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem

@@ -14,8 +14,8 @@ from penstock.solvers.bounds.contiguous.links import Links
 from penstock.solvers.bounds.one_pipeline.slice_times import Slices, Times, least_of
 from penstock.solvers.costs.infinity import FAR_NS
 from penstock.solvers.costs.tables.stage_table import static_sums
+from penstock.solvers.model.micro_batches import num_micro_batches
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.slices import num_micro_batches
 
 LESS = 1 - 1e-12
 SINGLE = 4

@@ -60,7 +60,7 @@ class Proof(NamedTuple):
     spent: int
 
 
-class Search:
+class SuffixSearch:
     """The searches of one line; ``effort`` is how many states they may make together."""
 
     def __init__(self, line: Line, effort: int) -> None:

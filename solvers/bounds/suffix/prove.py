@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.stage_times import StageTimes
-from penstock.solvers.bounds.suffix.exact_search import Search
+from penstock.solvers.bounds.suffix.exact_search import SuffixSearch
 from penstock.solvers.bounds.suffix.stage_line import line_of
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
@@ -66,7 +66,7 @@ def prove(
             "The suffix search knows the judge's rules for private channels, micro-batches of one size, and no ties.",
             remedy="ask without as_judged, for a bound on every order",
         )
-    search = Search(line_of(times), effort)
+    search = SuffixSearch(line_of(times), effort)
     found = search.run_as_judged(at_most_ns) if as_judged else search.run(at_most_ns)
     orders = None if found.actions is None else _orders(allocation, found.actions)
     return Answer(found.bound_ns, orders, found.proven, found.spent)

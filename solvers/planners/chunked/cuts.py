@@ -14,9 +14,8 @@ import numpy as np
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage, single_pipeline
-from penstock.solvers.model.micro_batches import Batch
+from penstock.solvers.model.micro_batches import Batch, largest_slice
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.slices import largest_slice
 from penstock.solvers.planners.block_partition import smallest_largest
 from penstock.solvers.planners.chunked.pinned_cuts import keeping_pins
 

@@ -12,9 +12,8 @@ from penstock.solvers.costs.memory import free_bytes
 from penstock.solvers.costs.tables.device_line import Affine, affine_all_reduce, server_classes
 from penstock.solvers.costs.tables.routes import Routes, routes_of
 from penstock.solvers.costs.tables.stage_table import layer_sums, static_between, static_sums
-from penstock.solvers.model.micro_batches import Batch
+from penstock.solvers.model.micro_batches import Batch, largest_slice
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.slices import largest_slice
 from penstock.solvers.planners.dapple.kernel_arrays import Layers, Places, SetCosts
 from penstock.solvers.planners.dapple.placement import Geometry, Policy, geometry
 

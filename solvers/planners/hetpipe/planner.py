@@ -13,11 +13,10 @@ from penstock.solvers.costs.collectives import all_reduce_ns
 from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.costs.tables.stage_table import static_sums
 from penstock.solvers.model.allocation import Allocation
-from penstock.solvers.model.micro_batches import Batch, candidates
+from penstock.solvers.model.micro_batches import Batch, candidates, row_classes
 from penstock.solvers.model.options import Option
 from penstock.solvers.model.pins import moved
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.slices import row_classes
 from penstock.solvers.planners.hetpipe.partitions import HOLDS, POLICIES, Partitions, groupings, groupings_for_pins
 from penstock.solvers.planners.proposal import Proposal
 

@@ -22,9 +22,8 @@ from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import free_bytes
 from penstock.solvers.costs.tables.stage_table import StageTable, between, crossing_bytes, cut_places, layer_sums
 from penstock.solvers.costs.transfer import round_trips_ns, transfers_ns
-from penstock.solvers.model.micro_batches import Batch
+from penstock.solvers.model.micro_batches import Batch, largest_slice
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.slices import largest_slice
 from penstock.solvers.schedules.support.stage_line import ALL_BUFFERS
 
 Group = tuple[int, ...]

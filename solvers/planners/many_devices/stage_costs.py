@@ -15,10 +15,9 @@ import numpy as np
 from penstock.solvers.costs.memory import free_bytes
 from penstock.solvers.costs.tables.device_line import Affine, affine_all_reduce
 from penstock.solvers.costs.tables.stage_table import LayerSums, StaticSums, crossing_bytes, layer_sums, static_sums
-from penstock.solvers.model.micro_batches import Batch
+from penstock.solvers.model.micro_batches import Batch, largest_slice
 from penstock.solvers.model.pins import devices_allowed
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.slices import largest_slice
 
 MOST_CHOICES = 24
 """Numbers of replicas that are tried."""

@@ -7,9 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.solvers.costs.tables.stage_table import StageTable, between, crossing_bytes, cut_places, static_between
-from penstock.solvers.model.micro_batches import Batch
+from penstock.solvers.model.micro_batches import Batch, largest_slice
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.slices import largest_slice
 
 
 class SliceCosts(NamedTuple):

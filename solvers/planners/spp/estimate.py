@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.slices import row_classes
 from penstock.solvers.planners.spp.guarantees import channel_ns, reduction_ns
 
 

@@ -19,10 +19,9 @@ from penstock.solvers.costs.buckets import stage_all_reduce_ns
 from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation
-from penstock.solvers.model.micro_batches import Batch, candidates
+from penstock.solvers.model.micro_batches import Batch, candidates, row_classes
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound
-from penstock.solvers.model.slices import row_classes
 from penstock.solvers.planners.spp.ordering import dense_bandwidths
 
 

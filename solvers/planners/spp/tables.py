@@ -18,10 +18,9 @@ from penstock.solvers.costs.memory import free_bytes
 from penstock.solvers.costs.tables.device_line import Affine, affine_all_reduce, server_classes
 from penstock.solvers.costs.tables.routes import routes_of
 from penstock.solvers.costs.tables.stage_table import StageTable, layer_sums, static_sums
-from penstock.solvers.model.micro_batches import Batch
+from penstock.solvers.model.micro_batches import Batch, largest_slice, row_classes
 from penstock.solvers.model.pins import last_ends
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.slices import largest_slice, row_classes
 from penstock.solvers.planners.spp.ordering import dense_bandwidths
 from penstock.solvers.planners.spp.prm_kernel import WORD, Chain
 from penstock.solvers.planners.spp.rates_kernel import adjacent_rates, sliced_rates

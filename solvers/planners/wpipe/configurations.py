@@ -19,9 +19,8 @@ from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import free_bytes
 from penstock.solvers.costs.tables.stage_table import cut_places, static_sums
 from penstock.solvers.costs.transfer import transfers_ns
-from penstock.solvers.model.micro_batches import Batch, batch_of, candidates
+from penstock.solvers.model.micro_batches import Batch, batch_of, candidates, largest_slice
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.slices import largest_slice
 from penstock.solvers.planners.wpipe.cut_search import Found, polished, priced, rank
 from penstock.solvers.planners.wpipe.layouts import Layout, layouts
 from penstock.solvers.planners.wpipe.shape import Shape, cut

@@ -15,9 +15,8 @@ from penstock.solvers.costs.memory import activation_bytes, free_bytes, static_b
 from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.costs.tables.stage_table import cut_places, layer_sums, static_sums
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.model.micro_batches import Batch
+from penstock.solvers.model.micro_batches import Batch, largest_slice
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.slices import largest_slice
 from penstock.solvers.planners.wpipe.partition import Demand, even_partition, partition
 from penstock.solvers.schedules.periodic.wpipe import WarmUp, most_in_flight, warm_up
 

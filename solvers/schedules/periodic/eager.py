@@ -26,9 +26,9 @@ from penstock.solvers.costs.memory import activation_bytes, free_bytes, static_b
 from penstock.solvers.costs.stage import stage_costs, update_ns
 from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation, Stage
+from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Pattern, PatternOperation
-from penstock.solvers.model.slices import row_classes
 from penstock.solvers.model.update_rules import UpdateRule, group_of, micro_batches_per_update, weight_copies
 from penstock.solvers.schedules.support.rows import refuse_shared_devices
 

@@ -21,9 +21,9 @@ from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD, RECOMPUTE
 from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Pattern, PatternOperation
-from penstock.solvers.model.slices import row_classes
 
 WarmUp = Literal["A", "B"]
 

@@ -18,9 +18,9 @@ from penstock.solvers.costs.memory import activation_bytes
 from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders
-from penstock.solvers.model.slices import row_classes
 from penstock.solvers.schedules.support.chunks import Ranks, ranks_of
 from penstock.solvers.schedules.support.list_kernel import Jobs, run_list
 

@@ -15,9 +15,9 @@ from penstock.solvers.costs.memory import activation_bytes, free_bytes, static_b
 from penstock.solvers.costs.stage import stage_costs, stage_rows
 from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation, Stage
+from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Pattern, PatternOperation
-from penstock.solvers.model.slices import row_classes
 
 ALL_BUFFERS = 2
 

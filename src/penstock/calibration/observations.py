@@ -20,8 +20,8 @@ from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.trace import RankTrace, Trace, TraceEvent
 from penstock.solvers.costs.transfer import boundary_bytes, row_pairs
 from penstock.solvers.model.allocation import Allocation, Stage
+from penstock.solvers.model.micro_batches import micro_batch_rows, slice_bounds
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.slices import micro_batch_rows, slice_bounds
 
 WAITED_NS = 30_000
 """A rank that was idle for longer before an operation waited for its message."""

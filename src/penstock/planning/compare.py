@@ -10,9 +10,9 @@ from penstock.planning.solve import solve_problem
 from penstock.schemas.api.jobs import PlanComparison
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.request import PlanRequest
+from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import REQUEST_SCOPE, Result
-from penstock.solvers.model.slices import row_classes
 from penstock.solvers.planners.catalogue import PLANNERS, resolve
 from penstock.solvers.schedules.catalogue import SCHEDULES, schedule_row
 

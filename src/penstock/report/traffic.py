@@ -11,8 +11,8 @@ from penstock.solvers.costs.reductions import group_buckets, reduction_groups
 from penstock.solvers.costs.ties import tied_sums
 from penstock.solvers.costs.transfer import message_bytes, row_pairs
 from penstock.solvers.model.allocation import Allocation, Stage
+from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.slices import row_classes
 from penstock.solvers.model.update_rules import UpdateRule, micro_batches_per_update
 
 SORTS = ("activations", "gradients", "all-reduce")
