@@ -1,5 +1,5 @@
 """How numba compiles our kernels, and the heap that several of them share.
 
-May import: Nothing of ours.
+May import: nothing of `solvers`.
 Start reading at `decorators.py`.
 """

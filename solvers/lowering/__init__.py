@@ -8,7 +8,7 @@ operations. What reduces, steps and averages is in ``updates``, long runs of per
 Where that order does not suit NCCL, whose sends wait and whose messages have no tags, receives are posted as their
 messages are sent (``receives``), and all-reduces at the end, in one order of their groups.
 
-May import: `solvers.model`, `solvers.costs`, `solvers.compiled`, `schemas.program`.
+May import: `solvers.model`, `solvers.compiled`, `solvers.costs`.
 Start reading at this file.
 """
 

@@ -1,5 +1,5 @@
 """The frozen problem and every value that a plan is made of: allocation, schedule, timeline, result, pins, options.
 
-May import: `penstock.schemas.errors`, `.program`, `.coverage`, `.amounts` only.
+May import: nothing of `solvers`.
 Start reading at `problem.py`, then `allocation.py` and `schedule.py`.
 """

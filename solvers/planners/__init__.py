@@ -1,6 +1,6 @@
 """Planners: a package for each system, allocation, schedule and loop; ``catalogue.PLANNERS`` lists them.
 
-May import: `solvers.model`, `solvers.costs`, `solvers.judge`, `solvers.bounds`, `solvers.schedules`, `solvers.improve`,
-`solvers.compiled`; never `solvers.solve`.
+May import: `solvers.model`, `solvers.compiled`, `solvers.costs`, `solvers.judge`, `solvers.schedules`,
+`solvers.bounds`, `solvers.improve`.
 Start reading at `catalogue.py`, then `proposal.py`.
 """
