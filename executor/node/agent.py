@@ -66,7 +66,7 @@ Command = Callable[[Process], list[str]]
 
 def penstock_command(process: Process) -> list[str]:
     """How a child is started: this interpreter, and the module that does its work."""
-    module = {"check": "node.check_model", "store": "node.store", "rank": "rank"}[process.kind]
+    module = {"check": "node.check_model", "store": "node.store", "rank": "run.rank"}[process.kind]
     return [sys.executable, "-P", "-m", f"penstock.executor.{module}"]
 
 
