@@ -27,13 +27,14 @@ if TYPE_CHECKING:
     from penstock.schemas.api.run_options import RunOptions
     from penstock.schemas.plan import PlanFile
     from penstock.schemas.profile import ModelProfile
+    from penstock.schemas.request import UpdateRule
 
 MODEL = "penstock.examples.gpt:tiny"
 STEPS = 5
 MICRO_BATCH_SIZE = 2
 PIPELINES = 2
 """Of a plan that averages elastically, each on as many ranks as another."""
-RULES = ("synchronous", "weight_stashing", "double_buffered", "double_grouped", "elastic_averaging")
+RULES: tuple[UpdateRule, ...] = ("synchronous", "weight_stashing", "double_buffered", "double_grouped", "elastic_averaging")
 PRECISIONS = ("bf16", "fp16")
 LOSS_TOLERANCE = 0.05
 """A 16-bit run's losses may differ from those of fp32 by this much, relatively."""
@@ -84,11 +85,11 @@ class Machine:
 
         return measure_profile(MODEL, self.device, [MICRO_BATCH_SIZE], seconds=1.0, device_kind="checked")
 
-    def plan(self, ranks: int, rule: str = "synchronous", **more: Any) -> PlanFile:
+    def plan(self, ranks: int, rule: UpdateRule = "synchronous", **more: Any) -> PlanFile:
         """A plan of one stage per rank."""
         from penstock.executor.run.job import load_job
         from penstock.planning.answer import plan
-        from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.topology import ClusterTopology
 
         cluster = {
             "nodes": 1,
@@ -200,7 +201,7 @@ def compared(report: RunReport) -> str:
     return f"{report.gradient_check:.2g} apart, {statistics.median(report.step_times_ns) / 1e6:.2f} ms per step"
 
 
-def update_rule(machine: Machine, rule: str) -> str:
+def update_rule(machine: Machine, rule: UpdateRule) -> str:
     """A run under an update rule whose weights are compared step by step with the paper's equation."""
     file = machine.plan(2, rule)
     ranks = len({device for pipeline in file.plan.pipelines for stage in pipeline.stages for device in stage.devices})

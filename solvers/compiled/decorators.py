@@ -12,7 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numba
-from numba.core import types as numba_types
+from numba.core import types
+
+_unliteral: Any = types.unliteral
 
 
 def _decorator(**options: Any) -> Any:
@@ -25,11 +27,10 @@ def _decorator(**options: Any) -> Any:
     def decorate(function: Callable[..., Any]) -> Any:
         kernel = compiler(function)
         template = kernel.get_call_template
-        plain: Any = numba_types.unliteral
 
         def get_call_template(args: Any, kws: Any) -> Any:
-            named = {name: plain(each) for name, each in kws.items()}
-            return template(tuple(plain(each) for each in args), named)
+            named = {name: _unliteral(each) for name, each in kws.items()}
+            return template(tuple(_unliteral(each) for each in args), named)
 
         kernel.get_call_template = get_call_template
         return kernel
