@@ -34,7 +34,13 @@ STEPS = 5
 MICRO_BATCH_SIZE = 2
 PIPELINES = 2
 """Of a plan that averages elastically, each on as many ranks as another."""
-RULES: tuple[UpdateRule, ...] = ("synchronous", "weight_stashing", "double_buffered", "double_grouped", "elastic_averaging")
+RULES: tuple[UpdateRule, ...] = (
+    "synchronous",
+    "weight_stashing",
+    "double_buffered",
+    "double_grouped",
+    "elastic_averaging",
+)
 PRECISIONS = ("bf16", "fp16")
 LOSS_TOLERANCE = 0.05
 """A 16-bit run's losses may differ from those of fp32 by this much, relatively."""
@@ -89,7 +95,7 @@ class Machine:
         """A plan of one stage per rank."""
         from penstock.executor.run.job import load_job
         from penstock.planning.answer import plan
-from penstock.schemas.topology import ClusterTopology
+        from penstock.schemas.topology import ClusterTopology
 
         cluster = {
             "nodes": 1,
