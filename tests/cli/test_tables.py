@@ -83,15 +83,18 @@ def test_ids_of_jobs_stay_whole_in_a_pipe(capsys: pytest.CaptureFixture[str], mo
         bound_ns=10_100_000_000,
     )
 
+    class Jobs:
+        def page(self, **_asked: object) -> Any:
+            return type("Page", (), {"items": (job,), "next_cursor": None})()
+
     class Client:
+        jobs = Jobs()
+
         def __enter__(self) -> Client:
             return self
 
         def __exit__(self, *_given: object) -> None:
             pass
-
-        def jobs(self, **_asked: object) -> Any:
-            return type("Page", (), {"items": (job,), "next_cursor": None})()
 
     monkeypatch.setattr(jobs, "connect", lambda _server: Client())
     monkeypatch.setenv("COLUMNS", "70")
