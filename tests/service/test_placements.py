@@ -24,7 +24,7 @@ from penstock.schemas.profile import ModelProfile
 from penstock.schemas.topology import ClusterTopology
 from penstock.service.http.samples import tiny_placement, tiny_profile, tiny_topology
 
-EXAMPLE = Path(penstock.__file__).parents[1] / "examples/schedulers/kubernetes"
+EXAMPLE = Path(__file__).parents[2] / "examples/schedulers/kubernetes"
 GATE = "penstock.dev/placement"
 
 

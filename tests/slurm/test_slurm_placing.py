@@ -15,11 +15,10 @@ import pytest
 from cluster import LIMIT_S, Slurm, why_not
 from orphans import no_orphans
 
-import penstock
 from penstock.cli.main import main
 from penstock.service.http.samples import tiny_profile
 
-EXAMPLES = Path(penstock.__file__).parents[1] / "examples/schedulers/slurm"
+EXAMPLES = Path(__file__).parents[2] / "examples/schedulers/slurm"
 DEVICES = (
     "--device-kind",
     "V100",
