@@ -55,7 +55,7 @@ def test_told_once_it_ends_in_order(start: Callable[..., Any], tmp_path: Path):
         assert (ready.status_code, ready.json()["errors"][0]["pointer"]) == (503, "/service")
         refused = http.post("/v1/plans", json=tiny_request())
         assert (refused.status_code, refused.headers["Retry-After"]) == (503, "5")
-        assert "ending" in refused.json()["detail"]
+        assert "shutting down" in refused.json()["detail"]
         waiter.join(20)
         assert [answer.json()["id"] for answer in waited] == [job_id]
         assert http.get("/healthz").status_code == 200
