@@ -6,7 +6,7 @@ import json
 import re
 from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 
 import pytest
 
@@ -28,7 +28,8 @@ def test_nothing_else_lies_there() -> None:
 
 
 def test_every_document_has_one() -> None:
-    modules = [import_module(f"{schemas.__name__}.{found.name}") for found in iter_modules(schemas.__path__)]
+    names = [found.name for found in walk_packages(schemas.__path__, f"{schemas.__name__}.")]
+    modules = [import_module(name) for name in names]
     found = {
         kind
         for module in modules

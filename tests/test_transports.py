@@ -124,7 +124,7 @@ def test_where_no_order_suits_nccl_programs_are_for_gloo_alone(monkeypatch: pyte
 def test_a_program_of_before_is_for_gloo_and_keeps_its_text() -> None:
     program = programs(planned("cpu"))[0]
     data = program.to_json()
-    assert "transports" not in data, "as lowered were written before the field was there"
+    assert "transports" not in data, "as programs were written before the field was there"
     assert Program.from_json(data) == program
     for_gpus = replace(program, transports=TRANSPORTS)
     assert for_gpus.to_json() == data | {"transports": ["gloo", "nccl"]}
@@ -143,24 +143,24 @@ def test_other_transports_are_refused(transports: Any) -> None:
 
 def test_a_run_of_the_service_is_checked_for_nccl_where_the_plan_has_gpus() -> None:
     lowered = judging.lowered(out_of_order())
-    check_programs([Program.from_json(own[0]) for own in lowered.lowered], transport="nccl")
-    assert carried_by(lowered.lowered, TWO_GPUS) == "nccl"
-    assert carried_by(lowered.lowered, ("GPU-1", "GPU-1")) == "gloo-staged"
-    assert carried_by(lowered.lowered, (None, None)) == "gloo"
+    check_programs([Program.from_json(own[0]) for own in lowered.programs], transport="nccl")
+    assert carried_by(lowered.programs, TWO_GPUS) == "nccl"
+    assert carried_by(lowered.programs, ("GPU-1", "GPU-1")) == "gloo-staged"
+    assert carried_by(lowered.programs, (None, None)) == "gloo"
 
 
 def test_agents_stage_what_was_lowered_for_gloo() -> None:
     """An agent's user names no transport, so none that could be named is refused."""
     lowered = judging.lowered(coded())
     ranks = tuple(
-        RankAssignment(rank=rank, device=f"a/{rank}", lowered=own) for rank, own in enumerate(lowered.lowered)
+        RankAssignment(rank=rank, device=f"a/{rank}", programs=own) for rank, own in enumerate(lowered.programs)
     )
     assignment = Assignment(
         run="r",
         generation=1,
         phase="start",
         plan_hash=lowered.plan_hash,
-        digest=digest_of(program for own in lowered.lowered for program in own),
+        digest=digest_of(program for own in lowered.programs for program in own),
         model="toy",
         world_size=len(ranks),
         steps=1,
@@ -181,7 +181,7 @@ def test_agents_stage_what_was_lowered_for_gloo() -> None:
     started = [action.arguments for action in actions if isinstance(action, Start)]
     assert [one["rank"] for one in started] == list(range(len(ranks)))
     assert not any("transport" in one for one in started)
-    assert carried_by([one["lowered"] for one in started], [f"GPU-{rank}" for rank in range(len(ranks))]) == (
+    assert carried_by([one["programs"] for one in started], [f"GPU-{rank}" for rank in range(len(ranks))]) == (
         "gloo-staged"
     )
 
@@ -252,8 +252,8 @@ def test_a_bundle_of_before_runs_over_what_it_was_lowered_for() -> None:
     assert bundle.lowered_for == "nccl"
     data = bundle.model_dump(mode="json")
     for part in data["ranks"]:
-        del part["lowered"][0]["transports"]
-        part["digest"] = digest_of(part["lowered"])
+        del part["programs"][0]["transports"]
+        part["digest"] = digest_of(part["programs"])
     older = JobBundle.parse(data)
     for part in older.ranks:
         part.refuse_damage()

@@ -286,8 +286,13 @@ def test_another_tenants_things_are_not_there(house: House, blue: dict[str, list
                     assert (found if isinstance(found, list) else found["items"]) in ([], ()), route.path
                 checked += 1
                 continue
+            of_jobs_alone = ":job}" in route.path
             for one in ids_for(route.path, blue):
-                path = route.path.replace("{id}", one).replace("{hash}", one).replace("{rank}", "0")
+                if of_jobs_alone and ":" in one:
+                    continue
+                path = (
+                    route.path.replace(":job}", "}").replace("{id}", one).replace("{hash}", one).replace("{rank}", "0")
+                )
                 path = path.replace("{verb}", "cancel")
                 answer = red.request(method, path, params={"to": "csv"} if path.endswith("export") else {})
                 assert answer.status_code == 404, (method, path, answer.status_code, answer.text[:300])
@@ -312,7 +317,7 @@ def test_every_route_says_what_a_key_must_open(house: House, tmp_path: Path):
     for route in every_route(app.routes):
         if route.path in KEYLESS:
             continue
-        path = route.path.replace("{verb}", "cancel")
+        path = route.path.replace("{verb}", "cancel").replace(":job}", "}")
         for method in route.methods or ():
             answer = nobody.request(method, path)
             assert answer.status_code in (401, 303), (method, path, answer.status_code)

@@ -166,7 +166,7 @@ def test_a_body_of_another_type(http: httpx.Client):
         ("GET", "/v1/jobs/nobody/events?after=99999999999999999999", None, 422, "/query/after"),
         ("GET", "/v2/plans", None, 404, "there is nothing at /v2/plans"),
         ("DELETE", "/v1/plans", None, 405, "takes GET and POST, not DELETE"),
-        ("PUT", "/v1/jobs/x:cancel", None, 405, "and POST, not PUT"),
+        ("PUT", "/v1/jobs/x:cancel", None, 405, "takes DELETE and GET and POST, not PUT"),
     ],
 )
 def test_what_is_not_there(http: httpx.Client, method: str, path: str, body: Any, status: int, words: str):

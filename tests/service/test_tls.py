@@ -117,7 +117,7 @@ def test_an_agent_with_its_own_key_is_taken_up(secured: Secured, tmp_path: Path)
         ) as red:
             assert red.agents() == []
             with pytest.raises(NotFound):
-                red.agents_topology()
+                red.topologies.of_agents()
     finally:
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=PATIENCE_S)
@@ -148,7 +148,7 @@ def test_an_agent_that_is_not_let_in_says_why_and_ends(secured: Secured, tmp_pat
         ("/no/such.pem", None, r"such.pem.* cannot be used"),
         ("{ca}", "{key}", "cannot be used"),
         ("{certificate}", None, "cannot be used"),
-        (None, "{key}", "tls_key is of no use alone"),
+        (None, "{key}", "tls_key is set without tls_certificate"),
     ],
 )
 def test_certificates_that_cannot_be_used_are_named(

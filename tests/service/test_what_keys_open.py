@@ -134,7 +134,7 @@ def routes(directory: Path) -> list[tuple[str, str, str | None]]:
     settings = {"database": str(directory / "in-process.sqlite"), "slots": 0, "warm_up": False}
     found = []
     for route in every_route(create_app(Settings.load(**settings)).routes):
-        path = route.path.replace("{verb}", "cancel")
+        path = route.path.replace("{verb}", "cancel").replace(":job}", "}")
         found += [(method, path, scope_of(route)) for method in sorted(route.methods or ())]
     return found
 

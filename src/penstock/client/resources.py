@@ -253,8 +253,9 @@ class Jobs(OldList):
         job = self.get(plan_or_job)
         if job.result is None or job.result.plan_hash is None:
             why = job.error.detail if job.error is not None else job.result.why if job.result is not None else ""
+            how = job.state if job.result is None else job.result.status
             raise Conflict(
-                f"job {job.id!r} has {job.state} without a plan: {why}"
+                f"job {job.id!r} ended without a plan ({how}): {why}"
                 if job.state in ENDED
                 else f"job {job.id!r} is {job.state} and has no final plan",
                 remedy=None if job.state in ENDED else "wait for it, or take its best plan so far",
