@@ -231,7 +231,8 @@ def test_tables_are_those_of_the_stages(seed: int) -> None:
             for first, stop in combinations(range(problem.num_layers + 1), 2):
                 again = ((first, stop - 1),) if problem.recompute == "always" else ()
                 stage = Stage(first, stop - 1, tuple(range(places - r, places)), recompute=again)
-                real = costs.stage_columns[costs.stage(stage)]
+                row = costs.stage(stage)
+                real = costs.stage_columns[row]
                 at = (0, r, first, stop)
                 mine = [pieces.forward[at], pieces.backward[at], pieces.work[at], pieces.after[:, r, first, stop].min()]
                 theirs = [real[:2].min(), real[2:4].min(), real[WORK], real[EXPOSED] + real[UPDATE]]
