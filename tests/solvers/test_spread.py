@@ -124,7 +124,7 @@ def test_memory_makes_it_recompute_and_then_refuse() -> None:
     starved = tuple(replace(device, memory_bytes=10**4) for device in problem.devices)
     refused = searched(replace(problem, devices=starved, _costs={}))
     assert refused.best is None
-    assert refused.shortage is not None
+    assert refused.obstacles.shortage is not None
 
 
 def test_replica_choices_waste_no_device() -> None:
