@@ -48,7 +48,7 @@ class Asker(Protocol):
 
     @property
     def drawn(self) -> bool:
-        """Return whether regular plans are valid for the job: one flushed pipeline, not limited to another trainer's form."""
+        """Return whether regular plans are valid for the job: one flushed pipeline, no other trainer's limits."""
 
     def problem(self, chosen: Chosen) -> Problem:
         """Return the job's problem on these devices."""
@@ -92,7 +92,7 @@ class Option:
 
     @property
     def used(self) -> Chosen:
-        """Return the hosts that the plan uses with their taken devices, and further hosts where ``least`` requires more."""
+        """Return the hosts that the plan uses with their taken devices, and more hosts where ``least`` requires it."""
         if self.best is None:
             return self.chosen
         ends = list(accumulate(count for _host, count in self.chosen))

@@ -41,7 +41,7 @@ class Families:
         self.every_set = sum(comb(count, n) for n in range(self.least, self.most + 1)) <= MOST_SETS
 
     def numbers(self) -> list[int]:
-        """Return the numbers of hosts to evaluate: all, or if many, the ends and those half-way between powers of two."""
+        """Return the numbers of hosts to evaluate: all, or if many, the ends and those midway between powers of two."""
         if self.every_set or self.most - self.least < 12:
             return list(range(self.least, self.most + 1))
         steps = {step for power in range(self.most.bit_length()) for step in (1 << power, 3 << power >> 1)}
@@ -142,7 +142,7 @@ class _Part:
         return taken
 
     def _evenly(self, children: Sequence[Place], number: int) -> list[int]:
-        """Return the same number of hosts below each child as far as possible; children with fewest are served first."""
+        """Return the same number of hosts below each child as far as possible; children with fewest come first."""
         taken, left = [], number
         for place, child in enumerate(reversed(children)):
             part = min(self._free[id(child)], -(-left // (len(children) - place)))

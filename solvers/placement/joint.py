@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 
 def shares(worth: Sequence[Mapping[int, float]], hosts: int) -> list[int]:
-    """Return the number of hosts of each job; ``worth[j][n]``: the value of n hosts to job j. Ties: the fewest hosts."""
+    """Return each job's number of hosts; ``worth[j][n]``: the value of n hosts to job j. Ties: the fewest hosts."""
     best: list[tuple[float, int, tuple[int, ...]]] = [(0.0, 0, ()) for _ in range(hosts + 1)]
     for options in worth:
         following = []

@@ -209,7 +209,7 @@ class _Chain:
         return max(times[stop] - times[first] for first, stop in pairwise(cuts))
 
     def _greedy(self, times: list[int], most_ns: int, again: bool) -> list[int] | None:
-        """Return cuts that give each stage as much as fits, leaving a block for each later one; None if layers are left.
+        """Return cuts giving each stage as much as fits, leaving a block for each later one; None if layers are left.
 
         Cuts are numbers of places.
         """
@@ -246,7 +246,7 @@ class _Chain:
         return [self.places[at] for at in cuts]
 
     def estimate_ns(self, bounds: list[int], again: bool) -> int:
-        """Return an estimate of a step: the slowest stage per micro-batch, the pass through all, all-reduce and update."""
+        """Estimate a step: the slowest stage per micro-batch, the pass through all, the largest reduction and update."""
         at = [self.places.index(bound) for bound in bounds]
         steps = np.diff(np.asarray(self.times[again])[at])
         heaviest = int(np.diff(static_sums(self.problem).trainable[bounds]).max())

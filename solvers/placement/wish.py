@@ -56,7 +56,7 @@ class Wish:
         return time_ns * devices if self.objective == "throughput_per_device" else time_ns
 
     def longest_ns(self, cost: int, devices: int) -> int:
-        """Return the longest step on ``devices`` devices of at most this cost that keeps the deadline; negative: none."""
+        """Return the longest step on ``devices`` devices within this cost and the deadline; negative: none."""
         if self.cheapest and devices > cost:
             return -1
         allowed = NEVER_NS if self.deadline_ns is None else self.deadline_ns
