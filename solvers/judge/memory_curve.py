@@ -208,7 +208,7 @@ def _lists(count: int, lane: np.ndarray, time: np.ndarray, value: np.ndarray) ->
 
 
 def _operation_bytes(tables: Tables, lanes: Lanes) -> np.ndarray:
-    """Return (slots * 24, 3): the bytes that each operation's start and end add, by (slot, kind, row class, start/end)."""
+    """Return (slots * 24, 3): bytes that each operation's start and end add, by (slot, kind, row class, start/end)."""
     together, apart = _stage_bytes(tables)
     table = together[list(lanes.slot_stage)]
     for slot, s in enumerate(lanes.slot_stage):

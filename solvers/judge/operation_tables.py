@@ -309,7 +309,7 @@ def _stage_memory(problem: Problem, allocation: Allocation, s: int, c: int, rows
 
 
 def _handed_input(problem: Problem, allocation: Allocation, s: int, rows: int, received: int) -> int:
-    """Return the input bytes that a stage recomputing its first layers keeps if a stage of the same device passes it on.
+    """Return the input bytes that a stage recomputing its first layers keeps if one of the same device passes it on.
 
     A received input is a buffer; without buffers ``kept_bytes`` includes it.
     """

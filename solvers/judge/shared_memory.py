@@ -47,7 +47,7 @@ class DeviceMemory:
     def of(
         cls, problem: Problem, allocation: Allocation, k: int, operations: np.ndarray, clocks: Clocks
     ) -> DeviceMemory:
-        """Return the memory of the device with stage ``k`` of every pipeline; ``operations`` (S, 2 M, 3) as lanes run them."""
+        """Return the memory of every pipeline's stage ``k``; ``operations`` (S, 2 M, 3) as lanes run them."""
         stage = allocation.stages[k]
         events = _Events()
         posted = np.stack([posted_ns(rows, end) for rows, end in zip(operations, clocks.end[:, :-1], strict=True)])

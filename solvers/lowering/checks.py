@@ -71,17 +71,17 @@ class _Check:
 
     @cached_property
     def at(self) -> np.ndarray:
-        """Where each rank stopped."""
+        """Return where each rank stopped."""
         return np.zeros(len(self.programs), dtype=np.int64)
 
     @cached_property
     def waiting(self) -> np.ndarray:
-        """The end, or the seat, that each rank waits for, or -1."""
+        """Return the channel end, or the seat (a rank's part in a collective), that each rank waits for, or -1."""
         return np.zeros(len(self.programs), dtype=np.int64)
 
     @cached_property
     def taken(self) -> np.ndarray:
-        """How often each seat was taken."""
+        """Return how often each seat was taken."""
         return np.zeros(len(self.wiring.table), dtype=np.int64)
 
     def run(self, transport: Transport) -> None:

@@ -246,7 +246,7 @@ class _Chain:
         return [self.places[at] for at in cuts]
 
     def estimate_ns(self, bounds: list[int], again: bool) -> int:
-        """Estimate a step: the slowest stage per micro-batch, the pass through all, the largest reduction and update."""
+        """Estimate a step: the slowest stage per micro-batch, the pass through all, the largest all-reduce, update."""
         at = [self.places.index(bound) for bound in bounds]
         steps = np.diff(np.asarray(self.times[again])[at])
         heaviest = int(np.diff(static_sums(self.problem).trainable[bounds]).max())
