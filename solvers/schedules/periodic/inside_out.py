@@ -118,7 +118,7 @@ class _Reservations:
         self._taken: dict[Hashable, list[tuple[int, int]]] = {}
 
     def earliest(self, resource: Hashable, ready_ns: int, duration_ns: int) -> int | None:
-        """Reserve and return the first start from ``ready_ns`` on with the resource free long enough in every period."""
+        """Reserve and return the first start from ``ready_ns`` on with the resource free long enough each period."""
         return self._place(resource, ready_ns, duration_ns, 1)
 
     def latest(self, resource: Hashable, due_ns: int, duration_ns: int) -> int | None:
