@@ -2,7 +2,7 @@
 
 A gap before an operation belongs to the transfer of its input from when that was produced, and before that to the
 stages that produce it; but while another operation of the row has all that it needs, the gap is the order's, or
-memory's, where that operation is a forward whose activations would not fit beside the device's peak. A gap before an
+memory's, where that operation is a forward whose activations would not fit on top of the device's peak. A gap before an
 update belongs to the all-reduces. What is before a device's first work fills the pipeline, what is after its last work
 drains it. Every nanosecond is in one part: with ``busy_ns`` they add up to the time looked at.
 """

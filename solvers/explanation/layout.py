@@ -65,7 +65,7 @@ class Compared:
 
 
 def compare_layout(problem: Problem, ours: Candidate, layout: Layout) -> Compared:
-    """Judge a layout beside the plan. Raises InvalidDocument for one that is none, UnsupportedRequest for schedules."""
+    """Compare a layout with the plan. Raises InvalidDocument for one that is none, UnsupportedRequest for schedules."""
     allocation = allocation_of(problem, ours, layout)
     if layout.schedule is not None and not schedule_row(layout.schedule).drafted:
         raise UnsupportedRequest(

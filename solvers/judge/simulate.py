@@ -130,7 +130,7 @@ def simulate(
 ) -> Timeline:
     """Judge one flushed step, or a periodic schedule's steady state: all times, memory and use of every device.
 
-    ``overlap`` says whether all-reduces run beside the last backward (None: as the request's rules say).
+    ``overlap`` says whether all-reduces overlap the last backward (None: as the request's rules say).
     Raises InvalidPlan where operations are missing, doubled or wait for each other in a circle, devices are not
     connected, or schedule and update rule do not go together; UnsupportedRequest for periodic schedules of several
     pipelines.

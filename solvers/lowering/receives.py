@@ -1,7 +1,7 @@
 """Placement of receives where sends wait for them: each is posted at the moment at which its message is sent.
 
-Without tags the receives of a pair of ranks have to stand in the order of its sends, and a send that waits until its
-receive is posted hangs when that stands behind something that waits for the sender. All ranks are run side by side, an
+Without tags the receives of a pair of ranks have to be in the order of its sends, and a send that waits until its
+receive is posted hangs when that comes after something that waits for the sender. All ranks are run side by side, an
 operation each in turn; whenever one sends, the receive is put next in its peer's program. That run is itself a proof
 that no rank waits for another in a circle (as ``_add_send_recv`` of torch's pipelining does; EXECUTOR A.1 and C.2).
 """

@@ -51,7 +51,7 @@ class Site:
     """Hosts with a free device, and the tree that joins them.
 
     Where devices have cables of their own, or a matrix was measured, ``is_tree`` is False: hosts are then alike only
-    when they hang on the same places, and sets are told apart by how many of each they hold.
+    when they are attached to the same places, and sets differ by how many of each they hold.
     """
 
     def __init__(self, devices: Sequence[Device], network: Network, free: Collection[int]) -> None:

@@ -22,7 +22,7 @@ from penstock.solvers.schedules.support.chunks import Ranks, looped
 def interleaved(problem: Problem, allocation: Allocation, group: int | None = None) -> Orders:
     """Rank r runs 2 (p - r - 1) + (v - 1) g forwards of its chunks, then a forward and a backward in turn.
 
-    Micro-batches go in groups of g, p unless told otherwise, through all chunks of a rank, backwards from the last
+    Micro-batches go in groups of g, p by default, through all chunks of a rank, backwards from the last
     chunk on; the last group may be smaller. Raises ``UnsupportedRequest`` for stages that are not in a loop, two or
     more on each rank, and for groups of less than p while there are p micro-batches.
     """

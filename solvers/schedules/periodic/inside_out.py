@@ -2,7 +2,7 @@
 
 Operations are placed modulo the period (Rau, *Iterative modulo scheduling*, MICRO 1994), from the last stage
 outwards: each forward as late, each backward as early as what is placed already allows, so that what a stage keeps
-between them is kept briefly. On a contiguous allocation it keeps as many micro-batches as 1F1B* does. Where stages
+between them is kept briefly. On a contiguous allocation it keeps the same number as 1F1B*. Where stages
 share a processor it is a heuristic: a few orders are tried at each period, and the period grows until memory suffices.
 """
 

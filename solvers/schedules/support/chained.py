@@ -175,7 +175,7 @@ class Chained:
         return made, codes
 
     def _made(self, present: frozenset[tuple[int, int]]) -> tuple[np.ndarray, ...]:
-        """Durations, bytes taken and freed, the operations behind and their lags, by number; ``present``: (kind, s)."""
+        """Return durations, bytes taken and freed, successors and their lags, by number; ``present``: (kind, s)."""
         size = len(self.allocation.stages) * len(KINDS)
         duration, taken, freed = (np.zeros((size, self._number), dtype=np.int64) for _ in range(3))
         behind = np.full((size, self._number, 2), -1, dtype=np.int64)

@@ -2,7 +2,7 @@
 
 Time is counted in periods: rho = T0 / T with T0 the largest load of a resource, every duration divided by T0. All
 constraints are then linear in rho, so the largest rho is found without bisection. Symbols as in ``path``; memory is
-counted when a forward starts, where it peaks, as a part of what a processor has beside its weights and buffers.
+counted when a forward starts, where it peaks, as a part of what a processor has after its weights and buffers.
 """
 
 from __future__ import annotations
