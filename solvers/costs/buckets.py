@@ -24,9 +24,9 @@ class Bucket(NamedTuple):
 
 
 def buckets(problem: Problem, stage: Stage, rows: int) -> tuple[Bucket, ...]:
-    """The stage's gradients in buckets, last layers first, as the last backward makes them ready.
+    """Return the stage's gradient buckets in the order in which the last backward completes them: last layers first.
 
-    ``rows``: size of the last micro-batch, whose backward readies them. Without overlap every bucket is ready
+    ``rows``: size of the last micro-batch, whose backward completes them. Without overlap every bucket is ready
     only when that backward has ended (``lead_ns`` 0).
     """
     if stage.replicas == 1:
@@ -48,9 +48,9 @@ def buckets(problem: Problem, stage: Stage, rows: int) -> tuple[Bucket, ...]:
 
 
 def bucket_bytes(problem: Problem, first: int, last: int) -> np.ndarray:
-    """Prefix sums (L + 1,) of the gradients in the buckets of layers ``first`` to ``last``.
+    """Return prefix sums (L + 1,) of the gradient bytes in the buckets of layers ``first`` to ``last``.
 
-    A parameter tied with layers elsewhere is in no bucket: it is summed on its own (``ties``).
+    A parameter tied to layers of other stages is in no bucket: it is reduced separately (``ties``).
     """
     held = problem.trainable_bytes
     for _name, layers, size in problem.shared_parameters:
@@ -61,6 +61,6 @@ def bucket_bytes(problem: Problem, first: int, last: int) -> np.ndarray:
 
 
 def stage_all_reduce_ns(problem: Problem, stage: Stage) -> int:
-    """All of the stage's gradients in one all-reduce, nothing tied left out: A_s of SPP's equation 1."""
+    """Return the time of one all-reduce over all of the stage's gradients, tied ones included (A_s, SPP equation 1)."""
     size = int(problem.trainable_bytes[stage.last + 1] - problem.trainable_bytes[stage.first])
     return all_reduce_ns(problem, size, stage.devices)

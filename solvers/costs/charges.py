@@ -1,6 +1,6 @@
-"""Which instructions of a rank the judge times, and which ones the assumptions of a plan name with their bytes.
+"""Which instructions of a rank the judge times; a plan's assumptions list the others with their bytes.
 
-``CHARGES`` has every word of programs (``schemas.program.WORDS``); a test fails for a word that it lacks.
+``CHARGES`` has every instruction of programs (``schemas.program.WORDS``); a test fails if one is missing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NORM_BYTES = 8
 
 
 class Charge(NamedTuple):
-    """How a word is charged, and where."""
+    """How the time of an instruction is charged, and where."""
 
     how: How
     what: str
@@ -58,7 +58,7 @@ CHARGES: dict[str, Charge] = {
 
 
 class Untimed(NamedTuple):
-    """Something that the judge does not time: the words that do it, and its bytes in a step (None: not known)."""
+    """Work that the judge does not time: the instructions that do it, and its bytes per step (None: not known)."""
 
     words: tuple[str, ...]
     bytes: int | None
@@ -66,9 +66,9 @@ class Untimed(NamedTuple):
 
 
 def untimed(problem: Problem, allocation: Allocation, rule: UpdateRule) -> Iterator[Untimed]:
-    """Yield what the ranks of a plan do that the judge does not time.
+    """Yield the work of a plan's ranks that the judge does not time.
 
-    Bytes are those of the tensors that a collective adds up or hands out, counted once, however often they are sent.
+    Bytes are those of the tensors that a collective reduces or gathers, counted once, however often they are sent.
     """
     averages = rule == "elastic_averaging"
     held = [(p, d) for p, stage in zip(allocation.pipeline_of, allocation.stages, strict=True) for d in stage.devices]
@@ -94,7 +94,7 @@ def untimed(problem: Problem, allocation: Allocation, rule: UpdateRule) -> Itera
 
 
 def _exchanged(problem: Problem, allocation: Allocation) -> int:
-    """Parameters that a replica steps for the others, of all groups of replicas; none where no stage is replicated."""
+    """Return the bytes of parameters that one replica updates for the others; 0 if no stage is replicated."""
     if all(stage.replicas == 1 for stage in allocation.stages):
         return 0
     return sum(_trainable(problem, group) for group in reduction_groups(allocation) if len(group.devices) > 1)
@@ -106,7 +106,7 @@ def _trainable(problem: Problem, group: Group) -> int:
 
 
 def _copies(problem: Problem, allocation: Allocation, rule: UpdateRule) -> Iterator[Untimed]:
-    """Steps of the copies of tied parameters; under rules that do not sum ties, that no rank trains the plan."""
+    """Yield updates of copies of tied parameters; under rules that do not sum ties, that no rank trains the plan."""
     for tie in tied_sums(problem, allocation, rule):
         copies = len(tie.devices) - 1
         if copies > 0:

@@ -1,8 +1,8 @@
-"""Which edges of a plan encode their tensors: where the judge finds that the time saved exceeds the conversion.
+"""Which edges of a plan encode their tensors: those where, by simulation, encoding saves more than it costs.
 
-WPipe, appendix A.3: compression halves what travels, and is slower where transfers are short. Whether an edge gains
+WPipe, appendix A.3: compression halves the bytes sent, and is slower where transfers are short. Whether an edge gains
 depends on the other edges, so two searches start from no edge and from all: one adds the edges that make the plan
-faster, the other drops those without which it is no slower. The order of operations stays.
+faster, the other drops those without which it is no slower. The order of operations is kept.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Judge = Callable[[Allocation], int | None]
 
 
 def with_codecs(allocation: Allocation, edges: Edges) -> Allocation:
-    """The allocation with the codec on these edges and no others."""
+    """Return the allocation with the codec on these edges and no others."""
     pipelines, s = [], 0
     for pipeline in allocation.pipelines:
         stages = tuple(
@@ -35,7 +35,7 @@ def with_codecs(allocation: Allocation, edges: Edges) -> Allocation:
 
 
 def codable_edges(problem: Problem, allocation: Allocation) -> tuple[int, ...]:
-    """Edges over which something travels that the codec takes, and whose devices' conversion is known."""
+    """Return the edges with tensors that the codec can encode, between devices of known conversion speed."""
     rows = -(-problem.global_batch_size // allocation.num_micro_batches)
     found = []
     for s, stage in enumerate(allocation.stages):
@@ -49,7 +49,7 @@ def codable_edges(problem: Problem, allocation: Allocation) -> tuple[int, ...]:
 
 
 def best_codecs(problem: Problem, allocation: Allocation, value_ns: int, judge: Judge) -> Edges:
-    """The edges that should encode; ``value_ns``: the time without. None of them where that is not beaten."""
+    """Return the edges that should encode; no edge if encoding does not beat ``value_ns``, the time without it."""
     edges = codable_edges(problem, allocation)
     known: dict[Edges, int | None] = {frozenset(): value_ns}
 

@@ -1,4 +1,4 @@
-"""What collectives among replicas cost: the ring all-reduce, flat or hierarchical (ALGORITHMS 1.6)."""
+"""Cost of collectives among replicas: the ring all-reduce, flat or hierarchical (ALGORITHMS 1.6)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.solvers.model.problem import Problem
 
 
 def all_reduce_ns(problem: Problem, size_bytes: int, devices: Sequence[int]) -> int:
-    """Ring all-reduce of ``size_bytes`` over ``devices`` (SPP equation 1; hierarchical over nodes)."""
+    """Return the time of a ring all-reduce over ``devices`` (SPP equation 1; hierarchical over nodes)."""
     k = len(devices)
     if k == 1 or size_bytes == 0:
         return 0
@@ -34,7 +34,7 @@ class Ring(NamedTuple):
     latency_ns: int
 
     def all_reduce_ns(self, size_bytes: int, lanes: int = 1) -> int:
-        """The time of an all-reduce of ``size_bytes``, shared by ``lanes`` rings that run at once."""
+        """Return the time of an all-reduce of ``size_bytes``, split over ``lanes`` rings that run concurrently."""
         moved = transfer_ns(2 * (self.size - 1) * size_bytes, self.size * lanes * self.bytes_per_s)
         return moved + 2 * (self.size - 1) * self.latency_ns
 
@@ -48,7 +48,7 @@ def _hierarchical_ns(problem: Problem, size_bytes: int, devices: Sequence[int]) 
 
 @lru_cache(maxsize=2**12)
 def _rings(network: Network, devices: tuple[int, ...]) -> tuple[tuple[Ring, ...], Ring, int]:
-    """The unlike rings within nodes, the ring of one device of each node, and how many of these run side by side."""
+    """Return the distinct rings within nodes, the ring across nodes, and how many of the latter run concurrently."""
     groups: dict[int, list[int]] = {}
     for device in devices:
         groups.setdefault(network.node_of[device], []).append(device)
@@ -68,7 +68,7 @@ def _latency(network: Network, u: int, v: int) -> int:
 
 
 def ring_resources(problem: Problem, devices: Sequence[int]) -> tuple[int, ...]:
-    """Every resource that the ring of the devices passes, in both directions."""
+    """Return every network resource that the ring of the devices uses, in both directions."""
     used: set[int] = set()
     for u, v in problem.network.ring(devices):
         for a, b in ((u, v), (v, u)):

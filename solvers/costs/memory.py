@@ -1,4 +1,4 @@
-"""What stages hold of a device, what a device has, how many micro-batches fit, and what a simulated plan lacks.
+"""Memory: what a stage occupies, what a device has, how many micro-batches fit, and what a simulated plan lacks.
 
 All sizes are bytes of one device (ALGORITHMS 1.7, 2.6).
 """
@@ -20,7 +20,7 @@ Bytes = TypeVar("Bytes", int, np.ndarray)
 
 
 class Static(NamedTuple):
-    """Bytes that a stage holds on each of its devices for the whole step; buckets of gradients included."""
+    """Bytes that a stage occupies on each of its devices for the whole step, gradient buckets included."""
 
     parameters: int
     gradients: int
@@ -28,22 +28,22 @@ class Static(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Return the sum of all parts, in bytes."""
         return sum(self)
 
 
 def free_bytes(problem: Problem, devices: Iterable[int]) -> int:
-    """What the smallest of the devices has for stages: its capacity less its context."""
+    """Return what the smallest of the devices has for stages, in bytes: its capacity less its context."""
     return min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in devices)
 
 
 def context_bytes(problem: Problem, device: int) -> int:
-    """What a device's runtime holds before anything of ours is there."""
+    """Return the bytes that a device's runtime occupies before training allocates anything."""
     return problem.devices[device].context_bytes
 
 
 def weight_bytes(problem: Problem, stage: Stage) -> tuple[int, int]:
-    """Parameters of one replica of a stage, and the trainable ones among them.
+    """Return the parameter bytes of one replica of a stage, and those of its trainable parameters.
 
     Tied weights count in the first layer that uses them; a later stage that uses them holds a copy.
     """
@@ -58,13 +58,13 @@ def weight_bytes(problem: Problem, stage: Stage) -> tuple[int, int]:
 
 
 def static_bytes(problem: Problem, stage: Stage) -> Static:
-    """Parameters, gradients and optimizer states of one replica of a stage."""
+    """Return the bytes of parameters, gradients and optimizer states of one replica of a stage."""
     parameters, trainable = weight_bytes(problem, stage)
     return Static(parameters, *training_bytes(problem, trainable, stage.replicas))
 
 
 def training_bytes(problem: Problem, trainable: Bytes, replicas: int) -> tuple[Bytes, Bytes]:
-    """Gradients and optimizer states of ``trainable`` bytes of parameters, on each of ``replicas``."""
+    """Return the bytes of gradients and optimizer states of ``trainable`` parameter bytes, on each of ``replicas``."""
     rules = problem.memory
     states = trainable * rules.state_factor
     if rules.shard_states:
@@ -73,7 +73,7 @@ def training_bytes(problem: Problem, trainable: Bytes, replicas: int) -> tuple[B
 
 
 def activation_bytes(problem: Problem, stage: Stage, rows: int) -> int:
-    """What one micro-batch in flight keeps alive on a replica: its stash and its received input."""
+    """Return what one in-flight micro-batch keeps alive on a replica, in bytes: its stash and its received input."""
     kept = stage_costs(problem, stage, rows).kept_bytes
     if problem.memory.count_buffers and stage.first > 0:
         kept += int(problem.forward_bytes[stage.first - 1]) * stage_rows(stage, rows)
@@ -81,7 +81,7 @@ def activation_bytes(problem: Problem, stage: Stage, rows: int) -> int:
 
 
 def transient_bytes(problem: Problem, stage: Stage, rows: int) -> int:
-    """An upper estimate of workspace and of the buffers that are not part of a micro-batch in flight.
+    """Return an upper estimate of workspace and of the buffers that do not belong to an in-flight micro-batch.
 
     One receive ahead and one send in progress on each side (ALGORITHMS 1.7: twice both boundaries).
     """
@@ -98,7 +98,7 @@ def transient_bytes(problem: Problem, stage: Stage, rows: int) -> int:
 
 
 def micro_batches_that_fit(problem: Problem, stage: Stage, rows: int) -> int:
-    """D: micro-batches in flight that the stage's smallest device can hold; 0 when not even one fits.
+    """Return D, the number of in-flight micro-batches that fit on the stage's smallest device; 0 if none fits.
 
     ``rows`` is the size of the largest micro-batch. Zero-byte stashes fit without limit (2^31).
     """
@@ -111,17 +111,17 @@ def micro_batches_that_fit(problem: Problem, stage: Stage, rows: int) -> int:
 
 
 def spare_bytes(problem: Problem, timeline: Timeline) -> dict[int, int]:
-    """What each device has left at its simulated peak, in bytes; negative where it overflows."""
+    """Return what each device has left at its simulated peak, in bytes; negative where it overflows."""
     return {d: problem.capacity_bytes(d) - use.memory.total for d, use in timeline.uses.items()}
 
 
 def fits(problem: Problem, timeline: Timeline) -> bool:
-    """Whether every device holds its simulated peak."""
+    """Return whether every device's simulated peak fits in its memory."""
     return min(spare_bytes(problem, timeline).values()) >= 0
 
 
 def shortages(problem: Problem, allocation: Allocation, timeline: Timeline) -> tuple[Shortage, ...]:
-    """The devices whose simulated peak exceeds their memory, the one that lacks most first, of equals the first."""
+    """Return the devices whose simulated peak exceeds their memory, the largest shortage first."""
     found = []
     for device, spare in spare_bytes(problem, timeline).items():
         if spare < 0:
@@ -132,5 +132,5 @@ def shortages(problem: Problem, allocation: Allocation, timeline: Timeline) -> t
 
 
 def largest_shortage(problem: Problem, allocation: Allocation, timeline: Timeline) -> Shortage | None:
-    """The worst of ``shortages``; None where everything fits."""
+    """Return the largest of ``shortages``; None if everything fits."""
     return next(iter(shortages(problem, allocation, timeline)), None)

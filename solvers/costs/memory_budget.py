@@ -1,4 +1,4 @@
-"""Room for one micro-batch: what a stage needs of each of its devices, and devices that change places to have it."""
+"""Memory for one micro-batch: what a stage needs on each device, and exchanging devices so that it fits."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from penstock.solvers.model.problem import Problem
 
 
 def needed_bytes(problem: Problem, stage: Stage, rows: int, *, buffers: bool = False) -> int:
-    """What each device holds during a backward of a micro-batch of ``rows`` samples, its context not counted.
+    """Return the bytes in use on each device during a backward of ``rows`` samples, context excluded.
 
-    A recomputing stage has rebuilt by then what another one has kept. ``buffers``: with an upper estimate of those.
+    A recomputing stage has rebuilt its stash by then. ``buffers``: whether to add an upper estimate of buffers.
     """
     whole = replace(stage, recompute=())
     costs = stage_costs(problem, whole, rows)
@@ -24,9 +24,9 @@ def needed_bytes(problem: Problem, stage: Stage, rows: int, *, buffers: bool = F
 
 
 def with_room(problem: Problem, allocation: Allocation) -> Allocation:
-    """The allocation, its devices exchanged where one of them lacks room and others have it; the pins are kept.
+    """Return the allocation with devices exchanged where one lacks memory and others have enough; pins are kept.
 
-    Where that cannot be done with room for buffers it is done without, and where that fails nothing changes.
+    If no exchange leaves memory for buffers, one without buffers is tried; if that fails nothing changes.
     """
     free = [free_bytes(problem, [device]) for device in range(problem.num_devices)]
     if len(set(free)) == 1:
@@ -43,5 +43,5 @@ def with_room(problem: Problem, allocation: Allocation) -> Allocation:
 
 
 def _roomy(problem: Problem, stage: Stage, free: list[int], needed: int) -> frozenset[int]:
-    """The devices that may hold a stage, and have as much."""
+    """Return the devices that may hold a stage and have at least the needed memory."""
     return frozenset(d for d in allowed_devices(problem, stage.first, stage.last) if free[d] >= needed)

@@ -1,4 +1,4 @@
-"""Which stages add up their gradients together, and the chains of buckets in which they do (ALGORITHMS 1.6).
+"""Which stages reduce their gradients together, and the chains of buckets in which they do so (ALGORITHMS 1.6).
 
 Layers are cut at every stage boundary of every pipeline: a *group* is a run of layers that one stage of each pipeline
 holds, on all their devices, each once. With one pipeline the groups are its stages. A group's buckets form a *chain*;
@@ -32,9 +32,9 @@ class Chains(NamedTuple):
     """Arrays for kernels; G chains of C buckets together, M memberships of stages in groups, R rounds of all chains.
 
     Buckets of a round have the numbers ``start[g]`` to ``start[g + 1]``; over all rounds bucket k of round t of a
-    chain is number ``run_start[g] + t n + k``, n its buckets. Stage s is in the groups
-    ``member_group[member_start[s]:member_start[s + 1]]``; ``member_lead`` is where the leads of the first bucket of a
-    membership stand: four for each bucket, after a B (two row classes) or a W (two).
+    chain is number ``run_start[g] + t n + k``, where n is its number of buckets. Stage s is in the groups
+    ``member_group[member_start[s]:member_start[s + 1]]``; ``member_lead`` is the position of the leads of a
+    membership's first bucket: four for each bucket, after a B (two row classes) or a W (two).
     """
 
     stage: np.ndarray
@@ -51,7 +51,7 @@ class Chains(NamedTuple):
 
 
 class Reductions(NamedTuple):
-    """All reductions of a run: the bucket in its round, its group; lowest stage and number as intervals name them."""
+    """All reductions of a run: bucket within its round, group, and the lowest stage and number that intervals use."""
 
     bucket: np.ndarray
     group: np.ndarray
@@ -60,7 +60,7 @@ class Reductions(NamedTuple):
 
 
 def reduction_groups(allocation: Allocation) -> tuple[Group, ...]:
-    """The groups by (lowest stage, from its last layers down)."""
+    """Return the groups, ordered by lowest stage and then from its last layers down."""
     begins = [[stage.first for stage in pipeline.stages] for pipeline in allocation.pipelines]
     cuts = sorted({first for each in begins for first in each})
     ends = [*cuts[1:], allocation.stages[-1].last + 1]
@@ -74,7 +74,7 @@ def reduction_groups(allocation: Allocation) -> tuple[Group, ...]:
 
 
 def group_buckets(problem: Problem, group: Group, rows: int) -> tuple[Bucket, ...]:
-    """The group's buckets, last layers first."""
+    """Return the group's buckets, last layers first."""
     return buckets(problem, Stage(group.first, group.last, group.devices), rows)
 
 
@@ -86,7 +86,7 @@ def make_chains(
     rows: tuple[int, ...],
     every: tuple[int, ...],
 ) -> Chains:
-    """The chains of all groups; ``made`` are their buckets, ``rows`` the row classes."""
+    """Return the chains of all groups; ``made`` are their buckets, ``rows`` the row classes."""
     sizes = [len(each) for each in made]
     rounds = [allocation.num_micro_batches // every[group.stages[0]] for group in groups]
     members: list[list[int]] = [[] for _ in allocation.stages]
@@ -116,7 +116,7 @@ def make_chains(
 
 
 def all_reductions(chains: Chains) -> Reductions:
-    """Every reduction of a run, by chain, round and bucket."""
+    """Return every reduction of a run, ordered by chain, round and bucket."""
     sizes = np.diff(chains.start)
     group = np.repeat(np.arange(len(sizes)), sizes * chains.rounds)
     within = np.arange(len(group)) - chains.run_start[group]
@@ -130,7 +130,7 @@ def all_reductions(chains: Chains) -> Reductions:
 
 
 def _sums(problem: Problem, stage: Stage, rows: tuple[int, ...]) -> list[np.ndarray]:
-    """What has to be subtracted to find how long before the end of a last B or W a layer's gradient is there."""
+    """Return the sums to subtract to find how long before the end of the last B or W a layer's gradient is ready."""
     costs = [problem.costs(problem.devices[stage.devices[0]].kind, stage_rows(stage, size)) for size in rows]
     if not problem.rules.overlap_all_reduce:
         return [0 * costs[0].backward_ns] * 4

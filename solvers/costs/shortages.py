@@ -1,6 +1,6 @@
-"""What of memory is known before a plan is simulated: which device lacks some for certain, and which stage never will.
+"""What is known about memory before a plan is simulated: which stages cannot fit, and which fit in every order.
 
-What a simulated plan lacks is ``memory.shortages``.
+The shortages of a simulated plan are in ``memory.shortages``.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from penstock.solvers.model.result import Shortage
 
 
 def shortage_of(problem: Problem, allocation: Allocation, in_flight: tuple[int, ...]) -> Shortage | None:
-    """Return the stage that certainly lacks most memory, whatever the order; None when all may fit.
+    """Return the largest memory shortage that every order has; None when all stages may fit.
 
-    When the first backward of a stage begins, its fixed bytes, the stashes and inputs of the micro-batches in flight
-    and the backward's workspace are there, whatever the order of the transfers.
+    When the first backward of a stage begins, its fixed bytes, the stashes and inputs of the in-flight micro-batches
+    and the backward's workspace are allocated, whatever the order of the transfers.
     """
     rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[-1][0]
     worst: Shortage | None = None
@@ -37,7 +37,7 @@ def shortage_of(problem: Problem, allocation: Allocation, in_flight: tuple[int, 
 
 
 def surely_fits(problem: Problem, allocation: Allocation, stage: Stage) -> bool:
-    """Return whether a stage holds all micro-batches at once, with every buffer that can be waiting."""
+    """Return whether a stage can hold all micro-batches at once, with every buffer that may be in use."""
     rows = -(-problem.global_batch_size // allocation.num_micro_batches)
     each = activation_bytes(problem, stage, rows)
     if problem.memory.count_buffers:

@@ -1,4 +1,4 @@
-"""What the operations of a stage take: computation, recomputation, conversion and updates (ALGORITHMS 1.4, 1.8).
+"""Cost of a stage's operations: computation, recomputation, conversion and updates (ALGORITHMS 1.4, 1.8).
 
 Times are in ns and sizes in bytes; a stage on devices of several kinds is as slow and as large as on its slowest kind.
 """
@@ -14,10 +14,10 @@ from penstock.solvers.model.problem import Problem
 
 
 class StageCosts(NamedTuple):
-    """One stage, one micro-batch, its slowest replica: times in ns, what stays alive from F to B, workspace.
+    """Costs of one micro-batch on a stage's slowest replica: times in ns, bytes kept from F to B, workspace.
 
-    ``kept_bytes`` has the input of each recomputed segment, but for a stage's own input where that counts as a receive
-    buffer. An input is a whole cut: profiles do not tell that two cuts carry the same tensor.
+    ``kept_bytes`` includes the input of each recomputed segment, except a stage's own input where that counts as a
+    receive buffer. An input is a whole cut: profiles do not tell whether two cuts carry the same tensor.
     """
 
     forward_ns: int
@@ -29,12 +29,12 @@ class StageCosts(NamedTuple):
 
 
 def stage_rows(stage: Stage, rows: int) -> int:
-    """Rows that the busiest replica computes of a micro-batch of ``rows``."""
+    """Return the number of rows that the busiest replica computes of a micro-batch of ``rows``."""
     return rows if stage.dispatch == "round_robin" else largest_slice(rows, stage.replicas)
 
 
 def stage_costs(problem: Problem, stage: Stage, rows: int) -> StageCosts:
-    """Costs of a micro-batch of ``rows`` samples on the stage's slowest device (its largest slice)."""
+    """Return the costs of a micro-batch of ``rows`` samples on the stage's slowest device (its largest slice)."""
     share = stage_rows(stage, rows)
     kinds = {problem.devices[d].kind for d in stage.devices}
     each = [_slice_costs(problem, stage, kind, share) for kind in sorted(kinds)]
@@ -66,22 +66,23 @@ def _slice_costs(problem: Problem, stage: Stage, kind: str, rows: int) -> StageC
 
 
 def input_bytes(problem: Problem, first: int, rows: int) -> int:
-    """What ``rows`` samples bring over the cut before layer ``first``; 0 for the model's own input, whose size no
-    profile has.
+    """Return the bytes that ``rows`` samples carry over the cut before layer ``first``.
+
+    The result is 0 for the model's own input, whose size no profile has.
     """
     return int(problem.forward_bytes[first - 1]) * rows if first > 0 else 0
 
 
 def recomputed_inputs(problem: Problem, stage: Stage, rows: int) -> int:
-    """The inputs of the stage's recomputed segments that ``kept_bytes`` has."""
+    """Return the bytes of the recomputed segments' inputs that ``kept_bytes`` includes."""
     own = not problem.memory.count_buffers
     return sum(input_bytes(problem, first, rows) for first, _last in stage.recompute if own or first > stage.first)
 
 
 def conversion_ns(problem: Problem, stage: Stage, kind: str, rows: int) -> tuple[int, int]:
-    """What encoding and decoding ``rows`` samples adds to a stage's forward and to its backward (WPipe, appendix A.3).
+    """Return the time that codecs add to a stage's forward and backward of ``rows`` samples (WPipe, appendix A.3).
 
-    On an encoded edge a forward decodes what it reads or encodes what it makes, a backward the other way round.
+    On an encoded edge a forward decodes its input or encodes its output, and a backward the reverse.
     """
     before, behind = stage.coded
     if not (before or behind):
@@ -95,5 +96,5 @@ def conversion_ns(problem: Problem, stage: Stage, kind: str, rows: int) -> tuple
 
 
 def update_ns(problem: Problem, stage: Stage) -> int:
-    """One optimizer step over the stage's layers."""
+    """Return the time of one optimizer step over the stage's layers."""
     return int(problem.update_ns[stage.last + 1] - problem.update_ns[stage.first])

@@ -1,4 +1,4 @@
-"""Parameters tied across stages: gradients that ranks add up on their own, after the buckets and before the steps.
+"""Parameters tied across stages: their gradients are reduced separately, after the buckets and before the updates.
 
 A parameter that layers of one stage have in common is in that stage's buckets. Where its layers lie in different
 stages of a pipeline, every rank with a copy takes part in one all-reduce of its gradient (REDUCE_SHARED). Ranks wait
@@ -25,7 +25,7 @@ SUMMING_RULES: frozenset[UpdateRule] = frozenset({"synchronous", "double_buffere
 
 
 class TiedSum(NamedTuple):
-    """One tie's all-reduce: the stages with a copy, in all pipelines; their devices, ascending; what it costs."""
+    """One tie's all-reduce: the stages with a copy, in all pipelines; their devices, ascending; its cost."""
 
     name: str
     stages: tuple[int, ...]
@@ -36,8 +36,9 @@ class TiedSum(NamedTuple):
 
 
 class Ties(NamedTuple):
-    """Arrays for kernels, by tie: its lowest stage, duration, and rounds; of all rounds, those of tie k are numbered
-    from ``run_start[k]`` on. ``periodic``: steps stand in the rows, and wait there.
+    """Arrays for kernels, by tie: its lowest stage, duration and rounds.
+
+    The rounds of tie k are numbered from ``run_start[k]`` on. ``periodic``: steps are in the rows, and wait there.
     """
 
     periodic: bool
@@ -48,7 +49,7 @@ class Ties(NamedTuple):
 
 
 def tied_stages(allocation: Allocation, layers: Sequence[int]) -> list[list[int]]:
-    """The stages of each pipeline that hold any of some layers."""
+    """Return the stages of each pipeline that hold any of the layers."""
     users: list[list[int]] = [[] for _ in allocation.pipelines]
     for s, stage in enumerate(allocation.stages):
         if any(stage.first <= layer <= stage.last for layer in layers):
@@ -57,17 +58,17 @@ def tied_stages(allocation: Allocation, layers: Sequence[int]) -> list[list[int]
 
 
 def trained_ties(problem: Problem) -> list[tuple[str, tuple[int, ...], int]]:
-    """Name, layers and bytes of the tied parameters that are trained, as the first of their layers says."""
+    """Return name, layers and bytes of the tied parameters that are trainable in the first of their layers."""
     trained = np.diff(problem.trainable_bytes)
     return [tie for tie in problem.shared_parameters if tie[2] > 0 and trained[tie[1][0]] > 0]
 
 
 @lru_cache(maxsize=64)
 def tied_sums(problem: Problem, allocation: Allocation, rule: UpdateRule = "synchronous") -> tuple[TiedSum, ...]:
-    """The ties that lie in several stages of a pipeline, in the order of the profile.
+    """Return the ties that span several stages of a pipeline, in the order of the profile.
 
-    None where the parameter is frozen (``trained_ties``), nor under rules that do not sum ties. A sum
-    whose stages all lie on one device takes no time.
+    Frozen parameters have none (``trained_ties``), and neither have rules that do not sum ties. A sum
+    whose stages are all on one device takes no time.
     """
     if rule not in SUMMING_RULES:
         return ()
@@ -84,7 +85,7 @@ def tied_sums(problem: Problem, allocation: Allocation, rule: UpdateRule = "sync
 
 
 def tie_arrays(allocation: Allocation, sums: Sequence[TiedSum], every: Sequence[int], periodic: bool) -> Ties:
-    """What kernels need of the sums; ``every``: micro-batches of a round of each stage."""
+    """Return the kernels' arrays of the sums; ``every``: micro-batches per round of each stage."""
     stage = [each.stages[0] for each in sums]
     rounds = [allocation.num_micro_batches // every[s] for s in stage]
     return Ties(
@@ -97,9 +98,9 @@ def tie_arrays(allocation: Allocation, sums: Sequence[TiedSum], every: Sequence[
 
 
 def bytes_of_spans(problem: Problem) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For stages of layers [i, j): which of them, (L + 1, L + 1) booleans, and prefix sums of what their buckets hold.
+    """Return, for stages of layers [i, j), masks (L + 1, L + 1) of stages, each with prefix sums of bucket bytes.
 
-    A tie counts in the first of its layers where the stage has all of them. Every stage is in one entry.
+    A tie counts in the first of its layers if the stage has all of them. Every stage is in exactly one mask.
     """
     first, stop = np.ogrid[: problem.num_layers + 1, : problem.num_layers + 1]
     whole: np.ndarray = np.zeros((problem.num_layers + 1, problem.num_layers + 1), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What a transfer of a micro-batch between two stages costs, and on which resources (ALGORITHMS 1.5)."""
+"""Cost of transferring a micro-batch between two stages, and the resources that it uses (ALGORITHMS 1.5)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.solvers.model.problem import Problem
 
 
 def transfer_ns(size_bytes: int, bandwidth_bytes_per_s: int) -> int:
-    """``ceil(bytes × 1e9 / bandwidth)``, exact; nothing takes no time, no bandwidth takes for ever."""
+    """Return ``ceil(bytes × 1e9 / bandwidth)``, exact; 0 for 0 bytes, never-ending for bandwidth 0."""
     if size_bytes == 0:
         return 0
     if bandwidth_bytes_per_s == 0:
@@ -26,14 +26,14 @@ def transfer_ns(size_bytes: int, bandwidth_bytes_per_s: int) -> int:
 
 
 def transfers_ns(sizes: np.ndarray, bandwidth_bytes_per_s: int) -> np.ndarray:
-    """``transfer_ns`` of every entry, int64 of the same shape; each size is asked once."""
+    """Return ``transfer_ns`` of every entry, int64 of the same shape; each distinct size is computed once."""
     each, places = np.unique(sizes, return_inverse=True)
     times = [transfer_ns(size, bandwidth_bytes_per_s) for size in each.tolist()]
     return np.asarray(times, dtype=np.int64)[places].reshape(sizes.shape)
 
 
 class Transfer(NamedTuple):
-    """One micro-batch over one edge in one direction: how long, and on which resources."""
+    """The transfer of one micro-batch over one edge in one direction: its duration and its resources."""
 
     duration_ns: int
     resources: tuple[int, ...]
@@ -41,13 +41,13 @@ class Transfer(NamedTuple):
 
 
 def boundary_bytes(problem: Problem, cut: int, rows: int, direction: int) -> int:
-    """Bytes of ``rows`` samples over the cut after layer ``cut``; direction 0 forward, 1 backward."""
+    """Return the bytes of ``rows`` samples over the cut after layer ``cut``; direction 0 forward, 1 backward."""
     per_sample = problem.forward_bytes if direction == 0 else problem.backward_bytes
     return int(per_sample[cut]) * rows
 
 
 def message_bytes(problem: Problem, cut: int, rows: int, direction: int, *, coded: bool) -> int:
-    """What travels of ``rows`` samples in one message per tensor; an encoded one has half the bytes and a header."""
+    """Return the bytes sent for ``rows`` samples, one message per tensor; encoding halves them and adds a header."""
     size = boundary_bytes(problem, cut, rows, direction)
     if not coded or size == 0:
         return size
@@ -56,9 +56,9 @@ def message_bytes(problem: Problem, cut: int, rows: int, direction: int, *, code
 
 
 def transfer(problem: Problem, allocation: Allocation, stage: int, rows: int, direction: int) -> Transfer | None:
-    """The transfer of a micro-batch of ``rows`` from ``stage`` to its next (0) or previous (1) stage.
+    """Return the transfer of a micro-batch of ``rows`` from ``stage`` to its next (0) or previous (1) stage.
 
-    None where nothing travels: no such stage, zero bytes, or both sides on the same single device.
+    Return None where nothing is sent: no such stage, zero bytes, or both sides on the same single device.
     """
     other = allocation.next(stage) if direction == 0 else allocation.previous(stage)
     if other is None:
@@ -78,9 +78,9 @@ def transfer(problem: Problem, allocation: Allocation, stage: int, rows: int, di
 def round_trips_ns(
     problem: Problem, cuts: Sequence[int], source: tuple[int, ...], target: tuple[int, ...], rows: int
 ) -> np.ndarray:
-    """(n,) int64: a micro-batch's two transfers over each cut, between a stage on ``source`` and one on ``target``.
+    """Return (n,) int64: the round-trip time of a micro-batch over each cut, between ``source`` and ``target``.
 
-    At most ``NEVER_NS``; cuts that as many bytes cross are asked once.
+    Values are at most ``NEVER_NS``; cuts with the same number of bytes are computed once.
     """
     sizes = [(int(problem.forward_bytes[cut]), int(problem.backward_bytes[cut])) for cut in cuts]
     cut_of = dict(zip(sizes, cuts, strict=True))
@@ -96,7 +96,7 @@ def _round_trip_ns(problem: Problem, cut: int, source: tuple[int, ...], target: 
 
 @lru_cache(maxsize=2**13)
 def _nic_transfer(problem: Problem, source: Stage, target: Stage, rows: int, direction: int) -> Transfer | None:
-    """Mode ``nic``: the row slices of all replica pairs, each resource carrying what passes through it."""
+    """Return the transfer in mode ``nic``: each resource carries the row slices of all replica pairs that use it."""
     cut, coded = (source.last if direction == 0 else target.last), source.coded[1 - direction]
     size = message_bytes(problem, cut, rows, direction, coded=coded)
     per_sample = size // rows
@@ -119,10 +119,10 @@ def _nic_transfer(problem: Problem, source: Stage, target: Stage, rows: int, dir
 
 
 def row_pairs(source: Stage, target: Stage, rows: int) -> list[tuple[int, int, int]]:
-    """(sending device, receiving device, rows) of one micro-batch: the intersections of the slices (DAPPLE V-B2).
+    """Return (sending device, receiving device, rows) of one micro-batch: the slices' intersections (DAPPLE V-B2).
 
     With round-robin dispatch on a side, the whole micro-batch goes through one replica; the pair with the widest
-    spread of devices is not known here, so the first replica stands for all.
+    spread of devices is not known here, so the first replica represents all.
     """
     receivers = _holders(target, rows)
     pairs = []

@@ -1,7 +1,7 @@
-"""How much of a processor an operation uses, in millionths (AvgPipe, sections 2 and 5.2.2).
+"""The share of a processor that an operation uses, in millionths (AvgPipe, sections 2 and 5.2.2).
 
-The measured curve φ of a stage counts by its mean over the computing time. With micro-batches of another size the
-arithmetic intensity changes in proportion, up to a whole processor. Without a measured run everything uses all of it.
+The share of a stage is the mean of its measured curve φ over the computing time. With micro-batches of another size it
+changes in proportion, up to a whole processor. Without a measured run every operation uses the whole processor.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ WHOLE = 1_000_000
 
 
 def utilisation_ppm(problem: Problem, allocation: Allocation, stage: int, rows: int) -> int:
-    """Of the operations of a stage on micro-batches of ``rows`` samples, rounded up, at least one millionth.
+    """Return the share that a stage's operations use on micro-batches of ``rows`` samples, rounded up, at least 1 ppm.
 
     Raises ``InvalidPlan`` where the measured pipeline has another number of stages than the plan's.
     """
@@ -33,7 +33,7 @@ def utilisation_ppm(problem: Problem, allocation: Allocation, stage: int, rows: 
 
 
 def rank_share(problem: Problem, rank: int, rows: int) -> int:
-    """Of the operations of a rank of the measured run on micro-batches of ``rows`` samples, in millionths."""
+    """Return the share that a measured rank's operations use on micro-batches of ``rows`` samples, in millionths."""
     run = problem.pipeline_run
     assert run is not None
     curve = run.ranks[rank].utilisation_ppm

@@ -1,9 +1,9 @@
-"""What binds a plan: a stage, a link or memory; and what each would give if there were more of it.
+"""What limits a plan: a stage, a link or memory; and how much more of each would gain.
 
-*Sensitivities* are re-timings of the plan's own order by the judge with one thing changed: a stage that computes in
-nine tenths of the time, a link twice as wide, transfers or all-reduces for nothing, no latency. More memory is tried on
-the devices of the fullest stage, with the best order that then fits. At most ``STAGES`` stages and ``LINKS`` links are
-tried, those that take most of the critical path and carry most.
+*Sensitivities* are simulations of the plan's own order with one input changed: a stage that computes in nine tenths of
+the time, a link twice as wide, free transfers or all-reduces, no latency. More memory is tried on the devices of the
+fullest stage, with the best order that then fits. At most ``STAGES`` stages and ``LINKS`` links are tried, those that
+take most of the critical path and carry most.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Thing = Literal["stage", "link", "cut", "transfers", "all-reduces", "latency", "
 
 
 class Sensitivity(NamedTuple):
-    """One thing changed and the time that the plan then takes; ``place``: a stage, or the stage before a cut."""
+    """One changed input and the plan's time with it; ``place``: a stage, or the stage before a cut."""
 
     thing: Thing
     sentence: str
@@ -45,7 +45,7 @@ class Sensitivity(NamedTuple):
 
 
 class Binding(NamedTuple):
-    """What binds, as a sentence; ``place`` is the stage, or the stage before the cut."""
+    """What limits the plan, as a sentence; ``place`` is the stage, or the stage before the cut."""
 
     thing: Literal["stage", "transfers", "all-reduces", "memory"]
     place: int
@@ -53,7 +53,7 @@ class Binding(NamedTuple):
 
 
 def sensitivities(run: Run, path: CriticalPath) -> Iterator[Sensitivity]:
-    """What each change would give, stages first."""
+    """Return the plan's time with each change, stages first."""
     problem, plan = run.plan_problem, run.plan
     shares = path.shares()
     for share in [share for share in shares if share.what == "operation"][:STAGES]:
@@ -86,7 +86,7 @@ def _timed(thing: Thing, sentence: str, problem: Problem, plan: Candidate, place
 
 
 def _links(run: Run, path: CriticalPath) -> Iterator[Sensitivity]:
-    """Links of a shared network by what they carry; in a private one the channels between stages."""
+    """Return the links of a shared network by their load; in a private one the channels between stages."""
     problem, plan = run.plan_problem, run.plan
     if not problem.rules.shared:
         for share in [share for share in path.shares() if share.what == "transfer"][:LINKS]:
@@ -105,7 +105,7 @@ def _links(run: Run, path: CriticalPath) -> Iterator[Sensitivity]:
 
 
 def _busiest_links(run: Run) -> list[str]:
-    """Links of the shared network by the time that their busiest direction carries something, the busiest first."""
+    """Return the shared network's links by the busy time of their busiest direction, the busiest first."""
     carried: dict[int, int] = {}
     for node, time in run.loads():
         for resource in run.network_resources(node):
@@ -144,9 +144,9 @@ def _depth(plan: Candidate, s: int) -> int | None:
 
 
 def binding(problem: Problem, plan: Candidate, path: CriticalPath, idle: tuple[Idle, ...]) -> Binding:
-    """The stage, the cut or the all-reduces that take most of the critical path; memory where it makes devices idle.
+    """Return the stage, cut or all-reduces with most of the critical path; or memory, where it makes devices idle.
 
-    Memory binds where devices wait for it longer than any transfer or all-reduce takes on the path.
+    Memory is the limit where devices wait for it longer than any transfer or all-reduce takes on the path.
     """
     shares = path.shares()
     largest = shares[0] if shares else None

@@ -37,7 +37,7 @@ class Change(NamedTuple):
 
 
 def change(problem: Problem, plan: Candidate, text: str) -> Change:
-    """The change that ``text`` names: ``bandwidth=2``, ``memory=1/2``, ``devices=+8``, ``micro-batches=2``, ….
+    """Return the change that ``text`` names: ``bandwidth=2``, ``memory=1/2``, ``devices=+8``, ``micro-batches=2``, ….
 
     Raises InvalidDocument for text that names none, UnsupportedRequest for one that this request cannot have.
     """
@@ -51,7 +51,7 @@ def change(problem: Problem, plan: Candidate, text: str) -> Change:
 
 
 def default_changes(problem: Problem, plan: Candidate) -> list[str]:
-    """What is asked when nothing is named: the usual suspects, as far as this request can have them."""
+    """Return the changes to try when none is named, as far as they apply to this request."""
     node = sum(1 for device in problem.devices if device.node == problem.devices[-1].node)
     asked = ["bandwidth=1/2", "bandwidth=2", "bandwidth=4", "memory=1/2", "memory=2"]
     asked += [f"devices=-{node}"] if node < problem.num_devices else []
@@ -75,7 +75,7 @@ def _is_possible(problem: Problem, plan: Candidate, text: str) -> bool:
 def with_network(
     problem: Problem, bandwidth: Fraction = Fraction(1), latency: Fraction = Fraction(1), link: str | None = None
 ) -> Problem:
-    """All links, or the one named, so many times as wide and so many times as late."""
+    """Return the problem with bandwidth and latency of all links, or of the one named, scaled by these factors."""
     old = problem.network
 
     def wide(bytes_per_s: int) -> int:
@@ -107,7 +107,7 @@ def with_network(
 
 
 def cable_name(cable: Cable) -> str:
-    """How a link between two places is called."""
+    """Return the name of a link between two places."""
     return f"{cable.a} – {cable.b}"
 
 
@@ -146,7 +146,7 @@ def _latency(problem: Problem, _plan: Candidate, value: str) -> Change:
 
 
 def with_memory(problem: Problem, factor: Fraction, devices: frozenset[int] | None = None) -> Problem:
-    """All devices, or these, with so many times their memory."""
+    """Return the problem with the memory of all devices, or of these, scaled by ``factor``."""
     return replace(
         problem,
         devices=tuple(
@@ -159,13 +159,13 @@ def with_memory(problem: Problem, factor: Fraction, devices: frozenset[int] | No
 
 
 def with_speed(problem: Problem, factor: Fraction) -> Problem:
-    """Every device computes so many times as fast."""
+    """Return the problem with every device ``factor`` times as fast."""
     sources = {kind: (source, speed * float(factor)) for kind, (source, speed) in problem.kind_source.items()}
     return replace(problem, kind_source=sources, _costs={})
 
 
 def with_layers(problem: Problem, first: int, last: int, factor: Fraction) -> Problem:
-    """Computing layers ``first`` to ``last`` takes so many times as long."""
+    """Return the problem with the computing time of layers ``first`` to ``last`` scaled by ``factor``."""
     scale = np.ones(problem.num_layers, dtype=bool)
     scale[:first] = scale[last + 1 :] = False
 
@@ -183,7 +183,7 @@ def with_layers(problem: Problem, first: int, last: int, factor: Fraction) -> Pr
 
 
 def without_devices(problem: Problem, count: int) -> Problem:
-    """The problem without its last ``count`` devices, and without the nodes that lose all of theirs."""
+    """Return the problem without its last ``count`` devices, and without the nodes that lose all of theirs."""
     kept = problem.devices[:-count]
     nodes = sorted({device.node for device in kept})
     number = {node: i for i, node in enumerate(nodes)}
@@ -307,7 +307,7 @@ def _recompute(problem: Problem, plan: Candidate, value: str) -> Change:
 
 
 def fullest_device(problem: Problem, plan: Candidate) -> int:
-    """The device that has least left of what it has, relatively."""
+    """Return the device with the smallest free share of its memory."""
     uses = plan.timeline.uses
     return max(uses, key=lambda d: (Fraction(uses[d].memory.total, max(1, problem.devices[d].memory_bytes)), -d))
 

@@ -48,12 +48,12 @@ class Step(NamedTuple):
 
     @property
     def length_ns(self) -> int:
-        """Its share of the time."""
+        """Return its share of the time, in ns."""
         return self.end_ns - self.start_ns
 
 
 class Share(NamedTuple):
-    """What all links of one sort take: computing or updates of a stage, transfers over a cut, all-reduces.
+    """The total of all links of one sort: computing or updates of a stage, transfers over a cut, all-reduces.
 
     ``place``: the stage; for transfers the stage before the cut.
     """
@@ -73,11 +73,11 @@ class CriticalPath:
 
     @property
     def length_ns(self) -> int:
-        """From the first link's start to the last one's end."""
+        """Return the time from the first link's start to the last one's end."""
         return sum(step.length_ns for step in self.steps)
 
     def shares(self) -> tuple[Share, ...]:
-        """How the length divides, the largest first."""
+        """Return the shares of the length, the largest first."""
         found: dict[tuple[What, int], int] = {}
         for step in self.steps:
             place = step.stage - step.detail if step.what == "transfer" else step.stage
@@ -87,12 +87,12 @@ class CriticalPath:
 
 
 def critical_path(problem: Problem, plan: Candidate) -> CriticalPath:
-    """The chain that ends when the plan does."""
+    """Return the chain that ends when the plan does."""
     return path_of_run(Run(problem, plan))
 
 
 def path_of_run(run: Run) -> CriticalPath:
-    """As ``critical_path``."""
+    """Return the critical path, as ``critical_path`` does."""
     first, last = run.timeline.window_ns
     if not run.periodic:
         until = int(run.end[run.first_update :].max())
@@ -111,7 +111,7 @@ def path_of_run(run: Run) -> CriticalPath:
 
 
 def _walked(run: Run, node: int, until: int, since: int) -> tuple[Step, ...]:
-    """The links between two instants, the one that ``node`` is part of as the last one."""
+    """Return the links between two instants; the last one is that of ``node``."""
     links: list[tuple[int, int, Because]] = []
     while True:
         chain = _back(run, node)
@@ -127,7 +127,7 @@ def _walked(run: Run, node: int, until: int, since: int) -> tuple[Step, ...]:
 
 
 def _back(run: Run, node: int) -> list[Cause]:
-    """What kept ``node`` waiting; behind things of no duration, back to one that began earlier. Empty: nothing did."""
+    """Return what kept ``node`` waiting, through nodes of zero duration to one that began earlier; empty: nothing."""
     at = run.start[node]
     chain: list[tuple[Cause | None, Iterator[Cause]]] = [(None, run.causes(node))]
     seen = {node}
@@ -162,7 +162,7 @@ def _step(run: Run, node: int, until: int, because: Because, since: int) -> Step
 
 
 def _cycle(run: Run, steps: tuple[Step, ...]) -> CriticalPath | None:
-    """The last part of the chain between an operation and itself some global batches later, of the mean length."""
+    """Return the last part of the chain from an operation to itself some global batches later, of the mean length."""
     number, time = run.plan.allocation.num_micro_batches, run.timeline
     first, last = time.window_ns
     seen: dict[tuple[object, ...], list[int]] = {}

@@ -1,8 +1,8 @@
-"""Where the time goes in which a device does not compute: the bubble, split by what the device waits for.
+"""The time in which a device does not compute: the bubble, split by what the device waits for.
 
 A gap before an operation belongs to the transfer of its input from when that was produced, and before that to the
 stages that produce it; but while another operation of the row has all that it needs, the gap is the order's, or
-memory's, where that operation is a forward whose activations would not fit beside the device's peak. A gap before an
+memory's, where that operation is a forward whose activations would not fit on top of the device's peak. A gap before an
 update belongs to the all-reduces. What is before a device's first work fills the pipeline, what is after its last work
 drains it. Every nanosecond is in one part: with ``busy_ns`` they add up to the time looked at.
 """
@@ -40,12 +40,12 @@ class Idle(NamedTuple):
 
     @property
     def idle_ns(self) -> int:
-        """All of it but the computing."""
+        """Return all of the time except computing."""
         return sum(self[2:])
 
 
 class _Later(NamedTuple):
-    """Of what stands behind each operation in its row: when the first was ready, and which one that is.
+    """For the operations after each one in its row: when the first was ready, and which one that is.
 
     ``place``: where an operation's entry is (by the operation's number).
     """
@@ -56,7 +56,7 @@ class _Later(NamedTuple):
 
     @classmethod
     def of(cls, run: Run, lanes: list[int], ready: np.ndarray) -> _Later:
-        """For the operations of some rows."""
+        """Return the tables for the operations of some rows."""
         place: dict[int, int] = {}
         least_ns, which, size = [], [], 0
         for lane in lanes:
@@ -80,7 +80,7 @@ class Piece(NamedTuple):
 
 
 def idle_split(run: Run) -> tuple[Idle, ...]:
-    """One entry for the devices of each row (where pipelines share devices: of all their rows)."""
+    """Return one entry for the devices of each row (where pipelines share devices: of all their rows)."""
     first, last = run.timeline.window_ns
     found = []
     for devices, pieces in idle_pieces(run).items():
@@ -92,7 +92,7 @@ def idle_split(run: Run) -> tuple[Idle, ...]:
 
 
 def idle_pieces(run: Run) -> dict[tuple[int, ...], list[Piece]]:
-    """The devices of each row, and all the pieces of their idle time in the order of time, none of them empty."""
+    """Return each row's devices with the pieces of their idle time in chronological order, none of them empty."""
     rows: dict[tuple[int, ...], list[int]] = {}
     for lane, devices in enumerate(run.lane_devices):
         rows.setdefault(devices, []).append(lane)
@@ -120,7 +120,7 @@ def _pieces(
 
 
 def _parts(run: Run, devices: tuple[int, ...], node: int, low: int, produced: np.ndarray, later: _Later) -> list[Piece]:
-    """The gap from ``low`` until ``node`` begins, in pieces with their names."""
+    """Return the gap from ``low`` until ``node`` begins, in pieces with their names."""
     high = int(run.start[node])
     if node >= run.first_update or run.kind[node] == STEP:
         return [Piece("all_reduce_ns", low, high)]
@@ -132,7 +132,7 @@ def _parts(run: Run, devices: tuple[int, ...], node: int, low: int, produced: np
 
 
 def _is_too_large(run: Run, devices: tuple[int, ...], node: int) -> bool:
-    """Whether ``node`` is a forward whose activations do not fit beside the devices' peak."""
+    """Return whether ``node`` is a forward whose activations do not fit on top of the devices' peak."""
     if run.kind[node] != FORWARD:
         return False
     stage = run.allocation.stages[run.stage_of[node]]
@@ -143,9 +143,9 @@ def _is_too_large(run: Run, devices: tuple[int, ...], node: int) -> bool:
 
 
 def _ready_ns(run: Run) -> tuple[np.ndarray, np.ndarray]:
-    """When each operation had all that it needs but its device, and when its input was produced.
+    """Return when each operation had all that it needs except its device, and when its input was produced.
 
-    What does not travel is still being produced until it is there, and so is what no other stage makes.
+    An input without a transfer counts as being produced until it is there, and so does one that no other stage makes.
     """
     count, number = len(run.allocation.stages), run.allocation.num_micro_batches
     kind, stage, batch = run.kind, run.stage_of, run.batch

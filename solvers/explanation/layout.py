@@ -1,4 +1,4 @@
-"""Why not this layout: cuts of somebody's own, judged beside the plan, and what makes them slower or impossible.
+"""Why not this layout: a user's own cuts, simulated and compared with the plan: why they are slower or impossible.
 
 Both critical paths add up to their plans' times, so the difference of the times is the sum of the differences of what
 is on the paths: computing of the stage that takes most of it, computing elsewhere (filling and draining), transfers,
@@ -28,7 +28,7 @@ from penstock.solvers.schedules.catalogue import SCHEDULES, schedule_row
 
 @dataclass(frozen=True)
 class Layout:
-    """What somebody would do: where each stage but the first begins, by layer number or name, and the rest if given.
+    """A user's layout: where each stage but the first begins, by layer number or name, and the rest if given.
 
     ``devices``: the names of each stage's; else the request's devices in their order, ``replicas`` to each stage, or
     as evenly as can be. ``schedule`` and ``num_micro_batches`` are else the plan's.
@@ -50,13 +50,13 @@ class Difference(NamedTuple):
 
     @property
     def more_ns(self) -> int:
-        """What theirs takes more."""
+        """Return how much longer theirs takes, in ns."""
         return self.theirs_ns - self.ours_ns
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Their layout as it was judged; without a plan nothing of it can run."""
+    """Their layout as simulated; without a plan it cannot run."""
 
     drafted: Drafted
     bound: Bound | None
@@ -65,7 +65,7 @@ class Compared:
 
 
 def compare_layout(problem: Problem, ours: Candidate, layout: Layout) -> Compared:
-    """Judge a layout beside the plan. Raises InvalidDocument for one that is none, UnsupportedRequest for schedules."""
+    """Compare a layout with the plan. Raises InvalidDocument for one that is none, UnsupportedRequest for schedules."""
     allocation = allocation_of(problem, ours, layout)
     if layout.schedule is not None and not schedule_row(layout.schedule).drafted:
         raise UnsupportedRequest(
@@ -83,7 +83,7 @@ def compare_layout(problem: Problem, ours: Candidate, layout: Layout) -> Compare
 
 
 def compared(problem: Problem, ours: Candidate, drafted: Drafted) -> Compared:
-    """A plan that was judged, whether it fits or not, beside ours."""
+    """Return the comparison of a simulated plan, whether it fits or not, with ours."""
     theirs = drafted.plan
     assert theirs is not None
     bound = schedule_bound(problem, theirs.allocation, theirs.schedule, theirs.update_rule)
@@ -94,7 +94,7 @@ def compared(problem: Problem, ours: Candidate, drafted: Drafted) -> Compared:
 
 
 def allocation_of(problem: Problem, ours: Candidate, layout: Layout) -> Allocation:
-    """The stages that a layout means. Raises InvalidDocument naming each mistake."""
+    """Return the stages that a layout describes. Raises InvalidDocument naming each mistake."""
     starts = [0, *_starts(problem, layout.cuts)]
     devices = _devices(problem, layout, len(starts))
     number = layout.num_micro_batches or ours.allocation.num_micro_batches
@@ -106,7 +106,7 @@ def allocation_of(problem: Problem, ours: Candidate, layout: Layout) -> Allocati
 
 
 def _starts(problem: Problem, cuts: Sequence[str]) -> list[int]:
-    """Layer numbers. A name stands for the layer that begins a stage."""
+    """Return the layer numbers of the cuts. A name is that of a stage's first layer."""
     starts, before = [], 0
     for place, cut in enumerate(cuts):
         layer = _layer(problem, cut, place)
@@ -183,7 +183,7 @@ def _wrong(where: str, what: str, remedy: str | None = None) -> InvalidDocument:
 def differences(
     theirs: CriticalPath, their_plan: Candidate, ours: CriticalPath, our_plan: Candidate
 ) -> tuple[Difference, ...]:
-    """What is on the paths, part by part; of plans without a flush per global batch, rounded down."""
+    """Return the differences of the paths, part by part; for plans without a flush per global batch, rounded down."""
     found = []
     parts = _parts(theirs), _parts(ours)
     for name in parts[0]:

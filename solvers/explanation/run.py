@@ -76,7 +76,7 @@ class Run:
     # ---- what a node is ------------------------------------------------------------------------------------------
 
     def what(self, node: int) -> What:
-        """The sort of node."""
+        """Return the sort of node."""
         if node < self.first_transfer:
             return "update" if self.kind[node] == STEP else "operation"
         if node < self.first_reduction:
@@ -84,7 +84,7 @@ class Run:
         return "all-reduce" if node < self.first_update else "update"
 
     def stage(self, node: int) -> int:
-        """The stage that computes, sends or updates; of an all-reduce the lowest one that takes part."""
+        """Return the stage that computes, sends or updates; for an all-reduce the lowest stage that takes part."""
         if node < self.first_transfer:
             return int(self.stage_of[node])
         if node < self.first_reduction:
@@ -92,7 +92,7 @@ class Run:
         return self._interval(node).stage
 
     def number(self, node: int) -> int:
-        """The micro-batch, or the number of the bucket or tie; -1 for an update."""
+        """Return the micro-batch, or the number of the bucket or tie; -1 for an update."""
         if node < self.first_transfer:
             return -1 if self.kind[node] == STEP else int(self.batch[node])
         if node < self.first_reduction:
@@ -100,7 +100,7 @@ class Run:
         return self._interval(node).bucket
 
     def detail(self, node: int) -> int:
-        """An operation's kind, a transfer's direction, 1 for the sum of a tie; 0 for the others."""
+        """Return an operation's kind, a transfer's direction, 1 for the sum of a tie; 0 for the others."""
         if node < self.first_transfer:
             return int(self.kind[node])
         if node < self.first_reduction:
@@ -108,7 +108,7 @@ class Run:
         return int(self.first_tie <= node < self.first_update)
 
     def lane(self, node: int) -> int | None:
-        """The row that an operation or update stands in, or follows."""
+        """Return the row that an operation or update belongs to, or follows."""
         if node < self.first_transfer:
             return int(np.searchsorted(self.lane_start, node, side="right")) - 1
         return self._update_lanes[node - self.first_update] if node >= self.first_update else None
@@ -123,7 +123,7 @@ class Run:
     # ---- what it may have waited for -----------------------------------------------------------------------------
 
     def causes(self, node: int) -> Iterator[Cause]:
-        """What ended (or had its gradients ready) when ``node`` began; of several, the device's own work first."""
+        """Return what ended (or had its gradients ready) when ``node`` began, the device's own work first."""
         if node < self.first_transfer:
             yield from self._before_operation(node)
         elif node < self.first_reduction:
@@ -147,7 +147,7 @@ class Run:
                 yield Cause(each, "reduction" if self.kind[node] == STEP else "input")
 
     def inputs(self, node: int) -> list[int]:
-        """What an operation needs from elsewhere: a transfer, the neighbours' operations, or a round's last buckets."""
+        """Return an operation's inputs from elsewhere: a transfer, neighbours' operations, a round's last buckets."""
         kind, s, m = int(self.kind[node]), int(self.stage_of[node]), int(self.batch[node])
         if kind == STEP:
             lane = self.lane(node)
@@ -164,7 +164,7 @@ class Run:
         return [sent] if sent is not None else self.producers(source, way, m)
 
     def producers(self, s: int, way: int, m: int) -> list[int]:
-        """The operations of a stage, on all its rows, that make its output or the gradient of its input."""
+        """Return the operations of a stage, on all its rows, that make its output or the gradient of its input."""
         return [i for kind in ((FORWARD,) if way == 0 else (BACKWARD, INPUT)) for i in self._made(kind, s, m)]
 
     def _before_transfer(self, node: int) -> Iterator[Cause]:
@@ -204,7 +204,7 @@ class Run:
         yield from self._holders(node)
 
     def _before_coming(self, lane: int, number: int, update_round: int) -> Iterator[Cause]:
-        """What a lane does before it comes to a tie: its operations, the ties before this one, its buckets."""
+        """Return what a lane runs before it reaches a tie: its operations, the ties before this one, its buckets."""
         if self.periodic:
             s = min(set(self._stages_of_lane(lane)) & set(self.tables.sums[number].stages))
             stages, ties = [s], self._ties_before_step(lane, s, update_round)
@@ -226,14 +226,14 @@ class Run:
         return [s for s, stage in enumerate(self.allocation.stages) if device in stage.devices]
 
     def _ties_of_lane(self, lane: int) -> list[int]:
-        """A flushed step's ties of a lane, in their order."""
+        """Return a lane's ties in a flushed step, in their order."""
         if not self.timeline.ties:
             return []
         device = self.lane_devices[lane][0]
         return [self.first_tie + k for k, tie in enumerate(self.tables.sums) if device in tie.devices]
 
     def _ties_before_step(self, lane: int, s: int, update_round: int) -> list[int]:
-        """The ties that a step in a lane's row waits for, in their order."""
+        """Return the ties that a step in a lane's row waits for, in their order."""
         if not self.timeline.ties:
             return []
         held, start = set(self._stages_of_lane(lane)), self.tables.ties.run_start
@@ -256,7 +256,7 @@ class Run:
                 yield Cause(each, "reduction")
 
     def _last_buckets(self, s: int, update_round: int) -> list[int]:
-        """The last bucket of each of the stage's groups in a round."""
+        """Return the last bucket of each of the stage's groups in a round."""
         if self.shares_processors or not self.timeline.reductions:
             return []
         chains, found = self.tables.chains, []
@@ -267,7 +267,7 @@ class Run:
         return found
 
     def _last_gradients(self, s: int, update_round: int) -> list[int]:
-        """The last gradient operation of a round on each row of a stage."""
+        """Return the last gradient operation of a round on each row of a stage."""
         found = []
         for low, high in zip(self.lane_start[:-1].tolist(), self.lane_start[1:].tolist(), strict=True):
             own = (self.stage_of[low:high] == s) & (self.batch[low:high] // self.every[s] == update_round)
@@ -277,7 +277,7 @@ class Run:
         return found
 
     def _holders(self, node: int) -> Iterator[Cause]:
-        """Transfers and buckets that let go of a resource of ``node`` when it began."""
+        """Return the transfers and buckets that released a resource of ``node`` when it began."""
         needed = self.resources(node)
         if not needed:
             return
@@ -289,7 +289,7 @@ class Run:
                 yield Cause(other, "channel")
 
     def loads(self) -> list[tuple[int, int]]:
-        """What travels on the same resources, by one node that does, and how long all of it takes together."""
+        """Return (node, total time) for all traffic on the same resources, which one of its nodes represents."""
         moved, lasts = self.timeline.transfers, self.end - self.start
         late = moved.micro_batch >= row_classes(self.problem.global_batch_size, self.allocation.num_micro_batches)[0][1]
         key = (moved.stage.astype(np.int64) * 2 + moved.direction) * 2 + late
@@ -300,14 +300,14 @@ class Run:
         return found + [(node, int(lasts[node])) for node in range(self.first_reduction, self.first_update)]
 
     def network_resources(self, node: int) -> frozenset[int]:
-        """Those of ``resources`` that are the shared network's own, by their numbers there."""
+        """Return the ``resources`` that are the shared network's own, by their numbers there."""
         own = self.resources(node)
         if self.shares_processors:
             return frozenset(each for each in own if isinstance(each, int))
         return frozenset(self.tables.resource_ids[each] for each in own if isinstance(each, int))
 
     def resources(self, node: int) -> frozenset[object]:
-        """Links of the shared network, or the private channel that a transfer or a bucket occupies."""
+        """Return the shared network's links, or the private channel, that a transfer or a bucket occupies."""
         if node >= self.first_tie:
             number = self.timeline.ties[node - self.first_tie].bucket
             return self._resources_of_user(len(self.tables.flows.flow_ns) + len(self.tables.chains.stage) + number)
@@ -325,7 +325,7 @@ class Run:
         return frozenset(flows.resources[flows.resource_start[user] : flows.resource_start[user + 1]].tolist())
 
     def _shared_resources(self, s: int, way: int, m: int) -> frozenset[object]:
-        """As ``sharing`` has it: the channel between two devices is the same for all pipelines."""
+        """Return the resources under ``sharing``: the channel between two devices is the same for all pipelines."""
         k, rules = s % len(self.allocation.pipelines[0].stages), self.problem.rules
         classes = row_classes(self.problem.global_batch_size, self.allocation.num_micro_batches)
         if rules.shared:
@@ -339,7 +339,7 @@ class Run:
 
     @cached_property
     def tables(self) -> Tables:
-        """The judge's own tables of the run."""
+        """Return the simulator's own tables of the run."""
         every = self.every if self.periodic else ()
         rule = self.plan.update_rule
         return cost_tables(self.problem, self.allocation, self.plan.overlap_all_reduce, every, rule)
@@ -357,7 +357,7 @@ class Run:
         return order, codes[order]
 
     def _code(self, kind: Whole, stage: Whole, batch: Whole) -> Whole:
-        """One number for an operation."""
+        """Return one number that identifies an operation."""
         count, number = len(self.allocation.stages), self.allocation.num_micro_batches
         code: Whole = (kind * count + stage) * number + batch
         return code
@@ -370,14 +370,14 @@ class Run:
 
     @cached_property
     def _by_end(self) -> tuple[np.ndarray, np.ndarray]:
-        """Transfers and buckets by their ends."""
+        """Return transfers and buckets by their ends."""
         nodes = np.arange(self.first_transfer, self.first_update)
         order = nodes[np.argsort(self.end[nodes], kind="stable")]
         return order, self.end[order]
 
     @cached_property
     def _update_lanes(self) -> list[int]:
-        """The row of each update: those of a stage stand in the order of its rows."""
+        """Return the row of each update: those of a stage are in the order of its rows."""
         holds = [set(self.stage_of[low:high].tolist()) for low, high in self._lane_ranges]
         turn: dict[int, int] = {}
         found = []

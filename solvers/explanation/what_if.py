@@ -1,8 +1,8 @@
 """What a change of the request would do to the time: the plan re-timed, drafted again, or planned again.
 
-*Re-timed*: the plan's own order, judged in the changed request. *Re-drafted*: its stages on its devices, with the best
-order that its schedule drafts there. *Re-planned*: a planner's answer to the changed request, of a bounded number of
-plans. The quickest that fits in memory counts, of equals the first of these. All numbers are the judge's.
+*Re-timed*: the plan's own order, simulated in the changed request. *Re-drafted*: its stages on its devices, with the
+best candidate schedule there. *Re-planned*: a planner's answer to the changed request, of a bounded number of plans.
+The fastest that fits in memory counts; ties go to the first of these. All times are simulated.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Replan = Callable[[Problem], Candidate | None]
 
 
 class Row(NamedTuple):
-    """One change and what comes of it. ``plan`` is None where nothing that was tried fits: ``why`` says so.
+    """One change and its result. ``plan`` is None where nothing that was tried fits: ``why`` says so.
 
     ``headroom_bytes``: the least that a device has left. ``bound_ns``: what no plan of the changed request can beat.
     """

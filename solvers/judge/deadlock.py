@@ -1,4 +1,4 @@
-"""Why lanes wait for ever, as a sentence."""
+"""Explains a deadlock of lanes in a sentence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.solvers.model.schedule import STEP
 
 
 def deadlock(tables: Tables, lanes: Lanes, position: np.ndarray) -> str:
-    """Follow who waits for whom from the first blocked lane into the circle, and name two lanes on it."""
+    """Follow the wait-for relation from the first blocked lane into the cycle, and name two lanes on it."""
     blocked = _Blocked(tables, lanes, position)
     lane = int(np.flatnonzero(position < lanes.arrays.lane_start[1:])[0])
     path: list[int] = []
@@ -23,17 +23,17 @@ def deadlock(tables: Tables, lanes: Lanes, position: np.ndarray) -> str:
 
 
 class _Blocked:
-    """Lanes that have come to ``position`` and no further."""
+    """Lanes that are blocked at ``position``."""
 
     def __init__(self, tables: Tables, lanes: Lanes, position: np.ndarray) -> None:
         self.tables, self.lanes, self.position = tables, lanes, position
 
     def _rest(self, lane: int) -> np.ndarray:
-        """What a lane has not run; it waits in the first of these."""
+        """Return the operations that a lane has not run; it waits at the first of them."""
         return self.lanes.rows[lane][self.position[lane] - self.lanes.arrays.lane_start[lane] :]
 
     def waits_for(self, lane: int) -> int:
-        """The lane that has not run what the lane's next operation needs, or has not come to the tie that it needs."""
+        """Return the lane that has not run what this lane's next operation needs, or has not reached its tie."""
         kind, s, m = (int(v) for v in self._rest(lane)[0])
         found = self._producer(lane)
         if found is None and kind == STEP:
@@ -42,7 +42,7 @@ class _Blocked:
         return found
 
     def _producer(self, lane: int) -> int | None:
-        """The lane that has not yet run the operation whose result the lane's next operation needs."""
+        """Return the lane that has not yet run the operation whose result this lane's next operation needs."""
         arrays, flows = self.lanes.arrays, self.tables.flows
         kind, s, m = (int(v) for v in self._rest(lane)[0])
         source = s if kind == STEP else int(flows.previous[s] if kind == FORWARD else flows.next[s])
@@ -57,9 +57,9 @@ class _Blocked:
         return None
 
     def _missing_at_ties(self, lane: int, s: int, m: int) -> int | None:
-        """A lane that has not come to a tie which the step of stage ``s`` after micro-batch ``m`` waits for.
+        """Return a lane that has not reached a tie which the step of stage ``s`` after micro-batch ``m`` waits for.
 
-        One whose step is not next; else one that waits there for its buckets, or for a tie before this one.
+        It is one whose step is not next; else one that waits there for its buckets, or for an earlier tie.
         """
         arrays, late = self.lanes.arrays, []
         slot = int(arrays.slot_of[lane, s])
@@ -78,13 +78,13 @@ class _Blocked:
         return late[0] if late else None
 
     def _place_of_step(self, lane: int, stage: int, m: int) -> int:
-        """Where a lane's step of the round of micro-batch ``m`` stands in its rest; -1: it has been run."""
+        """Return the index, among a lane's remaining operations, of the step of micro-batch ``m``'s round; -1: done."""
         rest = self._rest(lane)
         own = (rest[:, 0] == STEP) & (rest[:, 1] == stage) & (rest[:, 2] == m)
         return int(np.argmax(own)) if own.any() else -1
 
     def next_operation(self, lane: int) -> str:
-        """Where a lane waits, in words."""
+        """Return where a lane waits, in words."""
         kind, s, m = (int(v) for v in self._rest(lane)[0])
         name = self.tables.problem.devices[self.lanes.devices[lane][0]].name
         if kind == STEP:

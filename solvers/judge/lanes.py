@@ -1,6 +1,6 @@
 """Rows of a schedule as *lanes*: devices that hold the same stages and run the same operations at the same time.
 
-A lane stands for all its devices: its operation times are those of the slowest replica. A *slot* is one stage on
+A lane represents all its devices: its operation times are those of the slowest replica. A *slot* is one stage on
 one lane; slots are numbered by stage, then lane, so that slot = stage when every stage lies on one lane.
 """
 
@@ -68,12 +68,12 @@ class Lanes:
 
     @property
     def one_lane_per_stage(self) -> bool:
-        """Whether no stage lies on several lanes."""
+        """Return whether no stage is on several lanes."""
         return len(self.slot_stage) + 1 == len(self.arrays.slot_start)
 
 
 def make_lanes(tables: Tables, orders: Orders) -> Lanes:
-    """The rows of ``orders`` as lanes.
+    """Return the rows of ``orders`` as lanes.
 
     Raises InvalidPlan where rows and allocation do not fit, or operations are missing, doubled or out of order.
     """
@@ -121,7 +121,7 @@ def make_lanes(tables: Tables, orders: Orders) -> Lanes:
 
 
 def _held_stages(problem: Problem, allocation: Allocation, orders: Orders) -> list[tuple[int, ...]]:
-    """The stages of each row's devices; every device that holds a stage is in exactly one row."""
+    """Return the stages of each row's devices; every device that holds a stage is in exactly one row."""
     holds: dict[int, list[int]] = {}
     for s, stage in enumerate(allocation.stages):
         for device in stage.devices:
@@ -155,7 +155,7 @@ def _held_stages(problem: Problem, allocation: Allocation, orders: Orders) -> li
 
 
 def _halts(tables: Tables, held: list[tuple[int, ...]], slot_of: np.ndarray, slots: int) -> dict[str, np.ndarray]:
-    """Where lanes wait for ties: behind their rows, or before the step of the lowest stage with a copy."""
+    """Return where lanes wait for ties: after their rows, or before the step of the lowest stage with a copy."""
     ties_of: list[list[int]] = [[] for _ in range(slots if tables.periodic else len(held))]
     halts_of: list[list[int]] = [[] for _ in tables.sums]
     for k, tie in enumerate(tables.sums):
@@ -173,7 +173,7 @@ def _halts(tables: Tables, held: list[tuple[int, ...]], slot_of: np.ndarray, slo
 
 
 def _recomputes_apart(allocation: Allocation, pairs: list[tuple[int, int]], parts: list[np.ndarray]) -> list[bool]:
-    """For each slot: whether its row has R operations for the stage."""
+    """Return for each slot whether its row has R operations for the stage."""
     if not any(stage.recompute for stage in allocation.stages):
         return [False] * len(pairs)
     with_own = [set(part[part[:, 0] == RECOMPUTE, 1].tolist()) for part in parts]
@@ -189,7 +189,7 @@ def _operation_lines(tables: Tables, pairs: list[tuple[int, int]], apart: list[b
 
 
 def _replicas(allocation: Allocation, orders: Orders, pairs: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-    """For each slot of a round-robin stage its replica number and their count; 0 of 1 where rows are shared."""
+    """Return each slot's replica number and count for round-robin stages; 0 of 1 where rows are shared."""
     replica, replicas = [], []
     for s, lane in pairs:
         stage, devices = allocation.stages[s], orders.rows[lane].devices
@@ -260,7 +260,7 @@ def _check_steps(tables: Tables, lanes: Lanes, scan: Scan) -> None:
 
 
 def operation_name(kind: int, s: int, m: int) -> str:
-    """How messages name an operation."""
+    """Return the name of an operation in messages."""
     if kind == STEP:
         return f"The optimizer step of stage {s} after micro-batch {m}"
     return f"{KINDS[kind]}{m} of stage {s}" if 0 <= kind < STEP else f"Operation kind {kind}"

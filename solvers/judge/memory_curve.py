@@ -1,6 +1,6 @@
-"""What each device holds at every moment of a judged run, its peak, and when it communicates without computing.
+"""Memory of each device over a simulated run, its peak, and the time that it communicates without computing.
 
-ALGORITHMS 1.7 with the rules of ``simulate``: the curve is exact for the times that the judge found.
+ALGORITHMS 1.7 with the rules of ``simulate``: the curve is exact for the simulated times.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class MemoryProfile:
         return cls(tables, lanes, times, versions, _streams(tables, lanes), costs, posted)
 
     def curve(self, device: int) -> tuple[np.ndarray, np.ndarray]:
-        """(times, bytes) of a device, int64: bytes from each time on, beginning at 0."""
+        """Return (times, bytes) of a device, int64: bytes from each time on, beginning at 0."""
         lane = next(lane for lane, devices in enumerate(self.lanes.devices) if device in devices)
         times, size = lane_curve(self.lanes.arrays, self.streams, self.costs, self.posted, self.times, lane)
         return times, size + context_bytes(self.tables.problem, device)
 
     def activations(self, device: int) -> tuple[np.ndarray, np.ndarray]:
-        """(times, bytes) of a device's activations alone."""
+        """Return (times, bytes) of a device's activations alone."""
         lane = next(lane for lane, devices in enumerate(self.lanes.devices) if device in devices)
         nothing = self.posted._replace(size=np.zeros_like(self.posted.size), first=np.zeros_like(self.posted.first))
         times, size = lane_curve(self.lanes.arrays, self._no_streams, self._kept_alone, nothing, self.times, lane)
@@ -76,7 +76,7 @@ class MemoryProfile:
 
     @cached_property
     def _kept_alone(self) -> Costs:
-        """The costs of activations."""
+        """Return the bytes of activations alone."""
         size = self.costs.size.copy()
         size[:, 1:] = 0
         changes = self.costs.changes.copy()
@@ -85,12 +85,12 @@ class MemoryProfile:
 
     @cached_property
     def _no_streams(self) -> Streams:
-        """Nothing received, nothing sent."""
+        """Return empty flows: nothing received, nothing sent."""
         nothing = Streams(*(column[:0] for column in self.streams))
         return nothing._replace(begin=np.zeros_like(self.streams.begin), received=np.zeros_like(self.streams.received))
 
     def uses(self, begin_ns: int, end_ns: int) -> tuple[list[Breakdown], list[tuple[int, int]]]:
-        """Each lane's first peak without its devices' contexts; busy time and communication without it, both in ns.
+        """Return each lane's first peak without contexts; its busy time, and communication outside of it, both in ns.
 
         The times are those between ``begin_ns`` and ``end_ns``.
         """
@@ -114,7 +114,7 @@ class MemoryProfile:
 
 
 def _streams(tables: Tables, lanes: Lanes) -> Streams:
-    """The flows of each lane: what it sends, with the buffers that its messages take, then what it receives."""
+    """Return each lane's flows: those that it sends, with their messages' buffers, then those that it receives."""
     flows, arrays = tables.flows, lanes.arrays
     flow_of, duration = flows.flow_of.tolist(), flows.flow_ns.tolist()
     offset = flows.flow_offset.tolist()
@@ -140,7 +140,7 @@ def _streams(tables: Tables, lanes: Lanes) -> Streams:
 
 
 def _received(tables: Tables, lanes: Lanes) -> np.ndarray:
-    """What each operation reads from messages, in bytes, by its line in the lanes' table."""
+    """Return the bytes that each operation reads from messages, by its line in the lanes' table."""
     found = np.zeros((len(lanes.slot_stage), STEP + 1, 2), dtype=np.int64)
     for slot, s in enumerate(lanes.slot_stage):
         classes = tables.memory[s]
@@ -176,7 +176,7 @@ def _costs(
 
 
 def _reduced_by_lane(tables: Tables, lanes: Lanes, reduced: Spans, tied: Spans) -> tuple[np.ndarray, np.ndarray]:
-    """The reductions of each lane's groups, and its ties."""
+    """Return the reductions of each lane's groups, and its ties."""
     chains = tables.chains
     lane, chosen = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
     if len(reduced.place):
@@ -208,7 +208,7 @@ def _lists(count: int, lane: np.ndarray, time: np.ndarray, value: np.ndarray) ->
 
 
 def _operation_bytes(tables: Tables, lanes: Lanes) -> np.ndarray:
-    """(slots * 24, 3): what each operation's start and end add, by (slot, kind, row class, start or end)."""
+    """Return (slots * 24, 3): bytes that each operation's start and end add, by (slot, kind, row class, start/end)."""
     together, apart = _stage_bytes(tables)
     table = together[list(lanes.slot_stage)]
     for slot, s in enumerate(lanes.slot_stage):
@@ -219,7 +219,7 @@ def _operation_bytes(tables: Tables, lanes: Lanes) -> np.ndarray:
 
 @lru_cache(maxsize=32)
 def _stage_bytes(tables: Tables) -> tuple[np.ndarray, np.ndarray]:
-    """(stages, 6, 2, 2, 3) without and with recomputations as operations of their own."""
+    """Return (stages, 6, 2, 2, 3) bytes, without and with recomputations as separate operations."""
     found = np.zeros((2, len(tables.memory), STEP + 1, 2, 2, 3), dtype=np.int64)
     for s, classes in enumerate(tables.memory):
         for c in (0, 1):

@@ -1,7 +1,7 @@
-"""What an allocation costs, as arrays for the judge's kernels: computed once, used for every order of it.
+"""Costs of an allocation as arrays for the simulator's kernels: computed once, used for every order of it.
 
 Micro-batches from ``cut`` on are of row class 1 (one row less), the others of class 0. A *flow* is what one stage
-sends in one direction (0 forward, 1 backward) in one row class; its transfers have the places from
+sends in one direction (0 forward, 1 backward) in one row class; its transfers have the indices from
 ``flow_offset[flow]`` on, in the order of sending. A *user* of resources is a flow, a chain of buckets
 (``num_flows + chain``), or a tie (``num_flows + num_chains + tie``).
 """
@@ -52,7 +52,7 @@ LINES = 2 * (STEP + 1)
 class FlowTables(NamedTuple):
     """Arrays for kernels; S stages, F flows, U users of resources. ``places``: entries of ``arrived``.
 
-    They are what stages receive from the one before, from the one behind, and where steps wait for their buckets also
+    They are what stages receive from the previous and from the next one, and where steps wait for their buckets also
     the last micro-batches of rounds that are reduced.
     """
 
@@ -115,7 +115,7 @@ class Tables:
 
     @property
     def num_transfers(self) -> int:
-        """Transfers of one step."""
+        """Return the number of transfers of one step."""
         return int(self.flows.flow_offset[-1])
 
 
@@ -127,7 +127,7 @@ def cost_tables(
     update_every: tuple[int, ...] = (),
     rule: UpdateRule = "synchronous",
 ) -> Tables:
-    """Tables of an allocation; ``overlap`` says whether all-reduces run beside the last backward.
+    """Return the tables of an allocation; ``overlap``: whether all-reduces overlap the last backward.
 
     ``update_every`` as in ``Orders``.
     """
@@ -175,7 +175,7 @@ RowClasses = tuple[tuple[int, int], ...]
 
 
 def _transfers(problem: Problem, allocation: Allocation, rows: tuple[int, ...]) -> Moves:
-    """Transfers by (stage, direction, row class); nothing where nothing travels."""
+    """Return the transfers by (stage, direction, row class); no entry where nothing is sent."""
     found: Moves = {}
     for s in range(len(allocation.stages)):
         for direction in (0, 1):
@@ -237,7 +237,7 @@ def _flow_tables(
 
 
 def _resources(problem: Problem, allocation: Allocation, key: tuple[int, int, int], move: Transfer) -> tuple[int, ...]:
-    """The network's own resources, or the private channel of the edge (numbered after its lower stage)."""
+    """Return the network's own resources, or the private channel of the edge (numbered by its lower stage)."""
     s, direction, _c = key
     if problem.rules.shared:
         return move.resources
@@ -309,9 +309,9 @@ def _stage_memory(problem: Problem, allocation: Allocation, s: int, c: int, rows
 
 
 def _handed_input(problem: Problem, allocation: Allocation, s: int, rows: int, received: int) -> int:
-    """What a stage that recomputes its first layers keeps of its input where another stage of the device hands it on.
+    """Return the input bytes that a stage recomputing its first layers keeps if one of the same device passes it on.
 
-    A received input is a buffer; without buffers ``kept_bytes`` has it.
+    A received input is a buffer; without buffers ``kept_bytes`` includes it.
     """
     stage = allocation.stages[s]
     begins = any(first == stage.first for first, _last in stage.recompute)
@@ -321,7 +321,7 @@ def _handed_input(problem: Problem, allocation: Allocation, s: int, rows: int, r
 
 
 def _rebuilt(problem: Problem, stage: Stage, rows: int, plain: StageCosts, cost: StageCosts) -> int:
-    """What a recomputation of every segment at once adds to what is kept."""
+    """Return the bytes that recomputing every segment at once adds to those kept."""
     return plain.kept_bytes - cost.kept_bytes + recomputed_inputs(problem, stage, stage_rows(stage, rows))
 
 
@@ -334,9 +334,9 @@ def _buffer(
     way: tuple[int, int],
     moves: Moves,
 ) -> int:
-    """Bytes of a send or receive buffer on ``holder`` for what ``sender`` sends; 0 where nothing travels.
+    """Return the bytes of a send or receive buffer on ``holder`` for what ``sender`` sends; 0 where nothing is sent.
 
-    A receiver of what is encoded has room for the message and for what it decodes to.
+    A receiver of an encoded message has buffers for the message and for the decoded tensors.
     """
     direction, c = way
     if sender is None or not problem.memory.count_buffers or (sender, direction, c) not in moves:
@@ -356,7 +356,7 @@ def _unreachable(
     made: Made,
     sums: tuple[TiedSum, ...],
 ) -> tuple[str, ...]:
-    """A sentence for each edge, group and tie whose devices nothing connects."""
+    """Return a sentence for each edge, group and tie whose devices are not connected."""
     sentences = []
     for (s, direction, c), move in sorted(moves.items()):
         if move.duration_ns >= NEVER_NS and c == 0:

@@ -28,13 +28,13 @@ class Clocks(NamedTuple):
 
     @property
     def makespan_ns(self) -> int:
-        """The length of the iteration."""
+        """Return the length of the iteration."""
         return int(self.end.max())
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceMemory:
-    """What changes on a device: distinct times, and from each on the bytes of each sort, (n, 4)."""
+    """Memory of a device over time: distinct times, and from each on the bytes of each sort, (n, 4)."""
 
     times: np.ndarray
     sizes: np.ndarray
@@ -47,7 +47,7 @@ class DeviceMemory:
     def of(
         cls, problem: Problem, allocation: Allocation, k: int, operations: np.ndarray, clocks: Clocks
     ) -> DeviceMemory:
-        """Of the device that holds stage ``k`` of every pipeline; ``operations`` (S, 2 M, 3) as the lanes run them."""
+        """Return the memory of every pipeline's stage ``k``; ``operations`` (S, 2 M, 3) as lanes run them."""
         stage = allocation.stages[k]
         events = _Events()
         posted = np.stack([posted_ns(rows, end) for rows, end in zip(operations, clocks.end[:, :-1], strict=True)])
@@ -68,17 +68,17 @@ class DeviceMemory:
         return self.pipelines * (self.static.parameters + self.static.optimizer) + self.reference_bytes
 
     def curve(self) -> tuple[np.ndarray, np.ndarray]:
-        """(times, bytes), int64, from 0 on."""
+        """Return (times, bytes), int64, from 0 on."""
         levels = self.sizes.sum(axis=1) + self._held + self.context
         changed = np.append(True, levels[1:] != levels[:-1])
         return self.times[changed], levels[changed]
 
     def activations(self) -> tuple[np.ndarray, np.ndarray]:
-        """(times, bytes) of activations alone."""
+        """Return (times, bytes) of activations alone."""
         return self.times, self.sizes[:, KEPT]
 
     def breakdown(self) -> Breakdown:
-        """At the first peak."""
+        """Return the breakdown at the first peak."""
         gradients, kept, buffers, workspace = self.sizes[int(np.argmax(self.sizes.sum(axis=1)))].tolist()
         return Breakdown(
             parameters=self.pipelines * self.static.parameters,
@@ -93,17 +93,17 @@ class DeviceMemory:
 
 
 class _Events:
-    """Changes of memory: at a time, of a sort, by so many bytes."""
+    """Changes of memory: a time, a sort, and a number of bytes."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[np.ndarray, int, np.ndarray]] = []
 
     def add(self, sort: int, start: np.ndarray, end: np.ndarray, size: np.ndarray) -> None:
-        """Bytes that are there from ``start`` to ``end``."""
+        """Add bytes that are allocated from ``start`` to ``end``."""
         self._parts += [(start, sort, size), (end, sort, -size)]
 
     def settled(self) -> tuple[np.ndarray, np.ndarray]:
-        """Distinct times from 0 on, and the bytes of each sort after all that happens at each."""
+        """Return distinct times from 0 on, and the bytes of each sort after all changes at each."""
         time = np.concatenate([np.zeros(1, dtype=np.int64), *(at for at, _sort, _size in self._parts)])
         change = np.zeros((len(time), 4), dtype=np.int64)
         reached = 1
@@ -117,9 +117,9 @@ class _Events:
 
 
 def posted_ns(operations: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """(2, M): when a row of one stage posts the receives of its forwards and backwards (decision 6).
+    """Return (2, M): when a row of one stage posts the receives of its forwards and backwards (decision 6).
 
-    ``operations`` (2 M, 3) with their ends: a receive stands before the later of the previous operation of its kind
+    ``operations`` (2 M, 3) with their ends: a receive is placed before the later of the previous operation of its kind
     and the second one before its own.
     """
     places = np.arange(len(operations))
@@ -182,7 +182,7 @@ def _add_lane(
 
 
 def covered_ns(start: np.ndarray, end: np.ndarray) -> int:
-    """Nanoseconds that lie in at least one of the intervals."""
+    """Return the nanoseconds that are in at least one of the intervals."""
     order = np.argsort(start, kind="stable")
     reached = np.maximum.accumulate(end[order])
     before = np.concatenate(([0], reached[:-1]))

@@ -50,12 +50,12 @@ LONGEST_NS = 2**62 // SPEED
 
 
 def parallel_pipelines(stages: tuple[Stage, ...], num_pipelines: int, num_micro_batches: int) -> Allocation:
-    """N equal pipelines, each with ``num_micro_batches`` of a global batch of its own."""
+    """Return N equal pipelines, each with ``num_micro_batches`` of its own global batch."""
     return Allocation((Pipeline(stages, (0, num_micro_batches - 1)),) * num_pipelines, num_micro_batches)
 
 
 def sharing_makespan_ns(problem: Problem, allocation: Allocation, schedule: Schedule) -> int:
-    """Only the time per global batch; NEVER_NS where nothing connects devices. Raises as ``simulate_sharing``."""
+    """Return only the time per global batch; NEVER_NS if devices are not connected. Raises as ``simulate_sharing``."""
     lanes = _lanes(problem, allocation, schedule)
     if disconnected(problem, allocation) is not None:
         return NEVER_NS
@@ -112,7 +112,7 @@ class _Lanes(NamedTuple):
 
 
 def _lanes(problem: Problem, allocation: Allocation, schedule: Schedule) -> _Lanes:
-    """The rows by stage, checked."""
+    """Return the rows by stage, checked."""
     if not isinstance(schedule, Orders):
         raise InvalidPlan(
             f"Schedule {schedule.name} is periodic; pipelines that average have an order for an iteration."
@@ -175,7 +175,7 @@ def _check_row(problem: Problem, allocation: Allocation, s: int, operations: np.
 
 
 def disconnected(problem: Problem, allocation: Allocation) -> str | None:
-    """Which stages cannot talk to each other, as a sentence; None when all can."""
+    """Return which stages are not connected, as a sentence; None when all are."""
     rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
     for s in range(len(allocation.pipelines[0].stages)):
         for way in (0, 1):
@@ -268,7 +268,7 @@ def _stage_tables(problem: Problem, allocation: Allocation) -> _StageTables:
 
 
 def _resources(problem: Problem, k: int, way: int, resources: tuple[int, ...]) -> tuple[int, ...]:
-    """The network's own, or the private channel between two neighbouring devices (numbered after the first)."""
+    """Return the network's own resources, or two neighbours' private channel (numbered by the first device)."""
     if problem.rules.shared:
         return resources
     edge = k - way
@@ -278,7 +278,7 @@ def _resources(problem: Problem, k: int, way: int, resources: tuple[int, ...]) -
 
 
 def _transfers(clocks: Clocks) -> Transfers:
-    """Flow by flow in the order of sending."""
+    """Return the transfers flow by flow, in the order of sending."""
     flow, m = np.nonzero(clocks.sent >= 0)
     order = np.lexsort((m, clocks.sent[flow, m], flow))
     flow, m = flow[order], m[order]
@@ -292,7 +292,7 @@ def _transfers(clocks: Clocks) -> Transfers:
 
 
 def _use(problem: Problem, device: int, clocks: Clocks, own: slice, memory: DeviceMemory, batches: int) -> DeviceUse:
-    """A device's share of the iteration, per global batch."""
+    """Return a device's use of the iteration, per global batch."""
     start, end = clocks.start[own].ravel(), clocks.end[own].ravel()
     flows = _flows_of(own, len(clocks.start))
     moving = clocks.sent[flows] >= 0
@@ -305,7 +305,7 @@ def _use(problem: Problem, device: int, clocks: Clocks, own: slice, memory: Devi
 
 
 def _flows_of(own: slice, stages: int) -> list[int]:
-    """What a device sends and receives: flows of its stages, forwards of those before, backwards of those behind."""
+    """Return a device's flows: those of its stages, forwards of the previous ones, backwards of the next ones."""
     held = range(*own.indices(stages))
     number = own.step
     found = [2 * s + way for s in held for way in (0, 1)]

@@ -95,7 +95,7 @@ class Ran(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """When lanes finish, steps, reductions and sums of ties run, all is done, and what is measured of it."""
+    """Ends of lanes and of the step; times of steps, reductions and sums of ties; and the measured window."""
 
     lane_ns: np.ndarray
     steps: Spans
@@ -107,7 +107,7 @@ class Ends(NamedTuple):
 
     @property
     def time_ns(self) -> int:
-        """Time per global batch."""
+        """Return the time per global batch."""
         first, last = self.window_ns
         return -(-(last - first) // self.window_rounds)
 
@@ -130,7 +130,7 @@ def simulate(
 ) -> Timeline:
     """Judge one flushed step, or a periodic schedule's steady state: all times, memory and use of every device.
 
-    ``overlap`` says whether all-reduces run beside the last backward (None: as the request's rules say).
+    ``overlap`` says whether all-reduces overlap the last backward (None: as the request's rules say).
     Raises InvalidPlan where operations are missing, doubled or wait for each other in a circle, devices are not
     connected, or schedule and update rule do not go together; UnsupportedRequest for periodic schedules of several
     pipelines.
@@ -171,7 +171,7 @@ def makespan_ns(
     overlap: bool | None = None,
     update_rule: UpdateRule = "synchronous",
 ) -> int:
-    """Only the time per global batch; NEVER_NS where devices are not connected. Raises as ``simulate``."""
+    """Return only the time per global batch; NEVER_NS where devices are not connected. Raises as ``simulate``."""
     if update_rule == "elastic_averaging":
         return sharing_makespan_ns(problem, allocation, schedule)
     tables, orders, unrolled = _judged(problem, allocation, schedule, overlap, update_rule)
@@ -211,7 +211,7 @@ def _judged(
 
 
 def _run(tables: Tables, lanes: Lanes, record: bool) -> Ran:
-    """Times by the fastest clock; without ``record`` starts are left out where no events were needed."""
+    """Return times by the fastest clock; without ``record`` starts are left out where no events were needed."""
     flows, chains, ties, arrays = tables.flows, tables.chains, tables.ties, lanes.arrays
     clock = clock_for(tables, lanes)
     if clock == EVENTS:
@@ -225,7 +225,7 @@ def _run(tables: Tables, lanes: Lanes, record: bool) -> Ran:
 
 
 def clock_for(tables: Tables, lanes: Lanes) -> int:
-    """The kind of private channels that a worklist can time these rows on; EVENTS where only the event heap can.
+    """Return the kind of private channels on which a worklist can time these rows; EVENTS if only the event heap can.
 
     A worklist needs private channels, one lane per stage, and no steps that wait; on channels that carry one transfer
     at a time also that whatever sends takes time, so that no two transfers are ready on one channel at once.
@@ -262,7 +262,7 @@ def _ends(tables: Tables, lanes: Lanes, ran: Ran, unrolled: Unrolled | None) -> 
 
 
 def _cycle(done: np.ndarray, whole: int) -> int:
-    """After how many rounds the ends of rounds repeat; all of them, where none repeats before half of them."""
+    """Return after how many rounds their ends repeat; the number of all rounds if that is more than half of them."""
     for k in range(whole, (len(done) - 1) // 2 + 1, whole):
         apart = done[k:] - done[:-k]
         if (apart == apart[0]).all():
@@ -273,7 +273,7 @@ def _cycle(done: np.ndarray, whole: int) -> int:
 def _steps_behind(
     tables: Tables, lanes: Lanes, lane_ns: np.ndarray, bucket_end: np.ndarray, tie_end: np.ndarray
 ) -> Spans:
-    """One step of each slot, after the lane's operations and ties and the reductions of the stage's groups."""
+    """Return one step of each slot, after the lane's operations and ties and the reductions of the stage's groups."""
     chains, last = tables.chains, lanes.arrays.last_gradient.tolist()
     reduced = [0] * len(tables.static)
     if len(bucket_end):
@@ -293,7 +293,7 @@ def _steps_behind(
 
 
 def _steps_in_rows(tables: Tables, lanes: Lanes, times: Times) -> Spans:
-    """The steps that stand in the rows, by slot and round."""
+    """Return the steps that are in the rows, by slot and round."""
     arrays = lanes.arrays
     which = np.flatnonzero(arrays.row // 2 % (STEP + 1) == STEP)
     slot = arrays.row[which] // LINES
@@ -304,7 +304,7 @@ def _steps_in_rows(tables: Tables, lanes: Lanes, times: Times) -> Spans:
 
 
 def _versions(allocation: Allocation, tables: Tables, lanes: Lanes, rule: UpdateRule) -> tuple[int, ...]:
-    """Bytes of the weights that each slot keeps beside the current ones."""
+    """Return the bytes of the weights that each slot keeps in addition to the current ones."""
     if not tables.periodic:
         return (0,) * len(lanes.slot_stage)
     found = []
@@ -317,13 +317,13 @@ def _versions(allocation: Allocation, tables: Tables, lanes: Lanes, rule: Update
 
 
 def _fill(lanes: Lanes, times: Times) -> int:
-    """From 0 until the last used device starts its first operation."""
+    """Return the time from 0 until the last used device starts its first operation."""
     bounds = lanes.arrays.lane_start
     return max(int(times.start[low]) for low, high in pairwise(bounds) if low < high)
 
 
 def _drain(lanes: Lanes, ends: Ends) -> int:
-    """From when the first device has finished its last operation to the makespan."""
+    """Return the time from the end of the first device to finish until the makespan."""
     bounds = lanes.arrays.lane_start
     return ends.makespan_ns - min(int(t) for i, t in enumerate(ends.lane_ns) if bounds[i] < bounds[i + 1])
 

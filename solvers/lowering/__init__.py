@@ -56,7 +56,7 @@ class Lowered:
     span: Length | None = None
 
     def programs(self) -> list[Program]:
-        """All of them. Ranks whose instructions are the same have one copy of these: replicas mostly do."""
+        """Return all programs. Ranks with the same instructions, as most replicas, share one copy of them."""
         known: dict[bytes, dict[str, Any]] = {}
         found = []
         for rank, layout in enumerate(self.layouts):
@@ -68,7 +68,7 @@ class Lowered:
         return found
 
     def program(self, rank: int) -> Program:
-        """One rank's program."""
+        """Return one rank's program."""
         codes = self.codes[self.starts[rank] : self.starts[rank + 1]]
         if self.span is not None:
             return folded(self.layouts[rank], codes, self.span)
@@ -200,7 +200,7 @@ def _attempts(
     early: bool,
     norm: bool,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Instructions of all ranks and where each rank's start: as for gloo first, then as NCCL may need them."""
+    """Yield all ranks' instructions and where each rank's start: as for gloo first, then as NCCL may need them."""
     periodic = programs[0].update_rule in PERIODIC_RULES
     for late in (False,) if transport == "gloo" or periodic or not programs[0].groups else (False, True):
         if periodic:

@@ -1,4 +1,4 @@
-"""With whom each rank exchanges what.
+"""The channels of each rank: what it exchanges with which peers.
 
 Replicas i of a stage and j of the next exchange the rows that both hold (DAPPLE, section V-B2: split and concatenate);
 under round-robin dispatch those of the micro-batches that are theirs. A direction in which a boundary has no bytes
@@ -57,16 +57,16 @@ def channels(
 
 
 def slices(stage: Stage, replica: int, classes: Rows) -> Rows:
-    """The rows of a micro-batch of each class that a replica computes."""
+    """Return the rows of a micro-batch of each class that a replica computes."""
     if stage.dispatch == "round_robin":
         return tuple((0, rows) for rows, _ in classes)
     return tuple(slice_bounds(rows, stage.replicas, replica) for rows, _ in classes)
 
 
 def _tag(used: dict[tuple[int, int], int], pair: tuple[int, int], width: int, coded: bool) -> int:
-    """The first tag of a channel: tags are unique among the messages from one rank to another; 0 stays free.
+    """Return the first tag of a channel: tags are unique among the messages from one rank to another; 0 is not used.
 
-    A codec takes as many again, for full tensors that follow where one cannot be encoded.
+    A codec takes the same number again, for full tensors that follow where one cannot be encoded.
     """
     tag = used.get(pair, 1)
     used[pair] = tag + width
@@ -79,7 +79,7 @@ def _tag(used: dict[tuple[int, int], int], pair: tuple[int, int], width: int, co
 
 
 def _pairs(below: Stage, above: Stage, first: int, turns: int, classes: Rows) -> list[tuple[int, int]]:
-    """Replicas that may exchange something; in turn on both sides, those that some micro-batch brings together."""
+    """Return replicas that may exchange something; round-robin on both sides, those with a common micro-batch."""
     if below.dispatch == above.dispatch == "round_robin":
         turns = min(turns, lcm(below.replicas, above.replicas))
         return sorted({(m % below.replicas, m % above.replicas) for m in range(first, first + turns)})
@@ -92,7 +92,7 @@ def _pairs(below: Stage, above: Stage, first: int, turns: int, classes: Rows) ->
 
 
 def _overlapping(rows: int, below: int, above: int) -> Iterator[tuple[int, int]]:
-    """Of two ways to cut rows, the slices that have some in common, by one walk along the cuts of both."""
+    """Return the overlapping slices of two partitions of the rows, by one walk along the cuts of both."""
     i = j = 0
     while i < below and j < above:
         (low, high), (other_low, other_high) = slice_bounds(rows, below, i), slice_bounds(rows, above, j)
@@ -102,7 +102,7 @@ def _overlapping(rows: int, below: int, above: int) -> Iterator[tuple[int, int]]
 
 
 def _common(below: Stage, i: int, above: Stage, j: int, classes: Rows) -> tuple[Rows, Rows] | None:
-    """The rows that replicas i and j both hold, counted within each one's slice; None when no class has any."""
+    """Return the rows that replicas i and j both hold, relative to each one's slice; None when no class has any."""
     mine, theirs = [], []
     for (low, high), (other_low, other_high) in zip(slices(below, i, classes), slices(above, j, classes), strict=True):
         start, end = max(low, other_low), min(high, other_high)

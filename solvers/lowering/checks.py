@@ -1,4 +1,4 @@
-"""Whether programs run to their end, and the words for it when they do not.
+"""Check whether programs run to their end, and explain why when they do not.
 
 Buffered semantics (gloo: a send never waits) always; for NCCL also rendezvous (a send ends when its receive is posted)
 and equal order of the messages on both ends of each pair, because messages there have no tags (EXECUTOR C.2).
@@ -44,7 +44,7 @@ def check(
 
 
 def codes_of(programs: Sequence[Program]) -> tuple[np.ndarray, np.ndarray]:
-    """The instructions of programs as (N, 4) int32, and where each rank's start, (R + 1) int64.
+    """Return the instructions of programs as (N, 4) int32, and where each rank's start, (R + 1) int64.
 
     Raises InvalidPlan for an instruction of an unknown kind, or with a negative stage or micro-batch.
     """
@@ -58,7 +58,7 @@ def codes_of(programs: Sequence[Program]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def instruction(code: Sequence[int]) -> Instruction:
-    """One row of codes as an instruction."""
+    """Return one row of codes as an instruction."""
     return Instruction(WORDS[code[0]], int(code[1]), int(code[2]), int(code[3]))
 
 
@@ -71,17 +71,17 @@ class _Check:
 
     @cached_property
     def at(self) -> np.ndarray:
-        """Where each rank stopped."""
+        """Return where each rank stopped."""
         return np.zeros(len(self.programs), dtype=np.int64)
 
     @cached_property
     def waiting(self) -> np.ndarray:
-        """The end, or the seat, that each rank waits for, or -1."""
+        """Return the channel end, or the seat (a rank's part in a collective), that each rank waits for, or -1."""
         return np.zeros(len(self.programs), dtype=np.int64)
 
     @cached_property
     def taken(self) -> np.ndarray:
-        """How often each seat was taken."""
+        """Return how often each seat was taken."""
         return np.zeros(len(self.wiring.table), dtype=np.int64)
 
     def run(self, transport: Transport) -> None:
@@ -107,14 +107,14 @@ class _Check:
         return f"rank {rank} ({self.programs[rank].device})"
 
     def next(self, rank: int) -> str:
-        """The instruction at which a rank is, with its number."""
+        """Return the current instruction of a rank, with its number."""
         position = int(self.at[rank])
         if position >= self.starts[rank + 1]:
             return "its end"
         return f"{instruction(self.codes[position])} (instruction {position - int(self.starts[rank])})"
 
     def stuck(self, rank: int, rendezvous: bool) -> InvalidPlan:
-        """Follow who waits for whom until a rank comes again, or one that has ended."""
+        """Follow the wait-for relation until a rank repeats, or one has ended."""
         seen: list[int] = []
         while rank not in seen and self.at[rank] < self.starts[rank + 1]:
             seen.append(rank)
@@ -134,7 +134,7 @@ class _Check:
         return InvalidPlan(f"the ranks wait for each other in a circle, {how}: " + "; ".join(lines), remedy=remedy)
 
     def missing(self, rank: int) -> int:
-        """The rank that a waiting one waits for."""
+        """Return the rank that a waiting one waits for."""
         waits, wiring = int(self.waiting[rank]), self.wiring
         if waits > SEAT:
             return int(wiring.ends[wiring.ends[waits, END_PARTNER], END_RANK])
@@ -172,7 +172,7 @@ class _Check:
         )
 
     def message(self, rank: int, pair: int, number: int, words: tuple[int, ...]) -> str:
-        """Which instruction is the given message of a pair on one of its ranks."""
+        """Return the instruction of the given message of a pair on one of its ranks."""
         codes = self.codes[self.starts[rank] : self.starts[rank + 1]]
         mine = codes[np.isin(codes[:, 0], words)]
         mine = mine[self.wiring.ends[self.wiring.first[rank, 1] + mine[:, 3], END_PAIR] == pair]
@@ -199,7 +199,7 @@ class _Check:
         return InvalidPlan(f"{self.name(rank)} runs {stage}SEND_{word}{detail}, which {self.name(peer)} never receives")
 
     def check_reductions(self) -> None:
-        """Ranks that are in two groups start their all-reduces in the same order."""
+        """Check that ranks that are in two groups start their all-reduces in the same order."""
         known: dict[tuple[int, int], tuple[int, list[int]]] = {}
         for rank in range(len(self.programs)):
             reduced = self.reduced(rank)
@@ -214,13 +214,13 @@ class _Check:
                     )
 
     def reduced(self, rank: int) -> list[int]:
-        """The groups of a rank's all-reduces, in order."""
+        """Return the groups of a rank's all-reduces, in order."""
         codes = self.codes[self.starts[rank] : self.starts[rank + 1]]
         started = codes[codes[:, 0] == _WORD["REDUCE"]]
         return [self.programs[rank].stage(int(s)).buckets[k][2] for s, k in started[:, 1:3].tolist()]
 
     def layers(self, order: Sequence[int]) -> str:
-        """The first groups of an order in words."""
+        """Return the first groups of an order in words."""
         of_group = {
             group: (first, last) for p in self.programs for one in p.stages for first, last, group in one.buckets
         }

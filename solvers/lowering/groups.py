@@ -3,7 +3,7 @@
 Layers are cut at every stage boundary of every pipeline, so that one set of ranks holds all layers of an interval
 (HetPipe's workers have different partitions, Chimera's directions different devices); an interval's buckets are the
 judge's. Under elastic averaging the shares of a device average all that they hold. Groups are never shared by two
-intervals: their collectives need not be in one order then.
+intervals, so that their collectives need no common order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Grouping(NamedTuple):
 def groups_of(
     problem: Problem, allocation: Allocation, ranks: Sequence[Sequence[int]], rows: int, averaging: bool
 ) -> Grouping:
-    """The grouping of all ranks; ``ranks``: of the replicas of each stage, ``rows`` of the smallest micro-batch."""
+    """Return all ranks' grouping; ``ranks``: of each stage's replicas; ``rows``: of the smallest micro-batch."""
     groups: list[tuple[int, ...]] = []
     made: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     for interval in reduction_groups(allocation):
@@ -55,7 +55,7 @@ def groups_of(
 
 
 def _parts(problem: Problem, interval: Group, rows: int) -> list[tuple[int, int]]:
-    """The judge's buckets, but covering all layers: the model may have parameters where the profile has none."""
+    """Return the judge's buckets, extended to all layers: the model may have parameters where the profile has none."""
     parts = [(each.first, each.last) for each in group_buckets(problem, interval, rows)]
     parts = parts or [(interval.first, interval.last)]
     parts[-1] = interval.first, parts[-1][1]

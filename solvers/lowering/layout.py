@@ -22,7 +22,7 @@ from penstock.solvers.model.update_rules import UpdateRule, micro_batches_per_up
 def layouts(
     problem: Problem, allocation: Allocation, rule: UpdateRule = "synchronous", *, batches: int = 1, staleness: int = 0
 ) -> list[Program]:
-    """One program per rank, without instructions. Versions of weight stashing are not counted yet.
+    """Return one program per rank, without instructions. Versions of weight stashing are not counted yet.
 
     Raises InvalidPlan when a replica would get no row or no micro-batch, a device holds a stage twice, or updates do
     not end with the last global batch; UnsupportedRequest for ties that the rule has no single version for, and for
@@ -74,7 +74,7 @@ def layouts(
 
 
 def own_micro_batches(program: Program, held: Held) -> range:
-    """The micro-batches of a stage's replica, in all global batches of a program."""
+    """Return the micro-batches of a stage's replica, in all global batches of a program."""
     first, last = held.micro_batches
     stop = (program.batches - 1) * program.num_micro_batches + last + 1
     step = len(held.ranks) if held.dispatch == "round_robin" else 1

@@ -33,7 +33,7 @@ class Length(NamedTuple):
 
 
 def length(allocation: Allocation, pattern: Pattern, batches: int) -> Length:
-    """How short a run shows everything: filling up, at least three repetitions, and draining."""
+    """Return the shortest run that has all parts: filling, at least three repetitions, and draining."""
     body, full = whole_rounds(allocation, pattern), depth(allocation, pattern) + 2
     enough = 2 * full + 3 * body
     return Length(batches, min(batches, enough + (batches - enough) % body), body, full)
@@ -60,8 +60,9 @@ def folded(program: Program, codes: np.ndarray, span: Length) -> Program:
 
 
 def _steady(program: Program, codes: np.ndarray, span: Length, shift: int) -> tuple[int, int, int]:
-    """Where the body begins, how long it is, and how often it stands there: from a forward once the pipeline is full
-    to the same one ``shift`` micro-batches later.
+    """Return where the body begins, its length, and how often it is repeated.
+
+    It goes from a forward once the pipeline is full to the same one ``shift`` micro-batches later.
     """
     stage = program.stages[0]
     own = own_micro_batches(program, stage)

@@ -1,7 +1,7 @@
-"""Receives where sends wait for them: each posted at the moment at which its message is sent.
+"""Placement of receives where sends wait for them: each is posted at the moment at which its message is sent.
 
-Without tags the receives of a pair of ranks have to stand in the order of its sends, and a send that waits until its
-receive is posted hangs when that stands behind something that waits for the sender. All ranks are run side by side, an
+Without tags the receives of a pair of ranks have to be in the order of its sends, and a send that waits until its
+receive is posted hangs when that comes after something that waits for the sender. All ranks are run side by side, an
 operation each in turn; whenever one sends, the receive is put next in its peer's program. That run is itself a proof
 that no rank waits for another in a circle (as ``_add_send_recv`` of torch's pipelining does; EXECUTOR A.1 and C.2).
 """
@@ -35,7 +35,7 @@ _REDUCE, _WAIT_REDUCE = _WORD["REDUCE"], _WORD["WAIT_REDUCE"]
 
 
 def posted_as_sent(wiring: Wiring, codes: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The same programs with their receives where the messages are sent; as far as they can run."""
+    """Return the same programs with receives where the messages are sent, as far as they can run."""
     run = _Run(wiring, codes, starts)
     while sum(run.advance(rank) for rank in range(len(starts) - 1)):
         pass
@@ -58,7 +58,7 @@ class _Run:
         self.waited: Counter[int] = Counter()
 
     def advance(self, rank: int) -> bool:
-        """Run a rank up to the end of its next operation; whether it got anywhere."""
+        """Run a rank up to the end of its next operation; return whether it made progress."""
         begin, left = self.at[rank], self.left[rank]
         computed = False
         while self.at[rank] < len(left):

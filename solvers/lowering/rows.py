@@ -48,7 +48,7 @@ def rows_of_ranks(problem: Problem, programs: Sequence[Program], orders: Orders)
 def _rank_of(
     programs: Sequence[Program], rank_of: dict[tuple[str, int], int], device: str, operations: np.ndarray
 ) -> int:
-    """The rank of a row: where a device has several, the one that holds the stage of its first operation."""
+    """Return the rank of a row: where a device has several, the one that holds the stage of its first operation."""
     if len(operations) and (rank := rank_of.get((device, int(operations[0, 1])))) is not None:
         return rank
     return next(program.rank for program in programs if program.device == device)
@@ -65,7 +65,7 @@ def _checked(program: Program, row: np.ndarray) -> RankRow:
 
 
 def _check_operations(program: Program, operations: np.ndarray) -> None:
-    """Kinds, stages and micro-batches are ones that the rank has at all."""
+    """Check that kinds, stages and micro-batches exist on the rank."""
     held = [one.stage for one in program.stages]
     kind, stage, m = operations.T
     count = program.batches * program.num_micro_batches
@@ -80,7 +80,7 @@ def _check_operations(program: Program, operations: np.ndarray) -> None:
 
 
 def _check_counts(program: Program, held: Held, operations: np.ndarray) -> None:
-    """Each of the replica's micro-batches has one forward, and one backward whole or in halves."""
+    """Check that each of the replica's micro-batches has one forward, and one backward, whole or in halves."""
     own = own_micro_batches(program, held)
     turns = own.step
     mine = operations[operations[:, 1] == held.stage]

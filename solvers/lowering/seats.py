@@ -1,4 +1,4 @@
-"""What ranks do together, as arrays: who adds to each bucket, and who meets whom at it, at a tie and at the norm."""
+"""Collective work of ranks as arrays: which ranks take part in each bucket, each tie and the norm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which transports a plan's programs are lowered for: the one place where this is decided (decision 38)."""
+"""Decides which transports a plan's programs are lowered for (decision 38); no other module does."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def transports_to_try(
 ) -> tuple[tuple[Transport, ...], ...]:
     """Sets of transports that all programs of the plan may be lowered for; the first that succeeds is taken.
 
-    ``auto``: gloo and NCCL where some device is no CPU and nothing in the plan needs tags; gloo alone where no order
+    ``auto``: gloo and NCCL where some device is not a CPU and nothing in the plan needs tags; gloo alone where no order
     of receives and reductions suits NCCL. Raises UnsupportedRequest when NCCL is demanded of a plan that needs tags.
     """
     needs_tags = _needs_tags(allocation, update_rule)
@@ -40,7 +40,7 @@ def transports_to_try(
 
 
 def _needs_tags(allocation: Allocation, update_rule: UpdateRule) -> str | None:
-    """Why NCCL, which matches messages by their order alone, cannot carry a plan; None where it can."""
+    """Return why NCCL, which matches messages by their order alone, cannot carry a plan; None where it can."""
     if update_rule == "elastic_averaging":
         return "under elastic averaging pipelines share their devices, and NCCL connects one rank per GPU"
     for stage in allocation.stages:

@@ -1,11 +1,11 @@
-"""What stands between a rank's operations: reductions, ties, the norm, steps, averaging, and versions of weights.
+"""Instructions between a rank's operations: reductions, ties, the norm, steps, averaging, and weight versions.
 
 A flushed step ends with all of it: buckets are armed before the last backward of all stages that hold their layers
 (after it, where the plan does not overlap them); then come, for each stage in the order of its last gradients, the
 waits and the step. Where ties or the norm have to be waited for, all waits come first, so that no rank steps, or
 enters the one, while another is held up by the other. Under elastic averaging the reference is pulled before the
-step and the update pushed behind it (ALGORITHMS A.6). In a periodic plan a stage steps where ``unroll`` says, and a
-forward's version of the weights is told where its age changes (ALGORITHMS 5.1).
+step and the update pushed after it (ALGORITHMS A.6). In a periodic plan a stage steps where ``unroll`` says, and a
+VERSION instruction sets a forward's weight version where its age changes (ALGORITHMS 5.1).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def table_of(found: list[Update]) -> np.ndarray:
 
 
 def flushed_updates(program: Program, operations: np.ndarray, *, early: bool, norm: bool, late: bool) -> list[Update]:
-    """Those of one flushed step. ``early``: buckets are armed before the last backward; ``late``: all at the end."""
+    """Return a flushed step's updates. ``early``: buckets are armed before the last backward; ``late``: at the end."""
     averaging = program.update_rule == "elastic_averaging"
     end = len(operations)
     last = {held.stage: _last_gradients(operations, held.stage) for held in program.stages}
@@ -71,7 +71,7 @@ def flushed_updates(program: Program, operations: np.ndarray, *, early: bool, no
 
 
 def periodic_updates(program: Program, row: RankRow, allocation: Allocation, *, early: bool) -> list[Update]:
-    """Those of a run of a pattern. Raises InvalidPlan where a version is dead, or not made yet, when it is used."""
+    """Return the updates of a pattern's run. Raises InvalidPlan where a version is used when dead or not made yet."""
     found: list[tuple[tuple[int, int, int], Update]] = []
     ties = _ties(program)
     for held in program.stages:
@@ -94,7 +94,7 @@ def periodic_updates(program: Program, row: RankRow, allocation: Allocation, *, 
 
 
 def count_versions(operations: np.ndarray, steps: np.ndarray, stage: int) -> int:
-    """Weight stashing: the most versions alive at once, the newest among them (PipeDream, section 3.3)."""
+    """Return weight stashing's most versions alive at once, the newest included (PipeDream, section 3.3)."""
     kinds, stages, batches = operations.T
     places = np.flatnonzero(stages == stage)
     made = np.searchsorted(steps[steps[:, 1] == stage, 0], places, side="right")
@@ -112,7 +112,7 @@ def count_versions(operations: np.ndarray, steps: np.ndarray, stage: int) -> int
 
 
 def _versions(program: Program, held: Held, row: RankRow, steps: np.ndarray, group: int) -> list[Update]:
-    """VERSION where the age of the weights that forwards use changes; it starts with the newest."""
+    """Return VERSION instructions where the age of the forwards' weights changes; it starts with the newest."""
     rule = _periodic(program.update_rule)
     own = np.flatnonzero((row.operations[:, 1] == held.stage) & (row.operations[:, 0] != RECOMPUTE))
     if version_used(rule, group, 0) is None:
@@ -146,7 +146,7 @@ def _periodic(rule: str) -> UpdateRule:
 
 
 def _ties(program: Program) -> dict[int, int]:
-    """The ties that a rank sums, by number, each with the lowest of its stages that hold it."""
+    """Return the ties that a rank sums, by number, each with the lowest of its stages that hold it."""
     found = {}
     for k, tie in enumerate(program.shared):
         users = [one.stage for one in program.stages if any(one.first <= layer <= one.last for layer in tie.layers)]
@@ -160,7 +160,7 @@ def _reduced(held: Held, averaging: bool) -> range | list[int]:
 
 
 def _gradients(operations: np.ndarray, stage: int) -> np.ndarray:
-    """Places of a stage's backwards, whole ones and weight halves."""
+    """Return the indices of a stage's backwards, whole ones and weight halves."""
     return np.flatnonzero((operations[:, 1] == stage) & np.isin(operations[:, 0], (BACKWARD, WEIGHT)))
 
 

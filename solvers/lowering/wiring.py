@@ -81,7 +81,7 @@ def wire(programs: Sequence[Program]) -> Wiring:
 def _end_table(
     ends: list[tuple[int, Channel]], partner: list[int], own: list[range], num_micro_batches: int
 ) -> tuple[np.ndarray, int, int]:
-    """The ends as ``Wiring`` has them, number of slots and of pairs."""
+    """Return the ends as ``Wiring`` has them, and the numbers of slots and pairs."""
     pairs: dict[tuple[int, int], int] = {}
     rows = np.zeros((len(ends), 12), dtype=np.int64)
     slots = 0
@@ -161,7 +161,7 @@ def _what(channel: Channel) -> str:
 
 
 def _check_agreement(ends: list[tuple[int, Channel]], partner: list[int], stage_of: list[Held]) -> None:
-    """Both ends name the same rows of the micro-batch, the same tag and codec."""
+    """Check that both ends have the same rows of the micro-batch, the same tag and codec."""
     for e, (rank, channel) in enumerate(ends):
         other = ends[partner[e]][1]
         mine, theirs = _rows_of(channel, stage_of[e]), _rows_of(other, stage_of[partner[e]])
@@ -174,7 +174,7 @@ def _check_agreement(ends: list[tuple[int, Channel]], partner: list[int], stage_
 
 
 def _rows_of(channel: Channel, held: Held) -> list[tuple[int, int]]:
-    """A channel's rows, counted in the micro-batch."""
+    """Return a channel's rows, counted in the micro-batch."""
     return [
         (low + start, low + end) if start < end else (0, 0)
         for (start, end), (low, _) in zip(channel.rows, held.rows, strict=True)
@@ -235,7 +235,7 @@ def _all_whole(parts: list[tuple[int, int]], rows: int) -> bool:
 
 
 def _turn(rank: int, channel: Channel, own: range, other: range) -> tuple[int, int]:
-    """(turn, modulus): the micro-batches m with m mod modulus = turn are those that both replicas hold."""
+    """Return (turn, modulus): both replicas hold the micro-batches m with m mod modulus = turn."""
     modulus = lcm(own.step, other.step)
     for m in range(modulus):
         if (m - own.start) % own.step == 0 and (m - other.start) % other.step == 0:

@@ -11,7 +11,7 @@ from typing import Literal
 class Stage:
     """Layers ``first`` to ``last`` (both included) on ``devices`` (indices of the problem, in replica order).
 
-    ``coded``: whether tensors are encoded on the edges to the stages before and behind (``codecs``).
+    ``coded``: whether tensors are encoded on the edges to the previous and to the next stage (``codecs``).
     """
 
     first: int
@@ -23,7 +23,7 @@ class Stage:
 
     @property
     def replicas(self) -> int:
-        """How many devices hold the stage."""
+        """Return the number of devices that hold the stage."""
         return len(self.devices)
 
 
@@ -37,36 +37,36 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Allocation:
-    """Pipelines of stages. Stage numbers run on through the pipelines: see ``stages``."""
+    """Pipelines of stages. Stages are numbered consecutively through all pipelines: see ``stages``."""
 
     pipelines: tuple[Pipeline, ...]
     num_micro_batches: int
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
-        """All stages; the index in this tuple is the stage's number in operations."""
+        """Return all stages; the index in this tuple is the stage's number in operations."""
         return tuple(stage for pipeline in self.pipelines for stage in pipeline.stages)
 
     @cached_property
     def pipeline_of(self) -> tuple[int, ...]:
-        """The pipeline of each stage number."""
+        """Return the pipeline of each stage number."""
         return tuple(p for p, pipeline in enumerate(self.pipelines) for _ in pipeline.stages)
 
     def previous(self, stage: int) -> int | None:
-        """The stage number before this one in its pipeline."""
+        """Return the number of the previous stage in the same pipeline."""
         return stage - 1 if stage > 0 and self.pipeline_of[stage - 1] == self.pipeline_of[stage] else None
 
     def next(self, stage: int) -> int | None:
-        """The stage number after this one in its pipeline."""
+        """Return the number of the next stage in the same pipeline."""
         last = len(self.pipeline_of) - 1
         return stage + 1 if stage < last and self.pipeline_of[stage + 1] == self.pipeline_of[stage] else None
 
     def micro_batches(self, stage: int) -> range:
-        """The micro-batches that pass through a stage."""
+        """Return the micro-batches that pass through a stage."""
         first, last = self.pipelines[self.pipeline_of[stage]].micro_batches
         return range(first, last + 1)
 
 
 def single_pipeline(stages: tuple[Stage, ...], num_micro_batches: int) -> Allocation:
-    """The usual allocation: one pipeline that processes every micro-batch."""
+    """Return the usual allocation: one pipeline that processes every micro-batch."""
     return Allocation((Pipeline(stages, (0, num_micro_batches - 1)),), num_micro_batches)

@@ -1,4 +1,4 @@
-"""When a solve has to end."""
+"""The time limit of a solve."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Deadline:
-    """When to stop, on a monotonic clock; without a limit it never comes."""
+    """The time to stop at, on a monotonic clock; without a limit it is never reached."""
 
     def __init__(self, limit_ns: int | None, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._clock = clock
@@ -16,25 +16,25 @@ class Deadline:
 
     @property
     def limited(self) -> bool:
-        """Whether there is a limit."""
+        """Return whether there is a limit."""
         return self._limit_ns is not None
 
     @property
     def limit_s(self) -> float | None:
-        """The limit, in seconds."""
+        """Return the limit, in seconds."""
         return None if self._limit_ns is None else self._limit_ns / 1e9
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the limit; negative when it has passed."""
+        """Return the seconds until the limit; negative when it has passed."""
         return None if self._limit_ns is None else (self._start + self._limit_ns - self._clock()) / 1e9
 
     @property
     def passed(self) -> bool:
-        """Whether the limit has been reached."""
+        """Return whether the limit has been reached."""
         return self._limit_ns is not None and self._clock() - self._start >= self._limit_ns
 
     @property
     def seconds(self) -> float:
-        """Seconds since the start."""
+        """Return the seconds since the start."""
         return (self._clock() - self._start) / 1e9

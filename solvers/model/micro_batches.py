@@ -1,4 +1,4 @@
-"""How a global batch is cut into micro-batches and these into slices, and which numbers of them a planner tries.
+"""How a global batch is cut into micro-batches and these into slices, and which numbers of micro-batches are tried.
 
 No sample is lost. Planners try DAPPLE's rule, powers of two, and the sizes that were measured (ALGORITHMS 1.2 and R-1):
 the number of micro-batches follows from the replication, ``Z = min_slice × max replicas``
@@ -17,18 +17,18 @@ SMALL_CLUSTER = 16
 
 
 def num_micro_batches(global_batch_size: int, micro_batch_size: int) -> int:
-    """Micro-batches needed when none has more than ``micro_batch_size`` samples."""
+    """Return the number of micro-batches needed when none has more than ``micro_batch_size`` samples."""
     return -(-global_batch_size // micro_batch_size)
 
 
 def micro_batch_rows(global_batch_size: int, num_micro_batches: int, micro_batch: int) -> int:
-    """Samples of one micro-batch: sizes differ by at most one, the larger ones come first."""
+    """Return the samples of one micro-batch: sizes differ by at most one, the larger ones come first."""
     base, larger = divmod(global_batch_size, num_micro_batches)
     return base + 1 if micro_batch < larger else base
 
 
 def row_classes(global_batch_size: int, num_micro_batches: int) -> tuple[tuple[int, int], ...]:
-    """The one or two distinct sizes as (rows, number of micro-batches), larger first."""
+    """Return the one or two distinct sizes as (rows, number of micro-batches), larger first."""
     base, larger = divmod(global_batch_size, num_micro_batches)
     if larger == 0:
         return ((base, num_micro_batches),)
@@ -36,39 +36,39 @@ def row_classes(global_batch_size: int, num_micro_batches: int) -> tuple[tuple[i
 
 
 def slice_bounds(rows: int, replicas: int, replica: int) -> tuple[int, int]:
-    """Rows [low, high) of a micro-batch that one of ``replicas`` holds (DAPPLE, section V-B2)."""
+    """Return the rows [low, high) of a micro-batch that one of ``replicas`` holds (DAPPLE, section V-B2)."""
     return rows * replica // replicas, rows * (replica + 1) // replicas
 
 
 def largest_slice(rows: int, replicas: int) -> int:
-    """Rows of the largest slice."""
+    """Return the number of rows of the largest slice."""
     return -(-rows // replicas)
 
 
 class Batch(NamedTuple):
-    """A step of ``num_micro_batches``; the largest has ``most_rows`` samples, the smallest ``least_rows``."""
+    """A batch of ``num_micro_batches``; the largest has ``most_rows`` samples, the smallest ``least_rows``."""
 
     num_micro_batches: int
     most_rows: int
     least_rows: int
 
     def replicas_fed(self, min_slice: int) -> int:
-        """The most replicas of a stage that each get ``min_slice`` rows of every micro-batch."""
+        """Return the largest number of replicas that each get ``min_slice`` rows of every micro-batch."""
         return self.least_rows // min_slice
 
 
 def batch_of(problem: Problem, micro_batch_size: int) -> Batch:
-    """The step whose micro-batches have at most ``micro_batch_size`` samples."""
+    """Return the batch whose micro-batches have at most ``micro_batch_size`` samples."""
     number = num_micro_batches(problem.global_batch_size, micro_batch_size)
     return Batch(number, -(-problem.global_batch_size // number), problem.global_batch_size // number)
 
 
 def candidates(problem: Problem, replicas: Iterable[int] = (1,)) -> tuple[Batch, ...]:
-    """Steps worth trying, the largest micro-batches first, each number of micro-batches once.
+    """Return the batches worth trying, the largest micro-batches first, each number of micro-batches once.
 
     ``replicas``: how many replicas the stages may have; each gives the sizes that feed it evenly. When the request
-    names ``micro_batch_sizes``, those and no others are taken. Steps whose smallest micro-batch is below
-    ``min_slice`` are left out.
+    names ``micro_batch_sizes``, only those are taken. Batches whose smallest micro-batch is below ``min_slice`` are
+    left out.
     """
     sizes = set(problem.micro_batch_sizes) or _generated(problem, sorted(set(replicas)))
     batches = {batch_of(problem, size) for size in sizes}
@@ -79,13 +79,13 @@ def candidates(problem: Problem, replicas: Iterable[int] = (1,)) -> tuple[Batch,
 
 
 def batches_tried(problem: Problem) -> tuple[Batch, ...]:
-    """The numbers of micro-batches that the planners of one pipeline try."""
+    """Return the numbers of micro-batches that planners of a single pipeline try."""
     found = {*candidates(problem, dapple_replicas(problem)), *candidates(problem, (1, problem.num_devices))}
     return tuple(sorted({*found, *candidates(problem)}))
 
 
 def dapple_replicas(problem: Problem) -> tuple[int, ...]:
-    """Replication factors whose even micro-batches DAPPLE's search is given."""
+    """Return the replication factors whose even micro-batches DAPPLE's search tries."""
     devices = problem.num_devices
     if devices <= SMALL_CLUSTER:
         return tuple(range(1, devices + 1))
@@ -93,7 +93,7 @@ def dapple_replicas(problem: Problem) -> tuple[int, ...]:
 
 
 def _generated(problem: Problem, replicas: list[int]) -> set[int]:
-    """Powers of two from ``min_slice``, measured sizes, and DAPPLE's ``min_slice × replicas``, up to the batch."""
+    """Return sizes up to the batch: powers of two from ``min_slice``, measured, DAPPLE's ``min_slice × replicas``."""
     most = problem.global_batch_size
     measured = {point.rows for points in problem.measured.values() for point in points}
     sizes = {most}

@@ -39,14 +39,14 @@ class Inside(NamedTuple):
 
 
 class Route(NamedTuple):
-    """The way from one device to another."""
+    """The route from one device to another."""
 
     resources: tuple[int, ...]
     latency_ns: int
 
 
 class Resource(NamedTuple):
-    """Something that one transfer at a time may use."""
+    """Part of the network that one transfer at a time may use."""
 
     name: str
     bandwidth_bytes_per_s: int
@@ -69,21 +69,21 @@ class Network:
     _narrowest: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     def route(self, source: int, target: int) -> Route | None:
-        """Resources and summed latency from one device to another; None where nothing connects them."""
+        """Return resources and summed latency from one device to another; None where nothing connects them."""
         key = (source, target)
         if key not in self._routes:
             self._routes[key] = self._find_route(source, target)
         return self._routes[key]
 
     def bandwidth(self, source: int, target: int) -> int:
-        """Bytes per second of the narrowest resource between two devices, 0 where nothing connects them."""
+        """Return the bytes per second of the narrowest resource between two devices, 0 where nothing connects them."""
         route = self.route(source, target)
         if route is None:
             return 0
         return min(self.resources[r].bandwidth_bytes_per_s for r in route.resources)
 
     def min_bandwidth(self, devices: Sequence[int]) -> int:
-        """The smallest bandwidth between any two of the devices, both directions."""
+        """Return the smallest bandwidth between any two of the devices, over both directions."""
         key = tuple(devices)
         if key not in self._narrowest:
             self._narrowest[key] = self._find_narrowest(devices)
@@ -99,7 +99,7 @@ class Network:
         return min(self.bandwidth(u, v) for u, v in self.spanning_pairs(devices))
 
     def _within_nodes(self, devices: Sequence[int]) -> Iterator[int]:
-        """The fabrics of the nodes that hold several of the devices."""
+        """Return the fabrics of the nodes that hold several of the devices."""
         first_of: dict[int, int] = {}
         for device in devices:
             other = first_of.setdefault(self.node_of[device], device)
@@ -107,15 +107,15 @@ class Network:
                 yield self.bandwidth(other, device)
 
     def _among_nodes(self, devices: Sequence[int]) -> Iterator[int]:
-        """The cables of the smallest part of the tree that joins the devices' nodes, the narrowest at least.
+        """Return the cables of the smallest subtree that joins the devices' nodes, at least the narrowest of them.
 
-        Every cable of that part lies on the way between two of the nodes, and on the way from the first to some other.
+        Every cable of that subtree is on the path between two of the nodes, and on the path from the first to another.
         """
         leaders = list({self.node_of[device]: device for device in devices}.values())
         return (self.bandwidth(leaders[0], other) for other in leaders[1:])
 
     def spanning_pairs(self, devices: Sequence[int]) -> list[tuple[int, int]]:
-        """Ordered pairs whose narrowest one is the narrowest of all pairs: within nodes, and between node leaders."""
+        """Return ordered pairs that include the narrowest of all pairs: within nodes, and between node leaders."""
         by_node: dict[int, list[int]] = {}
         for device in devices:
             by_node.setdefault(self.node_of[device], []).append(device)
@@ -126,9 +126,9 @@ class Network:
         return pairs + [(u, v) for u in leaders for v in leaders if u != v]
 
     def walk(self) -> tuple[int, ...]:
-        """All nodes, those below one switch one after the other: a walk through the tree, small branches first.
+        """Return all nodes in the order of a walk through the tree, small branches first; a switch's nodes together.
 
-        Where bandwidths come as a matrix, the nodes as they are numbered.
+        Where bandwidths are given as a matrix, nodes are in the order of their numbers.
         """
         if self.matrix_bytes_per_s is not None:
             return tuple(range(len(self.node_names)))
@@ -148,7 +148,7 @@ class Network:
         return tuple(order)
 
     def _branch_sizes(self) -> dict[str, int]:
-        """Places at and below each place of the tree."""
+        """Return the number of places at and below each place of the tree."""
         size = dict.fromkeys(self._parents, 1)
         for place, (_root, parent, _depth) in sorted(self._parents.items(), key=lambda each: -each[1][2]):
             if parent is not None:
@@ -156,16 +156,16 @@ class Network:
         return size
 
     def ring(self, devices: Sequence[int]) -> list[tuple[int, int]]:
-        """Neighbouring pairs of the ring that an all-reduce runs over: node by node, then device by device."""
+        """Return the neighbouring pairs of an all-reduce's ring: node by node, then device by device."""
         order = sorted(devices, key=lambda d: (self.node_of[d], d))
         return [(u, order[(i + 1) % len(order)]) for i, u in enumerate(order)]
 
     def nodes_of(self, devices: Iterable[int]) -> set[int]:
-        """The nodes that hold any of the devices."""
+        """Return the nodes that hold any of the devices."""
         return {self.node_of[d] for d in devices}
 
     def dense_bandwidth(self) -> np.ndarray:
-        """All ordered pairs as an int64 matrix (V, V), diagonal 0; at most 2,048 devices."""
+        """Return the bandwidth of all ordered pairs as an int64 matrix (V, V), diagonal 0; at most 2,048 devices."""
         size = len(self.device_names)
         assert size <= MAX_DENSE_DEVICES
         if self.matrix_bytes_per_s is not None:
@@ -179,7 +179,7 @@ class Network:
 
     @cached_property
     def has_own_nic(self) -> tuple[bool, ...]:
-        """Whether a device has a link of its own out of its node."""
+        """Return whether a device has a link of its own out of its node."""
         return tuple(d in self._wired_devices for d in range(len(self.device_names)))
 
     @cached_property
@@ -189,7 +189,7 @@ class Network:
 
     @cached_property
     def tree(self) -> nx.Graph:
-        """The spanning tree of widest cables over nodes and switches; an edge's ``cable`` numbers its cable."""
+        """Return the spanning tree of widest cables over nodes and switches; ``cable`` is the cable's number."""
         graph = nx.Graph()
         graph.add_nodes_from(self.node_names)
         for i, cable in enumerate(self.cables):
@@ -200,7 +200,7 @@ class Network:
 
     @cached_property
     def _parents(self) -> dict[str, tuple[str, str | None, int]]:
-        """For each place of the tree: its root, its parent and its depth."""
+        """Return the root, the parent and the depth of each place of the tree."""
         known: dict[str, tuple[str, str | None, int]] = {}
         for root in self.tree.nodes:
             if root in known:

@@ -1,4 +1,4 @@
-"""Options of allocators, schedules and planners: what GET /v1/planners lists, and what refuses a wrong one."""
+"""Options of allocators, schedules and planners: what GET /v1/planners lists, and their validation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ V = TypeVar("V", bound=Value)
 
 @dataclass(frozen=True)
 class Option(Generic[V]):
-    """One setting: its type is that of ``default``; ``choices`` or ``low`` … ``high`` say what it may be."""
+    """One setting: its type is that of ``default``; ``choices`` or ``low`` … ``high`` limit its values."""
 
     name: str
     default: V
@@ -26,15 +26,15 @@ class Option(Generic[V]):
 
     @property
     def type(self) -> str:
-        """``string``, ``integer``, ``number`` or ``boolean``, as JSON Schema calls it."""
+        """Return the JSON Schema type: ``string``, ``integer``, ``number`` or ``boolean``."""
         return {str: "string", int: "integer", float: "number", bool: "boolean"}[type(self.default)]
 
     def of(self, values: Mapping[str, object]) -> V:
-        """Its value among those of all options (``checked``)."""
+        """Return this option's value among those of all options (``checked``)."""
         return cast(V, values[self.name])
 
     def fault(self, value: object) -> str | None:
-        """What is wrong with a value; None when nothing is."""
+        """Return what is wrong with a value; None if it is valid."""
         wanted = (int, float) if isinstance(self.default, float) else type(self.default)
         if not isinstance(value, wanted) or (isinstance(value, bool) and not isinstance(self.default, bool)):
             return f"{value!r} is no {self.type}"
@@ -52,7 +52,7 @@ Options = tuple[Option[Any], ...]
 
 
 def checked(owner: str, options: Options, given: Mapping[str, object]) -> dict[str, Value]:
-    """All options with their values, defaults filled in.
+    """Return all options with their values, defaults filled in.
 
     Raises ``UnsupportedRequest`` for a name that ``owner`` does not have, ``InvalidDocument`` for a wrong value.
     """

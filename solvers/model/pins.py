@@ -1,7 +1,7 @@
 """Pins: layers that only some devices may hold. Every planner's allocations are re-placed to keep them.
 
-First the devices change places among themselves (a bipartite matching that leaves alone what it can); where stages
-themselves break a pin, they lose replicas, or are cut between layers that no device may hold together.
+First devices are exchanged (a bipartite matching that changes as little as it can); where stages themselves break a
+pin, they lose replicas, or are cut between layers that no device may hold together.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_COUNTED = 62
 
 
 def allowed_devices(problem: Problem, first: int, last: int) -> Devices:
-    """The devices that may hold all of the layers ``first`` to ``last``."""
+    """Return the devices that may hold all of the layers ``first`` to ``last``."""
     allowed = frozenset(range(problem.num_devices))
     for pin in problem.pins:
         if pin.first <= last and first <= pin.last:
@@ -34,7 +34,7 @@ def allowed_devices(problem: Problem, first: int, last: int) -> Devices:
 
 @lru_cache(maxsize=4)
 def devices_allowed(problem: Problem) -> np.ndarray:
-    """(L + 1, L + 1) how many devices may hold all of the layers [i, j); of the first ``MOST_COUNTED`` pins."""
+    """Return (L + 1, L + 1): how many devices may hold all layers [i, j) by the first ``MOST_COUNTED`` pins."""
     first, stop = np.ogrid[: problem.num_layers + 1, : problem.num_layers + 1]
     named = np.zeros((problem.num_layers + 1, problem.num_layers + 1), dtype=np.int64)
     for number, pin in enumerate(problem.pins[:MOST_COUNTED]):
@@ -48,9 +48,9 @@ def devices_allowed(problem: Problem) -> np.ndarray:
 
 
 def last_ends(problem: Problem, devices: Sequence[int]) -> np.ndarray:
-    """(L + 1,) of each layer the last end of a stage that begins with it and may be held by all of the devices.
+    """Return (L + 1,): for each layer the last end of a stage that begins there and may be held by all of the devices.
 
-    The layer itself where they may not hold it.
+    The entry is the layer itself where they may not hold it.
     """
     layers = np.arange(problem.num_layers + 1)
     broken = layers == problem.num_layers
@@ -61,18 +61,18 @@ def last_ends(problem: Problem, devices: Sequence[int]) -> np.ndarray:
 
 
 def by_layers(problem: Problem, devices: Sequence[int]) -> tuple[int, ...]:
-    """Devices in the order of the layers that pins let them hold, of equals as they stand."""
+    """Return the devices in the order of the layers that pins let them hold (a stable sort)."""
     return tuple(sorted(devices, key=lambda device: centre(problem, device)))
 
 
 def centre(problem: Problem, device: int) -> Fraction:
-    """Twice the middle of the layers that pins let it hold; of all layers where none names it."""
+    """Return twice the middle of the layers that pins let a device hold; of all layers if no pin names it."""
     named = [pin.first + pin.last for pin in problem.pins if device in pin.devices]
     return Fraction(sum(named), len(named)) if named else Fraction(problem.num_layers - 1)
 
 
 def broken_pin(problem: Problem, allocation: Allocation) -> str | None:
-    """The first stage that breaks a pin, as a sentence; None when all are kept."""
+    """Return a sentence about the first stage that breaks a pin; None when all are kept."""
     for stage in allocation.stages:
         for pin in problem.pins:
             outside = [d for d in stage.devices if d not in pin.devices]
@@ -86,7 +86,7 @@ def broken_pin(problem: Problem, allocation: Allocation) -> str | None:
 
 
 def unkeepable_pin(problem: Problem) -> str | None:
-    """Why no plan at all can keep the pins; None where that is not certain."""
+    """Return why no plan at all can keep the pins; None where that is not certain."""
     if fewest_pieces(problem) is not None:
         return None
     for layer in range(problem.num_layers):
@@ -98,16 +98,16 @@ def unkeepable_pin(problem: Problem) -> str | None:
 
 
 def fewest_pieces(problem: Problem) -> list[tuple[int, int]] | None:
-    """All layers in as few pieces as keep the pins; None where no cut is allowed in time, so that nothing keeps them.
+    """Return all layers in the fewest pieces that keep the pins; None where the allowed cuts make that impossible.
 
-    A part of a piece that some device may hold whole can be held by it as well, so the longest pieces are the fewest.
+    A device that may hold a whole piece may hold any part of it, so greedily choosing the longest pieces is optimal.
     """
     whole = 0, problem.num_layers - 1
     return _segments(problem, *whole) if problem.pins else [whole]
 
 
 def keep_pins(problem: Problem, allocation: Allocation) -> Allocation | None:
-    """The allocation changed as little as it takes to keep the pins; None where this finds no way."""
+    """Return the allocation, changed as little as needed to keep the pins; None if no such change is found."""
     if broken_pin(problem, allocation) is None:
         return allocation
     found = moved(problem, allocation)
@@ -120,7 +120,7 @@ def keep_pins(problem: Problem, allocation: Allocation) -> Allocation | None:
 def keep_pins_of_schedule(
     problem: Problem, allocation: Allocation, schedule: Schedule
 ) -> tuple[Allocation, Schedule] | None:
-    """An allocation that its schedule fits, with devices changing places only."""
+    """Return an allocation that keeps the pins by exchanging devices only, so that its schedule still fits."""
     if broken_pin(problem, allocation) is None:
         return allocation, schedule
     places = _places(problem, allocation, lambda stage: allowed_devices(problem, stage.first, stage.last))
@@ -133,14 +133,14 @@ def keep_pins_of_schedule(
 
 
 def moved(problem: Problem, allocation: Allocation) -> Allocation | None:
-    """The allocation with devices that change places only, so that it keeps the pins; None where there is no way."""
+    """Return the allocation with devices exchanged so that it keeps the pins; None if that is impossible."""
     if broken_pin(problem, allocation) is None:
         return allocation
     return exchanged(problem, allocation, lambda stage: allowed_devices(problem, stage.first, stage.last))
 
 
 def exchanged(problem: Problem, allocation: Allocation, allowed: Callable[[Stage], Devices]) -> Allocation | None:
-    """The allocation on devices that each of their stages allows, few of them changed; None where there is no way."""
+    """Return the allocation on devices that each of their stages allows, few of them changed; None if impossible."""
     places = _places(problem, allocation, allowed)
     return None if places is None else _renamed(allocation, places)
 
@@ -157,7 +157,7 @@ def _renamed(allocation: Allocation, places: dict[int, int]) -> Allocation:
 
 
 def _places(problem: Problem, allocation: Allocation, allowed_by: Callable[[Stage], Devices]) -> dict[int, int] | None:
-    """For each used device the one that takes its place; of the possible ones itself, its node, its kind first."""
+    """Return the replacement of each used device; it prefers the device itself, then its node, then its kind."""
     used = sorted({d for stage in allocation.stages for d in stage.devices})
     wanted: dict[int, list[int]] = {}
     for device in used:
@@ -179,7 +179,7 @@ def _places(problem: Problem, allocation: Allocation, allowed_by: Callable[[Stag
 
 
 def matching(wanted: dict[int, list[int]]) -> dict[int, int] | None:
-    """Each key one of its values, none twice; the tightest keys first, by augmenting paths."""
+    """Return one distinct value for each key, by augmenting paths, keys with fewest values first."""
     holder: dict[int, int] = {}
     for key in sorted(wanted, key=lambda k: (len(wanted[k]), k)):
         found = _augmenting(key, wanted, holder)
@@ -191,7 +191,7 @@ def matching(wanted: dict[int, list[int]]) -> dict[int, int] | None:
 
 
 def _augmenting(key: int, wanted: dict[int, list[int]], holder: dict[int, int]) -> list[tuple[int, int]] | None:
-    """The (value, new owner) pairs of a shortest path from ``key`` to a free value."""
+    """Return the (value, new owner) pairs of a shortest path from ``key`` to a free value."""
     came_from: dict[int, int] = {}
     queue = deque([key])
     while queue:
@@ -218,7 +218,7 @@ def _path(value: int, key: int, came_from: dict[int, int], holder: dict[int, int
 
 
 def _split(problem: Problem, allocation: Allocation) -> Allocation | None:
-    """Stages cut where pins demand it, each piece with as many replicas as its pins leave it."""
+    """Return stages cut where pins require it, each piece with the replicas that its pins allow."""
     if len(allocation.pipelines) > 1:
         return None
     spare = sorted(set(range(problem.num_devices)) - {d for stage in allocation.stages for d in stage.devices})
@@ -241,7 +241,7 @@ def _split(problem: Problem, allocation: Allocation) -> Allocation | None:
 
 
 def _segments(problem: Problem, first: int, last: int) -> list[tuple[int, int]] | None:
-    """The layers in as few pieces as keep the pins, each as long as can be; None where no cut is allowed in time."""
+    """Return the layers in the fewest pieces that keep the pins, each as long as possible; None if no cut allows it."""
     pieces = []
     start = first
     while start <= last:
@@ -259,7 +259,7 @@ def _segments(problem: Problem, first: int, last: int) -> list[tuple[int, int]] 
 
 
 def _shares(problem: Problem, pieces: Sequence[tuple[int, int]], devices: int) -> list[int]:
-    """Devices for each piece: one each, then one by one to the piece with most work per device that may have more."""
+    """Return devices for each piece: one each, then one at a time to the piece with most work per device."""
     costs = problem.costs(problem.devices[0].kind, 1)
     total = costs.forward_ns + costs.backward_ns
     work = [int(total[last + 1] - total[first]) for first, last in pieces]

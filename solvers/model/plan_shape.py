@@ -1,4 +1,4 @@
-"""How many pipelines, stages and devices a plan has, in words: one wording for every headline."""
+"""A plan's pipelines, stages and devices in words: the same wording for every headline."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Collection, Hashable, Sequence
 
 
 def shape(pipelines: Sequence[Sequence[Collection[Hashable]]]) -> str:
-    """``4 stages on 8 devices``, ``data parallelism over 8 devices``, ``2 pipelines side by side on 8 devices, …``.
+    """Return ``4 stages on 8 devices``, ``data parallelism over 8 devices`` or ``2 pipelines side by side on …``.
 
-    ``pipelines``: the devices of each stage of each pipeline, by any names.
+    ``pipelines``: the devices of each stage of each pipeline, under any names.
     """
     devices = {device for stages in pipelines for held in stages for device in held}
     where = "one device" if len(devices) == 1 else f"{len(devices):,} devices"
@@ -28,29 +28,29 @@ def shape(pipelines: Sequence[Sequence[Collection[Hashable]]]) -> str:
 
 
 def is_data_parallel(pipelines: Sequence[Sequence[Collection[Hashable]]]) -> bool:
-    """Whether every device holds the whole model: pipelines of one stage, none of which shares a device."""
+    """Return whether every device holds the whole model: pipelines of one stage, none of which shares a device."""
     return all(len(stages) == 1 for stages in pipelines) and not _overlap(pipelines)
 
 
 def micro_batches(number: int, rows: int) -> str:
-    """``8 micro-batches of at most 4 samples``; a single one has exactly that many."""
+    """Return ``8 micro-batches of at most 4 samples``; for a single one, its exact size."""
     samples = f"{rows:,} sample{'' if rows == 1 else 's'}"
     return f"one micro-batch of {samples}" if number == 1 else f"{number:,} micro-batches of at most {samples}"
 
 
 def layers(first: int, last: int, names: Sequence[str] | None = None) -> str:
-    """``layers 3–5 (a … c)``, ``layer 3 (a)``; without ``names`` the numbers alone."""
+    """Return ``layers 3–5 (a … c)`` or ``layer 3 (a)``; without ``names``, only the numbers."""
     if first == last:
         return f"layer {first}" + ("" if names is None else f" ({names[first]})")
     return f"layers {first}–{last}" + ("" if names is None else f" ({names[first]} … {names[last]})")
 
 
 def layers_need(first: int, last: int, names: Sequence[str] | None = None) -> str:
-    """``layers 3–5 (a … c) need``, ``layer 3 (a) needs``."""
+    """Return ``layers 3–5 (a … c) need`` or ``layer 3 (a) needs``."""
     return f"{layers(first, last, names)} {'needs' if first == last else 'need'}"
 
 
 def _overlap(pipelines: Sequence[Sequence[Collection[Hashable]]]) -> bool:
-    """Whether a device belongs to several pipelines."""
+    """Return whether a device belongs to several pipelines."""
     every = [device for stages in pipelines for device in {device for held in stages for device in held}]
     return len(every) > len(set(every))

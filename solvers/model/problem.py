@@ -1,4 +1,4 @@
-"""``Problem``: one request as frozen arrays, checked once. Nothing after it checks its input again."""
+"""``Problem``: one request as frozen arrays, validated once. No later code validates the input again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.solvers.model.update_rules import UpdateRule
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device; ``node`` numbers its host."""
+    """One device; ``node`` is its host's number."""
 
     name: str
     node: int
@@ -53,7 +53,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class MemoryRules:
-    """Bytes beside the activations: gradients and optimizer states as multiples of the parameters' bytes."""
+    """Bytes in addition to activations: gradients and optimizer states as multiples of the parameters' bytes."""
 
     gradient_factor: int
     state_factor: int
@@ -76,7 +76,7 @@ class NetworkRules:
 
 @dataclass(frozen=True, slots=True)
 class CodecSpeed:
-    """Bytes of fp32 per second that a kind of device encodes and decodes."""
+    """Bytes of fp32 per second that a device kind encodes and decodes."""
 
     encode_bytes_per_s: int
     decode_bytes_per_s: int
@@ -95,7 +95,7 @@ class Pin:
 class RankRun:
     """One rank of a measured pipeline (AvgPipe, section 5.2.1): times per batch, the curve φ in millionths.
 
-    ``model_bytes`` of one pipeline's parameters and gradients, ``activation_bytes`` of one micro-batch in flight.
+    ``model_bytes``: of one pipeline's parameters and gradients; ``activation_bytes``: of one in-flight micro-batch.
     """
 
     compute_ns: int
@@ -121,9 +121,9 @@ class Problem:
 
     ``parameter_bytes``, ``trainable_bytes``, ``update_ns`` are prefix sums (L + 1,); ``forward_bytes`` and
     ``backward_bytes`` (L - 1,) are what one sample sends over the cut after each layer; ``cuttable`` (L - 1,).
-    ``codec``: whether plans may encode tensors; ``codec_speeds`` by kind of device; ``encodable``: for each cut, the
-    bytes of one sample's tensors that the codec takes, and how many these are. ``within``: plans have to be such that
-    another trainer can express them.
+    ``codec``: whether plans may encode tensors; ``codec_speeds`` by device kind; ``encodable``: for each cut, the
+    bytes and the number of one sample's tensors that the codec can encode. ``within``: the trainer that has to be able
+    to express the plan.
     """
 
     layer_names: tuple[str, ...]
@@ -159,30 +159,30 @@ class Problem:
 
     @property
     def num_layers(self) -> int:
-        """L."""
+        """Return L, the number of layers."""
         return len(self.layer_names)
 
     @property
     def num_devices(self) -> int:
-        """V."""
+        """Return V, the number of devices."""
         return len(self.devices)
 
     def costs(self, kind: str, rows: int) -> Costs:
-        """Prefix sums for ``rows`` samples on a kind, computed once; 0 rows cost nothing."""
+        """Return the prefix sums for ``rows`` samples on a device kind, computed once; 0 rows cost nothing."""
         key = (kind, rows)
         if key not in self._costs:
             self._costs[key] = self._scaled(kind, rows)
         return self._costs[key]
 
     def nodes(self) -> tuple[tuple[int, ...], ...]:
-        """The devices of each node."""
+        """Return the devices of each node."""
         groups: list[list[int]] = [[] for _ in self.network.node_names]
         for index, device in enumerate(self.devices):
             groups[device.node].append(index)
         return tuple(tuple(group) for group in groups)
 
     def capacity_bytes(self, device: int) -> int:
-        """What a device has for us: its memory less the headroom."""
+        """Return the usable bytes of a device: its memory less the headroom."""
         return self.devices[device].memory_bytes - self.memory.headroom_bytes
 
     def _scaled(self, kind: str, rows: int) -> Costs:
@@ -200,7 +200,7 @@ class Problem:
 
 
 def _at_rows(points: tuple[Measured, ...], name: str, rows: int, linear: bool) -> np.ndarray:
-    """Each layer's value at ``rows`` samples, rounded up; (L,) int64.
+    """Return each layer's value at ``rows`` samples, rounded up; (L,) int64.
 
     Linear scaling is proportional from the nearest measurement at or above ``rows`` (else the largest);
     measured scaling interpolates between neighbours, is clamped below the smallest and proportional above.
@@ -222,6 +222,6 @@ def _at_rows(points: tuple[Measured, ...], name: str, rows: int, linear: bool) -
 
 
 def _ceil_ratio(values: np.ndarray, numerator: int, denominator: int) -> np.ndarray:
-    """``ceil(values * numerator / denominator)`` without overflow: whole part and remainder apart."""
+    """Return ``ceil(values * numerator / denominator)`` without overflow: whole part and remainder are separate."""
     whole, rest = np.divmod(values, denominator)
     return np.asarray(whole * numerator - (-rest * numerator) // denominator)

@@ -1,4 +1,4 @@
-"""``Result``: a planner's answer with its proof, or the reason why there is none."""
+"""``Result``: a planner's answer with its proof, or the reason why there is no plan."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from penstock.solvers.model.update_rules import UpdateRule
 class Status(StrEnum):
     """``optimal`` means value ≤ a bound on every plan of the request + its tolerance; ``infeasible`` that none exists.
 
-    ``infeasible`` has a proof (``feasibility``). ``none_found``: the search ended without a plan, and that there is
-    none is not proven.
+    ``infeasible`` has a proof (``feasibility``). ``none_found``: the search ended without a plan, but did not prove
+    that none exists.
     """
 
     OPTIMAL = "optimal"
@@ -57,13 +57,13 @@ class Bound:
 
     @property
     def model(self) -> str:
-        """Which plans the bound covers, in words."""
+        """Return which plans the bound covers, in words."""
         return model_of(self.scope, self.covers)
 
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """The tightest stage of the best attempt: which device lacks how many bytes, and the first remedy that works."""
+    """The shortage of the best attempt's tightest stage: device, bytes lacking, and the first remedy that works."""
 
     first_layer: int
     last_layer: int
@@ -74,13 +74,13 @@ class Shortage:
 
     @property
     def missing_bytes(self) -> int:
-        """What is lacking."""
+        """Return the bytes that are lacking."""
         return self.needed_bytes - self.available_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A judged plan."""
+    """A simulated plan."""
 
     planner: str
     allocation: Allocation
@@ -91,12 +91,12 @@ class Candidate:
 
     @property
     def value_ns(self) -> int:
-        """Time per global batch, by the judge."""
+        """Return the simulated time per global batch."""
         return self.timeline.time_per_global_batch_ns
 
 
 class Progress(NamedTuple):
-    """How far a solve is: the best plan's time, the bound on every plan of the request, who is at work."""
+    """Progress of a solve: the best plan's time, the bound on every plan of the request, the tasks at work."""
 
     value_ns: int | None
     bound: Bound
@@ -104,13 +104,13 @@ class Progress(NamedTuple):
 
     @property
     def gap(self) -> float | None:
-        """Value / bound - 1."""
+        """Return value / bound - 1."""
         return None if self.value_ns is None or self.bound.bound_ns <= 0 else self.value_ns / self.bound.bound_ns - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a planner found. ``best`` is None when infeasible, when none was found, or when the limit came first."""
+    """A planner's result. ``best`` is None if infeasible, if no plan was found, or if the limit was reached first."""
 
     status: Status
     why: str

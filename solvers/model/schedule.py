@@ -53,7 +53,7 @@ class PatternOperation:
 class Pattern:
     """A period, the micro-batches it takes in, and the start and shift of each operation.
 
-    The starts say in which order a device runs its operations (``unroll``); when they run is for the judge to say.
+    The starts determine the order of a device's operations (``unroll``); their actual times are simulated.
     """
 
     name: str
@@ -66,7 +66,7 @@ Schedule = Orders | Pattern
 
 
 def kinds_of(schedule: Schedule) -> set[int]:
-    """Which kinds of operations a schedule has."""
+    """Return the kinds of operations that a schedule has."""
     if isinstance(schedule, Orders):
         return {kind for row in schedule.rows for kind in np.unique(row.operations[:, 0]).tolist()}
     return {operation.kind for operation in schedule.operations}

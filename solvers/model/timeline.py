@@ -1,4 +1,4 @@
-"""``Timeline``: the judge's answer. Start and end of every operation and transfer, memory and idle time per device."""
+"""``Timeline``: the simulation's result. Times of every operation and transfer; memory and idle time per device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class Track:
-    """What devices with one order did; ``operations`` as in ``schedule.Row``, times int64 of shape (n,)."""
+    """Operations of devices with the same order, as in ``schedule.Row``, with their times: int64 of shape (n,)."""
 
     devices: tuple[int, ...]
     operations: np.ndarray
@@ -31,7 +31,7 @@ class Transfers:
 
 
 class Interval(NamedTuple):
-    """A bucket's all-reduce, or an optimizer step (bucket -1); of a tied sum the lowest stage and the tie's number."""
+    """A bucket's all-reduce, an optimizer step (bucket -1), or a tied sum: its lowest stage and the tie's number."""
 
     stage: int
     bucket: int
@@ -53,7 +53,7 @@ class Breakdown(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Return the sum of all parts."""
         return sum(self)
 
 
@@ -71,8 +71,8 @@ class Timeline:
     """One global batch, or some rounds of a periodic plan in one run.
 
     ``memory_curve(device)`` gives (times_ns, bytes), both int64, bytes from each time on; ``activations_curve`` gives
-    what of it are activations. ``uses`` are shares of one global batch: what happens in ``window_ns`` (first and last
-    nanosecond), divided by its ``window_rounds`` global batches. ``rounds`` global batches have been run.
+    the activations among them. ``uses`` are shares of one global batch: the times within ``window_ns`` (first and last
+    nanosecond), divided by its ``window_rounds`` global batches. ``rounds``: the number of simulated global batches.
     """
 
     time_per_global_batch_ns: int
@@ -92,11 +92,11 @@ class Timeline:
 
     @property
     def peak_memory_bytes(self) -> int:
-        """The largest peak of any device."""
+        """Return the largest peak of any device."""
         return max(use.memory.total for use in self.uses.values())
 
     @property
     def bubble(self) -> float:
-        """Share of the used devices' time in which they do not compute."""
+        """Return the share of the used devices' time in which they do not compute."""
         busy = sum(use.busy_ns for use in self.uses.values())
         return 1.0 - busy / (self.time_per_global_batch_ns * len(self.uses))

@@ -1,4 +1,4 @@
-"""What another trainer can express, as far as planners have to know: its orders, its recomputation, where it may cut.
+"""What another trainer can express, as far as planners need it: its orders, its recomputation, where it may cut.
 
 All of these trainers replicate every stage equally, run one flushed pipeline of equal micro-batches, and number their
 ranks stage after stage (Megatron's order tp-cp-ep-dp-pp, DeepSpeed's ``pipe``-``data``, torchtitan's mesh: the pipeline
@@ -20,7 +20,7 @@ AT_ONCE = 8
 
 
 class Recomputing(NamedTuple):
-    """How stages recompute: ``block``: the first so many layers, each by itself; ``uniform``: all, so many at once."""
+    """How stages recompute: ``block``: the first n layers, each by itself; ``uniform``: all layers, n at once."""
 
     method: Method = "none"
     layers: int = 0
@@ -34,10 +34,10 @@ class Span(NamedTuple):
 
 
 def misnumbered(nodes: Sequence[Sequence[int]], stages: Sequence[Stage]) -> tuple[int, ...] | None:
-    """The devices of the first node that do not stand as ranks are numbered: stage after stage, through nodes.
+    """Return the devices of the first node where they are not in rank order: stage after stage, node after node.
 
-    Of each of the cluster's ``nodes`` the first devices in their order, all together; None where that is so. Stages of
-    the same devices count once.
+    That order takes the first devices of each of the cluster's ``nodes``, all together. Return None if it is kept.
+    Stages of the same devices count once.
     """
     used = [device for devices in dict.fromkeys(stage.devices for stage in stages) for device in devices]
     node_of = {device: number for number, devices in enumerate(nodes) for device in devices}
@@ -54,10 +54,10 @@ def misnumbered(nodes: Sequence[Sequence[int]], stages: Sequence[Stage]) -> tupl
 class Within:
     """The limits of one trainer for one model.
 
-    ``schedules`` by our names; ``rounds``: whether interleaved 1F1B takes its micro-batches in as many equal groups as
-    the ranks can be filled with them, else in groups of as many as ranks; ``recompute``: ways that it knows beside
-    none; ``at_once``: whether more than one layer may be recomputed together; ``span``: the layers that may recompute
-    at all; ``cuts`` (L - 1): where stages may end.
+    ``schedules``: by our names; ``rounds``: whether interleaved 1F1B takes its micro-batches in the largest number of
+    equal groups that fill the ranks, else in groups as large as the number of ranks; ``recompute``: supported ways
+    in addition to none; ``at_once``: whether several layers may be recomputed together; ``span``: the layers that may
+    recompute at all; ``cuts`` (L - 1): where stages may end.
     """
 
     trainer: str
@@ -69,18 +69,18 @@ class Within:
     cuts: tuple[bool, ...]
 
     def runs(self, ranks: int) -> tuple[str, ...]:
-        """The schedules on so many ranks: without a pipeline, micro-batches follow one another, as under 1F1B."""
+        """Return the schedules on ``ranks`` ranks: without a pipeline micro-batches run one by one, as under 1F1B."""
         return tuple(name for name in self.schedules if ranks > 1 or name == "early-backward")
 
     def group(self, ranks: int, number: int) -> int | None:
-        """How many micro-batches interleaved 1F1B takes together unless it is told; None where it refuses so many."""
+        """Return interleaved 1F1B's default group size in micro-batches; None if it refuses this number of them."""
         rounds = max(1, number // ranks)
         if self.rounds:
             return number // rounds if number % rounds == 0 else None
         return ranks if number % ranks == 0 else None
 
     def keeps(self, allocation: Allocation, schedule: str, global_batch_size: int) -> bool:
-        """Whether a plan is of the shape that bounds of this trainer's plans (``within_bound``) rest on.
+        """Return whether a plan has the shape that bounds of this trainer's plans (``within_bound``) assume.
 
         One pipeline of equally replicated stages that end where the trainer may cut and recompute in one of its ways,
         micro-batches of one size that replicas share evenly, one of its schedules.
@@ -100,7 +100,7 @@ class Within:
         )
 
     def segments(self, stage: Stage, how: Recomputing) -> tuple[tuple[int, int], ...]:
-        """What a stage recomputes."""
+        """Return the segments that a stage recomputes."""
         low, high = max(stage.first, self.span.first), min(stage.last, self.span.last)
         if how.method == "none":
             return ()
@@ -109,7 +109,7 @@ class Within:
         return tuple((layer, min(layer + how.layers - 1, high)) for layer in range(low, high + 1, how.layers))
 
     def ways(self, stages: Sequence[Stage]) -> Iterator[Recomputing]:
-        """From none to everything, the cheapest way first."""
+        """Return the ways to recompute, from nothing to everything, the cheapest first."""
         most = max(min(s.last, self.span.last) - max(s.first, self.span.first) + 1 for s in stages)
         yield Recomputing()
         if "block" in self.recompute:

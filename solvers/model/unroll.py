@@ -1,9 +1,9 @@
-"""A pattern as the judge and the ranks see it: some rounds of it as one long step, with its optimizer steps in place.
+"""A pattern unrolled for the simulator and the ranks: some rounds as one long step, with its optimizer steps in place.
 
 Every micro-batch is as large as the largest one of the request. Devices run their operations in the order of the
-pattern's starts (of equals, in the order in which the pattern lists them). A stage steps as late as its rule allows:
+pattern's starts (ties: in the order in which the pattern lists them). A stage steps as late as its rule allows:
 just before the first operation of the stage that uses the new version, or that adds to the gradients of a later
-round, so that an all-reduce has until then and one gradient buffer is enough.
+round, so that an all-reduce has time until then and one gradient buffer is enough.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Unrolled(NamedTuple):
     """``rounds`` global batches as one step of a problem of their size.
 
     The steady state lies between the end of the last backward of round ``first`` and that of round ``last``. After
-    ``whole`` rounds the pattern and every round-robin replica are where they were.
+    ``whole`` rounds the pattern and every round-robin replica repeat.
     """
 
     problem: Problem
@@ -47,10 +47,10 @@ class Unrolled(NamedTuple):
 
 @lru_cache(maxsize=8)
 def unroll(problem: Problem, allocation: Allocation, pattern: Pattern, rule: UpdateRule) -> Unrolled:
-    """As many rounds as fill the pipeline, settle, are measured, and are followed by as many as they overlap with.
+    """Return enough rounds to fill the pipeline, settle, be measured, and be followed by those that they overlap with.
 
-    Raises InvalidPlan where the pattern lacks operations or names a stage that the allocation has not, and where a
-    replica would have nothing to do for an update.
+    Raises InvalidPlan where the pattern lacks operations or names a stage that the allocation lacks, and where a
+    replica would have no work for an update.
     """
     number = allocation.num_micro_batches
     _check(allocation, pattern, rule)
@@ -66,7 +66,7 @@ def unroll(problem: Problem, allocation: Allocation, pattern: Pattern, rule: Upd
 
 
 def run_of(allocation: Allocation, pattern: Pattern, rule: UpdateRule, rounds: int) -> tuple[Allocation, Orders]:
-    """So many global batches as one flushed step: the allocation of all their micro-batches, and the rows with steps.
+    """Return ``rounds`` global batches as one flushed step: the allocation of all micro-batches, the rows with steps.
 
     Raises InvalidPlan as ``unroll`` does.
     """
@@ -84,7 +84,7 @@ def run_of(allocation: Allocation, pattern: Pattern, rule: UpdateRule, rounds: i
 
 
 def depth(allocation: Allocation, pattern: Pattern) -> int:
-    """Global batches that the pattern overlaps with one of them, at most."""
+    """Return the largest number of global batches that the pattern overlaps with one of them."""
     deepest = max(operation.shift for operation in pattern.operations) + 1
     return -(-deepest * pattern.micro_batches_per_period // allocation.num_micro_batches)
 
@@ -109,7 +109,7 @@ def _check(allocation: Allocation, pattern: Pattern, rule: UpdateRule) -> None:
 
 
 def whole_rounds(allocation: Allocation, pattern: Pattern) -> int:
-    """Global batches after which the pattern and every round-robin replica are where they were."""
+    """Return the number of global batches after which the pattern and every round-robin replica repeat."""
     turns = [stage.replicas for stage in allocation.stages if stage.dispatch == "round_robin"]
     number = allocation.num_micro_batches
     return lcm(number, pattern.micro_batches_per_period, *turns) // number
@@ -123,7 +123,7 @@ class _Alike(NamedTuple):
 
 
 def _rows(allocation: Allocation) -> dict[_Alike, list[int]]:
-    """The devices that run the same operations."""
+    """Return the sets of devices that run the same operations."""
     holds: dict[int, list[int]] = defaultdict(list)
     for number, stage in enumerate(allocation.stages):
         for device in stage.devices:
@@ -140,7 +140,7 @@ def _rows(allocation: Allocation) -> dict[_Alike, list[int]]:
 
 
 def _operations(pattern: Pattern, total: int, alike: _Alike) -> np.ndarray:
-    """A row's operations on micro-batches below ``total``, by nominal start; of equals as the pattern lists them."""
+    """Return a row's operations on micro-batches below ``total``, by nominal start; ties in the pattern's order."""
     turns = {s: (turn, replicas) for s, turn, replicas in alike.turns}
     starts, places, found = [], [], []
     for place, operation in enumerate(pattern.operations):
@@ -160,7 +160,7 @@ def _operations(pattern: Pattern, total: int, alike: _Alike) -> np.ndarray:
 
 
 def _with_steps(allocation: Allocation, operations: np.ndarray, rule: UpdateRule, every: tuple[int, ...]) -> np.ndarray:
-    """The operations of a row with the steps of its stages; incomplete rounds have none."""
+    """Return the operations of a row with the steps of its stages; incomplete rounds have no step."""
     steps = [_steps(allocation, operations, rule, s, every[s]) for s in np.unique(operations[:, 1]).tolist()]
     position, stage, m = np.concatenate([np.empty((3, 0), dtype=np.int64), *steps], axis=1)
     order = np.lexsort((m, stage, position))
@@ -169,9 +169,9 @@ def _with_steps(allocation: Allocation, operations: np.ndarray, rule: UpdateRule
 
 
 def _steps(allocation: Allocation, operations: np.ndarray, rule: UpdateRule, s: int, every: int) -> np.ndarray:
-    """(3, rounds): before which operation of the row stage ``s`` steps, its number, the round's last micro-batch.
+    """Return (3, rounds): the operation of the row before which stage ``s`` steps, ``s``, the round's last micro-batch.
 
-    That is the first operation behind the round's gradients that is a gradient, or a forward that uses a version
+    That is the first operation after the round's gradients that is a gradient, or a forward that uses a version
     which the step makes.
     """
     rounds = np.arange(allocation.num_micro_batches // every)
@@ -193,7 +193,7 @@ def _steps(allocation: Allocation, operations: np.ndarray, rule: UpdateRule, s: 
 
 
 def _versions_used(allocation: Allocation, rule: UpdateRule, s: int, update_round: np.ndarray) -> np.ndarray | None:
-    """``version_used`` of many rounds; None where forwards use the newest."""
+    """Return ``version_used`` of many rounds; None where forwards use the newest version."""
     rounds = range(int(update_round.max(initial=0)) + 1)
     used = [version_used(rule, group_of(allocation, s), each) for each in rounds]
     versions = [each for each in used if each is not None]

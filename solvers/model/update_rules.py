@@ -2,7 +2,7 @@
 
 What they train is in ``docs/update-rules.md``, when their stages step in ``docs/theory/judge.md``, sections 5 and 6.
 
-Version v of a stage's weights is what v updates have made of them. Global batch t is *round* t of a stage.
+Version v of a stage's weights is the result of v updates. Global batch t is *round* t of a stage.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ PERIODIC_RULES: frozenset[UpdateRule] = frozenset({"weight_stashing", "double_bu
 
 
 def group_of(allocation: Allocation, stage: int) -> int:
-    """WPipe's group of a stage: 0 for the first half of its pipeline's stages, 1 for the second (5.2)."""
+    """Return WPipe's group of a stage: 0 for the first half of its pipeline's stages, 1 for the second (5.2)."""
     pipeline = allocation.pipeline_of[stage]
     number = stage - allocation.pipeline_of.index(pipeline)
     return 0 if 2 * number < len(allocation.pipelines[pipeline].stages) else 1
 
 
 def version_used(rule: UpdateRule, group: int, update_round: int) -> int | None:
-    """The version that forwards and backwards of a round use; None: the newest when the forward starts."""
+    """Return the version that forwards and backwards of a round use; None: the newest when the forward starts."""
     if rule == "weight_stashing":
         return None
     if rule == "double_buffered" or (rule == "double_grouped" and group == 0):
@@ -34,16 +34,16 @@ def version_used(rule: UpdateRule, group: int, update_round: int) -> int | None:
 
 
 def micro_batches_per_update(rule: UpdateRule, stage: Stage, num_micro_batches: int) -> int:
-    """How many micro-batches a stage accumulates before it steps: under weight stashing one per replica in turn."""
+    """Return how many micro-batches a stage accumulates per step; under weight stashing, one per replica in turn."""
     if rule == "weight_stashing":
         return stage.replicas if stage.dispatch == "round_robin" else 1
     return num_micro_batches
 
 
 def weight_copies(rule: UpdateRule, allocation: Allocation, stage: int, in_flight: int) -> int:
-    """Copies of its weights that a stage keeps, the current one included; ``in_flight``: its most micro-batches.
+    """Return the weight copies of a stage, the current one included; ``in_flight``: its most in-flight micro-batches.
 
-    Under weight stashing each micro-batch in flight may have seen a version of its own.
+    Under weight stashing each in-flight micro-batch may have used a different version.
     """
     if rule == "weight_stashing":
         own = allocation.stages[stage]

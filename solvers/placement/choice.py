@@ -1,13 +1,13 @@
-"""Hosts and a plan for one job: bounds tell which sets can still win, regular plans rank them, the job's planner ends.
+"""Hosts and a plan for one job: bounds exclude sets, regular plans rank the others, the job's planner decides.
 
 1. Sets (``families``), one of each class of sets that are alike, each with a bound on every plan for it.
 2. A regular plan (``regular``) for the most compact set of each number of hosts, the largest first; then for the other
-   sets, while their bound allows more than the best plan, the most promising number first, and while a regular plan
-   would win on hosts that are joined without limits. On many hosts a count of devices ends this.
-3. The planner that the job asks for, on the sets that can still win: all of them where they are small or the job limits
+   sets, while their bound permits a better plan than the best, the most promising number first, and while a regular
+   plan would win on hosts with unlimited links. On many hosts a count of devices ends this.
+3. The planner that the job requests, on the sets that can still win: all of them where they are small or the job limits
    its planner, else until the time limit. Without any limit large sets keep their regular plans.
 
-Ties: fewest devices, then fewest switches newly broken into, then the most compact, then the order of the tree.
+Ties: fewest devices, then fewest switches newly fragmented, then the most compact, then the order of the tree.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ SPARE = 2
 
 
 class Asker(Protocol):
-    """What a job brings with it."""
+    """The job's request."""
 
     @property
     def limited(self) -> bool:
-        """Whether the job limits its own planner."""
+        """Return whether the job limits its own planner."""
 
     @property
     def drawn(self) -> bool:
-        """Whether regular plans are plans of the job: one flushed pipeline, in nobody else's form."""
+        """Return whether regular plans are valid for the job: one flushed pipeline, no other trainer's limits."""
 
     def problem(self, chosen: Chosen) -> Problem:
-        """The job on these devices."""
+        """Return the job's problem on these devices."""
 
     def solve(self, problem: Problem, left_ns: int | None) -> Result:
-        """By the job's own planner."""
+        """Solve a problem with the job's own planner."""
 
 
 @dataclass(eq=False)
 class Option:
-    """A set of ``number`` hosts that breaks into so many switches; no plan for it takes less than ``bound_ns``.
+    """A set of ``number`` hosts that fragments a number of switches; no plan for it takes less than ``bound_ns``.
 
-    ``least``: hosts that are kept, used or not. ``place``: among the sets of as many hosts, the most compact one first.
-    ``surpassed``: its regular plans would lose even if nothing slowed transfers down.
+    ``least``: hosts that are kept, used or not. ``place``: rank among the sets of this many hosts, most compact first.
+    ``surpassed``: its regular plans would lose even with unlimited bandwidth.
     """
 
     number: int
@@ -77,22 +77,22 @@ class Option:
 
     @property
     def settled(self) -> bool:
-        """Whether it was looked at."""
+        """Return whether the set has been evaluated."""
         return self.surpassed or self.result is not None
 
     @property
     def best(self) -> Candidate | None:
-        """Its plan."""
+        """Return the set's plan."""
         return None if self.result is None else self.result.best
 
     @property
     def devices(self) -> int:
-        """How many it takes."""
+        """Return the number of devices of the set."""
         return sum(count for _host, count in self.chosen)
 
     @property
     def used(self) -> Chosen:
-        """The hosts that the plan uses, with all that is taken of them; and others, where there have to be more."""
+        """Return the hosts that the plan uses with their taken devices, and more hosts where ``least`` requires it."""
         if self.best is None:
             return self.chosen
         ends = list(accumulate(count for _host, count in self.chosen))
@@ -103,11 +103,11 @@ class Option:
 
     @property
     def devices_used(self) -> int:
-        """How many it takes of the hosts that its plan uses."""
+        """Return the number of devices taken on the hosts that the plan uses."""
         return sum(count for _host, count in self.used)
 
     def take(self, result: Result) -> None:
-        """Keep the better plan, and the better of two bounds that hold for every plan like it."""
+        """Keep the better plan, and the higher of two bounds that hold for every such plan."""
         self.bound_ns = max(self.bound_ns, *(b.bound_ns for b in result.bounds if b.scope == REQUEST_SCOPE), 0)
         if self.best is None or (result.best is not None and result.best.value_ns <= self.best.value_ns):
             self.result = result
@@ -115,7 +115,7 @@ class Option:
 
 @dataclass
 class Choice:
-    """What came of it. ``cut_short``: what ended the search for better plans before all that could win were asked."""
+    """The result. ``cut_short``: what ended the search before all sets that could win were planned."""
 
     wish: Wish
     options: list[Option]
@@ -126,17 +126,17 @@ class Choice:
 
     @property
     def bound_cost(self) -> int | None:
-        """No plan for any of the sets costs less."""
+        """Return a lower bound on the cost of every plan for any of the sets."""
         costs = [cost for option in self.options if (cost := _least_cost(self.wish, option)) is not None]
         return min(costs, default=None)
 
     @property
     def refuted(self) -> bool:
-        """Whether it is proven that no set has a plan within the budget: there is none that was not looked at."""
+        """Return whether it is proven that no set has a plan within the budget: every set was evaluated."""
         return self.every_set and all(_is_refuted(self.wish, option) for option in self.options)
 
     def by_number(self) -> dict[int, list[Option]]:
-        """The sets of each number of hosts."""
+        """Return the sets of each number of hosts."""
         found: dict[int, list[Option]] = {}
         for option in self.options:
             found.setdefault(option.number, []).append(option)
@@ -145,7 +145,7 @@ class Choice:
 
 @dataclass
 class Chooser:
-    """The search of one job over ``hosts`` of a site. ``tell`` hears of every set that is settled."""
+    """The search of one job over ``hosts`` of a site. ``tell`` is called with every set that has been evaluated."""
 
     site: Site
     hosts: Iterable[int]
@@ -159,7 +159,7 @@ class Chooser:
     _fast: dict[object, bool] = field(default_factory=dict)
 
     def run(self) -> Choice:
-        """All three steps."""
+        """Run all three steps."""
         hosts = frozenset(self.hosts)
         families = Families(self.site, hosts, self.wish.least, self.wish.most or len(hosts))
         for number in families.numbers():
@@ -187,14 +187,14 @@ class Chooser:
         return list(added.values())
 
     def _bound_ns(self, chosen: Chosen) -> int:
-        """Of every plan; it depends on the kinds of the devices alone."""
+        """Return the bound on every plan; it depends only on the kinds of the devices."""
         key = tuple(sorted(self.site.devices[device].kind for device in self.site.devices_of(chosen)))
         if key not in self._bounds:
             self._bounds[key] = request_bound(self.asker.problem(chosen)).bound_ns
         return self._bounds[key]
 
     def _between(self, families: Families) -> None:
-        """Of the numbers between one that keeps the deadline and the next smaller one that does not, by halves."""
+        """Bisect between a number of hosts that keeps the deadline and the next smaller one that does not."""
         while self.best is not None and not self._late:
             known = sorted({option.number for option in self.options})
             low = max((n for n in known if n < self.best.number), default=self.best.number - 1)
@@ -221,7 +221,7 @@ class Chooser:
             left -= (len(self._fast) - known) * option.devices // ASKED
 
     def _promise(self, option: Option) -> tuple[int, int, int]:
-        """Numbers of hosts in the order of the cost of their best plan, then bounds."""
+        """Return the sort key of numbers of hosts: the cost of their best plan, then their bounds."""
         costs = [
             self.wish.cost(other.best.value_ns, other.devices)
             for other in self.options
@@ -230,7 +230,7 @@ class Chooser:
         return min(costs, default=2**62), self.wish.cost(option.bound_ns, option.devices), option.broken
 
     def _may_win(self, option: Option) -> bool:
-        """Whether a regular plan would win if nothing limited transfers; asked once of hosts that are alike."""
+        """Return whether a regular plan would win with unlimited bandwidth; computed once for hosts that are alike."""
         if not self.asker.drawn:
             return True
         key = tuple((self.site.hosts[host].group, count) for host, count in option.chosen)
@@ -253,13 +253,13 @@ class Chooser:
         self._take(option, regular.plan(problem))
 
     def _longest_ns(self, devices: int) -> int:
-        """Of a step on so many devices, so that it may win."""
+        """Return the longest step time with which a plan on this many devices may win."""
         if self.best is None or self.best.best is None:
             return self.wish.deadline_ns or NEVER_NS
         return self.wish.longest_ns(self.wish.cost(self.best.best.value_ns, self.best.devices_used), devices)
 
     def _ask(self) -> str:
-        """The job's planner, on what can win; why not on all of it."""
+        """Run the job's planner on the sets that can win; return why not on all of them."""
         for option in sorted(self.options, key=self._rank):
             if not self._can_win(option) or option.asked:
                 continue
@@ -280,7 +280,7 @@ class Chooser:
         self.tell(self)
 
     def _rank(self, option: Option) -> tuple[bool, int, int, int, int, Chosen]:
-        """The best one first; sets without a plan behind, the most promising first."""
+        """Return the sort key of sets: the best plan first; sets without a plan last, the most promising first."""
         if option.best is None or not self.wish.keeps(option.best.value_ns):
             late, cost, devices, used = (
                 True,
@@ -294,7 +294,7 @@ class Chooser:
         return late, cost, devices, option.broken, option.place, used
 
     def _can_win(self, option: Option) -> bool:
-        """Whether a plan there may cost less than the best, or as much on fewer devices."""
+        """Return whether a plan there may cost less than the best, or the same on fewer devices."""
         least = _least_cost(self.wish, option)
         if least is None or (option.result is not None and option.result.status is Status.OPTIMAL):
             return False
@@ -307,7 +307,7 @@ class Chooser:
 
     @property
     def _late(self) -> bool:
-        """Whether regular plans have had their part of the time."""
+        """Return whether regular plans have used their share of the time."""
         left_s, limit_s = self.deadline.left_s, self.deadline.limit_s
         return left_s is not None and limit_s is not None and left_s < limit_s / SPARE
 
@@ -317,13 +317,13 @@ class Chooser:
 
 
 def _is_refuted(wish: Wish, option: Option) -> bool:
-    """Whether no plan for the set fits, or all are late."""
+    """Return whether no plan for the set fits in memory, or all miss the deadline."""
     proven = option.result is not None and option.result.status is Status.INFEASIBLE
     return proven or not wish.keeps(option.bound_ns)
 
 
 def _least_cost(wish: Wish, option: Option) -> int | None:
-    """None where no plan for the set keeps the deadline."""
+    """Return the set's least possible cost; None where no plan for the set keeps the deadline."""
     return wish.cost(option.bound_ns, option.devices) if wish.keeps(option.bound_ns) else None
 
 

@@ -1,8 +1,8 @@
-"""Sets of free hosts that are worth looking at, for one number of hosts.
+"""Sets of free hosts that are worth evaluating, for one number of hosts.
 
-Of few hosts, every set. Of many: the most compact sets (in a leaf, a rack, a pod …) of each kind of place that can hold
-them; sets spread evenly over more and more children of such a place, which use more uplinks; and of each group of equal
-hosts alone, or two groups in quarters. What lies in places already broken into comes first.
+For few hosts these are all sets. For many: the most compact sets (in a leaf, a rack, a pod …) of each kind of place
+that can hold them; sets spread evenly over more and more children of such a place, which use more uplinks; and sets of
+each group of equal hosts alone, or of two groups in quarters. Places already fragmented come first.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Families:
         self.every_set = sum(comb(count, n) for n in range(self.least, self.most + 1)) <= MOST_SETS
 
     def numbers(self) -> list[int]:
-        """Numbers of hosts to look at: all, or of many the ends and what lies half-way between powers of two."""
+        """Return the numbers of hosts to evaluate: all, or if many, the ends and those midway between powers of two."""
         if self.every_set or self.most - self.least < 12:
             return list(range(self.least, self.most + 1))
         steps = {step for power in range(self.most.bit_length()) for step in (1 << power, 3 << power >> 1)}
         return sorted({self.least, self.most, *(step for step in steps if self.least <= step <= self.most)})
 
     def sets(self, number: int) -> list[Chosen]:
-        """One set of each class, the first being the most compact one."""
+        """Return one set of each class, the most compact one first."""
         found: dict[int, tuple[tuple[int, int], Chosen]] = {}
         for place, hosts in enumerate(self._sets(number)):
             chosen = self.site.taken(hosts)
@@ -80,7 +80,7 @@ class Families:
 
 
 class _Part:
-    """Some hosts of a site, as if there were no others."""
+    """A subset of a site's hosts, treated as if there were no others."""
 
     def __init__(self, site: Site, hosts: Collection[int]) -> None:
         self.hosts = hosts
@@ -92,12 +92,12 @@ class _Part:
                 self._free[id(place.parent)] += self._free[id(place)]
 
     def compact(self, number: int) -> Iterator[list[int]]:
-        """Sets below the deepest places that can hold them, one for each amount of free hosts; the tightest first."""
+        """Return sets below the deepest places that can hold them, one per number of free hosts; the tightest first."""
         for anchor in self._anchors(number):
             yield self._fill(anchor, number)
 
     def spread(self, number: int) -> Iterator[list[int]]:
-        """Sets spread evenly over 2, 4, … and all children of the places above a compact set."""
+        """Return sets spread evenly over 2, 4, … and all children of the places above a compact set."""
         anchor = next(iter(self._anchors(number)), None)
         while anchor is not None:
             inside = sorted((c for c in anchor.children if self._free[id(c)]), key=self._largest)
@@ -126,7 +126,7 @@ class _Part:
         return self._free[id(place)], place.free == place.hosts, place.name
 
     def _fill(self, place: Place, number: int) -> list[int]:
-        """The fewest children: whole ones, the largest first, and the rest where it fits best."""
+        """Return hosts from the fewest children: whole ones, the largest first, and the rest where it fits best."""
         if number == 0:
             return []
         taken = [place.host] if place.host in self.hosts and place.host is not None else []
@@ -142,7 +142,7 @@ class _Part:
         return taken
 
     def _evenly(self, children: Sequence[Place], number: int) -> list[int]:
-        """The same number below each child, as far as there are so many; those with least give first."""
+        """Return the same number of hosts below each child as far as possible; children with fewest come first."""
         taken, left = [], number
         for place, child in enumerate(reversed(children)):
             part = min(self._free[id(child)], -(-left // (len(children) - place)))

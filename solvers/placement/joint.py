@@ -1,7 +1,7 @@
 """How many hosts each of several jobs gets, so that the weighted sum of their throughputs is largest.
 
 Exact over the numbers of hosts that were planned: a dynamic program over jobs and hosts, O(jobs × hosts × numbers). It
-takes a job's throughput on so many hosts as if it were alone; where the sets then lie is decided job by job.
+takes a job's throughput on n hosts as if it were alone; where the sets are placed is decided job by job.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 
 def shares(worth: Sequence[Mapping[int, float]], hosts: int) -> list[int]:
-    """Hosts for each job, 0 for none; ``worth[j][n]``: what n hosts are worth to job j. Ties: the fewest hosts."""
+    """Return each job's number of hosts; ``worth[j][n]``: the value of n hosts to job j. Ties: the fewest hosts."""
     best: list[tuple[float, int, tuple[int, ...]]] = [(0.0, 0, ()) for _ in range(hosts + 1)]
     for options in worth:
         following = []

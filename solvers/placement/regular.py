@@ -1,4 +1,4 @@
-"""Plans of equally replicated stages, drawn without a search: quick enough to judge hundreds of sets of hosts.
+"""Plans of equally replicated stages, made without a search: fast enough to evaluate hundreds of sets of hosts.
 
 Every shape (stages × replicas) that leaves few devices idle, with layers cut so that the slowest stage is fastest among
 the cuts that fit memory. An estimate orders them; the judge looks at the first few, with stages side by side in a host
@@ -50,7 +50,7 @@ Longest = Callable[[int], int]
 
 
 class Shape(NamedTuple):
-    """Stages, each on so many replicas; ``bounds`` of their layers; ``estimate_ns`` of a step."""
+    """Stages with equal numbers of replicas; ``bounds`` of their layers; ``estimate_ns`` of a step."""
 
     estimate_ns: int
     depth: int
@@ -60,12 +60,12 @@ class Shape(NamedTuple):
 
 
 def plan(problem: Problem) -> Result:
-    """The best of the regular plans that are judged, with its bound; or the shortage of the nearest one."""
+    """Return the best regular plan that was simulated, with its bound; or the shortage of the nearest one."""
     return judged(problem, NAME, _proposals(problem, _best(problem) or [_deepest(problem)]), "early-backward")
 
 
 def may_take(problem: Problem, longest_ns: Longest) -> bool:
-    """Whether a regular plan would be that fast if nothing slowed transfers down; if not, no network makes it so."""
+    """Return whether a regular plan may take ``longest_ns`` with unlimited bandwidth; if not, no network allows it."""
     free = replace(problem, network=_unlimited(problem), rules=replace(problem.rules, **UNLIMITED_RULES))
     return any(_takes(free, shape, longest_ns(shape.depth * shape.replicas)) for shape in _best(free, longest_ns))
 
@@ -77,7 +77,7 @@ def _takes(problem: Problem, shape: Shape, longest_ns: int) -> bool:
 
 
 def _unlimited(problem: Problem) -> Network:
-    """The devices as if they were one node without limits."""
+    """Return the problem with all devices in one node with unlimited bandwidth."""
     names, inside = problem.network.device_names, Inside("ports", UNLIMITED, 0, True)
     return Network(names, ("one",), (0,) * len(names), (inside,), ())
 
@@ -93,9 +93,9 @@ def _proposals(problem: Problem, shapes: Sequence[Shape]) -> Iterator[Proposal]:
 
 
 def _best(problem: Problem, longest_ns: Longest = lambda _devices: NEVER_NS) -> list[Shape]:
-    """The shapes with the least estimates, one for each number of replicas and of micro-batches.
+    """Return the shapes with the least estimates, one for each number of replicas and of micro-batches.
 
-    Chains are cut in the order of what they take at least, until no other can be among the best.
+    Chains are cut in the order of their lower bounds, until no other can be among the best.
     """
     most = max(LEAST_JUDGED, min(MOST_JUDGED, DEVICES_JUDGED // problem.num_devices))
     best: dict[tuple[int, Batch], Shape] = {}
@@ -116,7 +116,7 @@ def _best(problem: Problem, longest_ns: Longest = lambda _devices: NEVER_NS) -> 
 
 
 def _layouts(problem: Problem, shape: Shape) -> list[list[list[int]]]:
-    """Devices of each stage: replicas side by side, and stages side by side; once where that is the same."""
+    """Return the devices of each stage: replicas adjacent, and stages adjacent; once where both are the same."""
     used = np.arange(shape.depth * shape.replicas)
     together = used.reshape(shape.depth, shape.replicas).tolist()
     apart = used.reshape(shape.replicas, shape.depth).T.tolist()
@@ -126,7 +126,7 @@ def _layouts(problem: Problem, shape: Shape) -> list[list[list[int]]]:
 
 
 def _depths(problem: Problem) -> list[int]:
-    """Numbers of stages whose replicas use nearly all devices."""
+    """Return the numbers of stages whose replicas use nearly all devices."""
     devices, most = problem.num_devices, int(problem.cuttable.sum()) + 1
     near = [s for s in range(1, min(most, devices) + 1) if (devices % s) * IDLE <= devices]
     if len(near) <= MOST_DEPTHS:
@@ -135,7 +135,7 @@ def _depths(problem: Problem) -> list[int]:
 
 
 def _chains(problem: Problem) -> Iterator[_Chain]:
-    """Every number of stages with every number of micro-batches that feeds its replicas."""
+    """Return every number of stages with every number of micro-batches that feeds its replicas."""
     for depth in _depths(problem):
         replicas = problem.num_devices // depth
         sizes = problem.micro_batch_sizes or tuple(rows * replicas for rows in SLICES)
@@ -146,7 +146,7 @@ def _chains(problem: Problem) -> Iterator[_Chain]:
 
 
 def _deepest(problem: Problem) -> Shape:
-    """Where nothing fits: the shape that comes nearest, so that it can be said what is missing."""
+    """Return the shape that comes nearest where nothing fits, so that the shortage can be reported."""
     depth = min(int(problem.cuttable.sum()) + 1, problem.num_devices)
     batch = batch_of(problem, max(problem.min_slice, min(problem.micro_batch_sizes, default=problem.min_slice)))
     chain = _Chain(problem, depth, 1, batch)
@@ -154,7 +154,7 @@ def _deepest(problem: Problem) -> Shape:
 
 
 class _Chain:
-    """The layers as a slice of a micro-batch costs on the slowest kind, and as they fill the smallest device.
+    """The layers' costs for a slice of a micro-batch on the slowest kind, and their bytes on the smallest device.
 
     Lists are prefix sums at the places where the chain may be cut. ``crossing``: bytes of the widest cut; 0 for a
     single stage, which receives and sends nothing, whatever its layers pass on to later ones.
@@ -178,13 +178,13 @@ class _Chain:
 
     @property
     def least_ns(self) -> int:
-        """Below every estimate: all stages equally fast, nothing recomputed unless everything is."""
+        """Return a lower bound on every estimate: all stages equally fast, nothing recomputed unless everything is."""
         whole: int = self.times[self.problem.recompute == "always"][-1]
         return whole // self.depth * (self.batch.num_micro_batches - 1) + whole
 
     @property
     def proven_ns(self) -> int:
-        """No plan takes less, whatever recomputes: one of the stages has its share of the layers on some kind."""
+        """Return a bound on all plans, whatever recomputes: some stage has its share of the layers on some kind."""
         rows = self.batch.least_rows // self.replicas
         again = self.problem.recompute == "always"
         layers = [self.problem.costs(kind, rows) for kind in self.kinds]
@@ -192,7 +192,7 @@ class _Chain:
         return whole // self.depth * self.batch.num_micro_batches
 
     def cuts(self, again: bool) -> list[int] | None:
-        """The cuts whose slowest stage is fastest among those that fit; None where none fit."""
+        """Return the cuts whose slowest stage is fastest among those that fit; None where none fit."""
         times = self.times[again]
         low, high = -(-times[-1] // self.depth), times[-1]
         best = self._greedy(times, high, again)
@@ -209,7 +209,7 @@ class _Chain:
         return max(times[stop] - times[first] for first, stop in pairwise(cuts))
 
     def _greedy(self, times: list[int], most_ns: int, again: bool) -> list[int] | None:
-        """As much as fits on each stage in turn, leaving a block for each that follows; None where layers are left.
+        """Return cuts giving each stage as much as fits, leaving a block for each later one; None if layers are left.
 
         Cuts are numbers of places.
         """
@@ -227,13 +227,13 @@ class _Chain:
         return cuts if at == last else None
 
     def _held(self, flying: int) -> list[int]:
-        """Bytes of what lies before each place, with so many micro-batches in flight."""
+        """Return the bytes of the layers before each place, with ``flying`` in-flight micro-batches."""
         if flying not in self._bytes:
             self._bytes[flying] = [fixed + flying * stash for fixed, stash in zip(self.static, self.stash, strict=True)]
         return self._bytes[flying]
 
     def by_memory(self) -> list[int]:
-        """Cuts whose fullest stage holds least."""
+        """Return the cuts whose fullest stage holds least."""
         times = self.times[True]
         low, high = 0, self.static[-1] + self.stash[-1]
         self.crossing = self.kept_input = 0
@@ -246,7 +246,7 @@ class _Chain:
         return [self.places[at] for at in cuts]
 
     def estimate_ns(self, bounds: list[int], again: bool) -> int:
-        """Of a step: the slowest stage for each micro-batch, the way through all, the largest all-reduce and update."""
+        """Estimate a step: the slowest stage per micro-batch, the pass through all, the largest all-reduce, update."""
         at = [self.places.index(bound) for bound in bounds]
         steps = np.diff(np.asarray(self.times[again])[at])
         heaviest = int(np.diff(static_sums(self.problem).trainable[bounds]).max())

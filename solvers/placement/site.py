@@ -51,7 +51,7 @@ class Site:
     """Hosts with a free device, and the tree that joins them.
 
     Where devices have cables of their own, or a matrix was measured, ``is_tree`` is False: hosts are then alike only
-    when they hang on the same places, and sets are told apart by how many of each they hold.
+    when they are attached to the same places, and sets differ by how many of each they hold.
     """
 
     def __init__(self, devices: Sequence[Device], network: Network, free: Collection[int]) -> None:
@@ -72,7 +72,7 @@ class Site:
         )
 
     def _look(self, node: int, own: Iterable[int]) -> object:
-        """All that plans can tell of a host by itself."""
+        """Return everything that distinguishes a host for plans, apart from its place."""
         each = [(likeness(d), d.price) for d in (self.devices[number] for number in own)]
         return ("host", tuple(each), self.network.insides[node])
 
@@ -104,7 +104,7 @@ class Site:
         return top
 
     def _flat(self) -> Place:
-        """Hosts below the places that they are plugged into, all at once."""
+        """Return the hosts below the places that they are attached to, as one flat level."""
         plugged: dict[str, list[tuple[str, str, int]]] = {host.name: [] for host in self.hosts}
         for cable in self.network.cables:
             for end, other in ((cable.a, cable.b), (cable.b, cable.a)):
@@ -126,16 +126,16 @@ class Site:
         return top
 
     def taken(self, hosts: Collection[int]) -> Chosen:
-        """Hosts with all their free devices, in the order of the tree."""
+        """Return the hosts with all their free devices, in the order of the tree."""
         wanted = set(hosts)
         return tuple((host, len(self.hosts[host].devices)) for host in self.order if host in wanted)
 
     def devices_of(self, chosen: Chosen) -> tuple[int, ...]:
-        """The devices that are taken, host by host."""
+        """Return the devices that are taken, host by host."""
         return tuple(device for host, count in chosen for device in self.hosts[host].devices[:count])
 
     def alike(self, chosen: Chosen) -> int:
-        """The number of the class of a set: sets with the same number are alike."""
+        """Return the class number of a set: sets with the same number are alike."""
         counts = dict(chosen)
         below: dict[int, int] = {}
         for host in counts:
@@ -164,7 +164,7 @@ class Site:
         return self.hosts[place.host].group, counts[place.host]
 
     def newly_broken(self, chosen: Chosen) -> int:
-        """Switches whose hosts were all free, of which the set takes some and leaves some."""
+        """Return the number of switches with only free hosts of which the set takes some but not all."""
         taken: Counter[int] = Counter()
         leaves: dict[int, Place] = {}
         for host, _count in chosen:
@@ -180,7 +180,7 @@ class Site:
 
 
 def places_of(top: Place) -> list[Place]:
-    """A place and all below it, parents first."""
+    """Return a place and all below it, parents first."""
     found, waiting = [], [top]
     while waiting:
         place = waiting.pop()
@@ -190,12 +190,12 @@ def places_of(top: Place) -> list[Place]:
 
 
 def _ordered(root: Place) -> tuple[int, ...]:
-    """Hosts as a walk through the tree meets them."""
+    """Return the hosts in the order of a walk through the tree."""
     return tuple(place.host for place in places_of(root) if place.host is not None)
 
 
 def _middle(tree: nx.Graph, part: set[str]) -> str:
-    """The place that is left when all ends are cut off again and again."""
+    """Return the place that is left when leaves are removed repeatedly."""
     degree = {name: tree.degree[name] for name in part}
     ends = sorted(name for name, count in degree.items() if count <= 1)
     left = len(part)

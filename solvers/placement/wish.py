@@ -1,4 +1,4 @@
-"""What a job may take, and what is good for it: less cost is better, whatever the objective."""
+"""A job's limits and its objective: a lower cost is better, whatever the objective."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Wish:
 
     @property
     def cheapest(self) -> bool:
-        """Whether the fewest devices that keep the deadline are wanted, and not the fastest plan."""
+        """Return whether the objective is the fewest devices that keep the deadline, not the fastest plan."""
         return self.objective == "fastest_within_budget" and self.deadline_ns is not None
 
     def within(self, site: Site, chosen: Chosen) -> Chosen | None:
-        """The set without as many devices of its last host as the budget does not allow; None where none are left."""
+        """Return the set without the devices of its last host that exceed the budget; None where none are left."""
         if not chosen:
             return None
         (last, count), before = chosen[-1], chosen[:-1]
@@ -46,17 +46,17 @@ class Wish:
         return None
 
     def keeps(self, time_ns: int) -> bool:
-        """Whether a step of so long keeps the deadline."""
+        """Return whether a step of ``time_ns`` keeps the deadline."""
         return self.deadline_ns is None or time_ns <= self.deadline_ns
 
     def cost(self, time_ns: int, devices: int) -> int:
-        """Exact, of a step of so long on so many devices."""
+        """Return the exact cost of a step of ``time_ns`` on ``devices`` devices."""
         if self.cheapest:
             return devices
         return time_ns * devices if self.objective == "throughput_per_device" else time_ns
 
     def longest_ns(self, cost: int, devices: int) -> int:
-        """A step of so long on so many devices costs as much, and keeps the deadline; below 0: none does."""
+        """Return the longest step on ``devices`` devices within this cost and the deadline; negative: none."""
         if self.cheapest and devices > cost:
             return -1
         allowed = NEVER_NS if self.deadline_ns is None else self.deadline_ns
@@ -65,11 +65,11 @@ class Wish:
         return min(allowed, cost // devices if self.objective == "throughput_per_device" else cost)
 
     def value(self, cost: int, samples: int) -> float:
-        """What the objective measures: samples per second, samples per second and device, or devices less than none."""
+        """Return the objective's value: samples per second, samples per second and device, or minus the devices."""
         return -float(cost) if self.cheapest else samples / cost * 1e9
 
 
 def price_of(site: Site, chosen: Chosen) -> float | None:
-    """Per hour; None where a device has no price."""
+    """Return the price per hour; None where a device has no price."""
     prices: Sequence[float | None] = [site.devices[device].price for device in site.devices_of(chosen)]
     return None if any(price is None for price in prices) else sum(price or 0.0 for price in prices)

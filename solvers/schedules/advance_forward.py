@@ -31,10 +31,10 @@ def advance_forward(
     afab: bool = False,
     warmup: tuple[int, ...] | None = None,
 ) -> Orders:
-    """Orders of every pipeline by itself, so that pipelines may share devices (a row for each stage).
+    """Return the orders of every pipeline, each independent, so that pipelines may share devices (one row per stage).
 
-    ``warmup``: so many micro-batches in flight on each stage instead. Raises ``InvalidDocument`` for a negative
-    ``delta``.
+    ``warmup``: the in-flight micro-batches of each stage, instead of ``delta``. Raises ``InvalidDocument`` for a
+    negative ``delta``.
     """
     if delta < 0:
         raise InvalidDocument(f"delta {delta} is negative; 1F1B already has no forward in advance that it can spare")
@@ -52,7 +52,7 @@ def advance_forward(
 
 
 def advances(allocation: Allocation, delta: int) -> tuple[int, ...]:
-    """adv_k = min(M, ceil((K - k) (1 + δ / (K - 1)))) of each stage, k from 1 (R-30)."""
+    """Return adv_k = min(M, ceil((K - k) (1 + δ / (K - 1)))) of each stage, k from 1 (R-30)."""
     found = []
     depth = depths(allocation)
     for s, pipeline in enumerate(allocation.pipeline_of):
@@ -63,26 +63,26 @@ def advances(allocation: Allocation, delta: int) -> tuple[int, ...]:
 
 
 def in_flight(allocation: Allocation, delta: int) -> tuple[int, ...]:
-    """Micro-batches in flight on each stage: adv_k + 1, never more than there are."""
+    """Return the in-flight micro-batches of each stage: adv_k + 1, at most the number of micro-batches."""
     return tuple(min(adv + 1, len(allocation.micro_batches(s))) for s, adv in enumerate(advances(allocation, delta)))
 
 
 def everything(allocation: Allocation) -> tuple[int, ...]:
-    """All micro-batches of each stage."""
+    """Return the number of all micro-batches, for each stage."""
     return tuple(len(allocation.micro_batches(s)) for s in range(len(allocation.stages)))
 
 
 def deltas(num_stages: int) -> list[int]:
-    """Those worth judging: 0, powers of two, and K - 1, which is P_B; beyond it nothing was gained (6.2)."""
+    """Return the values of δ worth simulating: 0, powers of two, and K - 1 (P_B); larger ones gained nothing (6.2)."""
     most = num_stages - 1
     return sorted({0, most, *(2**e for e in range(most.bit_length()))})
 
 
 def climb(judged_ns: Callable[[int], int | None]) -> tuple[int, int]:
-    """Algorithm 1: (δ, schedules judged), raising δ by one as long as it is faster and memory allows.
+    """Run algorithm 1: raise δ by one while that is faster and fits in memory; return (δ, schedules simulated).
 
-    ``judged_ns``: the time with a δ, None where it does not fit. The paper takes the mean of several iterations, and
-    more than 1 % for faster, against noise (R-31); the judge has none, so anything faster counts.
+    ``judged_ns``: the time with a δ, None where it does not fit. The paper averages several iterations and requires
+    a gain above 1 %, against noise (R-31); the simulation has none, so any gain counts.
     """
     delta, best = 0, judged_ns(0)
     judged = 1

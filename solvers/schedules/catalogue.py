@@ -1,7 +1,7 @@
-"""The schedules: a row each, with all that planners, dispatch, other trainers' layouts and listings know of it.
+"""The schedules: one row each, with all that planners, dispatch, other trainers' layouts and listings use.
 
-A schedule for stages on devices of their own (``parts="any"``) is drafted for any allocation (``drafts``). The others
-come with a planner that lays the stages out as they need them.
+A schedule for stages on devices of their own (``parts="any"``) is built for any allocation (``drafts``). The others
+come with a planner that lays out the stages as they need them.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ def _advances(problem: Problem, allocation: Allocation, policy: str) -> Iterable
 class ScheduleRow:
     """A schedule. ``build(problem, allocation, **parameters)`` makes its orders, or its pattern without a flush.
 
-    ``build`` raises ``UnsupportedRequest`` for stages that it does not order: no plan has it there then.
-    ``split``: backwards are two operations, for inputs and for weights. ``tried_with``: planners that try it, of their
-    own accord where they lay out its ``parts``; all others in ``auto`` and where it is asked for.
-    ``in_flight``: of each order worth judging, by policy, the micro-batches in flight on each stage for certain, by
-    which memory is looked at before anything is built; ``by_vector``: ``build`` takes them as ``warmup``; ``fewer``:
-    where memory lacks, orders with fewer are tried as well. ``orders_of``: another schedule whose orders they are.
+    ``build`` raises ``UnsupportedRequest`` for stages that it does not order; no plan then has it for them.
+    ``split``: backwards are two operations, for inputs and for weights. ``tried_with``: planners that try it, by
+    default where they lay out its ``parts``; all others in ``auto`` and on request.
+    ``in_flight``: for each order worth simulating, by policy, a lower bound on each stage's in-flight micro-batches,
+    to check memory before the order is built; ``by_vector``: ``build`` takes them as ``warmup``; ``fewer``: where
+    memory is short, orders with fewer are tried as well. ``orders_of``: another schedule that has the same orders.
     ``parameters``: each of their choices is tried. ``trained``: the order that other trainers run under this name;
     ``grouped``: it takes a number of micro-batches as ``group``.
     """
@@ -95,12 +95,12 @@ class ScheduleRow:
 
     @property
     def drafted(self) -> bool:
-        """Whether its orders can be made for any allocation."""
+        """Return whether its orders can be built for any allocation."""
         return self.parts == "any" and "synchronous" in self.supports
 
     @property
     def whole(self) -> bool:
-        """Whether every stage holds all micro-batches before its first backward."""
+        """Return whether every stage holds all micro-batches before its first backward."""
         return self.in_flight is all_of_them
 
     def orders(self, problem: Problem, allocation: Allocation, **parameters: object) -> Orders:
@@ -302,7 +302,7 @@ SCHEDULES: dict[str, ScheduleRow] = {
 
 
 def schedule_row(name: str) -> ScheduleRow:
-    """Return the row of that name. Raises ``UnsupportedRequest`` with all names, and the one that is near."""
+    """Return the row of that name. Raises ``UnsupportedRequest`` with all names and the closest one."""
     if name not in SCHEDULES:
         raise UnsupportedRequest(
             f"no schedule {name!r}; there are {', '.join(SCHEDULES)}", remedy=remedy_for(name, SCHEDULES)
@@ -311,6 +311,6 @@ def schedule_row(name: str) -> ScheduleRow:
 
 
 def tried_with(planner: str, parts: Sequence[Parts] | None = None) -> list[ScheduleRow]:
-    """Return the schedules that name a planner in ``tried_with``, of those for such parts."""
+    """Return the schedules for these ``parts`` that name a planner in ``tried_with``."""
     rows = (row for row in SCHEDULES.values() if planner in row.tried_with)
     return [row for row in rows if parts is None or row.parts in parts]

@@ -1,7 +1,7 @@
 """Chimera: pipelines in opposite directions over the same devices (Li and Hoefler, SC 2021; ALGORITHMS 7.7).
 
-Symbols: D -> groups of devices, as many as stages; N -> micro-batches; f -> half the pipelines: so many go down the
-groups, so many go up. Each micro-batch goes through one of the pipelines.
+Symbols: D -> groups of devices, one per stage; N -> micro-batches; f -> half the pipelines: f of them go down the
+groups and f go up. Each micro-batch goes through one of the pipelines.
 
 The order is laid out at unit times, F = B = 1: whenever a device is free it starts a ready operation, backward before
 forward, then of the highest stage, then of the first pipeline; micro-batches of a stage in turn. A forward on stage s
@@ -37,7 +37,7 @@ class _Line(NamedTuple):
 
 
 def chimera(problem: Problem, allocation: Allocation) -> Orders:
-    """The order of every group of devices.
+    """Return the order of every group of devices.
 
     Raises ``UnsupportedRequest`` for pipelines that do not all lie once on each of the same groups of devices, and
     where replicas take turns.
@@ -67,7 +67,7 @@ def chimera(problem: Problem, allocation: Allocation) -> Orders:
 
 
 def _groups(allocation: Allocation) -> dict[tuple[int, ...], int]:
-    """The groups of devices with their numbers, in the order of the first pipeline's stages."""
+    """Return the groups of devices with their numbers, in the order of the first pipeline's stages."""
     groups = {stage.devices: g for g, stage in enumerate(allocation.pipelines[0].stages)}
     held = [[stage.devices for stage in pipeline.stages] for pipeline in allocation.pipelines]
     devices = [device for group in groups for device in group]
@@ -83,7 +83,7 @@ def _groups(allocation: Allocation) -> dict[tuple[int, ...], int]:
 
 
 def _lines(allocation: Allocation) -> list[_Line]:
-    """Line 2 s + kind, for stage number s."""
+    """Return the lines; that of stage s and a kind has the number 2 s + kind."""
     depth, count = len(allocation.pipelines[0].stages), len(allocation.pipelines)
     found = []
     for s, q in enumerate(allocation.pipeline_of):
@@ -94,12 +94,12 @@ def _lines(allocation: Allocation) -> list[_Line]:
 
 
 def _starts(lines: list[_Line], ready: list[int], done: list[int], k: int) -> bool:
-    """Whether a line's next micro-batch is there, and may be taken in."""
+    """Return whether a line's next micro-batch has arrived and may start."""
     return done[k] < ready[k] and (lines[k].kind == BACKWARD or done[k] - done[k + 1] < lines[k].most)
 
 
 def _behind(allocation: Allocation, line: _Line) -> int | None:
-    """The line in which a micro-batch is ready one unit later."""
+    """Return the line in which a micro-batch is ready one unit later."""
     if line.kind == BACKWARD:
         before = allocation.previous(line.stage)
         return None if before is None else 2 * before + BACKWARD

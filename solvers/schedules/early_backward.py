@@ -25,7 +25,7 @@ ACR_THRESHOLD = 0.08
 def early_backward(problem: Problem, allocation: Allocation, *, warmup: Sequence[int] | None = None) -> Orders:
     """Stage i runs ``warmup[i]`` forwards, then strictly alternates backward and forward.
 
-    ``warmup`` counts micro-batches of the stage in flight, over all its round-robin replicas; None takes policy A.
+    ``warmup`` counts in-flight micro-batches of the stage over all its round-robin replicas; None means policy A.
     Raises ``InvalidPlan`` where a stage would wait for more forwards than the stage before it sends (a deadlock).
     """
     vector = tuple(warmup) if warmup is not None else policy_a(problem, allocation)
@@ -35,29 +35,29 @@ def early_backward(problem: Problem, allocation: Allocation, *, warmup: Sequence
 
 
 def one_f_one_b(problem: Problem, allocation: Allocation) -> Orders:
-    """1F1B as other trainers run it: S - i forwards of stage i first, whatever memory holds."""
+    """Return 1F1B as other trainers run it: S - i forwards of stage i first, regardless of memory."""
     count, number = len(allocation.stages), allocation.num_micro_batches
     return early_backward(problem, allocation, warmup=[min(count - s, number) for s in range(count)])
 
 
 def policy_a(problem: Problem, allocation: Allocation) -> tuple[int, ...]:
-    """P_A: K_i = min(S - i, D_i)."""
+    """Return P_A: K_i = min(S - i, D_i)."""
     return fitted(problem, allocation, depths(allocation))
 
 
 def policy_b(problem: Problem, allocation: Allocation) -> tuple[int, ...]:
-    """P_B: K_i = min(2 (S - i) - 1, D_i)."""
+    """Return P_B: K_i = min(2 (S - i) - 1, D_i)."""
     return fitted(problem, allocation, tuple(2 * depth - 1 for depth in depths(allocation)))
 
 
 def by_acr(problem: Problem, allocation: Allocation) -> tuple[int, ...]:
-    """P_B where the activation communication ratio reaches ``ACR_THRESHOLD``, else P_A."""
+    """Return P_B where the activation communication ratio reaches ``ACR_THRESHOLD``, else P_A."""
     chosen = policy_b if activation_communication_ratio(problem, allocation) >= ACR_THRESHOLD else policy_a
     return chosen(problem, allocation)
 
 
 def depths(allocation: Allocation) -> tuple[int, ...]:
-    """S - i of each stage; a round-robin stage counts as often as it has replicas, to keep all of them busy."""
+    """Return S - i of each stage; a round-robin stage counts once per replica, to keep all of them busy."""
     depth = [0] * len(allocation.stages)
     for number in reversed(range(len(depth))):
         stage = allocation.stages[number]
@@ -68,7 +68,7 @@ def depths(allocation: Allocation) -> tuple[int, ...]:
 
 
 def room(problem: Problem, allocation: Allocation) -> tuple[int, ...]:
-    """D_i of each stage, over all replicas where they work in turn; at least 1, the judge has the last word."""
+    """Return D_i of each stage, over all round-robin replicas; at least 1, as the simulation checks memory."""
     rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
     fits = []
     for stage in allocation.stages:
@@ -78,9 +78,9 @@ def room(problem: Problem, allocation: Allocation) -> tuple[int, ...]:
 
 
 def fitted(problem: Problem, allocation: Allocation, wanted: Sequence[int]) -> tuple[int, ...]:
-    """``wanted``, clamped by memory and by the micro-batches, and never growing along a pipeline.
+    """Return ``wanted``, clamped by memory and by the micro-batches, and never growing along a pipeline.
 
-    A stage that warms up with more forwards than the one before it would wait for ever; the clamp D_i of an
+    A stage that warms up with more forwards than the one before it would wait forever; the clamp D_i of an
     early stage therefore clamps the later ones too.
     """
     vector: list[int] = []
@@ -92,7 +92,7 @@ def fitted(problem: Problem, allocation: Allocation, wanted: Sequence[int]) -> t
 
 
 def activation_communication_ratio(problem: Problem, allocation: Allocation) -> float:
-    """ACR: mean time of a cut's transfers both ways over the mean time of a stage's forward and backward."""
+    """Return ACR: a cut's mean round-trip time over the mean time of a stage's forward and backward."""
     rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
     cuts, moved, computed = 0, 0, 0
     for number, stage in enumerate(allocation.stages):

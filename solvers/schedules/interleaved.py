@@ -22,7 +22,7 @@ from penstock.solvers.schedules.support.chunks import Ranks, looped
 def interleaved(problem: Problem, allocation: Allocation, group: int | None = None) -> Orders:
     """Rank r runs 2 (p - r - 1) + (v - 1) g forwards of its chunks, then a forward and a backward in turn.
 
-    Micro-batches go in groups of g, p unless told otherwise, through all chunks of a rank, backwards from the last
+    Micro-batches go in groups of g, p by default, through all chunks of a rank, backwards from the last
     chunk on; the last group may be smaller. Raises ``UnsupportedRequest`` for stages that are not in a loop, two or
     more on each rank, and for groups of less than p while there are p micro-batches.
     """
@@ -46,13 +46,13 @@ def interleaved(problem: Problem, allocation: Allocation, group: int | None = No
 
 
 def groups_go(ranks: int, number: int, group: int) -> bool:
-    """Whether each group keeps all ranks busy, or holds all micro-batches."""
+    """Return whether each group keeps all ranks busy, or holds all micro-batches."""
     left = number % group
     return group == number or (ranks <= group <= number and (left == 0 or left >= ranks))
 
 
 def group_of(allocation: Allocation, orders: Orders) -> int:
-    """How many micro-batches interleaved rows take together: the last rank runs (v - 1) g forwards in advance."""
+    """Return the group size g of interleaved rows: the last rank runs (v - 1) g forwards in advance."""
     ranks = len({stage.devices for stage in allocation.stages})
     last = next(row for row in orders.rows if row.devices == allocation.stages[ranks - 1].devices)
     before = int(np.argmax(last.operations[:, 0] == BACKWARD)) - 1
@@ -60,7 +60,7 @@ def group_of(allocation: Allocation, orders: Orders) -> int:
 
 
 def _in_groups(chunks: Sequence[int], number: int, group: int) -> list[tuple[int, int]]:
-    """Stage and micro-batch of one pass after the other."""
+    """Return stage and micro-batch of each pass, in order."""
     starts = range(0, number, group)
     return [(s, m) for start in starts for s in chunks for m in range(start, min(start + group, number))]
 
@@ -75,7 +75,7 @@ def looped_bfs(problem: Problem, allocation: Allocation) -> Orders:
 
 
 def looped_bfs_lifo(problem: Problem, allocation: Allocation) -> Orders:
-    """``looped_bfs`` with each chunk's backwards from the last micro-batch on, as PyTorch has it.
+    """Return ``looped_bfs`` with each chunk's backwards from the last micro-batch on, as PyTorch has it.
 
     Raises ``UnsupportedRequest`` for stages that are not in a loop.
     """

@@ -9,6 +9,6 @@ from penstock.solvers.schedules.support.rows import flushed_rows
 
 
 def model_parallel(problem: Problem, allocation: Allocation) -> Orders:
-    """Every stage runs the forward and the backward of a micro-batch before it sees the next one."""
+    """Return orders in which every stage runs a micro-batch's forward and backward before it starts the next one."""
     warmup = (1,) * len(allocation.stages)
     return Orders("model-parallel", flushed_rows(problem, allocation, warmup), warmup)

@@ -1,4 +1,4 @@
-"""What papers and trainers call the schedules, for whoever asks for one by another name."""
+"""The schedules' names in papers and trainers, for users who ask for one by another name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CALLED_ELSEWHERE = {
 
 
 def remedy_for(name: str, known: Iterable[str]) -> str | None:
-    """The question which of the ``known`` schedules was meant: what others call so, or one that is spelt alike."""
+    """Return the question which ``known`` schedule was meant: one with this name elsewhere, or with a similar name."""
     names = list(known)
     own = CALLED_ELSEWHERE.get("".join(letter for letter in name.lower() if letter.isalnum()))
     if own in names:

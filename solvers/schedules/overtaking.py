@@ -1,12 +1,12 @@
-"""Orders for unequal stages, transfers and memory limits: operations overtake what is not ready.
+"""Orders for unequal stages, transfers and memory limits: operations overtake those that are not ready.
 
 List scheduling (Graham, 1966) under memory limits. Lists that can run come from building blocks for stages in a V
 (``blocks``), from warm-ups and delays for stages in a line (``zero_bubble``), and from rankings of kinds (Qi et al.,
-ICLR 2024, section 3.1, has one of them) that fill the room, for the real times and for simpler ones. Then real times
-and the room on each device decide: a device takes the first operation of its list that is ready, so weight gradients
-and forwards fill its waiting times; a forward from behind only where the operations before it keep the room that they
-will want (``support.list_kernel``). Orders found are lists in their turn, also for slightly changed times. Transfers
-count as delays; what they do to each other is for the judge to say.
+ICLR 2024, section 3.1, has one of them) that fill the memory budget, for the real times and for simpler ones. Then real
+times and each device's memory budget decide: a device takes the first operation of its list that is ready, so weight
+gradients and forwards fill its waiting times; a forward overtakes only where the operations before it keep the memory
+that they will need (``support.list_kernel``). Orders found are used as lists again, also for slightly changed times.
+Transfers count as delays; their contention is decided by simulation.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ DELAYS = (0, 1, 2, None)
 
 
 class Overtaken(NamedTuple):
-    """Orders, and how long they take where transfers are mere delays."""
+    """Orders, and how long they take if transfers are mere delays."""
 
     time_ns: int
     orders: Orders
 
 
 def overtaking(problem: Problem, allocation: Allocation, *, room_bytes: Sequence[int] | None = None) -> Orders:
-    """The quickest orders with split backwards found; where nothing fits, those that keep least.
+    """Return the fastest orders with split backwards that are found; where none fits, those that keep least.
 
-    ``room_bytes``: what each rank has for micro-batches in flight; None takes what its devices have left beside
-    weights and buffers. Raises ``UnsupportedRequest`` where devices share some of their stages only.
+    ``room_bytes``: each rank's memory budget for in-flight micro-batches; None means what its devices have left after
+    weights and buffers. Raises ``UnsupportedRequest`` where devices share only some of their stages.
     """
     return found_overtaking(problem, allocation, room_bytes=room_bytes)[0].orders
 
@@ -71,10 +71,10 @@ def found_overtaking(
     without: Orders | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> list[Overtaken]:
-    """All orders found, the quickest first, each once.
+    """Return all orders found, the fastest first, each once.
 
-    ``without``: an order that is neither a list to start from nor among what is found. ``stopped`` is asked between
-    pieces of work that are counted, and ends the search with what there is.
+    ``without``: an order that is neither used as a starting list nor returned. ``stopped`` is called between
+    counted work units, and ends the search with the orders found so far.
     """
     chained = Chained(problem, allocation)
     room = room_of(problem, allocation, chained.ranks) if room_bytes is None else list(room_bytes)
@@ -109,7 +109,7 @@ def _mark(orders: Orders) -> bytes:
 
 
 def _lists(chained: Chained, room: Sequence[int], stopped: Callable[[], bool]) -> Iterator[Orders]:
-    """Orders that fit: blocks or delays, where stages lie so, and those filled by rankings; fewer when stopped."""
+    """Return orders that fit: blocks or delays, where the stages allow them, and rankings; fewer when stopped."""
     last, number = len(chained.allocation.stages) - 1, chained.allocation.num_micro_batches
     if chained.ranks.stages == tuple((r, last - r) for r in range((last + 1) // 2)):
         known = [repeated(chained.ranks, name, offsets, number) for name, offsets in BLOCKS.items()]
@@ -130,9 +130,9 @@ def _lists(chained: Chained, room: Sequence[int], stopped: Callable[[], bool]) -
 def improved(
     chained: Chained, lists: Iterable[Orders], room: Sequence[int], stopped: Callable[[], bool] = lambda: False
 ) -> list[Overtaken]:
-    """Orders that overtake within each of the lists, the quickest first; ``room`` of each rank.
+    """Return orders that overtake within each of the lists, the fastest first; ``room``: each rank's memory budget.
 
-    Ties go to the earlier list and setting. Fewer of the lists when ``stopped``, but one.
+    Ties go to the earlier list and setting. When ``stopped``, fewer lists are used, but at least one.
     """
     found: dict[bytes, Overtaken] = {}
     for first in lists:
@@ -152,7 +152,7 @@ def improved(
 def _shaken(
     chained: Chained, best: Iterable[Overtaken], room: Sequence[int], stopped: Callable[[], bool]
 ) -> Iterator[Overtaken]:
-    """From each, what comes out when it is made for slightly wrong times and then overtakes; kept when not longer."""
+    """Improve each order by overtaking for perturbed times and then for the real ones; keep it when not longer."""
     for k, first in enumerate(best):
         rng, current = np.random.default_rng(chained.problem.seed + k), first
         for n in range(SHAKES):
@@ -166,7 +166,7 @@ def _shaken(
 
 
 def _one_at_a_time(chained: Chained) -> Orders:
-    """One micro-batch in the pipeline after the other, which keeps least."""
+    """Return the orders with one micro-batch in the pipeline at a time, which keep least."""
     rows = []
     for chunks in chained.ranks.stages:
         there = [(FORWARD, s) for s in chunks]
@@ -176,9 +176,9 @@ def _one_at_a_time(chained: Chained) -> Orders:
 
 
 def _rankings(chunks: int) -> list[Ranking]:
-    """Gradients and forwards in any order; weight gradients behind all, before forwards, or behind their own inputs.
+    """Return rankings of gradients and forwards; weight gradients last, before forwards, or after their own inputs.
 
-    Of three chunks and more the later ones always go first.
+    With three or more chunks the later ones always go first.
     """
     weights = tuple((WEIGHT, c) for c in reversed(range(chunks)))
     kinds = [tuple((kind, c) for c in reversed(range(chunks))) for kind in (INPUT, FORWARD)]
@@ -193,7 +193,7 @@ def _rankings(chunks: int) -> list[Ranking]:
 
 
 def room_of(problem: Problem, allocation: Allocation, ranks: Ranks) -> list[int]:
-    """Bytes that each rank's smallest device has for micro-batches in flight, beside weights and buffers."""
+    """Return the bytes that each rank's smallest device has for in-flight micro-batches after weights and buffers."""
     rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
     found = []
     for chunks, devices in zip(ranks.stages, ranks.devices, strict=True):
@@ -204,9 +204,9 @@ def room_of(problem: Problem, allocation: Allocation, ranks: Ranks) -> list[int]
 
 
 def _delayed(chained: Chained, room: Sequence[int]) -> Iterator[Orders]:
-    """Warm-ups of some forwards more from rank to rank, weight gradients some micro-batches behind (ALGORITHMS 7.6).
+    """Return orders with longer warm-ups from rank to rank and delayed weight gradients (ALGORITHMS 7.6).
 
-    ``AHEAD`` and ``DELAYS`` clamped by room: 1 and 1 are ZB-H1, 2 and 2 ZB-H2.
+    ``AHEAD`` and ``DELAYS`` are clamped by the memory budget: 1 and 1 are ZB-H1, 2 and 2 ZB-H2.
     """
     each = [max(1, chained.taken_bytes(s)) for (s,) in chained.ranks.stages]
     most = [max(1, free // size) for free, size in zip(room, each, strict=True)]

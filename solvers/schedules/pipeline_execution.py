@@ -1,8 +1,8 @@
 """SPP's pipeline execution order (section IV-A1, Algorithm 1 lines 1-8; ALGORITHMS 3.3) in closed form.
 
 The paper's queues, read pass by pass on a snapshot of them (R-14), let stage n of S run min(M, 4 (S - n) + 1) forwards
-before its first backward, then one of each in turn: DAPPLE's early backward with P_B on 2 S - 1 stages, the channels
-counted. ``tests/solvers/test_spp_schedule.py`` holds the procedure itself.
+before its first backward, then one of each in turn: DAPPLE's early backward with P_B on 2 S - 1 stages, counting the
+channels. ``tests/solvers/test_spp_schedule.py`` has the procedure itself.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from penstock.solvers.schedules import early_backward as early
 
 
 def pipeline_execution(problem: Problem, allocation: Allocation) -> Orders:
-    """SPP's order, with no more micro-batches in flight than memory holds."""
+    """Return SPP's order, with no more in-flight micro-batches than memory holds."""
     return early.early_backward(problem, allocation, warmup=execution_warmup(problem, allocation))
 
 
 def execution_warmup(problem: Problem, allocation: Allocation) -> tuple[int, ...]:
-    """SPP's warm-up, clamped by what fits."""
+    """Return SPP's warm-up, clamped by what fits in memory."""
     return early.fitted(problem, allocation, unclamped(allocation))
 
 
 def unclamped(allocation: Allocation) -> tuple[int, ...]:
-    """K_n = min(M, 4 (S - n) + 1) for stages n = 1 … S."""
+    """Return K_n = min(M, 4 (S - n) + 1) for stages n = 1 … S."""
     return tuple(
         min(4 * depth - 3, len(allocation.micro_batches(number)))
         for number, depth in enumerate(early.depths(allocation))

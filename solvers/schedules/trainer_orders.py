@@ -19,7 +19,7 @@ IN_A_V = tuple(name for name in TRAINED if SCHEDULES[name].parts == "v")
 
 
 def order_of(problem: Problem, allocation: Allocation, name: str, group: int | None = None) -> Orders:
-    """The order that trainers run under one of our names; 1F1B with S - i forwards first, whatever memory holds.
+    """Return the order that trainers run under one of our names; 1F1B with S - i forwards, regardless of memory.
 
     ``group``: micro-batches that ``interleaved`` takes together. Raises UnsupportedRequest where the stages do not
     allow it.
@@ -31,13 +31,13 @@ def order_of(problem: Problem, allocation: Allocation, name: str, group: int | N
 
 
 def chunks_of(name: str, most: int) -> Iterable[int]:
-    """How many stages an order has on each rank, if there is more than one rank; up to ``most``."""
+    """Return how many stages an order has on each rank, if there is more than one rank; at most ``most``."""
     if name in ONE_STAGE:
         return (1,)
     return range(2, min(most, 2 if name in IN_A_V else most) + 1)
 
 
 def ranks_of_stages(name: str, ranks: int, chunks: int) -> list[int]:
-    """The rank of each stage."""
+    """Return the rank of each stage."""
     down = list(range(ranks))
     return [*down, *down[::-1]] if name in IN_A_V else down * chunks

@@ -3,9 +3,9 @@
 ZB-V: Qi et al., ICLR 2024 (ALGORITHMS 7.6). V-half and V-min: Qi et al., "Pipeline parallelism with controllable
 memory", NeurIPS 2024: a *building block*, the operations of one micro-batch at unit times, is repeated every 6 units,
 and what fills and drains the pipeline moves together (``reordering``).
-Its *offsets* say how many units later each operation runs on the next rank that the micro-batch comes to; what a chunk
-keeps alive is as long as the block from its F to its W, so small offsets keep little and large ones hide the way.
-For equal times the offsets 1 keep about 1/3 of what 1F1B keeps, V-half's about 1/2, those of ZB-V as much.
+Its *offsets* say how many units later each operation runs on the next rank that the micro-batch reaches; a chunk keeps
+its activations from F to W of the block, so small offsets keep little and large ones hide the transfers.
+For equal times the offsets 1 keep about 1/3 of what 1F1B keeps, V-half's about 1/2, those of ZB-V the same.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ V_ZERO = Offsets(4, 2, 4, 2)
 
 
 def zb_v(problem: Problem, allocation: Allocation) -> Orders:
-    """No bubble between a rank's first and last operation for equal times; p micro-batches' stages are kept.
+    """Return ZB-V's orders: no bubble within a rank for equal times; p micro-batches' stages are kept.
 
     Raises ``UnsupportedRequest`` for stages that are not in a V, and for fewer than 2 p micro-batches.
     """
@@ -55,7 +55,7 @@ def zb_v(problem: Problem, allocation: Allocation) -> Orders:
 
 
 def zb_v_cut(problem: Problem, allocation: Allocation) -> Orders:
-    """``zb_v``; for less than 2 p - 1 micro-batches its order for so many, without those that are not there.
+    """Return ``zb_v``; for fewer than 2 p - 1 micro-batches its order for 2 p - 1, without the missing ones.
 
     Raises ``UnsupportedRequest`` for stages that are not in a V.
     """
@@ -90,17 +90,17 @@ def _zero_bubble(rank: int, p: int, number: int, chunks: tuple[int, ...]) -> lis
 
 
 def v_half(problem: Problem, allocation: Allocation) -> Orders:
-    """About half of what 1F1B keeps. Raises ``UnsupportedRequest`` for stages that are not in a V."""
+    """Return orders that keep about half of 1F1B. Raises ``UnsupportedRequest`` for stages that are not in a V."""
     return repeated(v_shaped(allocation, "v-half"), "v-half", V_HALF, allocation.num_micro_batches)
 
 
 def v_min(problem: Problem, allocation: Allocation) -> Orders:
-    """About a third of what 1F1B keeps. Raises ``UnsupportedRequest`` for stages that are not in a V."""
+    """Return orders that keep about a third of 1F1B. Raises ``UnsupportedRequest`` for stages that are not in a V."""
     return repeated(v_shaped(allocation, "v-min"), "v-min", V_MIN, allocation.num_micro_batches)
 
 
 def repeated(ranks: Ranks, name: str, offsets: Offsets, number: int) -> Orders:
-    """The building block with these offsets once for each micro-batch, reordered at both ends of the step."""
+    """Return the building block repeated for each micro-batch, reordered at both ends of the step."""
     rows = []
     for own, chunks in zip(_repeated(len(ranks.stages), offsets, number), ranks.stages, strict=True):
         row = own.copy()
@@ -111,7 +111,7 @@ def repeated(ranks: Ranks, name: str, offsets: Offsets, number: int) -> Orders:
 
 @lru_cache(maxsize=64)
 def _repeated(p: int, offsets: Offsets, number: int) -> tuple[np.ndarray, ...]:
-    """Each rank's operations: (kind, 0 for the chunk on the way down or 1, micro-batch)."""
+    """Return each rank's operations: (kind, 0 for the chunk on the way down or 1, micro-batch)."""
     operations = ((FORWARD, 0), (FORWARD, 1), (INPUT, 1), (INPUT, 0), (WEIGHT, 1), (WEIGHT, 0))
     rows = []
     for own in reordered(building_block(p, offsets), number):
@@ -125,11 +125,11 @@ def _repeated(p: int, offsets: Offsets, number: int) -> tuple[np.ndarray, ...]:
 
 
 def building_block(p: int, offsets: Offsets) -> list[tuple[int, int, int, int, int, int]]:
-    """When each rank runs F down, F up, I of the upper chunk, I of the lower, W of the upper, W of the lower.
+    """Return when each rank runs F down, F up, I of the upper chunk, I of the lower, W of the upper, W of the lower.
 
-    The waits at the three turns let no rank do two things in one of the 6 units of a period; of such waits those that
-    keep least, then the shortest. These are the authors': for V-half (0, 0, 1), and (0, 3, 1) for even p; for V-min
-    (0, 0, 0), and (0, 2, 0) where 3 divides p.
+    The waits at the three turns ensure that no rank runs two operations in one of the 6 units of a period; among such
+    waits those that keep least are taken, then the shortest. These are the authors': for V-half (0, 0, 1), and
+    (0, 3, 1) for even p; for V-min (0, 0, 0), and (0, 2, 0) where 3 divides p.
     """
     down, up, back, home = offsets
     reach = p - 1
@@ -150,7 +150,7 @@ def building_block(p: int, offsets: Offsets) -> list[tuple[int, int, int, int, i
 
 
 def _most_kept(block: tuple[int, int, int, int, int, int]) -> int:
-    """The most chunks of micro-batches that a rank keeps, from F to W, where the block is repeated without end."""
+    """Return the most chunks that a rank keeps, from F to W, when the block is repeated indefinitely."""
     chunks = ((block[0], block[5]), (block[1], block[4]))
     return max(
         sum((now - begun) // PERIOD - (now - ended) // PERIOD for begun, ended in chunks) for now, _ended in chunks
@@ -158,7 +158,7 @@ def _most_kept(block: tuple[int, int, int, int, int, int]) -> int:
 
 
 def _weights(starts: tuple[int, int, int, int]) -> tuple[int, int]:
-    """When the weight gradients run: each in a unit that is left, as soon as possible together."""
+    """Return when the weight gradients run: each in a free unit, together as soon as possible."""
     _down, _up, upper, lower = starts
     left = sorted(set(range(PERIOD)) - {t % PERIOD for t in starts})
     pairs = [(left[0], left[1]), (left[1], left[0])]

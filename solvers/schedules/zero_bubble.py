@@ -35,7 +35,7 @@ def zb_h2(problem: Problem, allocation: Allocation) -> Orders:
 def delayed(
     ranks: Ranks, name: str, number: int, late: int, most: Sequence[int] | None = None, behind: int | None = None
 ) -> Orders:
-    """Rank i runs late (p - i - 1) + 1 forwards ahead, and weight gradients ``behind`` i (late i) micro-batches behind.
+    """Rank i runs late (p - i - 1) + 1 forwards ahead, and weight gradients ``behind`` i (late i) micro-batches later.
 
     ``most``: micro-batches that a rank may keep from F to W; clamps both, first the delay.
     """

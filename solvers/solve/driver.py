@@ -1,8 +1,8 @@
-"""A solve, on one page: rounds of tasks, done by workers, put together in the order of the tasks.
+"""A solve: rounds of tasks, done by workers, whose results are combined in the order of the tasks.
 
 Every task is one planner's search, or one attempt to improve or prove a plan, with a judge of its own (``judging``), as
-if it were run alone. ``tasks`` says which there are, and in which rounds; ``workers``, who does them; ``incumbent``,
-which plan is the best of all; ``proofs``, when it is good enough; ``why``, the sentence for the answer.
+if it were run alone. ``tasks`` defines the tasks and their rounds, ``workers`` runs them, ``incumbent`` keeps the best
+plan of all, ``proofs`` decides when it is good enough, and ``why`` makes the sentence for the answer.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Found:
 
     @property
     def plain(self) -> bool:
-        """Whether it is anything but a flushed step of several pipelines, or one with split backwards."""
+        """Return whether it is neither a flushed step of several pipelines nor one with split backwards."""
         if self.update_rule != "synchronous" or not isinstance(self.schedule, Orders):
             return True
         return len(self.allocation.pipelines) == 1 and INPUT not in kinds_of(self.schedule)
@@ -252,12 +252,12 @@ class State:
 
     @property
     def shared_ns(self) -> int | None:
-        """The least time known, where times are shared."""
+        """Return the least time known, where times are shared."""
         return None if self.announced is None or not self.shares_times else self.announced.value_ns
 
     @property
     def done(self) -> bool:
-        """Whether no better plan like the incumbent is needed."""
+        """Return whether no better plan like the incumbent is needed."""
         return self.proofs.reached(self.best)
 
     def enough(self, plans: Covers | None) -> bool:
@@ -280,7 +280,7 @@ class State:
 
     @property
     def status(self) -> Status:
-        """That of a solve without a plan: ``infeasible`` with a proof only, also where a limit came first."""
+        """Return the status of a solve without a plan: ``infeasible`` only with a proof, also if a limit came first."""
         if self.refuted is not None:
             return Status.INFEASIBLE
         return Status.TIME_LIMIT if self.unfinished else Status.NONE_FOUND

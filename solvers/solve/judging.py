@@ -48,7 +48,7 @@ class Judge:
     """Judges one task's proposals in their order; keeps the best plan that fits, and what kept others from being plans.
 
     What it judges depends on nothing that is found elsewhere meanwhile: whether a plan is tried with fewer
-    micro-batches in flight depends on its memory only. A better time known elsewhere (``ceiling_ns``, by default
+    in-flight micro-batches depends only on its memory. A better time known elsewhere (``ceiling_ns``, by default
     the link's) rules out only plans with a bound strictly above it.
     """
 
@@ -227,7 +227,7 @@ class Judge:
             value = makespan_ns(self.problem, allocation, schedule, **how)
         except InvalidPlan as error:
             if not tied_sums(self.problem, allocation, update_rule):
-                raise  # our bug: planners' orders run, but for ranks that wait for each other's sums of tied parameters
+                raise  # our bug: planners' orders run, unless ranks wait for each other's sums of tied parameters
             words = f"{error.detail[0].lower()}{error.detail[1:].rstrip('.')}"
             self.obstacles.disconnected = f"in the last one tried, {words}"
             return None

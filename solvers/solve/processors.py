@@ -1,4 +1,4 @@
-"""How many processors there are for us. Standard library only."""
+"""The number of processors that this process may use. Standard library only."""
 
 from __future__ import annotations
 

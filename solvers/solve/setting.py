@@ -13,8 +13,8 @@ from penstock.solvers.model.result import Bound
 class Setting:
     """What all tasks of a solve have in common.
 
-    ``schedule``: the one that was asked for, or ``auto``. ``gap``: how far above a bound, relatively, a plan is good
-    enough. ``max_plans``: how many plans of one planner are judged; a count, so the answer is the same on every
+    ``schedule``: the requested one, or ``auto``. ``gap``: the relative distance to a bound at which a plan is good
+    enough. ``max_plans``: how many plans of one planner are simulated; a count, so the answer is the same on every
     machine. ``first_feasible``: stop at the first plan that fits. ``whole``: a bound on every plan of the request,
     where it is known already.
     """

@@ -13,8 +13,8 @@ three:
 2. a neighbourhood search from the best plan, while its order is improved or proven;
 3. the same improvement or proof for what that search has made of the plan.
 
-Where a plan of several pipelines or with split backwards is best, the best of all others is searched from and closed
-as well. With a target there is the first round only: what follows makes plans beyond its limits.
+Where a plan of several pipelines or with split backwards is best, the best of all others is searched from and its
+order optimised as well. With a target there is only the first round: later ones make plans beyond its limits.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Polish:
 
 @dataclass(frozen=True)
 class Close:
-    """A better order of a plan's allocation, or the proof that there is none; ``effort`` as in ``close``."""
+    """Find a better order of a plan's allocation, or prove that there is none; ``effort`` as in ``close``."""
 
     start: Found
     effort: float
@@ -296,7 +296,7 @@ def _goes_with(setting: Setting, row: Planner) -> bool:
 
 
 def _starts(state: State) -> list[Found]:
-    """Return the best plan, and the best plain one where that is another: closed, it may be the better one of both."""
+    """Return the best plan, and the best plain one if another: with its order optimised it may be the better one."""
     best, plain = state.incumbent.best, state.plain.best
     if best is None:
         return []
@@ -311,7 +311,7 @@ def _polishable(state: State, start: Found) -> bool:
 
 
 def _effort(setting: Setting) -> float:
-    """Return the effort of closing: by the limit that was asked for, not by the time that is left."""
+    """Return the effort of optimising the order: by the requested limit, not by the time that is left."""
     limit_s = setting.deadline.limit_s
     return EFFORT if limit_s is None else limit_s / SHARE
 

@@ -37,7 +37,7 @@ PLANS = 12
 
 
 def warm(*, backwards: bool = False) -> float:
-    """Solve toys with every planner in each kind of network, lower and draw the plans; the seconds that it took."""
+    """Solve toys with every planner in each kind of network, lower and draw the plans; return the seconds taken."""
     started = time.perf_counter()
     networks: tuple[tuple[bool, Literal["half", "full"]], ...] = ((True, "half"), (False, "half"), (False, "full"))
     toys: list[Callable[[], None]] = [_halves_too_large, _special_processor]
@@ -52,7 +52,7 @@ def warm(*, backwards: bool = False) -> float:
 
 
 def _from_both_ends() -> None:
-    """Where there are processors for it, a second process begins with the last toys; they meet in the cache on disk."""
+    """Start a second process with the last toys first, if there are processors for it; both fill the cache on disk."""
     other = os.fork() if available_processors() > 1 else None
     if other == 0:
         warm(backwards=True)

@@ -55,7 +55,7 @@ def _found(state: State, best: Candidate, replan: Replan | None) -> str:
 
 
 def _distance(best: Candidate, bound: Bound) -> str:
-    """How far the plan is above a bound, and which plans that bound covers."""
+    """Return how far the plan is above a bound, and which plans that bound covers."""
     if best.value_ns <= bound.bound_ns + bound.tolerance_ns:
         return f"it meets the lower bound on {bound.model}"
     return f"{100 * (best.value_ns / bound.bound_ns - 1):.2f} % above the lower bound on {bound.model}"

@@ -70,7 +70,7 @@ def serve(pipe: Connection, setting: Setting) -> None:
                 answer = task.run(setting, PipeLink(pipe, number, best_ns))
             except (EOFError, BrokenPipeError, ConnectionResetError):
                 return
-            except Exception:  # the parent raises it where somebody sees it
+            except Exception:  # the parent raises it where the user sees it
                 answer = Crash(traceback.format_exc())
             pipe.send((number, answer))
 

@@ -3,7 +3,7 @@
 A request of few plans (``SMALL``, a count) is solved here: processes would not be ready before it is done. A larger one
 gets workers, also a single one where there is a limit, because only a process can be stopped inside a search. A process
 with one thread forks, which takes milliseconds; any other starts fresh interpreters, as forking would copy locks that
-nobody unlocks.
+are never released.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ GRACE_S = 0.5
 class Round:
     """The tasks of a round, and what they have announced: outcomes are given back in the order of the tasks.
 
-    Why the answer does not depend on the number of workers nor on which of them is faster:
+    The answer depends neither on the number of workers nor on which of them is faster:
 
     * A task judges as if it were run alone (``judging.Judge``). The best time known anywhere is shared, and rules out
       only what is *proven* to take longer. The best plan, and every plan that ties with it, is never ruled out.

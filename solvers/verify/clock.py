@@ -1,4 +1,4 @@
-"""A timeline laid out for the checks of ``verify``: what belongs to which stage, when everybody has computed what."""
+"""A timeline indexed for the checks of ``verify``: what belongs to each stage, and when all lanes have computed it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Clock:
     """A timeline with what its times have to be checked against.
 
     ``early``: buckets may overlap the backward. ``every``: how many micro-batches make a round of each stage of a
-    run with optimizer steps in its rows; empty for a flushed step, which is one round with its updates behind it.
+    run with optimizer steps in its rows; empty for a flushed step, which is one round followed by its updates.
     ``sums_ties``: whether ranks add up the gradients of parameters tied across stages.
     """
 
@@ -32,22 +32,22 @@ class Clock:
     sums_ties: bool = True
 
     def round_size(self, s: int) -> int:
-        """Micro-batches of a round of a stage."""
+        """Return the number of micro-batches of a stage's round."""
         return self.every[s] if self.every else self.allocation.num_micro_batches
 
     def num_rounds(self, s: int) -> int:
-        """Complete rounds of a stage."""
+        """Return the number of complete rounds of a stage."""
         return self.allocation.num_micro_batches // self.round_size(s)
 
     @cached_property
     def rows(self) -> np.ndarray:
-        """Samples of each micro-batch, (M,)."""
+        """Return the samples of each micro-batch, (M,)."""
         count = self.allocation.num_micro_batches
         return np.asarray([micro_batch_rows(self.problem.global_batch_size, count, m) for m in range(count)])
 
     @cached_property
     def completed(self) -> np.ndarray:
-        """(2, S, M): when all lanes have run the forward, or the gradient of the input, of a micro-batch."""
+        """Return (2, S, M): when all lanes have run the forward, or the input gradient, of a micro-batch."""
         found = np.full((2, len(self.allocation.stages), self.allocation.num_micro_batches), -1, dtype=np.int64)
         for track in self.timeline.tracks:
             kinds, stages, batches = track.operations.T
@@ -56,16 +56,16 @@ class Clock:
         return found
 
     def other(self, s: int, way: int) -> int | None:
-        """The stage that a stage sends to in a direction."""
+        """Return the stage that a stage sends to in a direction."""
         return self.allocation.next(s) if way == 0 else self.allocation.previous(s)
 
     def sizes(self) -> list[int]:
-        """The distinct row counts of micro-batches."""
+        """Return the distinct row counts of micro-batches."""
         return [int(size) for size in np.unique(self.rows)]
 
     @cached_property
     def updates_of(self) -> dict[int, list[Interval]]:
-        """The optimizer steps of each stage, in the order of its tracks."""
+        """Return the optimizer steps of each stage, in the order of its tracks."""
         found: dict[int, list[Interval]] = {}
         for each in self.timeline.updates:
             found.setdefault(each.stage, []).append(each)
@@ -73,7 +73,7 @@ class Clock:
 
     @cached_property
     def of_stage(self) -> list[list[tuple[Track, np.ndarray]]]:
-        """For each stage its tracks, with the indices of its operations in them."""
+        """Return each stage's tracks, with the indices of its operations in them."""
         found: list[list[tuple[Track, np.ndarray]]] = [[] for _ in self.allocation.stages]
         for track in self.timeline.tracks:
             for s in self.held(track):
@@ -81,7 +81,7 @@ class Clock:
         return found
 
     def parts(self) -> Iterator[tuple[Track, int, np.ndarray]]:
-        """Each (track, stage, indices of the stage's operations in the track)."""
+        """Return every (track, stage, indices of the stage's operations in the track)."""
         for s, own in enumerate(self.of_stage):
             for track, at in own:
                 yield track, s, at
@@ -95,7 +95,7 @@ class Clock:
         return found
 
     def held(self, track: Track) -> list[int]:
-        """The stages of a track's devices."""
+        """Return the stages of a track's devices."""
         return self._stages_of[track.devices[0]]
 
     @cached_property
@@ -110,9 +110,9 @@ class Clock:
         return {(int(sent.stage[group[0]]), int(sent.direction[group[0]])): group for group in groups}
 
     def sent_by(self, s: int, way: int) -> np.ndarray:
-        """The places of the transfers that a stage sends in a direction."""
+        """Return the indices of the transfers that a stage sends in a direction."""
         return self._transfers_of.get((s, way), np.empty(0, dtype=np.int64))
 
     def name(self, track: Track) -> str:
-        """The track's first device."""
+        """Return the name of the track's first device."""
         return self.problem.devices[track.devices[0]].name

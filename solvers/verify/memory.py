@@ -1,4 +1,4 @@
-"""Check of memory for ``verify``: every device's curve again from the timeline's times, against its capacity."""
+"""Check of memory for ``verify``: recompute every device's curve from the timeline's times and compare it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Copies = Callable[[int, np.ndarray], int]
 
 
 def one_copy(_stage: int, _operations: np.ndarray) -> int:
-    """Of a flushed step's weights."""
+    """Return the number of weight copies in a flushed step: one."""
     return 1
 
 
 def check_memory(clock: Clock, copies: Copies = one_copy) -> list[str]:
-    """Every device within its capacity, and the timeline's own peaks right.
+    """Check that every device is within its capacity, and that the timeline's own peaks are right.
 
     ``copies``: how many copies of a stage's weights a lane with these operations of the stage keeps.
     """
@@ -55,7 +55,7 @@ def check_memory(clock: Clock, copies: Copies = one_copy) -> list[str]:
 
 
 def _version_bytes(clock: Clock, track: Track, copies: Copies) -> int:
-    """Weights beside the current ones, of all stages of a lane."""
+    """Return the bytes of weight copies in addition to the current ones, of all stages of a lane."""
     total = 0
     for s in clock.held(track):
         kept = copies(s, track.operations[track.operations[:, 1] == s])
@@ -64,7 +64,7 @@ def _version_bytes(clock: Clock, track: Track, copies: Copies) -> int:
 
 
 def _peak(clock: Clock, track: Track, static: int, last_posted: np.ndarray) -> tuple[int, int]:
-    """(first time, bytes) of the highest sum; everything at one instant counts together."""
+    """Return (first time, bytes) of the highest sum; all changes at one instant count together."""
     events: Events = []
     for s in clock.held(track):
         held = static_bytes(clock.problem, clock.allocation.stages[s])
@@ -85,7 +85,7 @@ def _peak(clock: Clock, track: Track, static: int, last_posted: np.ndarray) -> t
 
 
 def _gradient_events(clock: Clock, track: Track, s: int, size: int) -> Events:
-    """From the first gradient of each round to the end of its step; those of a round without one stay."""
+    """Count gradients from the first one of each round to the end of its step; without a step they stay."""
     kinds, stages, batches = track.operations.T
     own = np.flatnonzero((stages == s) & (kinds != FORWARD) & (kinds != RECOMPUTE) & (kinds != STEP))
     number = batches[own] // clock.round_size(s)
@@ -97,7 +97,7 @@ def _gradient_events(clock: Clock, track: Track, s: int, size: int) -> Events:
 
 
 def _step_ends(clock: Clock, track: Track, s: int) -> np.ndarray:
-    """When each round's optimizer step of a stage has ended on a lane."""
+    """Return when each round's optimizer step of a stage has ended on a lane."""
     if clock.every:
         return np.asarray(track.end_ns[(track.operations[:, 0] == STEP) & (track.operations[:, 1] == s)])
     place = [each.devices for each, _at in clock.of_stage[s]].index(track.devices)
@@ -105,7 +105,7 @@ def _step_ends(clock: Clock, track: Track, s: int) -> np.ndarray:
 
 
 def _sizes(clock: Clock, s: int, rows: int) -> tuple[int, int, int, int]:
-    """(kept, workspace, rebuilt within a backward, rebuilt by a recomputation of its own), in bytes."""
+    """Return (kept, workspace, rebuilt within a backward, rebuilt by a separate recomputation), in bytes."""
     problem, stage = clock.problem, clock.allocation.stages[s]
     cost = stage_costs(problem, stage, rows)
     plain = stage_costs(problem, replace(stage, recompute=()), rows)
@@ -143,10 +143,10 @@ def _operation_events(clock: Clock, track: Track, s: int) -> Events:
 
 
 def _posted(track: Track) -> np.ndarray:
-    """When the receives of each operation of a track are posted; of those that read no message, too.
+    """Return when the receives of each operation of a track are posted, also for operations that read no message.
 
-    An operation's receive stands before the later of the previous operation of its stage and direction and the
-    ``LOOK_AHEAD``-th operation before it, and is posted when what precedes that place has ended; steps are no places.
+    An operation's receive is placed before the later of the previous operation of its stage and direction and the
+    ``LOOK_AHEAD``-th operation before it, and is posted when what precedes that place has ended; steps do not count.
     """
     running = np.flatnonzero(track.operations[:, 0] != STEP)
     ends = np.concatenate((np.zeros(1, dtype=np.int64), track.end_ns[running]))
@@ -161,7 +161,7 @@ def _posted(track: Track) -> np.ndarray:
 
 
 def _last_posted(clock: Clock) -> np.ndarray:
-    """(2, S, M): when the last device that reads a message of a direction has posted its receive; by reading stage."""
+    """Return (2, S, M): when the last device that reads a message has posted its receive, by reading stage."""
     found = np.zeros((2, len(clock.allocation.stages), clock.allocation.num_micro_batches), dtype=np.int64)
     for track in clock.timeline.tracks if clock.problem.memory.count_buffers else ():
         kinds, stages, batches = track.operations.T
@@ -174,7 +174,7 @@ def _last_posted(clock: Clock) -> np.ndarray:
 def _buffer_events(clock: Clock, track: Track, s: int, last_posted: np.ndarray) -> Events:
     """Receive buffers from their posting to the last backward, send buffers from the operation until it has passed.
 
-    A message passes in its transfer's duration from when that has started and everybody has posted a receive.
+    A message passes in its transfer's duration, from when that has started and all receivers have posted a receive.
     """
     at = np.flatnonzero(track.operations[:, 1] == s)
     operations = track.operations[at]
@@ -209,7 +209,7 @@ def _buffer_events(clock: Clock, track: Track, s: int, last_posted: np.ndarray) 
 
 
 def _own(clock: Clock, sender: int, way: int, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The transfers of an edge, and their micro-batches, that the lane with these ends takes part in."""
+    """Return the transfers of an edge, and their micro-batches, that the lane with these ends takes part in."""
     places = clock.sent_by(sender, way)
     batches = clock.timeline.transfers.micro_batch[places]
     mine = ends[FORWARD][batches] >= 0

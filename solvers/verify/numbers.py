@@ -13,7 +13,7 @@ from penstock.solvers.verify.clock import Clock
 
 
 def check_step_numbers(clock: Clock) -> list[str]:
-    """A flushed step: the time per global batch is the last end of anything."""
+    """Check a flushed step: its time per global batch is the latest end of any event."""
     end = _last_end(clock)
     timeline = clock.timeline
     faults = []
@@ -27,7 +27,7 @@ def check_step_numbers(clock: Clock) -> list[str]:
 
 
 def check_steady_numbers(clock: Clock, run: Unrolled) -> list[str]:
-    """A run of several rounds: the steady state between the last gradients of two global batches, over whole cycles."""
+    """Check a run of several rounds: its steady state between two global batches' last gradients, over whole cycles."""
     timeline = clock.timeline
     num_micro_batches = run.allocation.num_micro_batches // run.rounds
     done = np.zeros(run.rounds, dtype=np.int64)
@@ -53,7 +53,7 @@ def check_steady_numbers(clock: Clock, run: Unrolled) -> list[str]:
 
 
 def _cycle(done: np.ndarray, whole: int) -> int:
-    """The fewest rounds, a multiple of ``whole``, after which the same gaps come again twice; else all of them."""
+    """Return the fewest rounds, a multiple of ``whole``, after which the same gaps repeat twice; else all of them."""
     rounds = len(done) - 1
     for cycle in range(whole, rounds // 2 + 1, whole):
         gaps = done[cycle:] - done[:-cycle]

@@ -1,8 +1,8 @@
-"""Check of an elastic-averaging iteration for ``verify``: everything again from the timeline's own intervals.
+"""Check of an elastic-averaging iteration for ``verify``, recomputed from the timeline's own intervals.
 
-That each operation has had its time: between two instants at which something starts or ends on a device, all that runs
-there runs at one speed, which follows from the shares in use; what an operation gets over its interval has to reach its
-duration in the last nanosecond and not before (rules: ``solvers.judge.shared_processor``).
+Check that each operation has had its time: between two instants at which something starts or ends on a device, all that
+runs there has one speed, which follows from the shares in use; the work of an operation over its interval has to reach
+its duration in the last nanosecond and not before (rules: ``solvers.judge.shared_processor``).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Ran:
 
 
 def verify_sharing(problem: Problem, allocation: Allocation, schedule: Schedule, timeline: Timeline) -> list[str]:
-    """What is wrong, a sentence each; empty means good. The layers and devices of a pipeline are checked elsewhere."""
+    """Return one sentence per fault; empty means valid. The layers and devices of a pipeline are checked elsewhere."""
     if not isinstance(schedule, Orders):
         return [f"Schedule {schedule.name} is periodic; pipelines that average have orders of one iteration."]
     faults = _check_pipelines(allocation) or _check_rows(allocation, schedule, timeline)
@@ -73,7 +73,7 @@ class _Iteration:
 
     @cached_property
     def lanes(self) -> dict[int, list[Ran]]:
-        """What each stage ran, in the order of its row, the step last."""
+        """Return the operations of each stage, in the order of its row, the step last."""
         found = {}
         for track in self.timeline.tracks:
             times = zip(track.operations.tolist(), track.start_ns.tolist(), track.end_ns.tolist(), strict=True)
@@ -85,12 +85,12 @@ class _Iteration:
 
     @cached_property
     def at(self) -> dict[tuple[int, int, int], Ran]:
-        """The operations by (stage, kind, micro-batch)."""
+        """Return the operations by (stage, kind, micro-batch)."""
         return {(ran.stage, ran.kind, ran.batch): ran for own in self.lanes.values() for ran in own}
 
     @cached_property
     def held(self) -> dict[int, list[int]]:
-        """The stages of each device."""
+        """Return the stages of each device."""
         found: dict[int, list[int]] = {}
         for s, stage in enumerate(self.allocation.stages):
             found.setdefault(stage.devices[0], []).append(s)
@@ -98,14 +98,14 @@ class _Iteration:
 
     @cached_property
     def moves(self) -> dict[tuple[int, int, int], tuple[int, int]]:
-        """(start, end) of the transfers by (stage, direction, micro-batch)."""
+        """Return (start, end) of the transfers by (stage, direction, micro-batch)."""
         sent = self.timeline.transfers
         columns = (sent.stage, sent.direction, sent.micro_batch, sent.start_ns, sent.end_ns)
         return {(s, way, m): (a, b) for s, way, m, a, b in zip(*(each.tolist() for each in columns), strict=True)}
 
     @cached_property
     def posted(self) -> dict[tuple[int, int, int], int]:
-        """When each stage posts the receive of (stage, direction, micro-batch), as decision 6 has it."""
+        """Return when each stage posts the receive of (stage, direction, micro-batch) by decision 6."""
         found = {}
         for s, own in self.lanes.items():
             latest = {FORWARD: 0, BACKWARD: 0}
@@ -131,7 +131,7 @@ class _Iteration:
         return self.allocation.next(s) if way == 0 else self.allocation.previous(s)
 
     def work_ns(self, ran: Ran) -> int:
-        """How long an operation takes alone."""
+        """Return how long an operation takes alone."""
         stage = self.allocation.stages[ran.stage]
         if ran.kind == STEP:
             return update_ns(self.problem, stage)
@@ -139,7 +139,7 @@ class _Iteration:
         return cost.forward_ns if ran.kind == FORWARD else cost.backward_ns + cost.recompute_ns
 
     def share_ppm(self, ran: Ran) -> int:
-        """How much of the processor an operation uses."""
+        """Return an operation's share of the processor."""
         if ran.kind == STEP:
             return MILLION
         return utilisation_ppm(self.problem, self.allocation, ran.stage, self.rows[ran.batch])
@@ -187,7 +187,7 @@ def _check_rows(allocation: Allocation, orders: Orders, timeline: Timeline) -> l
 
 
 def _check_lanes(run: _Iteration) -> list[str]:
-    """One after the other, forwards before their backwards."""
+    """Check that operations run one after the other, forwards before their backwards."""
     faults = []
     for s, own in run.lanes.items():
         faults += [f"{b} starts before {a} ends." for a, b in pairwise(own) if b.start_ns < a.end_ns]
@@ -200,7 +200,7 @@ def _check_lanes(run: _Iteration) -> list[str]:
 
 
 def _check_work(run: _Iteration) -> list[str]:
-    """Every operation has had its time, and not a nanosecond more than it needs."""
+    """Check that every operation has had its time, and not a nanosecond more than it needs."""
     return [fault for stages in run.held.values() for fault in _check_device(run, stages)]
 
 
@@ -235,7 +235,7 @@ def _check_device(run: _Iteration, stages: list[int]) -> list[str]:
 
 
 def _check_transfers(run: _Iteration) -> list[str]:
-    """Each once, with its duration, after what sends and before what needs it."""
+    """Check that each transfer runs once, with its duration, after its producer and before its consumer."""
     faults = []
     if len(run.moves) != run.timeline.transfers.stage.size:
         faults.append("A transfer stands in the timeline twice.")
@@ -267,7 +267,7 @@ def _check_transfers(run: _Iteration) -> list[str]:
 
 
 def _check_channels(run: _Iteration) -> list[str]:
-    """No two transfers at once on a link, or on the channel between two devices."""
+    """Check that no two transfers run at once on a link, or on the channel between two devices."""
     used: dict[str, list[tuple[int, int]]] = {}
     for (s, way, m), times in run.moves.items():
         for name in _channels(run, s, way, run.rows[m]):
@@ -332,7 +332,7 @@ def _covered_ns(intervals: list[tuple[int, int]]) -> int:
 
 
 def _check_memory(run: _Iteration) -> list[str]:
-    """Every device within its capacity, and the timeline's peaks right."""
+    """Check that every device is within its capacity, and that the timeline's peaks are right."""
     faults = []
     for device, stages in run.held.items():
         stage = run.allocation.stages[stages[0]]
@@ -359,7 +359,7 @@ def _check_memory(run: _Iteration) -> list[str]:
 
 
 def _kept(run: _Iteration, s: int) -> Iterator[tuple[int, int, int]]:
-    """(from, to, bytes) of what one pipeline's stage holds for a time."""
+    """Return (from, to, bytes) of what one pipeline's stage holds for a time."""
     problem, stage = run.problem, run.allocation.stages[s]
     first = min(run.at[s, BACKWARD, m].start_ns for m in range(len(run.rows)))
     yield first, run.at[s, STEP, STEP].end_ns, static_bytes(problem, stage).gradients

@@ -29,7 +29,7 @@ class Copies(NamedTuple):
 
 @lru_cache(maxsize=32)
 def copies_of(problem: Problem, allocation: Allocation) -> tuple[Copies, ...]:
-    """The trainable ones, in the order of the profile."""
+    """Return the trainable tied parameters, in the order of the profile."""
     found = []
     for name, layers, size in trained_ties(problem):
         spans = [range(stage.first, stage.last + 1) for stage in allocation.stages]
@@ -46,7 +46,7 @@ def _expected(clock: Clock) -> tuple[Copies, ...]:
 
 
 def unreachable_copies(clock: Clock) -> list[str]:
-    """A sentence for each tie whose devices nothing connects."""
+    """Return a sentence for each tie whose devices are not connected."""
     return [
         f"Nothing connects the copies of the tied parameter {each.name!r}."
         for each in _expected(clock)
@@ -55,7 +55,7 @@ def unreachable_copies(clock: Clock) -> list[str]:
 
 
 def summed_in(clock: Clock) -> Iterator[tuple[tuple[int, ...], np.ndarray, np.ndarray]]:
-    """Of each tie the resources of its ring, and the starts and ends of its sums."""
+    """Return for each tie the resources of its ring, and the starts and ends of its sums."""
     for number, each in enumerate(_expected(clock)):
         own = [(one.start_ns, one.end_ns) for one in clock.timeline.ties if one.bucket == number]
         start, end = np.asarray(own, dtype=np.int64).reshape(-1, 2).T
@@ -93,7 +93,7 @@ def _check_track(
     ahead: list[list[Interval]],
     reduced: list[np.ndarray],
 ) -> list[str]:
-    """A tie's sums come after all that the track has to do first, and its steps after them."""
+    """Check that a tie's sums come after all that the track has to do first, and its steps after them."""
     each, own = tie
     waits = f"The sum of {each.name!r} starts before {clock.name(track)} is there."
     goes_on = f"An optimizer step of {clock.name(track)} starts before {each.name!r} is summed."
@@ -115,7 +115,7 @@ def _check_track(
 
 
 def _steps_of(clock: Clock, track: Track) -> list[int]:
-    """When the steps of a track start that stand in no row."""
+    """Return when a track's steps start that are in no row."""
     found = []
     for s in clock.held(track):
         turn = [other.devices for other, _at in clock.of_stage[s]].index(track.devices)

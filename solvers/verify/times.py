@@ -17,7 +17,7 @@ from penstock.solvers.verify.updates import groups_of, reduced_in
 
 
 def check_operations(clock: Clock) -> list[str]:
-    """Durations, one operation at a time on a lane, and the order of a micro-batch's operations within a stage."""
+    """Check durations, that a lane runs one operation at a time, and a micro-batch's order within a stage."""
     faults = []
     for track in clock.timeline.tracks:
         late = np.flatnonzero(track.start_ns[1:] < track.end_ns[:-1])
@@ -164,7 +164,7 @@ def _check_inputs(clock: Clock, arrival: np.ndarray) -> list[str]:
 
 
 def _check_resources(clock: Clock, moves: Moves) -> list[str]:
-    """No two transfers or reductions at once on a resource; private channels carry transfers only."""
+    """Check that no resource has two transfers or reductions at once; private channels carry transfers only."""
     used: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     sent, rules = clock.timeline.transfers, clock.problem.rules
     for (s, way, size), move in moves.items():

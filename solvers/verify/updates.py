@@ -44,7 +44,7 @@ class Group(NamedTuple):
 
 @lru_cache(maxsize=32)
 def groups_of(allocation: Allocation) -> tuple[Group, ...]:
-    """The reduction groups with two devices or more, from the first layer on."""
+    """Return the reduction groups with two or more devices, from the first layer on."""
     firsts = [[stage.first for stage in pipeline.stages] for pipeline in allocation.pipelines]
     offsets = [allocation.pipeline_of.index(p) for p in range(len(firsts))]
     edges = sorted({first for own in firsts for first in own})
@@ -68,7 +68,7 @@ class Chain(NamedTuple):
 
 @lru_cache(maxsize=32)
 def _chains(problem: Problem, allocation: Allocation) -> tuple[Chain, ...]:
-    """What each group that has gradients reduces."""
+    """Return the chain of each group that has gradients."""
     made = [(group, buckets(problem, _whole(group), 1)) for group in groups_of(allocation)]
     width: dict[int, int] = {}
     places = {}
@@ -90,7 +90,7 @@ def _intervals(clock: Clock) -> dict[int, list[Interval]]:
 
 
 def reduced_in(clock: Clock) -> Iterator[tuple[Group, np.ndarray, np.ndarray]]:
-    """The starts and ends of the reductions of each group."""
+    """Return the starts and ends of the reductions of each group."""
     stated = _intervals(clock)
     for chain in _chains(clock.problem, clock.allocation):
         stage, count = chain.group.stages[0], len(chain.buckets)
@@ -121,7 +121,7 @@ def check_updates(clock: Clock) -> list[str]:
 
 
 def _check_numbers(clock: Clock) -> list[str]:
-    """Every stage reduces its buckets once in every round."""
+    """Check that every stage reduces its buckets once in every round."""
     expected = dict.fromkeys(range(len(clock.allocation.stages)), 0)
     for chain in _chains(clock.problem, clock.allocation):
         expected[chain.group.stages[0]] = chain.width * clock.num_rounds(chain.group.stages[0])

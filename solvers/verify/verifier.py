@@ -41,7 +41,7 @@ def verify(
     overlap: bool | None = None,
     update_rule: UpdateRule = "synchronous",
 ) -> list[str]:
-    """What is wrong with a plan and its timeline, a sentence each; empty means good.
+    """Return one sentence per fault of a plan and its timeline; empty means valid.
 
     ``overlap``: whether buckets may start before the last backward has ended (None: as the request's rules say).
     """
@@ -73,7 +73,7 @@ def verify(
 
 
 def _check_run(clock: Clock, copies: Copies, numbers: Callable[[Clock], list[str]]) -> list[str]:
-    """Times, numbers and memory of one run."""
+    """Check times, numbers and memory of one run."""
     faults = check_operations(clock)
     if faults:
         return faults
@@ -127,7 +127,7 @@ def _check_pattern(allocation: Allocation, pattern: Pattern) -> list[str]:
 
 
 def _check_turns(allocation: Allocation, update_rule: UpdateRule) -> list[str]:
-    """Every replica that takes turns has a micro-batch for each update."""
+    """Check that every round-robin replica has a micro-batch for each update."""
     return [
         f"Stage {s} steps after every {every} micro-batches, but its {stage.replicas} replicas take turns."
         for s, stage in enumerate(allocation.stages)
@@ -137,7 +137,7 @@ def _check_turns(allocation: Allocation, update_rule: UpdateRule) -> list[str]:
 
 
 def check_allocation(problem: Problem, allocation: Allocation, update_rule: UpdateRule = "synchronous") -> list[str]:
-    """Faults of the stages themselves: layers, devices, micro-batches, rows.
+    """Return faults of the stages themselves: layers, devices, micro-batches, rows.
 
     Pipelines share the micro-batches of a global batch; those that average take a global batch each.
     """
@@ -245,7 +245,7 @@ Place = tuple[int, int | None]
 
 
 def _row_pipeline(allocation: Allocation, row: Row) -> int | None:
-    """The pipeline of a row's operations; None where they are of several, or of none."""
+    """Return the pipeline of a row's operations; None where they are of several, or of none."""
     known = range(len(allocation.stages))
     found = {allocation.pipeline_of[s] for s in np.unique(row.operations[:, 1]).tolist() if s in known}
     return found.pop() if len(found) == 1 else None

@@ -1,6 +1,6 @@
 """Check of weight versions for ``verify``: every version that an operation uses exists, and is still held.
 
-Version v of a stage's weights is what v optimizer steps have made of them; ``docs/update-rules.md`` says which one each
+Version v of a stage's weights is the result of v optimizer steps; ``docs/update-rules.md`` says which one each
 rule uses. A lane's row is walked with a counter of its steps. The version that a forward names has to be alive until
 the last gradient operation of its micro-batch: among the newest ``copies`` of the counter, or, under weight stashing,
 one of at most ``copies`` that are in use.
@@ -44,7 +44,7 @@ def _spans(operations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_versions(names: list[str], allocation: Allocation, run: Unrolled, rule: UpdateRule) -> list[str]:
-    """Faults of steps and versions in the rows of a run; ``allocation``: of one global batch."""
+    """Return faults of steps and versions in the rows of a run; ``allocation``: of one global batch."""
     faults = []
     for row in run.orders.rows:
         for s in np.unique(row.operations[:, 1]).tolist():

@@ -1,6 +1,6 @@
-"""What connects devices that stand in a line: their order, which servers are alike, and costs linear in the bytes.
+"""Devices in a fixed order: that order, which servers are interchangeable, and costs linear in the bytes.
 
-Searches that try many sizes between the same devices take ``Affine`` costs instead of asking for each size.
+Searches that try many message sizes between the same devices use ``Affine`` costs instead of computing each size.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ MANY_ROWS = 5040
 
 
 class Affine(NamedTuple):
-    """What a message takes: ``fixed_ns`` and ``ns_per_byte``, infinite where nothing connects the devices.
+    """The time of a message: ``fixed_ns`` plus ``ns_per_byte``, infinite where no route connects the devices.
 
-    ``resources`` are those of a shared network that a transfer passes; an all-reduce has ``ring_resources``.
+    ``resources`` are those of a shared network that a transfer uses; an all-reduce has ``ring_resources``.
     """
 
     ns_per_byte: float
@@ -34,18 +34,18 @@ class Affine(NamedTuple):
 
     @property
     def connected(self) -> bool:
-        """Whether there is a way."""
+        """Return whether a route connects the devices."""
         return self.ns_per_byte < math.inf
 
     def time_ns(self, size_bytes: int) -> int:
-        """The time of a message, rounded up; nothing takes no time."""
+        """Return the time of a message, rounded up; 0 for 0 bytes."""
         if size_bytes == 0:
             return 0
         return self.fixed_ns + math.ceil(self.ns_per_byte * size_bytes) if self.connected else NEVER_NS
 
 
 def affine_all_reduce(problem: Problem, devices: tuple[int, ...]) -> Affine:
-    """An all-reduce over the devices, by the bytes of each: the line through a very small and a very large one."""
+    """Return the cost of an all-reduce by its bytes: the line through a very small and a very large one."""
     if len(devices) < 2:
         return Affine(0.0, 0)
     much = all_reduce_ns(problem, MUCH_BYTES, devices)
@@ -59,9 +59,9 @@ def affine_all_reduce(problem: Problem, devices: tuple[int, ...]) -> Affine:
 def affine_transfer(
     problem: Problem, source: tuple[int, ...], target: tuple[int, ...], rows: int = MANY_ROWS
 ) -> Affine:
-    """A transfer from a stage on some devices to one on others, by the bytes of the whole micro-batch.
+    """Return the cost of a transfer between two stages' devices, by the bytes of the whole micro-batch.
 
-    It is the line through micro-batches of ``rows`` and of twice as many samples, over the widest cut of the model.
+    It is the line through micro-batches of ``rows`` and 2 ``rows`` samples, over the widest cut of the model.
     """
     if problem.num_layers < 2 or int(problem.forward_bytes.max()) == 0:
         return Affine(0.0, 0)
@@ -77,17 +77,17 @@ def affine_transfer(
 
 
 def device_order(problem: Problem) -> tuple[int, ...]:
-    """All devices, node by node."""
+    """Return all devices, node by node."""
     return tuple(device for node in problem.nodes() for device in node)
 
 
 def likeness(device: Device) -> tuple[str, int, int]:
-    """What a device is apart from where it stands: its kind and its memory."""
+    """Return what distinguishes a device apart from its place in the network: its kind and its memory."""
     return device.kind, device.memory_bytes, device.context_bytes
 
 
 def server_classes(problem: Problem) -> tuple[int, ...]:
-    """A class number per server: servers of one class can change places without changing any cost."""
+    """Return a class number per server: servers of one class can be exchanged without changing any cost."""
     nodes = problem.nodes()
     heads: list[int] = []
     classes = []
@@ -112,7 +112,7 @@ def _alike(problem: Problem, nodes: tuple[tuple[int, ...], ...], a: int, b: int)
 
 
 def _cables(network: Network, a: int, b: int) -> list[tuple[str, int, int, bool]]:
-    """Cables of server a, the far end named; what runs to b is named alike from either side."""
+    """Return the cables of server a by their far ends; a cable to b has the same name from either side."""
     mine, its = network.node_names[a], network.node_names[b]
     found = []
     for cable in network.cables:

@@ -11,7 +11,7 @@ from penstock.solvers.model.problem import Problem
 
 
 class Routes(NamedTuple):
-    """Routes: ``route_of[u, v]`` numbers one, -1 where nothing connects the devices.
+    """Routes: ``route_of[u, v]`` is the route's number, -1 where nothing connects the devices.
 
     Its resources are ``resource[start[r] : start[r + 1]]``. ``bandwidth`` (bytes/s) is per resource; ``narrowest``
     and ``latency_ns`` are per route.
@@ -26,7 +26,7 @@ class Routes(NamedTuple):
 
 
 def routes_of(problem: Problem) -> Routes:
-    """Routes between all devices; those between two servers whose devices share their wires are looked up once."""
+    """Return the routes between all devices; servers whose devices share their wires are looked up once per pair."""
     network = problem.network
     size = problem.num_devices
     route_of = np.full((size, size), -1, dtype=np.int32)

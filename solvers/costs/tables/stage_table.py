@@ -21,9 +21,9 @@ Rounding = Literal["up", "down"]
 
 
 class LayerSums(NamedTuple):
-    """Prefix sums (L + 1,) int64 over layers, of a slice: times in ns, and what stays alive from F to B in bytes.
+    """Prefix sums (L + 1,) int64 of a slice's costs over layers: times in ns, and bytes that stay alive from F to B.
 
-    ``workspace_bytes`` (L,) is of each layer.
+    ``workspace_bytes`` (L,) is per layer.
     """
 
     forward_ns: np.ndarray
@@ -43,22 +43,22 @@ class StaticSums(NamedTuple):
 
     @property
     def total(self) -> np.ndarray:
-        """What a stage holds for the whole step; ``trainable`` is a part of ``parameters``."""
+        """Return the bytes that a stage holds for the whole step; ``trainable`` is a part of ``parameters``."""
         return np.asarray(self.parameters + self.gradients + self.optimizer)
 
 
 def prefix_sums(values: np.ndarray) -> np.ndarray:
-    """Sums of what stands before each place, along the last axis: (…, n) to (…, n + 1) int64."""
+    """Return exclusive prefix sums along the last axis: (…, n) to (…, n + 1) int64."""
     return np.concatenate((np.zeros((*values.shape[:-1], 1), dtype=np.int64), np.cumsum(values, axis=-1)), axis=-1)
 
 
 def between(prefix: np.ndarray) -> np.ndarray:
-    """(n, n): what lies between two places of a prefix sum (n,); meaningless below the diagonal."""
+    """Return (n, n): the difference between any two places of a prefix sum (n,); meaningless below the diagonal."""
     return np.asarray(prefix[None, :] - prefix[:, None])
 
 
 def widest_between(values: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """(n, n) int64: the largest of the layers' values (L,) between two of n places; 0 below the diagonal."""
+    """Return (n, n) int64: the largest of the layers' values (L,) between two of n places; 0 below the diagonal."""
     found = np.zeros((len(places),) * 2, dtype=np.int64)
     largest = np.maximum.reduceat(values, places[:-1])
     found[:-1, 1:] = np.maximum.accumulate(np.triu(np.broadcast_to(largest, found[:-1, 1:].shape)), axis=1)
@@ -66,17 +66,17 @@ def widest_between(values: np.ndarray, places: np.ndarray) -> np.ndarray:
 
 
 def cut_places(problem: Problem) -> np.ndarray:
-    """(n,) int64: the numbers of layers before each place where a stage may begin or end, both ends included."""
+    """Return (n,) int64: the number of layers before each place where a stage may begin or end, both ends included."""
     return np.asarray([0, *(np.flatnonzero(problem.cuttable) + 1), problem.num_layers], dtype=np.int64)
 
 
 def crossing_bytes(problem: Problem, direction: int, rows: int = 1) -> np.ndarray:
-    """(L + 1,) int64: what ``rows`` samples send over the cut before each layer; nothing at both ends."""
+    """Return (L + 1,) int64: the bytes that ``rows`` samples send over the cut before each layer; 0 at both ends."""
     return rows * np.pad(problem.forward_bytes if direction == 0 else problem.backward_bytes, 1)
 
 
 def layer_sums(problem: Problem, kinds: Sequence[str], rows: int, rounding: Rounding = "up") -> LayerSums:
-    """What a slice of ``rows`` samples costs, layer by layer as on the slowest or the quickest of the kinds."""
+    """Return the costs of a slice of ``rows`` samples, per layer those of the slowest or the quickest of the kinds."""
     costs = [problem.costs(kind, rows) for kind in kinds]
     join = np.maximum if rounding == "up" else np.minimum
 
@@ -93,9 +93,9 @@ def layer_sums(problem: Problem, kinds: Sequence[str], rows: int, rounding: Roun
 
 
 def static_sums(problem: Problem, replicas: int = 1) -> StaticSums:
-    """Prefix sums (L + 1,) of what layers hold for the whole step on each of ``replicas``; copies of tied weights not.
+    """Return prefix sums (L + 1,) of the layers' fixed bytes on each of ``replicas``, without copies of tied weights.
 
-    With states shared by replicas each sum is rounded up, so differences are within a byte.
+    With optimizer states sharded over replicas each sum is rounded up, so differences are within a byte.
     """
     return _static(problem, problem.parameter_bytes, problem.trainable_bytes, replicas)
 
@@ -113,7 +113,7 @@ def _weights_between(problem: Problem, places: tuple[int, ...]) -> tuple[np.ndar
 
 
 def static_between(problem: Problem, places: np.ndarray, replicas: int = 1) -> StaticSums:
-    """(n, n): ``memory.static_bytes`` of the stage between any two places, on ``replicas`` devices."""
+    """Return (n, n): ``memory.static_bytes`` of the stage between any two places, on ``replicas`` devices."""
     return _static(problem, *_weights_between(problem, tuple(places.tolist())), replicas)
 
 
@@ -122,7 +122,7 @@ def _static(problem: Problem, parameters: np.ndarray, trainable: np.ndarray, rep
 
 
 def _slowest(each: list[np.ndarray]) -> np.ndarray:
-    """The largest of the values on each kind."""
+    """Return the elementwise maximum of the values on each kind."""
     return np.asarray(np.maximum.reduce(each))
 
 
@@ -141,42 +141,42 @@ class StageTable:
 
     @cached_property
     def forward_ns(self) -> np.ndarray:
-        """One forward, which is also what recomputing the whole stage takes."""
+        """Return the time of one forward, which is also that of recomputing the whole stage."""
         return _slowest([between(sums.forward_ns[self.places]) for sums in self._sums])
 
     @cached_property
     def backward_ns(self) -> np.ndarray:
-        """One backward, recomputation apart."""
+        """Return the time of one backward, without recomputation."""
         return _slowest([between(sums.backward_ns[self.places]) for sums in self._sums])
 
     def work_ns(self, again: bool) -> np.ndarray:
-        """Forward and backward on the same kind of device; ``again``: with recomputation of the whole stage."""
+        """Return the time of a forward and a backward on one kind; ``again``: with recomputation of the stage."""
         return _slowest(
             [between(((1 + again) * sums.forward_ns + sums.backward_ns)[self.places]) for sums in self._sums]
         )
 
     @cached_property
     def kept_bytes(self) -> np.ndarray:
-        """What stays alive from the forward to the backward, nothing recomputed."""
+        """Return the bytes that stay alive from the forward to the backward if nothing is recomputed."""
         return _slowest([between(sums.kept_bytes[self.places]) for sums in self._sums])
 
     @cached_property
     def workspace_bytes(self) -> np.ndarray:
-        """What the stage's operations need while they compute."""
+        """Return the workspace of the stage's operations, in bytes."""
         return _slowest([widest_between(sums.workspace_bytes, self.places) for sums in self._sums])
 
     @cached_property
     def static(self) -> StaticSums:
-        """Parameters, gradients and optimizer states."""
+        """Return the bytes of parameters, gradients and optimizer states."""
         return static_between(self.problem, self.places, self.replicas)
 
     @property
     def update_ns(self) -> np.ndarray:
-        """One optimizer step."""
+        """Return the time of one optimizer step."""
         return between(self.problem.update_ns[self.places])
 
     def held_bytes(self, again: bool) -> np.ndarray:
-        """What a stage holds all the time: ``memory.static_bytes`` and ``transient_bytes``."""
+        """Return the bytes that a stage occupies all the time: ``memory.static_bytes`` and ``transient_bytes``."""
         held = self.static.total + self.workspace_bytes + (self.kept_bytes if again else 0)
         if self.problem.memory.count_buffers:
             both = self._crossing(0) + self._crossing(1)
@@ -184,7 +184,7 @@ class StageTable:
         return np.asarray(held)
 
     def flight_bytes(self, again: bool) -> np.ndarray:
-        """What a stage holds for each micro-batch in flight: ``memory.activation_bytes``."""
+        """Return the bytes that a stage holds per in-flight micro-batch: ``memory.activation_bytes``."""
         each = np.zeros_like(self.kept_bytes) if again else self.kept_bytes
         if self.problem.memory.count_buffers or again:
             each = each + self._crossing(0)[:, None]

@@ -5,8 +5,8 @@ turns: on each replica F_k is followed by B_{k - ahead}, ``ahead`` = depth - tur
 pipeline. PipeDream's depth is NOAM, ceil(machines from the stage on / machines of the stage) per replica, which is
 N - s for a straight pipeline.
 
-The pattern's period is the largest cycle ratio of what waits for what: a stage's own work, and for stages s <= t the
-way of a micro-batch from s to t and back over the micro-batches that s may have under way in the meantime. Its starts
+The pattern's period is the largest cycle ratio of the dependencies: a stage's own work, and for stages s <= t the
+round trip of a micro-batch from s to t over the micro-batches that s may have in flight in the meantime. Its starts
 are the earliest ones for that period; transfers wait for nothing but their channel's load.
 
 .. [1] Narayanan et al., PipeDream (SOSP 2019), section 3.2, figure 8 and 3.3; PipeDream-2BW (ICML 2021), section 3.
@@ -62,7 +62,7 @@ def eager(
     update_rule: UpdateRule = "weight_stashing",
     depth: Sequence[int] | None = None,
 ) -> Pattern:
-    """The pattern with ``depth[s]`` micro-batches of stage s in flight; None takes NOAM's, as far as memory allows.
+    """Return the pattern with ``depth[s]`` in-flight micro-batches of stage s; None: NOAM's, as far as memory allows.
 
     Depths are rounded up to whole turns. Raises ``InvalidPlan`` for depths that deadlock (``ahead`` grows along the
     pipeline), that ask two weight versions for a third, or that begin a micro-batch before the only version that it may
@@ -88,7 +88,7 @@ def eager(
 
 
 def noam(allocation: Allocation) -> tuple[int, ...]:
-    """PipeDream's micro-batches in flight (section 3.2): enough that every replica from the stage on has one."""
+    """Return PipeDream's in-flight micro-batches (section 3.2): enough for one per replica from the stage on."""
     found: list[int] = []
     after = 0
     for stage in reversed(allocation.stages):
@@ -101,10 +101,10 @@ def noam(allocation: Allocation) -> tuple[int, ...]:
 def fitted_depth(
     problem: Problem, allocation: Allocation, update_rule: UpdateRule, wanted: Sequence[int]
 ) -> tuple[int, ...]:
-    """``wanted`` in whole turns, clamped by the memory of stashes and weight versions; ``ahead`` never grows.
+    """Return ``wanted`` in whole turns, clamped by the memory of stashes and weight versions; ``ahead`` never grows.
 
-    At least one micro-batch per replica stays: the judge has the last word. Two weight versions allow forwards to be a
-    global batch ahead (M >= in-flight - 1), a single one none.
+    At least one micro-batch per replica stays; the simulation checks whether it fits. Two weight versions allow
+    forwards to be a global batch ahead (M >= in-flight - 1), a single one none.
     """
     found: list[int] = []
     ahead = max(wanted) if update_rule == "weight_stashing" else allocation.num_micro_batches
@@ -118,7 +118,7 @@ def fitted_depth(
 
 
 def bytes_needed(problem: Problem, allocation: Allocation, update_rule: UpdateRule, number: int, depth: int) -> int:
-    """What a device of a stage holds with ``depth`` micro-batches of it in flight, weight versions included."""
+    """Return the bytes on a stage's device with ``depth`` in-flight micro-batches, weight versions included."""
     stage = allocation.stages[number]
     rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
     trainable = weight_bytes(problem, stage)[1]
@@ -128,18 +128,18 @@ def bytes_needed(problem: Problem, allocation: Allocation, update_rule: UpdateRu
 
 
 def lacking_bytes(problem: Problem, allocation: Allocation, update_rule: UpdateRule, number: int, depth: int) -> int:
-    """What a stage's smallest device lacks for ``depth`` micro-batches in flight, buffers aside; 0 where they fit."""
+    """Return the bytes (at least 0) that a stage's smallest device lacks for ``depth`` micro-batches, no buffers."""
     room = free_bytes(problem, allocation.stages[number].devices)
     return max(0, bytes_needed(problem, allocation, update_rule, number, depth) - room)
 
 
 def turn_of(allocation: Allocation) -> int:
-    """Micro-batches after which all replicas in turn, and the global batch, begin anew."""
+    """Return the number of micro-batches after which all round-robin replicas, and the global batch, begin again."""
     return lcm(allocation.num_micro_batches, *(_turns(stage) for stage in allocation.stages))
 
 
 def usual_depths(problem: Problem, allocation: Allocation, update_rule: UpdateRule) -> set[tuple[int, ...]]:
-    """NOAM's depths and multiples of them (``DEEPER``), as memory allows."""
+    """Return NOAM's depths and multiples of them (``DEEPER``), as far as memory allows."""
     base = noam(allocation)
     return {fitted_depth(problem, allocation, update_rule, [each * half // 2 for each in base]) for half in DEEPER}
 
@@ -147,10 +147,10 @@ def usual_depths(problem: Problem, allocation: Allocation, update_rule: UpdateRu
 def shortest_depths(
     problem: Problem, allocation: Allocation, update_rule: UpdateRule, depths: Iterable[tuple[int, ...]]
 ) -> tuple[int, list[tuple[int, ...]]]:
-    """The shortest period of some depths, and the depths with it that are worth judging.
+    """Return the shortest period of some depths, and those of the depths with it that are worth simulating.
 
-    That is the shallowest of them. Replicas that step together send their micro-batches in bursts, of which the period
-    knows nothing: for them also the deepest.
+    These are the shallowest. Replicas that step together send their micro-batches in bursts, which the period does
+    not model: for them also the deepest.
     """
     works = stage_works(problem, allocation, update_rule)
     ranked = sorted((period_ns(works, depth), depth) for depth in depths)
@@ -160,7 +160,7 @@ def shortest_depths(
 
 
 def stage_works(problem: Problem, allocation: Allocation, update_rule: UpdateRule) -> tuple[Work, ...]:
-    """The times of every stage, for the largest micro-batch of the request."""
+    """Return the times of every stage, for the largest micro-batch of the request."""
     rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
     works = []
     for number, stage in enumerate(allocation.stages):
@@ -175,7 +175,7 @@ def stage_works(problem: Problem, allocation: Allocation, update_rule: UpdateRul
 
 
 def period_ns(works: Sequence[Work], depth: Sequence[int]) -> int:
-    """Time per micro-batch of the steady state, where nothing but a channel's load keeps a transfer waiting."""
+    """Return the time per micro-batch of the steady state if transfers wait only for their channel's load."""
     best = 1
     for s, own in enumerate(works):
         best = max(best, own.channel_ns, -(-(own.forward_ns + own.backward_ns + own.step_ns) // own.turns))
@@ -189,7 +189,7 @@ def period_ns(works: Sequence[Work], depth: Sequence[int]) -> int:
 
 
 def _earliest_starts(works: Sequence[Work], depth: Sequence[int], period: int) -> list[tuple[int, int]]:
-    """Starts of F and B of micro-batch 0 on every stage: longest paths, swept down and up until they stand still."""
+    """Return the starts of micro-batch 0's F and B on every stage: longest paths, swept until they converge."""
     count = len(works)
     forward, backward = [0] * count, [0] * count
     moved = True
@@ -226,7 +226,7 @@ def _edge(problem: Problem, allocation: Allocation, number: int, rows: int) -> t
 
 
 def _exposed_ns(problem: Problem, stage: Stage, rows: int) -> int:
-    """What remains of the stage's all-reduce when its last backward has ended."""
+    """Return the exposed part of the stage's all-reduce: what remains when its last backward has ended."""
     behind, longest = 0, 0
     for bucket in reversed(buckets(problem, stage, rows)):
         behind += bucket.duration_ns
@@ -282,7 +282,7 @@ def _refuse(allocation: Allocation, update_rule: UpdateRule, vector: tuple[int, 
 
 
 def _has_one_version(allocation: Allocation, update_rule: UpdateRule, number: int) -> bool:
-    """Whether all micro-batches of a global batch use the newest weights: one turn in flight is all there may be."""
+    """Return whether a global batch's micro-batches all use the newest weights, so that one turn may be in flight."""
     return update_rule == "double_grouped" and group_of(allocation, number) == 1
 
 

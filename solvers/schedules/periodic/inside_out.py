@@ -2,7 +2,7 @@
 
 Operations are placed modulo the period (Rau, *Iterative modulo scheduling*, MICRO 1994), from the last stage
 outwards: each forward as late, each backward as early as what is placed already allows, so that what a stage keeps
-between them is kept briefly. On a contiguous allocation it keeps as many micro-batches as 1F1B* does. Where stages
+between them is kept briefly. On a contiguous allocation it keeps the same number as 1F1B*. Where stages
 share a processor it is a heuristic: a few orders are tried at each period, and the period grows until memory suffices.
 """
 
@@ -31,7 +31,7 @@ class Starts(NamedTuple):
 
 
 def inside_out(problem: Problem, allocation: Allocation, *, period_ns: int | None = None) -> Pattern:
-    """A pattern of this period, or of the smallest one found. Raises ``InvalidPlan`` where none is found."""
+    """Return a pattern of this period, or of the smallest one found. Raises ``InvalidPlan`` where none is found."""
     line = StageLine.of(problem, allocation)
     found = smallest(line) if period_ns is None else at_period(line, period_ns)
     if found is None:
@@ -74,14 +74,14 @@ def smallest(line: StageLine, below_ns: int | None = None) -> Pattern | None:
 
 
 def _ladder(low: int, high: int) -> Iterator[int]:
-    """Periods from ``low`` to ``high``, close together at first."""
+    """Yield periods from ``low`` to ``high``, close together at first."""
     for i in range(LADDER):
         yield low + (high - low) * i * i // (LADDER * LADDER)
     yield high
 
 
 def at_period(line: StageLine, period_ns: int) -> Pattern | None:
-    """The first of the orders that fits in memory at this period."""
+    """Return the first of the orders that fits in memory at this period."""
     for backward_first in _orders(line.size):
         starts = _place(line, period_ns, backward_first)
         if starts is not None and fits(line, period_ns, starts):
@@ -111,18 +111,18 @@ def _orders(size: int) -> tuple[tuple[bool, ...], ...]:
 
 
 class _Reservations:
-    """Which part of the period each resource is taken for."""
+    """The parts of the period for which each resource is reserved."""
 
     def __init__(self, period_ns: int) -> None:
         self._period_ns = period_ns
         self._taken: dict[Hashable, list[tuple[int, int]]] = {}
 
     def earliest(self, resource: Hashable, ready_ns: int, duration_ns: int) -> int | None:
-        """The first start from ``ready_ns`` on at which the resource is free so long, in every period; it is taken."""
+        """Reserve and return the first start from ``ready_ns`` on with the resource free long enough each period."""
         return self._place(resource, ready_ns, duration_ns, 1)
 
     def latest(self, resource: Hashable, due_ns: int, duration_ns: int) -> int | None:
-        """The last start that ends by ``due_ns``; it is taken."""
+        """Reserve and return the last start that ends by ``due_ns``."""
         return self._place(resource, due_ns - duration_ns, duration_ns, -1)
 
     def _place(self, resource: Hashable, start: int, duration: int, way: int) -> int | None:
@@ -139,7 +139,7 @@ class _Reservations:
         return None
 
     def _to_free(self, taken: list[tuple[int, int]], start: int, duration: int, way: int) -> int:
-        """How far to move to leave the first reservation that is in the way; 0 when none is."""
+        """Return how far to move to leave the first conflicting reservation; 0 if there is none."""
         for other, length in taken:
             behind = (start - other) % self._period_ns
             if behind < length or self._period_ns - behind < duration:
@@ -150,7 +150,7 @@ class _Reservations:
 
 
 def _place(line: StageLine, period_ns: int, backward_first: tuple[bool, ...]) -> Starts | None:
-    """Starts of all operations from the last stage outwards, the turn at time 0; None where a resource is full."""
+    """Return the starts of all operations from the last stage outwards, the turn at 0; None if a resource is full."""
     free = _Reservations(period_ns)
     last = line.size - 1
     forward, backward = [0] * line.size, [0] * line.size
@@ -178,13 +178,13 @@ def _place(line: StageLine, period_ns: int, backward_first: tuple[bool, ...]) ->
 
 
 def peak_in_flight(line: StageLine, period_ns: int, starts: Starts) -> list[int]:
-    """The most micro-batches of each stage: F started and B not ended, in the order in which the rows run."""
+    """Return each stage's peak of micro-batches with F started and B not ended, in the order in which the rows run."""
     ends = [t + d for t, d in zip(starts.backward_ns, line.backward_ns, strict=True)]
     return [-((f - e) // period_ns) for f, e in zip(starts.forward_ns, ends, strict=True)]
 
 
 def fits(line: StageLine, period_ns: int, starts: Starts) -> bool:
-    """Whether every processor has memory at its peak, which comes with the start of a forward."""
+    """Return whether every processor's peak fits in memory; a peak is at the start of a forward."""
     ends = [t + d for t, d in zip(starts.backward_ns, line.backward_ns, strict=True)]
     if any(count > line.most_in_flight for count in peak_in_flight(line, period_ns, starts)):
         return False

@@ -47,7 +47,7 @@ def one_f_one_b_star(problem: Problem, allocation: Allocation, *, period_ns: int
 
 
 def chain_loads(line: StageLine) -> list[int]:
-    """Loads of s_1, C_1, s_2, …, s_P."""
+    """Return the loads of s_1, C_1, s_2, …, s_P."""
     return [f + b for f, b in _chain(line)]
 
 
@@ -61,7 +61,7 @@ def _chain(line: StageLine) -> list[tuple[int, int]]:
 
 
 def groups(loads: Sequence[int], period_ns: int) -> list[int]:
-    """The group of each element of the chain, 1 for the last; every load is at most the period."""
+    """Return the group of each element of the chain, 1 for the last; every load is at most the period."""
     number, filled, found = 1, 0, []
     for load in reversed(loads):
         if filled + load > period_ns:
@@ -72,12 +72,12 @@ def groups(loads: Sequence[int], period_ns: int) -> list[int]:
 
 
 def in_flight(line: StageLine, period_ns: int) -> list[int]:
-    """g of each stage: the micro-batches that it keeps at this period."""
+    """Return g of each stage: the micro-batches that it keeps at this period."""
     return groups(chain_loads(line), period_ns)[::2]
 
 
 def pattern(line: StageLine, period_ns: int) -> Pattern:
-    """When F and B of each stage start, each group's forwards and backwards without a pause between them."""
+    """Return when F and B of each stage start; each group's forwards and backwards have no pause between them."""
     chain = _chain(line)
     group = groups([f + b for f, b in chain], period_ns)
     forward = list(accumulate((f for f, _b in chain), initial=0))
@@ -105,7 +105,7 @@ def minimal_period_ns(line: StageLine) -> int | None:
 
 
 def fits(line: StageLine, counts: Sequence[int]) -> bool:
-    """Whether stages on processors of their own can keep so many micro-batches, with two weight versions."""
+    """Return whether stages on separate processors can keep ``counts`` micro-batches, with two weight versions."""
     return all(
         g <= line.most_in_flight
         and line.fixed_bytes[s] + g * line.kept_bytes[s] + line.work_bytes[s] <= line.available_bytes[line.processor[s]]

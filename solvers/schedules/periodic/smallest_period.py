@@ -11,7 +11,7 @@ from penstock.solvers.schedules.support.stage_line import StageLine
 
 
 def periodic_ilp(problem: Problem, allocation: Allocation, *, solver: str = "highs", nodes: int = NODES) -> Pattern:
-    """The best pattern found within ``nodes`` of the search tree.
+    """Return the best pattern found within ``nodes`` of the search tree.
 
     Raises ``InvalidPlan`` where none exists, or none was found.
     """

@@ -74,7 +74,7 @@ def wpipe(problem: Problem, allocation: Allocation, *, policy: WarmUp = "A") -> 
 
 
 def warm_up(depth: int, place: int, policy: WarmUp) -> int:
-    """K: slots that a device begins before its first backward."""
+    """Return K, the number of slots that a device begins before its first backward."""
     return depth - place if policy == "A" else 2 * (depth - place) - 1
 
 
@@ -84,12 +84,12 @@ def least_micro_batches(depth: int, policy: WarmUp) -> int:
 
 
 def deepest(num_micro_batches: int, policy: WarmUp) -> int:
-    """The deepest pipeline that so many micro-batches feed."""
+    """Return the depth of the deepest pipeline that ``num_micro_batches`` can feed."""
     return num_micro_batches if policy == "A" else max(1, num_micro_batches // 2 + 1)
 
 
 def most_in_flight(depth: int, place: int, policy: WarmUp, num_micro_batches: int) -> tuple[tuple[int, int], ...]:
-    """Micro-batches of (group 0, group 1) that a device holds at its two peaks (R-25).
+    """Return the micro-batches of (group 0, group 1) that a device holds at its two peaks (R-25).
 
     At the end of group 0's warm-up, and at the end of group 1's; between them one is traded for the other.
     """
@@ -98,7 +98,7 @@ def most_in_flight(depth: int, place: int, policy: WarmUp, num_micro_batches: in
 
 
 def _depth(allocation: Allocation) -> int:
-    """N. Each device of the first half of the stages holds the stage N further on as well, and no other."""
+    """Return N. Each device of the first half of the stages also holds the stage N further on, and no other."""
     stages = allocation.stages
     half = len(stages) // 2
     held = [stage.devices for stage in stages]

@@ -41,7 +41,7 @@ class Block(NamedTuple):
 
 
 def v_blocks(chained: Chained, room: Sequence[int]) -> Iterator[Orders]:
-    """Orders of blocks for stages in a V that keep no more than each rank has room for."""
+    """Yield orders of blocks for stages in a V that stay within each rank's memory budget."""
     real, lags = chained.times()
     even = np.full_like(real, UNIT_NS)
     busiest = int(np.bincount(np.asarray(_lanes(chained)), weights=real.sum(axis=0)).max())
@@ -61,7 +61,7 @@ def v_blocks(chained: Chained, room: Sequence[int]) -> Iterator[Orders]:
 
 
 def _lanes(chained: Chained) -> list[int]:
-    """The rank of each stage."""
+    """Return the rank of each stage."""
     rank_of = {s: r for r, chunks in enumerate(chained.ranks.stages) for s in chunks}
     return [rank_of[s] for s in range(len(rank_of))]
 
@@ -88,7 +88,7 @@ def _chain(
 
 
 def _block(plain: Chain, times: np.ndarray, period_ns: int, turns: tuple[int, ...], reverse: bool) -> Block | None:
-    """The chain with waits of so many units at its three turns, none of its operations in another's way."""
+    """Return the chain with ``turns`` units of waiting at its three turns, without conflicts between its operations."""
     count = times.shape[1]
     p = count // 2
     lag_ns = plain.lag_ns.copy()
@@ -103,7 +103,7 @@ def _block(plain: Chain, times: np.ndarray, period_ns: int, turns: tuple[int, ..
 
 
 def _fits(chained: Chained, block: Block, times: np.ndarray, room: Sequence[int]) -> bool:
-    """Whether what a rank keeps when it begins a forward, of all micro-batches before, is within its room."""
+    """Return whether what a rank keeps at the start of a forward, of all earlier micro-batches, is within ``room``."""
     for chunks, free in zip(chained.ranks.stages, room, strict=True):
         for s in chunks:
             kept = 0

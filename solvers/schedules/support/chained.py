@@ -1,4 +1,4 @@
-"""The operations of one flushed step, who waits for whom and how long, and what each keeps: for list scheduling.
+"""The operations of one flushed step, their dependencies, lags and memory: the input of list scheduling.
 
 Transfers are delays between operations. A micro-batch's stash and received input are kept from F to the end of its
 B, or W where the backward is split; what R rebuilds from R on.
@@ -57,11 +57,11 @@ class Chained:
         return np.asarray(each, dtype=np.int64), ways
 
     def taken_bytes(self, s: int) -> int:
-        """What a stage keeps of a micro-batch from its forward on, of the larger ones."""
+        """Return the bytes that a stage keeps of one of the larger micro-batches from its forward on."""
         return activation_bytes(self.problem, self.allocation.stages[s], self._classes[0][0])
 
     def peak_bytes(self, orders: Orders) -> list[int]:
-        """The most that each rank keeps when it runs its row."""
+        """Return the peak bytes of each rank when it runs its row."""
         lists, _codes = self.lists(orders, (), [0] * len(orders.rows))
         found = []
         for low, high in zip(lists.lane_start[:-1].tolist(), lists.lane_start[1:].tolist(), strict=True):
@@ -70,13 +70,13 @@ class Chained:
         return found
 
     def fits(self, orders: Orders, room: Sequence[int]) -> bool:
-        """Whether every rank has the room for its row."""
+        """Return whether every rank's row fits its memory budget."""
         return all(peak <= free for peak, free in zip(self.peak_bytes(orders), room, strict=True))
 
     def overtaken(
         self, orders: Orders, room: Sequence[int], movers: tuple[int, ...], patience: int
     ) -> tuple[int, Orders]:
-        """How long the step takes, and its orders, when operations of the kinds ``movers`` overtake."""
+        """Return the step time and the orders when operations of the kinds ``movers`` overtake."""
         lists, codes = self.lists(orders, movers, room)
         start = run_list(lists, patience)
         return self._as_orders(codes, lists.lane, lists.duration_ns, start)
@@ -84,7 +84,7 @@ class Chained:
     def shaken(
         self, orders: Orders, room: Sequence[int], movers: tuple[int, ...], patience: int, rng: np.random.Generator
     ) -> Orders:
-        """What overtakes when each duration and way is up to ``SHAKE`` longer or shorter: another list that can run."""
+        """Return the orders found with durations and lags perturbed by up to ``SHAKE``: another list that can run."""
         lists, codes = self.lists(orders, movers, room)
         longer = 1 + SHAKE * (2 * rng.random(len(codes)) - 1), 1 + SHAKE * (2 * rng.random(lists.lag_ns.shape) - 1)
         duration = (lists.duration_ns * longer[0]).astype(np.int64)
@@ -94,9 +94,9 @@ class Chained:
     def constructed(
         self, ranking: Ranking, room: Sequence[int], patience: int, *, even: bool = False, ways: bool = True
     ) -> tuple[int, Orders] | None:
-        """Orders with split backwards that prefer the (kind, chunk) pairs in this order; None where room lacks.
+        """Return split-backward orders that prefer (kind, chunk) pairs in this order; None where memory is short.
 
-        ``even``: as if all operations took as long; ``ways``: as if transfers took their time, or none.
+        ``even``: as if all operations took the same time; ``ways``: whether transfers take their time, or none.
         """
         count, number = len(self.allocation.stages), self._number
         lines = [s * len(KINDS) + FORWARD for s in range(count)]  # where times are 0, as operations need each other
@@ -136,7 +136,7 @@ class Chained:
     def _as_orders(
         self, codes: np.ndarray, lane: np.ndarray, duration: np.ndarray, start: np.ndarray
     ) -> tuple[int, Orders]:
-        """The end of the last operation, and the operations of each lane as they start."""
+        """Return the end of the last operation, and the operations of each lane as they start."""
         order = np.lexsort((duration, start, lane))
         stage_kind, m = np.divmod(codes[order], self._number)
         s, kind = np.divmod(stage_kind, len(KINDS))
@@ -145,7 +145,7 @@ class Chained:
         return int((start + duration).max()), self.ranks.orders("overtaking", rows)
 
     def lists(self, orders: Orders, movers: tuple[int, ...], room: Sequence[int]) -> tuple[Jobs, np.ndarray]:
-        """The rows as the kernel's lists, and each entry's number."""
+        """Return the rows as the kernel's lists, and each entry's number."""
         parts = [row.operations.astype(np.int64) for row in orders.rows]
         operations = np.concatenate(parts)
         kinds = operations[:, 0]
@@ -175,7 +175,7 @@ class Chained:
         return made, codes
 
     def _made(self, present: frozenset[tuple[int, int]]) -> tuple[np.ndarray, ...]:
-        """Durations, bytes taken and freed, the operations behind and their lags, by number; ``present``: (kind, s)."""
+        """Return durations, bytes taken and freed, successors and their lags, by number; ``present``: (kind, s)."""
         size = len(self.allocation.stages) * len(KINDS)
         duration, taken, freed = (np.zeros((size, self._number), dtype=np.int64) for _ in range(3))
         behind = np.full((size, self._number, 2), -1, dtype=np.int64)
@@ -195,7 +195,7 @@ class Chained:
         return duration.ravel(), taken.ravel(), freed.ravel(), behind.reshape(flat, 2), lag.reshape(flat, 2)
 
     def _spent(self, kind: int, s: int, rows: int, apart: bool) -> tuple[int, int, int]:
-        """Duration, bytes taken at the start and freed at the end of an operation."""
+        """Return the duration, the bytes taken at the start and those freed at the end of an operation."""
         stage = self.allocation.stages[s]
         cost, kept = stage_costs(self.problem, stage, rows), activation_bytes(self.problem, stage, rows)
         plain = stage_costs(self.problem, replace(stage, recompute=()), rows)

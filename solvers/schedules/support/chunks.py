@@ -23,13 +23,13 @@ class Ranks(NamedTuple):
     devices: tuple[tuple[int, ...], ...]
 
     def orders(self, name: str, rows: Iterable[Sequence[Sequence[int]] | np.ndarray]) -> Orders:
-        """Rank r's operations: (kind, stage, micro-batch)."""
+        """Return the orders; ``rows[r]`` are rank r's operations: (kind, stage, micro-batch)."""
         made = [np.asarray(row, dtype=np.int32).reshape(-1, 3) for row in rows]
         return Orders(name, tuple(Row(devices, row) for devices, row in zip(self.devices, made, strict=True)))
 
 
 def looped(allocation: Allocation, name: str, least: int = 1) -> Ranks:
-    """The ranks of stages that lie in a loop, at least ``least`` chunks on each.
+    """Return the ranks of stages that lie in a loop, at least ``least`` chunks on each.
 
     Raises ``UnsupportedRequest`` for any other allocation; ``name`` is the schedule that asks.
     """
@@ -49,7 +49,7 @@ def looped(allocation: Allocation, name: str, least: int = 1) -> Ranks:
 
 
 def in_line(allocation: Allocation, name: str) -> Ranks:
-    """The ranks of stages that have devices of their own.
+    """Return the ranks of stages that have devices of their own.
 
     Raises ``UnsupportedRequest`` for any other allocation; ``name`` is the schedule that asks.
     """
@@ -64,7 +64,7 @@ def in_line(allocation: Allocation, name: str) -> Ranks:
 
 
 def v_shaped(allocation: Allocation, name: str) -> Ranks:
-    """The ranks of 2 p stages that lie in a V.
+    """Return the ranks of 2 p stages that lie in a V.
 
     Raises ``UnsupportedRequest`` for any other allocation; ``name`` is the schedule that asks.
     """
@@ -81,7 +81,7 @@ def v_shaped(allocation: Allocation, name: str) -> Ranks:
 
 
 def ranks_of(allocation: Allocation) -> Ranks:
-    """The ranks of one pipeline, in the order of their first stages.
+    """Return the ranks of one pipeline, in the order of their first stages.
 
     Raises ``UnsupportedRequest`` where devices share some of their stages only, and for stages in turn.
     """

@@ -16,7 +16,7 @@ from penstock.solvers.model.schedule import Orders, Row
 
 
 def recomputed(allocation: Allocation, orders: Orders) -> Orders:
-    """The orders with an R right before each B or I of the stages that recompute.
+    """Return the orders with an R right before each B or I of the stages that recompute.
 
     The R starts as soon as the device is free, the gradient or not: where the gradient is on its way, it costs nothing.
     """

@@ -57,7 +57,7 @@ def reordered(block: Sequence[Sequence[int]], number: int) -> Starts:
 
 
 def weight_units(own: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
-    """When a rank runs the weight gradients of its upper and of its lower chunk: in its first free units."""
+    """Return when a rank runs its upper and lower chunks' weight gradients: in its first free units."""
     kinds = {unit: kind for kind, units in enumerate(own[:WEIGHTS]) for unit in units}
     made: tuple[list[int], list[int]] = ([], [])
     waiting = [0, 0]
@@ -80,7 +80,7 @@ def _with_weights(starts: Starts) -> Starts:
 
 
 def _kept(own: Sequence[Sequence[int]]) -> list[int]:
-    """Chunks of micro-batches that a rank keeps, from F to W, in each unit."""
+    """Return the chunks of micro-batches that a rank keeps, from F to W, in each unit."""
     change = [0] * (max(own[WEIGHTS]) + 1)
     for kind, units in enumerate(own):
         for unit in units:
@@ -100,20 +100,20 @@ def _placed(starts: Starts) -> Iterator[Placed]:
 
 
 def _inputs(rank: int, kind: int, p: int) -> list[tuple[int, int]]:
-    """(rank, kind) of what an operation other than a weight gradient needs of its micro-batch."""
+    """Return (rank, kind) of the inputs, in its micro-batch, of an operation other than a weight gradient."""
     other = rank - 1 if kind in (FORWARD_DOWN, INPUT_UP) else rank + 1
     return [(rank, kind - 1)] * (kind > 0) + [(other, kind)] * (0 <= other < p)
 
 
 def _ready(starts: Starts, rank: int, kind: int, m: int) -> int:
-    """The first unit after an operation's inputs and after its like of the micro-batch before."""
+    """Return the first unit after an operation's inputs and after the same operation of the previous micro-batch."""
     before = [starts[other][of][m] for other, of in _inputs(rank, kind, len(starts))] if kind != WEIGHTS else []
     before += [starts[rank][kind][m - 1]] if m else []
     return max(before, default=-1) + 1
 
 
 def _move_together(starts: Starts) -> None:
-    """Fill and drain move, in the order of their units; weight gradients are operations like others."""
+    """Move fill and drain, in the order of their units; weight gradients are operations like others."""
     curves = [_kept(own) for own in starts]
     most = max(max(curve) for curve in curves)
     taken: list[set[int]] = [set() for _ in starts]
@@ -136,14 +136,14 @@ def _move_together(starts: Starts) -> None:
 
 
 def _with_room(curve: Sequence[int], most: int, first: int, unit: int) -> int:
-    """The first unit, ``first`` or later, from which to ``unit`` one more can be kept."""
+    """Return the first unit, ``first`` or later, from which to ``unit`` one more can be kept."""
     while unit > first and curve[unit - 1] < most:
         unit -= 1
     return unit
 
 
 def _squeezed(starts: Starts) -> Starts:
-    """Each rank's operations in their order, each as early as its inputs and its rank allow."""
+    """Return each rank's operations in their order, each as early as its inputs and its rank allow."""
     made: Starts = [[[] for _ in own] for own in starts]
     free = [0] * len(starts)
     for each in _placed(starts):
@@ -166,7 +166,7 @@ class _Line:
             self.held.append(held)
 
     def move(self, unit: int, to: int, most: int) -> bool:
-        """Moves an operation to an earlier free unit unless more than ``most`` would be kept; whether it moved."""
+        """Move an operation to an earlier free unit unless more than ``most`` were kept; return whether it moved."""
         kind = self.kinds.pop(unit)
         self.kinds[to] = kind
         made: list[Held] = []
@@ -191,7 +191,7 @@ class _Line:
 
 
 def _move_drain(starts: Starts, most: int) -> None:
-    """The drain moves, in the order of its units; no rank keeps more than ``most``."""
+    """Move the drain, in the order of its units; no rank keeps more than ``most``."""
     lines = [_Line(own) for own in starts]
     taken: list[set[int]] = [set() for _ in starts]
     for each in _placed(starts):

@@ -44,16 +44,16 @@ class StageLine:
 
     @property
     def size(self) -> int:
-        """S."""
+        """Return S, the number of stages."""
         return len(self.forward_ns)
 
     @property
     def contiguous(self) -> bool:
-        """Whether every stage has a processor of its own."""
+        """Return whether every stage has a processor of its own."""
         return len(set(self.processor)) == self.size
 
     def load_bound_ns(self) -> int:
-        """No period is smaller than the load of a processor, or of a pair of processors' link (O-3)."""
+        """Return a bound on the period: the largest load of a processor, or of a pair of processors' link (O-3)."""
         loads: dict[object, int] = {}
         for s in range(self.size):
             loads[self.processor[s]] = loads.get(self.processor[s], 0) + self.forward_ns[s] + self.backward_ns[s]
@@ -64,12 +64,12 @@ class StageLine:
         return max(1, *loads.values())
 
     def alone_ns(self) -> int:
-        """One micro-batch through everything: at this period each stage holds one."""
+        """Return the time of one micro-batch through all stages: at this period each stage holds one."""
         return max(1, sum((*self.forward_ns, *self.backward_ns, *self.hop_forward_ns, *self.hop_backward_ns)))
 
     @classmethod
     def of(cls, problem: Problem, allocation: Allocation, halves: int = ALL_BUFFERS) -> StageLine:
-        """The line of a plan; ``halves``: see ``buffer_bytes``.
+        """Return the line of a plan; ``halves``: see ``buffer_bytes``.
 
         Raises ``UnsupportedRequest`` for several pipelines or replicas that take turns.
         """
@@ -103,10 +103,10 @@ class StageLine:
 
 
 def buffer_bytes(problem: Problem, stage: Stage, rows: int, halves: int) -> int:
-    """What a stage's buffers take besides the inputs of micro-batches in flight.
+    """Return the bytes of a stage's buffers, without the inputs of in-flight micro-batches.
 
-    The gradient that a backward reads is there for certain. Of the other three (one input ahead, the output and the
-    gradient on their way), which are seldom there together, so many halves count.
+    The gradient that a backward reads always counts. The other three (one input ahead, the output and the gradient
+    being sent) are seldom in use together: ``halves`` halves of them count.
     """
     if not problem.memory.count_buffers:
         return 0
@@ -123,7 +123,7 @@ def _hop_ns(problem: Problem, allocation: Allocation, stage: int, rows: int, dir
 
 
 def as_pattern(name: str, period_ns: int, forward_ns: list[int], backward_ns: list[int]) -> Pattern:
-    """The pattern in which F_s and B_s of micro-batch 0 start at these times, none of which is negative."""
+    """Return the pattern in which F_s and B_s of micro-batch 0 start at these times, none of which is negative."""
     starts = [(FORWARD, s, t) for s, t in enumerate(forward_ns)] + [(BACKWARD, s, t) for s, t in enumerate(backward_ns)]
     operations = [PatternOperation(kind, s, t % period_ns, t // period_ns) for kind, s, t in starts]
     operations.sort(key=lambda o: (o.start_ns, o.shift, o.stage))

@@ -2,7 +2,7 @@
 
 Time is counted in periods: rho = T0 / T with T0 the largest load of a resource, every duration divided by T0. All
 constraints are then linear in rho, so the largest rho is found without bisection. Symbols as in ``path``; memory is
-counted when a forward starts, where it peaks, as a part of what a processor has beside its weights and buffers.
+counted when a forward starts, where it peaks, as a part of what a processor has after its weights and buffers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TOLERANCE = 1e-9
 class Model:
     """The patterns of a line whose period is between ``least_ns`` and ``longest_ns``.
 
-    ``room_bytes`` of each processor is for micro-batches in flight, ``most[s]`` of which stage s may keep.
+    ``room_bytes``: each processor's memory budget for in-flight micro-batches; stage s may keep ``most[s]`` of them.
     """
 
     line: StageLine
@@ -79,7 +79,7 @@ class Model:
         self.lp += pulp.lpSum(self.duration[i] for i in own) * self.rho <= 1
 
     def _triangles(self, own: tuple[int, ...]) -> None:
-        """The floors of two spans add up to that of the whole, or one less."""
+        """Add the triangle cuts: the floors of two spans add up to that of the whole, or one less."""
         for i, j, k in combinations(own, 3):
             more = self.counts[i, k] - self.counts[i, j] - self.counts[j, k]
             self.lp += more >= 0
@@ -93,7 +93,7 @@ class Model:
                 self.lp += pulp.lpSum(kept) <= 1
 
     def _in_flight(self, s: int, now: int) -> Any:
-        """Micro-batches that stage s keeps as a forward of stage ``now`` starts: F started, B not ended."""
+        """Return the micro-batches that stage s keeps as a forward of stage ``now`` starts: F started, B not ended."""
         return self._count(self.forward[s], self.forward[now]) - self._count(self.backward[s], self.forward[now])
 
     def _count(self, i: int, j: int) -> Any:
@@ -103,7 +103,7 @@ class Model:
 
 
 class HighsWithNodes(pulp.HiGHS):  # type: ignore[misc]
-    """HiGHS through PuLP, which has no word for its limit of nodes."""
+    """HiGHS through PuLP, with a node limit, for which PuLP has no option."""
 
     def findSolutionValues(self, lp: Any) -> tuple[int, int]:  # noqa: N802
         """Values of the variables, and what they are worth."""
@@ -118,7 +118,7 @@ class HighsWithNodes(pulp.HiGHS):  # type: ignore[misc]
 
 
 def ask(model: Model, solver: str, nodes: int, seed: int) -> tuple[int, float]:
-    """PuLP's ``sol_status`` and the largest rho that is still possible.
+    """Solve a model; return PuLP's ``sol_status`` and the largest rho that is still possible.
 
     ``LpStatus`` says Optimal of whatever was found when a limit came; only ``sol_status`` tells. CBC keeps its bound
     for itself unless it proves the optimum.

@@ -1,7 +1,7 @@
 """The operations of one micro-batch in order, and the smallest period once it is decided which run before which.
 
 Symbols: s_o, the start of operation o of micro-batch 0; n_ij = floor((s_j - s_i) / T) for two operations of one
-resource, so many operations i start between one i and the j of its micro-batch. With n given, T is the largest ratio
+resource: n_ij operations i start between one i and the j of its micro-batch. With n given, T is the largest ratio
 of durations to periods of a cycle of constraints, found in integers.
 """
 
@@ -54,7 +54,7 @@ def path_of(line: StageLine) -> tuple[Step, ...]:
 
 
 def rivals(path: tuple[Step, ...]) -> list[tuple[int, ...]]:
-    """The positions of the operations of each resource, in path order."""
+    """Return the positions of the operations of each resource, in path order."""
     users: dict[Hashable, list[int]] = defaultdict(list)
     for i, step in enumerate(path):
         users[step.resource].append(i)
@@ -62,7 +62,7 @@ def rivals(path: tuple[Step, ...]) -> list[tuple[int, ...]]:
 
 
 def timed(path: tuple[Step, ...], counts: Counts, least_ns: int) -> tuple[int, list[int]] | None:
-    """The smallest period of at least ``least_ns`` with these counts, and all starts; None if none has them."""
+    """Return the smallest period of at least ``least_ns`` with these counts, and all starts; None if none has them."""
     edges = [_Edge(i, j, path[i].duration_ns, 0) for i, j in pairwise(range(len(path)))]
     for own in rivals(path):
         for i, j in combinations(own, 2):
@@ -96,7 +96,7 @@ def _longest(size: int, edges: list[_Edge], period_ns: int) -> tuple[list[int], 
 
 
 def _cycle(came: list[_Edge | None], at: int, size: int) -> list[_Edge]:
-    """The cycle behind an operation that still moves after ``size`` passes."""
+    """Return the cycle that leads to an operation that still moves after ``size`` passes."""
     for _ in range(size):
         at = _before(came, at)
     found: list[_Edge] = []

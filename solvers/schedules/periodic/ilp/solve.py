@@ -67,7 +67,7 @@ def _rounded_down(bound_ns: float) -> int:
 
 
 def _room(line: StageLine) -> tuple[list[int], list[int]]:
-    """Bytes of each processor for micro-batches in flight, and how many of them each stage may keep."""
+    """Return each processor's bytes for in-flight micro-batches, and how many of them each stage may keep."""
     room = list(line.available_bytes)
     for number in range(len(room)):
         held = [s for s in range(line.size) if line.processor[s] == number]
@@ -80,7 +80,7 @@ def _room(line: StageLine) -> tuple[list[int], list[int]]:
 
 
 def _pattern(line: StageLine, path: tuple[Step, ...], counts: Counts, least_ns: int) -> Pattern | None:
-    """None where the solver's rounding hid that the counts do not go together, or do not fit by a byte."""
+    """Return the pattern; None where the solver's rounding hid that the counts are inconsistent or do not fit."""
     found = timed(path, counts, least_ns)
     if found is None:
         return None
