@@ -1,8 +1,8 @@
 """Stages and edges of plans of one pipeline, each costed once and numbered, and the proven bounds of such plans.
 
-Every stage has devices of its own, and its replicas share the rows of a micro-batch. A plan is then a row of numbers;
-its bound is that of ``stage_windows`` with the work of each stage (docs/theory/bounds.md, section 2). The costs are
-those of ``StageTimes``: of micro-batches of two sizes single steps count with the quicker one.
+Every stage has devices of its own, and its replicas share the rows of a micro-batch. A plan is then a row of stage and
+edge numbers; its bound is that of ``stage_windows`` with the work of each stage (docs/theory/bounds.md, section 2). The
+costs are those of ``StageTimes``: with micro-batches of two sizes, single steps count with the quicker one.
 """
 
 from __future__ import annotations
@@ -29,42 +29,42 @@ KINDS = {"serial": SERIAL, "apart": APART, "free": FREE}
 (UPDATE, EXPOSED, WORK, SPARE, KEPT, INPUT, GRADIENT, TIMELESS, CUT_OFF) = (4, *range(6, 14))
 """Columns of a stage after its forwards (0, 1) and backwards (2, 3) of both row classes.
 
-Its update (column 5: that and what all-reduces add to the last backward); what all-reduces add at least; all that it
-computes in a step; bytes that are left for micro-batches in flight; what each of these keeps, and its received input; a
-received gradient; whether an operation takes no time; whether nothing connects the replicas.
+They are its update (column 5: the update and what all-reduces add to the last backward); the least that all-reduces
+add; all that it computes in a step; the bytes left for in-flight micro-batches; what each of these keeps, and its
+received input; a received gradient; whether an operation takes no time; whether nothing connects the replicas.
 """
 (OUT, BACK, KIND, UNLINKED) = range(4, 8)
-"""Columns of an edge after its forward transfers (0, 1) and backward ones (2, 3; -1 where nothing travels).
+"""Columns of an edge after its forward transfers (0, 1) and backward transfers (2, 3; -1 where nothing travels).
 
-The least of each, how its two directions exclude each other, whether nothing connects its stages.
+The smallest transfer of each direction, how the two directions exclude each other, whether nothing connects its stages.
 """
 
 
 class Rows(NamedTuple):
-    """N plans by number: of how many stages they are (N,), these (N, S), and the edge after each; 0 after the last."""
+    """N plans as numbers: the number of stages (N,), the stages (N, S), and the edge after each; 0 after the last."""
 
     lengths: np.ndarray
     stages: np.ndarray
     edges: np.ndarray
 
     def of(self, chosen: np.ndarray) -> Rows:
-        """Some of them, in the order asked for."""
+        """Return the chosen plans, in the given order."""
         return Rows(*(column[chosen] for column in self))
 
 
 class Reduced(NamedTuple):
-    """The buckets of a stage, and by row class how long before the end of the last backward each is ready."""
+    """The buckets of a stage and, by row class, how long before the end of the last backward each is ready."""
 
     buckets: tuple[Bucket, ...]
     leads: list[list[int]]
 
 
 class ChainCosts:
-    """Stages and edges of one number of micro-batches; ``stage_of`` gives a number's stage.
+    """Costed stages and edges for one number of micro-batches; ``stage_of`` gives a number's stage.
 
-    ``pairs`` counts what costing them took: devices of a stage times themselves, of an edge times each other.
+    ``pairs`` counts the work of costing them: devices of a stage squared, devices of both sides of an edge multiplied.
     ``reduced`` and ``links`` are, by number, the buckets of a stage and the links that an edge's transfers pass, by
-    direction and row class; edge 0 is none.
+    direction and row class; edge 0 means no edge.
     """
 
     def __init__(self, problem: Problem, num_micro_batches: int) -> None:
@@ -82,7 +82,7 @@ class ChainCosts:
         self._edge_numbers: dict[tuple[int, tuple[int, ...], tuple[int, ...]], int] = {}
 
     def stage(self, stage: Stage) -> int:
-        """The number of a stage."""
+        """Return the number of a stage; cost it at its first use."""
         known = self._stage_numbers.get(stage)
         if known is None:
             known = self._stage_numbers[stage] = len(self.stage_of)
@@ -92,7 +92,7 @@ class ChainCosts:
         return known
 
     def edge(self, source: Stage, target: Stage) -> int:
-        """The number of what is between two stages."""
+        """Return the number of the edge between two stages; cost it at its first use."""
         key = (target.first, source.devices, target.devices)
         known = self._edge_numbers.get(key)
         if known is None:
@@ -103,16 +103,16 @@ class ChainCosts:
 
     @property
     def stage_columns(self) -> np.ndarray:
-        """(stages, columns) int64 of all stages that have a number."""
+        """All numbered stages: (stages, columns) int64."""
         return self._stages.rows
 
     @property
     def edge_columns(self) -> np.ndarray:
-        """(edges, columns) int64 of all edges that have a number."""
+        """All numbered edges: (edges, columns) int64."""
         return self._edges.rows
 
     def rows(self, plans: Sequence[tuple[Stage, ...]]) -> Rows:
-        """Plans by number."""
+        """Return the plans as rows of numbers."""
         most = max((len(stages) for stages in plans), default=1)
         made = Rows(
             *(np.zeros(shape, dtype=np.int32) for shape in (len(plans), (len(plans), most), (len(plans), most)))
@@ -124,11 +124,11 @@ class ChainCosts:
         return made
 
     def stages(self, rows: Rows, n: int) -> tuple[Stage, ...]:
-        """The stages of a plan."""
+        """Return the stages of plan ``n``."""
         return tuple(self.stage_of[p] for p in rows.stages[n, : rows.lengths[n]].tolist())
 
     def limits(self, rows: Rows) -> np.ndarray:
-        """(N, S) micro-batches that each stage can have in flight at most; 0 where not one fits, M where all do."""
+        """Return (N, S) the most in-flight micro-batches of each stage; 0 where not one fits, M where all do."""
         edges = self.edge_columns
         stage, inside = self.stage_columns[rows.stages], np.arange(rows.stages.shape[1]) < rows.lengths[:, None]
         after, before = edges[rows.edges], np.roll(edges[rows.edges], 1, axis=1)
@@ -139,15 +139,15 @@ class ChainCosts:
         return np.where(inside, count, self.num_micro_batches)
 
     def least_limit(self, number: int) -> int:
-        """As ``limits`` of a stage, whatever its neighbours are."""
+        """Return the limit of a stage as ``limits`` does, whatever its neighbours are."""
         stage = self.stage_columns[number]
         each, spare = int(stage[KEPT] + stage[INPUT]), int(stage[SPARE] - stage[GRADIENT])
         return self.num_micro_batches if each == 0 and spare >= 0 else max(0, spare // max(1, each))
 
     def bounds_ns(self, rows: Rows, limits: np.ndarray | None = None) -> np.ndarray:
-        """(N,) a proven bound of each plan under any order of whole backwards.
+        """Return (N,) a proven bound of each plan under any order of whole backwards.
 
-        ``limits`` (N, S) takes the place of the plans' own.
+        ``limits`` (N, S) replaces the plans' own limits.
         """
         found = np.empty(len(rows.lengths), dtype=np.int64)
         limits = np.ascontiguousarray(self.limits(rows) if limits is None else limits)
@@ -184,14 +184,14 @@ class ChainCosts:
         self.reduced.append(Reduced(made, leads))
 
     def _leads(self, stage: Stage, made: Sequence[Bucket], rows: int) -> list[int]:
-        """How long before the end of a last backward of ``rows`` each bucket is ready."""
+        """Return how long before the end of a last backward of ``rows`` each bucket is ready."""
         if not self.problem.rules.overlap_all_reduce:
             return [0] * len(made)
         costs = self.problem.costs(self.problem.devices[stage.devices[0]].kind, stage_rows(stage, rows))
         return [int(costs.backward_ns[bucket.first] - costs.backward_ns[stage.first]) for bucket in made]
 
     def _memory(self, stage: Stage, costs: Sequence[StageCosts]) -> list[int]:
-        """SPARE, KEPT, INPUT and GRADIENT, as ``StageTimes.in_flight`` counts them."""
+        """Return SPARE, KEPT, INPUT and GRADIENT, counted as in ``StageTimes.in_flight``."""
         problem, least = self.problem, self.classes[-1][0]
         free = free_bytes(problem, stage.devices) - static_bytes(problem, stage).total
         workspace = 0 if min(cost.backward_ns + cost.recompute_ns for cost in costs) == 0 else None
@@ -214,7 +214,7 @@ class ChainCosts:
 
 
 class Table:
-    """Rows of int64 that grow; ``rows`` are those that are there."""
+    """A growing array of int64 rows; ``rows`` are those added so far."""
 
     def __init__(self, columns: int) -> None:
         self._held = np.zeros((64, columns), dtype=np.int64)
@@ -229,12 +229,12 @@ class Table:
 
     @property
     def rows(self) -> np.ndarray:
-        """(count, columns)."""
+        """The rows added so far: (count, columns)."""
         return self._held[: self.count]
 
 
 def _times(costs: Sequence[StageCosts]) -> tuple[list[int], list[int]]:
-    """Forwards, and backwards with what they recompute, by row class."""
+    """Return forward times, and backward times including recomputation, by row class."""
     return [cost.forward_ns for cost in costs], [cost.backward_ns + cost.recompute_ns for cost in costs]
 
 
@@ -243,7 +243,7 @@ def _whole(cost: StageCosts) -> int:
 
 
 def _behind(made: Sequence[Bucket], leads: Sequence[int]) -> int:
-    """What remains of the buckets, one after the other, after the last backward."""
+    """Return how long the buckets, one after the other, still run after the last backward."""
     longest, behind = 0, 0
     for bucket, lead in zip(reversed(made), reversed(leads), strict=True):
         behind += bucket.duration_ns

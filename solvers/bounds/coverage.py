@@ -1,4 +1,4 @@
-"""The features of plans as ``schemas.coverage`` has them: of one plan, of all that a request allows, of searches."""
+"""The features of plans, in the terms of ``schemas.coverage``: of one plan, of all plans of a request, of searches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def features_of(
     overlap: bool = True,
     fits: bool = True,
 ) -> Covers:
-    """The class of the plans with the same features as this one. ``fits``: whether it fits into memory."""
+    """Return the class of the plans with the same features as this one. ``fits``: whether it fits into memory."""
     stages = allocation.stages
     devices = [device for stage in stages for device in stage.devices]
     kinds = _kinds(schedule)
@@ -61,12 +61,12 @@ def features_of(
 
 
 def features_of_candidate(problem: Problem, plan: Candidate) -> Covers:
-    """``features_of`` for a judged plan that fits."""
+    """Return ``features_of`` for a judged plan that fits."""
     return features_of(problem, plan.allocation, plan.schedule, plan.update_rule, plan.overlap_all_reduce)
 
 
 def allowed(problem: Problem) -> Covers:
-    """The class of all plans that a request allows, whichever planner makes them."""
+    """Return the class of all plans that a request allows, whichever planner makes them."""
     modes = {"none"} if problem.recompute == "never" else {"none", "stage", "segments"}
     if problem.recompute == "always" and problem.within is None:
         modes.remove("none")  # a trainer may not be able to recompute all layers (``within.span``)
@@ -88,7 +88,7 @@ def allowed(problem: Problem) -> Covers:
 
 
 def _of_trainer(problem: Problem) -> dict[str, Values]:
-    """What no plan of a target has, whatever the request says (``within``)."""
+    """Return the values that no plan of a target has, whatever the request allows (``within``)."""
     assert problem.within is not None
     limits = {name: _one(value) for name, value in (("pipelines", "one"), ("dispatch", "rows"), ("codecs", "none"))}
     orders = frozenset(problem.within.schedules)
@@ -100,7 +100,7 @@ def _of_trainer(problem: Problem) -> dict[str, Values]:
 
 
 def allowed_numbers(problem: Problem) -> tuple[tuple[int, int], ...]:
-    """The numbers of micro-batches that a request allows, as ranges."""
+    """Return the numbers of micro-batches that a request allows, as ranges."""
     merged: list[tuple[int, int]] = []
     for least, most in numbers_of(problem):
         if merged and merged[-1][1] == least - 1:
@@ -111,12 +111,12 @@ def allowed_numbers(problem: Problem) -> tuple[tuple[int, int], ...]:
 
 
 def scope_of(problem: Problem, covers: Covers) -> Scope:
-    """Whether a bound covers every plan that the request allows, or only some of them."""
+    """Return whether a bound covers every plan that the request allows, or only some of them."""
     return REQUEST_SCOPE if allowed(problem) <= covers else CLASS_SCOPE
 
 
 def class_bound(problem: Problem, covers: Covers, bound_ns: int, method: str) -> Bound:
-    """A bound on a class of a request's plans, with the scope that follows from the request."""
+    """Return a bound on a class of a request's plans, with the scope that follows from the request."""
     return Bound(scope_of(problem, covers), covers, bound_ns, method)
 
 
@@ -124,7 +124,7 @@ def class_bound(problem: Problem, covers: Covers, bound_ns: int, method: str) ->
 
 
 def every_plan(problem: Problem) -> Covers:
-    """All plans that keep the pins, under the request's update rules; micro-batches up to the request's largest."""
+    """Return all plans that keep the pins, under the request's rules; micro-batches up to the request's largest."""
     least = min(number for number, _most in allowed_numbers(problem))
     numbers = ((least, max(least, problem.global_batch_size)),)
     rules = frozenset(problem.update_rules)
@@ -132,12 +132,12 @@ def every_plan(problem: Problem) -> Covers:
 
 
 def whatever_is_pinned(bound: Bound) -> Bound:
-    """A bound that was proven of a request without its pins: it covers plans that break them as well."""
+    """Return a bound that was proven without the request's pins: it covers plans that break them as well."""
     return replace(bound, covers=replace(bound.covers, pins=every("pins")["pins"]))
 
 
 def one_pipeline(problem: Problem) -> Covers:
-    """Flushed plans of one pipeline, replicas by rows, whole backwards, nothing encoded.
+    """Return the flushed plans of one pipeline, with replicas by rows, whole backwards and nothing encoded.
 
     Devices may hold several stages, which may recompute.
     """
@@ -146,9 +146,9 @@ def one_pipeline(problem: Problem) -> Covers:
 
 
 def stages_apart(problem: Problem) -> Covers:
-    """Of ``one_pipeline`` those with each stage on devices of its own, recomputing whole or not at all.
+    """Return the plans of ``one_pipeline`` with each stage on devices of its own, recomputing whole or not at all.
 
-    Their micro-batches are those that planners of one pipeline try.
+    Their numbers of micro-batches are those that planners of one pipeline try.
     """
     return Covers(
         **every("recompute_runs", "all_reduce", "replica_order"),
@@ -160,18 +160,18 @@ def stages_apart(problem: Problem) -> Covers:
 
 
 def planned_apart(problem: Problem) -> Covers:
-    """Of ``stages_apart`` those that recompute as the request says: all that planners of such plans make."""
+    """Return the plans of ``stages_apart`` that recompute as the request says: all that planners of such plans make."""
     again = _one("in_backward") if problem.recompute == "never" else every("recompute_runs")["recompute_runs"]
     return replace(stages_apart(problem), recompute=_modes(problem), recompute_runs=again)
 
 
 def _modes(problem: Problem) -> Values:
-    """What stages recompute that planners make."""
+    """Return the recomputation modes of stages that planners make."""
     return frozenset({"never": {"none"}, "always": {"stage"}}.get(problem.recompute, {"none", "stage"}))
 
 
 def contiguous(problem: Problem, numbers: Iterable[int]) -> Covers:
-    """Of ``one_pipeline`` those with each stage on devices of its own, recomputation inside the backwards.
+    """Return the plans of ``one_pipeline`` with each stage on devices of its own, recomputing inside the backwards.
 
     Stages recompute whole or not at all, as the request says. Without overlap in the request, the bounds of this class
     hold for all-reduces after the last backward only.
@@ -187,7 +187,7 @@ def contiguous(problem: Problem, numbers: Iterable[int]) -> Covers:
 
 
 def target_plans(problem: Problem) -> Covers:
-    """All plans within the limits of the request's target that fit into memory."""
+    """Return all plans within the limits of the request's target that fit into memory."""
     assert problem.within is not None
     return Covers(
         **every("devices", "backward", "recompute", "recompute_runs", "replica_order"),
@@ -199,12 +199,12 @@ def target_plans(problem: Problem) -> Covers:
 
 
 def _reductions(problem: Problem) -> Values:
-    """When all-reduces may run: after the last backward only where the request does not let them overlap it."""
+    """Return when all-reduces may run: only after the last backward if the request does not let them overlap it."""
     return every("all_reduce")["all_reduce"] if problem.rules.overlap_all_reduce else _one("after_backward")
 
 
 def orders_of(plan: Covers) -> Covers:
-    """The class of a plan's allocation with its operations in any order, whether a trainer can express it or not."""
+    """Return the class of a plan's allocation under any order of operations, even one that no trainer can express."""
     return replace(plan, order=None, trainer=None)
 
 

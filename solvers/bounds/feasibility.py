@@ -1,8 +1,8 @@
-"""``proof_of_infeasibility``: why a request has no plan at all, of whatever kind; None where that is not proven.
+"""``proof_of_infeasibility``: why a request has no plan of any kind, or None if that is not proven.
 
-A search that ends without a plan proves nothing: it lists some plans only. Each condition here holds for *every* plan
+A search that ends without a plan proves nothing: it lists only some plans. Each condition here holds for *every* plan
 that the judge accepts for the request: any cut, replicas by rows or in turn, several stages on a device, several
-pipelines, recomputation of any segments, any order, any update rule. All rest on these facts of the judge.
+pipelines, recomputation of any segments, any order, any update rule. All conditions rest on these facts of the judge.
 
 * Every pipeline holds every layer, and cuts only where the profile allows it. So each *block* (the layers between two
   neighbouring cuttable positions) lies in one stage, and each device of that stage is allowed to hold it by the pins.
@@ -38,19 +38,19 @@ from penstock.solvers.model.problem import Measured, Problem
 from penstock.solvers.model.result import Shortage
 
 MOST_PAIRS = 1024
-"""Blocks times devices of requests for which every way to share blocks out is searched."""
+"""The most pairs of a block and a device for which every assignment of blocks to devices is searched."""
 SEARCHED = 2.0
-"""Deterministic seconds of that search."""
+"""The deterministic seconds of that search."""
 MOST_ROUTED = 64
-"""Devices whose connections are looked up pair by pair; more of them count as connected."""
+"""The most devices whose connections are looked up pair by pair; larger clusters count as connected."""
 SLOP_NS = 2
-"""What rounding up can take off the difference of two times that are not measured themselves."""
+"""The most that rounding up can subtract from the difference of two times that are not measured themselves."""
 
 Devices = Sequence[int]
 
 
 class Proof(NamedTuple):
-    """Why there is no plan, as the end of a sentence; the block that lacks memory everywhere, if that is why."""
+    """Why there is no plan, as the end of a sentence, and the block that fits on no device, if that is the reason."""
 
     sentence: str
     shortage: Shortage | None = None
@@ -58,10 +58,10 @@ class Proof(NamedTuple):
 
 @lru_cache(maxsize=16)
 def proof_of_infeasibility(problem: Problem) -> Proof | None:
-    """The proof that the request has no plan of any kind, or None.
+    """Return the proof that the request has no plan of any kind, or None.
 
-    In every plan some devices that are connected to each other hold all layers (``connected``), so that it is enough
-    to refute each connected part of the cluster alone.
+    In every plan some devices that are connected to each other hold all layers (``connected``), so that refuting each
+    connected part of the cluster separately is enough.
     """
     sentence = unfed(problem) or unkeepable_pin(problem)
     if sentence is not None:
@@ -81,7 +81,7 @@ def proof_of_infeasibility(problem: Problem) -> Proof | None:
 
 
 def unfed(problem: Problem) -> str | None:
-    """Why no micro-batch gives a replica ``min_slice`` samples; None where one does."""
+    """Return why no micro-batch gives a replica ``min_slice`` samples; None if one does."""
     if least_rows(problem) > 0:
         return None
     sizes = problem.micro_batch_sizes
@@ -90,7 +90,7 @@ def unfed(problem: Problem) -> str | None:
 
 
 def least_rows(problem: Problem) -> int:
-    """Samples of the smallest micro-batch of any allowed number of them; 0 where none is allowed."""
+    """Return the samples of the smallest micro-batch of any allowed number of them; 0 where none is allowed."""
     batch, least = problem.global_batch_size, problem.min_slice
     if not problem.micro_batch_sizes:
         return batch // (batch // least) if batch >= least else 0
@@ -99,7 +99,7 @@ def least_rows(problem: Problem) -> int:
 
 
 def connected(problem: Problem) -> list[list[int]]:
-    """The parts of the cluster with no way between them, the largest first; one part where plans may do without ways.
+    """Return the parts of the cluster without routes between them, largest first; one part if plans need no routes.
 
     Row 0 of the first micro-batch of a pipeline is in one device of each stage, and travels wherever two of these are
     not the same, unless nothing is sent over a cut. So these devices, which together hold all layers, are in one part;
@@ -128,7 +128,7 @@ def _joined(problem: Problem, one: int, other: int) -> bool:
 
 
 class Group(NamedTuple):
-    """Devices of one kind with as many ``free`` bytes beside context and headroom, which the same pins allow."""
+    """Devices of one kind, allowed by the same pins, with equally many ``free`` bytes after context and headroom."""
 
     kind: str
     free: int
@@ -137,7 +137,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Least:
-    """The bytes of each block that no plan does without, as arrays (blocks,), int64."""
+    """The least bytes of each block in any plan, as arrays (blocks,), int64."""
 
     problem: Problem
 
@@ -148,7 +148,7 @@ class Least:
 
     @property
     def blocks(self) -> int:
-        """How many there are."""
+        """The number of blocks."""
         return len(self.edges) - 1
 
     @cached_property
@@ -156,7 +156,7 @@ class Least:
         return static_sums(self.problem)
 
     def groups(self, part: Devices) -> list[Group]:
-        """The devices of a part of the cluster that are alike here, the first of them first."""
+        """Return the devices of a part of the cluster, grouped by what counts here; groups by their first device."""
         found: dict[tuple[str, int, tuple[bool, ...]], list[int]] = {}
         for d in part:
             own = self.problem.devices[d]
@@ -166,13 +166,13 @@ class Least:
         return [Group(kind, free, tuple(members)) for (kind, free, _pinned), members in found.items()]
 
     def may_hold(self, block: int, group: Group) -> bool:
-        """Whether the pins allow a group's devices to hold a block."""
+        """Return True if the pins allow a group's devices to hold a block."""
         first, stop, device = self.edges[block], self.edges[block + 1], group.devices[0]
         return all(pin.last < first or stop <= pin.first or device in pin.devices for pin in self.problem.pins)
 
     @cached_property
     def weights(self) -> np.ndarray:
-        """Parameters, and the second copy of the trainable ones where every allowed rule keeps two."""
+        """Parameters, plus a second copy of the trainable ones if every allowed rule keeps two."""
         twice = self.problem.update_rules == {"double_buffered"}
         return self._of(self._held.parameters) + (self._of(self._held.trainable) if twice else 0)
 
@@ -183,7 +183,7 @@ class Least:
 
     @cached_property
     def share(self) -> np.ndarray:
-        """Optimizer states that one device of a stage has, however many replicas share them."""
+        """The optimizer states on one device of a stage, shared by as many replicas as possible."""
         if not self.problem.memory.shard_states:
             return self.states
         groups = self.groups(range(self.problem.num_devices))
@@ -192,7 +192,7 @@ class Least:
 
     @cached_property
     def gradients(self) -> np.ndarray:
-        """Where the backward takes time: they stay from its start to the end of the step."""
+        """Gradients of blocks whose backward takes time; they stay from its start to the end of the step."""
         kinds = {device.kind for device in self.problem.devices}
         points = [point for kind in kinds for point in self._measured(kind)]
         takes_time = np.min([point.backward_ns for point in points], axis=0) > 0
@@ -200,12 +200,12 @@ class Least:
 
     @property
     def together(self) -> bool:
-        """Whether the gradients of all stages of a device are there at once."""
+        """True if the gradients of all stages of a device are in memory at the same time."""
         return self.problem.update_rules <= {"synchronous", "elastic_averaging"}
 
     @cached_property
     def active(self) -> dict[str, np.ndarray]:
-        """Stash and workspace during the backward, by kind of device."""
+        """The stash and workspace during the backward, by kind of device."""
         kinds = {device.kind for device in self.problem.devices}
         return {kind: np.where(self._takes_time, self._active_on(kind), 0) for kind in sorted(kinds)}
 
@@ -223,9 +223,9 @@ class Least:
 
     @cached_property
     def _takes_time(self) -> np.ndarray:
-        """(blocks,) whether the gradients of a block's inputs take time on every kind, at every size of a slice.
+        """(blocks,): True if the gradients of a block's inputs take time on every kind, at every size of a slice.
 
-        A split backward holds the stash of a micro-batch for certain during that part only.
+        A split backward is certain to hold the stash of a micro-batch during that part only.
         """
         sure = np.ones(self.problem.num_layers, dtype=bool)
         for kind in {device.kind for device in self.problem.devices}:
@@ -236,7 +236,7 @@ class Least:
         return np.asarray(np.logical_or.reduceat(sure, self.edges[:-1]))
 
     def _rows(self, kind: str) -> list[int]:
-        """Sizes of slices between which times and bytes are linear in the rows; the first is the least slice."""
+        """Return sizes of slices between which times and bytes are linear in the rows; the first is the least slice."""
         problem = self.problem
         least = max(problem.min_slice, -(-least_rows(problem) // problem.num_devices))
         measured = [point.rows for point in self._measured(kind)]
@@ -247,7 +247,7 @@ class Least:
 
 
 def _too_large(least: Least, part: Devices) -> Proof | None:
-    """A block that fits on no device that may hold it: each stage with it needs at least this on each device."""
+    """Find a block that fits on no device that may hold it: each of its stages needs at least this on each device."""
     groups = least.groups(part)
     for block in range(least.blocks):
         usable = [group for group in groups if least.may_hold(block, group)]
@@ -272,7 +272,7 @@ def _too_large(least: Least, part: Devices) -> Proof | None:
 
 
 def _too_much(least: Least, part: Devices) -> Proof | None:
-    """All blocks need more than all devices have, each of them less what the computation of some block takes there."""
+    """Prove that all blocks need more than all devices have, each less what computing some block takes there."""
     total = least.weights + least.states + (least.gradients if least.together else 0)
     room = 0
     for group in least.groups(part):
@@ -290,11 +290,11 @@ def _too_much(least: Least, part: Devices) -> Proof | None:
 
 
 def _unpackable(least: Least, part: Devices) -> Proof | None:
-    """No choice of devices for each block satisfies all that has to be in a device's memory at once; by CP-SAT.
+    """Prove by CP-SAT that no assignment of blocks to devices satisfies what is in a device's memory at the same time.
 
-    ``held[b, d]``: device d holds block b, alone or as one of several. During the backward of a held block there are
-    its gradients and its stash beside the weights of all held blocks; of a flushed step there is a last backward, of
-    some held block, beside the gradients of all of them.
+    ``held[b, d]``: device d holds block b, alone or as one of several. During the backward of a held block its
+    gradients and stash are in memory with the weights of all held blocks; a flushed step has a last backward, of some
+    held block, when the gradients of all held blocks are in memory.
     """
     if least.blocks * len(part) > MOST_PAIRS:
         return None
@@ -332,5 +332,5 @@ def _unpackable(least: Least, part: Devices) -> Proof | None:
 
 
 def _span(least: Least, block: int) -> tuple[int, int]:
-    """The first and the last layer of a block."""
+    """Return the first and the last layer of a block."""
     return int(least.edges[block]), int(least.edges[block + 1]) - 1

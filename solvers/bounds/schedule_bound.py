@@ -5,22 +5,22 @@ Scope ``schedule of this allocation``: the largest of
 * head, work and tail of a device: it cannot begin before a first micro-batch has come through the stages before it,
   has to do its work, and what it does last has to travel back; then reductions and updates follow;
 * load of a link or channel, between the earliest start and the shortest rest of what it carries;
-* windows (``stage_windows.py``, ``split_windows.py``; BOUNDS section 2 and Part II): what a stage, or a device with
-  several, must idle while the first micro-batch goes round, and the limit that memory sets on micro-batches in flight;
-* the same windows for any number of micro-batches on the stages from one on, joined: by what one more stage, one more
-  micro-batch, or as many more as can be in flight add at least (``suffix/table.py``; BOUNDS Part II, 1);
-* for a periodic plan, whose global batches overlap, what each of them loads devices, links and reductions with, and
-  the way round that micro-batches in flight share (``steady_state.py``);
-* for pipelines that average on shared devices, the processor time of all they do.
+* windows (``stage_windows.py``, ``split_windows.py``; BOUNDS section 2 and Part II): how long a stage, or a device with
+  several, must idle during the first micro-batch's round trip, and under memory's limit on micro-batches in flight;
+* the same windows for any number of micro-batches on the stages from one on, joined: by the least that one more stage,
+  one more micro-batch, or a full set of in-flight ones adds (``suffix/table.py``; BOUNDS Part II, 1);
+* for a periodic plan, whose global batches overlap, the load of each on devices, links and reductions, and the round
+  trip that in-flight micro-batches share (``steady_state.py``);
+* for pipelines that average on shared devices, the processor time of all their operations.
 
-Scope ``all plans of this request``: of every plan, the work of all layers at their cheapest, shared by all devices at
+Scope ``all plans of this request``: for every plan, the work of all layers at their cheapest, shared by all devices at
 best (load), and one slice that has to pass through every layer forwards and backwards (fill). Load holds for every
 plan: several stages per device, several pipelines, replicas, recomputation, split backwards, any order and any update
-rule only add. The same holds of layers that pins confine to some devices, on these, from the time when a first slice
-has come there in a flushed step. Only where measured pipelines may share a processor, of which each uses a part, it
-counts with the smallest part. Fill holds where every allowed update rule has a flush. Of plans of one pipeline, also
-what devices wait before their first and behind their last micro-batch, for transfers, and for all-reduces
-(``all_plans``).
+rule only add to it. The same holds for layers that pins confine to some devices, on these, from the time when a first
+slice has reached them in a flushed step. Only where measured pipelines may share a processor, of which each uses a
+part, it counts with the smallest part. Fill holds where every allowed update rule has a flush. For plans of one
+pipeline, also the time that devices wait before their first and after their last micro-batch, for transfers, and for
+all-reduces (``all_plans``).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ LOAD, LOAD_OF_PINNED = (
 
 
 def request_bound(problem: Problem) -> Bound:
-    """No plan of the request, under any update rule that it allows, takes less time than this."""
+    """Return a bound that no plan of the request beats, under any update rule that it allows."""
     share = _least_share(problem) if "elastic_averaging" in problem.update_rules else Fraction(1)
     flushed = problem.update_rules <= {"synchronous"}
     heads = _before(problem)._replace(tail_ns=[0] * problem.num_layers) if flushed else None
@@ -66,14 +66,14 @@ def request_bound(problem: Problem) -> Bound:
 
 
 MOST_LABELLED = 256
-"""Devices up to which the label search of ``one_pipeline_bound`` takes no longer than planners do."""
+"""The most devices for which the label search of ``one_pipeline_bound`` takes no longer than planners do."""
 
 
 def one_pipeline_bound(problem: Problem) -> Bound:
-    """No flushed plan of one pipeline, its replicas by rows, its backwards whole, takes less time than this.
+    """Return a bound on flushed plans of one pipeline with replicas by rows and whole backwards.
 
-    A device may hold any number of stages, which may recompute, in any place and any order; for every number of
-    micro-batches that the request allows.
+    A device may hold any number of stages, which may recompute, in any place and any order; the bound holds for every
+    number of micro-batches that the request allows.
     """
     known = max(load_ns(problem, Fraction(1), _before(problem)), _path_ns(problem))
     method = "label search over the devices' lowest layers"
@@ -81,7 +81,7 @@ def one_pipeline_bound(problem: Problem) -> Bound:
 
 
 def _path_ns(problem: Problem) -> int:
-    """The cheapest slice through every layer and, as gradients alone, back; then the first layer's weights and update.
+    """Return the time of the cheapest slice through all layers, its gradients back, then layer 0's weights and update.
 
     Weight gradients of the other layers may wait until devices are free (split backwards).
     """
@@ -91,10 +91,10 @@ def _path_ns(problem: Problem) -> int:
 
 
 def _before(problem: Problem) -> Around:
-    """Of each layer the cheapest slice through the layers before it; and whole, back through them, and the update.
+    """Return for each layer the cheapest slice through earlier layers; and, whole, back through them, and the update.
 
-    Nothing of a layer can begin in a flushed step before a first slice has come there. With whole backwards, what a
-    device does last for a layer behind others is a backward, whose gradient travels back through those.
+    Nothing of a layer can begin in a flushed step before a first slice has come there. With whole backwards, a device's
+    last operation for a layer after others is a backward, whose gradient travels back through those.
     """
     forward, gradient, weight = _slices(problem)
     there = np.concatenate(([0], np.cumsum(_least_held(problem, forward))[:-1]))
@@ -104,7 +104,7 @@ def _before(problem: Problem) -> Around:
 
 
 def _slices(problem: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(kinds, sizes, L) forward, gradient of the input, gradient of the weights, of slices of which one is quickest.
+    """Return (kinds, sizes, L) forward, input gradient and weight gradient times, of slices of which one is quickest.
 
     A layer's times are piecewise linear in the rows of a slice, so they are smallest at one row or at a measured size;
     the difference of two rounded times is above the difference of the exact ones less 1.
@@ -120,7 +120,7 @@ def _slices(problem: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _least_held(problem: Problem, times: np.ndarray) -> np.ndarray:
-    """(L,) each layer's least time over all sizes, on the kinds of devices that may hold it."""
+    """Return (L,) each layer's least time over all sizes, on the kinds of devices that may hold it."""
     kinds = sorted({device.kind for device in problem.devices})
     quickest = times.min(axis=1)
     held = {own: sorted({kinds.index(problem.devices[d].kind) for d in own}) for own in set(holders(problem))}
@@ -128,7 +128,7 @@ def _least_held(problem: Problem, times: np.ndarray) -> np.ndarray:
 
 
 def _least_share(problem: Problem) -> Fraction:
-    """Of a processor, for operations on micro-batches of one sample, of any rank of the measured pipeline."""
+    """Return the least share of a processor of any rank of the measured pipeline, for micro-batches of one sample."""
     ranks = range(len(problem.pipeline_run.ranks)) if problem.pipeline_run is not None else ()
     return Fraction(min((rank_share(problem, rank, 1) for rank in ranks), default=WHOLE), WHOLE)
 
@@ -140,12 +140,12 @@ def schedule_bound(
     update_rule: UpdateRule = "synchronous",
     overlap: bool | None = None,
 ) -> Bound:
-    """No order of this allocation's operations takes less time than this, in this network.
+    """Return a bound that no order of this allocation's operations beats, in this network.
 
     ``overlap``: whether all-reduces overlap the last backward; None: as the request says.
 
-    ``schedule`` says which operations there are: whether backwards are split, and whether recomputations run apart.
-    Of a pattern it also says how many micro-batches are in flight.
+    ``schedule`` defines which operations exist: whether backwards are split, and whether recomputations are separate.
+    A pattern also defines how many micro-batches are in flight.
     """
     if overlap is not None and overlap != problem.rules.overlap_all_reduce:
         problem = replace(problem, rules=replace(problem.rules, overlap_all_reduce=overlap))
@@ -179,7 +179,7 @@ def _flushed_bounds(problem: Problem, allocation: Allocation, schedule: Orders) 
 
 
 def _unlike(allocation: Allocation) -> list[int]:
-    """Devices that compute different things: one of all that hold the same stages, and take the same turns there."""
+    """Return devices that compute different things: one of each set with the same stages and the same turns."""
     holds: dict[int, list[tuple[int, int]]] = {}
     for s, stage in enumerate(allocation.stages):
         for turn, device in enumerate(stage.devices):
@@ -188,7 +188,7 @@ def _unlike(allocation: Allocation) -> list[int]:
 
 
 def _steady_bounds(problem: Problem, allocation: Allocation, pattern: Pattern, rule: UpdateRule) -> dict[str, int]:
-    """Of any order with as many micro-batches in flight, without a flush."""
+    """Return bounds on any order with the same number of micro-batches in flight, without a flush."""
     steady = SteadyTimes(problem, allocation, pattern, rule)
     used = _unlike(allocation)
     bounds = {
@@ -201,7 +201,7 @@ def _steady_bounds(problem: Problem, allocation: Allocation, pattern: Pattern, r
 
 
 def _sharing_bounds(problem: Problem, allocation: Allocation) -> dict[str, int]:
-    """Each device's processor time, and each pipeline's own work on it, over the global batches of an iteration."""
+    """Return each device's processor time, and each pipeline's own work on it, over an iteration's global batches."""
     classes = row_classes(problem.global_batch_size, allocation.num_micro_batches)
     processor: dict[int, int] = {}
     alone = 0

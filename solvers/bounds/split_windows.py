@@ -1,10 +1,10 @@
-"""What a device has to idle where backwards are split, or where it has several stages: BOUNDS Part II, section 1.
+"""The idle time of a device with split backwards, or with several stages: BOUNDS Part II, section 1.
 
 **Stages apart, split backwards** (``split_bound_ns``). Every micro-batch counts with the quicker row class: a schedule
-stays one when its operations shrink and start when they did. On a stage of M micro-batches let F, I, W be its times,
-``rt`` the way round behind it, K how many it can hold from F to the end of W.
+stays valid when its operations shrink and keep their starts. On a stage of M micro-batches let F, I, W be its times,
+``rt`` the round trip after it, K the most micro-batches that it can hold from F to the end of W.
 
-* Let e(0) be its head, and e(j) the larger of e(j-1) + F and e(j-K) + F + rt + I + W. A forward that starts behind j
+* Let e(0) be its head, and e(j) the larger of e(j-1) + F and e(j-K) + F + rt + I + W. A forward that starts after j
   others, numbered from 0, does not start before e(j): at most K - 1 of those are still held, so j - K + 1 of them have
   been released, one of which has the number j - K or a later one.
 * Take any j, the n = M - j micro-batches whose forwards start from there on, and the start t >= e(j) of the first.
@@ -15,16 +15,16 @@ stays one when its operations shrink and start when they did. On a stage of M mi
   t + n (F + I) + max(0, n - K) W + max(0, F + rt - min(K, n) F). If x - t is at least F + 2 rt + I, the window in which
   no I runs and the last rt + I before x, in which no forward runs (its I would end after x), are disjoint; in the
   latter at most min(K, n) I run, and only W fill the rest, so max(0, n - K) W is replaced by the larger of itself and
-  max(0, rt + I - min(K, n) I). Behind x comes the way back to every stage before, and the W there.
+    max(0, rt + I - min(K, n) I). After x comes the way back to every stage before, and the W there.
 
 Deleting the W of a schedule leaves one with backwards as long as I, whose limits in flight hold all the more; so
 ``windows`` bounds that too.
 
 **Devices with several stages** (``shared_device_ns``). No backward begins there before some stage's head, forward and
-way round; until then only forwards run, and recomputations behind them, and all that they made stays. So memory limits
-them, and what remains of the time is idle. Stages without work neither begin nor end anything, as in
-``StageTimes.device_ns``, to which this adds. The most that could fit is bounded by filling the room with parts of the
-micro-batches that take longest for a byte.
+round trip; until then only forwards run, with the recomputations after them, and all that they made stays. So memory
+limits them, and the rest of the time is idle. Stages without work neither begin nor end anything, as in
+``StageTimes.device_ns``, to which this adds. The most that could fit is bounded by filling the memory budget with parts
+of the micro-batches that take longest per byte.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from penstock.solvers.model.allocation import Stage
 
 
 def split_bound_ns(times: StageTimes) -> int:
-    """The largest over all stages; they have devices of their own, and backwards are split."""
+    """Return the largest bound over all stages, which have devices of their own and split backwards, in ns."""
     stages = range(len(times.forward))
     behind: list[int] = []
     for s in stages:
@@ -47,7 +47,7 @@ def split_bound_ns(times: StageTimes) -> int:
 
 
 def _stage_bound_ns(times: StageTimes, s: int, behind: int) -> int:
-    """Of one stage; ``behind``: what follows the end of its last I."""
+    """Return the bound of one stage, in ns; ``behind``: the time from the end of its last I to the step's end."""
     forward, gradient, weight, around = times.forward[s], times.backward[s], times.weight[s], times.rounds[s]
     batches = times.allocation.num_micro_batches
     held = min(times.in_flight(s), batches)
@@ -74,7 +74,7 @@ def _stage_bound_ns(times: StageTimes, s: int, behind: int) -> int:
 
 
 def shared_device_ns(times: StageTimes, device: int) -> int:
-    """Head, idle time until the first backward, work and tail of a device with several stages, 0 where it has one."""
+    """Return head, idle time until the first backward, work and tail of a device with several stages; 0 for others."""
     stages = times.allocation.stages
     held = [s for s, stage in enumerate(stages) if device in stage.devices and times.stage_work(s, device) > 0]
     if len(held) < 2:
@@ -85,7 +85,7 @@ def shared_device_ns(times: StageTimes, device: int) -> int:
 
 
 def _most_forwards_ns(times: StageTimes, device: int, held: list[int]) -> int:
-    """At most what forwards take of which none is released: a knapsack, filled with parts of micro-batches."""
+    """Return the longest time of forwards of which none is released: a knapsack, filled with parts of micro-batches."""
     problem = times.problem
     static = [static_bytes(problem, times.allocation.stages[s]) for s in held]
     free = free_bytes(problem, (device,)) - sum(each.parameters + each.optimizer for each in static)
@@ -106,7 +106,7 @@ def _most_forwards_ns(times: StageTimes, device: int, held: list[int]) -> int:
 
 
 def _number(stage: Stage, times: StageTimes, s: int, device: int) -> int:
-    """Micro-batches of a stage that pass through one of its devices."""
+    """Return the number of a stage's micro-batches that pass through one of its devices."""
     own = times.allocation.micro_batches(s)
     if stage.dispatch == "rows":
         return len(own)

@@ -1,7 +1,7 @@
-"""What surrounds the stages of an allocation in time: heads, tails, work, loads of channels and links.
+"""The times around the stages of an allocation: heads, tails, work, loads of channels and links.
 
 Every number is a lower bound: where micro-batches differ in size, single steps count with the quicker class, sums
-with the classes that there are.
+with the actual classes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.solvers.model.update_rules import UpdateRule
 
 
 class Use(NamedTuple):
-    """What a resource carries for one flow or chain: total time, earliest start, shortest rest after its end."""
+    """The load of a resource by one flow or chain: total time, earliest start, shortest time from its end to the step's end."""
 
     load_ns: int
     head_ns: int
@@ -57,7 +57,7 @@ class StageTimes:
         self.exposed = [min(self._exposed(s, rows) for rows, _ in self.classes) for s in count]
 
     def _gradient_ns(self, s: int, c: int) -> int:
-        """From the start of a micro-batch's backward on a stage to the gradient of its input."""
+        """Return the time from the start of a micro-batch's backward on a stage to the gradient of its input."""
         cost = self.costs[s][c]
         again = 0 if self.recomputes_apart else cost.recompute_ns
         return cost.backward_ns + again - (cost.weight_ns if self.split else 0)
@@ -68,12 +68,12 @@ class StageTimes:
 
     @cached_property
     def chains(self) -> list[tuple[Group, tuple[Bucket, ...]]]:
-        """What each group of layers reduces."""
+        """The buckets that each group of layers reduces."""
         return [(group, group_buckets(self.problem, group, 1)) for group in reduction_groups(self.allocation)]
 
     @cached_property
     def summed(self) -> list[int]:
-        """The sums of ties, one after the other, that a device of each stage waits for before it steps, at least."""
+        """The least time that each stage's devices wait for sums of ties, one after the other, before they step."""
         found = []
         for stage in self.allocation.stages:
             waits = [sum(tie.duration_ns for tie in self.ties if d in tie.devices) for d in stage.devices]
@@ -81,7 +81,7 @@ class StageTimes:
         return found
 
     def _exposed(self, s: int, rows: int) -> int:
-        """What remains of all-reduces and sums of ties after the stage's last backward, a micro-batch of ``rows``."""
+        """Return the rest of all-reduces and sums of ties after the stage's last backward, for a micro-batch of ``rows``."""
         stage = self.allocation.stages[s]
         costs = self.problem.costs(self.problem.devices[stage.devices[0]].kind, stage_rows(stage, rows))
         longest = 0
@@ -93,7 +93,7 @@ class StageTimes:
         return longest + self.summed[s]
 
     def _lead_ns(self, costs: Costs, layer: int, first: int) -> int:
-        """How long before the end of a stage's last gradient operation a layer's gradient may be ready."""
+        """Return how long before the end of a stage's last gradient operation a layer's gradient may be ready."""
         if not self.problem.rules.overlap_all_reduce:
             return 0
         backward = int(costs.backward_ns[layer] - costs.backward_ns[first])
@@ -101,7 +101,7 @@ class StageTimes:
 
     @cached_property
     def stages_apart(self) -> bool:
-        """Whether every stage has devices of its own that all compute every micro-batch, in one pipeline."""
+        """True if every stage has devices of its own that all compute every micro-batch, in one pipeline."""
         devices = [device for stage in self.allocation.stages for device in stage.devices]
         turns = any(stage.dispatch == "round_robin" and stage.replicas > 1 for stage in self.allocation.stages)
         return len(set(devices)) == len(devices) and not turns and len(self.allocation.pipelines) == 1
@@ -128,7 +128,7 @@ class StageTimes:
 
     @cached_property
     def tails(self) -> list[int]:
-        """What follows the end of a stage's last gradient: the way back to any stage before it, and that one's end."""
+        """The time after a stage's last gradient: the way back to any stage before it, and that stage's remaining time."""
         found: list[int] = []
         for s in range(len(self.allocation.stages)):
             rest = self.exposed[s] + self.update[s]
@@ -137,12 +137,12 @@ class StageTimes:
         return found
 
     def work_ns(self, device: int, updates: bool = True) -> int:
-        """All that a device computes in a step, with or without its updates."""
+        """Return the time that a device computes in a step, with or without its updates."""
         held = [s for s, stage in enumerate(self.allocation.stages) if device in stage.devices]
         return sum(self.stage_work(s, device) + (self.update[s] if updates else 0) for s in held)
 
     def stage_work(self, s: int, device: int) -> int:
-        """Of a stage on one of its devices, without the update."""
+        """Return the work of a stage on one of its devices, without the update."""
         stage, total = self.allocation.stages[s], 0
         for c, batches in enumerate(self._batches(s)):
             number = len(batches)
@@ -154,7 +154,7 @@ class StageTimes:
         return total
 
     def _batches(self, s: int) -> list[range]:
-        """The stage's micro-batches of each row class."""
+        """Return the stage's micro-batches of each row class."""
         own, start, found = self.allocation.micro_batches(s), 0, []
         for _rows, count in self.classes:
             found.append(range(max(start, own.start), min(start + count, own.stop)))
@@ -162,9 +162,9 @@ class StageTimes:
         return found
 
     def device_ns(self, device: int) -> int:
-        """Head, work and tail of one device; of several stages the shortest head and tail.
+        """Return head, work and tail of one device; for several stages the shortest head and tail.
 
-        With split backwards the last thing may be a weight gradient, which nothing has to follow but the update.
+        With split backwards the last operation may be a weight gradient, after which only the update has to follow.
         """
         held = [s for s, stage in enumerate(self.allocation.stages) if device in stage.devices]
         held = [s for s in held if self.stage_work(s, device) > 0]
@@ -177,7 +177,7 @@ class StageTimes:
         return max(plain, head + work + min(self.tails[s] for s in held))
 
     def _weights_ns(self, s: int, device: int) -> int:
-        """At most what weight gradients apart, and recomputations that belong to none, take of the stage's work."""
+        """Return the most time of the stage's work in separate weight gradients and unattached recomputations."""
         stage, total = self.allocation.stages[s], 0
         for c, batches in enumerate(self._batches(s)):
             number = len(batches)
@@ -188,7 +188,7 @@ class StageTimes:
 
     @cached_property
     def resources(self) -> dict[object, list[Use]]:
-        """What each link, port or private channel carries in a step."""
+        """The load of each link, port or private channel in a step."""
         found: dict[object, list[Use]] = {}
         for s in range(len(self.allocation.stages)):
             for direction in (0, 1):
@@ -223,7 +223,7 @@ class StageTimes:
         return Use(load, ahead + self.rounds[s] + self.backward[s], self.backward[before] + self.tails[before])
 
     def channels(self, s: int, direction: int, move: Transfer) -> tuple[object, ...]:
-        """What a transfer occupies: links of the shared network, or the private channel of its edge."""
+        """Return what a transfer occupies: links of the shared network, or the private channel of its edge."""
         rules, edge = self.problem.rules, s if direction == 0 else s - 1
         if rules.shared:
             return move.resources
@@ -232,16 +232,16 @@ class StageTimes:
         return ((edge, direction),) if rules.channel == "full" else ()
 
     def resource_ns(self, resource: object) -> int:
-        """Load of a resource, between the earliest start and the shortest rest of all that it carries."""
+        """Return the load of a resource plus the earliest start and the shortest remaining time of all that it carries."""
         uses = self.resources[resource]
         load = sum(use.load_ns for use in uses)
         return min(use.head_ns for use in uses) + load + min(use.tail_ns for use in uses)
 
     def in_flight(self, s: int) -> int:
-        """The most micro-batches that a stage alone on its devices can have between F and B (split: W); at least 1.
+        """Return the most micro-batches that a stage alone on its devices holds between F and B (split: W); at least 1.
 
-        When as many are in flight as ever, a backward (split: a W) ends it, and at its start are there: all that the
-        stage holds for the step, each one's stash and received input, the gradient that it reads, and its workspace.
+        When most are in flight, a backward (split: a W) ends one, and memory at its start has everything that the stage
+        holds for the step, each one's stash and received input, the gradient that it reads, and its workspace.
         """
         stage, problem = self.allocation.stages[s], self.problem
         free = free_bytes(problem, stage.devices) - static_bytes(problem, stage).total
@@ -252,13 +252,13 @@ class StageTimes:
         return UNLIMITED if each == 0 else max(1, free // each)
 
     def flight_bytes(self, s: int) -> int:
-        """What a micro-batch between F and the end of its gradient holds at least: its stash and received input."""
+        """Return the least bytes of a micro-batch between F and the end of its gradient: stash and received input."""
         return min(self._flight_bytes(s, c) for c in range(len(self.classes)))
 
     def forward_bytes(self, s: int) -> int:
-        """What a forward that nothing has released holds at least, on a device that may hold the stage before too.
+        """Return the least bytes of an unreleased forward, on a device that may also hold the stage before.
 
-        As ``flight_bytes``, with the input of a stage that recomputes its first layers where it was not received.
+        This is ``flight_bytes`` with the input of a stage that recomputes its first layers if it was not received.
         """
         stage = self.allocation.stages[s]
         begins = any(first == stage.first for first, _last in stage.recompute)
@@ -281,7 +281,7 @@ class StageTimes:
         return boundary_bytes(self.problem, stage.last, stage_rows(stage, rows), 1)
 
     def _workspace(self, s: int, c: int) -> int:
-        """A backward's, with what it rebuilds; where that is an operation of its own, the backward's alone."""
+        """Return a backward's workspace, with what it rebuilds unless that is an operation of its own."""
         stage, rows = self.allocation.stages[s], self.classes[c][0]
         return (
             stage_costs(self.problem, replace(stage, recompute=()), rows) if self.recomputes_apart else self.costs[s][c]

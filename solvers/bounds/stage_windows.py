@@ -1,10 +1,10 @@
 """Head, work, windows and tail of every stage and channel of a chain: BOUNDS section 2 (``plan_lb2``), in integers.
 
-Every micro-batch counts with the quicker row class (a schedule stays one when its operations shrink). Of a resource
+Every micro-batch counts with the quicker row class (a schedule stays valid when its operations shrink). For a resource
 q, which is a stage or a channel: ``a`` is the longest forward step of it and all before it, ``b`` the longest
-backward step between the judged stage and it, ``rt`` a micro-batch's way round behind it, ``k`` how many may be in
-flight. No backward can run in the window F + rt after its first start, no forward in the window rt + B before its
-last end, and only so many operations of the other direction can be there.
+backward step between the judged stage and it, ``rt`` a micro-batch's round trip after it, ``k`` the most that may be
+in flight. No backward can run in the window F + rt after its first start, no forward in the window rt + B before its
+last end, and only a limited number of operations of the other direction fit there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SERIAL, APART, FREE = "serial", "apart", "free"
 
 
 class Step(NamedTuple):
-    """A resource's forward and backward time, the way round behind it, and its limit in flight."""
+    """A resource's forward and backward time, the round trip after it, and its limit in flight."""
 
     forward: int
     backward: int
@@ -29,7 +29,7 @@ class Step(NamedTuple):
 
 
 def window_bound_ns(times: StageTimes) -> int:
-    """The largest over all stages x of the end of its last backward, its exposed all-reduce and its update."""
+    """Return the largest end over all stages x: last backward, exposed all-reduce and update, in ns."""
     batches = times.allocation.num_micro_batches
     count = len(times.allocation.stages)
     limits = effective_limits(times)
@@ -55,7 +55,7 @@ def window_bound_ns(times: StageTimes) -> int:
 
 
 def effective_limits(times: StageTimes) -> list[int]:
-    """How many micro-batches each stage can have in flight: in flight on a stage is in flight on those before it."""
+    """Return each stage's limit in flight: micro-batches in flight on a stage are in flight on those before it too."""
     limits: list[int] = []
     for s in range(len(times.forward)):
         limits.append(min(times.in_flight(s), times.allocation.num_micro_batches, *limits[-1:]))
@@ -63,12 +63,12 @@ def effective_limits(times: StageTimes) -> list[int]:
 
 
 def channel_kinds(times: StageTimes) -> list[str]:
-    """How the transfers of each edge exclude each other."""
+    """Return how the transfers of each edge exclude each other."""
     return [_channel_kind(times, s) for s in range(len(times.forward) - 1)]
 
 
 def _rates(times: StageTimes, kinds: list[str]) -> tuple[list[int], list[int]]:
-    """The longest forward step before each stage, and including it."""
+    """Return the longest forward step before each stage, and including it."""
     ahead, through, longest = [], [], 0
     for s in range(len(times.forward)):
         ahead.append(longest)
@@ -80,7 +80,7 @@ def _rates(times: StageTimes, kinds: list[str]) -> tuple[list[int], list[int]]:
 
 
 def channel_kind(rules: NetworkRules, out: Sequence[Transfer | None], back: Sequence[Transfer | None]) -> str:
-    """How the transfers of one edge exclude each other; ``out`` and ``back`` are those of each micro-batch size."""
+    """Return how the transfers of one edge exclude each other; ``out`` and ``back``: those of each micro-batch size."""
     if not rules.shared:
         return {"half": SERIAL, "full": APART, "none": FREE}[rules.channel]
     ways = [set.intersection(*(set(move.resources if move else ()) for move in moves)) for moves in (out, back)]
@@ -97,7 +97,7 @@ def _channel_kind(times: StageTimes, s: int) -> str:
 
 
 def _last_end(times: StageTimes, batches: int, limits: list[int], x: int, rate: int) -> int:
-    """Stage x's last forward starts late, and has to go round: it waits for rates, and for places in flight."""
+    """Return the end of stage x's last backward: its last forward waits for rates and limits, then goes round."""
     own = times.forward[x] + times.rounds[x] + times.backward[x]
     start = (batches - 1) * rate
     for y in range(x + 1):
@@ -109,7 +109,7 @@ def _last_end(times: StageTimes, batches: int, limits: list[int], x: int, rate: 
 
 
 def _channel_end(times: StageTimes, kind: str, q: int, rate: int, slowest: int, batches: int) -> int:
-    """When the channel behind stage q has carried everything back."""
+    """Return when the channel after stage q has carried everything back."""
     inside = times.forward[q + 1] + times.rounds[q + 1] + times.backward[q + 1]
     out, back = times.out[q], times.back[q + 1]
     start = times.heads[q] + times.forward[q]
@@ -121,7 +121,7 @@ def _channel_end(times: StageTimes, kind: str, q: int, rate: int, slowest: int, 
 
 
 def _own(step: Step, ahead: int, slowest: int, batches: int) -> int:
-    """From the first possible start on a resource to the end of its last backward."""
+    """Return the time from the first possible start on a resource to the end of its last backward."""
     forward, backward, around, limit = step
     ahead, slowest = max(ahead, forward), max(slowest, backward)
     before, behind = forward + around, around + backward
@@ -139,6 +139,6 @@ def _own(step: Step, ahead: int, slowest: int, batches: int) -> int:
 
 
 def _idle(window: int, step: int, rate: int, limit: int) -> int:
-    """What remains of a window when steps can begin in it at distance ``rate``, at most ``limit`` of them."""
+    """Return the rest of a window if steps can begin in it at distance ``rate``, at most ``limit`` of them."""
     number = min(limit, window // rate + 1) if rate > 0 else limit
     return max(0, window - (number - 1) * step - min(step, max(0, window - (number - 1) * rate)))

@@ -1,9 +1,9 @@
-"""What a periodic plan cannot be quicker than, per global batch: loads, reductions in turn, ways round (BOUNDS 8.1).
+"""Bounds on a periodic plan per global batch: loads, reductions in turn, round trips (BOUNDS 8.1).
 
-A stage steps after every E micro-batches, so M / E times per global batch, and its replicas that take turns see one
-micro-batch in so many: shares are fractions, of a run that goes on for ever. Where at most K micro-batches are between
-forward and backward on a device, each for at least its way round behind the stage, M of them take M times that over K
-(Little's law): so the order of the pattern bounds how far communication can be hidden.
+A stage steps after every E micro-batches, so M / E times per global batch, and each of n replicas that take turns gets
+one micro-batch in n: shares are fractions, of a run without end. If at most K micro-batches are between forward and
+backward on a device, each for at least the round trip after the stage, M of them take at least M times that over K
+(Little's law): so the order of the pattern bounds how much communication can be hidden.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.solvers.model.update_rules import UpdateRule, micro_batches_per_up
 
 
 class SteadyTimes:
-    """Loads of a pattern's steady state; every micro-batch is as large as the largest of the request."""
+    """Loads of a pattern's steady state; every micro-batch counts as the largest of the request."""
 
     def __init__(self, problem: Problem, allocation: Allocation, pattern: Pattern, rule: UpdateRule) -> None:
         number = allocation.num_micro_batches
@@ -34,13 +34,13 @@ class SteadyTimes:
         self._updates = [Fraction(number, micro_batches_per_update(rule, each, number)) for each in allocation.stages]
 
     def _batches(self, s: int) -> Fraction:
-        """Micro-batches of a global batch that one device of a stage computes."""
+        """Return the micro-batches of a global batch that one device of a stage computes."""
         stage = self.times.allocation.stages[s]
         turns = stage.replicas if stage.dispatch == "round_robin" else 1
         return Fraction(self.times.allocation.num_micro_batches, turns)
 
     def work_ns(self, device: int) -> Fraction:
-        """All that a device computes, updates included, and the ties that it waits for."""
+        """Return the time that a device computes, including updates and the ties that it waits for."""
         total = Fraction(0)
         for s, stage in enumerate(self.times.allocation.stages):
             if device in stage.devices:
@@ -52,7 +52,7 @@ class SteadyTimes:
         )
 
     def reduction_ns(self) -> Fraction:
-        """The largest total of a stage's all-reduces, which run one after the other."""
+        """Return the largest total of a stage's all-reduces, which run one after the other."""
         totals = [
             self._updates[group.stages[0]] * sum(bucket.duration_ns for bucket in chain)
             for group, chain in self.times.chains
@@ -60,7 +60,7 @@ class SteadyTimes:
         return max(totals, default=Fraction(0))
 
     def resource_ns(self) -> Fraction:
-        """The largest load of a link, port or private channel."""
+        """Return the largest load of a link, port or private channel."""
         loads: dict[object, Fraction] = {}
         for resource, load in self._loads():
             loads[resource] = loads.get(resource, Fraction(0)) + load
@@ -82,7 +82,7 @@ class SteadyTimes:
             yield from ((resource, self._updates[tie.stages[0]] * tie.duration_ns) for resource in tie.resources)
 
     def way_round_ns(self) -> Fraction:
-        """The largest of all stages' ways round, shared by as many micro-batches as its devices have in flight."""
+        """Return the largest round trip of all stages, divided by the micro-batches that its devices have in flight."""
         times, longest = self.times, Fraction(0)
         for s, stage in enumerate(times.allocation.stages):
             around = times.forward[s] + times.rounds[s] + times.backward[s]
@@ -93,9 +93,9 @@ class SteadyTimes:
 
 
 def most_in_flight(pattern: Pattern, s: int, turn: int = 0, turns: int = 1) -> int:
-    """The most micro-batches that a device has between a forward of the stage and the gradient of its input.
+    """Return the most micro-batches that a device has between a forward of the stage and the gradient of its input.
 
-    Of the micro-batches those whose number is ``turn`` modulo ``turns``, in the order of the pattern's starts.
+    Only micro-batches with number ``turn`` modulo ``turns`` count, in the order of the pattern's starts.
     """
     period, per_period = pattern.period_ns * turns, pattern.micro_batches_per_period
     begins: dict[int, tuple[int, int]] = {}
@@ -115,6 +115,6 @@ def most_in_flight(pattern: Pattern, s: int, turn: int = 0, turns: int = 1) -> i
 
 
 def _begun(start: int, place: int, other: tuple[int, int], period: int) -> int:
-    """How often another operation has begun, less one, when one at ``start`` begins; of equals the first listed."""
+    """Return how often another operation has begun, less one, when one at ``start`` begins; ties: the first listed."""
     first, other_place = other
     return (start - first - (other_place > place)) // period

@@ -1,12 +1,12 @@
 """Lower bounds on all plans that another trainer can express (``within``), by order; docs/bounds.md has the proof.
 
-All stages have r replicas, a micro-batch gives each of them as many rows, and p r devices are used. Each r and number
-of rows is bounded by itself, and the least of these is the bound.
+All stages have r replicas, each gets the same number of rows of a micro-batch, and p r devices are used. Each r and
+number of rows is bounded separately, and the least of these is the bound.
 
 *Stages on devices of their own* (1F1B, GPipe): a stage of layers [i, j) begins when the first micro-batch has come
-through the layers before, works through all M, and then what it did last has to go back through them, or it reduces
+through the layers before, works through all M, and then its last gradient has to go back through them, or it reduces
 its gradients and updates. Counted from the last stage, the t-th one of 1F1B holds min(t, M) micro-batches when its
-first backward begins; where they do not fit, as many layers recompute as have to at least. The cuts whose longest
+first backward begins; where they do not fit, at least as many layers recompute as necessary. The cuts whose longest
 stage is shortest are found from the last layer on: U_t(i) = min over j of max(c_t(i, j), U_{t-1}(j)), O(p L^2).
 
 *Several stages on a device*: all work, shared by all ranks, where their memory holds the parameters.
@@ -35,11 +35,11 @@ from penstock.solvers.schedules.catalogue import schedule_row
 from penstock.solvers.schedules.trainer_orders import ONE_STAGE
 
 MOST_STEPS = 400_000_000
-"""Of the search for the best cuts; above, a trainer's plans are bounded as all others are."""
+"""The most steps of the search for the best cuts; above, a trainer's plans are bounded as all others are."""
 
 
 def within_bounds(problem: Problem) -> list[Bound]:
-    """For each order with one stage on a rank, and for all orders together; none where there are too many cuts."""
+    """Return bounds for each order with one stage per rank, and for all orders together; none if there are too many cuts."""
     within = problem.within
     assert within is not None
     pairs = list(_pairs(problem))
@@ -61,7 +61,7 @@ def within_bounds(problem: Problem) -> list[Bound]:
 
 
 def _pairs(problem: Problem) -> Iterator[tuple[int, int]]:
-    """Replicas, and rows of a micro-batch on each."""
+    """Yield pairs of a number of replicas, and the rows of a micro-batch on each."""
     whole = problem.global_batch_size
     sizes = problem.micro_batch_sizes or range(1, whole + 1)
     for size in sizes:
@@ -71,7 +71,7 @@ def _pairs(problem: Problem) -> Iterator[tuple[int, int]]:
 
 
 class Tables:
-    """Times and bytes of all stages, by first layer and the one behind the last: arrays (L + 1, L + 1)."""
+    """Times and bytes of all stages, by first layer and the one after the last: arrays (L + 1, L + 1)."""
 
     def __init__(self, problem: Problem, within: Within) -> None:
         self.problem, self.within = problem, within
@@ -85,13 +85,13 @@ class Tables:
         self.times = lru_cache(maxsize=4)(self._times)
 
     def _times(self, rows: int) -> tuple[np.ndarray, ...]:
-        """Of each layer (L,) the least over all kinds: forward, backward, stash, workspace."""
+        """Return for each layer (L,) the least over all kinds: forward, backward, stash, workspace."""
         least = layer_sums(self.problem, self._kinds, rows, "down")
         each = (np.diff(sums) for sums in (least.forward_ns, least.backward_ns, least.kept_bytes))
         return (*each, least.workspace_bytes)
 
     def _static(self, replicas: int) -> np.ndarray:
-        """Prefix sums (L + 1,) of what a replica holds all the time."""
+        """Return prefix sums (L + 1,) of the bytes that a replica holds all the time."""
         whole = static_sums(self.problem)
         states = whole.optimizer
         if self.problem.memory.shard_states:
@@ -99,7 +99,7 @@ class Tables:
         return np.asarray(whole.parameters + whole.gradients + states)
 
     def shared_ns(self, _name: str, replicas: int, rows: int) -> int:
-        """All work on all ranks."""
+        """Return all work divided by all ranks."""
         ranks = self.problem.num_devices // replicas
         if int(self._static(replicas)[-1]) > ranks * self._capacity:
             return FAR_NS
@@ -108,7 +108,7 @@ class Tables:
         return -(-work // ranks)
 
     def one_stage_ns(self, name: str, replicas: int, rows: int) -> int:
-        """The shortest longest stage over all cuts into up to N / r stages."""
+        """Return the shortest longest stage over all cuts into up to N / r stages."""
         number = self.problem.global_batch_size // (replicas * rows)
         layers = self.problem.num_layers
         lasting = self._lasting_ns(number, replicas, rows)
@@ -125,9 +125,9 @@ class Tables:
         return found
 
     def _lasting_ns(self, number: int, replicas: int, rows: int) -> np.ndarray:
-        """From the beginning of the step to its end, for the sake of one stage that recomputes nothing.
+        """Return the least step time due to one stage that recomputes nothing, by its layers.
 
-        ``FAR_NS`` where there are no layers, or pins allow them fewer devices than a stage has.
+        ``FAR_NS`` if there are no layers, or pins allow them fewer devices than a stage has.
         """
         forward, backward, _stash, _workspace = self.times(rows)
         there, back = prefix_sums(forward), prefix_sums(backward)
@@ -141,7 +141,7 @@ class Tables:
         return np.where(none, FAR_NS, lasting)
 
     def _again_ns(self, flying: int, number: int, replicas: int, rows: int) -> np.ndarray:
-        """What recomputation takes at least, where so many micro-batches in flight have to fit."""
+        """Return the least time of recomputation with which ``flying`` micro-batches in flight fit."""
         forward, backward, stash, workspace = self.times(rows)
         problem = self.problem
         inside = np.where(self._spans, forward, 0)
@@ -166,7 +166,7 @@ class Tables:
 
 
 def _most(values: np.ndarray) -> np.ndarray:
-    """[i, j]: the largest of layers i to j - 1."""
+    """Return the largest value of layers i to j - 1 at [i, j]."""
     count = len(values)
     grid = np.where(np.arange(count)[None, :] >= np.arange(count + 1)[:, None], values[None, :], values.min(initial=0))
     return np.concatenate((np.full((count + 1, 1), values.min(initial=0)), np.maximum.accumulate(grid, axis=1)), axis=1)

@@ -1,4 +1,4 @@
-"""Devices for a plan of the label search, whose stages know only how many they have and with whom they share a node."""
+"""Devices for a plan of the label search, whose stages only have a number of devices and the runs that share a node."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from penstock.solvers.model.problem import Problem
 
 
 def allocations(problem: Problem, path: Path, num_micro_batches: int) -> Iterator[Allocation]:
-    """The plan with its runs of stages packed into nodes where they fit, and with the devices in their own order.
+    """Yield the plan with its runs of stages packed into nodes where they fit, and with the devices in their own order.
 
-    The devices of each change places where pins, or unequal memories, ask for it; a plan that breaks pins is left out.
+    Devices of either plan are exchanged where pins or unequal memories ask for it; plans that break pins are left out.
     """
     seen = set()
     for order in (_packed(problem, path), list(range(problem.num_devices))):
@@ -33,7 +33,7 @@ def allocations(problem: Problem, path: Path, num_micro_batches: int) -> Iterato
 
 
 def _packed(problem: Problem, path: Path) -> list[int]:
-    """Devices in the order of the stages: the longest runs first, each in the node that they fill best."""
+    """Return devices in the order of the stages: the longest runs first, each in the node that they fill best."""
     runs: list[list[int]] = []
     for number in range(len(path)):
         if number > 0 and path[number - 1].placed == JOINED:

@@ -1,7 +1,7 @@
-"""Raising the bound of one number of micro-batches, step by step (BOUNDS section 3: adaptive grid, deepening).
+"""Search for the bound of one number of micro-batches, step by step (BOUNDS section 3: adaptive grid, deepening).
 
-A step looks for a plan whose bound is below a limit. When there is none, the limit is a bound of every plan. When
-there is one, its value is; the plan's own rates are then added to the grid, until the value is its exact bound.
+A step looks for a plan whose bound is below a limit. If there is none, the limit is a bound of every plan. If there is
+one, its value is the bound; the plan's own rates are then added to the grid, until the value is its exact bound.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.problem import Problem
 
 MOST_OF_A_STATE, LEAST_OF_A_STATE = 64, 4
-"""Where a search is too long, the next one keeps a quarter of the labels of a state."""
+"""When a search exceeds its effort, the next one keeps a quarter of the labels per state."""
 MOST_LABELS = 1 << 18
-"""On up to ``PLAIN`` devices; in proportion on more."""
+"""The most labels on up to ``PLAIN`` devices; proportionally more on more devices."""
 EFFORT = 20_000_000
-"""Points of labels of one search on so many devices as ``PLAIN``; it grows with the power 3/2 of them."""
+"""Points of labels in one search on ``PLAIN`` devices; it grows with the number of devices to the power 3/2."""
 PLAIN = 16
 PIECE = 2_000_000
-"""Of those, between two moments at which a search may be left."""
+"""Points of labels between two moments at which a search can be left."""
 MOST_POINTS = 24
-"""Of the grid, beside the one that stands for knowing nothing."""
+"""The most points of the grid, in addition to the one that represents an unknown rate."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A stage of a plan that was found: layers [first, stop) on so many devices.
+    """A stage of a plan that was found: layers [first, stop) on ``replicas`` devices.
 
-    ``placed``: JOINED with the next stage in one node, ALONE in a node, or SPANNING; ``variant``: of the tables.
+    ``placed``: JOINED with the next stage in one node, ALONE in a node, or SPANNING nodes; ``variant``: of the tables.
     """
 
     first: int
@@ -59,7 +59,7 @@ class Part:
 
     @property
     def in_node(self) -> bool:
-        """Whether one node holds it."""
+        """True if one node holds the stage."""
         return self.placed != SPANNING
 
 
@@ -68,10 +68,10 @@ Path = tuple[Part, ...]
 
 @dataclass
 class BatchSearch:
-    """The plans of one number of micro-batches. No plan takes less than ``bound_ns``.
+    """The search over plans of one number of micro-batches. No plan takes less than ``bound_ns``.
 
     ``closed``: the bound will not rise any more. ``empty``: there is no plan at all.
-    ``cap``: labels of a state before they are merged. ``own_bound_ns``: of the plan last found, by itself.
+    ``cap``: labels of a state before they are merged. ``own_bound_ns``: the exact bound of the plan found last.
     """
 
     problem: Problem
@@ -88,14 +88,14 @@ class BatchSearch:
 
     @cached_property
     def pieces(self) -> Pieces:
-        """All stages."""
+        """The tables of all stages."""
         return make_pieces(self.problem, self.batch, self.links)
 
     def step(self, below_ns: int) -> Generator[None, None, Path | None]:
-        """Raise the bound, at most to ``below_ns``; the plan that it belongs to, if it is below.
+        """Raise the bound, at most to ``below_ns``; return the plan that it belongs to, if it is below.
 
-        Comes up for air after every counted piece of work, so that it can be left. The first step makes the tables:
-        the first bound is the work of all layers, shared by all devices.
+        Yields after each counted unit of work, so that the caller can stop. The first step makes the tables: the first
+        bound is the work of all layers, shared by all devices.
         """
         if not self.prepared:
             self.prepared = True
@@ -148,12 +148,12 @@ class _LabelSearch:
         self.effort = EFFORT * math.isqrt(scale**3)
 
     def go_on(self) -> None:
-        """A piece of the search; where labels have no room it has taken all its effort."""
+        """Run one unit of the search; if memory for labels runs out, all its effort counts as spent."""
         self.at, steps = advance(self.pieces, self.grid, self.work, self.cap, self.at, PIECE)
         self.steps = self.effort if steps < 0 else self.steps + steps
 
     def path(self) -> Path | None:
-        """The plan below the limit, from the first stage on."""
+        """Return the plan below the limit, from the first stage on."""
         best, stages = self.work.best, self.work.stages
         if best[PARENT] < 0:
             return None
@@ -165,7 +165,7 @@ class _LabelSearch:
 
 
 def _path(stages: list[list[int]]) -> Path:
-    """The stages from the first one on."""
+    """Return the stages from the first one on."""
     parts, first = [], 0
     for stop, replicas, placed, variant in stages:
         parts.append(Part(first, stop, replicas, placed, variant))
@@ -174,7 +174,7 @@ def _path(stages: list[list[int]]) -> Path:
 
 
 def chains_of(pieces: Pieces, path: Path) -> Chains:
-    """The plan as the arrays of the plan's own bound (``kernels.windows``)."""
+    """Return the plan as the arrays that the bound of a single plan takes (``kernels.windows``)."""
     columns: list[list[int]] = [[] for _ in Chains._fields]
     for part, behind in [*pairwise(path), (path[-1], None)]:
         at = (part.variant, part.replicas, part.first, part.stop)
@@ -188,7 +188,7 @@ def chains_of(pieces: Pieces, path: Path) -> Chains:
 
 
 def hop(pieces: Pieces, source: Part, target: Part) -> tuple[int, int, int]:
-    """Transfer times out and back between two stages, and how they exclude each other."""
+    """Return the transfer times out and back between two stages, and how they exclude each other."""
     if source.placed == JOINED:
         way = home = SAME_RUN
     elif source.in_node and target.in_node:
@@ -212,7 +212,7 @@ def hop(pieces: Pieces, source: Part, target: Part) -> tuple[int, int, int]:
 
 
 def plan_bound_ns(chains: Chains, batches: int) -> int:
-    """The bound of one plan, by the kernel that bounds any plan."""
+    """Return the bound of one plan, from the kernel that bounds any plan."""
     bounds = np.zeros(1, dtype=np.int64)
     scratch = np.zeros((2, chains.forward.shape[1]), dtype=np.int64)
     window_bounds(chains, batches, bounds, scratch[0], scratch[1])
@@ -220,7 +220,7 @@ def plan_bound_ns(chains: Chains, batches: int) -> int:
 
 
 def _rates(chains: Chains, batches: int) -> list[Point]:
-    """The longest steps and the least limit so far, after each stage and channel of a plan."""
+    """Return the longest step and the smallest limit up to and including each stage and channel of a plan."""
     found, forward, backward, limit = [], 0, 0, batches
     out, back = chains.out[0], np.append(chains.back[0][1:], 0)
     for s in range(chains.forward.shape[1]):
@@ -234,5 +234,5 @@ def _rates(chains: Chains, batches: int) -> list[Point]:
 
 
 def _refined(known: list[Point], rates: list[Point]) -> list[Point]:
-    """The plan's rates and the known points, the newest first, as many as there may be."""
+    """Return the plan's rates and the known points, the newest first, at most ``MOST_POINTS``."""
     return list(dict.fromkeys([*rates, *known]))[:MOST_POINTS]

@@ -1,4 +1,4 @@
-"""What transfers and ring all-reduces take at least, by how many devices they join, over all placements.
+"""The least times of transfers and ring all-reduces over all placements, by the number of devices that they join.
 
 A stage is *in a node* or spans several. Between two stages in one node bytes go at most as fast as inside any node;
 where some pair of their devices is in different nodes, a mode that counts the narrowest pair goes at most as fast as
@@ -29,33 +29,33 @@ WAYS = 5
 
 @dataclass(frozen=True, eq=False)
 class Links:
-    """The best links of a problem: bytes per second and ns, inside any node and between any two."""
+    """The best links of a problem, inside any node and between any two: bytes per second and ns."""
 
     problem: Problem
 
     @cached_property
     def nic(self) -> bool:
-        """Whether transfers are counted link by link."""
+        """True if transfers are counted link by link."""
         return self.problem.rules.shared or self.problem.rules.transfer == "nic"
 
     @cached_property
     def node_size(self) -> int:
-        """Devices of the largest node."""
+        """The number of devices of the largest node."""
         return max(len(node) for node in self.problem.nodes())
 
     @property
     def spans(self) -> bool:
-        """Whether stages that a node could hold count apart when they span nodes."""
+        """True if stages that a node could hold count separately when they span nodes."""
         return self.nic and self.between[0] > 0
 
     @cached_property
     def inside(self) -> tuple[int, int]:
-        """Largest bandwidth and least latency between two devices of a node; bandwidth 0 where there are none."""
+        """The largest bandwidth and least latency between two devices of a node; bandwidth 0 where there are none."""
         return self._best(True)
 
     @cached_property
     def between(self) -> tuple[int, int]:
-        """The same of two devices in different nodes."""
+        """The same for two devices in different nodes."""
         return self._best(False)
 
     def _best(self, same_node: bool) -> tuple[int, int]:
@@ -75,7 +75,7 @@ class Links:
 
     @cached_property
     def leaf_nodes(self) -> bool:
-        """Whether all that leaves a node uses one cable of its own."""
+        """True if all traffic that leaves a node uses one cable of the node's own."""
         network = self.problem.network
         ends = [end for cable in network.cables for end in (cable.a, cable.b)]
         plain = network.matrix_bytes_per_s is None and not any(network.has_own_nic)
@@ -83,7 +83,7 @@ class Links:
 
     @cached_property
     def one_way(self) -> bool:
-        """Whether all that goes from one node to another uses the same cables."""
+        """True if all traffic from one node to another uses the same cables."""
         return self.problem.network.matrix_bytes_per_s is None and not any(self.problem.network.has_own_nic)
 
     @cached_property
@@ -91,9 +91,9 @@ class Links:
         return max(cable.bandwidth_bytes_per_s for cable in self.problem.network.cables)
 
     def rates(self, rows: tuple[int, ...], most: int) -> np.ndarray:
-        """(WAYS, most + 1, most + 1) ns per byte of a sample, by sender's and receiver's replicas; inf: no way.
+        """Return (WAYS, most + 1, most + 1) ns per byte of a sample, by sender's and receiver's replicas; inf: none.
 
-        The least of the sizes ``rows`` of micro-batches.
+        The value is the least over the sizes ``rows`` of micro-batches.
         """
         table = np.full((WAYS, most + 1, most + 1), np.inf)
         r, to = np.ogrid[1 : most + 1, 1 : most + 1]
@@ -106,7 +106,7 @@ class Links:
         return table * (1 - 1e-12)
 
     def _by_pair(self, way: int, whole: float, r: np.ndarray, to: np.ndarray) -> np.ndarray:
-        """Private networks that count pairs of replicas: ``whole`` is what one link would take for all rows."""
+        """Return rates of private networks that count pairs of replicas; ``whole``: time of all rows on one link."""
         if self.problem.rules.transfer == "spp":
             return np.asarray(whole / (r * to))
         parts = r if self.problem.rules.transfer == "dapple" and way != SAME_RUN else np.ones_like(r)
@@ -143,7 +143,7 @@ class Links:
         return {"pairs": pair, "ports": slices, "bus": rows}[inside.form] / inside.bandwidth_bytes_per_s
 
     def latencies(self) -> np.ndarray:
-        """(WAYS,) ns."""
+        """Return (WAYS,) ns."""
         if not self.nic:
             return np.zeros(WAYS, dtype=np.int64)
         near, far = self.inside[1], self.between[1]
@@ -151,7 +151,7 @@ class Links:
         return np.asarray([near, far, either, either, either], dtype=np.int64)
 
     def channels(self) -> np.ndarray:
-        """(WAYS,) how both directions exclude each other at least; in the shared network by the links."""
+        """Return (WAYS,) how both directions exclude each other at least; in a shared network the links decide."""
         rules, network = self.problem.rules, self.problem.network
         if not rules.shared:
             return np.full(WAYS, {"half": SERIAL, "full": APART, "none": FREE}[rules.channel])
@@ -166,7 +166,7 @@ class Links:
         return np.asarray([found.get(way, either) for way in range(AMONG_SPANNING + 1)])
 
     def ring(self, replicas: int, spanning: bool) -> tuple[float, int]:
-        """(ns per byte, ns) of an all-reduce over so many devices, in one node or in several; inf: no way."""
+        """Return (ns per byte, ns) of an all-reduce over ``replicas`` devices, in or across nodes; inf: no route."""
         k, mode = replicas, self.problem.rules.all_reduce
         if k == 1:
             return 0.0, 0
@@ -194,6 +194,6 @@ class Links:
 
 @lru_cache(maxsize=2**16)
 def _widest_pair(r: int, to: int, rows: int) -> int:
-    """Rows of the largest part that one replica sends to one other."""
+    """Return the rows of the largest part that one replica sends to one other."""
     edges = {slice_bounds(rows, count, i)[1] for count in (r, to) for i in range(count)}
     return max(high - low for low, high in pairwise(sorted({0, *edges})))

@@ -1,9 +1,9 @@
-"""All stages of one number of micro-batches, for the label search: what each takes at least, wherever it is placed.
+"""All stages of one number of micro-batches, for the label search: the least cost of each over all placements.
 
-Of micro-batches of two sizes single steps count with the quicker one, work with what there is (``StageTimes``). Where
-devices differ, a stage on r of them is at least as slow as the r-th fastest for its layers, and has at most the r-th
-largest memory. A stage that may recompute comes in two variants; the second one only where the first cannot hold all
-micro-batches, because otherwise it has nothing to gain.
+With micro-batches of two sizes, single steps count with the quicker one, work with those that there are
+(``StageTimes``). Where devices differ, a stage on r of them is at least as slow as the r-th fastest for its layers, and
+has at most the r-th largest memory. A stage that may recompute has a second variant, but only where the first cannot
+hold all micro-batches, because otherwise recomputation gains nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.solvers.model.problem import Problem
 
 
 def make_pieces(problem: Problem, batch: Batch, links: Links) -> Pieces:
-    """The tables of a number of micro-batches; arrays (variants, replicas + 1, L + 1, L + 1) and as ``Pieces`` says."""
+    """Return the tables of a number of micro-batches: arrays (variants, replicas + 1, L + 1, L + 1), see ``Pieces``."""
     most = min(problem.num_devices, batch.replicas_fed(problem.min_slice))
     each = [Stages(problem, batch, links, r) for r in range(1, most + 1)]
     rows = tuple(size for size, _count in row_classes(problem.global_batch_size, batch.num_micro_batches))
@@ -61,14 +61,14 @@ def make_pieces(problem: Problem, batch: Batch, links: Links) -> Pieces:
 
 
 def _quickest(each: list[np.ndarray], devices: int) -> np.ndarray:
-    """(devices + 1, L + 1) prefix sums over layers; row g: each layer as quick as on any number of replicas up to g."""
+    """Return (devices + 1, L + 1) prefix sums; row g: each layer as quick as on any number of replicas up to g."""
     least = np.minimum.accumulate(np.stack(each), axis=0)
     rows = [np.zeros_like(least[0]), *(least[min(g, len(each)) - 1] for g in range(1, devices + 1))]
     return prefix_sums(np.stack(rows))
 
 
 def _shapes(most: int, links: Links) -> np.ndarray:
-    """(most + 1, node + 1) numbers of the pairs of replicas and devices of a node run, -1 where there is none."""
+    """Return (most + 1, node + 1) numbers of the pairs of replicas and devices of a node run, -1 for other pairs."""
     table = np.full((most + 1, links.node_size + 1), -1, dtype=np.int64)
     number = 0
     for r in range(1, most + 1):
@@ -80,7 +80,7 @@ def _shapes(most: int, links: Links) -> np.ndarray:
 
 
 class Stages:
-    """All stages on a number of replicas."""
+    """The tables of all stages on a number of replicas."""
 
     def __init__(self, problem: Problem, batch: Batch, links: Links, replicas: int) -> None:
         self.problem, self.links, self.replicas = problem, links, replicas
@@ -97,18 +97,18 @@ class Stages:
         self.held = [sum(device.kind == kind for device in problem.devices) for kind in kinds]
 
     def table(self, recompute: bool = False) -> np.ndarray:
-        """(4, L + 1, L + 1): forward, backward, work and limit; limit 0 where there is no such stage."""
+        """Return (4, L + 1, L + 1): forward, backward, work and limit; limit 0 where there is no such stage."""
         forward, backward, work = (self._ranked(self._times(which, recompute)) for which in range(3))
         return np.triu(np.stack([forward, backward, work, self._limit(recompute, backward)]))
 
     def least(self, which: int) -> np.ndarray:
-        """(L,) each layer's forward, backward or work on the quickest kind; recomputing where that is asked for."""
+        """Return (L,) each layer's forward, backward or work on the quickest kind; with recomputation if always."""
         again = self.problem.recompute == "always"
         tables = self._times(which, again)
         return np.asarray(np.min([np.diagonal(table, 1) for table in tables], axis=0))
 
     def _times(self, which: int, recompute: bool) -> list[np.ndarray]:
-        """Of each kind."""
+        """Return one table for each device kind."""
         found = []
         for tables in self.tables:
             if which == 0:
@@ -122,7 +122,7 @@ class Stages:
         return found
 
     def _ranked(self, tables: list[np.ndarray]) -> np.ndarray:
-        """By kind to that of the r-th fastest device."""
+        """Return the table of the r-th fastest device, from the tables by kind."""
         if len(tables) == 1:
             return tables[0]
         stacked = np.stack(tables)
@@ -133,7 +133,7 @@ class Stages:
         return np.asarray(np.take_along_axis(stacked, kind, axis=0)[0])
 
     def _limit(self, recompute: bool, backward: np.ndarray) -> np.ndarray:
-        """As ``StageTimes.in_flight``, at most all; 0 where not even one micro-batch fits (``shortage_of``)."""
+        """Return the limit of ``StageTimes.in_flight``, at most M; 0 where no micro-batch fits (``shortage_of``)."""
         problem, sent = self.problem, [crossing_bytes(self.problem, way, self.share) for way in (0, 1)]
         each = [table for tables in self.tables for table in tables]
         kept = np.min([table.kept_bytes for table in each], axis=0)
@@ -153,13 +153,13 @@ class Stages:
         return np.where(fits, number, 0)
 
     def _legal(self) -> np.ndarray:
-        """Where stages may begin and end, and as many devices may hold all of their layers."""
+        """Return where stages may begin and end, and where pins allow that number of devices all of their layers."""
         cut = np.concatenate(([True], self.problem.cuttable, [True]))
         legal = cut[:, None] & cut[None, :] & (devices_allowed(self.problem) >= self.replicas)
         return np.asarray(np.triu(legal, 1))
 
     def after(self) -> np.ndarray:
-        """(2, L + 1, L + 1): exposed all-reduce and update, in one node and spanning nodes."""
+        """Return (2, L + 1, L + 1): exposed all-reduce and update, in one node and spanning nodes."""
         places = [self._exposed(spanning) for spanning in (False, True)]
         if not self.links.spans and self.replicas <= self.links.node_size:
             places[0] = np.minimum(places[0], places[1])

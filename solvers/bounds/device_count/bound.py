@@ -1,4 +1,4 @@
-"""The bound: the number of micro-batches whose proven time is least is looked into until it can be raised no more."""
+"""The bound: repeatedly try to raise the proven time of the number of micro-batches for which it is least."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound
 
 FIRST, FINEST = 16, 512
-"""Times are tried from a 16th above what is proven, then ever nearer, to a 512th."""
-"""Ten hours: where no plan with such micro-batches takes less, it is as if there were none."""
+"""A proof is tried for a 16th above the proven time, then for ever smaller steps down to a 512th."""
+"""Ten hours: a number of micro-batches with no plan below this time counts as having none."""
 DOUBTED = 4
-"""Times what was known at first: a number of micro-batches that gets there is asked once whether it has any plan."""
+"""A factor on the initial bound: a number of micro-batches that reaches it is tested once for having any plan."""
 
 
 def bounds(problem: Problem, known_ns: int, on_better: Callable[[Bound], None]) -> Bound:
-    """The largest proven time, ``known_ns`` at least; every better one is told as it is found.
+    """Return the largest proven time, at least ``known_ns``; ``on_better`` is called with every better one.
 
     It covers the class ``coverage.stages_apart``: flushed plans of one pipeline, each stage on devices of its own,
-    replicas by rows, whole backwards, each stage recomputing whole or not at all. Where there is no such plan, nothing
-    is proven but what was known and what was found until then.
+    replicas by rows, whole backwards, each stage recomputing whole or not at all. If there is no such plan, the result
+    is what was known or proven before that was found.
     """
     proven = dict.fromkeys(batches_tried(problem), known_ns)
     steps = dict.fromkeys(proven, FIRST)

@@ -1,11 +1,11 @@
-"""The fewest devices with which pipelines of stages apart may keep to a time, by what passes before each stage.
+"""The fewest devices with which pipelines of stages apart may keep to a time, by the time passed before each stage.
 
-A stage's *head* is a micro-batch's way through all stages before it, there and back; its *rest* the way through all
-behind it. Within less than T a stage can do its work only if head + work < T; and where it holds D of M micro-batches
-in flight at most, each of them from its first operation on the stage to its last one for way + rest, only if head +
-M (way + rest) / D < T: at any time D of these M intervals overlap at most. Ways are rounded down to a grid, so that
-head + way + rest of all stages is one number, the *whole*; wholes are looked at in ranges, in which the rest is at
-least the range's begin less head and way. More devices than there are for every whole: no plan takes less than T.
+A stage's *head* is a micro-batch's round trip through all stages before it, its *rest* the round trip through all
+stages after it. Within less than T a stage can do its work only if head + work < T. If it holds at most D of M
+micro-batches in flight, each from its first operation there to its last for way + rest, then also head + M (way +
+rest) / D < T, as at most D of these M intervals overlap at any time. Ways are rounded down to a grid, so that head +
+way + rest of all stages is one number, the *whole*; wholes are searched in ranges, in which the rest is at least the
+range's start minus head and way. If every whole needs more devices than there are, no plan takes less than T.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.problem import Problem
 
 GRID = 2**13
-"""Parts of T to which ways are rounded."""
+"""The number of parts of T to which ways are rounded."""
 RATIO = 1.12
-"""Of the ends of a range of wholes."""
+"""The ratio of the two ends of a range of wholes."""
 MANY = 2**30
-"""Devices of what is impossible."""
+"""The number of devices that marks an impossible entry."""
 
 
 class Count:
-    """One number of micro-batches and a time ``time_ns``."""
+    """The count for one number of micro-batches and a time ``time_ns``."""
 
     def __init__(self, problem: Problem, batch: Batch, time_ns: int) -> None:
         self._batches = batch.num_micro_batches
@@ -42,7 +42,7 @@ class Count:
         self._fewest = self._behind(lambda runs: np.full_like(runs.way_ns, runs.replicas))
 
     def refuted(self) -> bool:
-        """Whether every plan takes ``time_ns`` at least."""
+        """Return True if every plan takes at least ``time_ns``."""
         if self._shortest[0] >= MANY or self._fewest[0] > self._devices:
             return True
         most = self._time_ns // self._unit_ns + 1
@@ -55,7 +55,7 @@ class Count:
         return np.asarray((runs.work_ns < self._time_ns) & ((runs.flying > 0) | (runs.flying_again > 0)))
 
     def _behind(self, of: Callable[[Runs], np.ndarray]) -> np.ndarray:
-        """(L + 1,): the least sum of a value of all runs from a layer on; ``MANY`` where there is no way."""
+        """Return (L + 1,) the least sum of a value over runs that cover the layers from i on; ``MANY`` if none do."""
         width = max((runs.way_ns.shape[1] for runs in self._runs), default=1)
         least = np.full((self._layers, width), MANY, dtype=np.int64)
         for runs in self._runs:
@@ -69,7 +69,7 @@ class Count:
         return total
 
     def _needed(self, low: int, high: int) -> int:
-        """Devices of the plan with fewest whose whole is in [low, high), in units of the grid."""
+        """Return the devices of the smallest plan whose whole is in [low, high), in units of the grid."""
         count = np.full((self._layers + 1, high), MANY, dtype=np.int64)
         count[0, 0] = 0
         windows = [self._windows(runs, low) for runs in self._runs]
@@ -82,27 +82,27 @@ class Count:
         return int(count[self._layers, low:].min())
 
     def _open(self, count: np.ndarray, first: int, high: int) -> tuple[int, int] | None:
-        """The heads, from and to, from which the last layer can still be reached with the devices that there are."""
+        """Return the range of heads from which the last layer can still be reached with the available devices."""
         count[count + self._fewest[first] > self._devices] = MANY
         count[max(0, high - int(self._shortest[first])) :] = MANY
         left = np.flatnonzero(count < MANY)
         return (int(left[0]), int(left[-1]) + 1) if left.size else None
 
     def _windows(self, runs: Runs, low: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(L, W) each: the run's way in units; the least head and the head behind the largest one that it may have."""
+        """Return (L, W) each: the run's way in units; the least head, and the largest possible head plus one."""
         begins, ends = [], []
         for flying, work in ((runs.flying, runs.work_ns), (runs.flying_again, runs.work_ns + runs.again_ns)):
             begin, end = self._heads(flying, work, low)
             begins.append(begin)
             ends.append(end)
-        # Recomputing takes longer and holds more in flight: either way may be open, so that all between counts.
+        # Recomputing takes longer and holds more in flight: either variant may be possible, so all between them counts.
         empty = [begin >= end for begin, end in zip(begins, ends, strict=True)]
         begin = np.minimum(*(np.where(no, MANY, each) for no, each in zip(empty, begins, strict=True)))
         end = np.maximum(*(np.where(no, 0, each) for no, each in zip(empty, ends, strict=True)))
         return runs.way_ns // self._unit_ns, begin, end
 
     def _heads(self, flying: np.ndarray, work_ns: np.ndarray, low: int) -> tuple[np.ndarray, np.ndarray]:
-        """From which head on memory, and up to which one work, let a stage end in time."""
+        """Return the head from which memory lets a stage end in time, and the head up to which its work does."""
         end = -(-(self._time_ns - work_ns) // self._unit_ns)
         most = np.maximum(1, np.minimum(flying, self._batches))
         # head + M (whole - head) / D < T  <=>  head (M - D) > M whole - D T
@@ -121,7 +121,7 @@ def _extend(
     window: tuple[np.ndarray, np.ndarray, np.ndarray],
     high: int,
 ) -> None:
-    """All runs from a layer on, on one number of replicas."""
+    """Extend the counts by all runs from a layer on, on one number of replicas."""
     way, begin, end = (each[first].tolist() for each in window)
     for n, (step, low, stop) in enumerate(zip(way, begin, end, strict=True)):
         low, stop = max(low, heads[0]), min(stop, heads[1], high - step)

@@ -1,8 +1,8 @@
-"""What a stage costs at least: runs of layers on a number of replicas, for one number of micro-batches.
+"""Lower bounds on what a stage costs: runs of layers on a number of replicas, for one number of micro-batches.
 
-Numbers of replicas with equally large slices count as the fewest of them. Times are of the quickest kind of device,
-memory is that of the largest device. A stage recomputes whole or not at all; its recomputation, which may run while a
-gradient is awaited, is work but no part of a micro-batch's way.
+Numbers of replicas with equally large slices count as the fewest of them. Times are those of the quickest kind of
+device, memory is that of the largest device. A stage recomputes whole or not at all; its recomputation, which may run
+while a gradient is awaited, counts as work but not as part of a micro-batch's way.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from penstock.solvers.model.problem import Problem
 
 
 class Runs(NamedTuple):
-    """Runs of up to W layers on ``replicas``, (L, W): row i, column n - 1 stands for n layers from i on.
+    """Runs of up to W layers on ``replicas``, arrays (L, W): row i, column n - 1 is the run of n layers from i on.
 
-    ``way_ns`` of a micro-batch there and back, ``work_ns`` of a step, and ``again_ns`` of its recomputation; ``flying``
-    and ``flying_again``: most micro-batches in flight without and with recomputation, 0 where there can be none.
+    ``way_ns``: a micro-batch's round trip; ``work_ns``: the work of a step; ``again_ns``: one recomputation; ``flying``
+    and ``flying_again``: the most micro-batches in flight without and with recomputation, 0 where none can be.
     """
 
     replicas: int
@@ -35,7 +35,7 @@ class Runs(NamedTuple):
 
 
 def replica_numbers(problem: Problem, batch: Batch) -> list[int]:
-    """The fewest replicas for each size of the slices, of every size of micro-batches."""
+    """Return the fewest replicas for each size of the slices, over every size of micro-batches."""
     counts = np.arange(1, min(problem.num_devices, batch.most_rows) + 1)
     found: set[int] = set()
     for rows in {batch.most_rows, batch.least_rows}:
@@ -45,9 +45,9 @@ def replica_numbers(problem: Problem, batch: Batch) -> list[int]:
 
 
 def runs_within(problem: Problem, batch: Batch, replicas: int, most: int, time_ns: int) -> Runs:
-    """All runs whose work of a step takes less than ``time_ns``; longer ones have no room for a micro-batch.
+    """Return all runs whose work per step takes less than ``time_ns``; longer ones hold no micro-batch in the tables.
 
-    ``most``: replicas that optimizer states may be shared by, where slices are as large.
+    ``most``: the most replicas that may share optimizer states, among those with slices of the same size.
     """
     classes = row_classes(problem.global_batch_size, batch.num_micro_batches)
     slices = [-(-rows // replicas) for rows, _count in classes]
@@ -100,7 +100,7 @@ def _begins_at_cut(problem: Problem) -> np.ndarray:
 
 
 def _room(problem: Problem, replicas: int, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Bytes beside parameters, gradients and optimizer states on the device with most of them."""
+    """Return the bytes left after parameters, gradients and optimizer states on the device with the most memory."""
     weights = static_sums(problem)
     gradients, states = training_bytes(problem, weights.trainable[ends] - weights.trainable[starts], replicas)
     largest = max(free_bytes(problem, (d,)) for d in range(problem.num_devices))
@@ -108,6 +108,6 @@ def _room(problem: Problem, replicas: int, starts: np.ndarray, ends: np.ndarray)
 
 
 def _fitting(room: np.ndarray, each: np.ndarray) -> np.ndarray:
-    """Micro-batches of ``each`` bytes that there is room for."""
+    """Return the number of micro-batches of ``each`` bytes that fit."""
     number = np.where(each > 0, room // np.maximum(1, each), UNLIMITED)
     return np.asarray(np.where(room >= 0, np.minimum(number, UNLIMITED), 0))

@@ -1,9 +1,9 @@
 """The largest time that no plan of one pipeline can beat, over all numbers of micro-batches that a request allows.
 
-A time T is proven when every plan that took less would contradict itself: no cut may keep a channel or a node's link
-busy for T, no run of layers its devices, and the label search finds that work and waiting of so many devices take more
-than T of each. Numbers of micro-batches are looked at together first, in halves where that
-proves nothing. The largest proven T is found by bisection; what is counted is steps, so the answer is always the same.
+A time T is proven if every faster plan would contradict itself: no cut may keep a channel or a node's link busy for T,
+no run of layers its devices, and the label search finds that the work and waiting of n devices exceed T for each of
+them. Numbers of micro-batches are tested together first, and in halves where that proves nothing. The largest proven T
+is found by bisection; effort is counted in steps, so that the answer is always the same.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from penstock.solvers.costs.infinity import FAR_NS
 from penstock.solvers.model.problem import Problem
 
 CAP = 4
-"""Labels that a state keeps."""
+"""The number of labels that a state keeps."""
 STEP, FINE = 256, 4096
-"""Times are tried from a 256th above what is known, and the bound is found to a 4096th of it."""
+"""Times are tried from a 256th above the known bound, and the result is exact to a 4096th of it."""
 MOST_NS = 2**50
-"""No time is asked for above this: 13 days."""
+"""The largest time that is tried: 13 days."""
 NEAR = 5, 4
-"""Numbers of micro-batches that are no further apart stay together."""
+"""Numbers of micro-batches within this ratio stay in one range."""
 
 
 WEIGHTS = ((2, 0), (1, 1), (0, 2))
-"""Of what follows a device's last backward, and of its updates; see ``Terms``."""
+"""Weights of the time after a device's last backward, and of its updates; see ``Terms``."""
 
 
 class Piece:
-    """A range of numbers of micro-batches, and what plans with them cost at least."""
+    """A range of numbers of micro-batches, and the least costs of plans with them."""
 
     def __init__(self, holding: Holding, numbers: Numbers) -> None:
         self._devices = holding.problem.num_devices
@@ -52,7 +52,7 @@ class Piece:
         self._last = 0
 
     def proves(self, time_ns: int) -> bool:
-        """Whether no plan with these numbers of micro-batches takes less than ``time_ns``."""
+        """Return True if no plan with these numbers of micro-batches takes less than ``time_ns``."""
         if self._filled_ns >= time_ns:
             return True
         terms = self._within(time_ns)
@@ -60,14 +60,14 @@ class Piece:
         return all(self._refuted(terms, used, time_ns) for used in range(self._devices, fewest - 1, -1))
 
     def _within(self, time_ns: int) -> Terms:
-        """Without what takes ``time_ns`` by itself."""
+        """Return the terms without the options that take ``time_ns`` by themselves."""
         closed, closed_same = (busy >= time_ns for busy in self._busy)
         cuts = self._terms.cuttable
         work = possible_work(self._terms.work, self._options, closed & closed_same, cuts, time_ns)
         return self._terms._replace(work=work, closed=closed, closed_same=closed_same)
 
     def _refuted(self, terms: Terms, devices: int, time_ns: int) -> bool:
-        """Whether plans on so many devices take ``time_ns`` at least; the weights that said so last come first."""
+        """Return True if plans on ``devices`` devices take at least ``time_ns``; successful weights come first next."""
         most = 2 * devices * (time_ns - 1)
         for i in range(len(WEIGHTS)):
             which = (self._last + i) % len(WEIGHTS)
@@ -80,7 +80,7 @@ class Piece:
 
 
 class TimeBisection:
-    """The bisection on the time of a step: which times no plan takes, of any number of micro-batches of a request."""
+    """Bisect on the step time: find the times that no plan reaches, for any number of micro-batches of a request."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -89,7 +89,7 @@ class TimeBisection:
         self._open: Numbers | None = None
 
     def bound_ns(self, known_ns: int) -> int:
-        """The largest time that is proven, ``known_ns`` at least."""
+        """Return the largest proven time, at least ``known_ns``."""
         low, step = known_ns, known_ns // STEP + 1
         while low + step < MOST_NS and self.proves(low + step):
             low, step = low + step, 2 * step
@@ -100,7 +100,7 @@ class TimeBisection:
         return low
 
     def proves(self, time_ns: int) -> bool:
-        """Whether no plan takes less than ``time_ns``; first what was left open last."""
+        """Return True if no plan takes less than ``time_ns``; the range that failed last is tested first."""
         if self._open is not None and not self._piece(self._open).proves(time_ns):
             return False
         waiting = numbers_of(self._problem)
@@ -122,10 +122,9 @@ class TimeBisection:
 
 
 def _filled_ns(least: Times, devices: int) -> int:
-    """Before a first micro-batch has come to layer j only forwards before j have run, and mirrored in time.
+    """Return the least step time, ns: work plus idle time of filling and draining, shared by all devices.
 
-    So all devices' time until then is idle but for the forward work before j; the same before the end.
-    """
+    Until a first micro-batch reaches layer j, devices only run forwards before j; the same holds mirrored in time."""
     total = 0
     for each, work in ((least.forward, least.work - least.backward_work), (least.backward, least.backward_work)):
         idle = np.concatenate(([0], np.cumsum(devices * each - work)))
@@ -155,7 +154,7 @@ def _terms(holding: Holding, options: list[Option], times: list[Times], found: C
 
 
 def _possible(holding: Holding, option: Option, work: np.ndarray) -> np.ndarray:
-    """A layer's work held by so many devices, ``FAR_NS`` where the pins allow it fewer."""
+    """Return a layer's work when held by that many devices, ``FAR_NS`` where the pins allow it fewer."""
     most = np.asarray([len(own) for own in holders(holding.problem)])
     return np.asarray(np.where(most < option.least, FAR_NS, work))
 

@@ -16,13 +16,13 @@ from penstock.solvers.model.pins import allowed_devices
 from penstock.solvers.model.problem import Problem
 
 MOST_SETS = 64
-"""Sets of devices that are looked at; any choice of them gives a bound."""
+"""The most sets of devices that are examined; any choice of them gives a bound."""
 
 Devices = frozenset[int]
 
 
 class Confined(NamedTuple):
-    """Devices, and the layers (in rising order) that only these may hold."""
+    """Devices, and the layers (ascending) that only these may hold."""
 
     devices: Devices
     layers: tuple[int, ...]
@@ -30,7 +30,7 @@ class Confined(NamedTuple):
 
 @lru_cache(maxsize=16)
 def holders(problem: Problem) -> tuple[Devices, ...]:
-    """Of each layer the devices that may hold it; all of them where a pinned block has none, as there is no plan."""
+    """Return for each layer the devices that may hold it; all if a pinned block has none, as there is no plan then."""
     everywhere = frozenset(range(problem.num_devices))
     if not problem.pins:
         return (everywhere,) * problem.num_layers
@@ -43,7 +43,7 @@ def holders(problem: Problem) -> tuple[Devices, ...]:
 
 @lru_cache(maxsize=16)
 def confined(problem: Problem) -> tuple[Confined, ...]:
-    """All devices with all layers first, then unions of sets that pins name, with the layers confined to each."""
+    """Return all devices with all layers first, then unions of the pins' sets, with the layers confined to each."""
     own = holders(problem)
     unions: dict[Devices, None] = {}
     for devices in sorted(set(own), key=lambda each: (len(each), sorted(each))):

@@ -1,9 +1,9 @@
-"""What crosses the cut before a layer, between the devices that hold the layers on its sides.
+"""The transfers over the cut before a layer, between the devices that hold the layers on both sides.
 
 Where a device has its lowest layer, its pipeline has a stage boundary, and the stage before is on other devices: a
-transfer for every micro-batch of the pipeline. There is one as well where the numbers of devices differ. In modes that
-count links (``nic``) it takes at least what the new device itself receives, or what must change its place, shared by
-all who send or receive.
+transfer for every micro-batch of the pipeline. There is a transfer also where the numbers of devices differ. In modes
+that count links (``nic``) it takes at least the time of what the new device itself receives, or of what must move to
+another device, shared by all senders or receivers.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from penstock.solvers.costs.infinity import FAR_NS
 class Crossings(NamedTuple):
     """Arrays [option before, option, L] in ns, 0 before layer 0.
 
-    ``out`` and ``back``: one transfer to a new device and back; ``out_same`` and ``back_same``: where no device is
-    new. ``busy`` and ``busy_same``: how long one channel or link carries a step's transfers.
+    ``out`` and ``back``: one transfer to a new device and back; ``out_same`` and ``back_same``: the same if no device
+    is new. ``busy`` and ``busy_same``: how long one channel or link carries a step's transfers.
     """
 
     out: np.ndarray
@@ -32,7 +32,7 @@ class Crossings(NamedTuple):
 
 
 def crossings(holding: Holding, numbers: Numbers) -> Crossings:
-    """For a range of numbers of micro-batches."""
+    """Return the crossings for a range of numbers of micro-batches."""
     cut = _Cut(holding, numbers)
     forward, backward = holding.problem.forward_bytes, holding.problem.backward_bytes
     one, same, step, step_same = (cut.rows(new, whole) for whole in (False, True) for new in (True, False))
@@ -58,7 +58,7 @@ class _Cut:
 
     @property
     def carried(self) -> np.ndarray:
-        """Bytes of a sample that keep the cut's channel, or a link of a device, busy; 0 where none is known to be."""
+        """Return the bytes of a sample that keep the cut's channel, or a device's link, busy; 0 where none is known."""
         rules, problem = self.problem.rules, self.problem
         alone = self.links.leaf_nodes and self.links.node_size == 1
         if not alone if rules.shared else rules.channel == "none":
@@ -68,7 +68,7 @@ class _Cut:
         return np.asarray(both(problem.forward_bytes, problem.backward_bytes))
 
     def rows(self, new: bool, whole_step: bool) -> np.ndarray:
-        """[option before, option]: what one device or channel has to do with at least, of a micro-batch or a step."""
+        """Return [option before, option] the least rows that one device or channel carries, per micro-batch or step."""
         return np.asarray([[self._rows(*pair, new, whole_step) for pair in row] for row in self.pairs])
 
     def _rows(self, before: Option, after: Option, new: bool, whole_step: bool) -> int:
@@ -79,20 +79,20 @@ class _Cut:
         return max(self._own_rows(after, whole_step), shared) if new else shared
 
     def _own_rows(self, after: Option, whole_step: bool) -> int:
-        """What a new device receives at least."""
+        """Return the least rows that a new device receives."""
         if after.most == 1 and whole_step:
             return self.problem.global_batch_size
         return self.least // after.most * (self.numbers.least if whole_step else 1)
 
     def _displaced(self, before: Option, after: Option, whole_step: bool) -> int:
-        """Rows that cannot stay where they are: a device keeps at most its smaller slice."""
+        """Return the rows that cannot stay where they are: a device keeps at most its smaller slice."""
         kept = min(before.most, after.most) * -(-self.most // max(before.least, after.least))
         if whole_step:
             return max(0, self.problem.global_batch_size - self.numbers.most * kept)
         return max(0, self.least - kept)
 
     def transfers(self, sent: np.ndarray, rows: np.ndarray, *, delayed: bool) -> np.ndarray:
-        """``rows`` of ``sent`` bytes each, within a node or between two, whichever is quicker."""
+        """Return the time of ``rows`` of ``sent`` bytes each, within a node or between two, whichever is quicker."""
         found = np.full((*rows.shape, len(sent)), FAR_NS, dtype=np.int64)
         for near, (fastest, delay) in ((True, self.links.inside), (False, self.links.between)):
             if fastest:
@@ -102,7 +102,7 @@ class _Cut:
         return np.where((sent > 0) & (rows > 0)[:, :, None], found, 0)
 
     def _speed(self, fastest: int, before: Option, after: Option, near: bool) -> float:
-        """Bytes per second that one device, or one transfer, gets at most."""
+        """Return the most bytes per second that one device, or one transfer, gets."""
         if self.links.nic:
             one_link = not near and self.links.leaf_nodes
             return float(self.holding.widest_cable if one_link else fastest * max(before.most, after.most))

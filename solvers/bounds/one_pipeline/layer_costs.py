@@ -1,6 +1,6 @@
-"""What a layer costs at least by how many devices hold it, each computing a slice of every micro-batch.
+"""The least cost of a layer by the number of devices that hold it, each computing a slice of every micro-batch.
 
-Numbers of devices are taken together in ranges, the *options*, each with the least values of its members.
+Numbers of devices are grouped in ranges, the *options*, each with the least values of its members.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.solvers.model.problem import Problem
 
 LESS = 1 - 1e-12
 SINGLE = 4
-"""Numbers of devices up to this are ranges of their own; then there are two ranges to each doubling."""
+"""Numbers of devices up to this have ranges of their own; above, there are two ranges to each doubling."""
 
 
 class Numbers(NamedTuple):
@@ -29,19 +29,19 @@ class Numbers(NamedTuple):
     most: int
 
     def rows(self, global_batch_size: int) -> tuple[int, int]:
-        """Samples of the smallest and of the largest micro-batch."""
+        """Return the samples of the smallest and of the largest micro-batch."""
         return global_batch_size // self.most, -(-global_batch_size // self.least)
 
 
 class Option(NamedTuple):
-    """Held by ``least`` to ``most`` devices."""
+    """A layer is held by ``least`` to ``most`` devices."""
 
     least: int
     most: int
 
 
 def numbers_of(problem: Problem) -> list[Numbers]:
-    """All numbers of micro-batches that the request allows, consecutive ones together."""
+    """Return all numbers of micro-batches that the request allows, consecutive ones as one range."""
     batch = problem.global_batch_size
     if not problem.micro_batch_sizes:
         return [Numbers(1, max(1, batch // problem.min_slice))]
@@ -51,7 +51,7 @@ def numbers_of(problem: Problem) -> list[Numbers]:
 
 
 def options_of(devices: int) -> list[Option]:
-    """Ranges that cover 1 to ``devices``."""
+    """Return ranges that cover 1 to ``devices``."""
     ends = list(range(1, SINGLE + 1))
     while ends[-1] < devices:
         size = ends[-1]
@@ -61,7 +61,7 @@ def options_of(devices: int) -> list[Option]:
 
 
 class Holding:
-    """What does not depend on the micro-batches, and the layers' times by option."""
+    """The costs that do not depend on the micro-batches, and the layers' times by option."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -70,7 +70,7 @@ class Holding:
         self.options = options_of(problem.num_devices)
 
     def times(self, numbers: Numbers, option: Option) -> Times:
-        """Each layer's least times."""
+        """Return each layer's least times."""
         batch = self.problem.global_batch_size
         least_rows, most_rows = numbers.rows(batch)
         found = []
@@ -81,12 +81,12 @@ class Holding:
 
     @cached_property
     def update_ns(self) -> np.ndarray:
-        """(L,)."""
+        """Each layer's update time (L,), ns."""
         return np.diff(self.problem.update_ns)
 
     @cached_property
     def behind_ns(self) -> np.ndarray:
-        """(devices + 1, L): all-reduce of a layer's own bytes over so many devices or more, and its update.
+        """(devices + 1, L): the all-reduce of a layer's own bytes over n devices or more, and its update, in ns.
 
         The bucket that holds a layer's last bytes ends with it or with a lower layer, so it is not ready before the
         layer's last gradient.
@@ -99,17 +99,17 @@ class Holding:
 
     @cached_property
     def widest_cable(self) -> int:
-        """Bytes per second of any link of a node."""
+        """The bandwidth of the fastest link of any node, bytes per second."""
         return max(cable.bandwidth_bytes_per_s for cable in self.problem.network.cables)
 
     @cached_property
     def full_duplex(self) -> bool:
-        """Whether any cable may be used in both directions at once."""
+        """True if any cable may be used in both directions at once."""
         return any(cable.full_duplex for cable in self.problem.network.cables)
 
 
 def floored(values: np.ndarray) -> np.ndarray:
-    """Whole ns, below the exact value by what floats may be wrong."""
+    """Return whole ns, reduced by the possible rounding error of the floats."""
     return np.minimum(FAR_NS, np.floor(values * LESS)).astype(np.int64)
 
 
@@ -120,10 +120,10 @@ def _reduced(size: np.ndarray, rate: float, latency_ns: int) -> np.ndarray:
 
 
 def _or_more(table: np.ndarray) -> np.ndarray:
-    """The least of each row and those behind it."""
+    """Return the least of each row and those after it."""
     return np.asarray(np.minimum(FAR_NS, np.minimum.accumulate(table[::-1], axis=0)[::-1]))
 
 
 def overlap(before: Option, after: Option) -> bool:
-    """Whether two layers may be on the same devices."""
+    """Return True if two layers may be on the same devices."""
     return before.least <= after.most and after.least <= before.most

@@ -1,7 +1,7 @@
-"""Runs of layers on the same devices have to fit into the time.
+"""Limits on runs of layers on the same devices: their work has to fit into the time.
 
-Within a time T a device computes for T at most, so k devices hold neighbouring layers of k T device-ns at most, then
-others follow. Whoever holds a layer has taken it in such a *run*, from one cut that is not closed to another.
+Within a time T a device computes for at most T, so k devices hold neighbouring layers of at most k T device-ns; then
+other devices follow. A device holds a layer as part of such a *run*, from one cut that is not closed to another.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from penstock.solvers.bounds.one_pipeline.layer_costs import Option
 from penstock.solvers.costs.infinity import NEVER_NS
 
 LOST_NS = NEVER_NS // 2**11
-"""Work of a layer that cannot be held so: more than any time times devices; of 2^11 layers it can be added up."""
+"""The work of a layer in an impossible option: more than any time times devices; 2^11 layers of it can be added up."""
 
 
 def possible_work(
     work: np.ndarray, options: list[Option], closed: np.ndarray, cuts: np.ndarray, time_ns: int
 ) -> np.ndarray:
-    """``work`` [option, L], ``LOST_NS`` where no run of the layer is short enough.
+    """Return ``work`` [option, L], with ``LOST_NS`` where no run of the layer is short enough.
 
     ``closed`` [option before, option, L] and ``cuts`` [L] say where stages cannot begin, and where they may.
     """

@@ -1,10 +1,10 @@
-"""Every plan's work: all samples through all layers at their cheapest, on all devices; with pins, on those allowed.
+"""Every plan's work: all samples through all layers at their cheapest, on all devices; with pins, on the allowed ones.
 
 A layer's time over its samples is smallest at a measured size or at the largest that a slice may have: between two
 sizes the time is linear in the samples, below the smallest it is constant or proportional, above the largest
-proportional, and always rounded up. Where kinds differ, a device counts as the part of a quickest one that it is for
-the layer in which it compares best, of the layers that it may hold. Layers that pins confine to some devices
-(``confined``) are those devices' work alone, and cannot begin before a first slice has come through the layers before.
+proportional, and always rounded up. Where kinds differ, a device counts as a fraction of the quickest one, taken at
+the layer in which it compares best, among the layers that it may hold. Layers that pins confine to some devices
+(``confined``) are work of those devices alone, and cannot begin before a first slice has come through earlier layers.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from penstock.solvers.bounds.one_pipeline.layer_costs import Numbers, numbers_of
 from penstock.solvers.model.problem import Problem
 
 Source = tuple[str, float]
-"""Where a kind of device has its times from, and its speed."""
+"""The source of a device kind's times, and its speed."""
 
 
 class Around(NamedTuple):
-    """Of each layer what a flushed step takes at least before it, and after the last backward of its device."""
+    """For each layer the least time of a flushed step before it, and after the last backward of its device."""
 
     head_ns: Sequence[int]
     tail_ns: Sequence[int]
 
 
 def load_ns(problem: Problem, share: Fraction, around: Around | None = None) -> int:
-    """``ceil(work / devices)``, of all layers and of those that pins confine to some devices, whichever is more.
+    """Return the larger ``ceil(work / devices)`` of all layers and of those that pins confine to some devices, in ns.
 
-    ``share``: of a processor, that an operation takes at least. Updates need all of it. ``around``: what surrounds the
-    work on each layer in time; None where steps overlap.
+    ``share``: the least share of a processor that an operation takes. Updates need all of it. ``around``: the time
+    before and after the work on each layer; None where steps overlap.
     """
     # Where kinds differ, a layer that only slow devices may hold makes these look quick in all others.
     unpinned = load_ns(replace(problem, pins=()), share, around) if problem.pins else 0
@@ -57,7 +57,7 @@ class _Work:
         ]
 
     def of(self, own: Confined, around: Around | None) -> int:
-        """The least time that the work on the confined layers takes, with what surrounds it."""
+        """Return the least time of the work on the confined layers, including the time around it."""
         problem = self.problem
         work = sum((self._quickest[layer] for layer in own.layers), Fraction(0))
         updates = sum(int(problem.update_ns[layer + 1] - problem.update_ns[layer]) for layer in own.layers)
@@ -69,7 +69,7 @@ class _Work:
         return around.head_ns[first] + max(alike, computing + around.tail_ns[first])
 
     def _worth(self, own: Confined) -> Fraction:
-        """How many of the quickest devices these are, at best."""
+        """Return the number of quickest devices that these are worth at best."""
         known: dict[tuple[Source, tuple[bool, ...]], Fraction] = {}
         total = Fraction(0)
         for device in own.devices:
@@ -80,7 +80,7 @@ class _Work:
         return total
 
     def _part(self, device: int, layers: Sequence[int]) -> Fraction:
-        """Of a quickest device: the largest ratio of any layer that the device may hold."""
+        """Return a device's largest ratio to a quickest one, over the layers that the device may hold."""
         times = self._times[self._sources[device]]
         held = (layer for layer in layers if device in self._holders[layer])
         return max((self._quickest[at] / times[at] for at in held if times[at]), default=Fraction(1))
@@ -91,7 +91,7 @@ def _kinds(problem: Problem) -> list[Source]:
 
 
 def _cheapest(problem: Problem) -> list[list[Fraction]]:
-    """Of each kind, each layer's time per sample."""
+    """Return, for each kind, each layer's time per sample."""
     numbers = numbers_of(problem)
     whole = Numbers(numbers[0].least, numbers[-1].most)
     _least, most = whole.rows(problem.global_batch_size)
@@ -111,7 +111,7 @@ def _per_sample(problem: Problem, kind: Source, layer: int, most: int) -> Fracti
 
 
 def _between(points: list[tuple[int, int]], above: tuple[int, int], most: int, linear: bool) -> Fraction:
-    """Per sample at a size that was not measured, before rounding."""
+    """Return the time per sample at a size that was not measured, before rounding."""
     high_rows, high = above
     if linear:
         return Fraction(high, high_rows)

@@ -1,8 +1,8 @@
 """The least times of layers over ranges of slice sizes, on any kind of device.
 
 A time is piecewise linear in the rows of a slice and rounded up (``problem._at_rows``): constant or proportional below
-the smallest measurement, proportional above the largest; under linear scaling it jumps behind a measured size. So it
-is least at an end of the range, at a measured size, or one row above one; so is the time per row, up to the rounding.
+the smallest measurement, proportional above the largest; under linear scaling it jumps after a measured size. So it is
+least at an end of the range, at a measured size, or one row above one; so is the time per row, up to the rounding.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from penstock.solvers.model.problem import Problem
 
 ROUNDED_NS = 2
-"""More than what is rounded up: once by rows, once by the speed of a kind."""
+"""An upper limit of what rounding up adds: once for rows, once for the speed of a kind."""
 
 
 class Times(NamedTuple):
@@ -34,12 +34,12 @@ class Times(NamedTuple):
 
 
 def least_of(times: Sequence[Times]) -> Times:
-    """Component by component."""
+    """Return the least times, component by component."""
     return Times(*(np.min(column, axis=0) for column in zip(*times, strict=True)))
 
 
 class Slices:
-    """Times of a problem's layers, kept by range."""
+    """Times of a problem's layers, cached by range."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -56,7 +56,7 @@ class Slices:
 
     @cached_property
     def _steps(self) -> tuple[int, ...]:
-        """Sizes at which a piece of a time ends or begins."""
+        """The sizes at which a linear piece of a time begins or ends."""
         sizes = {p.rows for source, _ in self._sources for p in self.problem.measured[source]}
         return tuple(sorted({*sizes, *(size + 1 for size in sizes)}))
 
@@ -65,7 +65,7 @@ class Slices:
         return {self.problem.kind_source[kind] for kind in self.kinds}
 
     def times(self, least: int, most: int, rows: int) -> Times:
-        """For slices of ``least`` to ``most`` rows; ``rows``: how many are computed in a step."""
+        """Return times for slices of ``least`` to ``most`` rows; ``rows``: how many are computed in a step."""
         key = (least, most, rows)
         if key not in self._found:
             self._found[key] = self._times(*key)
@@ -83,7 +83,7 @@ class Slices:
         return least_of([Times(*each) for each in found])
 
     def _at(self, size: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Forward, backward and the weights' part of every layer, of each kind."""
+        """Return forward, backward and weight-gradient times of every layer, for each kind."""
         if size not in self._exact:
             costs = [self.problem.costs(kind, size) for kind in self.kinds]
             self._exact[size] = [(np.diff(c.forward_ns), np.diff(c.backward_ns), np.diff(c.weight_ns)) for c in costs]

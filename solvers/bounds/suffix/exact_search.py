@@ -1,8 +1,8 @@
 """The shortest schedule of a line, suffix by suffix from the last stage up: BOUNDS Part II, 1.5 and 1.6.
 
-What is proven of a suffix prunes the searches on the longer ones: few states of a level are left. Each search asks
-for a schedule below a value a little above what is known; where there is none, that value is the new bound, and the
-next question goes further. A search that runs out of its share says nothing: the bound stays where it was.
+What is proven for a suffix prunes the searches on the longer ones: few states of a level are left. Each search looks
+for a schedule below a value a little above the known bound; if there is none, that value is the new bound, and the
+next search goes further. A search that exhausts its share proves nothing: the bound stays as it was.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from penstock.solvers.bounds.suffix.table import fill_table, whole_bound_ns
 from penstock.solvers.bounds.suffix.table_kernel import close_row
 
 WIDEST = 1 << 16
-"""States of one level."""
+"""The most states of one level."""
 
 ROOM_BYTES = 1 << 28
-"""For the states of two levels: of long lines with much room in flight fewer fit."""
+"""Memory for the states of two levels: on long lines with many micro-batches in flight fewer fit."""
 
 WORDS = 128
-"""Times of a state, each so many of which count as one state more."""
+"""The number of times in a state that counts as one state more."""
 
 EVERY = 16
-"""Up to so many micro-batches every number is asked for, then each an eighth above the one before."""
+"""Up to this number of micro-batches every number is searched, then each an eighth above the one before."""
 
 FINEST = 1000
-"""A question goes at least one part of so many beyond what is known, and twice as far each time."""
+"""A search goes at least one part in ``FINEST`` beyond the known bound, and twice as far each time."""
 
 
 NEAR = 100
-"""What is asked of the whole line is asked at once where it is less than one part of so many above what is known."""
+"""The limit for the whole line is tried at once if it is less than one part in ``NEAR`` above the known bound."""
 
 
 class Proof(NamedTuple):
     """No schedule is shorter than ``bound_ns``; ``actions`` of the best one found (``kernels.suffix_states.apply``).
 
-    ``proven``: the bound is the optimum, or no schedule is as short as asked for.
+    ``proven``: the bound is the optimum, or no schedule is within the given limit.
     """
 
     bound_ns: int
@@ -61,7 +61,7 @@ class Proof(NamedTuple):
 
 
 class SuffixSearch:
-    """The searches of one line; ``effort`` is how many states they may make together."""
+    """The searches of one line; ``effort``: the states that they may make together."""
 
     def __init__(self, line: Line, effort: int) -> None:
         self.line = line
@@ -78,11 +78,11 @@ class SuffixSearch:
 
     @property
     def bound_ns(self) -> int:
-        """What the suffixes prove of the whole line."""
+        """The bound on the whole line that the suffixes prove."""
         return whole_bound_ns(self.line)
 
     def run(self, at_most_ns: int) -> Proof:
-        """Ask for the shortest schedule of at most ``at_most_ns``; stop as soon as there can be none."""
+        """Search for the shortest schedule of at most ``at_most_ns``; stop as soon as none is possible."""
         batches = self.line.phi.shape[1] - 1
         for s in range(self.line.forward.size - 2, 0, -1):
             close_row(self.line, s, 1)
@@ -99,9 +99,9 @@ class SuffixSearch:
         return self._whole(self.line, self.bound_ns, at_most_ns)
 
     def run_as_judged(self, at_most_ns: int) -> Proof:
-        """The same under the judge's rules: first any order of the channels, then theirs, with what is left.
+        """Do the same under the judge's rules: first any order of the channels, then the judge's, with the effort left.
 
-        Where that is too little, the actions are the best ones of the first search.
+        If that effort is too little, the actions are the best ones of the first search.
         """
         free = self.run(at_most_ns)
         if free.bound_ns > at_most_ns:
@@ -111,7 +111,7 @@ class SuffixSearch:
         return judged if judged.proven else judged._replace(actions=free.actions)
 
     def _raise(self, s: int, n: int, known: list[tuple[int, int]], share: int) -> bool:
-        """Find phi[s, n]; whether there was room for it. What is ``known`` of fewer says how far to go at first."""
+        """Find phi[s, n]; return True if the effort sufficed. ``known`` values of fewer micro-batches set the first step."""
         line, low = suffix_line(self.line, s), int(self.line.phi[s, n])
         guess, step = _continued(known, n), 1 + low // FINEST
         below = max(low, guess) + 1
@@ -142,7 +142,7 @@ class SuffixSearch:
         return Proof(bound, None, bound > at_most_ns, self.effort - self.left)
 
     def _ask(self, line: Line, n: int, below_ns: int, most: int) -> int:
-        """One search of at most so many states; what it found stands in the states' result."""
+        """Run one search of at most ``most`` states; its result is in the states."""
         slots, stages = self._states.dead.size, line.forward.size
         width = 3 * stages + _ring(line)
         counts = self._counts[: slots * 5 * stages].reshape(slots, 5 * stages)
@@ -163,7 +163,7 @@ class SuffixSearch:
 
 
 def _numbers(batches: int) -> list[int]:
-    """For how many micro-batches the suffixes are searched."""
+    """Return the numbers of micro-batches for which the suffixes are searched."""
     found = list(range(1, min(batches, EVERY) + 1))
     while found[-1] < batches:
         found.append(min(batches, found[-1] + max(1, found[-1] // 8)))
@@ -171,7 +171,7 @@ def _numbers(batches: int) -> list[int]:
 
 
 def _continued(known: list[tuple[int, int]], n: int) -> int:
-    """What n micro-batches take if they go on as the last ones did, one after another or one in two."""
+    """Return the time of n micro-batches if they go on as the last ones did, one after another or one in two."""
     last, value = known[-1]
     best = value
     for before, less in known[-3:-1]:
@@ -180,12 +180,12 @@ def _continued(known: list[tuple[int, int]], n: int) -> int:
 
 
 def _ring(line: Line) -> int:
-    """Places for micro-batches on their way: a power of two."""
+    """Return the slots for micro-batches in transit: a power of two."""
     return 1 << int(line.limit[0] - 1).bit_length()
 
 
 def _new_states(line: Line, effort: int, slots: int) -> States:
-    """All but counts and times, whose width depends on the suffix."""
+    """Return all arrays except counts and times, whose width depends on the suffix."""
     stages, batches = line.forward.size, line.phi.shape[1] - 1
     history = effort + 2
     return States(

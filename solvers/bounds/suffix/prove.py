@@ -1,4 +1,4 @@
-"""Proving how short a given allocation's step can be: the exact suffix search of BOUNDS Part II."""
+"""A proof of how short a given allocation's step can be: the exact suffix search of BOUNDS Part II."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders, Row
 
 EFFORT = 4_000_000
-"""States; about a million are made in a second."""
+"""The default number of states; about a million are made in a second."""
 
 
 class Answer(NamedTuple):
-    """No step takes less than ``bound_ns``. ``orders``: the best of the model's orders within what was asked for.
+    """No step takes less than ``bound_ns``. ``orders``: the best orders of the model within the given limit.
 
-    ``proven``: the bound is the optimum of the model, or no step is as short as asked for. ``spent``: states made.
+    ``proven``: the bound is the optimum of the model, or no step is within the limit. ``spent``: states made.
     """
 
     bound_ns: int
@@ -31,28 +31,28 @@ class Answer(NamedTuple):
 
 
 def takes(times: StageTimes) -> bool:
-    """Whether the model knows such a step: one pipeline, stages with devices of their own, backwards that are whole.
+    """Return True if the model covers the step: one pipeline, stages on devices of their own, whole backwards.
 
-    A recomputation that runs apart may run while its gradient is awaited, so the way back is shorter than the model's.
+    A separate recomputation may run while its gradient is awaited, so the way back is shorter than the model's.
     """
     return times.stages_apart and not times.split and not times.recomputes_apart
 
 
 def judgeable(times: StageTimes) -> bool:
-    """Whether the model knows the judge's rules too: private channels, micro-batches of one size, no ties."""
+    """Return True if the model also covers the judge's rules: private channels, micro-batches of one size, no ties."""
     return takes(times) and not times.problem.rules.shared and len(times.classes) == 1 and not times.ties
 
 
 def prove(
     problem: Problem, allocation: Allocation, at_most_ns: int, effort: int = EFFORT, *, as_judged: bool = False
 ) -> Answer:
-    """Is there a step of at most ``at_most_ns``, with whole backwards in any order? And how short can one be?
+    """Search for a step of at most ``at_most_ns``, with whole backwards in any order, and bound how short one can be.
 
     Channels carry in any order in the model, micro-batches of two sizes count as small ones, and transfers of different
-    edges do not meet (``line_of`` proves the relaxation): the orders are for the judge to time. ``as_judged``: channels
-    carry first what is ready first and nothing waits on purpose, micro-batches in index order; where that is proven,
-    the bound is the judge's time of ``orders``. ``effort`` counts states; the answer is the same on every machine.
-    Raises UnsupportedRequest where ``takes`` is false, and ``as_judged`` where ``judgeable`` is.
+    edges do not meet (``line_of`` proves the relaxation): the orders have to be simulated. ``as_judged``: channels carry
+    first what is ready first and nothing waits on purpose, micro-batches in index order; if that is proven, the bound is
+    the judge's time of ``orders``. ``effort`` counts states; the answer is the same on every machine. Raises
+    UnsupportedRequest where ``takes`` is false, or with ``as_judged`` where ``judgeable`` is.
     """
     times = StageTimes(problem, allocation, Orders("any order of whole backwards", ()))
     if not takes(times):
@@ -73,7 +73,7 @@ def prove(
 
 
 def _orders(allocation: Allocation, actions: tuple[int, ...]) -> Orders:
-    """Each stage's forwards and backwards as they were scheduled; transfers go as they come."""
+    """Return each stage's forwards and backwards as they were scheduled; transfers run in order of arrival."""
     stages = len(allocation.stages)
     count = [0] * (2 * stages)
     rows: list[list[tuple[int, int, int]]] = [[] for _ in range(stages)]

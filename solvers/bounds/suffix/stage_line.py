@@ -1,4 +1,4 @@
-"""An allocation as one line of stages and channels with limits in flight: what the suffix search knows of it."""
+"""An allocation as one line of stages and channels with limits in flight: the input of the suffix search."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from penstock.solvers.bounds.suffix.state_kernel import DELAY, QUEUE, SHARED, Li
 
 
 def line_of(times: StageTimes) -> Line:
-    """The line of an allocation whose stages have devices of their own; every micro-batch counts as a small one.
+    """Return the line of an allocation whose stages have devices of their own; every micro-batch counts as a small one.
 
     No schedule of the allocation is shorter than the best one of its line:
 
-    * operations and transfers of a small micro-batch are nowhere longer, and a schedule stays one when they shrink;
-    * two transfers of an edge exclude each other where they share a channel, or in a shared network a link: a
-      transfer holds all its links for its whole duration, whatever else they carry. What other edges and all-reduces
-      carry over the same links is left out, which only allows more;
-    * in flight are at most as many as memory holds on the stage and on each before it (``effective_limits``): a
-      micro-batch in flight on a stage is in flight on the one before;
-    * micro-batches that are alike can go in index order everywhere: call the k-th operation of each kind k. So the
-      limit K is a precedence: forward m + K of a stage after its backward m.
+    * operations and transfers of a small micro-batch are never longer, and a schedule stays valid when they shrink;
+    * two transfers of an edge exclude each other if they share a channel, or in a shared network a link: a transfer
+      holds all its links for its whole duration, whatever else they carry. Traffic of other edges and all-reduces over
+      the same links is left out, which only allows more;
+    * at most as many micro-batches are in flight as memory holds on the stage and on each before it
+      (``effective_limits``): a micro-batch in flight on a stage is in flight on the one before;
+    * identical micro-batches can go in index order everywhere: call the k-th operation of each kind k. So the limit K is
+      a precedence: forward m + K of a stage after its backward m.
 
-    It leaves out: that the judge's channels carry first what is ready first, larger micro-batches, and contention of
-    all-reduces.
+    The line leaves out that the judge's channels carry first what is ready first, larger micro-batches, and contention
+    of all-reduces.
     """
     stages = len(times.forward)
     after = [exposed + update for exposed, update in zip(times.exposed, times.update, strict=True)]
@@ -42,7 +42,7 @@ def line_of(times: StageTimes) -> Line:
 
 
 def with_tails(line: Line) -> Line:
-    """The line with what follows the last backward of each stage."""
+    """Return the line with the time that follows the last backward of each stage."""
     tail = line.after.copy()
     for s in range(1, tail.size):
         tail[s] = max(tail[s], line.home[s - 1] + line.backward[s - 1] + tail[s - 1])
@@ -50,6 +50,6 @@ def with_tails(line: Line) -> Line:
 
 
 def suffix_line(line: Line, first: int) -> Line:
-    """The line of a suffix problem, which ends with the last backward of stage ``first``; a view where it can be."""
+    """Return the line of a suffix problem, which ends with stage ``first``'s last backward; a view where possible."""
     suffix = Line(*(column[first:] for column in line))
     return with_tails(suffix._replace(after=np.zeros_like(suffix.after)))

@@ -1,4 +1,4 @@
-"""What is known of the suffixes of a line without search, and what it says of the whole (BOUNDS Part II, 1)."""
+"""Bounds on the suffixes of a line without search, and the bound on the whole line that follows (BOUNDS Part II, 1)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def fill_table(line: Line) -> None:
 
 
 def whole_bound_ns(line: Line) -> int:
-    """The largest over all stages of head, suffix and tail: max_s [hf_s + phi_s(M) + tb_s]."""
+    """Return the largest head plus suffix plus tail over all stages: max_s [hf_s + phi_s(M) + tb_s]."""
     head, best = 0, 0
     for s in range(line.forward.size):
         best = max(best, head + int(line.phi[s, -1] + line.tail[s]))
@@ -25,7 +25,7 @@ def whole_bound_ns(line: Line) -> int:
 
 
 def suffix_bound_ns(times: StageTimes) -> int:
-    """No step with whole backwards on stages apart takes less; windows joined by the rules of suffixes."""
+    """Return a bound on steps with whole backwards on stages apart; windows joined by the rules of suffixes."""
     line = line_of(times)
     fill_table(line)
     return whole_bound_ns(line)

@@ -1,6 +1,6 @@
-"""A judged step as a hint that is complete: a value for every variable, so that CP-SAT begins with a solution.
+"""A judged step as a complete hint: a value for every variable, so that CP-SAT begins with a solution.
 
-What is alike is put into index order: the k-th start belongs to the k-th micro-batch.
+Identical micro-batches are put into index order: the k-th start belongs to the k-th micro-batch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.solvers.model.timeline import Timeline
 
 
 def give_hint(model: Model, timeline: Timeline) -> None:
-    """The rows of the step are those of the model's shop."""
+    """Set the hint; the rows of the step are those of the model's shop."""
     values: Values = {model.makespan.index: timeline.time_per_global_batch_ns // model.unit_ns}
     _starts_of_operations(model, timeline, values)
     _starts_of_transfers(model, timeline, values)

@@ -1,7 +1,7 @@
-"""What memory lets a row do, as the judge counts bytes (ALGORITHMS 1.7, ``simulate``): limits that no order breaks.
+"""Memory limits of a row, in bytes as the judge counts them (ALGORITHMS 1.7, ``simulate``), that no order breaks.
 
-``in_flight_limits`` counts micro-batches, which CP-SAT sees through best; where a row could break its memory without
-breaking that limit, ``free_bytes`` says what all its stashes and buffers have to share.
+``in_flight_limits`` counts micro-batches, a constraint that CP-SAT propagates best; where a row could exceed its memory
+within that limit, ``free_bytes`` says how much all its stashes and buffers share.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Limit(NamedTuple):
 
 
 def in_flight_limits(shop: Shop) -> list[Limit]:
-    """For each row with one stage.
+    """Return a limit for each row with one stage.
 
-    With whole backwards and stages apart a row holds no more than any of a stage before it: what is in flight here is
-    so there. A weight gradient may be later here than there, so a split backward has only its own limit.
+    With whole backwards and stages apart a row holds no more than any row of a stage before it, where everything in
+    flight here is in flight too. A weight gradient may run later here, so a split backward has only its own limit.
     """
     found = []
     for row in range(len(shop.devices)):
@@ -41,10 +41,10 @@ def in_flight_limits(shop: Shop) -> list[Limit]:
 
 
 def _most_in_flight(shop: Shop, row: int, s: int) -> int:
-    """As many as there can be when a release starts while there are most; at least 1.
+    """Return the most micro-batches in flight when a release starts; at least 1.
 
-    After the forward that makes them most, the next release finds them all there, the gradient that belongs to it,
-    the stage's gradients, and its own workspace if it takes time.
+    After the forward that reaches the maximum, memory at the next release has all of them, the gradient that belongs
+    to it, the stage's gradients, and its own workspace if it takes time.
     """
     tables = cost_tables(shop.problem, shop.allocation, shop.problem.rules.overlap_all_reduce)
     classes = tables.memory[s]
@@ -62,7 +62,7 @@ def _capacity(shop: Shop, row: int) -> int:
 
 
 class Room(NamedTuple):
-    """What a row's stages share beside parameters and optimizer states; None where everything fits."""
+    """The memory that a row's stages share after parameters and optimizer states; None where everything fits."""
 
     row: int
     free_bytes: int
@@ -70,13 +70,13 @@ class Room(NamedTuple):
     tables: Tables
 
     def held(self, shop: Shop, operation: Operation) -> StageMemory:
-        """Bytes of the operation's micro-batch on its stage."""
+        """Return the bytes of the operation's micro-batch on its stage."""
         classes = self.tables.memory[operation.stage]
         return classes[min(shop.size_class[operation.micro_batch], len(classes) - 1)]
 
 
 def rooms(shop: Shop, limits: list[Limit]) -> list[Room]:
-    """The rows that could break their memory though they keep the limits."""
+    """Return the rows that could exceed their memory although they keep the limits."""
     tables = cost_tables(shop.problem, shop.allocation, shop.problem.rules.overlap_all_reduce)
     counts = {limit.row: limit.most for limit in limits}
     found = []
@@ -91,7 +91,7 @@ def rooms(shop: Shop, limits: list[Limit]) -> list[Room]:
 
 
 def _most_bytes(shop: Shop, room: Room, limit: int | None) -> int:
-    """What a row holds when everything that may be there is there at once."""
+    """Return the bytes of a row when everything that may be in memory is there at once."""
     buffers, kept, working = 0, [], 0
     for each in shop.of_row[room.row]:
         held = room.held(shop, each)

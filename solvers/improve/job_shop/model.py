@@ -1,8 +1,8 @@
 """The variables and constraints of one step: ALGORITHMS 7.8.
 
 Times are in units of ``unit_ns``, durations rounded down: every real schedule, with its starts rounded down too, is a
-solution, so what is proven here bounds the real ones. The unit is 1 ns unless the horizon would not fit. Bytes are
-rounded down likewise, what is held and what there is room for.
+solution, so what is proven here bounds the real ones. The unit is 1 ns unless the horizon would not fit. Bytes, both
+those held and those available, are rounded down likewise.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from penstock.solvers.improve.job_shop.shop import Operation, Shop
 
 MOST_UNITS = 2**50
 MOST_BYTE_UNITS = 2**16
-"""Of a row's room: sums of times and bytes have to fit in 64 bits."""
+"""The largest memory of a row in byte units: sums of times and bytes have to fit in 64 bits."""
 Values = dict[int, int]
-"""A value for each variable, by its index."""
+"""The value of each variable, by its index."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,21 +37,21 @@ class Step:
 
     @property
     def end(self) -> Any:
-        """Start plus duration."""
+        """The start plus the duration."""
         return self.start + self.size
 
     def start_in(self, values: Values) -> int:
-        """Its start."""
+        """Return the step's start in a solution."""
         return values[self.start.index]
 
     def end_in(self, values: Values) -> int:
-        """Its end."""
+        """Return the step's end in a solution."""
         return values[self.start.index] + self.size
 
 
 @dataclass(eq=False)
 class Model:
-    """A shop's step that takes at most ``horizon`` units.
+    """The model of a shop's step that takes at most ``horizon`` units.
 
     ``transfers`` by (direction, sending stage, micro-batch), ``reductions`` by (lowest stage of the group, number);
     ``defined`` are variables that follow from others, in the order in which they can be computed.
@@ -69,7 +69,7 @@ class Model:
     _users: dict[object, list[Any]] = field(default_factory=lambda: defaultdict(list))
 
     def build(self) -> None:
-        """All constraints."""
+        """Add all constraints."""
         shop = self.shop
         self.makespan = self.cp.new_int_var(0, self.horizon, "makespan")
         for each in shop.operations:
@@ -91,11 +91,11 @@ class Model:
             self.cp.add_no_overlap(intervals)
 
     def units(self, duration_ns: int) -> int:
-        """A duration, rounded down."""
+        """Return a duration in units, rounded down."""
         return duration_ns // self.unit_ns
 
     def _step(self, low: int, latest_end: int, size: int, resources: list[object]) -> Step:
-        """A step that has its resources to itself, if it takes time at all."""
+        """Add a step that has its resources to itself if it takes time at all."""
         if latest_end - size < low:
             self.cp.add_bool_or([])
         start = self.cp.new_int_var(low, max(low, latest_end - size), "")
@@ -106,7 +106,7 @@ class Model:
         return Step(start, size)
 
     def _operate(self, each: Operation) -> Step:
-        """Between head and tail; the k-th of those alike after the k before it."""
+        """Add an operation between head and tail; the k-th of identical ones comes after the k before it."""
         shop, s = self.shop, each.stage
         times, size = shop.times, self.units(shop.duration_ns(each))
         before, behind = shop.place[each.micro_batch]
@@ -123,7 +123,7 @@ class Model:
         return self._step(head + before * size, self.horizon - tail - behind * size, size, [("row", each.row)])
 
     def _send(self, s: int, direction: int) -> None:
-        """What stage ``s`` makes is carried to the next (0) or previous (1) stage, on all resources at once."""
+        """Add the transfers of stage ``s`` to the next (0) or previous (1) stage, on all resources at once."""
         shop = self.shop
         allocation, ends = shop.allocation, shop.forwards if direction == 0 else shop.gradients
         other = allocation.next(s) if direction == 0 else allocation.previous(s)
@@ -148,7 +148,7 @@ class Model:
             self.cp.add(b.start >= a.end + lag)
 
     def _follow(self) -> None:
-        """On each row: recomputation behind the forward, gradients behind that and the way round, weights at last."""
+        """Order each row: recomputation after the forward, gradients after it and the round trip, weights last."""
         for each in self.shop.operations:
             if each.kind not in (BACKWARD, INPUT):
                 continue
@@ -162,7 +162,7 @@ class Model:
                 self._precede([own], [self.steps[each._replace(kind=WEIGHT)]])
 
     def _index_order(self) -> None:
-        """What is alike in index order: exchanging two that are alike changes nothing."""
+        """Put identical micro-batches in index order: exchanging two of them changes nothing."""
         behind = {a: b for group in self.shop.groups for a, b in pairwise(group)}
         for each, step in self.steps.items():
             if each.micro_batch in behind:
@@ -172,7 +172,7 @@ class Model:
                 self._precede([step], [self.transfers[direction, s, behind[m]]])
 
     def _hold(self, limit: Limit) -> None:
-        """At most so many between forward and release; where all are alike F(m + K) waits for the release of m."""
+        """Limit micro-batches between forward and release; if all are identical F(m + K) waits for the release of m."""
         shop = self.shop
         forwards = [each for each in shop.of_row[limit.row] if each.kind == FORWARD]
         if limit.most >= len(forwards):
@@ -185,14 +185,14 @@ class Model:
         self.cp.add_cumulative(held, [1] * len(held), limit.most)
 
     def _between(self, first: Step, last: Step, after: bool = False) -> Any:
-        """The interval from a step's start (``after``: its end) to the end of another."""
+        """Return the interval from a step's start (``after``: its end) to the end of another."""
         begin, begin_in = (first.end, first.end_in) if after else (first.start, first.start_in)
         length = self.cp.new_int_var(0, self.horizon, "")
         self.defined.append((length, lambda values: last.end_in(values) - begin_in(values)))
         return self.cp.new_interval_var(begin, length, last.end, "")
 
     def _share(self, room: Room) -> None:
-        """Stashes, buffers, workspaces and gradients of a row, at every instant."""
+        """Limit stashes, buffers, workspaces and gradients of a row at every instant."""
         unit = 1 + max(0, room.free_bytes) // MOST_BYTE_UNITS
         held: list[tuple[Any, int]] = []
         for each in self.shop.of_row[room.row]:
@@ -207,7 +207,7 @@ class Model:
             self.cp.add_cumulative(intervals, sizes, room.free_bytes // unit)
 
     def _held(self, room: Room, each: Operation) -> list[tuple[Any, int]]:
-        """What an operation begins to hold, as intervals and bytes; for certain, so that bounds hold.
+        """Return the memory that an operation is certain to hold, as intervals and bytes, so that bounds hold.
 
         A receive is posted before the operation starts, and a message may take longer to pass than its transfer.
         """
@@ -232,7 +232,7 @@ class Model:
         return found
 
     def _from_first_gradient(self, row: int, s: int) -> Any:
-        """From the first gradient operation of a stage to the horizon."""
+        """Return the interval from the first gradient operation of a stage to the horizon."""
         starts = [
             self.steps[each] for each in self.shop.of_row[row] if each.stage == s and each.kind in (BACKWARD, INPUT)
         ]
@@ -244,7 +244,7 @@ class Model:
         return self.cp.new_interval_var(first, length, self.horizon, "")
 
     def _reduce(self, chain: Chain) -> None:
-        """Buckets one after the other, in a shared network on their ring's links; then the updates of their stages."""
+        """Add buckets one after the other, in a shared network on their ring's links; then the updates of their stages."""
         shop, update = self.shop, self.units(max(self.shop.times.update[s] for s in chain.stages))
         if not shop.problem.rules.shared:
             for place, ends in chain.ends.items():
@@ -266,7 +266,7 @@ class Model:
         self.cp.add(self.makespan >= before[0].end + update)
 
     def _finish(self) -> None:
-        """A row's sums of ties and updates follow all its operations; a gradient has its way back before it."""
+        """Put a row's sums of ties and updates after all its operations, and a gradient's way back before its end."""
         shop, times = self.shop, self.shop.times
         for row, operations in enumerate(shop.of_row):
             update = sum(self.units(times.update[s]) for s in shop.stages_of(row))

@@ -1,4 +1,4 @@
-"""The all-reduces behind the last backwards, for a job shop (``solvers.costs.reductions``)."""
+"""The all-reduces after the last backwards, for a job shop (``solvers.costs.reductions``)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from penstock.solvers.improve.job_shop.shop import Operation, Shop
 class Chain(NamedTuple):
     """A group's buckets.
 
-    ``number`` is the first bucket's, of all buckets whose groups have the same lowest stage. Of each row and stage of
-    the group, ``ends`` has the operations that may be the last gradient, ``lead_ns`` how long before its end each
-    bucket may be ready.
+    ``number`` is the first bucket's, over all buckets whose groups have the same lowest stage. For each row and stage of
+    the group, ``ends`` has the operations that may be the last gradient, ``lead_ns`` how long before its end each bucket
+    may be ready.
     """
 
     stages: tuple[int, ...]
@@ -26,7 +26,7 @@ class Chain(NamedTuple):
     lead_ns: dict[tuple[int, int], list[int]]
 
     def exposed_ns(self, place: tuple[int, int]) -> int:
-        """What remains of the reductions after the last gradient of a row and stage, if no link holds them up."""
+        """Return the rest of the reductions after the last gradient of a row and stage, if no link delays them."""
         behind, longest = 0, 0
         for bucket, lead in zip(reversed(self.buckets), reversed(self.lead_ns[place]), strict=True):
             behind += bucket.duration_ns
@@ -35,7 +35,7 @@ class Chain(NamedTuple):
 
 
 def chains(shop: Shop) -> list[Chain]:
-    """Every group that has something to reduce."""
+    """Return every group that has something to reduce."""
     found, numbers = [], Counter[int]()
     for group, buckets in shop.times.chains:
         ends: dict[tuple[int, int], list[Operation]] = {}
@@ -50,7 +50,7 @@ def chains(shop: Shop) -> list[Chain]:
 
 
 def _lead_ns(shop: Shop, ends: list[Operation], bucket: Bucket) -> int:
-    """The most over all sizes and kinds, because any of the operations may be the last."""
+    """Return the largest lead over all sizes and kinds, because any of the operations may be the last."""
     if not shop.problem.rules.overlap_all_reduce:
         return 0
     stage, kinds = shop.allocation.stages[ends[0].stage], {each.kind for each in ends}

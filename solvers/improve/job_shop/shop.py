@@ -1,7 +1,7 @@
-"""What a job shop orders: the operations of every row of a schedule, how long they take, and which are alike.
+"""The input of a job shop: the operations of every row of a schedule, their durations, and which are identical.
 
-A *row* is what runs on devices together (``schedule.Row``); any order of its own operations is allowed. Micro-batches
-are *alike* when they are of one size and have the same operations on the same rows.
+A *row* is what devices run together (``schedule.Row``); any order of its own operations is allowed. Micro-batches are
+*alike* if they have one size and the same operations on the same rows.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Shop:
 
     @cached_property
     def groups(self) -> list[list[int]]:
-        """Micro-batches that are alike, in index order."""
+        """The groups of micro-batches that are alike, in index order."""
         found: dict[object, list[int]] = {}
         for m, operations in sorted(self.of_micro_batch.items()):
             mark = frozenset((each.kind, each.stage, each.row) for each in operations)
@@ -67,7 +67,7 @@ class Shop:
 
     @cached_property
     def place(self) -> dict[int, tuple[int, int]]:
-        """Of each micro-batch, how many alike are before it and behind it."""
+        """For each micro-batch, the number of those alike before it and after it."""
         return {m: (i, len(group) - 1 - i) for group in self.groups for i, m in enumerate(group)}
 
     @cached_property
@@ -77,7 +77,7 @@ class Shop:
 
     @cached_property
     def of_micro_batch(self) -> dict[int, list[Operation]]:
-        """Its operations."""
+        """The operations of each micro-batch."""
         found: dict[int, list[Operation]] = defaultdict(list)
         for each in self.operations:
             found[each.micro_batch].append(each)
@@ -85,19 +85,19 @@ class Shop:
 
     @cached_property
     def of_row(self) -> list[list[Operation]]:
-        """A row's operations."""
+        """The operations of each row."""
         found: list[list[Operation]] = [[] for _ in self.devices]
         for each in self.operations:
             found[each.row].append(each)
         return found
 
     def stages_of(self, row: int) -> list[int]:
-        """The stages that a row runs."""
+        """Return the stages that a row runs."""
         return sorted({each.stage for each in self.of_row[row]})
 
     @property
     def judgeable(self) -> bool:
-        """Whether ``as_judged`` knows the judge's rules.
+        """Return True if ``as_judged`` covers the judge's rules for this shop.
 
         Private half-duplex channels, one row for each stage, whole backwards, micro-batches all alike, no ties.
         """
@@ -114,11 +114,11 @@ class Shop:
         )
 
     def apart(self, operation: Operation) -> bool:
-        """Whether recomputations are operations of their own there."""
+        """Return True if recomputations are separate operations on the operation's row and stage."""
         return (operation.row, operation.stage) in self._apart
 
     def duration_ns(self, operation: Operation) -> int:
-        """As the judge counts it."""
+        """Return the duration that the judge counts, in ns."""
         cost = self.times.costs[operation.stage][self.size_class[operation.micro_batch]]
         again = 0 if self.apart(operation) else cost.recompute_ns
         return {
@@ -130,7 +130,7 @@ class Shop:
         }[operation.kind]
 
     def release(self, operation: Operation) -> Operation:
-        """What ends the micro-batch's stay on the row: its backward, or its weight gradient."""
+        """Return the operation that releases the micro-batch on the row: its backward, or its weight gradient."""
         split = operation._replace(kind=WEIGHT)
         return split if split in self._known else operation._replace(kind=BACKWARD)
 
@@ -139,12 +139,12 @@ class Shop:
         return frozenset(self.operations)
 
     def depth(self, operation: Operation) -> int:
-        """A number that grows along the way of a micro-batch."""
+        """Return a number that grows along the way of a micro-batch."""
         behind = 2 * (2 * len(self.allocation.stages) - operation.stage)
         return {FORWARD: operation.stage, RECOMPUTE: behind - 1, WEIGHT: behind + 1}.get(operation.kind, behind)
 
     def orders(self, name: str, starts: Iterable[tuple[Operation, int, int]]) -> Orders:
-        """Each row by start, given (operation, start, size); at one instant what takes no time first."""
+        """Return each row by start, given (operation, start, size); in a tie, operations without duration come first."""
         rows: list[list[tuple[int, bool, int, Operation]]] = [[] for _ in self.devices]
         for each, start, size in starts:
             rows[each.row].append((start, size > 0, self.depth(each), each))
@@ -153,7 +153,7 @@ class Shop:
 
 
 def whole_backwards(allocation: Allocation) -> Orders:
-    """Rows for an allocation without a schedule: devices that run the same operations together, backwards whole."""
+    """Return whole-backward rows for an allocation without a schedule; devices that run the same share a row."""
     held: dict[int, tuple[int, ...]] = {}
     for device in dict.fromkeys(d for stage in allocation.stages for d in stage.devices):
         held[device] = tuple(s for s, stage in enumerate(allocation.stages) if device in stage.devices)

@@ -1,4 +1,4 @@
-"""Asking CP-SAT, and reading its answer back as orders."""
+"""Run CP-SAT, and read its answer back as orders."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 EFFORT = 5.0
 """CP-SAT's deterministic time for a question."""
 SHORT = 8
-"""Each of the shorter horizons may take one part in so many of what effort is left."""
+"""Each shorter horizon may take one part in ``SHORT`` of the remaining effort."""
 POLL_S = 0.1
 NAME = "job-shop"
 
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """Is there a step of at most ``at_most_ns``, given that none is below ``at_least_ns``?
+    """Find a step of at most ``at_most_ns``, given that none is below ``at_least_ns``.
 
-    ``schedule`` says which operations each row has; their order does not matter (None: whole backwards, devices that
-    hold the same stages together). ``as_judged``: nothing waits on purpose, and a channel carries first what is ready
-    first, as in the judge's step. With ``workers`` CP-SAT searches in several ways in turn.
+    ``schedule`` defines each row's operations; their order does not matter (None: whole backwards, devices that hold the
+    same stages together). ``as_judged``: nothing waits on purpose, and a channel carries first what is ready first, as
+    in the judge's step. With ``workers`` CP-SAT runs several search strategies in turn.
     """
 
     problem: Problem
@@ -45,15 +45,15 @@ class Question:
     workers: int = 1
 
     def shop(self) -> Shop:
-        """What is ordered."""
+        """The operations to order."""
         return Shop(self.problem, self.allocation, self.schedule or whole_backwards(self.allocation))
 
 
 @dataclass(frozen=True)
 class Answer:
-    """No step takes less than ``bound_ns``. ``orders`` is the best one found; None: there is none, or none yet.
+    """No step takes less than ``bound_ns``. ``orders``: the best one found; None: there is none, or none yet.
 
-    ``proven``: the bound is the optimum of the model, or no step is as short as asked for. ``spent``: deterministic
+    ``proven``: the bound is the optimum of the model, or no step is within ``at_most_ns``. ``spent``: deterministic
     time.
     """
 
@@ -67,7 +67,7 @@ Listener = Callable[[Orders], None]
 
 
 def never() -> bool:
-    """Nobody stops it."""
+    """Return False: the default ``stopped``, for solves that no caller interrupts."""
     return False
 
 
@@ -78,12 +78,12 @@ def solve(
     stopped: Callable[[], bool] = never,
     on_orders: Listener | None = None,
 ) -> Answer:
-    """The shortest step of an allocation, or a bound on it.
+    """Return the shortest step of an allocation, or a bound on it.
 
-    ``hint`` is a judged step to begin with, of the question's schedule; it is the answer where CP-SAT finds nothing
-    better. The horizon rises: mostly the optimum is the bound known before or near it, and short horizons are quickly
-    decided. ``on_orders`` hears of every solution. The same question has the same answer, unless it is ``stopped``:
-    the request's seed, a limit on deterministic time, workers that take turns.
+    ``hint`` is a judged step to begin with, of the question's schedule; it is the answer if CP-SAT finds nothing better.
+    The horizon rises, because the optimum is mostly at or near the known bound, and short horizons are decided quickly.
+    ``on_orders`` is called with every solution. The same question has the same answer unless ``stopped`` ends it: the
+    request's seed, a limit on deterministic time, workers that take turns.
     """
     shop = question.shop()
     low, gap = question.at_least_ns, question.at_most_ns - question.at_least_ns
@@ -111,7 +111,7 @@ def solve(
 
 
 class _Run:
-    """One horizon."""
+    """The solve within one horizon."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class _Run:
             give_hint(model, hint)
 
     def answer(self) -> Answer:
-        """What CP-SAT says."""
+        """Return CP-SAT's answer."""
         from ortools.sat.python import cp_model
 
         question, model = self.question, self.model
@@ -185,7 +185,7 @@ def _set_up(solver: cp_model.CpSolver, question: Question) -> None:
 
 
 class _Watch:
-    """Stops a solver soon after ``stopped`` says so, also in the middle of its work."""
+    """Stops a solver soon after ``stopped`` returns True, also during CP-SAT's own work."""
 
     def __init__(self, solver: cp_model.CpSolver, stopped: Callable[[], bool]) -> None:
         self._solver, self._stopped, self._done = solver, stopped, Event()
