@@ -27,7 +27,10 @@ _RESEMBLANCE = 0.75
 
 
 def read_file(path: str | Path, known: Iterable[str]) -> dict[str, Any]:
-    """The settings of a TOML file. Raises InvalidDocument: unreadable, no TOML, or a name that is no setting."""
+    """Return the settings in a TOML file.
+    
+    Raises InvalidDocument for an unreadable file, text that is not TOML, or a name that is not a setting.
+    """
     try:
         given = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -50,13 +53,13 @@ def refuse_misspelt(environ: Mapping[str, str], known: Iterable[str]) -> None:
 
 
 def in_environment(environ: Mapping[str, str], known: Iterable[str]) -> set[str]:
-    """The settings that variables give."""
+    """Return the settings given by environment variables."""
     given = {variable.lower() for variable in environ}
     return {name for name in known if (PREFIX + name).lower() in given}
 
 
 def shown(settings: BaseSettings, origins: Mapping[str, str]) -> str:
-    """All settings with their values and origins, as a TOML file that could be read back; secrets are masked."""
+    """Return all settings with their values and origins as a TOML file that can be read back; secrets are masked."""
     lines = []
     for name, value in printable(settings).items():
         description = type(settings).model_fields[name].description
@@ -67,7 +70,7 @@ def shown(settings: BaseSettings, origins: Mapping[str, str]) -> str:
 
 
 def printable(settings: BaseSettings) -> dict[str, Any]:
-    """The settings as plain data, without their secrets: marked fields, and passwords in URLs."""
+    """Return the settings as plain data without secrets: marked fields, and passwords in URLs."""
     masked: dict[str, Any] = {}
     for name, value in settings.model_dump(mode="json").items():
         extra = type(settings).model_fields[name].json_schema_extra
@@ -77,7 +80,7 @@ def printable(settings: BaseSettings) -> dict[str, Any]:
 
 
 def table(settings: type[BaseSettings]) -> str:
-    """A page of documentation: every setting with its type, default and meaning."""
+    """Return a page of documentation: every setting with its type, default and meaning."""
     lines = [_HEAD]
     for name, field in settings.model_fields.items():
         kind = field.annotation.__name__ if isinstance(field.annotation, type) else str(field.annotation)

@@ -1,7 +1,7 @@
-"""What the service logs: a line per request and per job, as JSON or for people, with the ids that belong together.
+"""The service's log: a line per request and per job, as JSON or for people, with ids that relate the lines.
 
-Modules write with ``logging.getLogger("penstock.…")``; whoever works on something binds its ids with ``about``, and
-every line meanwhile carries them. Libraries log from warnings on. ``configure`` is for processes of our own.
+Modules write with ``logging.getLogger("penstock.…")``; code that works on something binds its ids with ``about``, and
+every line within carries them. Libraries log from level WARNING on. ``configure`` is for our own processes only.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SECRETS = re.compile(
 
 
 def configure(form: Format = "auto", level: str = "info", stream: TextIO | None = None) -> None:
-    """Have this process's log lines go to ``stream`` (default: stderr); replaces what was configured before."""
+    """Send this process's log lines to ``stream`` (default: stderr), replacing an earlier configuration."""
     stream = stream or sys.stderr
     for_people = form == "text" or (form == "auto" and stream.isatty())
     shared: list[Any] = [
@@ -57,19 +57,19 @@ def configure(form: Format = "auto", level: str = "info", stream: TextIO | None 
 
 @contextmanager
 def about(**ids: str | None) -> Iterator[None]:
-    """Meanwhile every line of this thread or task carries these ids; None is left out."""
+    """Within this context, every line of this thread or task carries these ids; None is left out."""
     with bound_contextvars(**{name: value for name, value in ids.items() if value is not None}):
         yield
 
 
 def request_id() -> str | None:
-    """The id of the request that is being answered, or that made the job that is being worked on."""
+    """Return the id of the request being answered, or of the one that made the job being worked on."""
     found: str | None = get_contextvars().get("request_id")
     return found
 
 
 def without_secrets(text: str) -> str:
-    """The text with keys, bearer tokens and passwords in URLs masked."""
+    """Return the text with keys, bearer tokens and passwords in URLs masked."""
     return _SECRETS.sub(_masked, text)
 
 

@@ -1,6 +1,6 @@
-"""Metrics for Prometheus: counters of this process, and the state of the whole database, read when it is asked for.
+"""Metrics for Prometheus: counters of this process, and the state of the whole database as read at each scrape.
 
-Whoever does something counts it here (``metrics.cache_answers.labels("hit").inc()``). ``REGISTRY`` holds what this
+Code counts its events here (``metrics.cache_answers.labels("hit").inc()``). ``REGISTRY`` holds what this
 process has counted since its start; ``exposition`` adds what the database knows of all processes.
 """
 
@@ -66,14 +66,14 @@ Row = sa.Select[str, str, int]
 
 
 class DatabaseCollector(Collector):
-    """What all processes of one database are doing, by one query per scrape."""
+    """Counts what all processes of one database are doing, by one query per scrape."""
 
     def __init__(self, database: Database, *, silent_after_s: float, agent_timeout_s: float) -> None:
         self._database = database
         self._silent_ms, self._agent_ms = int(silent_after_s * 1000), int(agent_timeout_s * 1000)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The families; raises DatabaseAway when the database does not answer."""
+        """Yield the metric families; raises DatabaseAway when the database does not answer."""
         with self._database.read() as connection:
             rows = connection.execute(self._query()).all()
         found = {(row.what, row.state): row.number for row in rows}
@@ -112,7 +112,7 @@ class DatabaseCollector(Collector):
 
 
 def exposition(collector: DatabaseCollector | None) -> bytes:
-    """All metrics in Prometheus' text format; without a collector those of this process."""
+    """Return all metrics in Prometheus' text format; without a collector only those of this process."""
     text: bytes = generate_latest(REGISTRY)
     if collector is None:
         return text

@@ -1,7 +1,7 @@
 """The one way to the tables: SQLAlchemy 2 Core on a SQLite file (WAL) or a PostgreSQL server.
 
-A transaction that writes is alone: ``BEGIN IMMEDIATE`` on SQLite, one advisory lock on PostgreSQL, so that the same
-code is right on both. What locks the rows it changes may say so, and runs beside others of that kind on PostgreSQL.
+A writing transaction is exclusive: ``BEGIN IMMEDIATE`` on SQLite, one advisory lock on PostgreSQL, so that the same
+code is right on both. One that locks the rows it changes may declare so; on PostgreSQL these run concurrently.
 A database that does not answer is ``DatabaseAway`` (503), whatever the driver calls it; the next call may work.
 """
 
@@ -41,7 +41,7 @@ WRITERS = 0x70656E73
 
 
 class DatabaseAway(Unreachable):
-    """The database does not answer, or cannot be written now."""
+    """The database does not answer, or cannot be written at present."""
 
     title = "The database does not answer"
     code = "database-away"
@@ -53,9 +53,9 @@ class DatabaseAway(Unreachable):
 
 
 class Database:
-    """An engine and its transactions. ``url`` is of a SQLite file or a PostgreSQL server.
+    """An engine and its transactions. ``url`` names a SQLite file or a PostgreSQL server.
 
-    ``connections``: the most at a time; ``upgrade``: whether ``create`` may change the tables of an older
+    ``connections``: the largest number open at a time; ``upgrade``: whether ``create`` may change the tables of an older
     Penstock, by default on SQLite only. Raises UnsupportedRequest for another kind of URL,
     and for a SQLite file on a disk that several hosts share.
     """
@@ -86,13 +86,13 @@ class Database:
 
     @property
     def name(self) -> str:
-        """The URL as it may be shown: without the password."""
+        """The URL without its password, fit to be shown."""
         return self.url.render_as_string()
 
     def create(self, *, wait_s: float = 0.0) -> None:
-        """Make a new database's tables, or see that they are this Penstock's.
+        """Create a new database's tables, or check that existing ones are of this Penstock's revision.
 
-        A server that does not answer yet, because it starts as well or moves, is asked again for ``wait_s`` seconds.
+        A server that does not answer yet, because it is starting or moving, is tried again for ``wait_s`` seconds.
         Raises Conflict naming what to do where an older or a newer Penstock made them, DatabaseAway where they cannot
         be reached.
         """
@@ -109,15 +109,15 @@ class Database:
                 time.sleep(min(AGAIN_S, max(0.0, until - time.monotonic())))
 
     def upgrade(self) -> str | None:
-        """Make the tables, or bring them to the newest revision, whatever they were; the revision that they had.
+        """Create the tables, or migrate them to the newest revision; return the revision that they had before.
 
-        Raises Conflict for those of a newer Penstock or another program, DatabaseAway.
+        Raises Conflict for tables of a newer Penstock or another program, and DatabaseAway.
         """
         with self._clear_errors():
             return migrations.upgrade(self.engine)
 
     def revision(self) -> str:
-        """The revision of the tables. Raises Conflict where it is not this Penstock's, DatabaseAway."""
+        """Return the revision of the tables. Raises Conflict where it is not this Penstock's, DatabaseAway."""
         with self.read() as connection:
             found = migrations.revision_of(connection)
         if found != migrations.HEAD:
@@ -126,7 +126,7 @@ class Database:
 
     @contextmanager
     def write(self, *, alone: bool = True) -> Iterator[sa.Connection]:
-        """A transaction that writes, alone; not ``alone``: on PostgreSQL at the same time as others of that kind.
+        """Open a writing transaction, exclusive; without ``alone`` it may run concurrently with others on PostgreSQL.
 
         Raises DatabaseAway, and InvalidDocument for a value that no column takes.
         """
@@ -138,7 +138,7 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
-        """A transaction that only reads, from one state of the database, while others write. Raises DatabaseAway."""
+        """Open a read-only transaction on one state of the database, while others write. Raises DatabaseAway."""
         with self._clear_errors(), self._reader.connect() as connection:
             yield connection
 
@@ -148,7 +148,7 @@ class Database:
 
     @contextmanager
     def _clear_errors(self) -> Iterator[None]:
-        """What drivers and pools raise, as errors of ours."""
+        """Translate what drivers and pools raise into errors of ours."""
         try:
             yield
         except (sa.exc.DataError, OverflowError) as error:
@@ -162,7 +162,7 @@ class Database:
         except (sa.exc.OperationalError, sa.exc.InterfaceError) as error:
             self._away(error)
         except sa.exc.DBAPIError as error:
-            is_broken = type(error) is sa.exc.DatabaseError  # a file that is damaged, or none of SQLite's
+            is_broken = type(error) is sa.exc.DatabaseError  # a damaged file, or one that is not SQLite's
             if error.connection_invalidated or is_broken or any(sign in str(error.orig) for sign in _STANDBY):
                 self._away(error)
             raise

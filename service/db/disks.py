@@ -1,4 +1,4 @@
-"""Which file system a SQLite file lies on: its locks and its shared memory need one that a single host mounts."""
+"""Which file system a SQLite file is on: its locks and shared memory need one that is mounted by a single host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHARED = frozenset(
 
 
 def refuse_shared_disk(file: Path, mounts: str | None = None) -> None:
-    """Raise UnsupportedRequest for a file on a file system that several hosts share; ``mounts`` as Linux lists them."""
+    """Raise UnsupportedRequest for a file on a file system that several hosts share; ``mounts`` is Linux's list."""
     if mounts is None:
         mounts = MOUNTS.read_text(errors="replace") if MOUNTS.exists() else ""
     kind, where = _mount_of(file.absolute().parent.resolve(), mounts)
@@ -28,7 +28,7 @@ def refuse_shared_disk(file: Path, mounts: str | None = None) -> None:
 
 
 def _mount_of(directory: Path, mounts: str) -> tuple[str, str]:
-    """The kind of file system that holds a directory, and where it is mounted; the last one there hides the others."""
+    """Return the type and mount point of the file system of a directory; a later mount hides earlier ones."""
     found = ("", "")
     for line in mounts.splitlines():
         left, _, right = line.partition(" - ")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 
 class Notifier:
-    """Topics (``job:<id>``, ``agent:<name>``, ``run:<id>``) and who listens to them."""
+    """Topics (``job:<id>``, ``agent:<name>``, ``run:<id>``) and their listeners."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -19,7 +19,7 @@ class Notifier:
         self.closed = False
 
     def bind(self) -> None:
-        """Belong to the running loop."""
+        """Bind the notifier to the running event loop."""
         self._loop = asyncio.get_running_loop()
         self.closed = False
 
@@ -39,12 +39,12 @@ class Notifier:
             self._loop.call_soon_threadsafe(self._wake_all)
 
     def waiting(self) -> int:
-        """How many listen now."""
+        """Return the number of current listeners."""
         return sum(len(events) for events in self._listeners.values())
 
     @contextmanager
     def listen(self, topic: str) -> Iterator[Listener]:
-        """Listen from now on; look at the state afterwards, so that nothing is missed in between."""
+        """Listen from now on; the caller reads the state after this call, so that no change is missed in between."""
         event = asyncio.Event()
         self._listeners.setdefault(topic, set()).add(event)
         try:
@@ -65,17 +65,17 @@ class Notifier:
 
 
 class Listener:
-    """One waiter."""
+    """One waiting endpoint."""
 
     def __init__(self, event: asyncio.Event) -> None:
         self._event = event
 
     def wake(self) -> None:
-        """End this waiter's wait. For the loop's own thread."""
+        """End this listener's wait. Call it on the loop's own thread."""
         self._event.set()
 
     async def wait(self, timeout_s: float) -> bool:
-        """Wait for the next change; False when the time is up first."""
+        """Wait for the next change; return False when the time is up first."""
         if timeout_s <= 0:
             return False
         try:

@@ -1,7 +1,7 @@
-"""Changes in the database, whichever process made them: one thread and one connection for everything that waits here.
+"""Relays changes in the database, whichever process made them: one thread and connection for all that wait here.
 
-PostgreSQL notifies (LISTEN). A SQLite file is looked at after each commit of this process, and every 100 ms for those
-of others, by a pragma that reads a counter in shared memory and by one query where that has moved.
+PostgreSQL notifies (LISTEN). A SQLite file is polled after each commit of this process, and every 100 ms for those of
+others, by a pragma that reads a counter in shared memory and by one query where that has changed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger("penstock.service")
 
 
 class Relay:
-    """Calls ``on_change`` with each topic that changed, in its own thread; None: anything may have changed."""
+    """Calls ``on_change`` in its own thread with each topic that changed; None means that anything may have changed."""
 
     def __init__(self, database: Database, on_change: Callable[[str | None], None]) -> None:
         self._database, self._on_change = database, on_change
@@ -32,12 +32,12 @@ class Relay:
         self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
 
     def start(self, wait_s: float = 5.0) -> None:
-        """Begin to listen; returns when it does, or after ``wait_s`` while the database is away."""
+        """Begin to listen; return when listening, or after ``wait_s`` while the database is away."""
         self._thread.start()
         self._listens.wait(wait_s)
 
     def stop(self) -> None:
-        """End the thread; returns when it has."""
+        """End the thread; return when it has ended."""
         self._end.set()
         self._database.committed.set()
         if self._thread.is_alive():
@@ -56,7 +56,7 @@ class Relay:
 
     @contextmanager
     def _connection(self) -> Iterator[Any]:
-        """A driver's connection outside the pool, without transactions."""
+        """Yield a driver's connection outside the pool, without transactions."""
         pooled = self._database.engine.raw_connection()
         connection: Any = pooled.driver_connection
         pooled.detach()
@@ -72,7 +72,7 @@ class Relay:
         self._on_change(None)
 
     def _poll(self, connection: Any) -> None:
-        """SQLite."""
+        """Watch a SQLite file for changes until stopped."""
         newest = f"SELECT coalesce(max(id), 0) FROM {CHANGES}"
         version = connection.execute("PRAGMA data_version").fetchone()
         last = connection.execute(newest).fetchone()[0]
@@ -91,7 +91,7 @@ class Relay:
             last = rows[-1][0] if rows else last
 
     def _listen(self, connection: Any) -> None:
-        """PostgreSQL."""
+        """Wait for PostgreSQL's notifications until stopped."""
         connection.execute(f"LISTEN {CHANNEL}")
         self._began()
         while not self._end.is_set():

@@ -1,6 +1,6 @@
 """Documents by their content hash, and the answers to requests that were asked before.
 
-A request is stored with its profile and topology as hashes, under the hash of the request with both inline: that is
+A request is stored with its profile and topology as hashes, under the hash of the request with both inline, which is
 the address that a plan names. Everything here is immutable, so nothing is ever written twice.
 """
 
@@ -47,7 +47,7 @@ WHERE_IT_IS = {"profile": "/v1/profiles", "topology": "/v1/topologies"}
 
 
 class Stores:
-    """The stores of all tenants; none sees what another has, even under the same hash."""
+    """The stores of all tenants; a tenant never sees another's documents, even under the same hash."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -62,7 +62,7 @@ class Stores:
 
 
 class Store:
-    """Content-addressed documents of one tenant in the database. ``parsed`` gives one of a type by its address."""
+    """Content-addressed documents of one tenant in the database. ``parsed`` reads a typed one by its address."""
 
     def __init__(self, database: Database, tenant: str, parsed: Callable[[type[Any], str], Any]) -> None:
         self._database, self.tenant, self._parsed = database, tenant, parsed
@@ -85,7 +85,7 @@ class Store:
         return address
 
     def put_request(self, request: PlanRequest, address: str) -> str:
-        """Keep a request whose documents are inline under ``address``, its content hash; return its profile's."""
+        """Keep a request with inline documents under ``address``, its content hash; return its profile's address."""
         assert isinstance(request.profile, ModelProfile)
         assert isinstance(request.topology, ClusterTopology)
         parts = {"profile": request.profile, "topology": request.topology}
@@ -108,7 +108,7 @@ class Store:
         return bytes(body)
 
     def listed(self, kind: str, before: str | None, limit: int) -> DocumentPage:
-        """Documents of a kind, the newest first, without their bodies; older than the one that ``before`` names."""
+        """Return documents of a kind, newest first, without bodies, older than the one that ``before`` names."""
         columns = (documents.c.hash, documents.c.name, documents.c.size_bytes, documents.c.created_ms)
         query = sa.select(*columns).where(self._mine(documents), documents.c.kind == kind)
         if before is not None:
@@ -132,7 +132,7 @@ class Store:
         return DocumentPage(items=items, next_cursor=f"{rows[-1].created_ms}-{rows[-1].hash}" if more else None)
 
     def newest_topologies(self, limit: int = TOPOLOGIES_KEPT) -> Iterator[ClusterTopology]:
-        """Topologies that were POSTed, the last one first; only ``limit`` of them."""
+        """Return at most ``limit`` of the POSTed topologies, the newest first."""
         query = (
             sa.select(documents.c.body)
             .where(self._mine(documents), documents.c.kind == ClusterTopology.kind)
@@ -144,7 +144,7 @@ class Store:
         return (ClusterTopology.parse_json(bytes(body)) for body in bodies)
 
     def resolve(self, request: PlanRequest) -> PlanRequest:
-        """The request with profile and topology inline, and checked as if they had been inline from the start."""
+        """Return the request with profile and topology inline, validated as if they had been sent inline."""
         if isinstance(request.profile, ModelProfile) and isinstance(request.topology, ClusterTopology):
             return request
         inline: dict[str, Any] = {}
@@ -177,7 +177,7 @@ class Store:
         return self.resolve(PlanRequest.model_validate_json(self.body("plan request", address)))
 
     def answer(self, cache_key: str) -> bytes | None:
-        """The finished job that answers a request, as the JSON that is sent; None when it was never asked."""
+        """Return the finished job that answers a request as the JSON to send, or None if it was never asked before."""
         query = sa.select(answers.c.body).where(self._mine(answers), answers.c.cache_key == cache_key)
         with self._database.read() as connection:
             body = connection.scalar(query)
@@ -224,7 +224,7 @@ class Store:
 
 
 def stored_before(ms: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
-    """Whether a document was stored for the last time before a moment."""
+    """Return whether a document was last stored before a moment."""
     return sa.func.coalesce(documents.c.used_ms, documents.c.created_ms) < ms
 
 
@@ -234,5 +234,5 @@ def _name(document: Document) -> str | None:
 
 
 def cache_key(request_hash: str, versions: dict[str, str]) -> str:
-    """The key of an answer: the request, with all its defaults and its seed, and what would compute it."""
+    """Return the key of an answer: the request with all defaults and seed, and what would compute it."""
     return hashlib.sha256(json.dumps([request_hash, versions], sort_keys=True).encode()).hexdigest()

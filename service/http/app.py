@@ -71,7 +71,7 @@ log = logging.getLogger("penstock.service")
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
-    """The application; its parts start and stop with its lifespan."""
+    """Return the application; its parts start and stop with its lifespan."""
     service = Service(settings or Settings.load())
 
     @asynccontextmanager
@@ -106,8 +106,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 def serve(settings: Settings | None = None) -> None:
     """Serve until SIGINT or SIGTERM; logs one line with the URL when it listens.
 
-    Raises UnsupportedRequest for an address beyond loopback that was not allowed, Conflict or Unreachable when the
-    database or the port cannot be used.
+    Raises UnsupportedRequest for an address other than loopback that was not allowed, Conflict or Unreachable when
+    the database or the port cannot be used.
     """
     settings = settings or Settings.load()
     settings.refuse_open_doors()
@@ -129,7 +129,7 @@ def serve(settings: Settings | None = None) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Ends in order: not ready, waiters answered and jobs handed back, then, after ``drain_s``, the connections."""
+    """Shuts down in order: not ready, waiters answered and jobs returned, connections closed after ``drain_s``."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
@@ -139,7 +139,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """End at SIGINT and SIGTERM; unlike uvicorn's own, without raising them again when all is done."""
+        """End at SIGINT and SIGTERM; unlike uvicorn's own method, do not raise them again at the end."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -151,14 +151,14 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin a graceful shutdown; at the second signal, end at once: children die with us, leases run out."""
+        """Begin a graceful shutdown; at the second signal end at once: children die too, leases expire."""
         if self._service.ending:
             os._exit(128 + sig)
         self._service.ending = True
         self._stop_listening_at = time.monotonic() + self._service.settings.drain_s
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: whether to stop listening."""
+        """Return whether to stop listening; called ten times a second."""
         if self._service.ending and self._handing_back is None:
             log.info("ending: what waits is answered, running jobs go back to the queue")
             self._service.notifier.close()

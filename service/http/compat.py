@@ -1,4 +1,4 @@
-"""Old forms of requests, each with the version in which it goes. They answer as the new form does.
+"""Old forms of requests, each with the version in which it is removed. They answer as the new form does.
 
 Until 0.1 one URL stood for jobs and plans, and some verbs were the last segment of a path.
 """
@@ -19,7 +19,7 @@ from penstock.service.security.door import require
 
 
 class OldForm(NamedTuple):
-    """What was called at ``path``; ``{id:job}`` is the id of a job, and no hash."""
+    """A former ``path``; ``{id:job}`` matches the id of a job but no hash."""
 
     method: str
     path: str
@@ -52,7 +52,7 @@ OLD_FORMS = (
 
 
 def router_of(routers: Iterable[APIRouter]) -> APIRouter:
-    """The old forms of the routes of some routers; it has to be included before them."""
+    """Return the old forms of the routes of some routers; include it before them."""
     register_url_convertor("job", _JobId())
     every = every_route(route for router in routers for route in router.routes)
     routes = {(method, one.path): one for one in every for method in one.methods or ()}
@@ -72,7 +72,7 @@ def router_of(routers: Iterable[APIRouter]) -> APIRouter:
 
 
 class _JobId(Convertor[str]):
-    """An id of a job in a path: hashes have a colon."""
+    """A job's id in a path: unlike hashes it has no colon."""
 
     regex = "[^/:]+"
 
@@ -84,10 +84,10 @@ class _JobId(Convertor[str]):
 
 
 class _OfJob(APIRoute):
-    """A route of a plan, called with the id of the job that it came of."""
+    """A plan's route, called with the id of the job that the plan came from."""
 
     def get_route_handler(self) -> Handle:
-        """The route's handler, after the job's id was replaced with the hash of its plan."""
+        """Return the route's handler, called with the hash of the job's plan in place of the job's id."""
         handle: Handle = super().get_route_handler()
 
         async def of_plan(request: Request) -> Response:

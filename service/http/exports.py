@@ -1,4 +1,4 @@
-"""Plans in other forms, for files. A form is a line in ``FORMS``; what starts ranks is in ``penstock.manifests``."""
+"""Exports of plans as files. A form is a line in ``FORMS``; forms that start ranks are in ``penstock.manifests``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.schemas.plan import PlanFile
 
 
 class Noted(NamedTuple):
-    """A file's bytes, and what of the plan they have no place for, in sentences."""
+    """A file's bytes, and sentences about what of the plan the form cannot express."""
 
     body: bytes
     notes: tuple[str, ...]
@@ -24,7 +24,7 @@ class Noted(NamedTuple):
 
 @dataclass(frozen=True)
 class Form:
-    """What a plan can be turned into."""
+    """A form into which a plan can be converted."""
 
     media_type: str
     ending: str
@@ -37,7 +37,7 @@ class Form:
 
     @property
     def takes(self) -> frozenset[str]:
-        """Names of the settings that have an effect."""
+        """The names of the settings that have an effect."""
         return frozenset() if self.of_release is None else frozenset({"release"})
 
 
@@ -146,7 +146,7 @@ MEDIA_TYPES = {
 
 @dataclass(frozen=True)
 class Written:
-    """A file that a plan was written as."""
+    """A file into which a plan was converted."""
 
     name: str
     media_type: str
@@ -157,7 +157,7 @@ class Written:
 
 
 def written(file: PlanFile, to: str, settings: LaunchSettings | None = None) -> tuple[Written, ...]:
-    """A plan in another form: one file, or several that lie together in a folder.
+    """Return a plan in another form: one file, or several that belong into one folder.
 
     Raises what ``Form.make`` and ``manifests.make`` raise, and InvalidDocument for settings without effect.
     """
@@ -180,7 +180,7 @@ def _form(to: str, settings: LaunchSettings) -> Form:
 
 
 def one_file(file: PlanFile, to: str, files: Sequence[Written]) -> Written:
-    """The only file, or several as one zip archive whose bytes depend on theirs alone."""
+    """Return the only file, or several as one zip archive whose bytes depend only on theirs."""
     if len(files) == 1:
         return files[0]
     held = io.BytesIO()
@@ -194,7 +194,7 @@ def one_file(file: PlanFile, to: str, files: Sequence[Written]) -> Written:
 
 
 def unpacked(to: str, body: bytes, settings: LaunchSettings | None = None) -> tuple[Written, ...]:
-    """What ``one_file`` was made from, out of its body; ``settings`` as ``written`` had them."""
+    """Return the files from which ``one_file`` made this body; ``settings`` are those given to ``written``."""
     if not (to in TARGETS and zipfile.is_zipfile(io.BytesIO(body))):
         name = TARGETS[to].only if to in TARGETS else f"plan.{_form(to, settings or LaunchSettings()).ending}"
         return (Written(name, MEDIA_TYPES.get(PurePath(name).suffix, "application/octet-stream"), body),)

@@ -1,4 +1,4 @@
-"""What surrounds every request: its id, its line in the log, its metrics, and the refusal during shutdown.
+"""Wraps every request: its id, its line in the log, its metrics, and the refusal during shutdown.
 
 Plain ASGI, so that streams and waits pass through untouched.
 """
@@ -39,7 +39,7 @@ log = logging.getLogger("penstock.service.requests")
 
 
 class Observing:
-    """Middleware, the outermost one."""
+    """The outermost middleware."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
@@ -59,7 +59,7 @@ class Observing:
             try:
                 await self._answer(scope, receive, answer)
             except ClientDisconnect:
-                pass  # the client hung up within its body: no answer, and status 499 in the log
+                pass  # the client hung up while sending its body: no answer, and status 499 in the log
             except Exception as error:
                 if answer.has_begun:
                     raise
@@ -121,7 +121,7 @@ def _level(path: str, status: int) -> int:
 
 
 def _route(scope: Scope) -> str:
-    """The template of the path; a middleware may have given the router a scope of its own."""
+    """Return the template of the path; a middleware may have given the router a scope of its own."""
     if (found := scope.get("route")) is None:
         found = next((route for route in scope["app"].routes if route.matches(scope)[0] == Match.FULL), None)
     return str(getattr(found, "path", _UNKNOWN))

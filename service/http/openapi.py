@@ -23,7 +23,7 @@ ANY_PROBLEM = {
 
 
 def install(app: FastAPI) -> None:
-    """Let the app describe itself so; the document is made once."""
+    """Have the app describe itself this way; the document is built once."""
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
 
 
@@ -48,7 +48,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
 
 
 def _describe_problems(operation: dict[str, Any]) -> None:
-    """Put our 422 in place of FastAPI's own, and a default for all other errors."""
+    """Replace FastAPI's own 422 by ours, and add a default for all other errors."""
     responses = operation["responses"]
     if responses.get("422", {}).get("description") == "Validation Error":
         responses["422"] = ANY_PROBLEM | {"description": "the parameters are not valid"}

@@ -32,7 +32,7 @@ log = logging.getLogger("penstock.service")
 
 
 class Refusal(PenstockError):
-    """An error of HTTP alone; ``headers`` go out with it."""
+    """An error known only to HTTP; ``headers`` are sent with it."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Refusal(PenstockError):
 
 
 class TooLarge(Refusal):
-    """A body beyond the configured size."""
+    """A body larger than the configured limit."""
 
     title = "The body is too large"
     code = "too-large"
@@ -56,7 +56,7 @@ class TooLarge(Refusal):
 
 
 class WrongMediaType(Refusal):
-    """A body in a form, or in an encoding, that nothing here reads."""
+    """A body of an unsupported media type or encoding."""
 
     title = "The body has the wrong media type"
     code = "wrong-media-type"
@@ -65,7 +65,7 @@ class WrongMediaType(Refusal):
 
 
 class TaskFailed(Exception):
-    """A child process met an error; ``problem`` says which."""
+    """A child process failed; ``problem`` is its error."""
 
     def __init__(self, problem: ProblemDetails) -> None:
         super().__init__(problem.detail)
@@ -73,19 +73,19 @@ class TaskFailed(Exception):
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """How a route's errors stand in the OpenAPI document."""
+    """Return the OpenAPI description of a route's errors."""
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
     return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}
 
 
 def problem_response(problem: ProblemDetails, headers: dict[str, str] | None = None) -> Response:
-    """The response for a problem."""
+    """Return the response for a problem."""
     body = _brief(problem).model_copy(update={"request_id": request_id()}).model_dump_json(exclude_none=True)
     return Response(body, problem.status, media_type=MEDIA_TYPE, headers=headers)
 
 
 def _brief(problem: ProblemDetails) -> ProblemDetails:
-    """The problem within the size of an answer: the first of its faults, and how many more there are."""
+    """Return the problem cut to the size of an answer: its first faults, and the number of the others."""
     changes: dict[str, Any] = {}
     for name in ("detail", "remedy", "instance"):
         text = getattr(problem, name)
@@ -170,7 +170,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
 
 
 async def on_anything(request: Request, error: Exception) -> Response:
-    """The answer to what should not have happened; the reason is in the log alone."""
+    """Return the answer to an unexpected error; the reason is only in the log."""
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return problem_response(
         ProblemDetails(
@@ -184,7 +184,7 @@ async def on_anything(request: Request, error: Exception) -> Response:
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """The methods of all routes at this path; Starlette names those of the first one only."""
+    """Return the methods of all routes at this path; Starlette names those of the first one only."""
 
     def taken(method: str) -> bool:
         scope = dict(request.scope) | {"method": method}

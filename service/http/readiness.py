@@ -1,4 +1,4 @@
-"""Whether a service can take work: looked at anew for each question, and said in words where it cannot."""
+"""Whether a service can accept work: checked at each question, with the reasons in words where it cannot."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class NotReady(Unreachable):
-    """The service lives, and something that it needs does not."""
+    """The service runs, but something that it needs does not."""
 
     title = "The service is not ready"
     code = "not-ready"
 
 
 def readiness(service: Service) -> dict[str, str | int]:
-    """What is there. Raises NotReady with a fault for everything that is not."""
+    """Return the state of the parts. Raises NotReady with a fault for each part that is not ready."""
     faults = [Fault("/service", "it is ending", "ending")] if service.ending else []
     revision, living = HEAD, 0
     try:
@@ -43,7 +43,7 @@ def readiness(service: Service) -> dict[str, str | int]:
 
 
 def living_workers(lease_s: float) -> sa.Select[int]:
-    """How many workers had a heartbeat within a lease."""
+    """Return how many workers had a heartbeat within a lease."""
     alive = workers.c.seen_ms > now_ms() - int(lease_s * 1000)
     return sa.select(sa.func.count()).select_from(workers).where(alive, workers.c.slots > 0)
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document as people read it: routes by what they are about, with what they take and give."""
+"""The OpenAPI document in readable form: routes grouped by subject, with their inputs and outputs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Operation:
-    """One route and method. ``curl`` can be run as it is where the path has no parameter."""
+    """One route and method. ``curl`` runs as it is where the path has no parameter."""
 
     method: str
     path: str
@@ -51,7 +51,7 @@ class Operation:
 
 
 def groups(document: dict[str, Any], url: str) -> list[tuple[str, list[Operation]]]:
-    """Title and operations of each group of an OpenAPI document, for a service at ``url``."""
+    """Return title and operations of each group of an OpenAPI document, for a service at ``url``."""
     found: dict[str, list[Operation]] = {name: [] for name in TITLES}
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
@@ -90,7 +90,7 @@ def _answer(response: dict[str, Any]) -> str:
 
 
 def _kind(schema: dict[str, Any]) -> str:
-    """A schema in a word or two."""
+    """Return a schema's type in a word or two."""
     if "$ref" in schema:
         return str(schema["$ref"]).rpartition("/")[2]
     if "anyOf" in schema:

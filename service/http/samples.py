@@ -1,4 +1,4 @@
-"""A tiny request with everything inline: what OpenAPI shows, what warms the solvers up, what a newcomer POSTs."""
+"""A tiny request with everything inline: OpenAPI's example, the solvers' warm-up, a newcomer's first POST."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.schemas.request import PlanRequest
 
 
 def tiny_profile() -> dict[str, Any]:
-    """Four layers whose costs are easy to follow: 2 ms forward and 4 ms backward each, at one sample."""
+    """Return four layers with simple costs: 2 ms forward and 4 ms backward each, at one sample."""
     cost = {"forward_ns": 2_000_000, "backward_ns": 4_000_000, "stash_bytes": 4_000_000}
     return {
         "schema_version": 1,
@@ -25,7 +25,7 @@ def tiny_profile() -> dict[str, Any]:
 
 
 def tiny_topology() -> dict[str, Any]:
-    """Two nodes with one device each behind 25 Gbit/s."""
+    """Return two nodes with one device each, connected by 25 Gbit/s."""
     return {
         "schema_version": 1,
         "name": "two-nodes",
@@ -40,7 +40,7 @@ def tiny_topology() -> dict[str, Any]:
 
 
 def tiny_import() -> dict[str, Any]:
-    """Two switches of Slurm's with two nodes each, and what Slurm does not say of them."""
+    """Return two Slurm switches with two nodes each, and what Slurm does not say of them."""
     text = "SwitchName=a Nodes=n[0-1]\nSwitchName=b Nodes=n[2-3]\nSwitchName=top Switches=a,b\n"
     options = {"name": "tiny-slurm", "devices": ["V100"], "devices_per_node": 4, "memory_bytes": 16 * 2**30}
     return {"schema_version": 1, "sources": [{"text": text, "format": "slurm-conf"}], "options": options}
@@ -59,13 +59,13 @@ def tiny_request() -> dict[str, Any]:
 
 
 def tiny_sweep() -> dict[str, Any]:
-    """The tiny request with two batch sizes and two planners."""
+    """Return the tiny request with two batch sizes and two planners."""
     over = {"global_batch_sizes": [8, 16], "planners": ["gpipe", "dapple"]}
     return {"schema_version": 1, "request": tiny_request(), "over": over}
 
 
 def tiny_plan_file() -> dict[str, Any]:
-    """A plan of one's own for the tiny request, not judged yet: two stages, four micro-batches, early backward."""
+    """Return a hand-made plan of the tiny request, not judged yet: two stages, four micro-batches, early backward."""
     request = tiny_request()
     stages = [{"layers": [0, 1], "devices": ["node0/0"]}, {"layers": [2, 3], "devices": ["node1/0"]}]
     return {
@@ -94,7 +94,7 @@ def tiny_plan_file() -> dict[str, Any]:
 
 
 def tiny_layout() -> dict[str, Any]:
-    """DeepSpeed's two equal parts of the tiny model."""
+    """Return DeepSpeed's two equal parts of the tiny model."""
     parts = '{"parts": [0, 2, 4], "train_batch_size": 16, "train_micro_batch_size_per_gpu": 4}'
     return {"schema_version": 1, "format": "deepspeed", "layout": parts, "request": tiny_request(), "compare": False}
 
@@ -106,7 +106,7 @@ def tiny_placement() -> dict[str, Any]:
 
 
 def tiny_calibration() -> dict[str, Any]:
-    """The tiny profile, and a trace of the plan in which its operations took a tenth longer; nothing else took time."""
+    """Return the tiny profile, and a trace in which each operation took a tenth longer and nothing else took time."""
     file = tiny_plan_file()
     forward_ns = 2 * 4 * 2_200_000
     ranks, end_ns = [], 0

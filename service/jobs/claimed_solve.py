@@ -1,4 +1,4 @@
-"""One solve as its worker knows it."""
+"""The state of one solve as its worker knows it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.service.jobs.leases import Claim
 
 @dataclass
 class Solve:
-    """What is known of a running child. ``renewed``: when the lease was, by our clock."""
+    """What is known of a running child. ``renewed``: when its lease was last renewed, by this process's clock."""
 
     claim: Claim
     request: PlanRequest
@@ -35,12 +35,12 @@ class Solve:
 
     @property
     def has_news(self) -> bool:
-        """Whether a plan or a bound is not written down."""
+        """Whether a plan or a bound has not been written to the database yet."""
         return self.unreported is not None or self.progress is not None
 
 
 def value_ns(plan: Plan | None) -> float:
-    """How long a plan's global batch takes; infinity for no plan."""
+    """Return the time of a plan's global batch; infinity for no plan."""
     if plan is None or plan.prediction is None:
         return float("inf")
     return plan.prediction.time_per_global_batch_ns

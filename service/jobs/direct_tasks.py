@@ -25,9 +25,9 @@ END_S = 0.5
 
 
 async def messages(place: Spawner, task: dict[str, Any], limit_s: float) -> AsyncGenerator[dict[str, Any]]:
-    """What a child says while it does one task, until its result; whoever stops listening ends the child.
+    """Yield a child's messages while it does one task, until its result; closing the iterator ends the child.
 
-    Raises TaskFailed with the error that it met, or with how it died.
+    Raises TaskFailed with the child's error, or with how it died.
     """
     child = await run_sync(place.spawn)
     deadline = time.monotonic() + limit_s
@@ -51,7 +51,10 @@ async def messages(place: Spawner, task: dict[str, Any], limit_s: float) -> Asyn
 
 
 async def unless_gone(receive: Callable[[], Awaitable[Any]], work: Callable[[], Awaitable[T]]) -> T | None:
-    """What the work gives; None, and the work is cancelled, when the client hangs up first. The body has been read."""
+    """Return the work's result; None, and the work is cancelled, if the client hangs up first.
+    
+    The body has been read before.
+    """
     found: T | None = None
     failed: Exception | None = None
 
@@ -65,7 +68,7 @@ async def unless_gone(receive: Callable[[], Awaitable[Any]], work: Callable[[], 
         group.start_soon(until_gone)
         try:
             found = await work()
-        except Exception as error:  # raised below, and not as a group of one
+        except Exception as error:  # raised below, not as an exception group of one
             failed = error
         group.cancel_scope.cancel()
     if failed is not None:
@@ -107,5 +110,5 @@ def _dismiss(child: Child, ended: bool) -> None:
 
 
 def json_of(value: Any) -> bytes:
-    """Plain data of a child as it is sent."""
+    """Return a child's plain data as JSON."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()

@@ -1,4 +1,4 @@
-"""What one worker of a database does once an hour, for all of them."""
+"""What one worker of a database does once an hour on behalf of all."""
 
 from __future__ import annotations
 

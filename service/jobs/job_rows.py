@@ -1,4 +1,4 @@
-"""Rows of ``jobs`` as documents, and what asking and working have in common: ids and events."""
+"""Rows of ``jobs`` as documents, and what clients' and workers' sides share: ids and events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IS_ACTIVE = jobs.c.state.in_(sa.bindparam("active", ACTIVE, expanding=True, lite
 
 
 def new_id() -> str:
-    """A text id that sorts by the time it was made (UUID version 7)."""
+    """Return a text id that sorts by the time it was made (UUID version 7)."""
     value = (time.time_ns() // 1_000_000) << 80 | secrets.randbits(80)
     value = value & ~(0xF << 76) | 0x7 << 76
     value = value & ~(0x3 << 62) | 0x2 << 62
@@ -38,7 +38,7 @@ def tell(connection: sa.Connection, job_id: str, kind: str, data: dict[str, Any]
 
 
 def job_out(row: Any) -> JobOut:
-    """A row as the document that is sent, with its result if the row has that column."""
+    """Return a row as the document to send, with its result if the row has that column."""
     job_id, result = row["id"], row.get("result")
     return JobOut(
         id=job_id,

@@ -32,7 +32,7 @@ log = logging.getLogger("penstock.service")
 
 
 def check(request: PlanRequest) -> None:
-    """Refuse what no planner could answer, with the values and the nearest names.
+    """Refuse what no planner could answer, naming the values and the nearest names.
 
     Raises InvalidDocument or UnsupportedRequest. Profile and topology have to be inline.
     """
@@ -46,7 +46,7 @@ def check(request: PlanRequest) -> None:
 
 
 def check_comparison(request: PlanRequest, planners: list[str], schedules: list[str]) -> None:
-    """Refuse what no planner could be compared on; one that cannot take the request has a row that says so.
+    """Refuse what no planner could be compared on; a planner that does not support the request gets a row instead.
 
     Raises InvalidDocument or UnsupportedRequest. Profile and topology have to be inline.
     """
@@ -60,7 +60,7 @@ def check_comparison(request: PlanRequest, planners: list[str], schedules: list[
 
 
 def verdict(file: PlanFile) -> Verdict:
-    """Whether a plan keeps the rules, in sentences."""
+    """Return whether a plan keeps the rules, in sentences."""
     faults = _judge(file).faults
     return Verdict(valid=not faults, plan_hash=file.plan.content_hash(), sentences=faults)
 
@@ -77,7 +77,9 @@ def simulation(file: PlanFile) -> Simulation:
 
 
 def lowered(file: PlanFile, options: RunOptions | None = None, steps: int = 1) -> Lowered:
-    """The plan with its prediction, and its programs for a run of ``steps``. Raises InvalidPlan when it cannot be run.
+    """Return the plan with its prediction, and its programs for a run of ``steps``.
+    
+    Raises InvalidPlan when it cannot be run.
 
     Programs of periodic plans train from one halt of the run to the next; there is one per distinct length.
     """
@@ -98,14 +100,14 @@ def lowered(file: PlanFile, options: RunOptions | None = None, steps: int = 1) -
 
 
 def report(file: PlanFile, trace: Trace | None = None) -> str:
-    """The plan's page. Raises InvalidPlan when it cannot be simulated."""
+    """Return the plan's page. Raises InvalidPlan when it cannot be simulated."""
     from penstock.planning.explain import page
 
     return page(file, trace)
 
 
 class ProgramCache:
-    """Programs of plans that were asked for lately, as JSON, one per rank."""
+    """Programs of recently requested plans as JSON, one per rank."""
 
     def __init__(self, stores: Stores) -> None:
         self._stores = stores
@@ -172,7 +174,7 @@ def _warm_up(forkserver: Forkserver, entry: str) -> None:
 
 
 def _keep_what_is_loaded() -> None:
-    """Exempt what is loaded from garbage collection: each full one took a tenth of a second without answers."""
+    """Exempt loaded objects from garbage collection: each full one blocked answers for a tenth of a second."""
     gc.collect()
     gc.freeze()
 

@@ -1,7 +1,7 @@
-"""The queue as workers see it: they claim a job for a while, and renew the lease until they end it.
+"""The queue as workers see it: they claim a job for some time, and renew the lease until they end it.
 
-Whoever loses a lease loses the right to write, because every update names the attempt that it belongs to (fencing).
-Leases are ruled by the database's clock.
+A worker that loses a lease can no longer write, because every update names the attempt that it belongs to (fencing).
+Leases are measured by the database's clock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LONGEST_BACKOFF_MS = 60_000
 
 @dataclass(frozen=True)
 class Claim:
-    """A job that a worker holds, and the attempt that its writes have to name."""
+    """A job that a worker holds, and the attempt that its updates have to name."""
 
     job_id: str
     tenant: str
@@ -45,7 +45,7 @@ class Leases:
         self._max_attempts = max_attempts
 
     def claim(self, owner: str) -> Claim | None:
-        """Take the next job; jobs whose worker has gone silent come back first. None when nothing can be done now.
+        """Claim the next job; jobs whose worker has gone silent are requeued first. Return None if none can run now.
 
         Higher priorities go first; within one, the tenant with the fewest running jobs; of its jobs, the oldest. A key
         has no more jobs running than it may have. Claims are made one at a time, so that these counts are exact.
@@ -67,7 +67,7 @@ class Leases:
         return Claim(row.id, row.tenant, row.attempt + 1, row.request_hash, row.cache_key, row.limit_ms, row.request_id)
 
     def heartbeat(self, claim: Claim) -> str | None:
-        """Renew the lease; return what the worker is asked for: ``cancel``, ``finish``, ``lost`` or None."""
+        """Renew the lease; return what is requested of the worker: ``cancel``, ``finish``, ``lost`` or None."""
         with self._database.write(alone=False) as connection:
             renewed = connection.execute(
                 jobs.update().where(*_held(claim)).values(lease_until_ms=now_ms() + self._lease_ms)
@@ -78,7 +78,7 @@ class Leases:
             return stop
 
     def best_of_earlier_attempts(self, claim: Claim) -> Plan | None:
-        """The best plan that the job's former workers have reported."""
+        """Return the best plan that the job's former workers have reported."""
         if claim.attempt == 1:
             return None
         with self._database.read() as connection:
@@ -89,14 +89,14 @@ class Leases:
         """Keep the best plan so far, with an event; a plan that is no better than the kept one is dropped."""
         assert plan.prediction is not None
         value_ns = plan.prediction.time_per_global_batch_ns
-        # Drop a bound above the new value: it was for another kind of plan; the solver reports the new one next.
+        # Drop a bound above the new value: it was for another plan class; the solver reports the new one next.
         still = sa.case((jobs.c.bound_ns <= value_ns, jobs.c.bound_ns))
         values: dict[str, Any] = {"incumbent": plan.canonical_json(), "incumbent_ns": value_ns, "bound_ns": still}
         better = sa.or_(jobs.c.incumbent_ns.is_(None), jobs.c.incumbent_ns > value_ns)
         self._progress(claim, values, {"planner": plan.planner, "schedule": plan.schedule.name}, better)
 
     def progress(self, claim: Claim, bound_ns: int, working: list[str]) -> None:
-        """Add an event with the bound for plans of the best one's kind, and the planners at work."""
+        """Add an event with the bound for the best plan's class, and the planners at work."""
         self._progress(claim, {"bound_ns": bound_ns}, {"working": working})
 
     def finish(
@@ -110,7 +110,7 @@ class Leases:
     ) -> bool:
         """End a job; False when the lease was lost meanwhile, so that another worker has it.
 
-        With ``keep``, equal requests are answered by this job from now on.
+        With ``keep``, this job answers equal requests from now on.
         """
         values: dict[str, Any] = {"state": state, "finished_ms": now_ms(), **_NO_LEASE}
         event: dict[str, Any] = {"state": state}
@@ -132,7 +132,7 @@ class Leases:
         return True
 
     def hand_back(self, claim: Claim) -> None:
-        """Give a job back to the queue: its worker ends before the job does."""
+        """Return a job to the queue: its worker ends before the job does."""
         with self._database.write() as connection:
             stop = connection.scalar(sa.select(jobs.c.stop).where(*_held(claim)))
             values = _cancelled() if stop == "cancel" else {"state": "queued", **_NO_LEASE}
@@ -140,14 +140,14 @@ class Leases:
                 tell(connection, claim.job_id, "state", {"state": values["state"]})
 
     def give_up(self, claim: Claim) -> None:
-        """Give a job back because its process could not be kept alive; it fails when that happens too often."""
+        """Return a job because its process could not be kept alive; after too many such attempts it fails."""
         with self._database.write() as connection:
             row = connection.execute(sa.select(*_LOSABLE).where(*_held(claim))).first()
             if row is not None:
                 self._lose(connection, row)
 
     def _anything_to_do(self) -> bool:
-        """Asked without a lock: most of the time workers wait."""
+        """Return whether there is work, without a lock, since workers find none most of the time."""
         due = sa.and_(jobs.c.state == "queued", _is_due())
         with self._database.read() as connection:
             return bool(connection.scalar(sa.select(sa.or_(sa.exists().where(due), sa.exists().where(_expired())))))
@@ -157,7 +157,7 @@ class Leases:
             self._lose(connection, row)
 
     def _lose(self, connection: sa.Connection, row: Any) -> None:
-        """The first time a job is tried again at once, then after 2 s, 4 s, … a minute at most."""
+        """Requeue a lost job: the first time at once, later after 2 s, 4 s, … at most a minute."""
         lost = row.lost + 1
         metrics.leases_lost.inc()
         if row.stop == "cancel":

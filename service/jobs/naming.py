@@ -1,7 +1,7 @@
-"""Shipped models and clusters by name in requests: ``model`` in place of ``profile``, ``cluster`` of ``topology``.
+"""Names of shipped models and clusters in requests: ``model`` in place of ``profile``, ``cluster`` of ``topology``.
 
 ``over.clusters`` of a sweep adds to ``over.topologies``. Requests are kept, hashed and answered with the documents that
-the names stand for.
+the names denote.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ DESCRIBED = {"PlanRequest": ("model", "cluster"), "PlacementJob": ("model",), "P
 
 
 def with_documents(model: type[BaseModel], data: Any) -> Any:
-    """``data`` with documents in place of names, where a request of type ``model`` takes them.
+    """Return ``data`` with documents in place of names, where a request of type ``model`` takes them.
 
-    Raises InvalidDocument with a fault for each name that is not known, and where both name and document are given.
+    Raises InvalidDocument with a fault for each unknown name, and where both name and document are given.
     """
     faults: list[Fault] = []
     for place, pointer in _places(model, data):
@@ -73,7 +73,7 @@ def describe_names(schemas: dict[str, Any]) -> None:
 
 
 def _places(model: type[BaseModel], data: Any) -> Iterator[tuple[dict[str, Any], str]]:
-    """Where names may be, with their pointers."""
+    """Yield where names may be, with their pointers."""
     if not isinstance(data, dict):
         return
     if model in (PlanRequest, PlacementRequest):

@@ -1,7 +1,7 @@
-"""The queue as clients see it: plan jobs of a tenant, their states and events, and what may be done with them.
+"""The queue as clients see it: plan jobs of a tenant, their states and events, and the operations on them.
 
-Equal requests of one tenant that are still running share a job. Another tenant's job is not there at all. What
-workers do with the rows is in ``leases``.
+Equal requests of one tenant that are still running share a job. Another tenant's jobs are invisible. What workers do
+with the rows is in ``leases``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RETRY_AFTER_S = 5
 
 @dataclass(frozen=True, kw_only=True)
 class NewJob:
-    """What is queued. ``key_id`` asks for it and may have ``max_queued`` jobs that wait; higher priorities go first.
+    """A job to queue. ``key_id`` requests it and may have ``max_queued`` waiting jobs; higher priorities go first.
 
     ``note`` is called with the id of the job that answers, in the transaction that queues it.
     """
@@ -46,7 +46,7 @@ class NewJob:
 
 
 class JobQueue:
-    """Jobs in the database, which announces every change of theirs itself (`tables.telling`)."""
+    """Jobs in the database, which itself announces each of their changes (`tables.telling`)."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -54,8 +54,8 @@ class JobQueue:
     def enqueue(self, tenant: str, job: NewJob) -> tuple[str, bool]:
         """Add a job, unless an equal one is queued or running; return its id and whether it is new.
 
-        An equal one that waits is given the higher of both priorities. Raises QuotaExceeded when too many of the
-        key's jobs wait.
+        An equal one that waits gets the higher of both priorities. Raises QuotaExceeded when too many of the key's
+        jobs wait.
         """
         job_id = new_id()
         with self._database.write() as connection:
@@ -76,7 +76,7 @@ class JobQueue:
         return job_id, True
 
     def job(self, tenant: str, job_id: str, *, with_result: bool = True) -> JobOut:
-        """The job as it stands. Raises NotFound."""
+        """Return the job in its present state. Raises NotFound."""
         columns = (*BRIEF, jobs.c.result) if with_result else BRIEF
         with self._database.read() as connection:
             return job_out(self._row(connection, tenant, job_id, *columns))
@@ -93,7 +93,7 @@ class JobQueue:
         profile: str | None = None,
         parent_id: str | None = None,
     ) -> list[JobOut]:
-        """Jobs, the newest first, older than the job ``before``; without their results."""
+        """Return jobs without their results, the newest first, older than the job ``before``."""
         wanted = {"state": state, "tag": tag, "planner": planner, "profile_hash": profile, "parent_id": parent_id}
         query = sa.select(*BRIEF).where(jobs.c.tenant == tenant).order_by(jobs.c.id.desc()).limit(limit)
         query = query.where(*(jobs.c[name] == value for name, value in wanted.items() if value is not None))
@@ -118,7 +118,7 @@ class JobQueue:
             ]
 
     def incumbent(self, tenant: str, job_id: str) -> Plan | None:
-        """The best plan so far, or the final one; None while there is none. Raises NotFound."""
+        """Return the best plan so far, or the final one; None while there is none. Raises NotFound."""
         with self._database.read() as connection:
             row = self._row(connection, tenant, job_id, jobs.c.incumbent, jobs.c.result)
         if row["result"] is not None and (final := ResultOut.model_validate_json(row["result"]).plan) is not None:
@@ -126,7 +126,7 @@ class JobQueue:
         return None if row["incumbent"] is None else Plan.model_validate_json(row["incumbent"])
 
     def stop(self, tenant: str, job_id: str, how: str) -> JobOut:
-        """Ask for the end of a job: ``cancel`` throws its plan away, ``finish`` keeps the best so far.
+        """Request the end of a job: ``cancel`` discards its plan, ``finish`` keeps the best so far.
 
         Raises NotFound, and Conflict when the job has ended in another way.
         """
@@ -144,7 +144,7 @@ class JobQueue:
         return self.job(tenant, job_id)
 
     def retry(self, tenant: str, job_id: str) -> JobOut:
-        """Queue a job that failed or was cancelled once more, as its next attempt.
+        """Queue a job that failed or was cancelled again, as its next attempt.
 
         Raises NotFound, and Conflict for a job in another state or while an equal one is under way.
         """
@@ -163,7 +163,7 @@ class JobQueue:
         return self.job(tenant, job_id)
 
     def delete(self, tenant: str, job_id: str) -> None:
-        """Forget a job that has ended: its row, its story, and that it answers equal requests. Plans stay.
+        """Delete a job that has ended, with its events and its answer to equal requests. Plans remain.
 
         Raises NotFound, and Conflict while it is under way.
         """

@@ -1,8 +1,8 @@
-"""Requests as they come in: one whose very bytes were answered before is not read again.
+"""Incoming requests: one whose exact bytes were answered before is not parsed again.
 
 Reading a profile of sixty layers and hashing its canonical form costs some milliseconds, the digest of its bytes a few
-microseconds. So the key of an answer is remembered under that digest; whether there is (still) such an answer, the
-database says each time.
+microseconds. So the key of an answer is remembered under that digest; whether that answer (still) exists is looked up
+in the database each time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REMEMBERED = 10_000
 
 
 class Submissions:
-    """Answers known bodies, and hands the others on. For several threads."""
+    """Answers known bodies, and passes the others on. Thread-safe."""
 
     def __init__(self, stores: Stores, planning: Planning) -> None:
         self._stores, self._planning = stores, planning
@@ -31,7 +31,7 @@ class Submissions:
         self._lock = threading.Lock()
 
     def submit(self, principal: Principal, body: bytes, options: JobOptions) -> Submitted:
-        """What becomes of a request that came as JSON text; raises as `Planning.submit`, and InvalidDocument."""
+        """Submit a request in JSON; raises as `Planning.submit`, and InvalidDocument."""
         known_by = principal.tenant, hashlib.sha256(body).digest()
         with self._lock:
             request_hash, key = self._keys.get(known_by, ("", ""))

@@ -1,4 +1,4 @@
-"""What happens to a plan request: resolve, look it up, check it, queue it."""
+"""Handles a plan request: resolve it, look it up, check it, queue it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.service.security.sizes import Sizes
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """Options of a job, and not of its plan: they are no part of the request's hash."""
+    """Options of a job that do not affect its plan: they are not part of the request's hash."""
 
     priority: int = 0
     tag: str | None = None
@@ -31,7 +31,7 @@ class JobOptions:
 
 @dataclass(frozen=True)
 class Submitted:
-    """What became of a request: the finished job, as it is sent, or the id of one that is under way."""
+    """The outcome of a request: the finished job as it is sent, or the id of one that is under way."""
 
     answer: bytes | None
     request_hash: str
@@ -42,7 +42,7 @@ class Submitted:
 
 @cache
 def planner_versions() -> dict[str, str]:
-    """What would compute an answer: part of the key under which answers are kept."""
+    """Return what would compute an answer: part of the key under which answers are kept."""
     return {"penstock": version("penstock")}
 
 
@@ -54,11 +54,11 @@ class Planning:
         self._max_solve_ms = int(max_solve_s * 1000)
 
     def of(self, tenant: str) -> TenantPlanning:
-        """What one tenant has asked."""
+        """Return the requests of one tenant."""
         return TenantPlanning(self._stores.of(tenant), self._queue)
 
     def submit(self, principal: Principal, request: PlanRequest, options: JobOptions | None = None) -> Submitted:
-        """Answer a request from the store, or see to it that a job is under way.
+        """Answer a request from the store, or ensure that a job for it is under way.
 
         Raises NotFound for an unknown hash, InvalidDocument and UnsupportedRequest for what no planner could answer,
         QuotaExceeded when too many of the key's jobs wait.
@@ -96,13 +96,13 @@ class Planning:
 
 
 class TenantPlanning:
-    """What became of one tenant's requests."""
+    """One tenant's requests, their jobs and plans."""
 
     def __init__(self, store: Store, queue: JobQueue) -> None:
         self._store, self._queue = store, queue
 
     def checked(self, request: PlanRequest) -> tuple[str, bool]:
-        """The request's hash and whether its answer is known; raises like ``submit`` and queues nothing."""
+        """Return the request's hash and whether its answer is known; raises like ``submit`` but queues nothing."""
         inline = self._store.resolve(request)
         address = inline.content_hash()
         known = self._store.answer(cache_key(address, planner_versions())) is not None
@@ -111,13 +111,13 @@ class TenantPlanning:
         return address, known
 
     def is_open(self, plan_or_job: str) -> bool:
-        """Whether an id is that of a job that has not ended. Raises NotFound."""
+        """Return whether an id is that of a job that has not ended. Raises NotFound."""
         if plan_or_job.startswith("sha256:"):
             return False
         return self._queue.job(self._store.tenant, plan_or_job, with_result=False).state in ACTIVE
 
     def plan_hash(self, plan_or_job: str) -> str:
-        """The plan that an id stands for. Raises NotFound, and Conflict when the job has no plan."""
+        """Return the hash of the plan that an id names. Raises NotFound, and Conflict when the job has no plan."""
         if plan_or_job.startswith("sha256:"):
             return plan_or_job
         job = self._queue.job(self._store.tenant, plan_or_job)
@@ -140,7 +140,7 @@ class TenantPlanning:
         return plan
 
     def plan_file(self, plan: PlanFile | str) -> PlanFile:
-        """A plan file given inline, or by the hash of a stored plan. Raises NotFound."""
+        """Return a plan file given inline, or by the hash of a stored plan. Raises NotFound."""
         return self._store.plan_file(plan) if isinstance(plan, str) else plan
 
     def keep(self, file: PlanFile) -> str:

@@ -1,6 +1,6 @@
-"""The tables of sweeps: what has become of each case, and which rows no other one beats.
+"""The tables of sweeps: the outcome of each case, and which rows are not dominated by another.
 
-Once all cases have ended the table is written down and changes no more, whatever becomes of the jobs.
+Once all cases have ended the table is stored and no longer changes, whatever happens to the jobs.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ AT_A_TIME = 500
 
 
 class SweepTables:
-    """The sweeps of all tenants, to be read."""
+    """Read access to the sweeps of all tenants."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._found = lru_cache(maxsize=REMEMBERED)(self._read_result)
 
     def sweep(self, tenant: str, sweep_id: str) -> SweepOut:
-        """A sweep with its table as it stands. Raises NotFound."""
+        """Return a sweep with its present table. Raises NotFound."""
         row = self._row(tenant, sweep_id)
         rows = self._table(row)
         out = _out(row, rows)
@@ -44,7 +44,7 @@ class SweepTables:
         return out
 
     def recent(self, tenant: str, before: str | None, limit: int) -> list[SweepOut]:
-        """Sweeps, the newest first, older than the sweep ``before``; without their tables."""
+        """Return sweeps without their tables, the newest first, older than the sweep ``before``."""
         query = sa.select(sweeps.c.id).where(sweeps.c.tenant == tenant).order_by(sweeps.c.id.desc()).limit(limit)
         if before is not None:
             query = query.where(sweeps.c.id < before)
@@ -87,7 +87,7 @@ class SweepTables:
         return found
 
     def _now(self, row: SweepRow, job: Any) -> SweepRow:
-        """A case's row as its job stands now."""
+        """Return a case's row with its job's present state."""
         if job is None:
             return row.model_copy(update={"state": "deleted", "why": "its job was deleted"})
         if job["state"] == "succeeded":
@@ -97,7 +97,7 @@ class SweepTables:
         return row.model_copy(update={"state": job["state"]})
 
     def _read_result(self, job_id: str, attempt: int) -> dict[str, Any]:
-        """What the table says of a result. ``attempt`` is part of the key: a job may be tried again."""
+        """Return a result's part of the table. ``attempt`` is part of the key, since a job may be retried."""
         with self._database.read() as connection:
             body = connection.scalar(sa.select(jobs.c.result).where(jobs.c.id == job_id, jobs.c.attempt == attempt))
         return figures(ResultOut.model_validate_json(body or b""))

@@ -1,4 +1,4 @@
-"""Sweeps as they are asked: one request along many axes, as jobs of the queue.
+"""Submission of sweeps: one request along several axes, as jobs of the queue.
 
 A case whose answer is known has no job of its own, and one for which there is a job already shares it; so a
 sweep remembers which job answers which case.
@@ -31,7 +31,7 @@ PRIORITY = MIN_PRIORITY // 2
 
 
 class Sweeps(SweepTables):
-    """The sweeps of all tenants, to be asked and stopped as well. One has ``max_cases`` at most."""
+    """The sweeps of all tenants, which can also be submitted and stopped; each has at most ``max_cases``."""
 
     def __init__(
         self, database: Database, stores: Stores, planning: Planning, queue: JobQueue, *, max_cases: int
@@ -41,11 +41,11 @@ class Sweeps(SweepTables):
         self._max_cases = max_cases
 
     def submit(self, principal: Principal, request: SweepRequest, note: Note | None = None) -> SweepOut:
-        """Ask all cases. One that no planner takes is a row that says so; at least one has to be taken.
+        """Submit all cases. A case that no planner supports is a row that says so; at least one has to be supported.
 
         ``note`` is called with the sweep's id in the transaction that keeps it.
         Raises InvalidDocument for too many cases or one that contradicts itself, NotFound for an unknown hash,
-        QuotaExceeded when the key may not have so many jobs that wait.
+        QuotaExceeded when the key would have too many waiting jobs.
         """
         request = self._inline(principal.tenant, request)
         asked = cases(request, self._max_cases)
@@ -72,7 +72,7 @@ class Sweeps(SweepTables):
         return self.sweep(principal.tenant, sweep_id)
 
     def stop(self, tenant: str, sweep_id: str, how: str) -> SweepOut:
-        """Cancel or finish all jobs of a sweep that have not ended; those that others had asked for go on.
+        """Cancel or finish a sweep's jobs that have not ended; jobs that others requested too go on.
 
         Raises NotFound, and Conflict when it has ended.
         """
@@ -86,7 +86,7 @@ class Sweeps(SweepTables):
         return self.sweep(tenant, sweep_id)
 
     def delete(self, tenant: str, sweep_id: str) -> None:
-        """Forget a sweep that has ended, and its own jobs. Raises NotFound, and Conflict while it is under way."""
+        """Delete a sweep that has ended, and its own jobs. Raises NotFound, and Conflict while it is under way."""
         if self.sweep(tenant, sweep_id).state == "running":
             raise Conflict(f"sweep {sweep_id!r} is running", remedy=f"POST /v1/sweeps/{sweep_id}:cancel first")
         for job_id in self._own_jobs(sweep_id, ("succeeded", "failed", "cancelled")):
@@ -95,14 +95,14 @@ class Sweeps(SweepTables):
             connection.execute(sweeps.delete().where(sweeps.c.id == sweep_id))
 
     def _inline(self, tenant: str, request: SweepRequest) -> SweepRequest:
-        """The request with its documents inline, so that rows have their names and nothing is looked up per case."""
+        """Return the request with its documents inline, so that rows have names without a look-up per case."""
         store = self._stores.of(tenant)
         topologies = tuple(store.topology(one) if isinstance(one, str) else one for one in request.over.topologies)
         over = request.over.model_copy(update={"topologies": topologies})
         return request.model_copy(update={"request": store.resolve(request.request), "over": over})
 
     def _ask(self, principal: Principal, case: Case, sweep_id: str) -> dict[str, Any]:
-        """What is remembered of a case: its row so far, and the job that answers it."""
+        """Submit a case; return its row so far, and the job that answers it."""
         try:
             options = JobOptions(priority=PRIORITY, parent_id=sweep_id)
             submitted = self._planning.submit(principal, case.request, options)

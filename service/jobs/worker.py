@@ -1,8 +1,8 @@
-"""A worker: claims jobs, and looks after one killable child process per solve.
+"""A worker: claims jobs, and supervises one killable child process per solve.
 
-It is the same in the service and in ``penstock worker``. A child that does not come back is ended in three steps: its
-request's own time limit, then SIGTERM, then SIGKILL. The best plan that it has reported until then is its answer. The
-worker's death ends its children; its own end hands the jobs back.
+It is the same in the service and in ``penstock worker``. A child that does not return is ended in three steps: its
+request's own time limit, then SIGTERM, then SIGKILL. Its answer is the best plan that it has reported by then. A
+worker's death ends its children; its regular end returns the jobs to the queue.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ log = logging.getLogger("penstock.service")
 
 
 class Worker:
-    """``settings.slots`` threads, each with one solve at a time, and one that says that the worker lives.
+    """``settings.slots`` threads with one solve at a time each, and one that sends the worker's heartbeat.
 
-    One of all workers of the database does what is common to them, once an hour.
+    One of all workers of the database does their common duties, once an hour.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Worker:
             thread.start()
 
     def stop(self) -> None:
-        """End the children, hand their jobs back, and return when that is done."""
+        """End the children, return their jobs to the queue, and return when that is done."""
         with self._work:
             self._ending = True
             self._work.notify_all()
@@ -99,7 +99,7 @@ class Worker:
         return all(thread.is_alive() for thread in self._threads)
 
     def nudge(self, job_id: str | None = None) -> None:
-        """Look at the queue, or at what is asked of one running job, now."""
+        """Check now for new jobs, or for requests to one running job."""
         with self._work:
             if job_id is None:
                 self._work.notify_all()
@@ -119,7 +119,7 @@ class Worker:
     # ---- the worker itself ---------------------------------------------------------------------------------------
 
     def _attend(self) -> None:
-        """Say now and then that this worker lives; once an hour the eldest one does what is common to all."""
+        """Renew this worker's heartbeat regularly; once an hour the oldest worker does the common duties."""
         last = 0.0
         while not self._ending:
             try:
@@ -135,7 +135,7 @@ class Worker:
             self._registry.leave()
 
     def _rest(self, seconds: float) -> None:
-        """Wait, at most until the end."""
+        """Wait for the given time, or until the worker ends."""
         until = time.monotonic() + seconds
         with self._work:
             while not self._ending and (left := until - time.monotonic()) > 0:
@@ -227,7 +227,7 @@ class Worker:
         }
 
     def _messages(self, solve: Solve, child: Child) -> Iterator[dict[str, Any]]:
-        """What the child writes, until it ends or has to be ended."""
+        """Yield the child's messages until it ends or has to be ended."""
         next_beat = time.monotonic() + self._beat_s
         while True:
             now = time.monotonic()
@@ -255,7 +255,7 @@ class Worker:
                 yield from lines(solve.buffer, chunk)
 
     def _beat(self, solve: Solve) -> str | None:
-        """Renew the lease; one that could not be renewed in time is as good as lost."""
+        """Renew the lease; one that could not be renewed in time counts as lost."""
         now = time.monotonic()
         try:
             stop = self._leases.heartbeat(solve.claim)
@@ -283,7 +283,7 @@ class Worker:
         self._report(solve)
 
     def _report(self, solve: Solve, *, at_once: bool = False) -> None:
-        """Write the newest plan and bound that are not written yet, unless others were a moment ago."""
+        """Write the newest plan and bound that are not written yet, unless others were written a moment ago."""
         now = time.monotonic()
         if not solve.has_news or (now < solve.next_report and not at_once):
             return
@@ -309,7 +309,7 @@ class Worker:
         log.info("the job %s after %.3f s", outcome, seconds, extra=facts)
 
     def _outcome(self, solve: Solve, status: int, seconds: float) -> str:
-        """Write down what came of a solve; say it in a word."""
+        """Write the outcome of a solve; return it as a word."""
         if solve.stop == "hand back":
             return "went back to the queue"
         if solve.stop == "lost":
@@ -328,7 +328,7 @@ class Worker:
         return self._finish(solve, "failed", error=solve.problem)
 
     def _finish(self, solve: Solve, state: Any, *, result: ResultOut | None = None, **more: Any) -> str:
-        """End the job, as soon as the database answers: until another worker takes it, this answer is right."""
+        """End the job once the database answers: until another worker takes it, this answer is valid."""
         while True:
             try:
                 if result is not None and result.plan is not None:

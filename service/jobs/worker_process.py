@@ -1,4 +1,4 @@
-"""``penstock worker``: the worker of the service without the service, on this machine or another one."""
+"""``penstock worker``: the service's worker without the service, on this machine or another one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger("penstock.service")
 
 
 def work(settings: Settings) -> None:
-    """Claim and solve until SIGINT or SIGTERM, which hands the jobs back; a second one ends at once.
+    """Claim and solve until SIGINT or SIGTERM, which returns the jobs to the queue; a second one ends at once.
 
     Raises InvalidDocument without slots, Conflict or Unreachable when the database or the metrics' port cannot be used.
     """
@@ -58,7 +58,7 @@ def _worker(settings: Settings, database: Database, forkserver: Forkserver) -> W
 
 
 def _until_told() -> threading.Event:
-    """Set by the first signal; the second one ends the process: children die with it, leases run out."""
+    """Return an event set by the first signal; the second one ends the process: children die too, leases expire."""
     ended = threading.Event()
 
     def end(number: int, frame: FrameType | None) -> None:

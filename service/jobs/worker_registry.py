@@ -15,14 +15,14 @@ FORGOTTEN_MS = 24 * 3600 * 1000
 
 
 class WorkerRegistry:
-    """One worker's row, under the name of its leases."""
+    """One worker's row, under the name that its leases use."""
 
     def __init__(self, database: Database, owner: str, slots: int, lease_s: float) -> None:
         self._database, self._owner, self._slots = database, owner, slots
         self._lease_ms = int(lease_s * 1000)
 
     def beat(self) -> bool:
-        """Renew the row; True for the oldest living worker, which does what is common to all."""
+        """Renew the row; return True for the oldest living worker, which does the common duties."""
         alive = workers.c.seen_ms > now_ms() - self._lease_ms
         oldest = sa.select(workers.c.id).where(alive).order_by(workers.c.started_ms, workers.c.id).limit(1)
         with self._database.write(alone=False) as connection:
@@ -32,7 +32,7 @@ class WorkerRegistry:
             return connection.scalar(oldest) == self._owner
 
     def leave(self) -> None:
-        """Remove the row, and those that were not renewed for a day."""
+        """Remove the row, and those not renewed for a day."""
         with self._database.write(alone=False) as connection:
             silent = workers.c.seen_ms < now_ms() - FORGOTTEN_MS
             connection.execute(workers.delete().where(sa.or_(workers.c.id == self._owner, silent)))

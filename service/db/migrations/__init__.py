@@ -1,7 +1,7 @@
 """The tables' history (Alembic): a new database begins at the newest revision, an older one is brought there.
 
-Revision 0001 is what the first release wrote, as schema version 2 in a table of its own. There is no way back: the
-backup that was taken before is.
+Revision 0001 is what the first release wrote, as schema version 2 in a table of its own. There is no downgrade:
+restore the backup that was taken before.
 
 May import: `service.db`.
 Start reading at this file; revisions are in `versions/`.
@@ -41,9 +41,9 @@ alembic_version = sa.Table(
 
 
 def prepare(engine: sa.Engine, *, may_upgrade: bool) -> None:
-    """Bring an empty database to the newest revision, and an older one if that is allowed.
+    """Migrate an empty database to the newest revision, and an older one if that is allowed.
 
-    Raises Conflict for an older one that must not be upgraded, a newer one, and one that holds something else.
+    Raises Conflict for an older one that must not be upgraded, a newer one, and another program's database.
     """
     if _found(engine) == HEAD:
         return
@@ -58,9 +58,9 @@ def prepare(engine: sa.Engine, *, may_upgrade: bool) -> None:
 
 
 def upgrade(engine: sa.Engine) -> str | None:
-    """Bring a database to the newest revision, in one transaction under a lock; the revision it had.
+    """Migrate a database to the newest revision in one transaction under a lock; return the revision it had.
 
-    Raises Conflict for one that a newer Penstock made, or that holds something else.
+    Raises Conflict for one that a newer Penstock made, or another program's database.
     """
     with _alone(engine) as connection:
         found = revision_of(connection)
@@ -74,7 +74,7 @@ def upgrade(engine: sa.Engine) -> str | None:
 
 
 def revision_of(connection: sa.Connection) -> str | None:
-    """The revision that a database is at; None for an empty one. Raises Conflict for one that is not known here."""
+    """Return the revision of a database, None for an empty one. Raises Conflict for an unknown revision."""
     there = set(sa.inspect(connection).get_table_names())
     if alembic_version.name in there:
         found = connection.scalar(sa.select(alembic_version.c.version_num))
@@ -108,7 +108,7 @@ def _found(engine: sa.Engine) -> str | None:
 
 @contextmanager
 def _alone(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """A transaction that nobody else who creates or upgrades runs beside, and that may take its time."""
+    """Open a transaction that excludes every other one that creates or upgrades, without a time limit."""
     with engine.connect() as connection, _unchecked(connection), connection.begin():
         if connection.dialect.name == "postgresql":
             for setting in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"):
@@ -119,9 +119,9 @@ def _alone(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 @contextmanager
 def _unchecked(connection: sa.Connection) -> Iterator[None]:
-    """SQLite changes a table by making it anew: to drop the old one must not delete what refers to it.
+    """Suspend foreign keys: SQLite changes a table by copying it, and dropping the old one must not cascade.
 
-    The pragma has no effect within a transaction, so it stands around it.
+    The pragma has no effect within a transaction, so it is set around it.
     """
     if connection.dialect.name != "sqlite":
         yield
@@ -151,7 +151,7 @@ def _run(connection: sa.Connection, found: str) -> None:
 
 
 def alembic_config(connection: sa.Connection) -> Config:
-    """Alembic's own view of the revisions, on one connection: for its commands."""
+    """Return Alembic's configuration of the revisions on one connection, for its commands."""
     from alembic.config import Config
 
     configuration = Config(attributes={"connection": connection})

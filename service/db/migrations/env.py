@@ -1,4 +1,4 @@
-"""What Alembic runs for each of its commands: on the connection, and in the transaction, that it was given."""
+"""Runs Alembic's commands on the connection, and in the transaction, that it was given."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.service.db.tables import CHANGES, metadata
 
 
 def _is_ours(name: str | None, kind: str, parents: object) -> bool:
-    """What metadata describes: not the table that SQLite's triggers write."""
+    """Return whether the metadata describes an object; it lacks the table that SQLite's triggers write."""
     return not (kind == "table" and name == CHANGES)
 
 

@@ -1,4 +1,4 @@
-"""Who may ask, and what was answered to whom: API keys, and the answers to requests with an idempotency key."""
+"""API keys, and the answers to requests with an idempotency key."""
 
 from __future__ import annotations
 

@@ -29,12 +29,12 @@ metadata = sa.MetaData(naming_convention=NAMING)
 
 
 def tenant_column(*, key: bool = False) -> sa.Column[str]:
-    """Whose row it is; with ``key`` a part of the table's primary key."""
+    """Return the column of a row's owner; with ``key`` it is part of the table's primary key."""
     return sa.Column("tenant", sa.String(64), primary_key=key, nullable=False)
 
 
 class Packed(sa.types.TypeDecorator[bytes]):
-    """JSON as bytes, deflated in the database where that pays; what was stored plain is read as well.
+    """JSON as bytes, deflated in the database where that saves space; values that were stored plain are read too.
 
     Level 1 takes 0.3 ms per 100 kB and makes a profile 20 to 40 times smaller; level 6 takes twice as long for a third.
     """
@@ -43,16 +43,16 @@ class Packed(sa.types.TypeDecorator[bytes]):
     cache_ok = True
 
     def process_bind_param(self, value: bytes | None, dialect: sa.Dialect) -> bytes | None:
-        """To the database."""
+        """Encode a value for the database."""
         return value if value is None or len(value) < PACKED_FROM_BYTES else zlib.compress(value, 1)
 
     def process_result_value(self, value: bytes | None, dialect: sa.Dialect) -> bytes | None:
-        """From the database; no JSON begins as zlib's header does."""
+        """Decode a value of the database; JSON never begins with zlib's header."""
         return zlib.decompress(value) if value is not None and value.startswith(b"x") else value
 
 
 class now_ms(FunctionElement[int]):  # noqa: N801  (an SQL function is written in lower case)
-    """The database's clock in milliseconds."""
+    """The database's clock in milliseconds since 1970."""
 
     type = sa.BigInteger()
     inherit_cache = True
@@ -69,5 +69,5 @@ def _now_postgresql(element: now_ms, compiler: Any, **options: Any) -> str:
 
 
 def iso(milliseconds: int) -> str:
-    """Milliseconds since 1970 as ISO 8601 in UTC."""
+    """Return milliseconds since 1970 as ISO 8601 in UTC."""
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,7 +1,7 @@
 """How the database announces its changes to every process: triggers that name topics.
 
-A topic is announced by the transaction that changes something, so by a process killed right after its commit too.
-PostgreSQL sends notifications on ``CHANNEL``; on SQLite they are rows of ``changes``, of which the last ones stay.
+A topic is announced by the transaction that changes something, so also by a process killed right after its commit.
+PostgreSQL sends notifications on ``CHANNEL``; on SQLite they are rows of ``changes``, of which the newest are kept.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KEPT = 1000
 
 
 class Telling(NamedTuple):
-    """``topic``, an SQL expression over the row ``NEW``, is announced ``after`` such a change of ``table``."""
+    """A trigger: announces ``topic``, an SQL expression over the row ``NEW``, ``after`` a change of ``table``."""
 
     table: str
     after: str
@@ -52,13 +52,13 @@ TELLINGS = (
 
 
 def statements(dialect: str, tellings: Sequence[Telling] = TELLINGS) -> list[str]:
-    """What makes the triggers on an engine, and the table that they write to."""
+    """Return the SQL that creates the triggers on an engine, and the table that they write to."""
     first = [f"CREATE TABLE {CHANGES} (id INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT NOT NULL)"]
     return (first if dialect == "sqlite" else []) + triggers(dialect, tellings)
 
 
 def triggers(dialect: str, tellings: Sequence[Telling]) -> list[str]:
-    """What makes the triggers on an engine."""
+    """Return the SQL that creates the triggers on an engine."""
     make = _sqlite if dialect == "sqlite" else _postgresql
     return [statement for one in tellings for statement in make(one)]
 

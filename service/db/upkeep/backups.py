@@ -1,4 +1,4 @@
-"""Copies of a whole database in one file, taken while services work with it, and the way back.
+"""Backups of a whole database in one file, taken while services work with it, and their restoration.
 
 A SQLite file is copied by SQLite's own backup, a PostgreSQL database by its ``pg_dump`` and ``pg_restore``.
 """
@@ -29,9 +29,9 @@ ALIVE_MS = 60_000
 
 
 def backup(database: Database, file: Path) -> int:
-    """Write a copy of the database as it is at one moment; its size in bytes.
+    """Write a copy of the database as of one moment; return its size in bytes.
 
-    Raises Conflict when ``file`` is there already, MissingExtra without ``pg_dump``, Unreachable when it fails.
+    Raises Conflict when ``file`` exists already, MissingExtra without ``pg_dump``, Unreachable when it fails.
     """
     if file.exists():
         raise Conflict(f"{str(file)!r} is there already", remedy="name another file, or remove it first")
@@ -46,10 +46,10 @@ def backup(database: Database, file: Path) -> int:
 
 
 def restore(database: Database, file: Path, *, replace: bool = False) -> str | None:
-    """Fill a database from a backup; the revision that it has then.
+    """Fill a database from a backup; return its revision afterwards.
 
     Raises Conflict when the database holds something and ``replace`` is not given, or while workers use it;
-    InvalidDocument for a file that is no backup of this engine, or that is damaged: nothing is changed then.
+    InvalidDocument for a file that is not a backup of this engine, or is damaged; nothing is changed then.
     """
     with file.open("rb") as opened:
         if not opened.read(16).startswith(STARTS[database.is_sqlite]):
@@ -74,7 +74,7 @@ def restore(database: Database, file: Path, *, replace: bool = False) -> str | N
 
 @contextmanager
 def _sound(file: Path) -> Iterator[sqlite3.Connection]:
-    """A backup of a SQLite file once all of it was looked at. Raises InvalidDocument for a damaged one."""
+    """Open a SQLite backup and check all of it. Raises InvalidDocument for a damaged one."""
     tables: set[str] = set()
     with closing(sqlite3.connect(f"file:{quote(str(file.absolute()))}?mode=ro", uri=True)) as source:
         try:
@@ -93,7 +93,7 @@ def _sound(file: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _read_whole(file: Path) -> None:
-    """Have PostgreSQL read a backup to its end, and keep nothing. Raises InvalidDocument for a torn one."""
+    """Have PostgreSQL read a backup to its end, keeping nothing. Raises InvalidDocument for a truncated one."""
     path = _program("pg_restore")
     done = subprocess.run([path, "--file=/dev/null", str(file)], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -129,7 +129,7 @@ def _refuse_in_use(database: Database, replace: bool) -> None:
 
 @contextmanager
 def _whole(file: Path) -> Iterator[Path]:
-    """A name next to ``file`` to write to; it becomes ``file`` once all of it is on disk, and nothing otherwise."""
+    """Yield a temporary name next to ``file``; it is renamed to ``file`` once all of it is on disk, else removed."""
     new = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
         new.touch(mode=0o600)
@@ -159,7 +159,7 @@ def _run(database: Database, program: str, *arguments: str) -> None:
 
 
 def _program(name: str) -> str:
-    """Where a program of PostgreSQL's lies. Raises MissingExtra."""
+    """Return the path of one of PostgreSQL's programs. Raises MissingExtra."""
     path = shutil.which(name)
     if path is None:
         raise MissingExtra(

@@ -1,4 +1,4 @@
-"""What state a database is in: can it be reached and written, is it at the newest revision, is what it holds whole."""
+"""The condition of a database: whether it can be reached and written, is at the newest revision, and is undamaged."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ AT_A_TIME = 200
 
 @dataclass(frozen=True)
 class Condition:
-    """A database as it was found; ``faults`` is empty when all is well.
+    """The condition of a database; ``faults`` is empty when all is well.
 
-    ``free_bytes``: on the disk of a SQLite file; ``rows`` by table; ``documents``: how many were checked.
+    ``free_bytes``: on the disk of a SQLite file; ``rows``: their number by table; ``documents``: how many were checked.
     """
 
     database: str
@@ -40,7 +40,7 @@ class Condition:
 
 
 def check(database: Database) -> Condition:
-    """Look at everything. Raises DatabaseAway when it cannot be reached, Conflict for another program's database."""
+    """Check everything. Raises DatabaseAway when it cannot be reached, Conflict for another program's database."""
     with database.read() as connection:
         revision = migrations.revision_of(connection)
         engine = _engine(connection)
@@ -90,14 +90,14 @@ def _rows(connection: sa.Connection) -> dict[str, int]:
 
 
 def _damage(connection: sa.Connection) -> list[str]:
-    """What SQLite itself finds; PostgreSQL checks its references at each write, and its pages with checksums."""
+    """Return what SQLite itself finds; PostgreSQL checks references at each write, and its pages by checksums."""
     found = [str(line) for line in connection.scalars(sa.text("PRAGMA integrity_check(10)")) if line != "ok"]
     dangling = connection.execute(sa.text("PRAGMA foreign_key_check")).all()
     return found + [f"a row of {row[0]} refers to nothing in {row[2]}" for row in dangling[:10]]
 
 
 def _not_writable(database: Database) -> str | None:
-    """Why nothing can be written, in words; None when it can: a write that is taken back."""
+    """Return why nothing can be written, or None when a trial write, rolled back, succeeds."""
     try:
         with database.write() as connection:
             there = sa.inspect(connection).has_table(migrations.alembic_version.name)
@@ -117,7 +117,7 @@ def _free_bytes(database: Database) -> int | None:
 
 
 def _wrong_documents(database: Database) -> Iterator[str]:
-    """Documents that are not what their address says, and requests that name what is not there."""
+    """Yield a sentence for each document that does not match its address or names a missing one."""
     last = ("", "")
     columns = (documents.c.tenant, documents.c.hash, documents.c.kind, documents.c.body)
     key = sa.tuple_(documents.c.tenant, documents.c.hash)

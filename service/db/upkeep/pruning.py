@@ -1,7 +1,7 @@
-"""Removes what is over and named by nothing: ended jobs with their events, their answers, sweeps, and documents.
+"""Removes what has ended and is not referenced: jobs with their events, answers, sweeps, and documents.
 
-Documents go by references: jobs, runs and sweeps name plans and requests, requests name profiles and topologies. A
-document that is stored again meanwhile is young again (``used_ms``), so what a request of this very moment needs stays.
+Documents are removed by references: jobs, runs and sweeps name plans and requests, requests name profiles and
+topologies. Storing a document again renews its age (``used_ms``), so what a current request needs stays.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True)
 class Pruned:
-    """How many rows have gone."""
+    """The number of rows removed, by kind."""
 
     jobs: int
     answers: int
@@ -54,7 +54,7 @@ class Pruned:
 
 
 def prune(database: Database, keep_days: float) -> Pruned:
-    """Remove what ended more than ``keep_days`` ago. Raises UnsupportedRequest for less than two days."""
+    """Remove what ended more than ``keep_days`` days ago. Raises UnsupportedRequest for less than two days."""
     if keep_days < SHORTEST_DAYS:
         raise UnsupportedRequest(
             f"what is {keep_days:g} days old may still be in use; at least {SHORTEST_DAYS} days are kept"
@@ -90,7 +90,7 @@ def _delete(database: Database, table: sa.Table, *conditions: sa.ColumnElement[b
 
 
 def _documents(database: Database, before: sa.ColumnElement[int]) -> Iterator[int]:
-    """The numbers of plans and requests that went, then of profiles and topologies that only they had named."""
+    """Delete plans and requests, then the profiles and topologies that only they named; yield the numbers of each."""
     with database.read() as connection:
         named = _named_by_rows(connection)
         old = _old(connection, before, ("plan", "plan request"))
@@ -107,7 +107,7 @@ def _old(connection: sa.Connection, before: sa.ColumnElement[int], kinds: Collec
 
 
 def _named_by_rows(connection: sa.Connection) -> set[Key]:
-    """Plans and requests that jobs, runs and sweeps name, and the requests of the runs' and sweeps' plans."""
+    """Select the plans and requests that jobs, runs and sweeps name, and those plans' requests."""
     named = {key for column in (jobs.c.plan_hash, jobs.c.request_hash) for key in _column(connection, jobs, column)}
     named |= set(_column(connection, sweeps, sweeps.c.request_hash))
     generations = sa.select(runs.c.tenant, run_generations.c.plan_hash).join(
@@ -140,7 +140,7 @@ def _named_by_requests(connection: sa.Connection) -> set[Key]:
 
 
 def _newest_topologies(connection: sa.Connection) -> set[Key]:
-    """Those that may have the links of living agents."""
+    """Select the topologies that may hold the links of living agents."""
     place = sa.func.row_number().over(partition_by=documents.c.tenant, order_by=documents.c.created_ms.desc())
     newest = sa.select(documents.c.tenant, documents.c.hash, place.label("place"))
     ranked = newest.where(documents.c.kind == "topology").subquery()

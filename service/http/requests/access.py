@@ -1,8 +1,8 @@
-"""How an endpoint gets at the service, and at who is asking.
+"""Gives endpoints the service and the principal of a request.
 
-An endpoint says what a key must open by the type of a parameter: ``caller: Solver`` is the Principal, and a request
-whose key does not open ``solve`` never gets there; before a body in the signature, it is refused before that is read.
-An endpoint without such a parameter is open to everybody.
+An endpoint declares the scope that it needs by the type of a parameter: ``caller: Solver`` is the Principal, and a
+request whose key lacks ``solve`` never reaches it. Where that parameter precedes the body in the signature, the request
+is refused before its body is read. An endpoint without such a parameter is open to everybody.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from penstock.service.settings import is_loopback
 
 
 def service_of(request: Request) -> Service:
-    """The service of the app that answers."""
+    """Return the service of the app that answers."""
     service: Service = request.app.state.service
     return service
 
 
 class Needs:
-    """A dependency that gives the Principal of a request whose key opens ``scope``."""
+    """A dependency that returns the Principal of a request whose key has ``scope``."""
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
 
     async def __call__(self, request: Request) -> Principal:
-        """Who asks. Raises Unauthenticated, Forbidden, QuotaExceeded."""
+        """Return who makes the request. Raises Unauthenticated, Forbidden, QuotaExceeded."""
         principal = await service_of(request).authenticator.principal(request)
         require(principal, self.scope)
         return principal
@@ -43,12 +43,12 @@ class Needs:
 
 @cache
 def needs(scope: Scope) -> Needs:
-    """The dependency for a scope."""
+    """Return the dependency for a scope."""
     return Needs(scope)
 
 
 async def scraper(request: Request) -> Principal:
-    """Whoever may read metrics: an admin, and loopback where the settings say so."""
+    """Return who may read metrics: an admin, or anyone on loopback where the settings allow it."""
     address = request.client.host if request.client is not None else ""
     if service_of(request).settings.metrics_on_loopback and is_loopback(address):
         return EVERYBODY
@@ -65,7 +65,7 @@ Scraper = Annotated[Principal, Depends(scraper)]
 
 
 def scope_of(route: APIRoute) -> Scope | None:
-    """The scope that a key must open for a route; None: no key is needed."""
+    """Return the scope that a route needs, or None where no key is needed."""
     for call in _calls(route.dependant):
         if isinstance(call, Needs):
             return call.scope
@@ -75,7 +75,7 @@ def scope_of(route: APIRoute) -> Scope | None:
 
 
 def every_route(routes: Iterable[Any]) -> Iterator[APIRoute]:
-    """The routes of an app, those of the routers that it includes as well."""
+    """Yield the routes of an app, including those of its routers."""
     for route in routes:
         if isinstance(route, APIRoute):
             yield route

@@ -1,4 +1,4 @@
-"""How bodies come in and go out: documents parsed off the event loop, JSON that is stored as it is sent.
+"""Reading and sending bodies: documents parsed off the event loop, stored JSON sent as it is.
 
 A compressed body is unpacked piece by piece, within the limit on what comes out.
 """
@@ -42,7 +42,7 @@ BODY_MODELS: dict[str, type[BaseModel]] = {}
 
 
 def reader(model: type[M]) -> Callable[[Request], Awaitable[M]]:
-    """A dependency that reads the body as ``model``."""
+    """Return a dependency that reads the body as ``model``."""
     BODY_MODELS[model.__name__] = model
 
     async def read(request: Request) -> M:
@@ -54,14 +54,14 @@ def reader(model: type[M]) -> Callable[[Request], Awaitable[M]]:
 
 
 def takes(model: type[BaseModel], example: Any) -> dict[str, Any]:
-    """The part of a route's OpenAPI description that says what its body is."""
+    """Return the part of a route's OpenAPI description that describes its body."""
     BODY_MODELS[model.__name__] = model
     schema = {"$ref": f"#/components/schemas/{model.__name__}"}
     return {"requestBody": {"required": True, "content": {media.JSON: {"schema": schema, "example": example}}}}
 
 
 async def body_of(request: Request) -> bytes:
-    """The body as JSON text, unpacked; read once and kept with the request.
+    """Return the body as JSON text, unpacked; it is read once and kept with the request.
 
     Raises WrongMediaType, TooLarge, and InvalidDocument for compressed data that cannot be read.
     """
@@ -74,13 +74,13 @@ async def body_of(request: Request) -> bytes:
 
 
 def json_response(document: BaseModel | bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A document as it is sent."""
+    """Return a document as a response."""
     body = document if isinstance(document, bytes) else document.model_dump_json()
     return Response(body, status, media_type=media.JSON, headers=headers)
 
 
 def tagged(request: Request, body: bytes) -> Response:
-    """A body with its ETag, or 304 when the client has it already."""
+    """Return a body with its ETag, or 304 when the client has it already."""
     tag = '"' + hashlib.sha256(body).hexdigest()[:32] + '"'
     if knows(request, tag):
         return Response(status_code=304, headers={"ETag": tag})
@@ -88,7 +88,7 @@ def tagged(request: Request, body: bytes) -> Response:
 
 
 def immutable(request: Request, body: bytes, address: str) -> Response:
-    """A body that will never change; only its tenant may keep it."""
+    """Return a response with a body that never changes; only its tenant may cache it."""
     headers = {"ETag": f'"{address}"', "Cache-Control": "private, max-age=31536000, immutable"}
     if knows(request, headers["ETag"]):
         return Response(status_code=304, headers=headers)
@@ -96,13 +96,13 @@ def immutable(request: Request, body: bytes, address: str) -> Response:
 
 
 def knows(request: Request, tag: str) -> bool:
-    """Whether ``If-None-Match`` names the tag; weak ones count too (RFC 9110, 13.1.2)."""
+    """Return whether ``If-None-Match`` names the tag; weak tags count too (RFC 9110, 13.1.2)."""
     known = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
     return tag in known or known == ["*"]
 
 
 def prefer_wait_s(request: Request, longest_s: float) -> float:
-    """N of ``Prefer: wait=N`` (RFC 7240), at most ``longest_s``; 0 without it."""
+    """Return N of ``Prefer: wait=N`` (RFC 7240) in seconds, at most ``longest_s``; 0 without it."""
     for preference in request.headers.get("prefer", "").replace(";", ",").split(","):
         name, _, value = preference.partition("=")
         if name.strip().lower() == "wait" and value.strip().isdecimal():

@@ -1,4 +1,4 @@
-"""Answers that a child process works out, while the client waits; a client that hangs up ends it."""
+"""Answers computed by a child process while the client waits; a client that hangs up ends the child."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.service.services import Service
 
 
 async def messages_of(service: Service, task: dict[str, Any], limit_s: float, kind: str) -> list[Any]:
-    """The messages of one kind that a child sends."""
+    """Yield the messages of one kind that a child sends."""
     async with service.children, aclosing(messages(service.forkserver, task, limit_s)) as said:
         return [message[kind] async for message in said if message["kind"] == kind]
 
@@ -28,7 +28,7 @@ def wants_events(request: Request) -> bool:
 
 
 def streamed(service: Service, task: dict[str, Any], limit_s: float, *kinds: str) -> Response:
-    """What a child says of some kinds as server-sent events of these names, the last one `end` or `problem`."""
+    """Stream a child's messages of some kinds as server-sent events of these names; the last is `end` or `problem`."""
     return EventSourceResponse(_events(service, task, limit_s, kinds), headers={"Cache-Control": "no-store"})
 
 
@@ -46,7 +46,7 @@ async def _events(
 
 
 async def result_of(request: Request, service: Service, task: dict[str, Any]) -> Any:
-    """The result of a child, as plain data. Raises ClientDisconnect when the client has hung up."""
+    """Return a child's result as plain data. Raises ClientDisconnect when the client has hung up."""
     found = await unless_gone(
         request.receive, lambda: messages_of(service, task, service.settings.max_solve_s, "result")
     )
@@ -56,5 +56,5 @@ async def result_of(request: Request, service: Service, task: dict[str, Any]) ->
 
 
 async def answered(request: Request, service: Service, task: dict[str, Any]) -> Response:
-    """The result of a child, as it is sent."""
+    """Return a child's result as a response."""
     return json_response(json_of(await result_of(request, service, task)))

@@ -1,4 +1,4 @@
-"""Events of jobs and runs: as server-sent events, or as JSON that is held until there is one."""
+"""Events of jobs and runs: as server-sent events, or as JSON by long polling."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Page = Callable[[int], Any]
 async def answer_events(
     request: Request, service: Service, topic: str, page: Page, after: int, *, poll: bool
 ) -> Response:
-    """The events after ``after``: streamed to their end, or with ``poll`` the next ones, held by ``Prefer``."""
+    """Return the events after ``after``: streamed to the end, or with ``poll`` the next ones, held by ``Prefer``."""
     found = await run_sync(page, after)
     if not poll:
         if found.done and not found.items:

@@ -1,10 +1,10 @@
-"""Requests that are sent twice and done once: what was answered to an ``Idempotency-Key`` is kept for a day.
+"""Requests that may be sent twice and are done once: the answer to an ``Idempotency-Key`` is kept for a day.
 
-Only success is kept. A request that was refused, or that failed, is done anew when it is sent again.
+Only success is kept. A request that was refused, or that failed, is done again when it is repeated.
 
-The transaction that makes something, a job, a sweep or a run, notes its id with the key: from then on the thing is
-never made again, wherever the process dies, and a repetition is answered with it. Before that, a request belongs to
-the process that does it for ``lease_s``, renewed while that is alive; one whose lease has run out was lost with it.
+The transaction that creates a job, a sweep or a run notes its id with the key: from then on it is never created again,
+wherever the process dies, and a repetition is answered with it. Before that, a request belongs to the process that
+works on it for ``lease_s``, renewed while that is alive; a request whose lease has expired was lost with its process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class KeyInUse(Conflict):
 
 
 class WrongKey(Refusal):
-    """A key that was given with another request, or that is none."""
+    """A key that was sent with another request before, or is malformed."""
 
     title = "The Idempotency-Key does not fit"
     code = "wrong-idempotency-key"
@@ -47,7 +47,7 @@ Note = Callable[[sa.Connection, str], None]
 
 @dataclass(frozen=True)
 class Kept:
-    """An answer that is given again."""
+    """A stored answer to be sent again."""
 
     status: int
     headers: dict[str, str]
@@ -56,7 +56,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Made:
-    """What was made for a request whose answer was not kept: the id of a job, a sweep or a run."""
+    """What a request created whose answer was not kept: the id of a job, a sweep or a run."""
 
     id: str
     doing: Doing
@@ -64,14 +64,14 @@ class Made:
 
 @dataclass(frozen=True)
 class Doing:
-    """A request that is to be done now; ``token`` distinguishes it from a later attempt, made after this was lost."""
+    """A request to be done now; ``token`` distinguishes this attempt from a later one, made after it was lost."""
 
     tenant: str
     key: str
     token: bytes
 
     def note(self, connection: sa.Connection, made_id: str) -> None:
-        """Note what is made, in the transaction that makes it. Raises Conflict when the request was taken for lost."""
+        """Note what was created, in the same transaction. Raises Conflict when the request was considered lost."""
         noted = connection.execute(idempotency.update().where(self.row).values(job_id=made_id)).rowcount
         if not noted:
             raise Conflict(
@@ -81,7 +81,7 @@ class Doing:
 
     @property
     def row(self) -> sa.ColumnElement[bool]:
-        """The request's row while it is under way and nothing is made: its body is the token then."""
+        """Return the request's row while it is under way and nothing was created; its body is the token until then."""
         return sa.and_(_row(self.tenant, self.key), _UNDER_WAY, _NOTHING_MADE, idempotency.c.body == self.token)
 
 
@@ -90,17 +90,17 @@ _NOTHING_MADE = idempotency.c.job_id.is_(None)
 
 
 class Idempotency:
-    """Keys of all tenants. ``lease_s``: a request under way that is not renewed for so long was lost."""
+    """Keys of all tenants. A request under way that is not renewed for ``lease_s`` seconds is considered lost."""
 
     def __init__(self, database: Database, *, lease_s: float) -> None:
         self._database = database
         self.lease_s = lease_s
 
     def begin(self, tenant: str, key: str, request_hash: str) -> Kept | Made | Doing:
-        """The answer that was given to this request, or what was made for it; else it is to be done now.
+        """Return the stored answer to this request, or what was created for it, or that it is to be done now.
 
-        `keep` or `forget` follows on the latter two. Raises KeyInUse while another does it, WrongKey when the key came
-        with another request.
+        In the latter two cases the caller then calls `keep` or `forget`. Raises KeyInUse while it is under way,
+        WrongKey when the key came with another request.
         """
         doing = Doing(tenant, key, secrets.token_bytes(16))
         too_old = idempotency.c.created_ms < now_ms() - KEPT_MS
@@ -130,13 +130,13 @@ class Idempotency:
         )
 
     def renew(self, doing: Doing) -> bool:
-        """Say that a request is still being done; False once that has come to something."""
+        """Renew the lease of a request; return False once it has created something."""
         with self._database.write(alone=False) as connection:
             renewed = connection.execute(idempotency.update().where(doing.row).values(created_ms=now_ms())).rowcount
         return bool(renewed)
 
     def keep(self, doing: Doing, kept: Kept) -> None:
-        """Keep what was answered, unless another process does the request now."""
+        """Keep the answer, unless another process works on the request now."""
         mine = sa.or_(idempotency.c.body == doing.token, idempotency.c.job_id.is_not(None))
         body = json.dumps(kept.headers).encode() + b"\n" + kept.body
         with self._database.write() as connection:
@@ -144,7 +144,7 @@ class Idempotency:
             connection.execute(idempotency.update().where(here).values(status=kept.status, body=body))
 
     def forget(self, doing: Doing) -> None:
-        """Let the next request with this key be done, where nothing was made."""
+        """Allow the next request with this key to be done, where nothing was created."""
         with self._database.write() as connection:
             connection.execute(idempotency.delete().where(doing.row))
 

@@ -13,7 +13,7 @@ _WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
 
 def refuse_other_types(content_type: str) -> None:
-    """Raise WrongMediaType where the value of a Content-Type is not one of JSON."""
+    """Raise WrongMediaType where the value of a Content-Type is not a JSON type."""
     given = content_type.partition(";")[0].strip().lower()
     if given != JSON and not given.endswith("+json"):
         raise WrongMediaType(
@@ -24,13 +24,13 @@ def refuse_other_types(content_type: str) -> None:
 
 
 class Unpacker:
-    """Decompresses a body piece by piece, never more of it than it is asked for."""
+    """Decompresses a body piece by piece, never more of it than was asked for."""
 
     def __init__(self, window_bits: int) -> None:
         self._stream = zlib.decompressobj(window_bits)
 
     def take(self, chunk: bytes, most: int) -> bytes:
-        """What a piece unpacks to; a result of ``most`` bytes means that there may be more. Raises InvalidDocument."""
+        """Return what a piece unpacks to; after ``most`` bytes there may be more. Raises InvalidDocument."""
         if self._stream.eof and chunk:
             raise InvalidDocument("the compressed body goes on after its end; send one compressed stream")
         try:
@@ -48,7 +48,7 @@ class Unpacker:
 
 
 def unpacker(content_encoding: str) -> Unpacker | None:
-    """What decodes a Content-Encoding; None for none. Raises WrongMediaType for one that is not known here."""
+    """Return the decoder of a Content-Encoding, None for none. Raises WrongMediaType for an unknown one."""
     coding = content_encoding.strip().lower()
     if coding in ("", "identity"):
         return None

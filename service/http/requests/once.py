@@ -38,10 +38,10 @@ _AGAIN: dict[str, Again] = {}
 
 
 class OnceRoute(APIRoute):
-    """A route whose POSTs heed the key. Reading needs none; the others ignore it."""
+    """A route whose POSTs honour the key. GETs need none; other methods ignore it."""
 
     def get_route_handler(self) -> Handle:
-        """The route's handler, and around it the look whether this was answered before."""
+        """Return the route's handler, which first looks for a stored answer."""
         handle: Handle = super().get_route_handler()
 
         async def once(request: Request) -> Response:
@@ -56,7 +56,7 @@ class OnceRoute(APIRoute):
 
 
 def answers_again(path: str) -> Callable[[A], A]:
-    """Register what answers the POSTs to a path whose answer was lost with its process after something was made."""
+    """Register the function that answers POSTs to a path whose process died after it had created something."""
 
     def register(again: A) -> A:
         _AGAIN[path] = again
@@ -66,13 +66,13 @@ def answers_again(path: str) -> Callable[[A], A]:
 
 
 def note_of(request: Request) -> Note | None:
-    """What notes the id of what a request makes, in the same transaction; None for a request without a key."""
+    """Return a function that notes the id of what a request creates; None for a request without a key."""
     doing: Doing | None = getattr(request.state, "doing", None)
     return None if doing is None else doing.note
 
 
 def describe_idempotency(schema: dict[str, Any], routes: Iterable[Any]) -> None:
-    """Add the header to the POSTs of an OpenAPI document that heed it."""
+    """Add the header to those POSTs of an OpenAPI document that honour it."""
     words = "a name of yours for this request: sent again within a day, it is answered as it was, and not done again"
     pattern = {"type": "string", "minLength": 1, "maxLength": LONGEST_KEY, "pattern": "^[!-~]+$"}
     header = {"name": HEADER, "in": "header", "required": False, "description": words, "schema": pattern}
@@ -84,7 +84,7 @@ def describe_idempotency(schema: dict[str, Any], routes: Iterable[Any]) -> None:
 
 
 def _refuse_scope(route: APIRoute, principal: Principal) -> None:
-    """Raise Forbidden before the body is unpacked and the key noted, for whom the route is not open."""
+    """Raise Forbidden for a key without the route's scope, before the body is unpacked and the key noted."""
     if (scope := scope_of(route)) is not None:
         require(principal, scope)
 
@@ -116,7 +116,7 @@ async def _once(handle: Handle, request: Request, principal: Principal, key: str
 
 
 async def _keep(service: Service, doing: Doing, response: Response) -> bool:
-    """Keep an answer, if it is one to keep."""
+    """Keep an answer if it was a success."""
     if response.status_code >= 300 or not hasattr(response, "body"):
         return False
     headers = {name: response.headers[name] for name in KEPT_HEADERS if name in response.headers}
@@ -125,7 +125,7 @@ async def _keep(service: Service, doing: Doing, response: Response) -> bool:
 
 
 async def _renew(service: Service, doing: Doing) -> None:
-    """Keep a request's lease until something was made, or its handler has ended."""
+    """Renew a request's lease until it has created something, or its handler has ended."""
     while True:
         await asyncio.sleep(service.idempotency.lease_s / 3)
         with suppress(DatabaseAway):

@@ -1,4 +1,4 @@
-"""Bodies of requests as documents; untrusted input, so in linear time."""
+"""Parses bodies of requests as documents in linear time, as they are untrusted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PLAIN = frozenset({"metadata", "serialization", "default", "expected", "cls", "
 
 
 def parse(model: type[M], body: bytes) -> M:
-    """A body as ``model``. Raises InvalidDocument with a fault per mistake, in time linear in the body."""
+    """Return a body as ``model``. Raises InvalidDocument with a fault per mistake, in time linear in the body."""
     data = with_documents(model, load_json(body))
     try:
         if len(body) < LARGE_BYTES:
@@ -47,7 +47,7 @@ def parse(model: type[M], body: bytes) -> M:
 
 @cache
 def _hasty(model: type[BaseModel]) -> SchemaValidator:
-    """A validator that takes what the model's own takes, and stops in each list at the first entry that is wrong."""
+    """Return a validator that accepts the same as the model's own, but stops in each list at the first wrong entry."""
     return SchemaValidator(_stopping(model.__pydantic_core_schema__), **_ANEW)
 
 
