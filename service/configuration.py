@@ -28,7 +28,7 @@ _RESEMBLANCE = 0.75
 
 def read_file(path: str | Path, known: Iterable[str]) -> dict[str, Any]:
     """Return the settings in a TOML file.
-    
+
     Raises InvalidDocument for an unreadable file, text that is not TOML, or a name that is not a setting.
     """
     try:

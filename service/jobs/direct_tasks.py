@@ -52,7 +52,7 @@ async def messages(place: Spawner, task: dict[str, Any], limit_s: float) -> Asyn
 
 async def unless_gone(receive: Callable[[], Awaitable[Any]], work: Callable[[], Awaitable[T]]) -> T | None:
     """Return the work's result; None, and the work is cancelled, if the client hangs up first.
-    
+
     The body has been read before.
     """
     found: T | None = None

@@ -78,7 +78,7 @@ def simulation(file: PlanFile) -> Simulation:
 
 def lowered(file: PlanFile, options: RunOptions | None = None, steps: int = 1) -> Lowered:
     """Return the plan with its prediction, and its programs for a run of ``steps``.
-    
+
     Raises InvalidPlan when it cannot be run.
 
     Programs of periodic plans train from one halt of the run to the next; there is one per distinct length.
