@@ -55,9 +55,9 @@ class DatabaseAway(Unreachable):
 class Database:
     """An engine and its transactions. ``url`` names a SQLite file or a PostgreSQL server.
 
-    ``connections``: the largest number open at a time; ``upgrade``: whether ``create`` may change the tables of an older
-    Penstock, by default on SQLite only. Raises UnsupportedRequest for another kind of URL,
-    and for a SQLite file on a disk that several hosts share.
+    ``connections``: the largest number open at a time; ``upgrade``: whether ``create`` may change the tables of an
+    older Penstock, by default on SQLite only. Raises UnsupportedRequest for another kind of URL, and for a SQLite file
+    on a disk that several hosts share.
     """
 
     def __init__(self, url: str, *, connections: int = 20, upgrade: bool | None = None) -> None:

@@ -26,7 +26,7 @@ from penstock.solvers.model.update_rules import UpdateRule
 
 
 class Use(NamedTuple):
-    """The load of a resource by one flow or chain: total time, earliest start, shortest time from its end to the step's end."""
+    """The load of a resource by one flow or chain: total time, earliest start, shortest time to the step's end."""
 
     load_ns: int
     head_ns: int
@@ -81,7 +81,7 @@ class StageTimes:
         return found
 
     def _exposed(self, s: int, rows: int) -> int:
-        """Return the rest of all-reduces and sums of ties after the stage's last backward, for a micro-batch of ``rows``."""
+        """Return what is left of all-reduces and sums of ties after the stage's last backward of ``rows``."""
         stage = self.allocation.stages[s]
         costs = self.problem.costs(self.problem.devices[stage.devices[0]].kind, stage_rows(stage, rows))
         longest = 0
@@ -128,7 +128,7 @@ class StageTimes:
 
     @cached_property
     def tails(self) -> list[int]:
-        """The time after a stage's last gradient: the way back to any stage before it, and that stage's remaining time."""
+        """The time after a stage's last gradient: the way back to any earlier stage, and its remaining time."""
         found: list[int] = []
         for s in range(len(self.allocation.stages)):
             rest = self.exposed[s] + self.update[s]
@@ -232,7 +232,7 @@ class StageTimes:
         return ((edge, direction),) if rules.channel == "full" else ()
 
     def resource_ns(self, resource: object) -> int:
-        """Return the load of a resource plus the earliest start and the shortest remaining time of all that it carries."""
+        """Return a resource's load plus the earliest start and the shortest remaining time of what it carries."""
         uses = self.resources[resource]
         load = sum(use.load_ns for use in uses)
         return min(use.head_ns for use in uses) + load + min(use.tail_ns for use in uses)

@@ -39,7 +39,7 @@ MOST_STEPS = 400_000_000
 
 
 def within_bounds(problem: Problem) -> list[Bound]:
-    """Return bounds for each order with one stage per rank, and for all orders together; none if there are too many cuts."""
+    """Return bounds for each order with one stage per rank, and for all orders; none if there are too many cuts."""
     within = problem.within
     assert within is not None
     pairs = list(_pairs(problem))

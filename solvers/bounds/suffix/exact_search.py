@@ -111,7 +111,8 @@ class SuffixSearch:
         return judged if judged.proven else judged._replace(actions=free.actions)
 
     def _raise(self, s: int, n: int, known: list[tuple[int, int]], share: int) -> bool:
-        """Find phi[s, n]; return True if the effort sufficed. ``known`` values of fewer micro-batches set the first step."""
+        """Find phi[s, n]; return True if the effort sufficed. ``known``: values of fewer micro-batches, to begin
+        from."""
         line, low = suffix_line(self.line, s), int(self.line.phi[s, n])
         guess, step = _continued(known, n), 1 + low // FINEST
         below = max(low, guess) + 1

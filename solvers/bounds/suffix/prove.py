@@ -49,9 +49,9 @@ def prove(
     """Search for a step of at most ``at_most_ns``, with whole backwards in any order, and bound how short one can be.
 
     Channels carry in any order in the model, micro-batches of two sizes count as small ones, and transfers of different
-    edges do not meet (``line_of`` proves the relaxation): the orders have to be simulated. ``as_judged``: channels carry
-    first what is ready first and nothing waits on purpose, micro-batches in index order; if that is proven, the bound is
-    the judge's time of ``orders``. ``effort`` counts states; the answer is the same on every machine. Raises
+    edges do not meet (``line_of`` proves the relaxation): the orders have to be simulated. ``as_judged``: channels
+    carry first what is ready first and nothing waits on purpose, micro-batches in index order; if that is proven, the
+    bound is the judge's time of ``orders``. ``effort`` counts states; the answer is the same on every machine. Raises
     UnsupportedRequest where ``takes`` is false, or with ``as_judged`` where ``judgeable`` is.
     """
     times = StageTimes(problem, allocation, Orders("any order of whole backwards", ()))

@@ -20,8 +20,8 @@ def line_of(times: StageTimes) -> Line:
       the same links is left out, which only allows more;
     * at most as many micro-batches are in flight as memory holds on the stage and on each before it
       (``effective_limits``): a micro-batch in flight on a stage is in flight on the one before;
-    * identical micro-batches can go in index order everywhere: call the k-th operation of each kind k. So the limit K is
-      a precedence: forward m + K of a stage after its backward m.
+    * identical micro-batches can go in index order everywhere: call the k-th operation of each kind k. So the limit K
+      is a precedence: forward m + K of a stage after its backward m.
 
     The line leaves out that the judge's channels carry first what is ready first, larger micro-batches, and contention
     of all-reduces.

@@ -244,7 +244,7 @@ class Model:
         return self.cp.new_interval_var(first, length, self.horizon, "")
 
     def _reduce(self, chain: Chain) -> None:
-        """Add buckets one after the other, in a shared network on their ring's links; then the updates of their stages."""
+        """Add buckets one after the other, in a shared network on their ring's links; then their stages' updates."""
         shop, update = self.shop, self.units(max(self.shop.times.update[s] for s in chain.stages))
         if not shop.problem.rules.shared:
             for place, ends in chain.ends.items():

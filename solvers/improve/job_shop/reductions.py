@@ -14,9 +14,9 @@ from penstock.solvers.improve.job_shop.shop import Operation, Shop
 class Chain(NamedTuple):
     """A group's buckets.
 
-    ``number`` is the first bucket's, over all buckets whose groups have the same lowest stage. For each row and stage of
-    the group, ``ends`` has the operations that may be the last gradient, ``lead_ns`` how long before its end each bucket
-    may be ready.
+    ``number`` is the first bucket's, over all buckets whose groups have the same lowest stage. For each row and stage
+    of the group, ``ends`` has the operations that may be the last gradient, ``lead_ns`` how long before its end each
+    bucket may be ready.
     """
 
     stages: tuple[int, ...]

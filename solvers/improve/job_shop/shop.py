@@ -144,7 +144,7 @@ class Shop:
         return {FORWARD: operation.stage, RECOMPUTE: behind - 1, WEIGHT: behind + 1}.get(operation.kind, behind)
 
     def orders(self, name: str, starts: Iterable[tuple[Operation, int, int]]) -> Orders:
-        """Return each row by start, given (operation, start, size); in a tie, operations without duration come first."""
+        """Return each row by start, given (operation, start, size); of ties, operations without duration first."""
         rows: list[list[tuple[int, bool, int, Operation]]] = [[] for _ in self.devices]
         for each, start, size in starts:
             rows[each.row].append((start, size > 0, self.depth(each), each))

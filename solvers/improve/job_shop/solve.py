@@ -30,9 +30,9 @@ NAME = "job-shop"
 class Question:
     """Find a step of at most ``at_most_ns``, given that none is below ``at_least_ns``.
 
-    ``schedule`` defines each row's operations; their order does not matter (None: whole backwards, devices that hold the
-    same stages together). ``as_judged``: nothing waits on purpose, and a channel carries first what is ready first, as
-    in the judge's step. With ``workers`` CP-SAT runs several search strategies in turn.
+    ``schedule`` defines each row's operations; their order does not matter (None: whole backwards, devices that hold
+    the same stages together). ``as_judged``: nothing waits on purpose, and a channel carries first what is ready first,
+    as in the judge's step. With ``workers`` CP-SAT runs several search strategies in turn.
     """
 
     problem: Problem
@@ -80,10 +80,10 @@ def solve(
 ) -> Answer:
     """Return the shortest step of an allocation, or a bound on it.
 
-    ``hint`` is a judged step to begin with, of the question's schedule; it is the answer if CP-SAT finds nothing better.
-    The horizon rises, because the optimum is mostly at or near the known bound, and short horizons are decided quickly.
-    ``on_orders`` is called with every solution. The same question has the same answer unless ``stopped`` ends it: the
-    request's seed, a limit on deterministic time, workers that take turns.
+    ``hint`` is a judged step to begin with, of the question's schedule; it is the answer if CP-SAT finds nothing
+    better. The horizon rises, because the optimum is mostly at or near the known bound, and short horizons are decided
+    quickly. ``on_orders`` is called with every solution. The same question has the same answer unless ``stopped`` ends
+    it: the request's seed, a limit on deterministic time, workers that take turns.
     """
     shop = question.shop()
     low, gap = question.at_least_ns, question.at_most_ns - question.at_least_ns
