@@ -1,4 +1,4 @@
-"""From traces to costs: observations, and the fits of layers and links.
+"""Fit the costs of layers and links to traces of training runs.
 
 May import: `schemas`, `convert`, `planning`, `solvers`.
 Start reading at `calibrate.py`.

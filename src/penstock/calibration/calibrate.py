@@ -1,9 +1,9 @@
-"""``penstock.calibrate``: what ranks measured becomes the next profile, and the next topology.
+"""``penstock.calibrate``: fit a profile and a topology to what the ranks of a run measured.
 
-Layers are fitted to the times of stages, links to the times of messages (``penstock.calibration``). What instructions
-do not account for (barriers, a rank that was held up) is then spread over all computation by one factor, so that the
-judge's time of the plans that were run is right on average. What is left, plan by plan, is the remaining error; the
-profile states it, or that factor where it is larger, as its expected error.
+Layers are fitted to the times of stages, links to the times of messages (``penstock.calibration``). Time that no
+instruction accounts for (barriers, a delayed rank) is then spread over all computation by one factor, so that the
+simulated time of the plans that were run is right on average. What is left, plan by plan, is the remaining error; the
+profile states that error, or that factor where it is larger, as its expected error.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from penstock.schemas.trace import Trace
 from penstock.solvers.model.problem import Problem
 
 LEAST_ERROR = 0.01
-"""No calibrated profile claims to be better: two runs of one plan differ by as much."""
+"""The smallest expected error that a calibrated profile states: two runs of one plan differ by as much."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A plan that was run: measured (median) and predicted time, before and after."""
+    """A plan that was run: its measured (median) time, and its predicted time before and after the calibration."""
 
     plan_hash: str
     measured_ns: int
@@ -44,16 +44,16 @@ class Compared:
 
     @property
     def error(self) -> float:
-        """Of the prediction after, relative to what was measured."""
+        """Return the relative error of the prediction after the calibration."""
         return self.after_ns / self.measured_ns - 1
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """The profile and the topology after, and how well they explain the runs.
+    """The calibrated profile and topology, and how well they explain the runs.
 
-    ``unaccounted``: the factor over all computation beyond what instructions took. ``issue_ns``: issuing messages and
-    letting go, per operation; it is part of the layers' times.
+    ``unaccounted``: the factor over all computation beyond what instructions took. ``issue_ns``: time per operation for
+    issuing messages and releasing them; it is part of the layers' times.
     """
 
     profile: ModelProfile
@@ -64,7 +64,7 @@ class Calibration:
     num_messages: int
 
     def out(self) -> CalibrationOut:
-        """As a document."""
+        """Return the calibration as a document."""
         return CalibrationOut(
             profile=self.profile,
             topology=self.topology,
@@ -77,15 +77,15 @@ class Calibration:
 
 
 def answer(request: CalibrationRequest) -> CalibrationOut:
-    """The same from a document to a document. Raises as ``calibrate``."""
+    """Answer a calibration request with a document. Raises as ``calibrate``."""
     return calibrate(request.profile, request.traces, links=request.links).out()
 
 
 def calibrate(profile: ModelProfile, traces: Sequence[Trace], *, links: bool = True) -> Calibration:
-    """Fold traces into a profile, and into the topology that their plans share (``links``: into both).
+    """Fit a profile, and the topology that the traces' plans share, to traces (``links``: to both).
 
-    Raises InvalidDocument for no trace, one without its plan or of another model, and traces on different clusters;
-    UnsupportedRequest where operations run beside each other on a device, so that their times are no costs.
+    Raises InvalidDocument without a trace, for one without its plan or of another model, and for different clusters;
+    UnsupportedRequest where operations share a device at the same time, so that their times are no costs.
     """
     if not traces:
         raise InvalidDocument("there is no trace to calibrate from", remedy="penstock run plan.json --trace trace.json")
@@ -120,7 +120,7 @@ def calibrate(profile: ModelProfile, traces: Sequence[Trace], *, links: bool = T
 
 
 def _file_of(trace: Trace, profile: ModelProfile) -> PlanFile:
-    """The plan that a trace is of. Raises as ``calibrate``."""
+    """Return the plan file of a trace. Raises as ``calibrate``."""
     file = trace.plan_file
     if file is None:
         raise InvalidDocument(
@@ -167,7 +167,7 @@ def _measured_ns(trace: Trace) -> int:
 
 
 def _judged_ns(file: PlanFile, profile: ModelProfile, topology: ClusterTopology) -> int:
-    """The judge's time of a plan under other costs."""
+    """Return the simulated time of a plan under other costs, in nanoseconds."""
     request = file.request.model_copy(update={"profile": profile, "topology": topology})
     plan = file.plan.model_copy(update={"prediction": None, "request_hash": request.content_hash()})
     timeline = judge(PlanFile(plan=plan, request=request)).timeline
@@ -212,7 +212,7 @@ def _layers_of(problem: Problem, kind: str, rows: int) -> Layers:
 
 
 def _fitted_layers(problem: Problem, key: tuple[str, int], times: Sequence[StageTime]) -> Layers:
-    """Forward, input and weight gradients together: a backward is both, and what it computes again."""
+    """Return the cost per layer of forward, input and weight gradients; a backward is both plus its recomputation."""
     count = problem.num_layers
     parts = np.zeros((len(times), 3 * count))
     for row, one in enumerate(times):
@@ -227,7 +227,7 @@ def _fitted_layers(problem: Problem, key: tuple[str, int], times: Sequence[Stage
 
 
 def _moved(given: Measurement, found: dict[int, Layers], problem: Problem) -> Measurement:
-    """A measurement with each layer scaled as at the nearest number of rows that was seen."""
+    """Return a measurement with each layer scaled as at the nearest number of rows that was observed."""
     rows = min(found, key=lambda seen: abs(log(seen / given.micro_batch_size)))
     before = _layers_of(problem, given.device_kind, rows)
     forward, inputs, weight = (
@@ -252,7 +252,7 @@ def _with_times(layer: LayerMeasurement, forward: float, inputs: float, weight: 
 
 
 def _measurement(problem: Problem, profile: ModelProfile, kind: str, rows: int, found: Layers) -> Measurement:
-    """A size that the profile did not have: what it takes in memory as the profile scales it."""
+    """Return the measurement of a size that the profile lacks; its memory is what the profile scales to that size."""
     costs = problem.costs(kind, rows)
     kept = np.diff(costs.stash_bytes)
     template = next(one for one in profile.measurements if one.device_kind == kind)
@@ -264,7 +264,7 @@ def _measurement(problem: Problem, profile: ModelProfile, kind: str, rows: int, 
 
 
 def _fitted_updates(problem: Problem, steps: Sequence[StepTime]) -> list[int]:
-    """``update_ns`` of each layer; where the profile has none it goes by parameters."""
+    """Return ``update_ns`` of each layer; where the profile has none, in proportion to the parameters."""
     before = np.diff(problem.update_ns).astype(np.float64)
     if not steps:
         return [int(each) for each in before]
@@ -278,7 +278,7 @@ def _fitted_updates(problem: Problem, steps: Sequence[StepTime]) -> list[int]:
 def _unaccounted(
     traces: Sequence[Trace], files: Sequence[PlanFile], profile: ModelProfile, topology: ClusterTopology
 ) -> float:
-    """The factor over all computation with which the judge's times are right on average; a few steps of a secant."""
+    """Return the factor on all computation that makes simulated times right on average, by a few secant steps."""
     factor = 1.0
     for _ in range(3):
         scaled = _scaled(profile, factor)

@@ -1,7 +1,7 @@
-"""Layers from stages: which costs of layers explain what stages took.
+"""Fit the costs of layers to the measured times of stages.
 
-A trace says what whole stages take, so layers are found as those that explain all stages while they differ least from
-the profile: least squares in which a stage that is off by ``NOISE`` weighs as much as one layer that is off by all of
+A trace has times of whole stages only. The fitted costs explain all stages and differ least from the profile: least
+squares in which a stage that is off by ``NOISE`` weighs as much as one layer that is off by all of
 its cost. Within one stage that scales all layers by the same factor; traces of other cuts tell them apart. The profile
 is scaled as a whole first, and the fit is repeated from its own result, so that a profile that is far off does no harm.
 """
@@ -14,14 +14,14 @@ NOISE = 0.01
 """Relative error of a stage's measured time."""
 PASSES = 3
 _LEAST = 0.1
-"""A layer keeps at least this part of its cost in one pass: none becomes free or negative."""
+"""The smallest part of its cost that a layer keeps in one pass, so that no cost becomes zero or negative."""
 
 
 def fit(parts: np.ndarray, totals_ns: np.ndarray, prior_ns: np.ndarray) -> np.ndarray:
-    """Costs (n,) such that ``parts @ costs`` is close to ``totals_ns``, float64.
+    """Return costs (n,), float64, such that ``parts @ costs`` is close to ``totals_ns``.
 
-    ``parts`` (m, n): how often each cost is in each total; ``prior_ns`` (n,): what they are taken to be so far. Costs
-    in no total follow the others; a total whose costs are all 0 so far is shared out evenly among them.
+    ``parts`` (m, n): how often each cost occurs in each total; ``prior_ns`` (n,): the costs assumed so far. Costs
+    in no total follow the others; a total whose costs are all 0 so far is distributed evenly among them.
     """
     costs: np.ndarray = prior_ns.astype(np.float64)
     empty = (parts @ costs == 0) & (totals_ns > 0)
@@ -36,7 +36,7 @@ def fit(parts: np.ndarray, totals_ns: np.ndarray, prior_ns: np.ndarray) -> np.nd
 
 
 def _nearest(parts: np.ndarray, totals_ns: np.ndarray, costs: np.ndarray) -> np.ndarray:
-    """Ridge regression around ``costs``: deviations are counted in units of sqrt(cost × mean cost)."""
+    """Solve a ridge regression around ``costs``: deviations are counted in units of sqrt(cost × mean cost)."""
     used = costs > 0
     unit = np.sqrt(costs[used] * costs[used].mean())
     scale = 1 / (NOISE * np.maximum(totals_ns, 1.0))

@@ -1,7 +1,7 @@
-"""Links from messages: latency and bandwidth that explain how long messages were under way.
+"""Fit the latency and bandwidth of links to the measured times of messages.
 
 Messages are grouped by what they pass through: a node's fabric, the same links, or a pair of a measured matrix. Two
-sizes that differ enough give latency and bandwidth by least squares; one size only tells by which factor both are off.
+sizes that differ enough give latency and bandwidth by least squares; one size gives only the factor of both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SIZES_APART = 1.5
 
 
 class Path(NamedTuple):
-    """What a group of messages passes through: as planned so far."""
+    """The links or the fabric that a group of messages passes through, with their planned latency and bandwidth."""
 
     kind: str
     key: Hashable
@@ -32,7 +32,7 @@ class Path(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What becomes of a path: its bandwidth is multiplied, its latency becomes another."""
+    """The change of a path: a factor on its bandwidth, and its new latency."""
 
     path: Path
     bandwidth_factor: float
@@ -41,7 +41,7 @@ class Change(NamedTuple):
 
 
 def changes(problem: Problem, topology: ClusterTopology, messages: Iterable[MessageTime]) -> list[Change]:
-    """What the messages say of each path that they took; paths of which nothing is known stay as they are."""
+    """Return the change of each path that the messages took; other paths stay as they are."""
     groups: dict[tuple[str, Hashable], tuple[Path, list[MessageTime]]] = {}
     for message in messages:
         path = _path(problem, topology, message)
@@ -86,7 +86,7 @@ def _change(path: Path, messages: Sequence[MessageTime]) -> Change:
 
 
 def changed(topology: ClusterTopology, found: Sequence[Change]) -> ClusterTopology:
-    """The topology with the changes; each element of a path takes its share of the latency."""
+    """Return the topology with the changes; each element of a path takes its share of the latency."""
     by_kind: dict[str, dict[Any, Change]] = defaultdict(dict)
     for change in found:
         by_kind[change.path.kind][change.path.key] = change
@@ -106,7 +106,7 @@ def changed(topology: ClusterTopology, found: Sequence[Change]) -> ClusterTopolo
 
 
 def _element(element: Any, change: Change | None) -> Any:
-    """A fabric or a link, changed."""
+    """Return a fabric or a link with its change applied."""
     if element is None or change is None:
         return element
     return element.model_copy(update=_numbers(element.bandwidth_bytes_per_s, change))
@@ -120,7 +120,7 @@ def _numbers(bandwidth_bytes_per_s: int, change: Change) -> dict[str, int]:
 
 
 def _widest(link: Any, found: Iterable[Change]) -> Change | None:
-    """Of the paths over a link, the one on which it was fastest: on the others something else was narrow."""
+    """Return the change of the path on which a link was fastest: on the others something else was the bottleneck."""
     over = [change for change in found if frozenset((link.a, link.b)) in change.path.key]  # type: ignore[operator]
     return max(over, key=lambda change: change.bandwidth_factor, default=None)
 

@@ -1,11 +1,11 @@
-"""What traces say of costs: how long stages computed and stepped, how long messages were under way.
+"""Extract observations from traces: times of operations and optimizer steps per stage, and of messages.
 
-An operation's time is the median over micro-batches and ranks of the same kind of device with as many rows. The time
-of issuing messages, of loading and of letting go counts to the operation before it: the device is busy meanwhile, and a
-plan has no other place for it. Waiting does not count: a rank takes an operation's start when its messages are there.
+An operation's time is the median over micro-batches and ranks of the same device kind with the same number of rows. The
+time of issuing, loading and releasing messages counts to the operation before it: the device is busy meanwhile, and a
+plan has no other place for it. Waiting does not count: an operation starts once its messages have arrived.
 
-A message was under way from the start of its send to the start of the operation that waited for it. Where nobody waited
-it arrived unseen and says nothing.
+A message was in transit from the start of its send to the start of the operation that waited for it. Where no operation
+waited, its arrival was not observed and the message is left out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.solvers.model.micro_batches import micro_batch_rows, slice_bounds
 from penstock.solvers.model.problem import Problem
 
 WAITED_NS = 30_000
-"""A rank that was idle for longer before an operation waited for its message."""
+"""Idle time before an operation, in ns, above which the rank is taken to have waited for its message."""
 
 _INSTRUCTION = re.compile(r"(\d+)([A-Z_]+?)(\d*)(?:@\d+)?")
 _OPERATIONS = frozenset("FBIWR")
@@ -32,7 +32,7 @@ _ISSUED = frozenset({"SEND_F", "SEND_B", "RECV_F", "RECV_B", "LOCAL_F", "LOCAL_B
 
 
 class StageTime(NamedTuple):
-    """An operation of layers ``first`` to ``last`` on so many rows; ``again``: the ranges it computes again."""
+    """An operation of layers ``first`` to ``last`` on a number of rows; ``again``: the ranges that it recomputes."""
 
     device_kind: str
     rows: int
@@ -44,7 +44,7 @@ class StageTime(NamedTuple):
 
 
 class StepTime(NamedTuple):
-    """The optimizer's step over some layers."""
+    """The optimizer's step over a range of layers."""
 
     first: int
     last: int
@@ -61,7 +61,7 @@ class MessageTime(NamedTuple):
 
 
 class Observations(NamedTuple):
-    """What one trace says."""
+    """The observations of one trace."""
 
     stages: tuple[StageTime, ...]
     steps: tuple[StepTime, ...]
@@ -70,11 +70,11 @@ class Observations(NamedTuple):
 
 
 Event = tuple[int, str, int, TraceEvent]
-"""Stage, word, micro-batch (-1: none), times."""
+"""Stage, instruction word, micro-batch (-1: none), and times."""
 
 
 class _Step(NamedTuple):
-    """One rank's step, instruction by instruction; ``recomputed``: where that is an instruction of its own."""
+    """One rank's step, instruction by instruction; ``recomputed``: where recomputation is a separate instruction."""
 
     trace: RankTrace
     device: int
@@ -83,7 +83,7 @@ class _Step(NamedTuple):
 
 
 def observe(trace: Trace, problem: Problem, allocation: Allocation) -> Observations:
-    """Read a trace of this allocation. Raises InvalidPlan for a rank whose device or stages the plan does not have."""
+    """Read a trace of this allocation. Raises InvalidPlan for a rank whose device or stages are not in the plan."""
     steps = [_read(one, problem, allocation) for one in trace.ranks]
     busy: dict[StageTime, list[float]] = defaultdict(list)
     updates: dict[StepTime, list[float]] = defaultdict(list)
@@ -126,7 +126,7 @@ def _read(trace: RankTrace, problem: Problem, allocation: Allocation) -> _Step:
 
 
 def _with_issues(events: Iterable[Event]) -> Iterator[tuple[Event, float]]:
-    """Operations and optimizer steps, each with the time of what was issued after it (before the first: to that)."""
+    """Return operations and optimizer steps, each with the time of messages issued after it (or before the first)."""
     current: Event | None = None
     extra = 0.0
     for event in events:
@@ -153,7 +153,7 @@ def _operation(step: _Step, event: Event, problem: Problem, allocation: Allocati
 
 
 def _rows(device: int, stage: Stage, micro_batch: int, problem: Problem, allocation: Allocation) -> int:
-    """Rows of a micro-batch that a device of the stage computes."""
+    """Return the number of rows of a micro-batch that a device of the stage computes."""
     count = allocation.num_micro_batches
     rows = micro_batch_rows(problem.global_batch_size, count, micro_batch % count)
     if stage.dispatch == "round_robin":
@@ -163,7 +163,7 @@ def _rows(device: int, stage: Stage, micro_batch: int, problem: Problem, allocat
 
 
 def _messages(steps: list[_Step], problem: Problem, allocation: Allocation) -> Iterator[MessageTime]:
-    """Messages that somebody waited for, between ranks that share a clock well enough."""
+    """Return the messages that an operation waited for, between ranks whose clocks agree well enough."""
     arrivals: dict[tuple[int, int, str, int], list[tuple[_Step, int]]] = defaultdict(list)
     for step in steps:
         free_ns = 0
@@ -190,7 +190,7 @@ def _messages(steps: list[_Step], problem: Problem, allocation: Allocation) -> I
 def _bytes(
     source: int, target: int, stages: tuple[int, int], micro_batch: int, problem: Problem, allocation: Allocation
 ) -> int:
-    """What one device sends to another of a micro-batch; 0 when they share no rows."""
+    """Return the bytes that one device sends to another for a micro-batch; 0 when they share no rows."""
     sender, receiver = (allocation.stages[s] for s in stages)
     count = allocation.num_micro_batches
     rows = micro_batch_rows(problem.global_batch_size, count, micro_batch % count)

@@ -1,4 +1,4 @@
-"""AvgPipe's profile of a running pipeline: a plan is run for some batches, and each of its ranks measured.
+"""AvgPipe's profile of a running pipeline: run a plan for some batches and measure each of its ranks.
 
 .. [1] AvgPipe, section 5.2.1: twenty batches with many micro-batches and few pipelines; computation and communication
    time of each stage, how much of its processor it used over its computing time, bytes of model and of data.
@@ -34,7 +34,7 @@ Spans = list[tuple[int, int]]
 
 
 class _Batch(NamedTuple):
-    """A step as this process saw it: its end (``perf_counter_ns``) and what rank 0 says it took."""
+    """A step as this process observed it: its end (``perf_counter_ns``) and the duration that rank 0 reports."""
 
     end_ns: int
     time_ns: int
@@ -49,10 +49,10 @@ def profile_pipeline(
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> PipelineProfile:
-    """Run the plan for ``batches`` global batches (after one to warm up), and measure each stage's rank.
+    """Run the plan for ``batches`` global batches (after one warm-up batch), and measure each stage's rank.
 
     Ranks run on this machine's CPUs. Computation comes from their traces, utilisation from their processor clocks.
-    Communication is the transfers' own time as the plan's topology has it, because messages move in
+    Communication is the transfers' own time according to the plan's topology, because messages move in
     the background. Raises UnsupportedRequest for a plan of several pipelines or with replicas.
     """
     plan = file.plan
@@ -123,7 +123,7 @@ def _measurements(
 
 
 def transfer_times(transfers: Transfers, stages: int) -> tuple[list[int], list[int]]:
-    """What each stage sends and receives in a batch, in nanoseconds of the wire."""
+    """Return the time that each stage's transfers occupy the links in a batch, in nanoseconds."""
     sent, received = [0] * stages, [0] * stages
     lasted = transfers.end_ns - transfers.start_ns
     for stage, direction, time_ns in zip(transfers.stage, transfers.direction, lasted, strict=True):
@@ -133,10 +133,10 @@ def transfer_times(transfers: Transfers, stages: int) -> tuple[list[int], list[i
 
 
 def utilisation(spans: Spans, busy_ns: Callable[[int], float], slices: int = SLICES) -> list[float]:
-    """Processor time over wall-clock time in equal slices of the computing time that ``spans`` add up to.
+    """Return processor time over wall-clock time in equal slices of the computing time that ``spans`` add up to.
 
-    ``busy_ns(moment)``: processor time up to a moment. What is used between two spans counts to the slice that it
-    falls into, so a slice is cut off at a whole processor.
+    ``busy_ns(moment)``: processor time up to a moment. Use between two spans counts to the slice in which it
+    occurs, so a slice is capped at a whole processor.
     """
     lengths = [end - start for start, end in spans]
     total = sum(lengths)
@@ -155,7 +155,7 @@ def utilisation(spans: Spans, busy_ns: Callable[[int], float], slices: int = SLI
 def _of_stages(
     report: RunReport, seen: dict[int, _Batch], clock: BusyClock
 ) -> dict[int, tuple[int, tuple[float, ...]]]:
-    """Each stage's computing time per batch (median) and its utilisation curve (mean over batches)."""
+    """Return each stage's computing time per batch (median) and its utilisation curve (mean over batches)."""
     times: dict[int, list[int]] = defaultdict(list)
     curves: dict[int, list[list[float]]] = defaultdict(list)
     for trace in report.rank_traces:
@@ -176,7 +176,7 @@ def _of_stages(
 
 
 def compute_spans(events: Sequence[dict[str, Any]]) -> tuple[int, Spans]:
-    """The stage of a rank's trace, and when it computed."""
+    """Return the stage of a rank's trace, and the intervals in which it computed."""
     stage, spans = 0, []
     for event in events:
         found = _COMPUTES.fullmatch(event["instruction"])

@@ -1,7 +1,7 @@
-"""A plan as what schedulers take: ``make(file, "sbatch", settings)``. A new target is a line in ``TARGETS``.
+"""Manifests that start a plan's ranks: ``make(file, "sbatch", settings)``. A new target is a line in ``TARGETS``.
 
-Every target starts ``penstock rank job.json``, which looks up by host and local rank which stage it has: the order in
-which a scheduler lists nodes or numbers ranks is never trusted.
+Every target starts ``penstock rank job.json``, which finds its stage by host and local rank: the order in
+which a scheduler lists nodes or numbers ranks is never relied on.
 
 May import: `schemas`, `importers`.
 Start reading at this file, then `slurm.py`.
@@ -53,11 +53,11 @@ _PODS = _RANKS | {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Something that starts ranks.
+    """A scheduler or launcher that starts ranks.
 
-    ``then``: what to type next, about the first file and its folder. ``takes``: the settings that have an effect there;
-    ``needs``: those that it cannot do without. ``nodes``: whose it can run on, its default first. ``steps``: assumed
-    where none are said. ``only``: the file, where it is always one.
+    ``then``: the next command to type, given the first file and its folder. ``takes``: settings that have an effect;
+    ``needs``: the required ones. ``nodes``: the nodes that it can run on, its default first. ``steps``: assumed
+    where none are given. ``only``: the name of its file, where there is always exactly one.
     """
 
     help: str
@@ -155,9 +155,9 @@ TARGETS: dict[str, Target] = {
 
 
 def make(file: PlanFile, to: str, settings: LaunchSettings) -> list[File]:
-    """The files of one target; more than one lie together in a folder.
+    """Return the files of one target; several files belong in one folder.
 
-    Raises NotFound for a target that is not there, InvalidDocument naming settings that are missing or without effect,
+    Raises NotFound for an unknown target, InvalidDocument naming settings that are missing or without effect,
     UnsupportedRequest for what the target cannot express, InvalidPlan for a plan that cannot be run.
     """
     target = TARGETS.get(to)
@@ -168,7 +168,7 @@ def make(file: PlanFile, to: str, settings: LaunchSettings) -> list[File]:
 
 
 def check(to: str, target: Target, settings: LaunchSettings) -> bool:
-    """Whether the job runs on any nodes. Raises InvalidDocument or UnsupportedRequest as ``make`` does."""
+    """Return whether the job can run on any nodes. Raises InvalidDocument or UnsupportedRequest as ``make`` does."""
     refuse_settings(to, settings, target.takes)
     missing = [name for name in target.needs if getattr(settings, name) is None]
     if missing:

@@ -1,4 +1,4 @@
-"""What a site adds to every pod: parts of its spec and of its container, merged as ``kubectl patch`` would."""
+"""A site's additions to every pod: parts of its spec and of its container, merged as ``kubectl patch`` would."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ OWN_OF_CONTAINERS = {
     "command": "it starts the ranks; `command` and `directory` are settings of their own",
     "args": "the command has them",
 }
-"""What a pod and a container may not be given, and why."""
+"""The fields that may not be added to a pod or a container, and why."""
 
 
 def pod_additions(text: str | None) -> Manifest:
-    """What every pod's spec has besides. Raises InvalidDocument for what is not free."""
+    """Return the additions to every pod's spec. Raises InvalidDocument for a field that may not be set."""
     return _free(text, "pod", OWN_OF_PODS)
 
 
 def container_additions(text: str | None) -> Manifest:
-    """What every pod's container has besides. Raises InvalidDocument for what is not free."""
+    """Return the additions to every pod's container. Raises InvalidDocument for a field that may not be set."""
     return _free(text, "container", OWN_OF_CONTAINERS)
 
 
@@ -48,9 +48,9 @@ def refuse_others(additions: Mapping[str, Any], setting: str, known: frozenset[s
 
 
 def merged(base: Any, more: Any) -> Any:
-    """``base`` with ``more``: objects key by key, lists of named things name by name, other lists one after the other.
+    """Merge ``more`` into ``base``: objects by key, lists of named things by name, other lists by concatenation.
 
-    Where neither is possible ``more`` counts.
+    Where neither is possible, ``more`` takes precedence.
     """
     if isinstance(base, dict) and isinstance(more, dict):
         both = base | more

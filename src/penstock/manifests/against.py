@@ -1,4 +1,4 @@
-"""Whether the nodes and devices of a plan are still there, as a topology has them or as a scheduler's text does."""
+"""Check that the nodes and devices of a plan still exist, by a topology or by a scheduler's output."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _REMEDY = "give a topology, or what `scontrol show nodes` or `kubectl get nodes 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is said of the nodes that exist. ``origin``: by whom.
+    """What is known of the nodes that exist. ``origin``: the source.
 
-    ``num_devices``: of each node, None where it is not said; ``unusable``: nodes that are down or drained, and why.
+    ``num_devices``: of each node, None where the source does not state it; ``unusable``: down or drained ones, and why.
     """
 
     origin: str
@@ -33,9 +33,9 @@ class Known:
 
 
 def read_known(source: str) -> Known:
-    """A topology document, or what a scheduler prints of its nodes (any format of ``penstock import topology``).
+    """Read a topology document, or a scheduler's list of nodes (any format of ``penstock import topology``).
 
-    Raises InvalidDocument for what cannot be read, and for a text that names no nodes.
+    Raises InvalidDocument for a source that cannot be read, and for a text that names no nodes.
     """
     from penstock.importers.cluster.formats import FORMATS, recognised
     from penstock.schemas.api.topology_import import ImportSource
@@ -61,13 +61,13 @@ def read_known(source: str) -> Known:
 
 
 def of_topology(topology: ClusterTopology, origin: str) -> Known:
-    """All nodes of a topology."""
+    """Return all nodes of a topology."""
     nodes = topology.expanded().nodes
     return Known(origin, {node.name: len(node.devices) for node in nodes}, {})
 
 
 def of_facts(facts: SourceFacts) -> Known:
-    """All nodes that a scheduler's text names, below a switch or by themselves."""
+    """Return all nodes that a scheduler's text names, below a switch or by themselves."""
     counts: dict[str, int | None] = {name: None for switch in facts.switches for name in switch.nodes}
     counts |= {name: None if node.devices is None else len(node.devices) for name, node in facts.nodes.items() if name}
     unusable = {name: node.why_not_usable or "not usable" for name, node in facts.nodes.items() if node.usable is False}
@@ -75,7 +75,7 @@ def of_facts(facts: SourceFacts) -> Known:
 
 
 def refuse_absent(file: PlanFile, known: Known) -> None:
-    """Raise Conflict naming every node of the plan that is not there, cannot be used, or has too few devices."""
+    """Raise Conflict naming every node of the plan that is missing, cannot be used, or has too few devices."""
     used: dict[str, set[str]] = {}
     for pipeline in file.plan.pipelines:
         for stage in pipeline.stages:

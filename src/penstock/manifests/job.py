@@ -1,4 +1,4 @@
-"""A plan that is to be launched: its bundle, its layout, and the command of each rank."""
+"""A plan to be launched: its bundle, its layout, and the command of each rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 BUNDLE = "job.json"
 PORT = 29500
-"""Where ranks meet unless the settings say another: torchrun's own default."""
+"""The rendezvous port unless the settings give another: torchrun's own default."""
 
 OF_RANKS = (
     "model",
@@ -41,7 +41,7 @@ OF_BUNDLES = (
     "advance_forward",
     "transport",
 )
-"""Settings on which a bundle's programs depend: its ranks have to be started with the same."""
+"""Settings on which a bundle's programs depend: its ranks have to be started with the same values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What every target is made from. ``to`` is the target's name; ``any_nodes``: not only the plan's own."""
+    """The input of every target. ``to`` is the target's name; ``any_nodes``: not restricted to the plan's own nodes."""
 
     to: str
     settings: LaunchSettings
@@ -66,21 +66,21 @@ class Job:
 
     @property
     def asked_name(self) -> str:
-        """What the job is to be called, before it is made legal."""
+        """Return the requested name of the job, before it is made legal."""
         return self.settings.name or f"penstock-{self.plan_hash.removeprefix('sha256:')[:12]}"
 
     @property
     def port(self) -> int:
-        """Where ranks meet."""
+        """Return the rendezvous port."""
         return PORT if self.settings.port is None else self.settings.port
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment that was asked for; the last of equal names counts."""
+        """Return the requested environment variables; the last of equal names takes precedence."""
         return dict(assignment.split("=", 1) for assignment in self.settings.environment)
 
     def penstock(self) -> list[str]:
-        """How penstock is called on the nodes, as words."""
+        """Return the command that calls penstock on the nodes, as words."""
         try:
             words = shlex.split(self.settings.command)
         except ValueError as error:
@@ -90,7 +90,7 @@ class Job:
         return words
 
     def rank_options(self) -> list[str]:
-        """The options of ``penstock rank`` after bundle and directory, as words."""
+        """Return the options of ``penstock rank`` after bundle and directory, as words."""
         settings = self.settings
         assert settings.model is not None
         words = ["--job", settings.model]
@@ -113,7 +113,7 @@ class Job:
         return words + (["--any-nodes"] if self.any_nodes else [])
 
     def facts(self) -> list[str]:
-        """What the plan puts where, a line each, for the comments of a file. Names have to be checked before."""
+        """Return the plan's assignment, a line per node, for the comments of a file. Names must have been checked."""
         from penstock.manifests.layout import spans
 
         lines = [f"Plan {self.plan_hash}: {self.layout.num_ranks} ranks on {len(self.layout.nodes)} nodes."]
@@ -122,16 +122,16 @@ class Job:
         return lines
 
     def bundle_file(self) -> File:
-        """The bundle, which lies beside the script."""
+        """Return the bundle's file, which is stored next to the script."""
         return File(BUNDLE, self.bundle)
 
     def refuse(self, what: str, remedy: str) -> UnsupportedRequest:
-        """An error that says what the target cannot express."""
+        """Return an error that states what the target cannot express."""
         return UnsupportedRequest(f"{self.to} cannot express {what}", remedy=remedy)
 
 
 def job_of(file: PlanFile, to: str, settings: LaunchSettings, any_nodes: bool, steps: int | None = None) -> Job:
-    """Lower a plan for ``settings``, and for ``steps`` where they say none.
+    """Lower a plan for ``settings``, and for ``steps`` where the settings have none.
 
     Raises InvalidPlan or UnsupportedRequest for a plan that no ranks can run.
     """
@@ -151,7 +151,7 @@ def job_of(file: PlanFile, to: str, settings: LaunchSettings, any_nodes: bool, s
 
 
 def run_options(settings: LaunchSettings) -> RunOptions:
-    """How the ranks will train. Raises InvalidDocument for settings that contradict each other."""
+    """Return the options with which the ranks train. Raises InvalidDocument for contradicting settings."""
     return RunOptions.parse(
         {
             "precision": settings.precision or "fp32",

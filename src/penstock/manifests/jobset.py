@@ -9,11 +9,11 @@ from penstock.manifests.layout import Group
 
 KUEUE = "kueue.x-k8s.io"
 NUMBER = "JOB_COMPLETION_INDEX"
-"""The variable of an indexed job's pods."""
+"""The environment variable with the index of an indexed job's pod."""
 
 
 def make(job: Job) -> list[File]:
-    """Nodes with equal numbers of ranks are one indexed job of the set."""
+    """Make a JobSet; nodes with equal numbers of ranks form one indexed job of the set."""
     groups = pods.group_names(job)
     first = next(iter(groups))
     jobs = [_replicated(job, name, group, first) for name, group in groups.items()]
@@ -21,7 +21,7 @@ def make(job: Job) -> list[File]:
 
 
 def make_kueue(job: Job) -> list[File]:
-    """Kueue chooses the nodes: as slices, within which neighbouring stages stay at one switch.
+    """Make a JobSet for which Kueue chooses the nodes: in slices, so that neighbouring stages share a switch.
 
     Raises UnsupportedRequest where nodes differ in their numbers of ranks, or a pod would not fill its node.
     """
@@ -38,7 +38,7 @@ def make_kueue(job: Job) -> list[File]:
 
 
 def _topology(job: Job) -> dict[str, str]:
-    """Of the pods: slices where equally many nodes hang at each switch, else all as near as it goes."""
+    """Return the pods' topology request: slices where each switch has equally many nodes, else as near as possible."""
     level, nodes = job.settings.topology_level, len(job.layout.nodes)
     if level is None:
         return {f"{KUEUE}/podset-unconstrained-topology": "true"}
@@ -65,7 +65,7 @@ def _jobset(job: Job, jobs: list[Manifest], *, suspend: bool = False, labels: di
 
 
 def _replicated(job: Job, name: str, group: Group, first: str, annotations: dict[str, str] | None = None) -> Manifest:
-    """One indexed job: torchrun's nodes meet at the first pod of the ``first`` job."""
+    """Return one indexed job: torchrun's rendezvous is at the first pod of the ``first`` job."""
     meeting = {"MASTER_ADDR": f"{pods.name_of(job)}-{first}-0-0.{pods.name_of(job)}", "MASTER_PORT": str(job.port)}
     command = pods.command(job, *pods.launcher(job, group, NUMBER))
     return {

@@ -1,4 +1,4 @@
-"""``trainjob`` (trainer.kubeflow.org/v1alpha1) and ``pytorchjob`` (kubeflow.org/v1): both instruct torchrun."""
+"""``trainjob`` (trainer.kubeflow.org/v1alpha1) and ``pytorchjob`` (kubeflow.org/v1): both configure torchrun."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from penstock.manifests.additions import Manifest, container_additions, pod_addi
 from penstock.manifests.job import File, Job
 
 LAUNCHER = ["torchrun"]
-"""Both controllers say numbers of nodes and processes, and the meeting place, in ``PET_…`` variables."""
+"""Both controllers set the numbers of nodes and processes, and the rendezvous, in ``PET_…`` variables."""
 
 TRAINJOB_PODS = frozenset(
     (
@@ -23,11 +23,11 @@ TRAINJOB_PODS = frozenset(
     )
 )
 TRAINJOB_CONTAINERS = frozenset(("env", "resources", "securityContext", "volumeMounts"))
-"""What a TrainJob can say of its runtime's pods and containers."""
+"""The fields of its runtime's pods and containers that a TrainJob can set."""
 
 
 def make_trainjob(job: Job) -> list[File]:
-    """A TrainJob of a torch runtime. Raises UnsupportedRequest where nodes differ in their numbers of ranks."""
+    """Make a TrainJob of a torch runtime. Raises UnsupportedRequest where nodes differ in their numbers of ranks."""
     group = pods.only_group(job)
     for setting, additions, known in (
         ("pod", pod_additions(job.settings.pod), TRAINJOB_PODS),
@@ -68,9 +68,9 @@ def make_trainjob(job: Job) -> list[File]:
 
 
 def make_pytorchjob(job: Job) -> list[File]:
-    """A PyTorchJob: the first node is its master. Raises UnsupportedRequest where nodes differ in numbers of ranks.
+    """Make a PyTorchJob; its master is the first node. Raises UnsupportedRequest where nodes differ in rank counts.
 
-    A restart of the whole job is one of each pod's container: the controller gives up when so many have been made.
+    A restart of the whole job restarts each pod's container: the controller's limit counts all of these restarts.
     """
     group = pods.only_group(job)
     template = pods.pod_template(job, group, pods.command(job, LAUNCHER), name="pytorch")

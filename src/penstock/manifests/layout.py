@@ -1,4 +1,4 @@
-"""Which nodes a plan uses, how many devices on each, which stages where: said once for every target."""
+"""The nodes of a plan, the number of devices used on each, and the stages there: computed once for every target."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NodeUse:
-    """What a plan does with one node. ``ranks`` in the order of local ranks, ``stages`` in theirs.
+    """The part of a plan on one node. ``ranks`` are in the order of local ranks, ``stages`` in the order of stages.
 
-    ``num_gpus``: physical accelerators behind the used devices, 0 for CPUs. ``is_whole``: it uses all of its devices.
-    ``switch``: what the node's own link leads to, None where the topology does not say.
+    ``num_gpus``: physical accelerators that the used devices represent, 0 for CPUs. ``is_whole``: all devices are used.
+    ``switch``: the switch at the other end of the node's own link, None where the topology does not state it.
     """
 
     name: str
@@ -33,7 +33,7 @@ class NodeUse:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Nodes of which each holds the same number of ranks and accelerators."""
+    """Nodes with the same number of ranks and accelerators."""
 
     num_ranks: int
     num_gpus: int
@@ -48,22 +48,22 @@ class Layout:
 
     @property
     def num_ranks(self) -> int:
-        """Of the whole plan."""
+        """Return the number of ranks of the whole plan."""
         return sum(len(node.ranks) for node in self.nodes)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the nodes."""
+        """Return the names of the nodes."""
         return tuple(node.name for node in self.nodes)
 
     @property
     def fills_nodes(self) -> bool:
-        """Whether no node has a device that the plan leaves to others."""
+        """Return whether the plan uses every device of its nodes."""
         return all(node.is_whole for node in self.nodes)
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """Nodes with equal counts together, in the order of their first nodes; one group where all are alike."""
+        """Return nodes with equal counts together, in the order of their first nodes; one group where all are equal."""
         found: dict[tuple[int, int], list[NodeUse]] = {}
         for node in self.nodes:
             found.setdefault((len(node.ranks), node.num_gpus), []).append(node)
@@ -71,20 +71,20 @@ class Layout:
 
     @property
     def slice_size(self) -> int | None:
-        """How many nodes in a row hang at one switch, where that is the same number all along; else None."""
+        """Return how many consecutive nodes share a switch, where that number is the same throughout; else None."""
         if any(node.switch is None for node in self.nodes):
             return None
         runs = [len(list(nodes)) for _, nodes in groupby(self.nodes, key=lambda node: node.switch)]
         return runs[0] if len(set(runs)) == 1 else None
 
     def hosts_by_rank(self) -> list[str]:
-        """The node of each rank."""
+        """Return the node of each rank."""
         node_of = {rank: node.name for node in self.nodes for rank in node.ranks}
         return [node_of[rank] for rank in range(self.num_ranks)]
 
 
 def layout_of(file: PlanFile, bundle: JobBundle) -> Layout:
-    """The layout of a plan that was made into ``bundle``."""
+    """Return the layout of a plan that was lowered into ``bundle``."""
     topology = file.request.topology
     assert isinstance(topology, ClusterTopology)
     topology = topology.expanded()
@@ -113,7 +113,7 @@ def layout_of(file: PlanFile, bundle: JobBundle) -> Layout:
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Ascending numbers as people write them: 0-3, 6."""
+    """Format ascending numbers as ranges: 0-3, 6."""
     runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])]
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
@@ -123,7 +123,7 @@ def _gpus(node: Node, used: set[str]) -> int:
 
 
 def _switches(topology: ClusterTopology) -> dict[str, str]:
-    """The switch that each node's first link to one leads to."""
+    """Return the switch at the other end of each node's first link to one."""
     switches = set(topology.switches)
     found: dict[str, str] = {}
     for link in topology.links:

@@ -1,4 +1,4 @@
-"""Names that a target takes: made legal where they are ours to choose, refused where they mean something."""
+"""Names in manifests: generated names are made legal, names with a meaning are refused where they are not."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _DIGITS_OF_HASH = 8
 
 
 def legal(name: str, longest: int) -> str:
-    """A name of lower-case letters, digits and hyphens that begins with a letter, at most ``longest`` characters.
+    """Return a name of lower-case letters, digits and hyphens that begins with a letter, at most ``longest`` long.
 
-    What had to be changed or cut is told apart by a hash of the name as it was given.
+    A name that was changed or shortened gets a hash of the original as suffix, so that names stay distinct.
     """
     made = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     if not made or not made[0].isalpha():
@@ -28,12 +28,12 @@ def legal(name: str, longest: int) -> str:
 
 
 def refuse_hosts(names: Iterable[str], to: str) -> None:
-    """Raise UnsupportedRequest naming the first that no host could be called; in a file it might mean something."""
+    """Raise UnsupportedRequest naming the first that is no valid host name; in a file it might have another meaning."""
     _refuse(names, _HOST, 255, to, "a host's name has letters, digits, '.', '-' and '_'")
 
 
 def refuse_kubernetes_nodes(names: Iterable[str], to: str) -> None:
-    """Raise UnsupportedRequest naming the first that no node of Kubernetes could be called."""
+    """Raise UnsupportedRequest naming the first that is no valid node name of Kubernetes."""
     _refuse(names, _KUBERNETES, 253, to, "Kubernetes calls nodes by lower-case letters, digits, '-' and '.'")
 
 

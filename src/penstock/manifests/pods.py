@@ -1,9 +1,9 @@
-"""What the targets in Kubernetes have in common: names, labels, the ConfigMap of the bundle, and pods of one node each.
+"""Parts that all Kubernetes targets share: names, labels, the bundle's ConfigMap, and pods of one node each.
 
-A pod is one node's ranks: torchrun starts them, and each looks up by ``NODE_NAME`` and local rank which stage it has.
-torchrun is told the pod's number (a static rendezvous): left alone it decides by comparing addresses which pod is the
-first, which fails where the name of a pod that has just started is not known yet.
-On any nodes that is the pod's own name, so that pods take the plan's places in the order of their numbers.
+A pod is one node's ranks: torchrun starts them, and each finds its stage by ``NODE_NAME`` and local rank.
+torchrun gets the pod's number (a static rendezvous): by itself it compares addresses to find the
+first pod, which fails where the name of a pod that has just started is not resolvable yet.
+On any nodes, ``NODE_NAME`` is the pod's own name, so that pods take the plan's ranks in the order of their numbers.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 
 FILE = "job.yaml"
 LONGEST_NAME = 40
-"""Leaves room for what controllers append: pod names are labels of at most 63 characters."""
+"""Leaves space for what controllers append: pod names are labels of at most 63 characters."""
 LARGEST_CONFIG_MAP_BYTES = 1_000_000
-"""A little less than Kubernetes takes (1 MiB), because names and labels count as well."""
+"""A little less than Kubernetes accepts (1 MiB), because names and labels count as well."""
 LARGEST_PLAIN_BYTES = 200_000
-"""Beyond, the bundle is compressed: what people read stays readable."""
+"""A bundle above this size is compressed; a smaller one stays readable."""
 CONFIGURATION = "/etc/penstock"
 UNPACKED = "/tmp/penstock-job.json"
 CONTAINER = "node"
 NODE_NAME = "NODE_NAME"
 GRACE_S = 120
-"""How long ranks may write a checkpoint after they were told to end."""
+"""Seconds that ranks have for a checkpoint after the request to end."""
 
 
 class _Written(yaml.SafeDumper):
-    """Writes what occurs twice twice."""
+    """A YAML dumper that repeats equal values instead of writing anchors and aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def name_of(job: Job) -> str:
-    """The job's name, legal in Kubernetes with room for what controllers append."""
+    """Return the job's name, legal in Kubernetes, with space for what controllers append."""
     return legal(job.asked_name, LONGEST_NAME)
 
 
 def metadata(job: Job, *, labels: dict[str, str] | None = None, name: str | None = None) -> Manifest:
-    """Name, namespace, labels, and the plan's hash as an annotation."""
+    """Return name, namespace, labels, and the plan's hash as an annotation."""
     made: Manifest = {"name": name or name_of(job)}
     if job.settings.namespace is not None:
         made["namespace"] = job.settings.namespace
@@ -58,29 +58,29 @@ def metadata(job: Job, *, labels: dict[str, str] | None = None, name: str | None
 
 
 def own_labels(job: Job) -> dict[str, str]:
-    """By which the job's objects and pods are found."""
+    """Return the labels by which the job's objects and pods are found."""
     return {"app.kubernetes.io/name": "penstock", "app.kubernetes.io/instance": name_of(job)}
 
 
 def pod_labels(job: Job) -> dict[str, str]:
-    """Those that were asked for, and the job's own."""
+    """Return the requested labels and the job's own."""
     return dict(assignment.split("=", 1) for assignment in job.settings.labels) | own_labels(job)
 
 
 def asked_annotations(job: Job) -> dict[str, str]:
-    """The annotations that were asked for."""
+    """Return the requested annotations."""
     return dict(assignment.split("=", 1) for assignment in job.settings.annotations)
 
 
 def written(job: Job, *manifests: Manifest) -> list[File]:
-    """One YAML file: the ConfigMap, unless the bundle lies elsewhere, and the manifests."""
+    """Return one YAML file: the ConfigMap, unless the bundle is stored elsewhere, and the manifests."""
     documents = [*([] if job.settings.bundle_path else [config_map(job)]), *manifests]
     text = yaml.dump_all(documents, Dumper=_Written, sort_keys=False, allow_unicode=True, width=120)
     return [File(FILE, text)]
 
 
 def config_map(job: Job) -> Manifest:
-    """The bundle, compressed when it is large. Raises UnsupportedRequest when it does not fit even so."""
+    """Return the bundle's ConfigMap, compressed when it is large. Raises UnsupportedRequest when still too large."""
     made: Manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(job, name=_config_map_name(job))}
     if not _is_compressed(job):
         return made | {"immutable": True, "data": {BUNDLE: job.bundle}}
@@ -95,9 +95,9 @@ def config_map(job: Job) -> Manifest:
 
 
 def command(job: Job, launcher: list[str], place: str | None = None) -> list[str]:
-    """The container's command: ``launcher`` (torchrun and its options) and the rank's command.
+    """Return the container's command: ``launcher`` (torchrun and its options) and the rank's command.
 
-    ``place``: the pod's number among all, as an expression of the shell, where ``launcher`` does not say it.
+    ``place``: the pod's number among all, as a shell expression, where ``launcher`` does not contain it.
     """
     path = job.settings.bundle_path or f"{CONFIGURATION}/{BUNDLE}"
     before = [] if place is None else [f"export PET_NODE_RANK={_literal(place)}"]
@@ -111,7 +111,7 @@ def command(job: Job, launcher: list[str], place: str | None = None) -> list[str
 
 
 def environment(job: Job, more: dict[str, str]) -> list[Manifest]:
-    """The name that ranks go by, and what was asked for."""
+    """Return the variable by which ranks find their place, and the requested ones."""
     added = container_additions(job.settings.container).get("env") or []
     if NODE_NAME in job.variables or any(isinstance(one, dict) and one.get("name") == NODE_NAME for one in added):
         raise InvalidDocument(f"ranks go by {NODE_NAME}, which is set for them", remedy=f"leave {NODE_NAME} out")
@@ -122,14 +122,14 @@ def environment(job: Job, more: dict[str, str]) -> list[Manifest]:
 
 
 def resources(job: Job, group: Group) -> Manifest:
-    """The devices of a node as limits, CPUs as requests."""
+    """Return the devices of a node as limits and its CPUs as requests."""
     cpus = job.settings.cpus_per_task
     made = {"limits": {job.settings.gpu_resource: group.num_gpus}} if group.num_gpus else {}
     return made | ({"requests": {"cpu": cpus * group.num_ranks}} if cpus is not None else {})
 
 
 def volumes(job: Job) -> list[Manifest]:
-    """Shared memory, the bundle, and the claim for data and checkpoints."""
+    """Return the volumes: shared memory, the bundle, and the claim for data and checkpoints."""
     made: list[Manifest] = [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]
     if job.settings.bundle_path is None:
         made.append({"name": "job", "configMap": {"name": _config_map_name(job)}})
@@ -139,7 +139,7 @@ def volumes(job: Job) -> list[Manifest]:
 
 
 def mounts(job: Job) -> list[Manifest]:
-    """Where the volumes are seen."""
+    """Return where the volumes are mounted."""
     made: list[Manifest] = [{"name": "shared-memory", "mountPath": "/dev/shm"}]
     if job.settings.bundle_path is None:
         made.append({"name": "job", "mountPath": CONFIGURATION, "readOnly": True})
@@ -149,7 +149,7 @@ def mounts(job: Job) -> list[Manifest]:
 
 
 def launcher(job: Job, group: Group, number: str) -> tuple[list[str], str | None]:
-    """torchrun for one pod of a group, and the pod's place as ``command`` takes it.
+    """Return torchrun for one pod of a group, and the pod's place as ``command`` takes it.
 
     ``number``: the variable that holds the pod's number in its group. The first pod of the first group is at
     ``MASTER_ADDR``.
@@ -164,7 +164,7 @@ def launcher(job: Job, group: Group, number: str) -> tuple[list[str], str | None
 
 
 def group_names(job: Job) -> dict[str, Group]:
-    """The groups of nodes by the name of the task or job that they become."""
+    """Return the groups of nodes by the name of the task or job that they become."""
     groups = job.layout.groups
     if len(groups) == 1:
         return {CONTAINER: groups[0]}
@@ -172,9 +172,9 @@ def group_names(job: Job) -> dict[str, Group]:
 
 
 def affinity(job: Job, group: Group) -> Manifest:
-    """One pod of the job per node; on the plan's own nodes, unless any will do.
+    """Return the affinity: one pod of the job per node, on the plan's own nodes unless any nodes are allowed.
 
-    Nodes are told by their names, not by the label kubernetes.io/hostname, which may be another or too long.
+    Nodes are selected by name, not by the label kubernetes.io/hostname, which may differ or be too long.
     """
     apart = {"labelSelector": {"matchLabels": own_labels(job)}, "topologyKey": "kubernetes.io/hostname"}
     made: Manifest = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
@@ -187,7 +187,7 @@ def affinity(job: Job, group: Group) -> Manifest:
 
 
 def container(job: Job, group: Group, name: str, command: list[str], variables: dict[str, str]) -> Manifest:
-    """The container of a pod, with what was added to it. Raises InvalidDocument for what cannot be added."""
+    """Return the container of a pod, with its additions. Raises InvalidDocument for additions that are not allowed."""
     made: Manifest = {
         "name": name,
         "image": job.settings.image,
@@ -201,9 +201,9 @@ def container(job: Job, group: Group, name: str, command: list[str], variables: 
 
 
 def pod_spec(job: Job, group: Group) -> Manifest:
-    """A pod for each node of a group, without its container, with what was added to it.
+    """Return the pod spec for each node of a group, without its container, with its additions.
 
-    Raises UnsupportedRequest for nodes that Kubernetes could not name, InvalidDocument for what cannot be added.
+    Raises UnsupportedRequest for invalid Kubernetes node names, InvalidDocument for additions that are not allowed.
     """
     made = {"terminationGracePeriodSeconds": GRACE_S, "affinity": affinity(job, group), "volumes": volumes(job)}
     return dict(merged(made, pod_additions(job.settings.pod)))
@@ -218,7 +218,7 @@ def pod_template(
     variables: dict[str, str] | None = None,
     annotations: dict[str, str] | None = None,
 ) -> Manifest:
-    """The template of such pods. ``name``: of the container. Raises as ``pod_spec`` and ``container`` do."""
+    """Return the template of such pods. ``name``: of the container. Raises as ``pod_spec`` and ``container`` do."""
     notes = asked_annotations(job) | (annotations or {})
     held = [container(job, group, name, command, variables or {})]
     return {
@@ -228,7 +228,7 @@ def pod_template(
 
 
 def only_group(job: Job) -> Group:
-    """The one group of nodes. Raises UnsupportedRequest where nodes differ, which the target has no word for."""
+    """Return the one group of nodes. Raises UnsupportedRequest where nodes differ, which the target cannot express."""
     groups = job.layout.groups
     if len(groups) > 1:
         counts = ", ".join(f"{node.name} has {group.num_ranks}" for group in groups for node in group.nodes[:1])
@@ -245,5 +245,5 @@ def _config_map_name(job: Job) -> str:
 
 
 def _literal(text: str) -> str:
-    """Kubernetes puts variables into commands and values where it sees ``$(NAME)``; a doubled dollar keeps it out."""
+    """Escape ``$(NAME)``, which Kubernetes replaces in commands and values, by doubling its dollar sign."""
     return text.replace("$(", "$$(")

@@ -12,7 +12,7 @@ SCRIPT = "ray_job.py"
 
 
 def make(job: Job) -> list[File]:
-    """The script, the same for every plan; what it reads of this one: nodes and the ranks' command; the bundle."""
+    """Make the script, which is the same for every plan, its input (nodes and the ranks' command), and the bundle."""
     text = (Path(__file__).parent / SCRIPT).read_text(encoding="utf-8")
     directory = [] if job.settings.directory is None else ["--directory", job.settings.directory]
     launch = {
@@ -21,7 +21,7 @@ def make(job: Job) -> list[File]:
         "any_nodes": job.any_nodes,
         "port": job.settings.port,
         "command": job.penstock(),
-        # Ray's bundle number is the place of a node in the plan: no rank has to look for it.
+        # Ray's bundle index is the position of a node in the plan: no rank has to look for it.
         "options": [*directory, *(word for word in job.rank_options() if word != "--any-nodes")],
         "environment": job.variables,
         "nodes": [

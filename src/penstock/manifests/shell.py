@@ -1,4 +1,4 @@
-"""Shell scripts: everything that comes from a user or a plan is quoted."""
+"""Shell scripts: every value from a user or a plan is quoted."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ INDENT = "  "
 
 
 def comments(lines: Iterable[str]) -> list[str]:
-    """Lines as comments. They hold no line breaks: names in them were checked."""
+    """Return lines as comments. They contain no line breaks: names in them were checked."""
     return [f"# {line}" for line in lines]
 
 
 def preparation(job: Job) -> list[str]:
-    """Lines that set the asked environment, and those that were asked for, as they are."""
+    """Return lines that set the requested environment, and the requested preparation lines unchanged."""
     lines = [f"export {name}={shlex.quote(value)}" for name, value in job.variables.items()]
     if job.settings.setup:
-        # Files that they source, such as of modules, seldom bear a strict shell.
+        # Files that they source, such as those of environment modules, often fail in a strict shell.
         lines += ["set +u", *job.settings.setup, "set -u"]
     return lines
 
 
 def find_bundle(folder: str, advice: str) -> list[str]:
-    """Lines that set ``bundle`` to the file in ``folder``, a shell expression, and end the script without it."""
+    """Return lines that set ``bundle`` to the file in ``folder``, a shell expression, and exit without it."""
     return [
         f"here={folder}",
         f"bundle=${{PENSTOCK_BUNDLE:-$here/{BUNDLE}}}",
@@ -37,7 +37,7 @@ def find_bundle(folder: str, advice: str) -> list[str]:
 
 
 def rank_command(job: Job) -> str:
-    """The words of ``penstock rank``, quoted, for a script that has ``bundle`` and ``here``."""
+    """Return the words of ``penstock rank``, quoted, for a script that defines ``bundle`` and ``here``."""
     directory = job.settings.directory
     words = [*map(shlex.quote, job.penstock()), "rank", '"$bundle"']
     words += ["--directory", '"$here"' if directory is None else shlex.quote(directory)]
@@ -45,5 +45,5 @@ def rank_command(job: Job) -> str:
 
 
 def continued(*parts: str) -> list[str]:
-    """One command over several lines."""
+    """Join one command over several lines."""
     return [f"{INDENT if number else ''}{part} \\" for number, part in enumerate(parts[:-1])] + [INDENT + parts[-1]]

@@ -1,6 +1,6 @@
 """``sbatch``, ``sbatch-torchrun`` and ``hostfile``: jobs of Slurm.
 
-Slurm sorts the nodes of ``--nodelist``, so no rank is told by its number which stage it has: `penstock rank` looks up
+Slurm sorts the nodes of ``--nodelist``, so a rank's number does not determine its stage: `penstock rank` looks up
 host and local rank. The hostfile makes the numbers agree with the plan as well, and gives each node its own count.
 """
 
@@ -19,11 +19,11 @@ SCRIPT = "job.sbatch"
 SUBMITTED_FROM = "$SLURM_SUBMIT_DIR"
 FIRST_PORT, NUM_PORTS = 20_000, 12_000
 WARNING_S = 120
-"""How long before the end of its time a job is told, so that it can write a checkpoint."""
+"""Seconds before the time limit at which a job gets a signal, so that it can write a checkpoint."""
 
 
 def make(job: Job) -> list[File]:
-    """A script in which srun starts one task per rank, the hostfile where nodes are named, and the bundle."""
+    """Make a script in which srun starts one task per rank, the hostfile where nodes are named, and the bundle."""
     files = [File(SCRIPT, _script(job, _srun(job)), is_executable=True)]
     if not job.any_nodes:
         files.append(File(HOSTFILE, hosts(job)))
@@ -31,19 +31,19 @@ def make(job: Job) -> list[File]:
 
 
 def make_torchrun(job: Job) -> list[File]:
-    """A script in which srun starts torchrun once per node, torchrun's script, and the bundle."""
+    """Make a script in which srun starts torchrun once per node, torchrun's script, and the bundle."""
     files = torchrun.make(job)
     return [File(SCRIPT, _script(job, _srun_torchrun(job), tasks_are_nodes=True), is_executable=True), *files]
 
 
 def make_hostfile(job: Job) -> list[File]:
-    """The hosts alone."""
+    """Make the hostfile alone."""
     refuse_hosts(job.layout.names, job.to)
     return [File(HOSTFILE, hosts(job))]
 
 
 def hosts(job: Job) -> str:
-    """One line per rank, in the order of ranks: its node."""
+    """Return one line per rank, in the order of ranks: its node."""
     return "".join(f"{name}\n" for name in job.layout.hosts_by_rank())
 
 
@@ -74,7 +74,7 @@ def _options(job: Job, tasks_are_nodes: bool) -> list[str]:
     if any(gpus):
         options.append(f"--gpus-per-node={gpus[0]}" if len(set(gpus)) == 1 else f"--gpus={sum(gpus)}")
     if layout.fills_nodes:
-        # A node of one's own comes with its CPUs and GPUs, and with no more memory than was asked for: 0 is all.
+        # An exclusive node includes its CPUs and GPUs, but only the memory that was requested: 0 requests all.
         options += ["--exclusive", "--mem=0"]
     for flag, value in (
         ("partition", settings.partition),
@@ -105,7 +105,7 @@ def _srun(job: Job) -> list[str]:
 
 
 def _srun_torchrun(job: Job) -> list[str]:
-    """The first node is the plan's, or Slurm's where torchrun's script takes Slurm's numbers of nodes."""
+    """Return lines that start torchrun by srun; the first node is the plan's, or on any nodes Slurm's first."""
     first = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)' if job.any_nodes else job.layout.names[0]
     return [
         f"first={first}",
@@ -122,22 +122,22 @@ def _srun_torchrun(job: Job) -> list[str]:
 
 
 def _port(job: Job) -> str:
-    """One that jobs side by side on a node do not share."""
+    """Return a port that concurrent jobs on a node do not share."""
     return str(job.settings.port) if job.settings.port else f"$(({FIRST_PORT} + SLURM_JOB_ID % {NUM_PORTS}))"
 
 
 def _srun_options(job: Job) -> list[str]:
-    """Those that were asked for, on a line of their own."""
+    """Return the requested srun options, on a line of their own."""
     return [shlex.join(job.settings.srun_options)] if job.settings.srun_options else []
 
 
 def _cpus_per_task(job: Job, tasks_are_nodes: bool) -> int | None:
-    """CPUs of a task, which is a rank or all ranks of a node."""
+    """Return the CPUs of a task, which is a rank or all ranks of a node."""
     cpus = job.settings.cpus_per_task
     return cpus and cpus * (max(len(node.ranks) for node in job.layout.nodes) if tasks_are_nodes else 1)
 
 
 def _cpus(job: Job, tasks_are_nodes: bool) -> str:
-    """srun takes no ``--cpus-per-task`` over from sbatch, and would bind a task to one CPU without."""
+    """Return the option for srun, which does not inherit ``--cpus-per-task`` and would bind a task to one CPU."""
     cpus = _cpus_per_task(job, tasks_are_nodes)
     return "--cpu-bind=none" if cpus is None else f"--cpus-per-task={cpus}"

@@ -9,11 +9,11 @@ from penstock.manifests.names import legal
 FOLDER = "/etc/penstock"
 RESTART_S = 10
 STOP_S = 120
-"""How long ranks may write a checkpoint after they were told to end."""
+"""Seconds that ranks have for a checkpoint after the request to end."""
 
 
 def make(job: Job) -> list[File]:
-    """The unit, the script that it starts, and the bundle; the last two lie in a folder of the job's name."""
+    """Make the unit, the script that it starts, and the bundle; the last two are in a folder of the job's name."""
     name = legal(job.asked_name, 63)
     return [File(f"{name}.service", _unit(job, name)), *torchrun.make(job)]
 

@@ -1,7 +1,7 @@
-"""``torchrun``: one script for every node; each starts as many ranks as the plan has there.
+"""``torchrun``: one script for every node; each starts the number of ranks that the plan has there.
 
-A node is told its number (a static rendezvous). The other kind, c10d, finds the first node by comparing addresses and
-has nodes meet at the host's own name for itself: both fail where a host calls itself something that others do not.
+A node gets its number (a static rendezvous). The alternative, c10d, finds the first node by comparing addresses and
+uses the host's own name for itself as the rendezvous: both fail where other hosts do not resolve that name.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ HERE = '$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)'
 
 
 def make(job: Job) -> list[File]:
-    """The script and the bundle."""
+    """Make the script and the bundle."""
     return [File(SCRIPT, script(job), is_executable=True), job.bundle_file()]
 
 
 def script(job: Job) -> str:
-    """The text of the script. Raises UnsupportedRequest for unequal counts on any nodes."""
+    """Return the text of the script. Raises UnsupportedRequest for unequal counts on any nodes."""
     if not job.any_nodes:
         refuse_hosts(job.layout.names, job.to)
     lines = ["#!/usr/bin/env bash"]
@@ -32,7 +32,7 @@ def script(job: Job) -> str:
     lines += comments(["Run this on every node. MASTER_ADDR is an address of the first one."])
     lines += ["set -euo pipefail", "", *find_bundle(HERE, f"keep {BUNDLE} beside this script"), *preparation(job), ""]
     lines += [*(_any_place(job) if job.any_nodes else _own_place(job)), ""]
-    # torchrun would say at length that it sets this.
+    # torchrun would print a long warning that it sets this.
     lines += ["export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}"]
     lines += continued(
         f'exec torchrun --nnodes={len(job.layout.nodes)} --node-rank="$place" --nproc-per-node="$count"',
@@ -43,7 +43,7 @@ def script(job: Job) -> str:
 
 
 def _any_place(job: Job) -> list[str]:
-    """Slurm, or whoever starts the script, says which of the nodes this is."""
+    """Return lines that take the node's number from Slurm, or from the caller of the script."""
     counts = {group.num_ranks for group in job.layout.groups}
     if len(counts) > 1:
         raise job.refuse("different numbers of ranks on nodes that are not named", "nodes=named (--nodes named)")
@@ -57,7 +57,7 @@ def _any_place(job: Job) -> list[str]:
 
 
 def _own_place(job: Job) -> list[str]:
-    """The node's name says which it is."""
+    """Return lines that find the node's number by its name."""
     names = job.layout.names
     lines = [
         f"export MASTER_ADDR=${{MASTER_ADDR:-{shlex.quote(names[0])}}}",

@@ -1,4 +1,4 @@
-"""``volcano``: a Job (batch.volcano.sh/v1alpha1) that starts all at once, its pods in partitions by the network."""
+"""``volcano``: a Job (batch.volcano.sh/v1alpha1) that is scheduled as a gang, its pods in partitions by the network."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from penstock.manifests.job import File, Job
 from penstock.manifests.layout import Group
 
 NUMBER = "VC_TASK_INDEX"
-"""What the plugin ``env`` sets."""
+"""The variable that the plugin ``env`` sets."""
 
 
 def make(job: Job) -> list[File]:
-    """Nodes with equal numbers of ranks are one task."""
+    """Make a Job; nodes with equal numbers of ranks form one task."""
     groups = pods.group_names(job)
     first, restarts = next(iter(groups)), job.settings.restarts
     spec: Manifest = {
         "schedulerName": "volcano",
         **({"queue": job.settings.queue} if job.settings.queue else {}),
         "minAvailable": len(job.layout.nodes),
-        # Volcano counts the restart that it is about to make, and gives up when it reaches this.
+        # Volcano counts the restart that it is about to make, and gives up when it reaches this number.
         **({"maxRetry": restarts + 1} if restarts else {}),
         "plugins": {"env": [], "svc": []},
         "policies": [{"events": ["PodFailed", "PodEvicted"], "action": "RestartJob" if restarts else "AbortJob"}],
@@ -36,7 +36,7 @@ def make(job: Job) -> list[File]:
 
 
 def _network(job: Job) -> Manifest:
-    """The whole job below one HyperNode, where a tier is asked for and it is not that of the partitions."""
+    """Return the constraint of the whole job to one HyperNode, where its tier differs from that of the partitions."""
     tier = job.settings.highest_tier
     if tier is None or _has_partitions(job):
         return {}

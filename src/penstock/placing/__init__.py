@@ -1,6 +1,6 @@
-"""Placement: documents in, the solver's choice of hosts, an answer with plans and reasons out.
+"""Placement requests: read documents, let the solver choose hosts, and return an answer with plans and reasons.
 
-``penstock.place(...)`` is the front door for people, ``answer`` that of the service and the command line.
+``penstock.place(...)`` is the Python API; the service and the command line call ``answer``.
 
 May import: `schemas`, `convert`, `planning`, `solvers`.
 Start reading at `answers.py`.

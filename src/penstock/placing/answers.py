@@ -1,4 +1,4 @@
-"""Placement requests answered: each job in turn, or all jointly; the choice, the table and the reasons."""
+"""Answer placement requests: each job in turn, or all jointly; the choice, the table and the reasons."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from penstock.solvers.placement.joint import shares
 from penstock.solvers.placement.wish import Wish, price_of
 
 Tell = Callable[[PlacementProgress], None]
-"""Hears of every set of nodes that is settled."""
+"""Called for every set of nodes that is finished."""
 
 JOINT_WAYS = 4
-"""In which nodes are chosen when it is known how many each job gets."""
+"""The number of orders in which nodes are chosen once each job's number of nodes is known."""
 ALONE = "one job, which may use all that is free"
 IN_TURN = "jobs in the order of the request: each gets the best that those before it have left"
 JOINTLY = (
@@ -47,10 +47,10 @@ JOINTLY = (
 
 
 def answer(request: PlacementRequest, tell: Tell = lambda _progress: None) -> PlacementAnswer:
-    """Place the jobs of a request whose documents stand inline.
+    """Place the jobs of a request with inline documents.
 
-    Raises InvalidDocument for names that the topology lacks and kinds that a profile lacks, Conflict where nothing is
-    free, UnsupportedRequest for what no planner does. That a job fits nowhere is an answer.
+    Raises InvalidDocument for names that the topology lacks and kinds that a profile lacks, Conflict without any
+    free device, UnsupportedRequest for what no planner supports. A job that fits nowhere is an answer, not an error.
     """
     topology = _inline(request)
     cluster = Cluster(topology)
@@ -96,7 +96,7 @@ def place(
 
 
 def _inline(request: PlacementRequest) -> ClusterTopology:
-    """The topology. Raises InvalidDocument where it or a profile is named by hash only."""
+    """Return the topology. Raises InvalidDocument where it or a profile is named by hash only."""
     for job in request.jobs:
         asked = PlanRequest(profile=job.profile, topology=request.topology, global_batch_size=job.global_batch_size)
         _profile, topology = inline_documents(asked)
@@ -114,7 +114,7 @@ class _Placing:
         self.left = len(request.jobs) * (1 if request.together == "priority" else 1 + JOINT_WAYS)
 
     def in_turn(self, free: frozenset[int]) -> list[Placement]:
-        """Each job on what those before it have left."""
+        """Place each job on the devices that the jobs before it have left."""
         placements = []
         for number, job in enumerate(self.request.jobs):
             if free:
@@ -125,7 +125,7 @@ class _Placing:
         return placements
 
     def jointly(self, free: frozenset[int]) -> list[Placement]:
-        """Numbers of hosts for all jobs first."""
+        """Choose the numbers of hosts for all jobs first, then the hosts."""
         worth = []
         for number, job in enumerate(self.request.jobs):
             found = self._choice(self._job(number, free))
@@ -142,7 +142,7 @@ class _Placing:
         return max([*ways, self.in_turn(free)], key=self._worth)
 
     def _in_order(self, free: frozenset[int], order: Sequence[int], given: Sequence[int]) -> list[Placement]:
-        """The nodes themselves, for as many for each job as it was given."""
+        """Choose the nodes themselves, with the number of hosts that each job was given."""
         placements: dict[int, Placement] = {}
         for number in order:
             wanted = given[number] > 0 and bool(free)
@@ -167,7 +167,7 @@ class _Placing:
         return _placement(job, choice) if choice.best is not None else _nowhere(job, choice)
 
     def _job(self, number: int, free: frozenset[int]) -> Job:
-        """Raises InvalidDocument where too little is free for it."""
+        """Return a job. Raises InvalidDocument where too few devices are free for it."""
         job = Job(self.request.jobs[number], self.cluster, free, f"/jobs/{number}")
         refuse_too_many(job.asked, len(job.site.hosts), f"/jobs/{number}")
         return job
@@ -186,7 +186,7 @@ class _Placing:
 
 
 def refuse_too_many(job: PlacementJob, hosts: int, where: str) -> None:
-    """Raise InvalidDocument where more hosts are wanted at least than are free."""
+    """Raise InvalidDocument where the minimum number of hosts exceeds the free ones."""
     if job.nodes.min > hosts:
         free = "1 is free" if hosts == 1 else f"{hosts} are free"
         raise InvalidDocument(
@@ -207,7 +207,7 @@ def _progress(job: Job, chooser: Chooser) -> PlacementProgress:
 
 
 def _times(choice: Choice) -> dict[int, int]:
-    """The least time of each number of hosts that keeps the deadline."""
+    """Return the least time of each number of hosts that keeps the deadline."""
     best: dict[int, int] = {}
     for option in choice.options:
         if option.best is not None and choice.wish.keeps(option.best.value_ns):
@@ -220,7 +220,7 @@ def _nothing_left(job: PlacementJob, why: str = "they have taken all that is fre
 
 
 def _nowhere(job: Job, choice: Choice) -> Placement:
-    """With what is missing, and the least that would do where a budget or a number of nodes stands in the way."""
+    """Return a placement without nodes: what is missing, and the least change of budget or nodes that would help."""
     wish, least = choice.wish, None
     if wish.devices is not None or wish.price is not None or wish.most is not None:
         hosts = range(len(job.site.hosts))

@@ -1,4 +1,4 @@
-"""One job as the solver's chooser asks for it: its problem on some devices, and its planner."""
+"""One job as the solver's chooser needs it: its problem on a set of devices, and its planner."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from penstock.solvers.solve.driver import solve
 
 
 class Job:
-    """A job on the free devices of a cluster. Raises InvalidDocument where no free device is of a kind it knows."""
+    """A job on the free devices of a cluster. Raises InvalidDocument where its profile covers no free device's kind."""
 
     def __init__(self, job: PlacementJob, cluster: Cluster, free: frozenset[int], where: str) -> None:
         assert isinstance(job.profile, ModelProfile)
@@ -60,7 +60,7 @@ class Job:
         return [*own, *(kind.name for kind in self.cluster.topology.kinds if kind.scale_from in own)]
 
     def wish(self, objective: Objective) -> Wish:
-        """What the job may take, for the solver."""
+        """Return the limits of the job, for the solver."""
         budget, nodes = self.asked.budget, self.asked.nodes
         limits = (
             (None, None, None)
@@ -71,18 +71,18 @@ class Job:
 
     @property
     def limited(self) -> bool:
-        """Whether the job limits its planner."""
+        """Return whether the job limits its planner."""
         return self.asked.termination.time_limit_ns is not None or self.asked.termination.max_plans is not None
 
     @cached_property
     def drawn(self) -> bool:
-        """Whether regular plans are plans of the job."""
+        """Return whether regular plans satisfy the job's constraints."""
         asked = self.asked
         plain = asked.planner == "auto" and asked.schedule in ("auto", "early-backward") and not asked.options
         return plain and "synchronous" in asked.update_rules and asked.target is None
 
     def request(self, chosen: Chosen) -> PlanRequest:
-        """The plan request of the job on a set of hosts."""
+        """Return the plan request of the job on a set of hosts."""
         return self._request(self.cluster.part(self.site.devices_of(chosen)))
 
     def _request(self, topology: ClusterTopology) -> PlanRequest:
@@ -90,11 +90,11 @@ class Job:
         return PlanRequest(profile=self.profile, topology=topology, **fields)
 
     def problem(self, chosen: Chosen) -> Problem:
-        """The same, frozen."""
+        """Return that request as a frozen problem."""
         return to_problem(self.request(chosen))
 
     def solve(self, problem: Problem, left_ns: int | None) -> Result:
-        """By the job's own planner, within its limits and what is left of the placement's."""
+        """Solve with the job's own planner, within its limits and the time that is left of the placement's."""
         asked, own_ns = self.asked, self.asked.termination.time_limit_ns
         return solve(
             problem,
@@ -107,9 +107,9 @@ class Job:
         )
 
     def file(self, option: Option) -> PlanFile:
-        """The plan of a set, with the hosts that it uses as its topology.
+        """Return the plan file of a set, with the hosts that it uses as its topology.
 
-        What was proven of all plans for the set holds for those on a part of it.
+        A bound on all plans for the set also holds for plans on a part of it.
         """
         assert option.result is not None
         assert option.best is not None

@@ -1,4 +1,4 @@
-"""Which devices of a topology are free, and the topology of some of them alone."""
+"""The free devices of a topology, and the topology restricted to some of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_TOLD = 20
 
 
 class Cluster:
-    """A topology written out, as documents and as the solver sees it; devices are numbered alike in both."""
+    """A topology written out, as documents and as the solver sees it; both number devices in the same way."""
 
     def __init__(self, topology: ClusterTopology) -> None:
         self.topology = topology.expanded()
@@ -35,7 +35,7 @@ class Cluster:
         return held
 
     def free(self, free: Sequence[str] | None, busy: Sequence[str] | None) -> frozenset[int]:
-        """Devices that are free, by number. Hostlists and device ids.
+        """Return the numbers of free devices, from hostlists and device ids.
 
         Raises InvalidDocument for names that the topology lacks, Conflict where no device is free.
         """
@@ -78,7 +78,7 @@ class Cluster:
         )
 
     def part(self, devices: Iterable[int]) -> ClusterTopology:
-        """The topology of these devices alone, node by node in their order, with the switches that join them."""
+        """Return the topology of these devices alone, node by node in their order, with the switches that join them."""
         kept: dict[str, list[int]] = {}
         for number in devices:
             kept.setdefault(self.topology.nodes[self.devices[number].node].name, []).append(number)
@@ -118,9 +118,9 @@ def _part_of(matrix: MeasuredMatrix, ids: Sequence[str]) -> MeasuredMatrix:
 def _joined(
     links: Sequence[Link], nodes: set[str], ids: set[str], devices: set[str]
 ) -> tuple[tuple[Link, ...], tuple[str, ...]]:
-    """Cables and the places between nodes that are needed: other devices go, and whatever then hangs on one cable.
+    """Return the links and switches that are needed: drop other devices, and whatever then has a single cable.
 
-    A switch stays beside a node that hangs on it, even alone: a node without a fabric uses its own cable within.
+    A switch stays next to a node connected to it, even alone: a node without a fabric uses its own cable internally.
     """
     gone, kept = devices - ids, nodes | ids
     left = [link for link in links if link.a not in gone and link.b not in gone]

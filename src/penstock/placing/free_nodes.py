@@ -1,4 +1,4 @@
-"""Which nodes of a topology are free, by what a scheduler prints of its nodes."""
+"""Find the free nodes of a topology by a scheduler's list of nodes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from penstock.schemas.errors import Conflict, InvalidDocument
 from penstock.schemas.topology import ClusterTopology
 
 SAYING: tuple[Format, ...] = ("scontrol-nodes", "k8s-nodes")
-"""Formats that say which nodes may be used, and what runs on them."""
+"""Formats that state which nodes may be used, and what runs on them."""
 
 WANTED = "give what `scontrol show nodes` or `kubectl get nodes,pods -A -o json` prints"
 
 
 def free_nodes(text: str, source: str, topology: ClusterTopology) -> list[str]:
-    """Nodes of the topology that are usable and on which no device is taken; others that the text names do not count.
+    """Return the topology's usable nodes on which no device is in use; other nodes of the text are ignored.
 
-    Raises InvalidDocument for a text that does not say it, Conflict where no node is left, with the reasons.
+    Raises InvalidDocument for a text that does not state it, Conflict where no node is left, with the reasons.
     """
     try:
         name = recognised(ImportSource(text=text, name=source))

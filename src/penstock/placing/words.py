@@ -1,4 +1,4 @@
-"""Why these nodes: what was chosen, against what, what binds, what is proven."""
+"""Reasons for a placement: what was chosen, the alternatives, what binds, and what is proven."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.solvers.placement.choice import Choice, Option
 
 
 def reasons(job: Job, choice: Choice, best: Option, rows: Sequence[PlacementRow]) -> tuple[str, ...]:
-    """Sentences, the most important one first."""
+    """Return the reasons as sentences, the most important one first."""
     return (
         _chosen(job, best),
         *_instead(choice, rows),
@@ -26,7 +26,7 @@ def reasons(job: Job, choice: Choice, best: Option, rows: Sequence[PlacementRow]
 
 
 def reasons_without(job: Job, choice: Choice, least: Option | None) -> tuple[str, ...]:
-    """Why there is no placement; ``least``: the smallest one without a budget and with any number of nodes."""
+    """Explain why there is no placement; ``least``: the smallest one without a budget and with any number of nodes."""
     enough = [] if least is None else [f"the least that was found to do without these limits is {_size(least)}"]
     return (*_missing_sentences(job, choice), *enough, *_left_out(job))
 
@@ -62,7 +62,7 @@ def _nodes(count: int) -> str:
 
 
 def _instead(choice: Choice, rows: Sequence[PlacementRow]) -> list[str]:
-    """The planned numbers of nodes next to the chosen one."""
+    """Compare with the planned numbers of nodes next to the chosen one."""
     planned = [row for row in rows if row.status == "planned"]
     at = next((place for place, row in enumerate(planned) if row.chosen), None)
     if at is None:
@@ -87,7 +87,7 @@ def _instead(choice: Choice, rows: Sequence[PlacementRow]) -> list[str]:
 
 
 def _change(share: float) -> str:
-    """A difference in throughput, with as many digits as it takes to show that there is one."""
+    """Format a difference in throughput with enough digits to be nonzero."""
     if share == 0:
         return "the same throughput"
     shown = percent(abs(share)) if abs(share) >= 0.0005 else f"{100 * abs(share):.1g} %"
@@ -95,7 +95,7 @@ def _change(share: float) -> str:
 
 
 def _busiest_link(job: Job, best: Option) -> list[str]:
-    """The cable between nodes that is in use for most of a step."""
+    """Describe the cable between nodes that is in use for most of a step."""
     plan = best.best
     assert plan is not None
     problem = job.problem(best.chosen)
@@ -142,7 +142,7 @@ def _left_out(job: Job) -> list[str]:
 
 
 def _nothing_affordable(job: Job, choice: Choice) -> str:
-    """The budget does not buy a single device of any set."""
+    """State that the budget does not cover a single device of any set."""
     wish = choice.wish
     prices = [job.site.devices[device].price for host in job.site.hosts for device in host.devices]
     cheapest = min(price for price in prices if price is not None)
@@ -155,7 +155,7 @@ def _nothing_affordable(job: Job, choice: Choice) -> str:
 
 
 def _memory(job: Job, choice: Choice) -> list[str]:
-    """Which bytes are missing on the set that comes nearest."""
+    """State how many bytes are missing on the set that comes nearest."""
     tried = [option for option in choice.options if option.result is not None and option.result.shortage is not None]
     if not tried:
         return [choice.cut_short or "the time limit came before any plan was made"]

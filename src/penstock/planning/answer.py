@@ -30,7 +30,7 @@ class Answer:
 
     @property
     def status(self) -> str:
-        """optimal, feasible, infeasible, none_found or time_limit."""
+        """Return optimal, feasible, infeasible, none_found or time_limit."""
         return self.result.status
 
     @property
@@ -40,21 +40,21 @@ class Answer:
 
     @property
     def file(self) -> PlanFile:
-        """The plan with its request inline. Raises InvalidPlan when there is none, with the reason."""
+        """Return the plan with its request inline. Raises InvalidPlan when there is none, with the reason."""
         if self.result.plan is None:
             raise InvalidPlan(f"there is no plan: {self.result.why}")
         return PlanFile(plan=self.result.plan, request=self.request)
 
     @property
     def seconds_per_global_batch(self) -> float:
-        """The simulated time per global batch, in seconds."""
+        """Return the simulated time per global batch, in seconds."""
         prediction = self.file.plan.prediction
         assert prediction is not None
         return prediction.time_per_global_batch_ns / 1e9
 
     @property
     def gap(self) -> float | None:
-        """The proven bound on the relative distance to the request's best possible plan; None without a bound."""
+        """Return the proven bound on the relative distance to the best possible plan; None without a bound."""
         return next((c.gap for c in self.result.certificates if c.scope == REQUEST_SCOPE), None)
 
     def judge(self) -> Judgement:
@@ -62,7 +62,7 @@ class Answer:
         return judge(self.file)
 
     def timeline(self, width: int = 100) -> str:
-        """The timeline as text, a line per device."""
+        """Return the timeline as text, a line per device."""
         from penstock.cli.plan.timeline_text import render_timeline
 
         judgement = self.judge()
@@ -75,7 +75,7 @@ class Answer:
 
 
 def find_profile(given: str | Path | ModelProfile) -> ModelProfile:
-    """A profile by value, by file, or by the name of a shipped example."""
+    """Return a profile given by value, by file, or by the name of a shipped example."""
     if isinstance(given, ModelProfile):
         return given
     path = Path(given)
@@ -83,7 +83,7 @@ def find_profile(given: str | Path | ModelProfile) -> ModelProfile:
 
 
 def find_topology(given: str | Path | ClusterTopology) -> ClusterTopology:
-    """A topology by value, by file, or by the name of a shipped example (``8x8xH100``)."""
+    """Return a topology given by value, by file, or by the name of a shipped example (``8x8xH100``)."""
     if isinstance(given, ClusterTopology):
         return given
     path = Path(given)
@@ -179,5 +179,5 @@ def plan(
 
 
 def _nanoseconds(limit: str | float | None) -> str | int | None:
-    """A duration for ``Termination.time_limit_ns``, which parses texts with units itself; numbers are seconds."""
+    """Convert a duration for ``Termination.time_limit_ns``, which parses texts with units; numbers are seconds."""
     return limit if limit is None or isinstance(limit, str) else round(limit * 1e9)

@@ -1,4 +1,4 @@
-"""From a plan to a job bundle: all that ranks need which some other launcher starts."""
+"""Make a job bundle from a plan: all that ranks started by another launcher need."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.solvers.lowering.transports import Wish
 
 FLUSHED = ("synchronous", "elastic_averaging")
-"""Update rules whose program of one step is run again and again; others need one per length of a segment."""
+"""Update rules that repeat the program of one step; others need a program per segment length."""
 
 
 def make_bundle(
@@ -29,10 +29,10 @@ def make_bundle(
     transport: Wish = "auto",
     seed: int = 0,
 ) -> JobBundle:
-    """The bundle of a plan, for ranks that are started with these ``options`` and train up to ``steps``.
+    """Return the bundle of a plan, for ranks that are started with these ``options`` and train up to ``steps``.
 
-    ``steps`` matters to periodic plans alone. ``transport`` auto: programs fit for NCCL where the plan's devices are no
-    CPUs. Raises UnsupportedRequest for options, or a transport, that do not go with the plan, and for a periodic plan
+    ``steps`` matters to periodic plans alone. ``transport`` auto: programs for NCCL where the plan's devices are no
+    CPUs. Raises UnsupportedRequest for options, or a transport, that the plan does not support, and for a periodic plan
     without steps; InvalidPlan when it does not verify.
     """
     plan = file.plan
@@ -74,14 +74,14 @@ def make_bundle(
 
 
 def boundary_sizes(profile: ModelProfile) -> list[list[tuple[str, int, int]]] | None:
-    """What crosses each cut, for the ranks to compare; a model may run in another precision than one not measured."""
+    """Return the bytes at each cut, for the ranks to compare; a model may run in another precision than measured."""
     if profile.source.method != "measured":
         return None
     return [[(t.name, t.bytes_per_sample, t.gradient_bytes_per_sample) for t in cut] for cut in profile.boundaries]
 
 
 def _kinds(file: PlanFile) -> dict[str, str]:
-    """The kind of each device of the topology, by its id."""
+    """Return the kind of each device of the topology, by its id."""
     topology = file.request.topology
     assert isinstance(topology, ClusterTopology)
     return {device.id: device.kind for node in topology.expanded().nodes for device in node.devices}

@@ -1,4 +1,4 @@
-"""Comparing planners and schedules on one request."""
+"""Compare planners and schedules on one request."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def compare(
     schedules: Sequence[str] = (),
     workers: int | None = None,
 ) -> Iterator[PlanComparison]:
-    """Each planner with each schedule that it can be combined with, one row at a time as they finish.
+    """Solve with each planner and each compatible schedule; yield one row at a time as they finish.
 
-    ``auto`` comes last, with all schedules at once; so has ``exact``, which makes its own. A planner that cannot take
-    the request has one row, which says why.
-    Raises UnsupportedRequest for an unknown name, and where no planner goes with any of the schedules.
+    ``auto`` comes last, with all schedules at once, and so does ``exact``, which makes its own. A planner that rejects
+    the request has one row, which states why.
+    Raises UnsupportedRequest for an unknown name, and where no planner supports any of the schedules.
     """
     problem = to_problem(request)
     alone = one_device_ns(problem)
@@ -46,7 +46,7 @@ def compare(
 
 
 def pairs(planners: Sequence[str], schedules: Sequence[str]) -> dict[str, list[str]]:
-    """The schedules that ``compare`` asks each planner for; raises as it does."""
+    """Return the schedules that ``compare`` runs each planner with; raises as it does."""
     for schedule in schedules:
         schedule_row(schedule)
     found = {}
@@ -101,7 +101,7 @@ def _row(
 
 
 def one_device_ns(problem: Problem) -> int | None:
-    """The global batch on the fastest single device, whatever its memory: what speed-ups are relative to."""
+    """Return the time of the global batch on the fastest single device, ignoring memory: the base of speed-ups."""
     best = None
     sizes = problem.micro_batch_sizes or tuple(sorted({m.rows for ms in problem.measured.values() for m in ms}))
     for kind in sorted({device.kind for device in problem.devices}):

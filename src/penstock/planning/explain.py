@@ -1,4 +1,4 @@
-"""``penstock.explain``: why a plan takes the time that it takes, what would help, and why not another layout."""
+"""``penstock.explain``: what determines a plan's time, what would reduce it, and how another layout compares."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from penstock.solvers.solve.driver import replanned_by
 MAX_WHAT_IFS = 64
 MAX_PLANS = 20
 DEFAULT = "default"
-"""Stands for the usual table among what-ifs."""
+"""Represents the usual table among what-ifs."""
 
 
 class Judged(NamedTuple):
-    """A plan that was judged, as the core knows it."""
+    """A judged plan in the solver core's types."""
 
     judgement: Judgement
     problem: Problem
@@ -57,10 +57,10 @@ def explain(
 ) -> Explanation:
     """Explain a plan file, by value or by its path. Raises InvalidPlan where it cannot be simulated.
 
-    ``what_if``: changes to try, such as ``bandwidth=2``, ``devices=+8``, ``recompute=here``; ``default`` stands for the
-    usual ones. ``planner``: plan anew for every change, with so many plans at most; else ``relax`` does where the plan
-    itself cannot tell, if it is one with a flush. ``layout``: cuts of one's own, or the fields of a
-    ``Layout``, to be judged beside the plan.
+    ``what_if``: changes to try, such as ``bandwidth=2``, ``devices=+8``, ``recompute=here``; ``default``: the
+    usual ones. ``planner``: plan again for every change, with at most ``max_plans`` plans; else ``relax`` does so where
+    the plan itself cannot tell, if it has a flush. ``layout``: cuts of one's own, or the fields of a
+    ``Layout``, to be judged in addition to the plan.
     """
     _check(what_if, max_plans)
     file = plan.file if isinstance(plan, Answer) else plan if isinstance(plan, PlanFile) else PlanFile.read(plan)
@@ -70,7 +70,7 @@ def explain(
 
 
 def layout_of(fields: Mapping[str, Any]) -> Layout:
-    """A layout from plain data; cuts may be numbers. Raises InvalidDocument for a field that a layout has not."""
+    """Return a layout from plain data; cuts may be numbers. Raises InvalidDocument for an unknown field."""
     if unknown := sorted(set(fields) - {field.name for field in dataclass_fields(Layout)}):
         raise InvalidDocument(f"a layout has no field {unknown[0]!r}")
     return Layout(
@@ -83,7 +83,7 @@ def layout_of(fields: Mapping[str, Any]) -> Layout:
 
 
 def judged(file: PlanFile) -> Judged:
-    """The judgement of a plan that can be simulated. Raises InvalidPlan for any other."""
+    """Return the judgement of a plan that can be simulated. Raises InvalidPlan for any other."""
     judgement = judge(file)
     if judgement.timeline is None or judgement.allocation is None or judgement.schedule is None:
         raise InvalidPlan(
@@ -110,7 +110,7 @@ def explanation(
     layout: Layout | None,
     on_progress: Callable[[str], None],
 ) -> Explanation:
-    """As ``explain``, of a plan that was judged already."""
+    """Explain a plan that was judged already, as ``explain`` does."""
     judgement, problem, plan = found
     assert judgement.timeline is not None
     on_progress("the critical path")
@@ -142,7 +142,7 @@ def explanation(
 
 
 def page(file: PlanFile, trace: Trace | None = None) -> str:
-    """The HTML report of a plan with its explanation. Raises InvalidPlan where it cannot be simulated.
+    """Return the HTML report of a plan with its explanation. Raises InvalidPlan where it cannot be simulated.
 
     Raises InvalidDocument for the trace of another plan.
     """
@@ -164,7 +164,7 @@ def page(file: PlanFile, trace: Trace | None = None) -> str:
 
 
 def picture(found: Judged) -> Picture:
-    """The timeline of a judged plan as a picture that knows why devices idle."""
+    """Return the timeline of a judged plan as a picture that includes why devices idle."""
     judgement = found.judgement
     assert judgement.timeline is not None
     idle = idle_pieces(Run(found.problem, found.plan))
@@ -172,7 +172,7 @@ def picture(found: Judged) -> Picture:
 
 
 def svg(file: PlanFile, trace: Trace | None = None) -> str:
-    """A plan's timeline as an SVG file, with its critical path. Raises as ``page``."""
+    """Return a plan's timeline as an SVG file, with its critical path. Raises as ``page``."""
     _check_trace(file, trace)
     found = judged(file)
     drawn = picture(found)
@@ -182,7 +182,7 @@ def svg(file: PlanFile, trace: Trace | None = None) -> str:
 
 
 def write_comparison(file: PlanFile, trace: Trace | None, path: Path) -> None:
-    """Prediction, and measurement as a second track, for Perfetto. Raises InvalidPlan for a plan not to be simulated.
+    """Write prediction and measurement as two tracks for Perfetto. Raises InvalidPlan where simulation is impossible.
 
     Raises InvalidDocument for the trace of another plan.
     """
@@ -199,7 +199,7 @@ def _check_trace(file: PlanFile, trace: Trace | None) -> None:
 
 
 def _replan(plan: Candidate, planner: str | None, max_plans: int) -> Replan | None:
-    """The planner asked for; else ``relax``, which is quick, for plans with a flush, and none for the others."""
+    """Return the requested planner; else ``relax``, which is quick, for plans with a flush, and none for the others."""
     if planner is None and plan.update_rule != "synchronous":
         return None
     return replanned_by(planner or "relax", max_plans)

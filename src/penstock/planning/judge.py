@@ -1,4 +1,4 @@
-"""Judging a plan of any origin: simulate it, verify it, and check every number that it states."""
+"""Judge a plan of any origin: simulate it, verify it, and check every number that it states."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from penstock.solvers.model.timeline import Timeline
 from penstock.solvers.verify.verifier import check_allocation, check_rows, check_rule, verify
 
 TIME_TOLERANCE = 1e-6
-"""A plan's stated time and the judge's may differ by this much, relatively (ALGORITHMS A.7)."""
+"""Largest relative difference between a plan's stated time and its simulated time (ALGORITHMS A.7)."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the judge says of a plan. ``faults`` are sentences; none means good."""
+    """The result of judging a plan. ``faults`` are sentences; a plan without faults is valid."""
 
     plan: Plan
     timeline: Timeline | None
@@ -42,7 +42,7 @@ class Judgement:
 
 
 def judge(file: PlanFile) -> Judgement:
-    """Simulate and verify a plan of anybody's. The plan comes back with the judge's prediction filled in."""
+    """Simulate and verify a plan of any origin; return it with the simulated prediction filled in."""
     problem = to_problem(file.request)
     rule, overlap = file.plan.update_rule, file.plan.overlap_all_reduce
     try:
@@ -71,7 +71,7 @@ def judge(file: PlanFile) -> Judgement:
 def _proven_again(
     problem: Problem, plan: Plan, allocation: Allocation, schedule: Schedule, timeline: Timeline
 ) -> tuple[Certificate, ...]:
-    """New certificates for a plan whose own do not state what they cover, or are another plan's."""
+    """Return new certificates for a plan whose own do not state what they cover, or belong to another plan."""
     own = schedule_bound(problem, allocation, schedule, plan.update_rule, plan.overlap_all_reduce)
     candidate = Candidate(plan.planner, allocation, schedule, timeline, plan.overlap_all_reduce, plan.update_rule)
     return certificates_of(candidate, (request_bound(problem), own))
@@ -85,7 +85,7 @@ def _claims(
     schedule: Schedule,
     timeline: Timeline,
 ) -> Iterator[str]:
-    """A plan never carries a number that the judge does not give, and is one that its request asks for."""
+    """Return faults for numbers that simulation does not reproduce, and for plans that their request does not allow."""
     if plan.prediction is not None:
         claimed, judged = plan.prediction.time_per_global_batch_ns, timeline.time_per_global_batch_ns
         if abs(claimed - judged) > TIME_TOLERANCE * judged:
@@ -98,7 +98,7 @@ def _claims(
         yield "The plan encodes tensors; the request does not allow codecs."
     if (broken := broken_pin(problem, allocation)) is not None:
         yield f"The plan breaks a pin: {broken}."
-    if plan.prediction is not None:  # else it was changed by hand: its certificates are another plan's
+    if plan.prediction is not None:  # else it was edited by hand: its certificates belong to another plan
         yield from _uncovered(plan, problem, allocation, schedule, timeline)
     if problem.within is not None:
         for beyond in faults_beyond(problem, allocation, schedule, problem.within):
@@ -108,7 +108,7 @@ def _claims(
 def _uncovered(
     plan: Plan, problem: Problem, allocation: Allocation, schedule: Schedule, timeline: Timeline
 ) -> Iterator[str]:
-    """A certificate covers the plan that carries it, and what it says of the request; no bound is above the time."""
+    """Return faults for certificates that do not cover their plan or request, and for bounds above the time."""
     fits = not shortages(problem, allocation, timeline)
     features = features_of(problem, allocation, schedule, plan.update_rule, plan.overlap_all_reduce, fits)
     for number, certificate in enumerate(plan.certificates):

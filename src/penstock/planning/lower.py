@@ -1,4 +1,4 @@
-"""From a plan file to programs: one per rank, or a ladder of them for AvgPipe."""
+"""Lower a plan file to programs: one per rank, or several variants for AvgPipe."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def programs(
     transport: Wish = "auto",
     staleness: int = 0,
 ) -> list[Program]:
-    """One program per rank. Raises InvalidPlan when the plan does not verify or would hang.
+    """Return one program per rank. Raises InvalidPlan when the plan does not verify or would deadlock.
 
     ``batches``: global batches that a program of a periodic plan trains before it is flushed. ``norm``: with the norm
     of all gradients, for clipping and fp16. ``staleness``: of the reference model, under elastic averaging.
-    ``transport``: what ranks shall be able to send over; ``auto``: NCCL too where the plan's devices are no CPUs.
-    Raises UnsupportedRequest where the plan, or its update rule, has no such thing.
+    ``transport``: what ranks must be able to send over; ``auto``: also NCCL where the plan's devices are no CPUs.
+    Raises UnsupportedRequest where the plan, or its update rule, does not support an option.
     """
     judgement = _judged(file)
     assert judgement.schedule is not None
@@ -37,9 +37,9 @@ def programs(
 
 
 def ladder(file: PlanFile, *, norm: bool = False, transport: Wish = "auto", staleness: int = 0) -> list[list[Program]]:
-    """Programs with δ = 0, 1, … forwards in advance, one per rank each (AvgPipe, algorithm 1), as memory allows.
+    """Return programs with δ = 0, 1, … forwards in advance, one per rank each (AvgPipe, algorithm 1), as memory allows.
 
-    The last has K - 1, beyond which nothing was gained (ALGORITHMS 6.2), or as many as there are micro-batches.
+    The last has K - 1, beyond which nothing was gained (ALGORITHMS 6.2), or the number of micro-batches if smaller.
     Raises as ``programs``; UnsupportedRequest for a plan with another schedule.
     """
     if file.plan.schedule.name != "advance-forward":
@@ -60,7 +60,7 @@ def ladder(file: PlanFile, *, norm: bool = False, transport: Wish = "auto", stal
 
 
 def _rungs(judgement: Judgement) -> Iterator[Orders]:
-    """Orders with δ = 0, 1, … that differ and fit."""
+    """Return the distinct orders with δ = 0, 1, … that fit in memory."""
     problem, allocation = judgement.problem, judgement.allocation
     assert allocation is not None
     before: tuple[int, ...] = ()

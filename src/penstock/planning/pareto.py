@@ -1,17 +1,17 @@
-"""Which answers no other answer beats: the Pareto front of a table."""
+"""The Pareto front of a table of answers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 Point = tuple[float, ...]
-"""One answer; in every coordinate less is better."""
+"""One answer's coordinates; smaller is better in each."""
 
 
 def front(points: Sequence[Point]) -> list[bool]:
-    """Of each point, whether no other is at least as good everywhere and better somewhere. Equal points stay together.
+    """Return for each point whether it is on the Pareto front. Equal points are on it together or not at all.
 
-    In lexicographic order a point can be beaten only by one before it, and then by one of the front so far.
+    In lexicographic order a point can be dominated only by an earlier one, and then by one of the front so far.
     """
     order = sorted(range(len(points)), key=points.__getitem__)
     kept: list[Point] = []
@@ -25,7 +25,7 @@ def front(points: Sequence[Point]) -> list[bool]:
 
 
 def graded(values: Sequence[float], alike: float) -> list[int]:
-    """Of each value the number of its grade, the least first; a grade's values are alike to that share."""
+    """Return the grade of each value, the smallest first; values of one grade differ by at most the share ``alike``."""
     grades = [0] * len(values)
     grade, first = -1, 0.0
     for number in sorted(range(len(values)), key=values.__getitem__):

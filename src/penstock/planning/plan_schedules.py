@@ -1,4 +1,4 @@
-"""A plan's order out to PyTorch's schedule CSV, and one from there into a plan (``torch_csv`` has the format)."""
+"""Export a plan's order as PyTorch's schedule CSV, and import one into a plan (``torch_csv`` defines the format)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from penstock.solvers.verify.verifier import verify
 
 
 def with_schedule(file: PlanFile, text: str) -> PlanFile:
-    """The plan with its stages on their devices, and the CSV's order; judged, with the judge's numbers and bounds.
+    """Return the plan with the CSV's order on its stages and devices, judged, with simulated numbers and bounds.
 
-    Raises as ``torch_csv.onto``, and InvalidPlan where the plan itself is none or what comes out does not verify.
+    Raises as ``torch_csv.onto``, and InvalidPlan where the plan itself is invalid or the result does not verify.
     """
     judgement = judge(file)
     if judgement.allocation is None:
@@ -44,16 +44,16 @@ def with_schedule(file: PlanFile, text: str) -> PlanFile:
 
 
 class ScheduleText(NamedTuple):
-    """An order as CSV, and what of the plan stands beside it, in sentences: the file has no place for words."""
+    """An order as CSV, and in sentences the parts of the plan that the CSV format cannot hold."""
 
     text: str
     beside: tuple[str, ...]
 
 
 def schedule_csv(file: PlanFile) -> ScheduleText:
-    """The plan's order as CSV.
+    """Return the plan's order as CSV.
 
-    Raises InvalidPlan for a faulty plan, UnsupportedRequest for what PyTorch has no word for.
+    Raises InvalidPlan for a faulty plan, UnsupportedRequest for what PyTorch's format cannot express.
     """
     judgement = judge(file)
     if judgement.faults or judgement.allocation is None:

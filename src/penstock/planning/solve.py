@@ -1,4 +1,4 @@
-"""Answering a plan request: document in, planners, document out."""
+"""Answer a plan request: read the document, run planners, return a document."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def solve(
 ) -> ResultOut:
     """Answer a request. Raises InvalidDocument or UnsupportedRequest; having no plan is an answer, not an error.
 
-    ``on_incumbent`` hears of every better plan, ``on_progress`` also of bounds and of the planners at work.
-    ``workers``: processes for a large request, by default as many as processors; the plan does not depend on it.
+    ``on_incumbent`` is called with every better plan, ``on_progress`` also with bounds and the planners at work.
+    ``workers``: processes for a large request, by default one per processor; the plan does not depend on it.
     """
     problem = to_problem(request)
     return to_result(problem, request, solve_problem(problem, request, on_incumbent, on_progress, workers))
@@ -65,7 +65,7 @@ def solve_problem(
 
 
 def refuse_unsupported(request: PlanRequest) -> None:
-    """What the documents can say and no planner here does yet is refused, never ignored."""
+    """Raise UnsupportedRequest for what documents can express but no planner supports; nothing is ignored."""
     if request.warm_start is not None:
         raise UnsupportedRequest(
             f"no planner here honours warm_start = {request.warm_start!r}", remedy="leave warm_start out of the request"

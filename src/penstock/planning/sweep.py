@@ -28,7 +28,7 @@ from penstock.workers.protocol import crashed
 MAX_CASES = 1000
 ALIKE = 0.01
 DEVICES = 2
-"""Which coordinate of ``_point`` counts devices: one more of them is a difference."""
+"""Index of the coordinate of ``_point`` that counts devices, where a difference of 1 is significant."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Case:
     request: PlanRequest
 
     def row(self, **found: Any) -> SweepRow:
-        """The case's row of the table, with what is known of its answer."""
+        """Return the case's row of the table, with the given fields of its answer."""
         asked, topology = self.request, self.request.topology
         return SweepRow(
             topology=topology.name if isinstance(topology, ClusterTopology) else topology,
@@ -51,7 +51,7 @@ class Case:
 
 
 def cases(sweep: SweepRequest, max_cases: int = MAX_CASES) -> list[Case]:
-    """A plan request for each combination, the last axis (update rules) running fastest.
+    """Return a plan request for each combination; the last axis (update rules) varies fastest.
 
     Raises InvalidDocument for more than ``max_cases``, and for a combination that contradicts itself.
     """
@@ -85,7 +85,7 @@ def _combined(fields: dict[str, Any], values: dict[str, Any]) -> PlanRequest:
 
 
 def figures(result: ResultOut) -> dict[str, Any]:
-    """What a row says of a planner's answer."""
+    """Return the figures of a planner's answer for its row."""
     return {
         "state": "succeeded",
         "status": result.status,
@@ -98,12 +98,12 @@ def figures(result: ResultOut) -> dict[str, Any]:
 
 
 def answered(case: Case, result: ResultOut) -> SweepRow:
-    """The row of a planner's answer."""
+    """Return the row of a planner's answer."""
     return case.row(**figures(result))
 
 
 def refused(case: Case, problem: ProblemDetails) -> SweepRow:
-    """The row of a case that has no answer: one that no planner takes, or one that failed."""
+    """Return the row of a case without an answer: no planner accepts it, or it failed."""
     state = "unsupported" if problem.code == "unsupported-request" else "failed"
     return case.row(state=state, why=f"{problem.detail}; {problem.remedy}" if problem.remedy else problem.detail)
 
@@ -123,9 +123,9 @@ def _figures_of(plan: Plan) -> dict[str, Any]:
 
 
 def with_front(rows: Sequence[SweepRow]) -> tuple[SweepRow, ...]:
-    """The rows, those on the Pareto front marked. Costs count when every plan has one.
+    """Return the rows, those on the Pareto front marked. Costs count when every plan has one.
 
-    What differs by less than ALIKE, devices apart, is no reason to be on the front, unless all else is as good.
+    Differences below ALIKE, devices apart, put no row on the front, unless all else is equally good.
     """
     planned = [number for number, row in enumerate(rows) if row.samples_per_s is not None]
     priced = all(rows[number].cost_per_sample is not None for number in planned)
@@ -159,7 +159,7 @@ def sweep(
     """Answer every case; the rows are in the order of the cases, with the Pareto front marked.
 
     Each case is solved in a process of its own, by default on this machine; ``executor`` as ``executor_of`` makes it.
-    ``on_row`` hears of each answer as it comes. Whatever ends this call ends the solvers as well.
+    ``on_row`` is called with each answer as it comes. Whatever ends this call ends the solvers as well.
     Raises InvalidDocument for too many cases or one that contradicts itself; a case that fails is a row that says so.
     """
     asked = cases(request, max_cases)

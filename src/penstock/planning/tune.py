@@ -1,7 +1,7 @@
-"""AvgPipe's two degrees by traversal: every number of micro-batches and of pipelines is run on ranks (section 7.3).
+"""AvgPipe's two degrees by traversal: run every number of micro-batches and of pipelines on ranks (section 7.3).
 
 The paper's own tuning predicts them from one profile (``planners/avgpipe/planner.py``). This one measures: use it to
-check the prediction, or where minutes on ranks cost less than a wrong one. Stages and devices are those of a plan.
+check the prediction, or where minutes on ranks cost less than a wrong prediction. Stages and devices are the plan's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RULE: UpdateRule = "elastic_averaging"
 
 @dataclass(frozen=True)
 class Setting:
-    """A plan with these degrees. ``judged_ns``: per global batch; ``by_profile``: what the profile would choose."""
+    """A plan with these degrees. ``judged_ns``: per global batch; ``by_profile``: the choice by the profile."""
 
     num_micro_batches: int
     num_pipelines: int
@@ -37,16 +37,16 @@ class Setting:
 
 @dataclass(frozen=True)
 class Tried:
-    """A setting and what it took on ranks, per global batch."""
+    """A setting and its measured time on ranks, per global batch."""
 
     setting: Setting
     measured_ns: int
 
 
 def settings(file: PlanFile, max_pipelines: int) -> list[Setting]:
-    """Every setting that fits, by micro-batches and then pipelines; 1F1B, whose forwards may be advanced in training.
+    """Return every setting that fits, by micro-batches and then pipelines; 1F1B, whose forwards may be advanced.
 
-    Raises UnsupportedRequest for a plan that does not average elastically, InvalidPlan where no setting fits.
+    Raises UnsupportedRequest for a plan without elastic averaging, InvalidPlan where no setting fits.
     """
     if file.plan.update_rule != RULE:
         raise UnsupportedRequest(
@@ -79,11 +79,11 @@ def _setting(file: PlanFile, problem: Problem, tuner: Tuner, degrees: Degrees, b
 
 
 def traverse(found: list[Setting], run: Callable[[PlanFile], int]) -> Iterator[Tried]:
-    """Run each setting; ``run`` gives the time of an iteration (ns), which trains a global batch of each pipeline."""
+    """Run each setting; ``run`` returns the time of an iteration (ns), which trains a global batch of each pipeline."""
     for setting in found:
         yield Tried(setting, -(-run(setting.file) // setting.num_pipelines))
 
 
 def fastest(tried: list[Tried]) -> Tried:
-    """The least time per global batch; of equal ones that with fewer pipelines, then fewer micro-batches."""
+    """Return the setting with the least time per global batch; ties: fewer pipelines, then fewer micro-batches."""
     return min(tried, key=lambda one: (one.measured_ns, one.setting.num_pipelines, one.setting.num_micro_batches))

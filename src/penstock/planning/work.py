@@ -1,4 +1,4 @@
-"""From a plan to what its ranks are given to do: programs for all segments, or rungs, of a run."""
+"""Make the programs of a plan's ranks for all segments, or all values of δ, of a run."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def work_after(
     *,
     transport: Wish = "auto",
 ) -> Work:
-    """What is left to do after ``checkpoint`` (None: from the start) up to ``steps`` steps.
+    """Return the remaining work after ``checkpoint`` (None: from the start) up to ``steps`` steps.
 
-    A periodic plan gets one program for each length of segment that occurs. ``transport``: what the ranks shall be able
-    to send over. Raises UnsupportedRequest for options, or a transport, that do not go with the plan, InvalidPlan when
+    A periodic plan gets one program for each length of segment that occurs. ``transport``: what the ranks must be able
+    to send over. Raises UnsupportedRequest for options, or a transport, not supported by the plan, InvalidPlan when
     it does not verify.
     """
     plan = file.plan

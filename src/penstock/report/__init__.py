@@ -1,4 +1,4 @@
-"""What people look at: a plan as an HTML page, an SVG, a trace, tables and sentences.
+"""Output for people: a plan as an HTML page, an SVG, a trace, tables and sentences.
 
 May import: `schemas`, `solvers`.
 Start reading at `page.py`, then `drawing/`.

@@ -1,4 +1,4 @@
-"""What is proven of a plan, in sentences: the same words on the terminal, in explanations, on pages and in reports."""
+"""Sentences about what is proven of a plan; the same on the terminal, in explanations, on pages and in reports."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 def widest(certificates: Sequence[Certificate]) -> Certificate | None:
-    """The bound on every plan of the request, whose gap is the plan's headline; None where it is not stated.
+    """Return the bound on every plan of the request, whose gap is the plan's headline; None where it is not stated.
 
-    Certificates of plans that were written before bounds stated their coverage are not taken for it.
+    Certificates of plans that were written before bounds stated their coverage do not count.
     """
     return next((c for c in certificates if c.scope == REQUEST_SCOPE and c.covers is not None), None)
 
 
 def bound_sentences(plan: Plan) -> Iterator[str]:
-    """One sentence for each bound: which plans it covers, and what could be saved at most."""
+    """Return one sentence for each bound: which plans it covers, and what could be saved at most."""
     if plan.prediction is None:
         return
     total = plan.prediction.time_per_global_batch_ns
@@ -32,7 +32,7 @@ def bound_sentences(plan: Plan) -> Iterator[str]:
 
 
 def bound_sentence(c: Certificate, value_ns: int) -> str:
-    """The bound of one certificate, for a plan that takes ``value_ns``."""
+    """Return the bound of one certificate as a sentence, for a plan that takes ``value_ns``."""
     covers = None if c.covers is None else c.covers.covers()
     least = min(value_ns, c.bound_ns + c.tolerance_ns)
     if value_ns <= least:

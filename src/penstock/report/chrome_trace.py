@@ -1,6 +1,6 @@
 """Pictures as Chrome trace events, for chrome://tracing and Perfetto.
 
-A prediction alone is a process per device with two threads each. Beside what ranks measured it is one of two processes,
+A prediction alone is a process per device with two threads each. With a measurement it is one of two processes,
 "predicted" and "measured", whose threads are the same lanes; arrows follow each message from its sender.
 
 .. [1] Trace Event Format, Google: complete ("X"), counter ("C"), flow ("s", "f") and metadata ("M") events.
@@ -28,7 +28,7 @@ _COMPUTATION = re.compile(r"(\d+)([FBI])(\d+)")
 
 
 def write_chrome_trace(picture: Picture, path: Path) -> None:
-    """Write a prediction; times are microseconds with three decimals, as the format wants them."""
+    """Write a prediction; times are microseconds with three decimals, as the format requires."""
     write_events(chrome_events(picture), path)
 
 
@@ -41,7 +41,7 @@ def write_events(events: Iterable[dict[str, Any]], path: Path) -> None:
 
 
 def compared_events(predicted: Picture, trace: Trace, plan: Plan) -> Iterator[dict[str, Any]]:
-    """Prediction and measurement as two processes, a pair of threads per stage's device or rank."""
+    """Return prediction and measurement as two processes, with a pair of threads per stage's device or rank."""
     measured = picture_of_trace(trace, plan)
     for process, name, picture in ((PREDICTED, "predicted", predicted), (MEASURED, "measured", measured)):
         yield {"name": "process_name", "ph": "M", "pid": process, "args": {"name": name}}
@@ -65,7 +65,7 @@ def compared_events(predicted: Picture, trace: Trace, plan: Plan) -> Iterator[di
 
 
 def _flows(ranks: list[RankTrace]) -> Iterator[dict[str, Any]]:
-    """An arrow from each send to the computation at its other end."""
+    """Return an arrow from each send to the computation that receives it."""
     readers: dict[tuple[int, str, int], list[tuple[int, int]]] = defaultdict(list)
     for number, rank in enumerate(ranks):
         for event in rank.events:
@@ -99,9 +99,9 @@ def _arrow(name: str, number: int, ends: Iterable[tuple[str, int, int]]) -> Iter
 
 
 def chrome_events(picture: Picture) -> Iterator[dict[str, Any]]:
-    """Metadata, complete events of computation (thread 0) and communication (thread 1), and memory counters.
+    """Return metadata, complete events of computation (thread 0) and communication (thread 1), and memory counters.
 
-    Of many devices those with the same order share a process.
+    Where there are many devices, those with the same order share a process.
     """
     picture = folded(picture).picture
     for process, lane in enumerate(picture.lanes):

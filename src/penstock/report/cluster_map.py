@@ -1,4 +1,4 @@
-"""The cluster as a drawing: nodes as boxes, devices as squares coloured by their stage, and what travels between."""
+"""The cluster as a drawing: nodes as boxes, devices as squares coloured by stage, and the traffic between them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from penstock.schemas.plan import Plan
 from penstock.schemas.topology import ClusterTopology
 
 STAGE_COLOURS = 8
-"""So many classes s0, s1, … the style sheet has; neighbours differ for every common kind of colour blindness."""
+"""The number of stage colours (classes s0, s1, …); neighbours differ for every common kind of colour blindness."""
 MAX_DRAWN_DEVICES = 4096
 MAX_DRAWN_FLOWS = 300
 MAX_FLOW_ROWS = 60
 BUSY = 0.5
-"""From this share of the time on a link is drawn as busy."""
+"""The share of time in use from which a link is drawn as busy."""
 _GAP, _HEAD, _WIDTH = 6, 22, 1000
 
 
 class _Place(NamedTuple):
-    """A box: its corner, and how wide and high it is."""
+    """A box: its corner, width and height."""
 
     x: float
     y: float
@@ -37,7 +37,7 @@ class _Place(NamedTuple):
         return self.x + self.width / 2, self.y + self.height / 2
 
     def towards(self, other: _Place) -> tuple[float, float]:
-        """The point of the edge on the way from this middle to another one."""
+        """Return the point where the line from this box's centre to another one's crosses the edge."""
         (x, y), (u, v) = self.middle, other.middle
         share = min(
             1.0,
@@ -48,7 +48,7 @@ class _Place(NamedTuple):
 
 
 def cluster_map(plan: Plan, topology: ClusterTopology, flows: Sequence[Flow] = ()) -> str:
-    """An SVG element; a sentence instead where the cluster is too large to draw. ``flows``: number devices in order."""
+    """Return an SVG element; a sentence where the cluster is too large to draw. ``flows`` number devices in order."""
     nodes = topology.expanded().nodes
     count = sum(len(node.devices) for node in nodes)
     if count > MAX_DRAWN_DEVICES:
@@ -84,7 +84,7 @@ def cluster_map(plan: Plan, topology: ClusterTopology, flows: Sequence[Flow] = (
 
 
 def traffic_table(flows: Sequence[Flow], names: Sequence[str]) -> str:
-    """The largest flows, as the map draws them. ``names`` of all devices in order."""
+    """Return a table of the largest flows, as the map draws them. ``names`` of all devices in order."""
     if not flows:
         return "<p>Nothing travels between devices.</p>"
     rows = [
@@ -135,7 +135,7 @@ def _arrows(
     boxes: Sequence[_Place],
     nodes: Sequence[str],
 ) -> list[str]:
-    """Flows within a node between its squares, the others added up between nodes; the largest ones."""
+    """Draw flows within a node between its squares, and the sums of the others between nodes; the largest ones only."""
     inside: dict[tuple[int, int], list[Flow]] = defaultdict(list)
     between: dict[tuple[int, int], list[Flow]] = defaultdict(list)
     for flow in flows:

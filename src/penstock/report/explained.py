@@ -1,4 +1,4 @@
-"""The page's section on why the plan takes its time, and the critical path as marks on the timeline."""
+"""The page's section on what determines the plan's time, and the critical path as marks on the timeline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPANS = {
     "cycle": "one critical cycle",
     "window": "the steady window",
 }
-"""What a critical path leads through."""
+"""The kinds of links of a critical path."""
 PARTS = {
     "fill": "fill",
     "drain": "drain",
@@ -29,11 +29,11 @@ PARTS = {
     "order": "order",
     "memory": "memory",
 }
-"""What devices wait for, and its heading."""
+"""The reasons for which devices wait, and the heading of each."""
 
 
 def share_name(share: PathShare) -> str:
-    """What a part of the critical path is."""
+    """Return the name of a part of the critical path."""
     if share.what == "transfer":
         return f"transfers between stages {share.stage} and {share.stage + 1}"
     what = {"operation": "computing", "all-reduce": "all-reduces", "update": "updates"}[share.what]
@@ -41,7 +41,7 @@ def share_name(share: PathShare) -> str:
 
 
 def marks(found: Explanation, plan: Plan, picture: Picture) -> tuple[Mark, ...]:
-    """The path on the lanes of the devices that compute, or of the sending stage's first device."""
+    """Return the path on the lanes of the devices that compute, or of the sending stage's first device."""
     lanes = {lane.device: number for number, lane in enumerate(picture.lanes)}
     stages = stage_devices(plan)
     made = []
@@ -54,7 +54,7 @@ def marks(found: Explanation, plan: Plan, picture: Picture) -> tuple[Mark, ...]:
 
 
 def explained(found: Explanation) -> str:
-    """What binds, the critical path, the bubble and what each change would give."""
+    """Return the section: what binds, the critical path, the bubble and the effect of each change."""
     helps = f" Of what was tried, this helps most: {found.helps}." if found.helps else ""
     return (
         f"<h2>What the time is made of</h2><p>{escape(found.binds[:1].upper() + found.binds[1:])}.{escape(helps)}</p>"

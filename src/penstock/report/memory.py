@@ -1,4 +1,4 @@
-"""Memory of all devices side by side: a small curve each, below the line of what the device has."""
+"""The memory of all devices: a small curve for each, below the line of the device's capacity."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _POINTS, _WIDTH, _HEIGHT = 60, 120, 30
 
 
 def peaks(picture: Picture) -> str:
-    """A list with an entry for each sort of device: those with the same stages and the same curve are one."""
+    """Return a list with an entry for each group of devices with the same stages and the same curve."""
     alike: dict[tuple[int, bytes, int | None], list[Lane]] = {}
     for lane in picture.lanes:
         if len(lane.times_ns):

@@ -1,6 +1,6 @@
-"""The HTML report: one file that holds its own styles, script and data, and works without a network.
+"""The HTML report: one file with its own styles, script and data, which works without a network.
 
-Timeline and memory are drawn on canvases by the script of ``assets``; everything they show also stands in tables.
+The script of ``assets`` draws timeline and memory on canvases; everything they show is also in tables.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def html_report(
     explanation: Explanation | None = None,
     idle: Mapping[tuple[int, ...], Sequence[Piece]] | None = None,
 ) -> str:
-    """The page. ``plan`` is the judged plan of ``file``, ``allocation`` its own; a ``trace`` adds what was measured.
+    """Return the page. ``plan`` is the judged plan of ``file``, ``allocation`` its own; a ``trace`` adds measurements.
 
-    With its ``explanation`` the critical path is marked on the timeline and stands in tables below; with ``idle`` the
-    timeline says why devices wait.
+    With its ``explanation`` the critical path is marked on the timeline and listed in tables below; with ``idle`` the
+    timeline shows why devices wait.
     """
     profile, topology = file.request.profile, file.request.topology
     assert isinstance(profile, ModelProfile)
@@ -126,7 +126,7 @@ def _figures(plan: Plan, trace: Trace | None) -> str:
 
 
 def _timeline(picture: Picture, path: Sequence[Mark], measured: Picture | None) -> str:
-    """The heading, the figure, and what its marks mean."""
+    """Return the heading, the figure, and the explanation of its marks."""
     title = "Timeline" if measured is None else "Predicted and measured timeline"
     notes = []
     if measured is not None:

@@ -1,4 +1,4 @@
-"""What a plan does, in sentences made from the judge's numbers alone."""
+"""Sentences that describe a plan, made from simulated numbers alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def subtitle(plan: Plan, topology: ClusterTopology | str) -> str:
-    """The plan in one line: its shape, the devices it leaves idle, its micro-batches, and who made it."""
+    """Return the plan in one line: its shape, the devices it leaves idle, its micro-batches, and its planner."""
     return (
         f"{used(plan, topology)}; a global batch of {plan.global_batch_size} in "
         f"{micro_batches(plan.num_micro_batches, plan.micro_batch_size)}; planner {plan.planner}, "
@@ -41,7 +41,7 @@ def _held(plan: Plan) -> list[list[tuple[str, ...]]]:
 
 
 def sentences(judgement: Judgement, timeline: Timeline) -> Iterator[str]:
-    """The shape, the busiest device, where the rest of the time goes, memory, and the bounds."""
+    """Describe the shape, the busiest device, where the rest of the time goes, memory, and the bounds."""
     plan = judgement.plan
     assert plan.prediction is not None
     total = plan.prediction.time_per_global_batch_ns

@@ -1,4 +1,4 @@
-"""HTML tables, everything in them escaped."""
+"""HTML tables; all cell contents are escaped."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from html import escape
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int] = ()) -> str:
-    """A table that scrolls sideways where it is too wide; columns ``numeric`` are aligned to the right."""
+    """Return a table that scrolls sideways where it is too wide; columns ``numeric`` are aligned to the right."""
 
     def cells(tag: str, values: Sequence[str]) -> str:
         return "".join(

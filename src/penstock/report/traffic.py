@@ -1,4 +1,4 @@
-"""What travels between devices in one global batch: activations, gradients, and the rings of all-reduces."""
+"""The traffic between devices in one global batch: activations, gradients, and the rings of all-reduces."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Pair = tuple[int, int]
 
 
 class Flow(NamedTuple):
-    """From one device to another: bytes per global batch by sort, as in ``SORTS``.
+    """The traffic from one device to another: bytes per global batch by sort, as in ``SORTS``.
 
-    ``utilisation``: for what share of the global batch's time the busiest link on its way carries data.
+    ``utilisation``: the share of the global batch's time in which the busiest link of its route carries data.
     """
 
     source: int
@@ -32,7 +32,7 @@ class Flow(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """All of it."""
+        """Return the bytes of all sorts together."""
         return sum(self.sizes)
 
 
@@ -70,7 +70,7 @@ def traffic(
 
 
 def _updates(allocation: Allocation, rule: UpdateRule, s: int) -> int:
-    """How often a stage steps in a global batch, at most."""
+    """Return the largest number of optimizer steps of a stage in a global batch."""
     return -(
         -allocation.num_micro_batches
         // micro_batches_per_update(rule, allocation.stages[s], allocation.num_micro_batches)
@@ -85,7 +85,7 @@ def _way(problem: Problem, pair: Pair) -> tuple[int, ...]:
 def _add_messages(
     problem: Problem, allocation: Allocation, s: int, other: int, direction: int, sizes: dict[Pair, Counter[int]]
 ) -> None:
-    """The messages of all micro-batches from a stage to its neighbour, from replica to replica."""
+    """Add the messages of all micro-batches from a stage to its neighbour, from replica to replica."""
     source, target = allocation.stages[s], allocation.stages[other]
     cut = source.last if direction == 0 else target.last
     larger = row_classes(problem.global_batch_size, allocation.num_micro_batches)
@@ -104,7 +104,7 @@ def _turns(stage: Stage) -> int:
 
 
 def _holder(stage: Stage, micro_batch: int) -> Stage:
-    """The stage as one micro-batch sees it: replicas that take turns are one of them."""
+    """Return the stage as one micro-batch uses it: of replicas that take turns, the one whose turn it is."""
     if stage.dispatch == "rows":
         return stage
     return replace(stage, devices=(stage.devices[micro_batch % stage.replicas],))

@@ -1,4 +1,4 @@
-"""Numbers as people read them: three digits and the unit that fits."""
+"""Numbers as text: three digits and a suitable unit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["amount", "duration", "percent", "ranges"]
 
 
 def duration(nanoseconds: float) -> str:
-    """``12.3 ms``."""
+    """Format a duration: ``12.3 ms``."""
     size = abs(nanoseconds)
     if size < 1e3:
         return f"{nanoseconds:.0f} ns"
@@ -19,11 +19,11 @@ def duration(nanoseconds: float) -> str:
 
 
 def percent(share: float) -> str:
-    """``4.2 %``."""
+    """Format a share: ``4.2 %``."""
     return f"{100 * share:.1f} %" if abs(share) < 0.9995 else f"{100 * share:.0f} %"
 
 
 def ranges(numbers: tuple[int, int]) -> str:
-    """``3–7``, or ``3`` where both ends are one."""
+    """Format a range: ``3–7``, or ``3`` where both ends are equal."""
     first, last = numbers
     return str(first) if first == last else f"{first}–{last}"

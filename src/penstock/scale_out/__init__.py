@@ -1,7 +1,7 @@
-"""Where many solves run: processes of this machine, or the workers of a Dask cluster, behind one kind of executor.
+"""Where many solves run: on processes of this machine or workers of a Dask cluster, with one interface.
 
-``executor_of("local:4")`` and ``executor_of("dask://host:8786")`` give a ``concurrent.futures.Executor``. What is
-submitted to it may be ended at any time: ``future.cancel()`` ends a running solver too, here and on a Dask worker.
+``executor_of("local:4")`` and ``executor_of("dask://host:8786")`` return a ``concurrent.futures.Executor``. A call
+submitted to it may be ended at any time: ``future.cancel()`` also ends a running solver, here and on a Dask worker.
 
 May import: `schemas`, `workers`.
 Start reading at `local.py`.
@@ -16,7 +16,7 @@ from penstock.schemas.errors import InvalidDocument
 
 
 def executor_of(address: str = "local") -> AbstractContextManager[Executor]:
-    """An executor by address, for a ``with``: ``local``, ``local:PROCESSES`` or ``dask://HOST:PORT``.
+    """Return an executor by its address, for a ``with``: ``local``, ``local:PROCESSES`` or ``dask://HOST:PORT``.
 
     Raises InvalidDocument for another address, MissingExtra without Dask, Unreachable without its scheduler.
     """

@@ -1,4 +1,4 @@
-"""The workers of a Dask cluster as an executor. Needs the extra ``cluster``."""
+"""The workers of a Dask cluster as an executor. It needs the extra ``cluster``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ CONNECT_S = 10.0
 
 @contextmanager
 def dask_executor(scheduler: str) -> Iterator[Executor]:
-    """An executor on the cluster whose scheduler listens at ``HOST:PORT``; a task of a worker that dies runs elsewhere.
+    """Return an executor on the cluster whose scheduler listens at ``HOST:PORT``; a dead worker's tasks run elsewhere.
 
-    What still runs at the end is ended when the block is left by an error, and waited for otherwise.
-    Raises MissingExtra without Dask, Unreachable when nobody answers.
+    Running tasks are ended when the block is left by an error, and waited for otherwise.
+    Raises MissingExtra without Dask, Unreachable when the scheduler does not answer.
     """
     try:
         from distributed import Client

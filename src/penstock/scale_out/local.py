@@ -1,4 +1,4 @@
-"""An executor whose calls run in threads of this process, each looking after one process that can be killed."""
+"""An executor whose calls run in threads of this process, each of which manages one process that can be killed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ T = TypeVar("T")
 
 
 class EndableFuture(Future[T]):
-    """A future whose ``cancel`` ends a call that runs, too: its result is then CancelledError."""
+    """A future whose ``cancel`` also ends a running call: its result is then CancelledError."""
 
     def __init__(self) -> None:
         super().__init__()
         self.unwanted = threading.Event()
 
     def cancel(self) -> bool:
-        """End the call; False when it is over already."""
+        """End the call; return False when it has ended already."""
         self.unwanted.set()
         return super().cancel() or not self.done()
 
@@ -47,7 +47,7 @@ class LocalExecutor(Executor):
         self.shutdown(wait=kind is None)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End; with ``cancel_futures``, or without ``wait``, end what still runs."""
+        """Shut down; with ``cancel_futures``, or without ``wait``, end running calls."""
         if cancel_futures or not wait:
             for future in list(self._futures):
                 future.cancel()

@@ -1,6 +1,6 @@
-"""Where a submitted call finds itself: how it starts a process, and whether its answer is still wanted.
+"""The surroundings of a submitted call: how it starts a process, and whether its answer is still needed.
 
-An executor of ours says so around each call; on a Dask worker the worker does.
+Our own executors set it around each call; on a Dask worker the worker does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.workers.child import Child, InterpreterChild
 
 @dataclass(frozen=True)
 class Place:
-    """What a call may ask of its surroundings."""
+    """The functions that a call's surroundings offer."""
 
     spawn: Callable[[], Child]
     wanted: Callable[[], bool]
@@ -27,7 +27,7 @@ _place: ContextVar[Place | None] = ContextVar("place", default=None)
 
 @contextmanager
 def at(place: Place) -> Iterator[None]:
-    """Calls made within are at ``place``."""
+    """Set ``place`` as the place of calls within this context."""
     token = _place.set(place)
     try:
         yield
@@ -36,15 +36,15 @@ def at(place: Place) -> Iterator[None]:
 
 
 def here() -> Place:
-    """The place of the present call. Outside of any executor it is wanted for ever."""
+    """Return the place of the present call. Outside of any executor an answer is always needed."""
     return _place.get() or Place(InterpreterChild, _wanted_by_dask() or (lambda: True))
 
 
 def _wanted_by_dask() -> Callable[[], bool] | None:
-    """Whether the task that runs here is still wanted by a client; None outside a Dask worker.
+    """Return whether a client still needs the task that runs here; None outside a Dask worker.
 
-    Dask ends no task that runs: it forgets it. A task whose future was cancelled, or whose client is gone, is then
-    in state ``cancelled``, which is where this looks.
+    Dask never ends a running task: it forgets it. A task whose future was cancelled, or whose client is gone, is then
+    in state ``cancelled``, which this function checks.
     """
     if "distributed" not in sys.modules:
         return None

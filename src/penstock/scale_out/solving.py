@@ -1,4 +1,4 @@
-"""One plan request solved in a process that can be killed, wherever an executor puts it."""
+"""Solve one plan request in a process that can be killed, wherever an executor runs it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.workers.protocol import run_task
 
 @dataclass(frozen=True)
 class SolveLimits:
-    """What a solve may take: seconds where its request names no limit, bytes beyond what is loaded (0: any)."""
+    """The limits of a solve: seconds where its request has no limit, bytes beyond what is loaded (0: no limit)."""
 
     solve_s: float = 3600.0
     grace_s: float = 1.5
@@ -25,9 +25,9 @@ class SolveLimits:
 
 
 def solve_case(document: dict[str, Any], limits: SolveLimits) -> dict[str, Any]:
-    """Solve a plan request in a process of its own: ``{"result": …}``, or ``{"problem": …}`` as it is sent.
+    """Solve a plan request in a process of its own: ``{"result": …}``, or ``{"problem": …}`` as sent on the wire.
 
-    A solver past its limit is ended, and its best plan is the answer; one that nobody wants any more is ended.
+    A solver past its limit is ended, and its best plan is the answer; one whose answer is not needed is ended.
     """
     place, started = here(), time.monotonic()
     limit_ns = (document.get("termination") or {}).get("time_limit_ns")

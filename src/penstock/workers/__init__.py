@@ -1,4 +1,4 @@
-"""Processes that solve: a fork server, its children and the protocol between them.
+"""Solver processes: a fork server, its children and the protocol between them.
 
 May import: `schemas`; `planning` inside the child.
 Start reading at `forkserver.py`, then `solve_child.py`.

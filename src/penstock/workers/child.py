@@ -1,4 +1,4 @@
-"""A process that does one task, seen from whoever started it; and one that is a fresh interpreter.
+"""The interface of a process that does one task, and its implementation as a new interpreter.
 
 The service forks its children (``forkserver``). Where there is no forkserver, as in a task of a Dask worker, which may
 neither fork nor use ``multiprocessing``, the child is a new interpreter that runs ``solve_child``.
@@ -19,26 +19,26 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Child(Protocol):
-    """One task's process; it leads a process group of its own."""
+    """The process of one task; it leads its own process group."""
 
     pid: int
     pipe: socket.socket
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the child and whatever it started."""
+        """Send a signal to the child's process group."""
 
     def wait(self, timeout_s: float) -> int | None:
-        """The exit status (negative: the signal that killed it), or None when it is not over in time."""
+        """Return the exit status (negative: the signal that killed it), or None when it has not ended in time."""
 
     def close(self) -> None:
-        """Forget the child."""
+        """Release the child's resources."""
 
 
 class Spawner(Protocol):
-    """Whatever starts children."""
+    """The interface of what starts children."""
 
     def spawn(self) -> Child:
-        """A child that waits for its task."""
+        """Return a child that waits for its task."""
 
 
 class InterpreterChild:
@@ -57,19 +57,19 @@ class InterpreterChild:
         self.pid = self._process.pid
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the child and whatever it started."""
+        """Send a signal to the child's process group."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
     def wait(self, timeout_s: float) -> int | None:
-        """The exit status, or None when it is not over in time."""
+        """Return the exit status, or None when it has not ended in time."""
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
 
     def close(self) -> None:
-        """Forget the child; one that still runs is killed."""
+        """Release the child's resources; a child that still runs is killed."""
         self.pipe.close()
         if self._process.poll() is None:
             self.signal(signal.SIGKILL)
@@ -77,7 +77,7 @@ class InterpreterChild:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends, and end if it has ended already."""
+    """Make the kernel kill this process when the thread that started it ends; exit if it has ended already."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

@@ -1,4 +1,4 @@
-"""The answer of a solve that was ended from outside: the best plan that it had found until then."""
+"""The answer of a solve that was ended from outside: the best plan found by then."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger("penstock.service")
 
 
 def best_so_far(request: PlanRequest, best: Plan | None, because: str, seconds: float) -> ResultOut:
-    """``best`` as the result, if it verifies; without one, ``time_limit``. ``because`` says who ended the solve."""
+    """Return ``best`` as the result, if it verifies; without one, ``time_limit``. ``because``: who ended the solve."""
     plan = best
     if plan is not None:
         try:

@@ -31,12 +31,12 @@ from penstock.workers.child import die_with
 
 PRELOAD = ("penstock.planning.solve", "penstock.planning.compare", "penstock.workers.solve_child")
 WARM = (*PRELOAD, "penstock.solvers.solve.warm:warm")
-"""Modules to import, and functions to call after it."""
+"""Modules to import, and functions to call afterwards."""
 READY = b"ready"
 
 
 class ForkedChild:
-    """A child of the forkserver, seen from the service."""
+    """A child of the forkserver, as the service sees it."""
 
     def __init__(self, pid: int, pipe: socket.socket, status: socket.socket) -> None:
         self.pid = pid
@@ -44,33 +44,33 @@ class ForkedChild:
         self._status = status
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the child and whatever it started."""
+        """Send a signal to the child's process group."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
     def wait(self, timeout_s: float) -> int | None:
-        """The exit status (negative: the signal that killed it), or None when it is not over in time.
+        """Return the exit status (negative: the signal that killed it), or None when it has not ended in time.
 
         Raises Unreachable when the forkserver itself is gone.
         """
         self._status.settimeout(timeout_s)
         try:
             text = self._status.recv(64)
-        except (TimeoutError, BlockingIOError):  # the latter where there is no time at all
+        except (TimeoutError, BlockingIOError):  # the latter where the timeout is zero
             return None
         if not text:
-            self.signal(signal.SIGKILL)  # the child is dead already, not what it has started
+            self.signal(signal.SIGKILL)  # the child is dead already, but not the processes that it has started
             raise Unreachable("the forkserver has died, and its children with it")
         return int(text)
 
     def close(self) -> None:
-        """Forget the child."""
+        """Release the child's resources."""
         self.pipe.close()
         self._status.close()
 
 
 class Forkserver:
-    """Starts children. Safe to use from several threads."""
+    """The service's interface to the forkserver process. It is safe to use from several threads."""
 
     def __init__(self, preload: Sequence[str] = PRELOAD) -> None:
         self._preload = preload
@@ -104,7 +104,7 @@ class Forkserver:
             self._lock.release()
 
     def spawn(self) -> ForkedChild:
-        """Fork a child that waits for its task. Raises Unreachable when that fails twice, or once all of it ends."""
+        """Fork a child that waits for its task. Raises Unreachable when that fails twice, or during shutdown."""
         with self._lock:
             for _ in range(2):
                 if self._is_over:
@@ -118,14 +118,14 @@ class Forkserver:
         raise Unreachable("no process can be started to solve in", remedy="look at the service's log and its memory")
 
     def end_loading(self) -> None:
-        """End a process that still imports, so that those who wait for it return at once; do nothing to another one."""
+        """End a process that still imports, so that waiting threads return at once; do nothing to another one."""
         process = self._process
         if process is not None and not (self._is_ready or self._has_forked):
             self._is_over = True
             process.kill()
 
     def stop(self) -> None:
-        """End the process, and with it every child."""
+        """End the process and all children."""
         self.end_loading()
         with self._lock:
             self._is_over = True
@@ -179,7 +179,7 @@ def main(control_fd: int, preload: Sequence[str]) -> None:
     """Import, then fork on request until the service is gone."""
     control = socket.socket(fileno=control_fd)
     _load_ahead(preload)
-    with suppress(BrokenPipeError, ConnectionResetError):  # that the service has ended is noticed below
+    with suppress(BrokenPipeError, ConnectionResetError):  # the end of the service is noticed below
         control.send(READY)
     wake_read, wake_write = socket.socketpair()
     for end in (wake_read, wake_write):
@@ -202,21 +202,21 @@ def main(control_fd: int, preload: Sequence[str]) -> None:
 
 
 def _load_ahead(preload: Sequence[str]) -> None:
-    """Import and warm up, which may take minutes; meanwhile the kernel ends this process with the service.
+    """Import and warm up, which may take minutes; meanwhile the kernel ends this process when the service ends.
 
     Standard input is a pipe to which nothing is written and that closes when the service ends in any way: the kernel
-    answers that with SIGKILL. Neither a thread nor a signal's handler would run inside the compiler.
+    then sends SIGKILL. Neither a thread nor a signal handler would run inside the compiler.
     """
     fcntl.fcntl(0, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
     flags = fcntl.fcntl(0, fcntl.F_GETFL)
     fcntl.fcntl(0, fcntl.F_SETFL, flags | os.O_ASYNC)
-    if select.select([0], [], [], 0)[0]:  # it had ended before that
+    if select.select([0], [], [], 0)[0]:  # the service had ended before that
         os._exit(0)
     for name in preload:
         _load(name)
     gc.collect()
-    gc.freeze()  # a child's collections leave alone, and so do not copy, what all children share
+    gc.freeze()  # a child's garbage collection then does not touch, and so does not copy, what all children share
     fcntl.fcntl(0, fcntl.F_SETFL, flags)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -236,7 +236,7 @@ def _load(name: str) -> None:
 def _fork(control: socket.socket, running: dict[int, socket.socket], ours: Sequence[socket.socket]) -> bool:
     try:
         message, descriptors, _, _ = socket.recv_fds(control, 16, 2)
-    except ConnectionResetError:  # the service has ended with something of ours unread
+    except ConnectionResetError:  # the service has ended without reading all that was written
         return False
     if not message:
         return False
@@ -265,7 +265,7 @@ def _reap(running: dict[int, socket.socket]) -> None:
 
 
 def _kill(running: dict[int, socket.socket]) -> None:
-    """End all children, and what they have started."""
+    """End all children and the processes that they have started."""
     for pid in running:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)

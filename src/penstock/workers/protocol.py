@@ -1,4 +1,4 @@
-"""Talking with a child process: give it a task, read what it writes, end it, and say how it died."""
+"""The protocol with a child process: send a task, read its output, end it, and report how it died."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.schemas.errors import Unreachable
 from penstock.workers.child import Child, Spawner
 
 LOOK_S = 0.2
-"""How often a task outside the queue looks whether its answer is still wanted."""
+"""Seconds between two checks, for a task outside the queue, whether its answer is still needed."""
 
 log = logging.getLogger("penstock.service")
 
@@ -31,9 +31,9 @@ def run_task(
     *,
     wanted: Callable[[], bool] = lambda: True,
 ) -> ProblemDetails | None:
-    """Do one task in a child outside the queue, within a limit; return what went wrong, if anything did.
+    """Do one task in a child outside the queue, within a limit; return the failure, or None.
 
-    A child whose answer is not ``wanted`` any more is ended.
+    A child whose answer is no longer ``wanted`` is ended.
     """
     child = place.spawn()
     deadline = time.monotonic() + limit_s
@@ -64,7 +64,7 @@ def run_task(
 
 
 def failure_of(message: dict[str, Any], task: dict[str, Any]) -> ProblemDetails | None:
-    """What went wrong, if a child's message says so; a crash's traceback goes to the log."""
+    """Return the failure that a child's message reports, or None; a crash's traceback goes to the log."""
     if message["kind"] == "error":
         return ProblemDetails.model_validate(message["problem"])
     if message["kind"] == "crash":
@@ -74,7 +74,7 @@ def failure_of(message: dict[str, Any], task: dict[str, Any]) -> ProblemDetails 
 
 
 def send(child: Child, task: dict[str, Any]) -> None:
-    """Give a child its task; one that is dead already is noticed when it is read."""
+    """Send a child its task; a dead child is noticed on reading."""
     with suppress(BrokenPipeError):
         child.pipe.sendall(json.dumps(task).encode() + b"\n")
 
@@ -89,7 +89,7 @@ def end(child: Child, grace_s: float) -> int:
         status = child.wait(10)
     if status is None:
         raise Unreachable(f"process {child.pid} cannot be ended")
-    child.signal(signal.SIGKILL)  # whatever it started and left behind in its group
+    child.signal(signal.SIGKILL)  # processes that it started and left in its group
     return status
 
 
@@ -103,14 +103,14 @@ def _at_end(child: Child) -> bool:
 
 
 def drain(buffer: bytearray, child: Child) -> Iterator[dict[str, Any]]:
-    """What the child has written already when it has to be ended."""
+    """Read what the child has already written when it has to be ended."""
     with suppress(BlockingIOError):
         while chunk := child.pipe.recv(1 << 20, socket.MSG_DONTWAIT):
             yield from lines(buffer, chunk)
 
 
 def lines(buffer: bytearray, chunk: bytes) -> Iterator[dict[str, Any]]:
-    """The complete lines of a chunk; of incumbents that came together only the last one."""
+    """Return the complete lines of a chunk; of incumbents that arrive together, only the last one."""
     buffer += chunk
     *complete, rest = bytes(buffer).split(b"\n")
     buffer[:] = rest
@@ -123,7 +123,7 @@ def lines(buffer: bytearray, chunk: bytes) -> Iterator[dict[str, Any]]:
 
 
 def out_of_memory(detail: str) -> ProblemDetails:
-    """The failure of a solver that wanted more memory than it may have."""
+    """Return the failure of a solver that exceeded its memory limit."""
     return ProblemDetails(
         title="The solver ran out of memory",
         status=500,
@@ -134,16 +134,16 @@ def out_of_memory(detail: str) -> ProblemDetails:
 
 
 def crashed(detail: str) -> ProblemDetails:
-    """The failure of a solver."""
+    """Return the failure of a crashed solver."""
     return ProblemDetails(
         title="The solver failed", status=500, code="solver-failed", detail=detail, remedy="ask another planner"
     )
 
 
 def death(status: int, memory_bytes: int = 0) -> ProblemDetails:
-    """The failure of a solver whose process ended without an answer; ``memory_bytes``: its limit, 0 for none.
+    """Return the failure of a solver whose process ended without an answer; ``memory_bytes``: its limit, 0 for none.
 
-    Native code that may not have more memory aborts; what the kernel takes for want of memory is killed.
+    Native code aborts at its memory limit; a process that the kernel picks when memory runs out is killed.
     """
     if status >= 0:
         return crashed(f"the solver's process ended with exit code {status} and without an answer")

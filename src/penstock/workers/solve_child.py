@@ -1,4 +1,4 @@
-"""One task in one process: the only place where planners run for the service.
+"""One task in one process: the only module that runs planners for the service.
 
 The protocol is one line of JSON in, lines of JSON out, over a pipe. In: ``{"task": one of TASKS, "entry":
 "module:function", …}``. Out: ``incumbent``, ``progress`` and ``row`` as they are found, then ``result``, or ``error``
@@ -37,14 +37,14 @@ Send = Callable[[dict[str, Any]], None]
 
 
 def serve(source: IO[bytes], sink: IO[bytes]) -> None:
-    """Read one task, do it, and write what comes of it."""
+    """Read one task, do it, and write its result."""
 
     def send(message: dict[str, Any]) -> None:
         sink.write(json.dumps(message).encode() + b"\n")
         sink.flush()
 
     line = source.readline()
-    if not line:  # whoever wanted it is gone, or has thought better of it
+    if not line:  # the requester is gone, or has withdrawn the task
         return
     task = json.loads(line)
     limit_memory(task.get("memory_bytes", 0))
@@ -55,7 +55,7 @@ def serve(source: IO[bytes], sink: IO[bytes]) -> None:
     except MemoryError:
         limit_memory(0)
         send({"kind": "error", "problem": _too_big(task.get("memory_bytes", 0)).model_dump(exclude_none=True)})
-    except Exception:  # the parent logs it; nothing of it reaches the client
+    except Exception:  # the parent logs it; none of it reaches the client
         send({"kind": "crash", "traceback": traceback.format_exc()})
 
 
@@ -74,7 +74,7 @@ def _solve(entry: Callable[..., ResultOut], task: dict[str, Any], send: Send) ->
 class Steps:
     """Sends progress when it is worth a row in the database: a bound that closes a quarter of the gap, a new best time.
 
-    A count of steps, not a clock, so that none is late: of a search with n digits it is about 8 n.
+    It counts steps instead of measuring time, so that none is late: for a search with n digits about 8 n.
     """
 
     def __init__(self, send: Send) -> None:
@@ -83,7 +83,7 @@ class Steps:
         self._bound_ns = 0
 
     def __call__(self, progress: Progress) -> None:
-        """Hear of the progress of a solve."""
+        """Receive the progress of a solve, and send it if it is worth a row."""
         value_ns, bound_ns = progress.value_ns, progress.bound.bound_ns
         open_ns = bound_ns if value_ns is None else value_ns - self._bound_ns
         if value_ns == self._value_ns and 4 * (bound_ns - self._bound_ns) < max(open_ns, 1):
@@ -147,7 +147,7 @@ TASKS: dict[str, Callable[[Callable[..., Any], dict[str, Any], Send], None]] = {
 
 
 def refuse_unsound(file: PlanFile) -> None:
-    """Raise InvalidPlan when a plan of our own planners does not verify: it must not leave the service."""
+    """Raise InvalidPlan when a plan of our own planners does not verify: the service must not return it."""
     from penstock.planning.judge import judge
 
     faults = judge(file).faults
@@ -161,7 +161,7 @@ def refuse_unsound(file: PlanFile) -> None:
 def limit_memory(memory_bytes: int) -> None:
     """Limit what this process may allocate beyond what it holds now; 0: no limit.
 
-    Linux counts private writable memory here, not the address space, of which threads reserve far more than they use.
+    Linux counts private writable memory here, not the address space, which threads reserve far beyond their use.
     """
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     soft = most

@@ -1,4 +1,4 @@
-"""The page's style sheet and script: no build step, the parts of the script are only put one after another."""
+"""The page's style sheet and script: there is no build step, the parts of the script are only concatenated."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.resources import files
 
 @cache
 def style() -> str:
-    """The style sheet: colours as variables, light and dark; figures, tables, timelines."""
+    """Return the style sheet: colours as variables, light and dark; figures, tables, timelines."""
     return (files("penstock.report.drawing") / "style.css").read_text(encoding="utf-8")
 
 

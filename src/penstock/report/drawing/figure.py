@@ -1,4 +1,4 @@
-"""Where a page wants a timeline: the element that the script of ``assets`` fills, with its data or where to get it."""
+"""The element that the script of ``assets`` fills with a timeline, with its data or the address of the data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LOADING = "The timeline is drawn by a script; the tables have what it shows."
 
 
 def embedded_figure(name: str, data: dict[str, Any]) -> str:
-    """A figure whose data stands in the page itself."""
+    """Return a figure whose data is in the page itself."""
     return (
         f'<figure class="timeline" data-timeline="{name}"><p class="hint">{LOADING}</p></figure>\n'
         f'<script type="application/json" id="{name}">{_embedded(data)}</script>'
@@ -18,10 +18,10 @@ def embedded_figure(name: str, data: dict[str, Any]) -> str:
 
 
 def fetched_figure(address: str) -> str:
-    """A figure whose data the script fetches; finer parts of it with ``?from=&to=&columns=``."""
+    """Return a figure whose data the script fetches; finer parts of it with ``?from=&to=&columns=``."""
     return f'<figure class="timeline" data-timeline-src="{escape(address)}"><p class="hint">{LOADING}</p></figure>'
 
 
 def _embedded(data: dict[str, Any]) -> str:
-    """JSON that no HTML parser can mistake for markup."""
+    """Return JSON that no HTML parser can mistake for markup."""
     return json.dumps(data, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c").replace("&", "\\u0026")

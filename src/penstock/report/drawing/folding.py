@@ -1,4 +1,4 @@
-"""Pictures of many devices for files that nobody can fold rows in: devices with the same order share a lane."""
+"""Pictures of many devices for files without interactive folding: devices with the same order share a lane."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import NamedTuple
 from penstock.report.drawing.picture import Lane, Picture
 
 MOST_LANES = 128
-"""Devices that are drawn one by one."""
+"""The largest number of devices that are drawn one by one."""
 
 
 class Folded(NamedTuple):
-    """A picture, and for each lane of the one that it was made from the number of its own lane."""
+    """A picture, and the number of its lane for each lane of the original picture."""
 
     picture: Picture
     lane_of: tuple[int, ...]
 
 
 def folded(picture: Picture) -> Folded:
-    """The picture as it is, or above ``MOST_LANES`` devices one lane for each order, with the fullest memory of it."""
+    """Return the picture; above ``MOST_LANES`` devices, one lane per order, with the memory of its fullest device."""
     if len(picture.lanes) <= MOST_LANES:
         return Folded(picture, tuple(range(len(picture.lanes))))
     alike: dict[int, list[Lane]] = {}

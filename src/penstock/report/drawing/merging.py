@@ -1,4 +1,4 @@
-"""Blocks that are too fine to draw: how much of each pixel column a kind fills, and columns instead of blocks."""
+"""Blocks too fine to draw: what share of each pixel column a kind fills, and columns in place of blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.report.drawing.picture import Blocks
 
 
 def coverage(blocks: Blocks, edges_ns: np.ndarray) -> np.ndarray:
-    """Time of each kind between neighbouring edges; float64 of shape (kinds, columns).
+    """Return the time of each kind between neighbouring edges; float64 of shape (kinds, columns).
 
     Overlapping intervals of one kind count once.
     """
@@ -30,7 +30,7 @@ def coverage(blocks: Blocks, edges_ns: np.ndarray) -> np.ndarray:
 
 
 def merged(blocks: Blocks, columns: int, end_ns: int, from_ns: int = 0) -> Blocks:
-    """The same strip in at most ``columns`` blocks: in each pixel column the kind that fills most of it, or nothing."""
+    """Return the strip in at most ``columns`` blocks: per pixel column the kind that fills most of it, or nothing."""
     edges = np.linspace(from_ns, end_ns, columns + 1)
     shares = coverage(blocks, edges)
     idle = np.maximum((edges[1:] - edges[:-1]) - shares.sum(axis=0), 0.0)

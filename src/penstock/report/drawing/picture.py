@@ -1,6 +1,6 @@
-"""A step as a picture: per device its blocks, its communication and its memory, from a judged plan or from a trace.
+"""A step as a picture: per device its blocks, communication and memory, from a judged plan or from a trace.
 
-The HTML page, the SVG and the terminal all draw a ``Picture``; none of them reads the judge's arrays itself.
+The HTML page, the SVG and the terminal all draw a ``Picture``; none of them reads the simulator's arrays itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.solvers.model.schedule import STEP
 from penstock.solvers.model.timeline import Timeline, Track
 
 TIED = -2
-"""The number of an all-reduce that sums a tied parameter; -1 stands for no number."""
+"""The number of an all-reduce that sums a tied parameter; -1 means no number."""
 LETTERS = "".join(KINDS) + "U"
 """One letter per kind of block; U is the optimizer's update, as the kind of a step within a row."""
 UPDATE = STEP
@@ -60,7 +60,7 @@ _IDLE = {
     "memory_ns": "m",
 }
 CONSTANT_PARTS = ("parameters", "optimizer", "versions", "context")
-"""Of a device's memory, what it holds all the time."""
+"""The parts of a device's memory that are constant."""
 _TRACED = re.compile(r"(\d+)([A-Z_]+?)(\d*)(?:@\d+)?")
 _TRACED_COMMUNICATION = {
     **dict.fromkeys(("RECV_F", "SEND_F"), 0),
@@ -85,7 +85,7 @@ class Blocks:
 
     @classmethod
     def from_rows(cls, letters: str, rows: np.ndarray) -> Blocks:
-        """Blocks from an (n, 5) array of kind, stage, number, start, end; sorted, empty intervals left out."""
+        """Return blocks from an (n, 5) array of kind, stage, number, start, end; sorted, without empty intervals."""
         rows = rows.reshape(-1, 5).astype(np.int64)
         rows = rows[rows[:, 4] > rows[:, 3]]
         rows = rows[np.lexsort((rows[:, 4], rows[:, 3]))]
@@ -93,11 +93,11 @@ class Blocks:
 
     @classmethod
     def none(cls, letters: str) -> Blocks:
-        """No block at all."""
+        """Return an empty set of blocks."""
         return cls.from_rows(letters, np.zeros((0, 5), dtype=np.int64))
 
     def where(self, chosen: np.ndarray) -> Blocks:
-        """Those that a mask chooses."""
+        """Return the blocks that a mask selects."""
         columns = (self.kind, self.stage, self.number, self.start_ns, self.end_ns)
         return Blocks(self.letters, *(column[chosen] for column in columns))
 
@@ -111,19 +111,19 @@ class Strip(NamedTuple):
 
     @classmethod
     def nothing(cls) -> Strip:
-        """A strip without a block."""
+        """Return a strip without blocks."""
         return cls(Blocks.none(LETTERS), Blocks.none(_COMMUNICATION))
 
 
 Piece = tuple[str, int, int]
-"""A piece of idle time: the field of ``Idle`` that it belongs to, and from when to when."""
+"""An interval of idle time: the field of ``Idle`` that it belongs to, its start and its end."""
 
 
 @dataclass(frozen=True, eq=False)
 class Lane:
     """One device. ``strip`` indexes ``Picture.strips``; the curves hold bytes from each time on.
 
-    ``parts``: what its memory consists of at its peak; ``activations_bytes`` are those of each time, if they are known.
+    ``parts``: the parts of its memory at its peak; ``activations_bytes``: those at each time, if they are known.
     """
 
     device: str
@@ -138,7 +138,7 @@ class Lane:
 
 
 class Window(NamedTuple):
-    """The steady part of a periodic plan's run: ``rounds`` of its ``of_rounds`` global batches."""
+    """The steady-state window of a periodic plan's run: ``rounds`` of its ``of_rounds`` global batches."""
 
     start_ns: int
     end_ns: int
@@ -152,9 +152,9 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """One global batch, or a run of several, on all devices that take part.
+    """One global batch, or a run of several, on all participating devices.
 
-    ``firsts``: the first stage of each pipeline, and the number of all stages.
+    ``firsts``: the first stage of each pipeline, then the number of all stages.
     """
 
     end_ns: int
@@ -166,7 +166,7 @@ class Picture:
 
     @cached_property
     def num_blocks(self) -> int:
-        """Blocks to be drawn, counted on every lane."""
+        """Return the number of blocks to draw, counted on every lane."""
         return sum(
             len(strip.compute) + len(strip.communication) for strip in (self.strips[x.strip] for x in self.lanes)
         )
@@ -178,9 +178,9 @@ def picture_of_timeline(
     allocation: Allocation | None = None,
     idle: Mapping[tuple[int, ...], Sequence[Piece]] | None = None,
 ) -> Picture:
-    """The judge's timeline; devices that hold no stage are left out.
+    """Return the picture of a simulated timeline; devices that hold no stage are left out.
 
-    ``allocation`` says which stages reduce together where there are several pipelines; ``idle`` why devices wait.
+    ``allocation`` gives the stages that reduce together where there are several pipelines; ``idle`` why devices wait.
     """
     members = _members(problem, allocation) if timeline.reductions else {}
     copies = _copies(problem, allocation)
@@ -238,7 +238,7 @@ def _idle(pieces: Sequence[Piece]) -> Blocks:
 
 
 def _end_ns(timeline: Timeline) -> int:
-    """When everything has ended."""
+    """Return the time at which everything has ended."""
     arrays = [timeline.transfers.end_ns, *(track.end_ns for track in timeline.tracks)]
     ends = [int(array.max()) for array in arrays if array.size]
     ends += [each.end_ns for each in (*timeline.reductions, *timeline.ties, *timeline.updates)]
@@ -262,12 +262,12 @@ def _members(problem: Problem, allocation: Allocation | None) -> Members:
 
 
 def _copies(problem: Problem, allocation: Allocation | None) -> tuple[tuple[int, ...], ...]:
-    """The stages with a copy of each parameter tied across stages."""
+    """Return the stages with a copy of each parameter tied across stages."""
     return () if allocation is None else tuple(tie.stages for tie in tied_sums(problem, allocation))
 
 
 def picture_of_trace(trace: Trace, plan: Plan) -> Picture:
-    """The last traced step, as the ranks measured it; memory curves are not measured."""
+    """Return the picture of the last traced step, as the ranks measured it; memory curves are not measured."""
     strips, lanes = [], []
     end = 0
     for number, rank in enumerate(last_traces(trace)):
@@ -280,7 +280,7 @@ def picture_of_trace(trace: Trace, plan: Plan) -> Picture:
 
 
 def last_traces(trace: Trace) -> list[RankTrace]:
-    """What each rank measured last, by rank."""
+    """Return the last trace of each rank, by rank."""
     last: dict[int, RankTrace] = {}
     for rank in trace.ranks:
         if rank.rank not in last or rank.step >= last[rank.rank].step:
@@ -289,7 +289,7 @@ def last_traces(trace: Trace) -> list[RankTrace]:
 
 
 def stage_devices(plan: Plan) -> list[tuple[str, ...]]:
-    """The devices of each stage number; numbers run on through the pipelines."""
+    """Return the devices of each stage number; numbers continue through the pipelines."""
     return [stage.devices for pipeline in plan.pipelines for stage in pipeline.stages]
 
 
@@ -324,7 +324,7 @@ def _strip(
 
 
 def _transfers(operations: np.ndarray, timeline: Timeline) -> np.ndarray:
-    """The transfers whose sender's or receiver's operation is one of ours."""
+    """Return the transfers whose sender's or receiver's operation is one of ``operations``."""
     moved = timeline.transfers
     columns = (moved.direction, moved.stage, moved.micro_batch, moved.start_ns, moved.end_ns)
     rows = np.column_stack([np.asarray(column, dtype=np.int64) for column in columns])

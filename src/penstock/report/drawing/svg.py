@@ -1,4 +1,4 @@
-"""A timeline as one SVG file, for documents: lanes, legend, axis, critical path, in the reader's light or dark."""
+"""A timeline as one SVG file, for documents: lanes, legend, axis, critical path, with a light and a dark theme."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLOURS = {
     "R": ("#bb64bc", "#9d6cb2"), "U": ("#2c103c", "#d9f4f8"), "f": ("#1b81e2", "#5bb4fc"), "b": ("#e46206", "#f98111"),
     "a": ("#633c42", "#c6b29e"),
 }  # fmt: skip
-"""In light and in dark, as in the style sheet: told apart with any common colour blindness."""
+"""The colours of both themes, as in the style sheet: distinct for any common colour blindness."""
 _TONES = {
     "ground": ("#ffffff", "#14181d"), "text": ("#1c2128", "#e7eaee"), "faint": ("#56606c", "#a3adb8"),
     "line": ("#d5d9e0", "#37404a"), "limit": ("#b3261e", "#ff8a80"),
@@ -29,9 +29,9 @@ LEAST_PX = 0.1
 def svg_timeline(
     picture: Picture, path: Sequence[Mark] = (), *, measured: Picture | None = None, width: int = 960
 ) -> str:
-    """The picture, without blocks narrower than a tenth of a pixel. ``measured``: lanes below the predicted ones.
+    """Draw the picture, without blocks narrower than a tenth of a pixel. ``measured``: lanes below the predicted ones.
 
-    Of many devices those with the same order share a lane.
+    Where there are many devices, those with the same order share a lane.
     """
     num_devices = len(picture.lanes)
     picture, lane_of = folded(picture)
@@ -61,7 +61,7 @@ def svg_timeline(
 
 
 def _style() -> str:
-    """Classes for both themes; the dark one by a media query."""
+    """Return the classes for both themes; a media query selects the dark one."""
 
     def rules(which: int) -> str:
         fills = [f".k{letter}{{fill:{tones[which]}}}" for letter, tones in COLOURS.items()]
@@ -73,7 +73,7 @@ def _style() -> str:
 
 
 def _ink(colour: str) -> str:
-    """Black or white, whichever reads better on a colour."""
+    """Return black or white, whichever has the higher contrast to a colour."""
     linear = [((v / 255 + 0.055) / 1.055) ** 2.4 for v in bytes.fromhex(colour[1:])]
     return "#000000" if 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.18 else "#ffffff"
 
@@ -91,14 +91,14 @@ def _lanes(picture: Picture, first: int, scale: float, width: int, what: str) ->
 
 
 def _drawable(picture: Picture, strip: Strip, width: int) -> Strip:
-    """Merged to half pixels where there are too many blocks for a document."""
+    """Return the strip, merged to half pixels where it has too many blocks for a document."""
     if picture.num_blocks <= MAX_BLOCKS // 8:
         return strip
     return Strip(*(merged(blocks, 2 * width, picture.end_ns) for blocks in strip))
 
 
 def _path(picture: Picture, path: Sequence[Mark], scale: float) -> Iterator[str]:
-    """A line over what the critical path leads through."""
+    """Draw a line over the blocks of the critical path."""
     for mark in path:
         y = mark.lane * _LANE + (_LANE - _THIN if mark.communication else 4)
         wide = max((mark.end_ns - mark.start_ns) * scale, 0.5)
@@ -108,7 +108,7 @@ def _path(picture: Picture, path: Sequence[Mark], scale: float) -> Iterator[str]
 
 
 def _window(window: Window, scale: float, height: int) -> str:
-    """What lies outside the steady window is pale; lines mark its edges."""
+    """Fade what is outside the steady-state window, and mark its edges by lines."""
     left, right = (_LABEL + t * scale for t in window[:2])
     return (
         f"<g><title>{window}</title>"
@@ -135,7 +135,7 @@ def _blocks(blocks: Blocks, scale: float, y: float, height: float, *, labelled: 
 
 
 def _axis(end_ns: int, scale: float, y: float) -> Iterator[str]:
-    """Times at round numbers."""
+    """Draw the time axis with round numbers."""
     rough = end_ns / 8
     power = 10.0 ** floor(log10(max(rough, 1)))
     step = next(times * power for times in (1, 2, 5, 10) if times * power >= rough)

@@ -1,4 +1,4 @@
-"""Whole numbers as zigzag varints: seven bits a byte, the lowest first, small numbers of either sign in one byte."""
+"""Whole numbers as zigzag varints: seven bits a byte, the lowest first; small numbers of either sign take one byte."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ SEVEN = np.uint64(7)
 
 
 def varints(values: np.ndarray) -> bytes:
-    """The bytes of an int64 array."""
+    """Return the bytes of an int64 array."""
     whole = values.astype(np.int64)
     left = (whole.astype(np.uint64) << np.uint64(1)) ^ (whole >> 63).astype(np.uint64)
     lengths = np.ones(len(left), dtype=np.int64)
