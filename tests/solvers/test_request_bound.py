@@ -249,7 +249,8 @@ def _way_is_possible(costs: ChainCosts, pieces: Pieces, source: Stage, target: S
     """Whether the table has a way between two stages that is no longer than the real one, and no less free."""
     if target.replicas >= pieces.limit.shape[1]:
         return True
-    real = costs.edge_columns[costs.edge(source, target)]
+    row = costs.edge(source, target)
+    real = costs.edge_columns[row]
     nodes = [costs.problem.network.nodes_of(stage.devices) for stage in (source, target)]
     spanning = [
         len(held) > 1 and (pieces.spans or stage.replicas > pieces.node_size)
