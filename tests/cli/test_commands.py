@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.cli import show
 from penstock.cli.main import main
 from penstock.schemas.api.jobs import ResultOut
 from penstock.schemas.plan import PlanFile
@@ -71,7 +73,10 @@ def plan(inputs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     return path
 
 
-def test_plan_prints_what_it_found(inputs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_prints_what_it_found(
+    inputs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(show, "PROGRESS_S", math.inf)  # a busy machine may take longer than the first line waits
     code = main(["plan", *inputs, "-o", str(tmp_path / "plan.json")])
     out, err = capsys.readouterr()
     file = PlanFile.read(tmp_path / "plan.json")
