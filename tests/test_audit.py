@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
-
-ROOT = Path(__file__).parents[1]
+from repository import ROOT
 
 
 @pytest.fixture(scope="module")

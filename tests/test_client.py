@@ -8,12 +8,12 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from packaging.version import Version
+from repository import ROOT
 
 from penstock.client import AsyncClient, Client, compat, error_of, messages
 from penstock.client.connection import Connection
@@ -21,8 +21,6 @@ from penstock.client.messages import Send
 from penstock.client.resources import Jobs
 from penstock.schemas.api.jobs import ProblemDetails
 from penstock.schemas.errors import Conflict, Fault, InvalidDocument, NotFound, PenstockError, Unreachable
-
-ROOT = Path(__file__).parents[1]
 
 
 class Elsewhere(http.server.BaseHTTPRequestHandler):

@@ -9,12 +9,13 @@ from pathlib import Path
 from pkgutil import walk_packages
 
 import pytest
+from repository import ROOT
 
 from penstock import schemas
 from penstock.schema_export import DOCUMENTS, schema_text, write_schemas
 from penstock.schemas.document import Document
 
-SCHEMAS = Path(__file__).parents[1] / "docs" / "schemas"
+SCHEMAS = ROOT / "docs" / "schemas"
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

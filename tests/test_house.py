@@ -11,8 +11,8 @@ from pathlib import Path
 
 import networkx
 import pytest
+from repository import ROOT
 
-ROOT = Path(__file__).parents[1]
 FOLDERS = ("schemas", "solvers", "executor", "service", "src/penstock", "examples")
 MOST_FILES = 15
 CROWDED = {"examples": "a file per model, which users import by name"}

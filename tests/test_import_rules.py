@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import networkx as nx
 import pytest
+from repository import ROOT
 
-ROOT = Path(__file__).parents[1]
 FOLDERS = ("schemas", "solvers", "executor", "service")
 HEAVY = {"torch", "numpy", "numba", "networkx", "ortools", "fastapi", "uvicorn", "sqlalchemy", "jinja2", "httpx"}
 STANDARD_LIBRARY_ONLY = (

@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from repository import ROOT
 
 from penstock.cli.main import main
 
-ROOT = Path(__file__).parents[1]
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/tutorials").glob("*.md"))]
 NAMED = [path.name for path in GUIDES]
 NOT_RUN = {

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from browser import Watched, barriers
 from playwright.sync_api import Browser
+from repository import ROOT
 
-ROOT = Path(__file__).parents[1]
 DECISIONS = ROOT / "docs/decisions"
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from repository import ROOT
 
 from penstock.planning.pareto import front
 from penstock.planning.sweep import cases, sweep
@@ -25,7 +26,7 @@ from penstock.schemas.api.sweep import SweepRequest, SweepRow
 from penstock.schemas.errors import InvalidDocument, Unreachable
 from penstock.service.http.samples import tiny_request
 
-ENTRIES = Path(__file__).parent / "service"
+ENTRIES = ROOT / "tests/service"
 HANG, HANG_WITHOUT_PLAN, HANG_FIRST_TIME = 1, 2, 3
 PATIENCE_S = 60
 

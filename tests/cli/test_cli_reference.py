@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from repository import ROOT
 from test_commands import _profile, _topology
 from typer.main import get_command
 
 from penstock.cli.main import app, main
 from penstock.cli.plan import planning
 
-PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+PAGE = ROOT / "docs" / "cli.md"
 ROW = re.compile(r"^\| `(penstock [a-z ]+)` \| ([^|]+) \| `(penstock [^`|]+)` \|$", re.MULTILINE)
 FROM_DOCUMENTS = ("report", "rank", "profile", "probe", "import", "export", "serve", "worker", "agent", "delete")
 """Commands whose answer is a document, or that stay, or that have nothing to say."""

@@ -8,11 +8,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from repository import ROOT
 
 from penstock.cli.kernels import tell_of_the_compiler
 from penstock.cli.main import main
-
-ROOT = Path(__file__).parents[2]
 
 
 def checks(capsys: pytest.CaptureFixture[str], *arguments: str, expect: int = 0) -> dict[str, dict[str, str]]:

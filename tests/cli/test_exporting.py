@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from repository import ROOT
 
 from penstock.cli.main import main
 from penstock.manifests import TARGETS
@@ -134,7 +135,7 @@ def test_a_model_that_ranks_would_not_find_is_noted(
     assert not noted("--to", "jobset", "--image", "i", "-o", "job.yaml")
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "exporting.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "exporting.md").read_text(encoding="utf-8")
 
 
 def test_the_page_has_every_form_and_every_setting() -> None:

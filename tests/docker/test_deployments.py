@@ -13,11 +13,11 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from repository import ROOT
 
 from penstock.executor.node.settings import PREFIX, AgentSettings
 from penstock.service.settings import Settings
 
-ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 KUBERNETES = "1.30"
 COMPOSE = yaml.safe_load((DOCKER / "compose.yaml").read_text())

@@ -99,6 +99,13 @@ class RankPool:
             self._workers.append(self._processes.start("rank_worker"))
 
 
+def differences(results: list[dict[str, Any]]) -> tuple[float, float]:
+    """Of gradients and loss; every rank has to have said the same."""
+    assert [one["kind"] for one in results] == ["done"] * len(results), results
+    assert len({(one["gradient_check"], one["loss_check"], tuple(one["losses"])) for one in results}) == 1
+    return results[0]["gradient_check"], results[0]["loss_check"]
+
+
 def _of_rank(more: dict[str, Any], rank: int) -> dict[str, Any]:
     """Arguments given as one value per rank."""
     return {key.removesuffix("_of_rank"): value[rank] for key, value in more.items() if key.endswith("_of_rank")}

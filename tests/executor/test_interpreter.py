@@ -8,7 +8,7 @@ import pytest
 import small_jobs
 import torch
 from pipelines import Part, programs_of
-from rank_pool import SEED, RankPool
+from rank_pool import SEED, RankPool, differences
 
 from penstock.executor.run.chain import Chain
 from penstock.executor.run.check import TOLERANCE
@@ -16,13 +16,6 @@ from penstock.executor.run.reference import Recipe, ReferenceTrainer
 
 TWO = [Part(3, (0,)), Part(3, (1,))]
 THREE = [Part(2, (0,)), Part(2, (1,)), Part(2, (2,))]
-
-
-def differences(results: list[dict[str, Any]]) -> tuple[float, float]:
-    """Of gradients and loss; every rank has to have said the same."""
-    assert [one["kind"] for one in results] == ["done"] * len(results), results
-    assert len({(one["gradient_check"], one["loss_check"], tuple(one["losses"])) for one in results}) == 1
-    return results[0]["gradient_check"], results[0]["loss_check"]
 
 
 # Promise 6, first half: nothing apart.

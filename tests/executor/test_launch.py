@@ -14,12 +14,12 @@ import pytest
 import small_jobs
 from orphans import no_orphans
 from pipelines import Part, programs_of
+from rank_pool import HERE
 
 from penstock.executor.run.local import RunReport, run_locally
 from penstock.schemas.errors import InvalidDocument, ModelMismatch, NotFound, RunFailed
 from penstock.schemas.trace import RankTrace
 
-HERE = Path(__file__).parent
 ONE = [Part(4, (0,))]
 TWO = [Part(2, (0,)), Part(2, (1,))]
 

@@ -10,8 +10,7 @@ import pytest
 import small_jobs
 import torch
 from pipelines import Part, programs_of
-from rank_pool import RankPool
-from test_interpreter import differences
+from rank_pool import RankPool, differences
 from torch import Tensor
 from two_groups import two_groups
 

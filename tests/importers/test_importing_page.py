@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from repository import ROOT
 
 from penstock.importers.cluster.hardware_page import renewed
 from penstock.importers.cluster.merging.merge import merge
 from penstock.schemas.api.topology_import import Format, ImportOptions
 from penstock.schemas.errors import InvalidDocument
 
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "importing-topologies.md").read_text(encoding="utf-8")
 ADDING = ROOT / "docs" / "adding-an-importer.md"
 

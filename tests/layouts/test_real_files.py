@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_trainers import GPT, imported, request, stages_of
 
 from penstock.convert import to_problem
 from penstock.layouts.deepspeed import _balanced
@@ -21,7 +22,6 @@ from penstock.schemas.api.layouts import LayoutImported
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.bounds.trainer import within_bounds
-from tests.layouts.test_trainers import GPT, imported, request, stages_of
 
 PP = "--pipeline-model-parallel-size"
 

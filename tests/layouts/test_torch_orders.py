@@ -6,14 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from problems import make_problem
+from test_trainers import GPT
 from torch.distributed.pipelining import schedules
 
 from penstock.layouts.limits import order_name, within_of
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT
 from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.schedules.trainer_orders import order_of, ranks_of_stages
-from tests.layouts.test_trainers import GPT
-from tests.solvers.problems import make_problem
 
 KINDS = {"FORWARD": FORWARD, "FULL_BACKWARD": BACKWARD, "BACKWARD_INPUT": INPUT, "BACKWARD_WEIGHT": WEIGHT}
 CLASSES: dict[str, Any] = {

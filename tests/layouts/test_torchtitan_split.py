@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from repository import ROOT
 
 from penstock.examples import catalogue
 from penstock.layouts.exporting import layout_text
@@ -23,7 +24,7 @@ from penstock.schemas.request import PlanRequest
 from penstock.solvers.schedules.trainer_orders import ranks_of_stages
 
 HERE = Path(__file__).parent
-INSTALLED = HERE.parents[1] / ".venv" / "trainers"
+INSTALLED = ROOT / ".venv" / "trainers"
 
 
 class Shape(NamedTuple):

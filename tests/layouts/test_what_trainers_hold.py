@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_trainers import GPT, stages_of
 
 from penstock.cli.main import main
 from penstock.convert import to_problem
@@ -25,7 +26,6 @@ from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.costs.memory import static_bytes
 from penstock.solvers.model.allocation import Stage
-from tests.layouts.test_trainers import GPT, stages_of
 
 PP = "--pipeline-model-parallel-size"
 SMALL = catalogue.profile("gpt2-small")

@@ -10,6 +10,7 @@ from itertools import combinations, pairwise, permutations
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from problems import make_problem
 
 from penstock.examples import catalogue
 from penstock.layouts.limits import TRAINERS, faults, order_name, recomputing_of, within_of
@@ -28,7 +29,6 @@ from penstock.solvers.model.trainer_limits import Span, Within
 from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.schedules.trainer_orders import order_of
 from penstock.solvers.solve import driver
-from tests.solvers.problems import make_problem
 
 
 def limits(trainer: str, layers: int) -> Within:

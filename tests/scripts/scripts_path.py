@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+from repository import ROOT
+
+SCRIPTS = ROOT / "scripts"
 
 
 def environment() -> dict[str, str]:

@@ -7,17 +7,15 @@ import json
 import logging
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from repository import ROOT
 from service_process import Server
 
 from penstock.service import logs
 from penstock.service.http.samples import tiny_request
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,12 @@ import runpy
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import yaml
+from repository import ROOT
 
 import penstock
 from penstock.client import AsyncClient, Client
@@ -24,7 +24,7 @@ from penstock.schemas.profile import ModelProfile
 from penstock.schemas.topology import ClusterTopology
 from penstock.service.http.samples import tiny_placement, tiny_profile, tiny_topology
 
-EXAMPLE = Path(__file__).parents[2] / "examples/schedulers/kubernetes"
+EXAMPLE = ROOT / "examples/schedulers/kubernetes"
 GATE = "penstock.dev/placement"
 
 

@@ -6,13 +6,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from repository import ROOT
 
 from penstock.cli.main import main
 from penstock.schemas.errors import InvalidDocument
 from penstock.service.configuration import table
 from penstock.service.settings import Settings
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

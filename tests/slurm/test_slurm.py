@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from cluster import LIMIT_S, Slurm, free_ports, why_not
 from orphans import no_orphans
+from repository import ROOT
 
 from penstock.cli.main import main
 from penstock.schemas.bundle import JobBundle, LaunchReport
@@ -41,7 +42,6 @@ DEVICES = (
 )
 PENSTOCK = f"{sys.executable} -P -m penstock.cli.main"
 HERE = ("--directory", str(Path(__file__).parent), "--set", f"command={PENSTOCK}")
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

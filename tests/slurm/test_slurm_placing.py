@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 from cluster import LIMIT_S, Slurm, why_not
 from orphans import no_orphans
+from repository import ROOT
 
 from penstock.cli.main import main
 from penstock.service.http.samples import tiny_profile
 
-EXAMPLES = Path(__file__).parents[2] / "examples/schedulers/slurm"
+EXAMPLES = ROOT / "examples/schedulers/slurm"
 DEVICES = (
     "--device-kind",
     "V100",

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from problems import make_problem, straight
 
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.program import BACKWARD, FORWARD
@@ -22,7 +23,6 @@ from penstock.solvers.schedules.advance_forward import advance_forward, advances
 from penstock.solvers.schedules.early_backward import early_backward, policy_a, policy_b
 from penstock.solvers.schedules.gpipe import gpipe
 from penstock.solvers.solve.driver import solve
-from tests.solvers.problems import make_problem, straight
 
 
 def uniform(stages: int, batches: int, forward: int, backward: int, transfer: int) -> tuple[Problem, Allocation]:

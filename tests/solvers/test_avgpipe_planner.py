@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from problems import make_problem
+from small_request import a_request
 
 import penstock
 from penstock.convert import from_plan, to_problem
@@ -25,8 +27,6 @@ from penstock.solvers.planners.avgpipe.tuning import Tuner, best_partitions
 from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.schedules.advance_forward import advance_forward
 from penstock.solvers.solve import driver
-from tests.solvers.problems import make_problem
-from tests.test_convert import a_request
 
 AVGPIPE = PLANNERS["avgpipe"]
 ELASTIC = frozenset({"elastic_averaging"})

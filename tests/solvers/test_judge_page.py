@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from problems import early_backward, make_problem
+from repository import ROOT
 
 from penstock.schemas.program import KINDS
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.verify.verifier import verify
 
-PAGE = Path(__file__).parents[2] / "docs/theory/judge.md"
+PAGE = ROOT / "docs/theory/judge.md"
 
 
 def test_the_worked_example_is_the_judges() -> None:

@@ -7,7 +7,6 @@ import random
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 from statistics import geometric_mean
 
 import pytest
@@ -331,7 +330,7 @@ def _joint_period_ns(problem: Problem) -> int | None:
 
 
 ORTOOLS = "from ortools.sat.python import cp_model; m = cp_model.CpModel(); s = cp_model.CpSolver(); s.solve(m)"
-HIGHS = f"""import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
+HIGHS = f"""import sys; sys.path[:] = {sys.path!r}
 from periodic_lines import make_line
 from penstock.solvers.schedules.periodic.ilp import solve
 assert solve(make_line([(1, 1), (2, 2), (1, 1)], processor=[0, 1, 0], available_bytes=3)).pattern.period_ns == 5"""
@@ -344,7 +343,7 @@ def test_both_libraries_live_in_one_process(order: tuple[str, str]) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-PRINTING = f"""import random, sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
+PRINTING = f"""import random, sys; sys.path[:] = {sys.path!r}
 from periodic_lines import random_line, with_memory
 from penstock.solvers.schedules.periodic.ilp import solve
 draw = random.Random(3)

@@ -36,8 +36,6 @@ from penstock.solvers.solve.setting import Setting
 from penstock.solvers.solve.tasks import Ask
 from penstock.solvers.solve.workers import Here, Workers, Workforce
 
-HERE = Path(__file__).parent
-
 
 @pytest.fixture(scope="module")
 def problem() -> Problem:
@@ -216,7 +214,7 @@ def test_a_proof_for_one_pipeline_spares_only_those_planners(problem: Problem, p
 SOLVING = """
 import os, sys
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
-sys.path[:0] = {paths!r}
+sys.path[:] = {paths!r}
 from portfolio_tasks import Hanging
 from test_portfolio import run, state_of
 from drawn_problems import four_devices
@@ -227,7 +225,7 @@ run(state_of(four_devices(5)), [Hanging("one", (), pid_file={pids!r}), Hanging("
 @pytest.mark.parametrize("forks", [True, False], ids=["forked", "launched"])
 def test_no_process_outlives_a_parent_that_is_killed(tmp_path: Path, forks: bool) -> None:
     pids = tmp_path / "pids"
-    code = SOLVING.format(paths=[str(HERE), str(HERE.parent)], pids=str(pids))
+    code = SOLVING.format(paths=sys.path, pids=str(pids))
     if not forks:
         code = code.replace(
             "run(", "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()\nrun(", 1
