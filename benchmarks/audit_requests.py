@@ -1,10 +1,10 @@
 """Nothing false leaves: what planners claim of random requests, held against every plan that anybody has.
 
-Each seed is a request (``tests/solvers/random_requests``): up to eight layers on up to eight devices, one in four small
-enough that plans of all kinds are listed. Every planner is asked; its plans have to verify, its bounds and sentences to
-be true of all plans, ``optimal`` to be unbeaten, and where something is ``infeasible`` there has to be no plan
-(``tests/solvers/claims``). Prints a table of what was seen, then each contradiction with the command that shows it
-again, and ends with 1 where there is one. One process; a long audit goes on with ``--first``.
+Each seed is a request (``tests/solvers/audit/random_requests.py``): up to eight layers on up to eight devices, one in
+four small enough that plans of all kinds are listed. Every planner is asked; its plans have to verify, its bounds and
+sentences to be true of all plans, ``optimal`` to be unbeaten, and where something is ``infeasible`` there has to be no
+plan (``tests/solvers/audit/claims.py``). Prints a table of what was seen, then each contradiction with the command that
+shows it again, and ends with 1 where there is one. One process; a long audit goes on with ``--first``.
 
     python benchmarks/audit_requests.py --first 0 --number 2000
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "solvers")]
+sys.path[:0] = [str(ROOT / each) for each in ("src", "tests/solvers", "tests/solvers/audit")]
 
 from claims import Contradiction, Effort, Tally, audit  # noqa: E402
 

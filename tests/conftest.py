@@ -115,7 +115,7 @@ def _turn(item: pytest.Item) -> int:
     path = item.path.as_posix()
     if path.endswith(LONGEST):
         return 0
-    return 2 if item.path.parent.name == SHORTEST else 1
+    return 2 if SHORTEST in item.path.parent.relative_to(HERE).parts else 1
 
 
 class NoProcesses:

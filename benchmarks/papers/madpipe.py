@@ -229,7 +229,7 @@ def _statements(names: list[str], quick: bool, folder: Path | None) -> Section:
     return Section(
         "Statements (ALGORITHMS 8, M2 to M7)",
         "M1, that 1F1B* keeps fewest micro-batches, is tested against all patterns of small instances "
-        "(tests/solvers/test_one_f_one_b_star.py).",
+        "(tests/solvers/schedules/periodic/test_one_f_one_b_star.py).",
         rows,
     )
 

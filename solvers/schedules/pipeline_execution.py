@@ -2,7 +2,7 @@
 
 The paper's queues, read pass by pass on a snapshot of them (R-14), let stage n of S run min(M, 4 (S - n) + 1) forwards
 before its first backward, then one of each in turn: DAPPLE's early backward with P_B on 2 S - 1 stages, counting the
-channels. ``tests/solvers/test_spp_schedule.py`` has the procedure itself.
+channels. ``tests/solvers/schedules/test_spp_schedule.py`` has the procedure itself.
 """
 
 from __future__ import annotations
