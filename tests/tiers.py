@@ -31,8 +31,8 @@ LIMIT_S = 1.0
 SLOW = frozenset(
     {
         "tests/docs/test_citations.py::test_every_cited_section_is_in_the_theory",
-        "tests/executor/test_state.py::TestNode::runTest",
-        "tests/executor/test_state_exhaustive.py::test_every_story_of_three_from_each_place_of_the_life_of_a_run",
+        "tests/executor/node/test_state.py::TestNode::runTest",
+        "tests/executor/node/test_state_exhaustive.py::test_every_story_of_three_from_each_place_of_the_life_of_a_run",
         "tests/solvers/planners/dapple/test_dapple_search.py::test_pruning_changes_no_value",
         "tests/solvers/judge/page/test_judge_page.py::test_the_worked_example_is_the_judges",
         "tests/solvers/lowering/test_lowering_random.py::test_plans_lower_exactly_when_their_orders_have_no_circle",

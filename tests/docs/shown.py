@@ -53,7 +53,7 @@ NOT_RUN = {
     "penstock run plan.json --job mytrain:job --steps 20 --check": TRAINED,
     "penstock run plan.json --job mymodel:job --check": TRAINED,
     "penstock run plan.json --job mytrain:job --steps 20 --trace trace.json --chrome-trace both.json": TRAINED,
-    "penstock run plan.json --job mytrain:job --steps 2 --measure-memory": "tests/executor/test_memory_use.py",
+    "penstock run plan.json --job mytrain:job --steps 2 --measure-memory": "tests/executor/profiling",
     "penstock tune plan.json --job mytrain:job --batches 3 -o tuned.json": "calibrating.md has it, on fewer samples",
     "penstock import layout train.sh --from megatron --example llama-3-8b --cluster 2x8xH100": (
         "other-trainers.md has it"
