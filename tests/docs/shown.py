@@ -20,7 +20,7 @@ ELSEWHERE = {
     "scripts/images": "needs root, debootstrap and a network",
     "scripts/bench-papers": "benchmarks are no tests",
     "scripts/gpu-check": "needs a GPU; tests/scripts/test_gpu_check.py",
-    "python": "benchmarks are no tests; the controller needs Kubernetes: tests/service/test_placements.py",
+    "python": "benchmarks are no tests; the controller needs Kubernetes: tests/service/http/routes/test_placements.py",
     "source": "a shell's own",
     "docker": "needs an engine; tests/docker checks the files",
     "kubectl": "needs a cluster; tests/docker and tests/manifests check the files",
