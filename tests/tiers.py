@@ -39,7 +39,7 @@ SLOW = frozenset(
         "tests/solvers/lowering/test_lowering_random.py::test_the_checks_say_what_the_reference_says",
         "tests/solvers/lowering/test_lowering_random.py::test_what_one_process_could_run_its_ranks_can",
         "tests/test_import_rules.py::test_no_bare_import",
-        "tests/test_plan_size.py::test_a_plan_of_1024_rows_and_4096_micro_batches_is_below_1_mb",
+        "tests/convert/test_plan_size.py::test_a_plan_of_1024_rows_and_4096_micro_batches_is_below_1_mb",
     }
 )
 """Tests of the quick tier that may take longer; it only shrinks."""

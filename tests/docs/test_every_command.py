@@ -40,7 +40,7 @@ def sandbox(
 
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setattr(sys, "path", list(sys.path))
-    # `mytrain` here is small, and stands for models of every size: tests/cli/test_exporting.py compares layers
+    # `mytrain` here is small, and stands for models of every size: tests/cli/convert/test_exporting.py compares layers
     monkeypatch.setattr("penstock.cli.run.model_fit.unlike", lambda *_told, **_more: None)
     shutil.copytree(base, tmp_path, dirs_exist_ok=True)
     known = dict(PLANNERS)
