@@ -74,3 +74,11 @@ def member(kind: str, **selector: Any) -> Object:
 def listed(*objects: Any) -> str:
     """What `kubectl get … -o json` prints."""
     return json.dumps({"apiVersion": "v1", "items": list(objects), "kind": "List", "metadata": {}}, indent=4)
+
+
+def instance(name: str, *layers: str, **more: Any) -> dict[str, Any]:
+    return {"id": name, "network_layers": list(layers)} | more
+
+
+def graph(*instances: Any) -> str:
+    return json.dumps({"instances": list(instances)})

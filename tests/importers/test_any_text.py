@@ -7,17 +7,11 @@ from collections.abc import Callable
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from kubernetes_samples import hypernode, kueue_topology, listed, member, node, pod
-from test_ibnetdiscover import FABRIC
-from test_nccl_xml import SWITCHES, gpu, net, pci, system
-from test_nvidia_query import gpu as queried
-from test_nvidia_query import log
-from test_nvidia_topo import MATRIX
-from test_scontrol_nodes import CLUSTER
-from test_scontrol_topology import TREE as SHOWN
-from test_slurm_conf import TREE as CONF
-from test_slurm_yaml import SEVERAL
-from test_topograph import graph, instance
+from kubernetes_samples import graph, hypernode, instance, kueue_topology, listed, member, node, pod
+from node_samples import FABRIC, MATRIX, SWITCHES, gpu, log, net, pci, queried, system
+from slurm_samples import CLUSTER, SEVERAL
+from slurm_samples import CONF_TREE as CONF
+from slurm_samples import SHOWN_TREE as SHOWN
 
 from penstock.importers.cluster.facts import SourceFacts
 from penstock.importers.cluster.formats import import_topology

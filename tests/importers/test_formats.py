@@ -6,19 +6,19 @@ import json
 from typing import get_args
 
 import pytest
-import test_scontrol_nodes
+import slurm_samples
 import yaml
+from node_samples import FABRIC
+from slurm_samples import CONF_TREE as TREE
+from slurm_samples import FLAT, SEVERAL, TORUS
+from slurm_samples import SHOWN_TREE as SCONTROL_TREE
 from test_any_text import TEXTS
-from test_ibnetdiscover import FABRIC
-from test_scontrol_topology import TREE as SCONTROL_TREE
-from test_slurm_conf import TREE
-from test_slurm_yaml import FLAT, SEVERAL, TORUS
 
 from penstock.importers.cluster.formats import FORMATS, import_topology, recognised
 from penstock.schemas.api.topology_import import Format, ImportSource
 from penstock.schemas.errors import InvalidDocument
 
-SCONTROL_JSON = test_scontrol_nodes.as_json({"name": "n1", "state": ["IDLE"], "gres": "gpu:h100:4"})
+SCONTROL_JSON = slurm_samples.as_json({"name": "n1", "state": ["IDLE"], "gres": "gpu:h100:4"})
 SCONTROL_YAML = yaml.safe_dump(json.loads(SCONTROL_JSON)) + "- gres_used: gpu:1\n  topology: default:leaf1\n"
 EXAMPLES: list[tuple[str, str]] = [
     *((name, text) for name, (_, text) in TEXTS.items() if name != "hypernodes"),
@@ -30,8 +30,8 @@ EXAMPLES: list[tuple[str, str]] = [
     ("slurm-yaml", TORUS),
     ("slurm-yaml", FLAT),
     ("scontrol-topology", SCONTROL_TREE),
-    ("scontrol-nodes", test_scontrol_nodes.CLUSTER),
-    ("scontrol-nodes", test_scontrol_nodes.on_one_line(test_scontrol_nodes.CLUSTER)),
+    ("scontrol-nodes", slurm_samples.CLUSTER),
+    ("scontrol-nodes", slurm_samples.on_one_line(slurm_samples.CLUSTER)),
     ("scontrol-nodes", SCONTROL_JSON),
     ("scontrol-nodes", SCONTROL_YAML),
     ("ibnetdiscover", FABRIC),

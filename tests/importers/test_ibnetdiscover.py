@@ -3,44 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from node_samples import FABRIC, LEAF, SPINE
 
 from penstock.importers.cluster.ibnetdiscover import read_ibnetdiscover
 from penstock.schemas.errors import InvalidDocument
-
-LEAF, SPINE = "MF0;leaf01:MQM8700/U1", "MF0;spine01:MQM8700/U1"
-FABRIC = f"""\
-#
-# Topology file: generated on Mon Jan  5 10:00:00 2026
-Non-Chassis Nodes
-
-vendid=0x2c9
-devid=0xd2f0
-sysimgguid=0x1
-switchguid=0x1(1)
-Switch\t41 "S-0000000000000001"\t\t# "{LEAF}" enhanced port 0 lid 1 lmc 0
-[1]\t"H-0000000000000011"[1](11) \t\t# "host01 mlx5_0" lid 10 4xHDR
-[2]\t"H-0000000000000012"[1](12) \t\t# "host02 HCA-1" lid 11 2xHDR s=4 w=2 v=4
-[39]\t"S-0000000000000002"[1]\t\t# "{SPINE}" lid 2 4xFDR
-[40]\t"S-0000000000000002"[2]\t\t# "{SPINE}" lid 2 4xFDR
-[41]\t"H-00000000000000aa"[1](aa) \t\t# "Mellanox Technologies Aggregation Node" lid 3 4xHDR
-
-Switch\t41 "S-0000000000000002"\t\t# "{SPINE}" enhanced port 0 lid 2 lmc 0
-[1][ext 3]\t"S-0000000000000001"[39]\t\t# "{LEAF}" lid 1 4xFDR
-[2]\t"S-0000000000000001"[40]\t\t# "{LEAF}" lid 1 ??xFDR
-
-Ca\t2 "H-0000000000000011"\t\t# "host01 mlx5_0"
-[1](11) \t"S-0000000000000001"[1]\t\t# lid 10 lmc 0 "{LEAF}" lid 1 4xHDR
-[2](13) \t"H-0000000000000013"[1] (14) \t\t# lid 0 lmc 0 "host01 mlx5_1" lid 0 4xEDR
-
-Ca\t1 "H-0000000000000013"\t\t# "host01 mlx5_1"
-[1](14) \t"H-0000000000000011"[2] (13) \t\t# lid 0 lmc 0 "host01 mlx5_0" lid 0 4xEDR
-
-Ca\t1 "H-0000000000000012"\t\t# "host02 HCA-1"
-[1](12) \t"S-0000000000000001"[2]\t\t# lid 11 lmc 0 "{LEAF}" lid 1 2xHDR
-
-Ca\t1 "H-00000000000000aa"\t\t# "Mellanox Technologies Aggregation Node"
-[1](aa) \t"S-0000000000000001"[41]\t\t# lid 3 lmc 0 "{LEAF}" lid 1 4xHDR
-"""
 
 
 def test_each_cable_is_one_link_with_the_data_rate_of_its_lanes() -> None:

@@ -6,12 +6,8 @@ from typing import Any
 
 import pytest
 from kubernetes_samples import listed, node, pod
-from test_ibnetdiscover import FABRIC
-from test_nccl_xml import SWITCHES, gpu, net, pci, system
-from test_nvidia_query import gpu as queried
-from test_nvidia_query import log
-from test_nvidia_topo import MATRIX
-from test_scontrol_nodes import record
+from node_samples import FABRIC, MATRIX, SWITCHES, gpu, log, net, pci, queried, system
+from slurm_samples import record
 
 from penstock.importers.cluster.facts import (
     DeviceFacts,

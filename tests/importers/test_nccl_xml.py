@@ -3,39 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from node_samples import SWITCHES, gpu, net, pci, system
 
 from penstock.importers.cluster.facts import NodeFacts, SourceFacts
 from penstock.importers.cluster.node.nccl_xml import read_nccl_xml
 from penstock.schemas.errors import InvalidDocument
 
 GEN5_X16 = 32 * 10**9 * 16 * 128 // (130 * 8)
-SWITCHES = {"0000:05:00.0": 5, "0000:06:00.0": 4, "0000:07:00.0": 5, "0000:08:00.0": 4}
-
-
-def pci(
-    address: str, inside: str = "", *, of: str = "0x060400", speed: str = "32.0 GT/s PCIe", width: str = "16"
-) -> str:
-    return f'<pci busid="{address}" class="{of}" link_speed="{speed}" link_width="{width}">{inside}</pci>\n'
-
-
-def gpu(number: int, address: str, links: dict[str, int] | None = None, *, to: str = "0x068000", **link: str) -> str:
-    nvlinks = "".join(f'<nvlink target="{end}" count="{n}" tclass="{to}"/>' for end, n in (links or {}).items())
-    inside = f'\n<gpu dev="{number}" sm="90" rank="{number}" gdr="1">{nvlinks}</gpu>'
-    return pci(address, inside, of="0x030200", **link)
-
-
-def net(name: str, address: str, speed: str = "400000") -> str:
-    inside = f'<nic><net name="{name}" dev="0" speed="{speed}" port="1" guid="0x0" maxconn="131072" gdr="1"/></nic>'
-    return pci(address, inside, of="0x020700")
-
-
-def system(*cpus: str, hosts: tuple[str, ...] = ()) -> str:
-    named = [f' host_hash="{host}"' for host in hosts] or [""] * len(cpus)
-    inside = "".join(
-        f'<cpu{host} numaid="{i}" affinity="ff,00" arch="x86_64">\n{cpu}</cpu>\n'
-        for i, (cpu, host) in enumerate(zip(cpus, named, strict=True))
-    )
-    return f'<system version="1">\n{inside}</system>\n'
 
 
 def read(text: str) -> tuple[SourceFacts, NodeFacts]:

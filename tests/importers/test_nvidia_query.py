@@ -3,37 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from node_samples import PRODUCT, log
+from node_samples import queried as gpu
 
 from penstock.importers.cluster.facts import SourceFacts
 from penstock.importers.cluster.node.nvidia_query import read_nvidia_query
 from penstock.schemas.errors import InvalidDocument
-
-DOCTYPE = '<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">\n'
-PRODUCT = "NVIDIA H100 80GB HBM3"
-
-
-def gpu(number: int, *, memory: str = "81559 MiB", mig: str = "Disabled", generation: str = "5", more: str = "") -> str:
-    address = f"00000000:{number:02X}:00.0"
-    return f"""
-	<gpu id="{address}">
-		<product_name>{PRODUCT}</product_name>
-		<mig_mode><current_mig>{mig}</current_mig><pending_mig>{mig}</pending_mig></mig_mode>
-		<pci>
-			<pci_bus_id>{address}</pci_bus_id>
-			<pci_gpu_link_info>
-				<pcie_gen><max_link_gen>{generation}</max_link_gen><current_link_gen>1</current_link_gen></pcie_gen>
-				<link_widths><max_link_width>16x</max_link_width><current_link_width>4x</current_link_width></link_widths>
-			</pci_gpu_link_info>
-		</pci>
-		<fb_memory_usage><total>{memory}</total><reserved>551 MiB</reserved><used>0 MiB</used></fb_memory_usage>
-		<bar1_memory_usage><total>131072 MiB</total></bar1_memory_usage>{more}
-	</gpu>"""
-
-
-def log(*gpus: str, attached: int | None = None) -> str:
-    count = len(gpus) if attached is None else attached
-    inside = "".join(gpus)
-    return f"{DOCTYPE}<nvidia_smi_log>\n\t<attached_gpus>{count}</attached_gpus>{inside}\n</nvidia_smi_log>\n"
 
 
 def fabric(state: str = "Completed", cluster: str = "00000000-0000-0000-0000-000000000000") -> str:

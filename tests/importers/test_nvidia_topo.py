@@ -3,32 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from node_samples import HEADER, MATRIX, ROWS
 
 from penstock.importers.cluster.facts import NodeFacts
 from penstock.importers.cluster.node.nvidia_topo import read_nvidia_topo
 from penstock.schemas.errors import InvalidDocument
-
-LEGEND = """
-Legend:
-
-  X    = Self
-  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes (e.g., QPI/UPI)
-  NV#  = Connection traversing a bonded set of # NVLinks
-
-NIC Legend:
-
-  NIC0: mlx5_0
-  NIC1: mlx5_bond_1
-"""
-HEADER = "\tGPU0\tGPU1\tGPU2\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\n"
-ROWS = (
-    "GPU0\t X \tNV18\tNV18\tPXB\tNODE\t0-63,128-191\t0\t\tN/A\n"
-    "GPU1\tNV18\t X \tNV18\tPIX\tSYS\t0-63,128-191\t0\t\tN/A\n"
-    "GPU2\tNV18\tNV18\t X \tSYS\tSYS\t64-127,192-255\t1\t\tN/A\n"
-    "NIC0\tPXB\tPIX\tSYS\t X \tSYS\t\t\t\t\n"
-    "NIC1\tNODE\tSYS\tSYS\tSYS\t X \t\t\t\t\n"
-)
-MATRIX = HEADER + ROWS + LEGEND
 
 
 def read(text: str) -> NodeFacts:

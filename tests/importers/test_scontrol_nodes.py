@@ -3,41 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 import yaml
+from slurm_samples import CLUSTER, as_json, on_one_line, record
 
 from penstock.importers.cluster.facts import NodeFacts, SourceFacts
 from penstock.importers.cluster.slurm.scontrol_nodes import read_scontrol_nodes
 from penstock.importers.cluster.slurm.slurm_states import gres_counts, state_words, tracked_devices
 from penstock.schemas.errors import InvalidDocument
-
-
-def record(
-    name: str,
-    state: str = "IDLE",
-    gres: str = "gpu:h100:8(S:0-1)",
-    tres: str | None = "gres/gpu=8,gres/gpu:h100=8",
-    taken: str = "",
-    more: str = "",
-) -> str:
-    """One node as Slurm 24.05 prints it, less what no reader looks at."""
-    tracked = "" if tres is None else f"   CfgTRES=cpu=128,mem=2000000M,billing=128,{tres}\n   AllocTRES={taken}\n"
-    return (
-        f"NodeName={name} Arch=x86_64 CoresPerSocket=32 \n"
-        "   CPUAlloc=0 CPUEfctv=128 CPUTot=128 CPULoad=0.05\n"
-        "   AvailableFeatures=ib,rack7\n"
-        f"   Gres={gres}\n"
-        f"   NodeAddr={name} NodeHostName={name} Version=24.05.3\n"
-        "   OS=Linux 5.14.0-427.el9.x86_64 #1 SMP PREEMPT_DYNAMIC Fri Gres=none \n"
-        "   RealMemory=2000000 AllocMem=0 FreeMem=1900000 Sockets=2 Boards=1\n"
-        f"   State={state} ThreadsPerCore=2 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A\n"
-        "   Partitions=gpu \n"
-        f"{tracked}"
-        "   CurrentWatts=0 AveWatts=0\n"
-        f"{more}   \n\n"
-    )
 
 
 def one(text: str) -> NodeFacts:
@@ -49,19 +23,6 @@ def products(node: NodeFacts) -> list[str | None]:
     assert node.devices is not None
     assert [device.index for device in node.devices] == list(range(len(node.devices)))
     return [device.product for device in node.devices]
-
-
-def on_one_line(text: str) -> str:
-    return "\n".join(" ".join(part.split()) for part in text.split("\n\n") if part.strip()) + "\n"
-
-
-REASON = "   Reason=gpu 3 fell off: State=IDLE x=1 [root@2026-01-05T10:00:00]\n   Comment=call 17\n"
-CLUSTER = (
-    record("n1")
-    + record("n2", "MIXED+PLANNED", taken="cpu=64,mem=1G,gres/gpu=3,gres/gpu:h100=3")
-    + record("n3", "IDLE+DRAIN", more=REASON)
-    + record("login", gres="(null)", tres="billing=1")
-)
 
 
 @pytest.mark.parametrize("text", [CLUSTER, on_one_line(CLUSTER), "\ufeff" + CLUSTER.replace("\n", "\r\n")])
@@ -190,10 +151,6 @@ def test_nodes_name_the_switches_that_they_are_below() -> None:
     torus = read_scontrol_nodes(record("n1", more="   Topology=cube:t:0:1:2\n"))
     assert switches(torus) == {}
     assert any("topology.yaml" in said for said in torus.assumptions)
-
-
-def as_json(*nodes: dict[str, Any]) -> str:
-    return json.dumps({"meta": {}, "nodes": list(nodes), "errors": []}, indent=1)
 
 
 def test_json_of_new_and_old_slurm() -> None:

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from slurm_samples import SHOWN_TREE as TREE
 
 from penstock.importers.cluster.facts import SourceFacts
 from penstock.importers.cluster.slurm.scontrol_topology import read_scontrol_topology
 from penstock.schemas.errors import InvalidDocument
-
-TREE = """\
-SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=n[1-2]
-SwitchName=leaf2 Level=0 LinkSpeed=1 Nodes=n[3-4]
-SwitchName=empty Level=0 LinkSpeed=1 Nodes=
-SwitchName=spine1 Level=1 LinkSpeed=1 Nodes=n[1-2] Switches=leaf1,empty
-SwitchName=spine2 Level=1 LinkSpeed=1 Switches=leaf2
-SwitchName=core Level=2 LinkSpeed=1 Nodes=n[1-4] Switches=spine[1-2]
-"""
 
 
 def below(facts: SourceFacts) -> dict[str, str]:

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from slurm_samples import CONF_TREE as TREE
 
 from penstock.importers.cluster.facts import SourceFacts
 from penstock.importers.cluster.slurm.slurm_conf import read_slurm_conf
 from penstock.schemas.errors import InvalidDocument
-
-TREE = """\
-# the machine hall
-SwitchName=leaf1 Nodes=n[1-3]   # a rack
-switchname = leaf2 NODES=n[4,\\
-    6] LinkSpeed=100
-
-SwitchName=spine Switches=leaf[1-2]
-"""
 
 
 def below(facts: SourceFacts) -> dict[str, str]:

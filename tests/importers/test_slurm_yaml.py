@@ -3,47 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from slurm_samples import SEVERAL, TORUS
 
 from penstock.importers.cluster.facts import SourceFacts
 from penstock.importers.cluster.formats import import_topology
 from penstock.importers.cluster.slurm.slurm_yaml import read_slurm_yaml
 from penstock.schemas.api.topology_import import ImportOptions, ImportSource
 from penstock.schemas.errors import InvalidDocument
-
-SEVERAL = """\
----
-- topology: plain
-  cluster_default: false
-  flat: true
-- topology: hall   # the whole machine
-  cluster_default: True
-  tree:
-    switches:
-      - {switch: root, children: "leaf[1-2]"}
-      - switch: leaf1
-        nodes: n[01-02]
-      - switch: leaf2
-        nodes: [n03, 'n[04-05]']
-- topology: racks
-  block:
-    block_sizes: [2, 4]
-    blocks:
-      - {block: b1, nodes: n1}
-      - {block: b2, nodes: n2}
-      - {block: b3, nodes: "n[3-4]"}
-- topology: circle
-  ring: {rings: [{ring: r, nodes: "n[1-3]"}]}
-"""
-TORUS = """\
-- topology: cube
-  torus3d:
-    toruses:
-      - name: t
-        dims: {x: 3, y: 2, z: 1}
-        nodes: n[0-5]
-        placements: [{dims: {x: 1, y: 1, z: 1}}]
-"""
-FLAT = "- {topology: a, flat: true}"
 
 
 def below(facts: SourceFacts) -> dict[str, str]:

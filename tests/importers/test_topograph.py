@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
+from kubernetes_samples import graph, instance
 
 from penstock.importers.cluster.kubernetes.topograph import read_topograph
 from penstock.schemas.errors import InvalidDocument
-
-
-def instance(name: str, *layers: str, **more: Any) -> dict[str, Any]:
-    return {"id": name, "network_layers": list(layers)} | more
-
-
-def graph(*instances: Any) -> str:
-    return json.dumps({"instances": list(instances)})
 
 
 def test_layers_are_closest_first() -> None:
