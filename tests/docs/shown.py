@@ -142,7 +142,7 @@ PYTHON_ELSEWHERE = {
     'penstock.plan("bert-48", "dapple-config-a"': "tests/test_readme.py runs it",
     "deepspeed": "needs DeepSpeed; tests/layouts",
     "import planned": "needs torchtitan; tests/layouts",
-    "def read_racks": "tests/importers/test_importing_page.py runs it",
+    "def read_racks": "tests/importers/cluster/test_importing_page.py runs it",
 }
 """Words of snippets that are not run here, and why."""
 
