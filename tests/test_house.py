@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from itertools import groupby
@@ -16,6 +17,9 @@ from repository import ROOT
 FOLDERS = ("schemas", "solvers", "executor", "service", "src/penstock", "examples")
 MOST_FILES = 15
 CROWDED = {"examples": "a file per model, which users import by name"}
+MIRRORED = ("solvers", "executor", "service", "src/penstock/cli", "src/penstock/importers")
+OF_TESTS = {"solvers": {"audit", "judge/page"}}
+"""Rooms of tests about several rooms of the sources: claims of all planners, and a page that is a simulator."""
 MOST_LINES = 60
 COMPILED = re.compile(r"kernels?\.py$|/clocks/|/compiled/")
 LONG = {
@@ -50,9 +54,18 @@ def _rooms() -> dict[str, list[Path]]:
 
 
 def test_rooms_hold_few_files() -> None:
-    crowds = {room: sum(path.name != "__init__.py" for path in held) for room, held in _rooms().items()}
+    files = [*_modules().values(), *(ROOT / "tests").rglob("*.py")]
+    crowds = Counter(path.parent.relative_to(ROOT).as_posix() for path in files if path.name != "__init__.py")
     crowded = {room: number for room, number in crowds.items() if number > MOST_FILES}
     assert crowded.keys() == CROWDED.keys(), crowded
+
+
+@pytest.mark.parametrize("folder", MIRRORED)
+def test_tests_have_the_rooms_of_what_they_test(folder: str) -> None:
+    tests = ROOT / "tests" / folder.removeprefix("src/penstock/")
+    rooms = {path.parent.relative_to(tests).as_posix() for path in tests.rglob("test_*.py")}
+    assert len(rooms) > 1
+    assert {room for room in rooms if not any((ROOT / folder / room).glob("*.py"))} == OF_TESTS.get(folder, set())
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 LEAF, SPINE = "MF0;leaf01:MQM8700/U1", "MF0;spine01:MQM8700/U1"
-
-
 FABRIC = f"""\
 #
 # Topology file: generated on Mon Jan  5 10:00:00 2026
@@ -38,8 +36,6 @@ Ca\t1 "H-0000000000000012"\t\t# "host02 HCA-1"
 Ca\t1 "H-00000000000000aa"\t\t# "Mellanox Technologies Aggregation Node"
 [1](aa) \t"S-0000000000000001"[41]\t\t# lid 3 lmc 0 "{LEAF}" lid 1 4xHDR
 """
-
-
 LEGEND = """
 Legend:
 
@@ -52,11 +48,7 @@ NIC Legend:
   NIC0: mlx5_0
   NIC1: mlx5_bond_1
 """
-
-
 HEADER = "\tGPU0\tGPU1\tGPU2\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\n"
-
-
 ROWS = (
     "GPU0\t X \tNV18\tNV18\tPXB\tNODE\t0-63,128-191\t0\t\tN/A\n"
     "GPU1\tNV18\t X \tNV18\tPIX\tSYS\t0-63,128-191\t0\t\tN/A\n"
@@ -64,11 +56,7 @@ ROWS = (
     "NIC0\tPXB\tPIX\tSYS\t X \tSYS\t\t\t\t\n"
     "NIC1\tNODE\tSYS\tSYS\tSYS\t X \t\t\t\t\n"
 )
-
-
 MATRIX = HEADER + ROWS + LEGEND
-
-
 SWITCHES = {"0000:05:00.0": 5, "0000:06:00.0": 4, "0000:07:00.0": 5, "0000:08:00.0": 4}
 
 
@@ -99,8 +87,6 @@ def system(*cpus: str, hosts: tuple[str, ...] = ()) -> str:
 
 
 DOCTYPE = '<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">\n'
-
-
 PRODUCT = "NVIDIA H100 80GB HBM3"
 
 

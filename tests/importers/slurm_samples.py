@@ -41,16 +41,12 @@ def as_json(*nodes: dict[str, Any]) -> str:
 
 
 REASON = "   Reason=gpu 3 fell off: State=IDLE x=1 [root@2026-01-05T10:00:00]\n   Comment=call 17\n"
-
-
 CLUSTER = (
     record("n1")
     + record("n2", "MIXED+PLANNED", taken="cpu=64,mem=1G,gres/gpu=3,gres/gpu:h100=3")
     + record("n3", "IDLE+DRAIN", more=REASON)
     + record("login", gres="(null)", tres="billing=1")
 )
-
-
 SHOWN_TREE = """\
 SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=n[1-2]
 SwitchName=leaf2 Level=0 LinkSpeed=1 Nodes=n[3-4]
@@ -59,8 +55,6 @@ SwitchName=spine1 Level=1 LinkSpeed=1 Nodes=n[1-2] Switches=leaf1,empty
 SwitchName=spine2 Level=1 LinkSpeed=1 Switches=leaf2
 SwitchName=core Level=2 LinkSpeed=1 Nodes=n[1-4] Switches=spine[1-2]
 """
-
-
 CONF_TREE = """\
 # the machine hall
 SwitchName=leaf1 Nodes=n[1-3]   # a rack
@@ -69,8 +63,6 @@ switchname = leaf2 NODES=n[4,\\
 
 SwitchName=spine Switches=leaf[1-2]
 """
-
-
 SEVERAL = """\
 ---
 - topology: plain
@@ -95,8 +87,6 @@ SEVERAL = """\
 - topology: circle
   ring: {rings: [{ring: r, nodes: "n[1-3]"}]}
 """
-
-
 TORUS = """\
 - topology: cube
   torus3d:
@@ -106,6 +96,4 @@ TORUS = """\
         nodes: n[0-5]
         placements: [{dims: {x: 1, y: 1, z: 1}}]
 """
-
-
 FLAT = "- {topology: a, flat: true}"
