@@ -14,7 +14,10 @@ import numpy as np
 
 from penstock.solvers.compiled.decorators import compiled, inner, loop
 from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.judge.indices import never_negative
 from penstock.solvers.judge.operation_tables import DURATION
+
+never_negative(__name__)
 
 ADDED_KEPT, ADDED_BUFFERS, WORKSPACE = 0, 1, 2
 GRADIENTS, KEPT, BUFFERS, WORK = 0, 1, 2, 3
@@ -57,11 +60,10 @@ class Costs(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """Where a merge stands: next place and time of each stream; bytes now and at the first peak."""
+    """Where a merge stands: next place and time of each stream; bytes at the first peak."""
 
     place: np.ndarray
     head: np.ndarray
-    now: np.ndarray
     peak: np.ndarray
 
 
@@ -99,13 +101,8 @@ def lane_curve(lanes: Any, streams: Any, costs: Any, posted: Any, times: Any, la
 
 @compiled
 def _new_walk(streams: Any) -> Walk:
-    count = streams.size.size + 2
-    return Walk(
-        np.zeros(count, dtype=np.int64),
-        np.zeros(count, dtype=np.int64),
-        np.zeros(4, dtype=np.int64),
-        np.zeros(4, dtype=np.int64),
-    )
+    count = streams.size.size
+    return Walk(np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64), np.zeros(4, dtype=np.int64))
 
 
 @inner
@@ -135,63 +132,71 @@ def _least(walk: Any, low: int, high: int) -> tuple[int, int]:
 def _merge(
     lanes: Any, streams: Any, costs: Any, posted: Any, times: Any, walk: Any, lane: int, curve: np.ndarray
 ) -> int:
-    """Walk through a lane's events in time; writes the curve where it has room, and the first peak."""
+    """Walk through a lane's events in time; writes the curve where it has room, and the first peak.
+
+    Only the lane's own operations can raise what it holds, so a peak is looked for at their starts and ends alone.
+    """
     low, high = streams.begin[lane], streams.received[lane]
     for k in range(low, high):
         walk.place[k] = streams.first[k]
         _head(streams, posted.freed, posted.order, walk, k)
-    static = costs.static[lane]
-    level, written = static + posted.first[lane], 0
-    record = curve.shape[1] > 0
-    if record:
-        curve[0, 0], curve[1, 0], written = 0, level, 1
     i, stop = lanes.lane_start[lane], lanes.lane_start[lane + 1]
     change = costs.change_begin[lane]
     gradients, kept, buffers, work, running = 0, 0, posted.first[lane], 0, 0
-    row = lanes.row[i] if i < stop else 0
+    static, written, highest = costs.static[lane], 0, -1
     own = times.start[i] if i < stop else costs.changes[change, 0]
-    which, other = _least(walk, low, high)
-    following = min(own, other)
-    highest = level if following > 0 else -1
     walk.peak[:] = 0
-    walk.peak[BUFFERS] = buffers
-    while following != NEVER_NS:
-        t = following
-        if other == t:
+    if own > 0:
+        highest = static + buffers
+        walk.peak[BUFFERS] = buffers
+    if curve.shape[1] > 0:
+        curve[0, 0], curve[1, 0], written = 0, static + buffers, 1
+    which, other = _least(walk, low, high)
+    while True:
+        t = min(own, NEVER_NS - 1)
+        while other <= t:
+            freed = other
             buffers -= streams.size[which]
             walk.place[which] += 1
             _head(streams, posted.freed, posted.order, walk, which)
             which, other = _least(walk, low, high)
-        elif i < stop:
-            while costs.changes[change, 0] == t:
-                gradients += costs.changes[change, 1]
-                change += 1
-            kept += costs.size[2 * row + running, ADDED_KEPT]
-            buffers += costs.size[2 * row + running, ADDED_BUFFERS] + (posted.size[i] if running else 0)
-            work = costs.size[2 * row + running, WORKSPACE]
-            own = t + lanes.table[row, DURATION]
-            i += running
-            running = 1 - running
-            if running == 0:
-                row = lanes.row[i] if i < stop else 0
-                own = times.start[i] if i < stop else costs.changes[change, 0]
-        else:
+            if freed < min(t, other):
+                written = _note(curve, written, freed, static + gradients + kept + buffers + work)
+        if own == NEVER_NS:
+            return written
+        while costs.changes[change, 0] == t:
             gradients += costs.changes[change, 1]
             change += 1
+        if i == stop:
             own = costs.changes[change, 0]
-        following = min(own, other)
-        if following == t:
+        else:
+            row = lanes.row[i]
+            kept += costs.size[2 * row + running, ADDED_KEPT]
+            buffers += costs.size[2 * row + running, ADDED_BUFFERS]
+            work = costs.size[2 * row + running, WORKSPACE]
+            own = t + lanes.table[row, DURATION]
+            if running:
+                buffers += posted.size[i]
+                i += 1
+                own = times.start[i] if i < stop else costs.changes[change, 0]
+            running = 1 - running
+        if own == t:
             continue
         reached = static + gradients + kept + buffers + work
         if reached > highest:
             highest = reached
             walk.peak[GRADIENTS], walk.peak[KEPT], walk.peak[BUFFERS], walk.peak[WORK] = gradients, kept, buffers, work
-        if record and reached != level:
-            written -= 1 if curve[0, written - 1] == t else 0
-            curve[0, written], curve[1, written] = t, reached
-            written += 1
-            level = reached
-    return written
+        written = _note(curve, written, t, reached)
+
+
+@inner
+def _note(curve: np.ndarray, written: int, t: int, reached: int) -> int:
+    """Write what the lane holds from ``t`` on where that is news and the curve, begun at 0, is wanted; its new end."""
+    if written == 0 or curve[1, written - 1] == reached:
+        return written
+    written -= 1 if curve[0, written - 1] == t else 0
+    curve[0, written], curve[1, written] = t, reached
+    return written + 1
 
 
 @loop
@@ -200,19 +205,36 @@ def _communication(
 ) -> tuple[int, int]:
     """Nanoseconds in which a lane computes, and in which it does not while one of its transfers or reductions runs.
 
-    It communicates alone only in the gaps between what it computes.
+    It communicates alone only in the gaps between what it computes: until ``reach``, when the last of all that has
+    begun ends, or not before the next begins.
     """
-    for k in range(streams.begin[lane], streams.begin[lane + 1]):
+    low, high = streams.begin[lane], streams.begin[lane + 1]
+    for k in range(low, high):
         walk.place[k] = streams.first[k]
         _head(streams, times.sent, times.order, walk, k)
-    walk.place[streams.size.size] = costs.reduction_begin[lane]
     i, stop = lanes.lane_start[lane], lanes.lane_start[lane + 1]
-    step = costs.step_begin[lane]
-    busy, alone, free = 0, 0, begin
+    step, reduction = costs.step_begin[lane], costs.reduction_begin[lane]
+    busy, alone, free, reach = 0, 0, begin, begin
     while True:
         own = times.start[i] if i < stop else costs.steps[step, 0]
-        if free < min(own, last):
-            alone += _in_gap(streams, costs, times, walk, lane, free, min(own, last))
+        end = min(own, last)
+        while free < end:
+            if reach <= free:
+                while costs.reductions[reduction, 0] <= free:
+                    reach = max(reach, costs.reductions[reduction, 1])
+                    reduction += 1
+                following = costs.reductions[reduction, 0]
+                for k in range(low, high):
+                    while walk.head[k] <= free:
+                        reach = max(reach, walk.head[k] + streams.duration[k])
+                        walk.place[k] += 1
+                        _head(streams, times.sent, times.order, walk, k)
+                    following = min(following, walk.head[k])
+                if reach <= free:
+                    free = min(end, following)
+                    continue
+            alone += min(end, reach) - free
+            free = min(end, reach)
         if own >= last:
             return busy, alone
         if i < stop:
@@ -223,32 +245,3 @@ def _communication(
             step += 1
         busy += max(0, min(end, last) - max(own, begin))
         free = max(free, end)
-
-
-@inner
-def _in_gap(streams: Any, costs: Any, times: Any, walk: Any, lane: int, begin: int, end: int) -> int:
-    """How much of a gap the lane's transfers and reductions cover together; each list is sorted by starts."""
-    low, high, reduction = streams.begin[lane], streams.begin[lane + 1], walk.place[streams.size.size]
-    for k in range(low, high):
-        while walk.head[k] <= begin - streams.duration[k]:
-            walk.place[k] += 1
-            _head(streams, times.sent, times.order, walk, k)
-    while costs.reductions[reduction, 1] <= begin:
-        reduction += 1
-    covered, reached = 0, begin
-    while reached < end:
-        which, t = _least(walk, low, high)
-        if costs.reductions[reduction, 0] < t:
-            t, stop = costs.reductions[reduction, 0], costs.reductions[reduction, 1]
-            reduction += 1 if stop <= end else 0
-        elif t < end:
-            stop = t + streams.duration[which]
-            if stop <= end:
-                walk.place[which] += 1
-                _head(streams, times.sent, times.order, walk, which)
-        if t >= end:
-            break
-        covered += max(0, min(stop, end) - max(t, reached))
-        reached = max(reached, min(stop, end))
-    walk.place[streams.size.size] = reduction
-    return covered

@@ -15,8 +15,12 @@ import numpy as np
 
 from penstock.schemas.program import FORWARD, INPUT, LOOK_AHEAD
 from penstock.solvers.compiled.decorators import compiled
-from penstock.solvers.judge.operation_tables import DURATION, LINES, STAGE
+from penstock.solvers.judge.indices import never_negative
+from penstock.solvers.judge.operation_tables import DURATION, LINES, NOWHERE
+from penstock.solvers.judge.operation_tables import INPUT as INPUT_PLACE
 from penstock.solvers.model.schedule import STEP
+
+never_negative(__name__)
 
 
 class Posted(NamedTuple):
@@ -38,8 +42,7 @@ def post_receives(flows: Any, lanes: Any, times: Any, received: np.ndarray) -> P
     """``received``: bytes that an operation reads from messages, by its line in the lanes' table."""
     size = np.zeros(lanes.row.size, dtype=np.int64)
     first = np.zeros(lanes.lane_start.size - 1, dtype=np.int64)
-    total = flows.base[-1]
-    when = np.zeros(2 * total, dtype=np.int64)
+    when = np.zeros(flows.places, dtype=np.int64)
     previous = np.full((lanes.slot_lane.size, 2), -1, dtype=np.int64)
     place = np.empty(lanes.row.size, dtype=np.int64)
     for lane in range(first.size):
@@ -60,9 +63,9 @@ def post_receives(flows: Any, lanes: Any, times: Any, received: np.ndarray) -> P
                     j = place[before - 1]
                     size[j] += received[line]
                     posted = times.start[j] + lanes.table[lanes.row[j], DURATION]
-                s = lanes.table[line, STAGE]
-                k = direction * total + flows.base[s] + lanes.batch[i] - flows.first[s]
-                when[k] = max(when[k], posted)
+                if lanes.table[line, INPUT_PLACE] != NOWHERE:
+                    k = lanes.table[line, INPUT_PLACE] + lanes.batch[i]
+                    when[k] = max(when[k], posted)
             place[count] = i
             count += 1
     freed, order = _freed(flows, times, when)
@@ -71,8 +74,8 @@ def post_receives(flows: Any, lanes: Any, times: Any, received: np.ndarray) -> P
 
 @compiled
 def _freed(flows: Any, times: Any, when: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """``Posted.freed`` and ``Posted.order``; ``when``: the last posting of (direction, stage and micro-batch)."""
-    total = flows.base[-1]
+    """``Posted.freed`` and ``Posted.order``; ``when``: the last posting for each place of ``arrived``."""
+    total = flows.base[flows.base.size - 1]
     freed, order = np.empty_like(times.sent), times.order.copy()
     for flow in range(flows.flow_ns.size):
         low, high = flows.flow_offset[flow], flows.flow_offset[flow + 1]

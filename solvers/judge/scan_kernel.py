@@ -12,8 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.solvers.compiled.decorators import compiled, inner, loop
+from penstock.solvers.judge.indices import never_negative
 from penstock.solvers.judge.operation_tables import LINES
 from penstock.solvers.model.schedule import STEP
+
+never_negative(__name__)
 
 GOOD, FOREIGN, DUPLICATE, EARLY, OUT_OF_ROUND = 0, 1, 2, 3, 4
 F_BIT, B_BIT, I_BIT, W_BIT, R_BIT = 1, 2, 4, 8, 16

@@ -22,10 +22,13 @@ from penstock.solvers.judge.clocks.channels import (
     carry,
     earliest_waiting,
     get,
+    goes_first,
     new_channels,
-    next_way,
     put,
 )
+from penstock.solvers.judge.indices import never_negative
+
+never_negative(__name__)
 
 FORWARD_NS, BACKWARD_NS, UPDATE_NS, BEHIND_NS = 0, 2, 4, 5
 """Columns of a piece: forward and backward by row class, the step, and what follows the last backward at least."""
@@ -212,12 +215,13 @@ def _send(chain: Chain, walk: Walk, edge: int, visited: int) -> int:
     woken = 0
     while True:
         forward, backward = walk.channels.first[2 * edge], walk.channels.first[2 * edge + 1]
-        if forward == NEVER_NS and backward == NEVER_NS:
-            return woken
-        out = forward if forward < NEVER_NS else _next_forward(chain, walk, edge)
-        back = backward if backward < NEVER_NS else _next_backward(chain, walk, edge + 1)
-        way = next_way(forward, backward, out, back)
-        if way < 0:
+        way = 0 if goes_first(0, forward, backward) else 1
+        if way == 0:
+            if forward == NEVER_NS:
+                return woken
+            if backward == NEVER_NS and not goes_first(0, forward, _next_backward(chain, walk, edge + 1)):
+                return woken
+        elif forward == NEVER_NS and not goes_first(1, backward, _next_forward(chain, walk, edge)):
             return woken
         woken |= 1 << (_take(chain, walk, way, edge) - visited + 1)
 

@@ -18,6 +18,9 @@ import numpy as np
 from penstock.solvers.compiled.decorators import beside, inner, loop
 from penstock.solvers.compiled.heap import pop_time, push_time
 from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.judge.indices import never_negative
+
+never_negative(__name__)
 
 SHIFT = 32
 EVENTS, WAITING, TOUCHED, CHANGED = 0, 1, 2, 3

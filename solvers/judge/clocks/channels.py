@@ -16,6 +16,9 @@ import numpy as np
 
 from penstock.solvers.compiled.decorators import compiled, inner, loop
 from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.judge.indices import never_negative
+
+never_negative(__name__)
 
 FREE, FULL, HALF, EVENTS = range(4)
 """Channel kinds: nothing but time, one channel for each way of an edge, one for both. EVENTS: none of these, transfers
@@ -95,13 +98,12 @@ def get(channels: Channels, channel: int) -> int:
 
 
 @inner
-def next_way(forward: int, backward: int, forward_at_least: int, backward_at_least: int) -> int:
-    """Which way a shared channel carries next, -1 if that is not known yet.
+def goes_first(way: int, ready: int, other: int) -> bool:
+    """Whether a shared channel carries what is ready this way before what is ready the other way, at ``other``.
 
-    ``forward``, ``backward``: since when one waits, or NEVER_NS; and when the next one will be ready at the earliest.
+    At one instant forward goes first.
     """
-    way = 0 if forward_at_least <= backward_at_least else 1
-    return way if (backward if way else forward) < NEVER_NS else -1
+    return ready <= other if way == 0 else ready < other
 
 
 @loop

@@ -28,10 +28,11 @@ from penstock.solvers.judge.clocks.channels import (
     carry,
     earliest_waiting,
     get,
+    goes_first,
     new_channels,
-    next_way,
     put,
 )
+from penstock.solvers.judge.indices import never_negative
 from penstock.solvers.judge.operation_tables import (
     CHANNEL,
     DURATION,
@@ -44,6 +45,8 @@ from penstock.solvers.judge.operation_tables import (
     OUTPUT,
     STAGE,
 )
+
+never_negative(__name__)
 
 AHEAD = 6
 """Operations of the other sender that are looked at to see when it could send."""
@@ -130,28 +133,26 @@ def _list_stages(flows: Any, lanes: Any, walk: Walk) -> None:
 @loop
 def _work(lanes: Any, walk: Walk, channel: int, record: bool) -> None:
     """Visit lanes until none can go on; with channels for both ways carry what can be carried after each visit."""
-    size, stages = walk.visit.size, walk.after.size
-    head, waiting = 0, size
+    waiting, stages = walk.visit.size, walk.after.size
     while True:
         while waiting > 0:
-            lane = walk.visit[head]
-            head = head + 1 if head + 1 < size else 0
             waiting -= 1
-            waiting = _run(lanes, walk, channel, record, lane, head, waiting)
+            lane = walk.visit[waiting]
+            waiting = _run(lanes, walk, channel, record, lane, waiting)
             if channel == HALF:
                 s = walk.own[lane]
                 while s >= 0:
                     for edge in range(max(0, s - 1), min(s + 1, stages - 1)):
-                        waiting = _settle(lanes, walk, record, edge, head, waiting)
+                        waiting = _settle(lanes, walk, record, edge, waiting)
                     s = walk.after[s]
         found = earliest_waiting(walk.channels, stages) if channel == HALF else -1
         if found < 0:
             break
-        waiting = _take(lanes, walk, record, found, head, waiting)
+        waiting = _take(lanes, walk, record, found, waiting)
 
 
 @inner
-def _run(lanes: Any, walk: Walk, channel: int, record: bool, lane: int, head: int, waiting: int) -> int:
+def _run(lanes: Any, walk: Walk, channel: int, record: bool, lane: int, waiting: int) -> int:
     """Run a lane until it blocks; what it makes is there at once, is carried, or waits for its channel.
 
     Returns how many lanes are to be visited, as ``_arrive``, ``_settle`` and ``_take`` do.
@@ -173,12 +174,12 @@ def _run(lanes: Any, walk: Walk, channel: int, record: bool, lane: int, head: in
         if lanes.table[row, OUTPUT] == NOWHERE:
             continue
         if lanes.table[row, FLOW] < 0:
-            waiting = _arrive(lanes, walk, row, m, t, head, waiting)
+            waiting = _arrive(lanes, walk, row, m, t, waiting)
         elif channel == HALF:
             put(walk.channels, _channel(lanes, row), t, i - 1)
         else:
             number = _channel(lanes, row) if channel != FREE else -1
-            waiting = _send(lanes, walk, number, record, row, m, t, head, waiting)
+            waiting = _send(lanes, walk, number, record, row, m, t, waiting)
     walk.position[lane] = i
     walk.time[lane] = t
     return waiting
@@ -191,7 +192,7 @@ def _channel(lanes: Any, row: int) -> int:
 
 
 @inner
-def _arrive(lanes: Any, walk: Walk, row: int, m: int, t: int, head: int, waiting: int) -> int:
+def _arrive(lanes: Any, walk: Walk, row: int, m: int, t: int, waiting: int) -> int:
     """What a row has made of a micro-batch arrives; the lane that waits for it is to be visited."""
     place = lanes.table[row, OUTPUT] + m
     walk.arrived[place] = t
@@ -199,15 +200,12 @@ def _arrive(lanes: Any, walk: Walk, row: int, m: int, t: int, head: int, waiting
     if walk.blocked[lane] != place:
         return waiting
     walk.blocked[lane] = -1
-    size, tail = walk.visit.size, head + waiting
-    walk.visit[tail if tail < size else tail - size] = lane
+    walk.visit[waiting] = lane
     return waiting + 1
 
 
 @inner
-def _send(
-    lanes: Any, walk: Walk, channel: int, record: bool, row: int, m: int, ready: int, head: int, waiting: int
-) -> int:
+def _send(lanes: Any, walk: Walk, channel: int, record: bool, row: int, m: int, ready: int, waiting: int) -> int:
     """Carry what a row has made of a micro-batch, over a channel or (-1) none."""
     takes = lanes.table[row, FLOW_NS]
     start = carry(walk.channels, channel, ready, takes) if channel >= 0 else ready
@@ -217,30 +215,31 @@ def _send(
         walk.sent[place] = start
         walk.order[place] = m
         walk.tail[flow] = place + 1
-    return _arrive(lanes, walk, row, m, start + takes, head, waiting)
+    return _arrive(lanes, walk, row, m, start + takes, waiting)
 
 
 @inner
-def _settle(lanes: Any, walk: Walk, record: bool, edge: int, head: int, waiting: int) -> int:
+def _settle(lanes: Any, walk: Walk, record: bool, edge: int, waiting: int) -> int:
     """Carry all transfers of an edge that can be carried for certain."""
     while True:
         forward, backward = walk.channels.first[2 * edge], walk.channels.first[2 * edge + 1]
-        if forward == NEVER_NS and backward == NEVER_NS:
+        way = 0 if goes_first(0, forward, backward) else 1
+        if way == 0:
+            if forward == NEVER_NS:
+                return waiting
+            if backward == NEVER_NS and not goes_first(0, forward, _soonest(lanes, walk, edge, 1, forward)):
+                return waiting
+        elif forward == NEVER_NS and not goes_first(1, backward, _soonest(lanes, walk, edge, 0, backward)):
             return waiting
-        out = forward if forward < NEVER_NS else _soonest(lanes, walk, edge, 0, backward)
-        back = backward if backward < NEVER_NS else _soonest(lanes, walk, edge, 1, out)
-        way = next_way(forward, backward, out, back)
-        if way < 0:
-            return waiting
-        waiting = _take(lanes, walk, record, 2 * edge + way, head, waiting)
+        waiting = _take(lanes, walk, record, 2 * edge + way, waiting)
 
 
 @inner
-def _take(lanes: Any, walk: Walk, record: bool, channel: int, head: int, waiting: int) -> int:
+def _take(lanes: Any, walk: Walk, record: bool, channel: int, waiting: int) -> int:
     """The channel of an edge carries what has been waiting longest of one way (``channel`` is 2 edge + way)."""
     ready = walk.channels.first[channel]
     i = get(walk.channels, channel)
-    return _send(lanes, walk, channel & ~1, record, lanes.row[i], lanes.batch[i], ready, head, waiting)
+    return _send(lanes, walk, channel & ~1, record, lanes.row[i], lanes.batch[i], ready, waiting)
 
 
 @inner
