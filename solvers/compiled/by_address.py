@@ -69,9 +69,14 @@ def _places(own: ByAddress) -> list[int]:
     """Return where each field begins, and where the last one ends, in words."""
     ends = [0]
     for field in own.fields:
-        words = 5 + 2 * field.ndim if isinstance(field, types.Array) else 1
-        ends.append(ends[-1] + words)
+        ends.append(ends[-1] + _words(field))
     return ends
+
+
+def _words(field: Any) -> int:
+    if isinstance(field, types.BaseTuple):
+        return sum(map(_words, field))
+    return 5 + 2 * field.ndim if isinstance(field, types.Array) else 1
 
 
 @lower_getattr_generic(ByAddress)

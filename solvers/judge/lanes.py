@@ -49,6 +49,7 @@ class LaneTables(NamedTuple):
     tie_halt: np.ndarray
 
 
+@Fields.register
 class Times(NamedTuple):
     """Starts of operations, and of transfers flow by flow as they were sent, with their micro-batches (``order``)."""
 
