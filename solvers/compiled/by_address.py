@@ -75,7 +75,7 @@ def _places(own: ByAddress) -> list[int]:
 
 def _words(field: Any) -> int:
     if isinstance(field, types.BaseTuple):
-        return sum(map(_words, field))
+        return sum(_words(each) for each in field.types)
     return 5 + 2 * field.ndim if isinstance(field, types.Array) else 1
 
 
