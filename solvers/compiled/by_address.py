@@ -75,7 +75,8 @@ def _places(own: ByAddress) -> list[int]:
 
 def _words(field: Any) -> int:
     if isinstance(field, types.BaseTuple):
-        return sum(_words(each) for each in field.types)
+        parts: Any = field
+        return sum(_words(each) for each in parts)
     return 5 + 2 * field.ndim if isinstance(field, types.Array) else 1
 
 
