@@ -13,12 +13,14 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.solvers.compiled.decorators import inner, loop
+from penstock.solvers.compiled.fields import Fields
 from penstock.solvers.costs.infinity import NEVER_NS
 
 SERIAL, APART, FREE = 0, 1, 2
 """Bound of a plan with a stage that cannot hold a single micro-batch."""
 
 
+@Fields.register
 class Chains(NamedTuple):
     """(N, S) int64 each, times in ns; of N plans with S stages.
 

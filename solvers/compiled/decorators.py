@@ -8,44 +8,76 @@ Functions that neither allocate nor return arrays are compiled without (``_nrt``
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numba
 from numba.core import types
 
+import penstock.solvers.compiled.by_address  # noqa: F401  how numba passes named tuples
+from penstock.solvers.compiled.parts import Part
+
+_njit: Any = numba.njit
 _unliteral: Any = types.unliteral
 
 
 def _decorator(**options: Any) -> Any:
-    """``numba.njit(cache=True)`` with these options, for any constant arguments the same code.
+    """``numba.njit`` with these options, for any constant arguments the same code.
 
     Else numba compiles a kernel again for each constant that another kernel passes to it, and all that it calls too.
     """
-    compiler: Any = numba.njit(cache=True, error_model="numpy", **options)
+    compiler = _njit(error_model="numpy", no_cfunc_wrapper=True, **options)
 
     def decorate(function: Callable[..., Any]) -> Any:
         kernel = compiler(function)
-        template = kernel.get_call_template
+        template, compile_for = kernel.get_call_template, kernel.compile
 
         def get_call_template(args: Any, kws: Any) -> Any:
             named = {name: _unliteral(each) for name, each in kws.items()}
             return template(tuple(_unliteral(each) for each in args), named)
 
-        kernel.get_call_template = get_call_template
+        def compile_without_pauses(signature: Any) -> Any:
+            with _no_collection():
+                return compile_for(signature)
+
+        kernel.get_call_template, kernel.compile = get_call_template, compile_without_pauses
         return kernel
 
     return decorate
 
 
-compiled: Any = _decorator()
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the garbage collector from looking through all that the compiler makes, a sixth of its time."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
+
+
+def _part(function: Callable[..., Any]) -> Any:
+    kernel = _decorator(_nrt=False, forceinline=True, pipeline_class=Part)(function)
+
+    def refuse(*_args: Any, **_kws: Any) -> Any:
+        raise TypeError(f"{function.__name__} is a part of kernels, which only they can call")
+
+    kernel._insert, kernel._compile_for_args = lambda *_args, **_kws: None, refuse
+    return kernel
+
+
+compiled: Any = _decorator(cache=True)
 """May allocate; keeps arrays in local names where it loops."""
 
-loop: Any = _decorator(_nrt=False)
+loop: Any = _decorator(cache=True, _nrt=False)
 """A long loop over arrays that its caller has allocated."""
 
-inner: Any = _decorator(_nrt=False, forceinline=True)
-"""A step of such a loop."""
+inner: Any = _part
+"""A step of such a loop: compiled as a part of each kernel that takes it, never called from Python."""
 
-beside: Any = _decorator(nogil=True)
+beside: Any = _decorator(cache=True, nogil=True)
 """May allocate, and runs beside other threads: the door of a batch, whose plans have nothing to do with each other."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock.solvers.compiled.fields import Fields
 from penstock.solvers.costs.buckets import Bucket, buckets
 from penstock.solvers.costs.stage import stage_rows
 from penstock.solvers.model.allocation import Allocation, Stage
@@ -28,6 +29,7 @@ class Group(NamedTuple):
     devices: tuple[int, ...]
 
 
+@Fields.register
 class Chains(NamedTuple):
     """Arrays for kernels; G chains of C buckets together, M memberships of stages in groups, R rounds of all chains.
 

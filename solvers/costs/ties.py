@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock.solvers.compiled.fields import Fields
 from penstock.solvers.costs.buckets import bucket_bytes
 from penstock.solvers.costs.collectives import all_reduce_ns, ring_resources
 from penstock.solvers.model.allocation import Allocation
@@ -35,6 +36,7 @@ class TiedSum(NamedTuple):
     resources: tuple[int, ...]
 
 
+@Fields.register
 class Ties(NamedTuple):
     """Arrays for kernels, by tie: its lowest stage, duration and rounds.
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import KINDS, RECOMPUTE
+from penstock.solvers.compiled.fields import Fields
 from penstock.solvers.judge.operation_tables import Tables
 from penstock.solvers.judge.scan_kernel import DUPLICATE, EARLY, GOOD, OUT_OF_ROUND, Scan, find_missing, scan_lane
 from penstock.solvers.model.allocation import Allocation
@@ -20,6 +21,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import STEP, Orders
 
 
+@Fields.register
 class LaneTables(NamedTuple):
     """Arrays for kernels; N operations, L lanes, K slots.
 
@@ -47,6 +49,7 @@ class LaneTables(NamedTuple):
     tie_halt: np.ndarray
 
 
+@Fields.register
 class Times(NamedTuple):
     """Starts of operations, and of transfers flow by flow as they were sent, with their micro-batches (``order``)."""
 

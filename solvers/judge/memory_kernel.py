@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.solvers.compiled.decorators import compiled, inner, loop
+from penstock.solvers.compiled.fields import Fields
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.judge.indices import never_negative
 from penstock.solvers.judge.operation_tables import DURATION
@@ -23,6 +24,7 @@ ADDED_KEPT, ADDED_BUFFERS, WORKSPACE = 0, 1, 2
 GRADIENTS, KEPT, BUFFERS, WORK = 0, 1, 2, 3
 
 
+@Fields.register
 class Streams(NamedTuple):
     """Flows that lanes send or receive, those of lane l from ``begin[l]`` to ``begin[l + 1]``.
 
@@ -40,6 +42,7 @@ class Streams(NamedTuple):
     stop: np.ndarray
 
 
+@Fields.register
 class Costs(NamedTuple):
     """Bytes by (slot, kind, row class, 0 start or 1 end); static bytes by lane; and three sorted lists for each lane.
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD, RECOMPUTE, WEIGHT
 from penstock.schemas.program import INPUT as INPUT_GRADIENT
+from penstock.solvers.compiled.fields import Fields
 from penstock.solvers.costs.buckets import Bucket
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import Static, static_bytes
@@ -49,6 +50,7 @@ LINES = 2 * (STEP + 1)
 """Lines of a slot: operation kinds times row classes."""
 
 
+@Fields.register
 class FlowTables(NamedTuple):
     """Arrays for kernels; S stages, F flows, U users of resources. ``places``: entries of ``arrived``.
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.solvers.compiled.decorators import compiled, inner, loop
+from penstock.solvers.compiled.fields import Fields
 from penstock.solvers.judge.indices import never_negative
 from penstock.solvers.judge.operation_tables import LINES
 from penstock.solvers.model.schedule import STEP
@@ -22,6 +23,7 @@ GOOD, FOREIGN, DUPLICATE, EARLY, OUT_OF_ROUND = 0, 1, 2, 3, 4
 F_BIT, B_BIT, I_BIT, W_BIT, R_BIT = 1, 2, 4, 8, 16
 
 
+@Fields.register
 class Scan(NamedTuple):
     """What the scans of all lanes read (K slots, S stages) and fill.
 

@@ -69,6 +69,7 @@ from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import context_bytes, weight_bytes
 from penstock.solvers.judge.clocks.channels import EVENTS, FREE, FULL, HALF
 from penstock.solvers.judge.clocks.events import run_events
+from penstock.solvers.judge.clocks.state import new_state
 from penstock.solvers.judge.clocks.ties import tied_starts
 from penstock.solvers.judge.clocks.worklist import run_worklist
 from penstock.solvers.judge.deadlock import deadlock
@@ -215,13 +216,17 @@ def _run(tables: Tables, lanes: Lanes, record: bool) -> Ran:
     flows, chains, ties, arrays = tables.flows, tables.chains, tables.ties, lanes.arrays
     clock = clock_for(tables, lanes)
     if clock == EVENTS:
-        position, lane_ns, start, sent, order, bucket_start, tie_start = run_events(flows, chains, ties, arrays)
+        state = new_state(flows, chains, ties, arrays)
+        run_events(flows, chains, ties, arrays, state)
+        position, times = state.position, Times(state.start, state.sent, state.order)
+        ran = Ran(times, state.time, state.bucket_start, state.tie_start)
     else:
         position, lane_ns, start, sent, order, bucket_start = run_worklist(flows, chains, arrays, clock, record)
         tie_start = tied_starts(chains, ties, arrays, lane_ns, bucket_start)
+        ran = Ran(Times(start, sent, order), lane_ns, bucket_start, tie_start)
     if (position < arrays.lane_start[1:]).any():
         raise InvalidPlan(deadlock(tables, lanes, position))
-    return Ran(Times(start, sent, order), lane_ns, bucket_start, tie_start)
+    return ran
 
 
 def clock_for(tables: Tables, lanes: Lanes) -> int:

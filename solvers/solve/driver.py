@@ -51,12 +51,13 @@ def solve(
     values = row.check(problem.update_rules, schedule, options or {})
     setting = Setting(problem, Deadline(time_limit_ns), gap, schedule, max_plans)
     state = State(setting, on_incumbent, on_progress)
-    if row.asks_others and not is_small(problem):
+    small = is_small(setting)
+    if row.asks_others and not small:
         quick = State(replace(setting, first_feasible=True))
         run(quick, [first_tasks(setting, values)], Here(quick.setting))
         if quick.incumbent.best is not None:
             state.offer(quick.incumbent.best)
-    with workers_for(state, workers, one_planner=not row.asks_others) as workforce:
+    with workers_for(state, 0 if small else workers, one_planner=not row.asks_others) as workforce:
         run(state, rounds(state, row, values), workforce)
         if state.best is None and state.shortage is not None and state.status is not Status.TIME_LIMIT:
             run(state, [[Remedy(row.name, values, feasible)]], workforce)

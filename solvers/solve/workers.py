@@ -1,6 +1,6 @@
 """Who does the tasks of a solve: this process, or worker processes that are killed at the limit; and in which order.
 
-A request of few plans (``SMALL``, a count) is solved here: processes would not be ready before it is done. A larger one
+A request of few plans (``SMALL``, a count) is solved here: processes would not be ready before it is done. Any other
 gets workers, also a single one where there is a limit, because only a process can be stopped inside a search. A process
 with one thread forks, which takes milliseconds; any other starts fresh interpreters, as forking would copy locks that
 are never released.
@@ -20,8 +20,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Protocol
 
+from penstock.solvers.compiled.kept import kept
 from penstock.solvers.model.micro_batches import candidates
-from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound
 from penstock.solvers.solve.incumbent import Found, Outcome, State
 from penstock.solvers.solve.processors import available_processors
@@ -126,14 +126,19 @@ class Workforce(Protocol):
         """End all processes."""
 
 
-def is_small(problem: Problem) -> bool:
-    """Return whether a request is solved before processes would be ready."""
-    return problem.num_layers * problem.num_devices * len(candidates(problem)) <= SMALL
+def is_small(setting: Setting) -> bool:
+    """Return whether a request is solved before processes would be ready, or soon after its limit.
+
+    Without compiled kernels it is not: the compiler ends in time only with its process.
+    """
+    problem = setting.problem
+    few = problem.num_layers * problem.num_devices * len(candidates(problem)) <= SMALL
+    return few and not (setting.deadline.limited and kept()[0] == 0)
 
 
 def workers_for(state: State, workers: int | None, *, one_planner: bool) -> Workforce:
-    """Return who does the tasks; ``workers``: processes, by default as many as processors."""
-    if is_small(state.problem) or not sys.executable:
+    """Return who does the tasks; ``workers``: processes, none for a small request, else as many as processors."""
+    if workers == 0 or not sys.executable:
         return Here(state.setting)
     number = min(available_processors() if workers is None else workers, 1 if one_planner else MOST_WORKERS)
     if number == 1 and not state.setting.deadline.limited:

@@ -37,12 +37,14 @@ from penstock.solvers.bounds.contiguous.label_steps import (
 )
 from penstock.solvers.bounds.windows_kernel import FREE
 from penstock.solvers.compiled.decorators import inner, loop
+from penstock.solvers.compiled.fields import Fields
 
 VALUE, PARENT, STOP, REPLICAS, PLACE, VARIANT, CUT = range(7)
 """Of the best plan: its value, or the limit; 1 + the label behind its first stage, -1 without a plan; what made that
 stage (4); whether anything was cut off by the limit."""
 
 
+@Fields.register
 class Work(NamedTuple):
     """What a search writes: labels of stages by their first layer, labels behind the channels to one layer, the best.
 

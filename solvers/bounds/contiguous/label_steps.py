@@ -11,11 +11,13 @@ import numpy as np
 from penstock.solvers.bounds.contiguous.grid_kernel import Grid, Reach
 from penstock.solvers.bounds.windows_kernel import APART, FREE, SERIAL, own
 from penstock.solvers.compiled.decorators import inner, loop
+from penstock.solvers.compiled.fields import Fields
 
 SAME_RUN, TO_OTHER_NODE, TO_SPANNING, FROM_SPANNING, AMONG_SPANNING = range(5)
 """How the stage before lies to the one behind: in one node, each in a node of its own, or one of them in several."""
 
 
+@Fields.register
 class Pieces(NamedTuple):
     """Stages by [variant, replicas, first layer, layer behind], int64 ns; each the least over all placements.
 

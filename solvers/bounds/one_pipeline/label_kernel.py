@@ -18,8 +18,10 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.solvers.compiled.decorators import inner, loop
+from penstock.solvers.compiled.fields import Fields
 
 
+@Fields.register
 class Terms(NamedTuple):
     """Arrays by option o (a layer is held by ``least[o]`` to ``most[o]`` devices), number of devices k, layer l; ns.
 
@@ -50,6 +52,7 @@ class Terms(NamedTuple):
     update_weight: int
 
 
+@Fields.register
 class Labels(NamedTuple):
     """Room for the labels of two layers: (2, devices, options, cap) cost and rest; (2, devices, options)."""
 

@@ -33,12 +33,14 @@ from penstock.solvers.bounds.suffix.state_kernel import (
     settle,
 )
 from penstock.solvers.compiled.decorators import inner, loop
+from penstock.solvers.compiled.fields import Fields
 from penstock.solvers.costs.infinity import NEVER_NS
 
 NONE, FOUND, STOPPED = 0, 1, 2
 OUTCOME, VALUE, SPENT, BEST, LEVELS = range(5)
 
 
+@Fields.register
 class States(NamedTuple):
     """Two levels of up to W states, and where every state came from.
 

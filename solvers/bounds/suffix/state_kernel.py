@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.solvers.compiled.decorators import inner
+from penstock.solvers.compiled.fields import Fields
 
 DELAY, QUEUE, SHARED, JUDGED = 0, 1, 2, 3
 """What carries the micro-batches of an edge in one direction: time alone, a channel of its own, or one for both ways,
@@ -29,6 +30,7 @@ EITHER, FORWARD_NEXT, BACKWARD_NEXT = 0, 1, 2
 """What a stage runs next where that is decided."""
 
 
+@Fields.register
 class Line(NamedTuple):
     """A pipeline as kernels need it: (S,) int64, times in ns; edge e from stage e to e + 1 (the last one unused).
 
@@ -47,6 +49,7 @@ class Line(NamedTuple):
     phi: np.ndarray
 
 
+@Fields.register
 class Scratch(NamedTuple):
     """(S,) each: the earliest ends of each stage's next forward and next backward in the state at hand."""
 

@@ -12,8 +12,9 @@ from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.stage_times import StageTimes
 from penstock.solvers.costs.memory import free_bytes, spare_bytes, static_bytes
 from penstock.solvers.improve.tabu.path_kernel import KINDS, Search, prepare
-from penstock.solvers.improve.tabu.search_kernel import search_orders
+from penstock.solvers.improve.tabu.search_kernel import Clock, search_orders
 from penstock.solvers.judge.clocks.channels import EVENTS
+from penstock.solvers.judge.clocks.state import new_state
 from penstock.solvers.judge.lanes import Lanes, make_lanes
 from penstock.solvers.judge.operation_tables import LINES, cost_tables
 from penstock.solvers.judge.simulate import clock_for, simulate
@@ -59,8 +60,9 @@ def improve(
     best = Improvement(orders, timeline.time_per_global_batch_ns, 0)
     lanes = make_lanes(tables, orders)
     search = _search(problem, allocation, orders, lanes, seed)
-    clock = clock_for(tables, lanes)
-    longest = _longest_piece(clock, len(lanes.arrays.row))
+    state = new_state(tables.flows, tables.chains, tables.ties, lanes.arrays)
+    clock = Clock(clock_for(tables, lanes), state, state.words.copy())
+    longest = _longest_piece(clock.kind, len(lanes.arrays.row))
     rows, batches = lanes.arrays.row.copy(), lanes.arrays.batch.copy()
     spent = 0
     while spent < steps and not stopped():

@@ -10,12 +10,14 @@ import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
 from penstock.solvers.compiled.decorators import inner, loop
+from penstock.solvers.compiled.fields import Fields
 from penstock.solvers.judge.operation_tables import DURATION, FLOW, LINES, STAGE
 from penstock.solvers.model.schedule import STEP
 
 KINDS = STEP + 1
 
 
+@Fields.register
 class Search(NamedTuple):
     """What the search keeps beside the judge's arrays; N operations, K slots, M micro-batches.
 

@@ -9,11 +9,12 @@ there by some swaps at random.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from penstock.solvers.compiled.decorators import compiled, inner, loop
+from penstock.solvers.compiled.fields import Fields
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.improve.tabu.path_kernel import (
     KINDS,
@@ -28,6 +29,7 @@ from penstock.solvers.improve.tabu.path_kernel import (
 )
 from penstock.solvers.judge.clocks.channels import EVENTS
 from penstock.solvers.judge.clocks.events import run_events
+from penstock.solvers.judge.clocks.state import State, restore
 from penstock.solvers.judge.clocks.ties import tied_starts
 from penstock.solvers.judge.clocks.worklist import run_worklist
 from penstock.solvers.judge.operation_tables import LINES, STAGE
@@ -39,9 +41,18 @@ SHORTEST, TENURES = 3, 6
 MOST_KICKED = 16
 
 
+@Fields.register
+class Clock(NamedTuple):
+    """Which clock times the orders; for events its state, and the ``words`` of that before anything has begun."""
+
+    kind: int
+    state: State
+    words: np.ndarray
+
+
 @compiled
 def search_orders(
-    flows: Any, chains: Any, ties: Any, lanes: Any, update_ns: np.ndarray, clock: int, search: Search, steps: int
+    flows: Any, chains: Any, ties: Any, lanes: Any, update_ns: np.ndarray, clock: Clock, search: Search, steps: int
 ) -> tuple[int, int]:
     """Search on from the order that the lanes hold, and leave the best one in them; its time, and the steps taken."""
     prepare(lanes, search)
@@ -89,7 +100,7 @@ def search_orders(
 
 
 @compiled
-def _kick(flows: Any, chains: Any, ties: Any, lanes: Any, update_ns: np.ndarray, clock: int, search: Search) -> int:
+def _kick(flows: Any, chains: Any, ties: Any, lanes: Any, update_ns: np.ndarray, clock: Clock, search: Search) -> int:
     """Some swaps at random that leave an order which can run; how many orders were timed."""
     tried = 0
     if lanes.row.size < 2:
@@ -139,12 +150,16 @@ def swap(lanes: Any, search: Search, i: int) -> None:
 
 
 @compiled
-def judge(flows: Any, chains: Any, ties: Any, lanes: Any, update_ns: np.ndarray, clock: int) -> tuple[int, int, Run]:
+def judge(flows: Any, chains: Any, ties: Any, lanes: Any, update_ns: np.ndarray, clock: Clock) -> tuple[int, int, Run]:
     """Return the order's makespan (NEVER_NS if it blocks), an operation that it waits for last, and all starts."""
-    if clock == EVENTS:
-        position, lane_ns, start, sent, order, bucket_start, tie_start = run_events(flows, chains, ties, lanes)
+    if clock.kind == EVENTS:
+        state = clock.state
+        restore(state, clock.words)
+        run_events(flows, chains, ties, lanes, state)
+        position, lane_ns, bucket_start, tie_start = state.position, state.time, state.bucket_start, state.tie_start
+        start, sent, order = state.start.copy(), state.sent.copy(), state.order.copy()
     else:
-        position, lane_ns, start, sent, order, bucket_start = run_worklist(flows, chains, lanes, clock, True)
+        position, lane_ns, start, sent, order, bucket_start = run_worklist(flows, chains, lanes, clock.kind, True)
         tie_start = tied_starts(chains, ties, lanes, lane_ns, bucket_start)
     value, last = _end(chains, ties, lanes, update_ns, position, lane_ns, bucket_start, tie_start)
     return value, last, Run(start, sent, order)

@@ -14,9 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from penstock.solvers.compiled.decorators import compiled, inner, loop
+from penstock.solvers.compiled.decorators import inner, loop
 from penstock.solvers.compiled.heap import pop, pop_time, push
 from penstock.solvers.judge.clocks.chains import announce_buckets, close, end_bucket, lead_column
 from penstock.solvers.judge.clocks.state import (
@@ -37,32 +35,21 @@ from penstock.solvers.judge.clocks.state import (
     free,
     later,
     make_fresh,
-    new_state,
     touch,
     touch_stage,
 )
-from penstock.solvers.judge.clocks.ties import end_tie, halt_ready, step_has_to_wait, waits_of_halts
+from penstock.solvers.judge.clocks.ties import end_tie, halt_ready, step_has_to_wait
 from penstock.solvers.judge.operation_tables import DURATION, FLOW, INPUT, LINES, OTHER, OUTPUT, STAGE
 from penstock.solvers.judge.operation_tables import NOWHERE as NO_PLACE
 from penstock.solvers.model.schedule import STEP
 
 
-@compiled
-def run_events(
-    flows: Any, chains: Any, ties: Any, lanes: Any
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(position and time reached by each lane, starts of operations and transfers, order of each flow, starts of
-    buckets and of tied sums).
+@loop
+def run_events(flows: Any, chains: Any, ties: Any, lanes: Any, state: State) -> None:
+    """Bring a new state to its end: ``start`` of operations, ``sent`` and ``order`` of transfers, starts of buckets.
 
     A lane whose position is below its number of operations is blocked for ever.
     """
-    state = new_state(flows, chains, ties, lanes, waits_of_halts(chains, ties, lanes))
-    _run(flows, chains, ties, lanes, state)
-    return state.position, state.time, state.start, state.sent, state.order, state.bucket_start, state.tie_start
-
-
-@loop
-def _run(flows: Any, chains: Any, ties: Any, lanes: Any, state: State) -> None:
     num_lanes = lanes.lane_start.size - 1
     for slot in range(lanes.slot_lane.size):
         close(lanes, state, slot)

@@ -8,8 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.solvers.compiled.decorators import compiled, inner
+from penstock.solvers.compiled.decorators import compiled, inner, loop
+from penstock.solvers.compiled.fields import Fields
 from penstock.solvers.compiled.heap import push_time
+from penstock.solvers.costs.reductions import Chains
+from penstock.solvers.costs.ties import Ties
+from penstock.solvers.judge.lanes import LaneTables
+from penstock.solvers.judge.operation_tables import FlowTables
 
 OPERATION, SENT, READY, REDUCED = 0, 1, 2, 3
 EVENTS, FRESH, FREED, CANDIDATES, TOUCHED = 0, 1, 2, 3, 4
@@ -18,9 +23,15 @@ SHIFT = 32
 MASK = (1 << 32) - 1
 
 
+@Fields.register
 class State(NamedTuple):
-    """Everything that changes while events run; ``size`` counts the entries of the lists and heaps."""
+    """Everything that changes while events run; ``size`` counts the entries of the lists and heaps.
 
+    Arrays of integers that are not results are parts of ``words``, those of booleans parts of ``flags``.
+    """
+
+    words: np.ndarray
+    flags: np.ndarray
     size: np.ndarray
     event_time: np.ndarray
     event_code: np.ndarray
@@ -61,66 +72,87 @@ class State(NamedTuple):
     tie_start: np.ndarray
 
 
-@compiled
-def new_state(flows: Any, chains: Any, ties: Any, lanes: Any, halt_left: np.ndarray) -> State:
-    count = flows.base.size - 1
-    num_chains = chains.stage.size
-    num_lanes = lanes.lane_start.size - 1
-    num_flows = flows.flow_ns.size
-    users = num_flows + num_chains + ties.tie_ns.size
-    halts = lanes.halt_start.size - 1
-    resources = flows.watch_start.size - 1
-    transfers = flows.flow_offset[num_flows]
-    untied = 0
-    for flow in range(num_flows):
-        if flows.resource_start[flow] == flows.resource_start[flow + 1]:
-            untied += flows.flow_offset[flow + 1] - flows.flow_offset[flow]
-    events = num_lanes + users + num_chains + untied + 1
-    watch = flows.watch_start[resources]
+def new_state(flows: FlowTables, chains: Chains, ties: Ties, lanes: LaneTables) -> State:
+    """Return the state before anything has begun. Made here: what allocates many arrays is slow to compile."""
+    num_lanes, num_flows, num_chains = len(lanes.lane_start) - 1, len(flows.flow_ns), len(chains.stage)
+    num_ties, halts, resources = len(ties.tie_ns), len(lanes.halt_start) - 1, len(flows.watch_start) - 1
+    users, watch = num_flows + num_chains + num_ties, int(flows.watch_start[-1])
+    transfers, routes = int(flows.flow_offset[-1]), flows.resource_start[: num_flows + 1]
+    at_once = transfers if (routes[1:] == routes[:-1]).any() else 0
+    events = num_lanes + users + num_chains + at_once + 1
+    closing = lanes_of_rounds(chains, lanes)
+    words, word = _parts(
+        np.int64,
+        {
+            **dict.fromkeys(("event_time", "event_code"), events),
+            **dict.fromkeys(("position", "time", "touched"), num_lanes),
+            **dict.fromkeys(("head", "tail"), num_flows),
+            **dict.fromkeys(("where", "fresh"), users),
+            **dict.fromkeys(("watch_first", "watch_second"), watch),
+            **dict.fromkeys(("watch_size", "freed"), resources),
+            **dict.fromkeys(("candidate_first", "candidate_second"), users + resources + 1),
+            **dict.fromkeys(("bucket", "bucket_round"), num_chains),
+            **dict.fromkeys(("closing", "closing_place"), len(lanes.slot_lane)),
+            **dict.fromkeys(("halt_left", "halt_next"), halts),
+            **dict.fromkeys(("tie_left", "tie_round", "tie_ready"), num_ties),
+            "size": TOUCHED + 1,
+            "bucket_ready": len(chains.bucket_ns),
+            "lanes_left": len(closing),
+        },
+    )
+    marks = {"busy": num_lanes, "is_touched": num_lanes, "taken": resources, "halt_passed": halts}
+    flags, flag = _parts(np.bool_, {**marks, "arrived": flows.places})
+    word["position"][:] = lanes.lane_start[:-1]
+    word["head"][:] = word["tail"][:] = flows.flow_offset[:-1]
+    word["where"][:] = NOWHERE
+    word["bucket"][:] = chains.start[:-1]
+    word["lanes_left"][:] = closing
+    word["closing_place"][:] = lanes.round_start[:-1] - 1
+    word["halt_left"][:] = waits_of_halts(chains, ties, lanes) if num_ties else 1
+    word["tie_left"][:] = lanes.tie_start[1:] - lanes.tie_start[:-1]
     return State(
-        np.zeros(5, dtype=np.int64),
-        np.empty(events, dtype=np.int64),
-        np.empty(events, dtype=np.int64),
-        lanes.lane_start[:-1].copy(),
-        np.zeros(num_lanes, dtype=np.int64),
-        np.zeros(num_lanes, dtype=np.bool_),
-        np.empty(lanes.batch.size, dtype=np.int64),
-        np.zeros(2 * flows.base[count], dtype=np.uint16),
-        np.zeros(flows.places, dtype=np.bool_),
-        np.full(transfers, -1, dtype=np.int64),
-        np.empty(transfers, dtype=np.int32),
-        flows.flow_offset[:-1].copy(),
-        flows.flow_offset[:-1].copy(),
-        np.full(users, NOWHERE, dtype=np.int64),
-        np.zeros(resources, dtype=np.bool_),
-        np.empty(watch, dtype=np.int64),
-        np.empty(watch, dtype=np.int64),
-        np.zeros(resources, dtype=np.int64),
-        np.empty(users, dtype=np.int64),
-        np.empty(resources, dtype=np.int64),
-        np.empty(users + resources + 1, dtype=np.int64),
-        np.empty(users + resources + 1, dtype=np.int64),
-        np.empty(num_lanes, dtype=np.int64),
-        np.zeros(num_lanes, dtype=np.bool_),
-        chains.start[:-1].copy(),
-        np.zeros(num_chains, dtype=np.int64),
-        np.zeros(chains.bucket_ns.size, dtype=np.int64),
-        np.full(chains.run_start[num_chains], -1, dtype=np.int64),
-        _lanes_of_rounds(chains, lanes),
-        np.empty(lanes.slot_lane.size, dtype=np.int64),
-        lanes.round_start[:-1] - 1,
-        halt_left,
-        np.zeros(halts, dtype=np.int64),
-        np.zeros(halts, dtype=np.bool_),
-        np.diff(lanes.tie_start),
-        np.zeros(ties.tie_ns.size, dtype=np.int64),
-        np.zeros(ties.tie_ns.size, dtype=np.int64),
-        np.full(ties.run_start[ties.tie_ns.size], -1, dtype=np.int64),
+        words=words,
+        flags=flags,
+        start=np.empty(len(lanes.batch), np.int64),
+        done=np.zeros(2 * int(flows.base[-1]), np.uint16),
+        sent=np.full(transfers, -1, np.int64),
+        order=np.empty(transfers, np.int32),
+        bucket_start=np.full(int(chains.run_start[num_chains]), -1, np.int64),
+        tie_start=np.full(int(ties.run_start[num_ties]), -1, np.int64),
+        **word,
+        **flag,
     )
 
 
+def _parts(dtype: type, sizes: dict[str, int]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Return an array of zeros, and its parts by name."""
+    whole: np.ndarray = np.zeros(sum(sizes.values()), dtype)
+    parts, at = {}, 0
+    for name, size in sizes.items():
+        parts[name] = whole[at : at + size]
+        at += size
+    return whole, parts
+
+
+@loop
+def restore(state: State, words: np.ndarray) -> None:
+    """Go back to before anything has begun; ``words``: those of the new state."""
+    for i in range(words.size):
+        state.words[i] = words[i]
+    for i in range(state.flags.size):
+        state.flags[i] = False
+    for i in range(state.done.size):
+        state.done[i] = 0
+    for i in range(state.sent.size):
+        state.sent[i] = -1
+    for i in range(state.bucket_start.size):
+        state.bucket_start[i] = -1
+    for i in range(state.tie_start.size):
+        state.tie_start[i] = -1
+
+
 @compiled
-def _lanes_of_rounds(chains: Any, lanes: Any) -> np.ndarray:
+def lanes_of_rounds(chains: Any, lanes: Any) -> np.ndarray:
     """How many lanes have gradients in each round of each chain."""
     left = np.zeros(chains.round_start[chains.stage.size], dtype=np.int64)
     if chains.bucket_ns.size == 0:
@@ -132,6 +164,21 @@ def _lanes_of_rounds(chains: Any, lanes: Any) -> np.ndarray:
                 for update_round in range(chains.rounds[g]):
                     if lanes.last_gradient[lanes.round_start[slot] + update_round] >= 0:
                         left[chains.round_start[g] + update_round] += 1
+    return left
+
+
+@compiled
+def waits_of_halts(chains: Any, ties: Any, lanes: Any) -> np.ndarray:
+    """What has to be over before a halt comes to its first tie: its row and its buckets; before a step only that."""
+    left = np.ones(lanes.halt_start.size - 1, dtype=np.int64)
+    if ties.periodic:
+        return left
+    for s in range(chains.member_start.size - 1):
+        for k in range(chains.member_start[s], chains.member_start[s + 1]):
+            g = chains.member_group[k]
+            if chains.start[g] < chains.start[g + 1]:
+                for slot in range(lanes.slot_start[s], lanes.slot_start[s + 1]):
+                    left[lanes.slot_lane[slot]] += 1
     return left
 
 

@@ -17,21 +17,6 @@ from penstock.solvers.compiled.decorators import compiled, inner
 from penstock.solvers.judge.clocks.state import READY, State, free, later, touch
 
 
-@compiled
-def waits_of_halts(chains: Any, ties: Any, lanes: Any) -> np.ndarray:
-    """What has to be over before a halt comes to its first tie: its row and its buckets; before a step only that."""
-    left = np.ones(lanes.halt_start.size - 1, dtype=np.int64)
-    if ties.tie_ns.size == 0 or ties.periodic:
-        return left
-    for s in range(chains.member_start.size - 1):
-        for k in range(chains.member_start[s], chains.member_start[s + 1]):
-            g = chains.member_group[k]
-            if chains.start[g] < chains.start[g + 1]:
-                for slot in range(lanes.slot_start[s], lanes.slot_start[s + 1]):
-                    left[lanes.slot_lane[slot]] += 1
-    return left
-
-
 @inner
 def halt_ready(chains: Any, lanes: Any, state: State, halt: int, t: int) -> None:
     """One of the things is over that a halt waits for; with the last one it comes to its first tie."""

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.solvers.compiled.decorators import compiled, inner, loop
+from penstock.solvers.compiled.fields import Fields
 from penstock.solvers.costs.infinity import NEVER_NS
 
 WORD = 64
@@ -27,6 +28,7 @@ LONGEST_NS = 2**51
 """No threshold is above this: a step of 26 days, so that times times devices stay within 64 bits."""
 
 
+@Fields.register
 class Chain(NamedTuple):
     """L layers, V devices in order, R replica counts, C classes of stage devices, K ways to run, G depths.
 
@@ -55,6 +57,7 @@ class Chain(NamedTuple):
     unused: bool
 
 
+@Fields.register
 class Masks(NamedTuple):
     """What a sweep fills: ``table`` (words, V, R, L + 1), its scratch, and ``reach`` (G, C, L + 1) of its threshold.
 

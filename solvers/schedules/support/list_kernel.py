@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.solvers.compiled.decorators import compiled, inner, loop
+from penstock.solvers.compiled.fields import Fields
 from penstock.solvers.compiled.heap import pop, push
 from penstock.solvers.costs.infinity import NEVER_NS
 
@@ -28,6 +29,7 @@ PARTS = 4
 HORIZON_NS = NEVER_NS // PARTS
 
 
+@Fields.register
 class Jobs(NamedTuple):
     """N operations on L lanes.
 

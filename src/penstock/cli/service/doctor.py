@@ -116,7 +116,9 @@ def _memory() -> Check:
 
 
 def _kernels() -> Check:
-    found, place = kernels.compiled()
+    from penstock.solvers.compiled.kept import kept
+
+    found, place = kept()
     if not found:
         said = f"none compiled under {place}: the first plan waits for the compiler"
         return Check("kernels", "note", said, kernels.REMEDY)

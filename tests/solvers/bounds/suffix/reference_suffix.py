@@ -7,6 +7,13 @@ from itertools import product
 
 from penstock.solvers.bounds.suffix.state_kernel import QUEUE, SHARED, Line
 from penstock.solvers.bounds.windows_kernel import own
+from penstock.solvers.compiled.decorators import compiled
+
+
+@compiled
+def _own(forward: int, backward: int, around: int, limit: int, ahead: int, slowest: int, batches: int) -> int:
+    """``own`` is a part of kernels, which Python reaches through one."""
+    return own(forward, backward, around, limit, ahead, slowest, batches)
 
 
 def plain_optimum(line: Line, batches: int) -> int:
@@ -127,14 +134,14 @@ def plain_table(line: Line) -> list[list[int]]:
             rate = max([int(line.forward[x]) for x in range(s, q)] + [int(line.out[x]) for x in queued], default=0)
             slow = max([int(line.backward[x]) for x in range(s, q)] + [int(line.home[x]) for x in queued], default=0)
             f, b, k = int(line.forward[q]), int(line.backward[q]), min(int(line.limit[q]), n)
-            best = max(best, head + own(f, b, around(q), k, max(rate, f), slow, n) + rest)
+            best = max(best, head + _own(f, b, around(q), k, max(rate, f), slow, n) + rest)
             if q == stages - 1:
                 continue
             rate, slow = max(rate, f), max(slow, b)
             out, home = int(line.out[q]), int(line.home[q])
             inside = int(line.forward[q + 1]) + around(q + 1) + int(line.backward[q + 1])
             if line.lane[q] == SHARED:
-                taken = own(out, home, inside, n, rate, slow, n)
+                taken = _own(out, home, inside, n, rate, slow, n)
             else:
                 each = (rate, slow, out, home) if line.lane[q] == QUEUE else (rate, slow)
                 taken = (n - 1) * max(each) + out + inside + home

@@ -21,6 +21,7 @@ from random_plans import (
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
 from penstock.solvers.judge.clocks.channels import EVENTS, FREE, FULL, HALF
 from penstock.solvers.judge.clocks.events import run_events
+from penstock.solvers.judge.clocks.state import new_state
 from penstock.solvers.judge.clocks.ties import tied_starts
 from penstock.solvers.judge.clocks.worklist import run_worklist
 from penstock.solvers.judge.lanes import Lanes, LaneTables, make_lanes
@@ -36,7 +37,9 @@ Plan = tuple[Tables, Lanes]
 def assert_timed_alike(tables: Tables, lanes: Lanes) -> None:
     """Where lanes come; if they come to their ends, all starts too, with and without a record of them."""
     clock = clock_for(tables, lanes)
-    known = run_events(tables.flows, tables.chains, tables.ties, lanes.arrays)
+    state = new_state(tables.flows, tables.chains, tables.ties, lanes.arrays)
+    run_events(tables.flows, tables.chains, tables.ties, lanes.arrays, state)
+    known = state.position, state.time, state.start, state.sent, state.order, state.bucket_start, state.tie_start
     found = run_worklist(tables.flows, tables.chains, lanes.arrays, clock, True)
     short = run_worklist(tables.flows, tables.chains, lanes.arrays, clock, False)
     for each in (found, short):
