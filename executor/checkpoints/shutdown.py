@@ -19,7 +19,7 @@ class ToldToEnd(Exception):
         self.step = step
 
 
-class Farewell:
+class GracefulShutdown:
     """Whether somebody has been told to end."""
 
     def __init__(self) -> None:

@@ -53,7 +53,7 @@ def refuse_differences(present: Sequence[Presence]) -> None:
             )
 
 
-def seat(bundle: JobBundle, present: Sequence[Presence], *, any_nodes: bool = False) -> list[int]:
+def ranks_of_processes(bundle: JobBundle, present: Sequence[Presence], *, any_nodes: bool = False) -> list[int]:
     """The rank of each process, in the launcher's order.
 
     Local process k of a node takes the k-th of the node's devices that the plan uses. ``any_nodes``: nodes that the

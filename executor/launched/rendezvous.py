@@ -33,7 +33,7 @@ _SHOWN = 16
 _AGAIN_S = 0.1
 
 
-class Meeting:
+class Rendezvous:
     """The store of a launch, as one of its processes sees it.
 
     ``host``: its address, resolved. Raises Unreachable when it cannot be opened, or nobody opens it within ``wait_s``.
@@ -52,7 +52,7 @@ class Meeting:
         return join_address(self.host, self.launch.port)
 
     def present(self, bundle: str, orders: Mapping[str, Any]) -> tuple[list[Presence], str]:
-        """Announce this process; the presence of all in the launcher's order, and a name for this meeting.
+        """Announce this process; the presence of all in the launcher's order, and a name for this rendezvous.
 
         Raises Unreachable naming those that have not come in time.
         """

@@ -50,7 +50,7 @@ from penstock.executor.node.stimuli import (
 )
 from penstock.executor.node.store import join_address
 from penstock.executor.program.mark import marked_instruction, write_mark
-from penstock.schemas.api.agents import LogTail, LogWish, SyncReply, SyncRequest
+from penstock.schemas.api.agents import LogRequest, LogTail, SyncReply, SyncRequest
 from penstock.schemas.errors import Conflict, PenstockError, Unreachable
 
 HOLD_LIMIT_S = 45.0
@@ -198,7 +198,7 @@ class Agent:
             if reply is None:
                 continue
             self._say_back()
-            self._log_tails = tuple(self._tail(wish) for wish in reply.log_wishes)
+            self._log_tails = tuple(self._tail(request) for request in reply.log_wishes)
             self._apply(Synced(reply))
             nothing_new = request.hold and reply.state_version == request.state_version and not reply.log_wishes
             if nothing_new and time.monotonic() - begin < SHORTEST_HOLD_S:
@@ -374,10 +374,10 @@ class Agent:
                 environment.setdefault(variable, self._interface)
         return environment | (device.environment() if device is not None else {})
 
-    def _tail(self, wish: LogWish) -> LogTail:
-        path = log_path(self._logs, wish.run, wish.generation, Process("rank", wish.rank))
-        text = tail(path, wish.max_bytes)
-        return LogTail(number=wish.number, path=None if text is None else str(path), text=text or "")
+    def _tail(self, request: LogRequest) -> LogTail:
+        path = log_path(self._logs, request.run, request.generation, Process("rank", request.rank))
+        text = tail(path, request.max_bytes)
+        return LogTail(number=request.number, path=None if text is None else str(path), text=text or "")
 
     async def _end_children(self) -> None:
         """Whatever is left, when the agent ends by an error."""

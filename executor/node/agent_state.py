@@ -118,7 +118,7 @@ class State:
     outbox: Outbox = field(default_factory=Outbox)
     state_version: int = 0
     draining: str | None = None
-    story: tuple[str, ...] = ()
+    history: tuple[str, ...] = ()
 
     def current(self, run: str, generation: int) -> Record | None:
         """The record of this very generation, if it is the present one."""
@@ -146,8 +146,8 @@ def where(step: int | None, index: int | None, instruction: str | None) -> str |
 class ImpossibleStateError(RuntimeError):
     """A step broke an invariant: our mistake. Its text ends with the stimuli that led there."""
 
-    def __init__(self, sentence: str, story: tuple[str, ...]) -> None:
-        super().__init__(sentence + "; what happened:\n" + "\n".join(f"  {line}" for line in story))
+    def __init__(self, sentence: str, history: tuple[str, ...]) -> None:
+        super().__init__(sentence + "; what happened:\n" + "\n".join(f"  {line}" for line in history))
 
 
 def broken_invariants(state: State, actions: Iterable[Action] = ()) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the agent makes of the service's wishes, and of being told to leave (part of the state machine of `state`)."""
+"""How the agent follows the service's assignments and a request to leave (part of the state machine of `state`)."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def start_if_prepared(state: State, run: str, actions: list[Action]) -> State:
 
 
 def _stop(state: State, run: str, actions: list[Action], *, gently: bool = False) -> State:
-    """Bring the run to an end; ``stopped`` is told once nothing is left. ``gently``: ranks may save what they have."""
+    """End the run; ``stopped`` is reported once nothing is left. ``gently``: ranks may save what they have."""
     record = state.runs[run]
     if record.phase in (Phase.STOPPING, Phase.STOPPED):
         return state
@@ -175,7 +175,7 @@ def _forget_if_over(state: State, run: str) -> State:
 
 
 def on_drain(state: State, reason: str, actions: list[Action]) -> State:
-    """Leave: nothing new is begun, and ranks that run may save what they have; then the service hears why."""
+    """Leave: nothing new is begun, and running ranks may save what they have; then the service is given the reason."""
     state = replace(state, draining=reason)
     said = f"agent {state.offer.agent!r} is leaving: {reason}"
     for run in list(state.runs):

@@ -18,17 +18,17 @@ from penstock.executor.node.assignments import on_drain, on_reply
 from penstock.executor.node.child_reports import blame, on_exit, on_message
 from penstock.executor.node.stimuli import Action, Drain, Exited, GraceOver, Said, Stimulus, Synced
 
-STORY_LENGTH = 60
+HISTORY_LENGTH = 60
 
 
 def step(state: State, stimulus: Stimulus) -> tuple[State, list[Action]]:
     """What the stimulus makes of the state, and what is to be done, in this order.
 
-    Raises ImpossibleStateError, with the story, when the result breaks an invariant.
+    Raises ImpossibleStateError, with the history, when the result breaks an invariant.
     """
     told = state
     if not (isinstance(stimulus, Said) and stimulus.message.get("kind") == "step"):
-        told = replace(state, story=(*state.story[1 - STORY_LENGTH :], str(stimulus)))
+        told = replace(state, history=(*state.history[1 - HISTORY_LENGTH :], str(stimulus)))
     actions: list[Action] = []
     match stimulus:
         case Synced(reply):
@@ -46,5 +46,5 @@ def step(state: State, stimulus: Stimulus) -> tuple[State, list[Action]]:
             assert_never(stimulus)
     faults = broken_invariants(told, actions)
     if faults:
-        raise ImpossibleStateError("; ".join(faults), told.story)
+        raise ImpossibleStateError("; ".join(faults), told.history)
     return told, actions

@@ -43,7 +43,7 @@ import torch.distributed as dist
 
 from penstock.executor.checkpoints.checkpoint import About
 from penstock.executor.checkpoints.checkpoint_store import Checkpoints
-from penstock.executor.checkpoints.shutdown import Farewell, ToldToEnd
+from penstock.executor.checkpoints.shutdown import GracefulShutdown, ToldToEnd
 from penstock.executor.children import die_with
 from penstock.executor.gpu import open_device
 from penstock.executor.program.interpreter import InstructionFailed, Interpreter
@@ -143,7 +143,7 @@ class Rank:
     ) -> Trainer:
         """Run the course to its end; what the trainer has found is reported by the caller."""
         metrics = self._open_metrics(course, interpreter)
-        farewell = None if checkpoints is None else Farewell()
+        shutdown = None if checkpoints is None else GracefulShutdown()
         self._trainer = trainer = Trainer(
             interpreter,
             course,
@@ -152,9 +152,9 @@ class Rank:
             checkpoints=checkpoints,
             metrics=metrics,
             check=check,
-            farewell=farewell,
+            shutdown=shutdown,
         )
-        with contextlib.nullcontext() if farewell is None else farewell.listening():
+        with contextlib.nullcontext() if shutdown is None else shutdown.listening():
             trainer.train()
         if metrics is not None:
             metrics.close()

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from penstock.executor.checkpoints.checkpoint_store import CheckpointFailed, Checkpoints
-from penstock.executor.checkpoints.shutdown import Farewell, ToldToEnd
+from penstock.executor.checkpoints.shutdown import GracefulShutdown, ToldToEnd
 from penstock.executor.program.actions import StepResult
 from penstock.executor.program.interpreter import Interpreter
 from penstock.executor.program.ladder import Ladder
@@ -61,7 +61,7 @@ class Trainer:
     """Trains a course, and keeps what is reported of it: losses, times and traces of this rank.
 
     ``step``: the step that is being trained; ``done``: steps that are. ``checkpoints``: None where none are written.
-    ``check``: keeps the gradients of the first steps. ``farewell``: asked after each step, where there are checkpoints.
+    ``check``: keeps the gradients of the first steps. ``shutdown``: asked after each step, where there are checkpoints.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Trainer:
         checkpoints: Checkpoints | None = None,
         metrics: Metrics | None = None,
         check: Check | None = None,
-        farewell: Farewell | None = None,
+        shutdown: GracefulShutdown | None = None,
     ) -> None:
         self.interpreter = interpreter
         self.course = course
@@ -87,7 +87,7 @@ class Trainer:
         self._checkpoints = checkpoints
         self._metrics = metrics
         self._check = check
-        self._farewell = farewell
+        self._shutdown = shutdown
         self._is_first_rank = interpreter.program.rank == 0
         self._ladder = self._make_ladder()
 
@@ -196,9 +196,9 @@ class Trainer:
 
     def _leave_if_told(self) -> None:
         """Save and end, where somebody was told to and there is something left to train."""
-        if self._farewell is None or self._checkpoints is None or self.done == self.course.steps:
+        if self._shutdown is None or self._checkpoints is None or self.done == self.course.steps:
             return
-        if self._farewell.agreed():
+        if self._shutdown.agreed():
             self._save(self._checkpoints, at_end=True)
             raise ToldToEnd(self.done)
 

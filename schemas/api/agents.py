@@ -195,7 +195,7 @@ EVENT_DATA: dict[EventKind, type[EventData]] = {
 }
 
 
-class LogWish(Part):
+class LogRequest(Part):
     """Which end of which log somebody waits for."""
 
     number: Count
@@ -274,7 +274,7 @@ class SyncReply(Part):
     state_version: Count
     assignments: tuple[Assignment, ...]
     ack: Count = Field(description="the last event that is stored; the agent forgets up to here")
-    log_wishes: tuple[LogWish, ...] = ()
+    log_wishes: tuple[LogRequest, ...] = ()
 
 
 class AgentOut(Part):

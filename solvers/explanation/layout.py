@@ -17,7 +17,7 @@ from penstock.schemas.amounts import shortage
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.solvers.bounds.schedule_bound import schedule_bound
 from penstock.solvers.explanation.critical_path import CriticalPath, critical_path
-from penstock.solvers.explanation.drafting import USUAL, Drafted, best_order, schedules_of
+from penstock.solvers.explanation.reordering import USUAL, BestOrder, best_order, schedules_of
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
@@ -58,7 +58,7 @@ class Difference(NamedTuple):
 class Compared:
     """Their layout as simulated; without a plan it cannot run."""
 
-    drafted: Drafted
+    reordered: BestOrder
     bound: Bound | None
     differences: tuple[Difference, ...]
     sentence: str
@@ -67,30 +67,30 @@ class Compared:
 def compare_layout(problem: Problem, ours: Candidate, layout: Layout) -> Compared:
     """Compare a layout with the plan. Raises InvalidDocument for one that is none, UnsupportedRequest for schedules."""
     allocation = allocation_of(problem, ours, layout)
-    if layout.schedule is not None and not schedule_row(layout.schedule).drafted:
+    if layout.schedule is not None and not schedule_row(layout.schedule).for_any_stages:
         raise UnsupportedRequest(
-            f"schedule {layout.schedule!r} cannot be drafted for cuts of one's own",
-            remedy=f"one of {', '.join(row.name for row in SCHEDULES.values() if row.drafted)}",
+            f"schedule {layout.schedule!r} does not order the stages of a given layout",
+            remedy=f"one of {', '.join(row.name for row in SCHEDULES.values() if row.for_any_stages)}",
         )
     if (apart := unreachable(problem, allocation)) is not None:
-        return Compared(Drafted(None, None, apart), None, (), f"it cannot run: {apart}")
+        return Compared(BestOrder(None, None, apart), None, (), f"it cannot run: {apart}")
     usual = schedules_of(ours) if ours.update_rule == "synchronous" else USUAL
     schedules = usual if layout.schedule is None else (layout.schedule,)
-    drafted = best_order(problem, allocation, schedules, overlap=ours.overlap_all_reduce)
-    if drafted.plan is None:
-        return Compared(drafted, None, (), f"it cannot run: {drafted.why}")
-    return compared(problem, ours, drafted)
+    reordered = best_order(problem, allocation, schedules, overlap=ours.overlap_all_reduce)
+    if reordered.plan is None:
+        return Compared(reordered, None, (), f"it cannot run: {reordered.why}")
+    return compared(problem, ours, reordered)
 
 
-def compared(problem: Problem, ours: Candidate, drafted: Drafted) -> Compared:
+def compared(problem: Problem, ours: Candidate, reordered: BestOrder) -> Compared:
     """Return the comparison of a simulated plan, whether it fits or not, with ours."""
-    theirs = drafted.plan
+    theirs = reordered.plan
     assert theirs is not None
     bound = schedule_bound(problem, theirs.allocation, theirs.schedule, theirs.update_rule)
     found = differences(critical_path(problem, theirs), theirs, critical_path(problem, ours), ours)
     broken = broken_pin(problem, theirs.allocation)
     pinned = "" if broken is None else f"; and it breaks a pin: {broken}"
-    return Compared(drafted, bound, found, _sentence(problem, drafted, ours, found) + pinned)
+    return Compared(reordered, bound, found, _sentence(problem, reordered, ours, found) + pinned)
 
 
 def allocation_of(problem: Problem, ours: Candidate, layout: Layout) -> Allocation:
@@ -205,8 +205,8 @@ def _parts(path: CriticalPath) -> dict[str, int]:
     return {name: amount // path.rounds for name, amount in amounts.items()}
 
 
-def _sentence(problem: Problem, drafted: Drafted, ours: Candidate, found: tuple[Difference, ...]) -> str:
-    theirs, short = drafted.plan, drafted.shortage
+def _sentence(problem: Problem, reordered: BestOrder, ours: Candidate, found: tuple[Difference, ...]) -> str:
+    theirs, short = reordered.plan, reordered.shortage
     assert theirs is not None
     more = theirs.value_ns - ours.value_ns
     share = f"{100 * abs(more) / ours.value_ns:.1f} %"

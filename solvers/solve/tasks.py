@@ -31,7 +31,7 @@ from penstock.solvers.bounds.device_count import bound as device_count
 from penstock.solvers.bounds.schedule_bound import MOST_LABELLED, one_pipeline_bound, request_bound
 from penstock.solvers.bounds.trainer import within_bounds
 from penstock.solvers.improve.neighbourhood import flushed, steady
-from penstock.solvers.improve.order import close
+from penstock.solvers.improve.order import optimise_order
 from penstock.solvers.improve.remedies import find_remedy
 from penstock.solvers.model.network import MAX_DENSE_DEVICES
 from penstock.solvers.model.options import checked
@@ -145,7 +145,7 @@ class Polish:
 
 @dataclass(frozen=True)
 class Close:
-    """Find a better order of a plan's allocation, or prove that there is none; ``effort`` as in ``close``."""
+    """Find a better order of a plan's allocation, or prove that there is none; ``effort`` as in ``optimise_order``."""
 
     start: Found
     effort: float
@@ -164,7 +164,7 @@ class Close:
             best[:] = [replace(start, planner=self.name, schedule=orders, value_ns=value_ns, timeline=None)]
             link.found(best[0])
 
-        closed = close(
+        closed = optimise_order(
             setting.problem,
             start.allocation,
             start.schedule,
@@ -266,7 +266,7 @@ def asked(setting: Setting, rows: list[Planner]) -> list[Task]:
     """Return the planners with their default options, and the schedules that name them."""
     tasks: list[Task] = []
     for row in rows:
-        also = [each for each in tried_with(row.name) if each.drafted]
+        also = [each for each in tried_with(row.name) if each.for_any_stages]
         makes = row.makes(setting.problem) if row.makes and not any(each.split for each in also) else None
         values = checked(row.name, row.options, {})
         tasks.append(Ask(row.name, values, tuple(each.name for each in also), makes, row.early))

@@ -21,7 +21,7 @@ from scripted_service import LIMIT_S, ScriptedService, problem
 
 from penstock.executor.node.agent import run_agent
 from penstock.executor.node.settings import AgentSettings
-from penstock.schemas.api.agents import Assignment, LogWish, RankAssignment, digest_of
+from penstock.schemas.api.agents import Assignment, LogRequest, RankAssignment, digest_of
 from penstock.schemas.errors import Conflict, InvalidDocument, Unreachable
 
 TOY_PROJECT = """
@@ -446,7 +446,7 @@ def test_what_ranks_write_is_kept_in_files_and_its_end_is_sent(service, project)
         wait_for_line(logs / "r/1/rank-0.log", "line 999")
         (project / "written").touch()
         wait_for_line(logs / "r/1/rank-0.log", "epoch 9")
-        service.log_wishes = (LogWish(number=5, run="r", generation=1, rank=0, max_bytes=30),)
+        service.log_wishes = (LogRequest(number=5, run="r", generation=1, rank=0, max_bytes=30),)
         service.wish(*service._wishes)
         tails = service.wait_until(lambda: [one for request in service.requests for one in request.log_tails])
     assert (tails[0].number, tails[0].path, tails[0].text) == (

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from penstock.executor.node.agent_state import ImpossibleStateError, Offer, Phase, Record, State, broken_invariants
 from penstock.executor.node.child_reports import PEER_LOST_GRACE_NS
 from penstock.executor.node.outbox import GATHERED, Outbox, RankKey
-from penstock.executor.node.state import STORY_LENGTH, step
+from penstock.executor.node.state import HISTORY_LENGTH, step
 from penstock.executor.node.stimuli import (
     CHECK,
     STORE,
@@ -186,9 +186,9 @@ def test_a_check_that_ends_while_the_ranks_run_already_is_no_failure():
 
 
 def test_a_repeated_reply_changes_nothing():
-    for story in (PREPARED[:1], RUNNING):
-        state, _ = play(*story)
-        again, actions = play(story[-1], state=state)
+    for history in (PREPARED[:1], RUNNING):
+        state, _ = play(*history)
+        again, actions = play(history[-1], state=state)
         assert actions == []
         assert again.runs == state.runs
 
@@ -241,8 +241,8 @@ def test_a_run_that_ends_well():
     ids=["warm-up-added", "no-warm-up", "not-said", "times-of-the-warm-up-unknown"],
 )
 def test_the_times_of_a_rank_count_from_its_first_step(steps, done, expected):
-    story = [said(RANK0, kind="step", step=number, loss=1.0, time_ns=time_ns) for number, time_ns in steps]
-    state, _ = play(*RUNNING, *story, said(RANK0, kind="done", losses=[1.0], **done), said(RANK0, kind="done"))
+    history = [said(RANK0, kind="step", step=number, loss=1.0, time_ns=time_ns) for number, time_ns in steps]
+    state, _ = play(*RUNNING, *history, said(RANK0, kind="done", losses=[1.0], **done), said(RANK0, kind="done"))
     (event,) = [event for event in state.outbox.events if event.kind == "rank_done"]
     assert event.data["step_times_ns"] == expected
 
@@ -360,7 +360,7 @@ def test_a_lost_store_fails_the_run():
     ids=["stop", "save-and-stop", "vanished"],
 )
 @pytest.mark.parametrize(
-    ("story", "ends"),
+    ("history", "ends"),
     [
         pytest.param(PREPARED[:1], [exited(CHECK, -15)], id="checking"),
         pytest.param(PREPARED, [], id="prepared"),
@@ -368,9 +368,9 @@ def test_a_lost_store_fails_the_run():
         pytest.param((*RUNNING, exited(RANK1, -9)), [exited(RANK0, -15)], id="failed"),
     ],
 )
-def test_stop_ends_every_process_and_tells_it_once(wish, gently, story, ends):
-    state, actions = play(*story, wish)
-    assert actions == ([Stop("r", 1, gently and story == RUNNING)] if ends else [])
+def test_stop_ends_every_process_and_tells_it_once(wish, gently, history, ends):
+    state, actions = play(*history, wish)
+    assert actions == ([Stop("r", 1, gently and history == RUNNING)] if ends else [])
     for one in ends:
         assert "stopped" not in told(state)
         state, _ = play(one, state=state)
@@ -465,12 +465,12 @@ def test_what_happens_on_the_way_is_told(message, data):
 
 
 @pytest.mark.parametrize(
-    ("story", "kind"),
+    ("history", "kind"),
     [(PREPARED[:1], "refused"), (PREPARED, "refused")],
     ids=["checking", "prepared"],
 )
-def test_an_agent_told_to_leave_says_so_and_stops(story, kind):
-    state, _ = play(*story, Drain("it was told to end"))
+def test_an_agent_told_to_leave_says_so_and_stops(history, kind):
+    state, _ = play(*history, Drain("it was told to end"))
     event = state.outbox.events[-1] if state.is_living else state.outbox.events[-2]
     assert event.kind == kind
     assert "agent 'a' is leaving: it was told to end" in event.data["reason"]
@@ -556,8 +556,8 @@ def test_each_invariant_is_seen(record, words):
 
 def test_the_story_is_bounded_and_leaves_steps_out():
     state, _ = play(*RUNNING, *[GraceOver("r", 9)] * 200, *[said(RANK0, kind="step", step=1)] * 3)
-    assert len(state.story) == STORY_LENGTH
-    assert state.story[-1] == "r/9 grace is over"
+    assert len(state.history) == HISTORY_LENGTH
+    assert state.history[-1] == "r/9 grace is over"
 
 
 class Node(RuleBasedStateMachine):

@@ -1,6 +1,6 @@
-"""The agent's state machine under every short story: all orders of replies, words and deaths, of two generations.
+"""The agent's state machine under every short history: all orders of replies, words and deaths, of two generations.
 
-After each step the machine checks itself (`broken_invariants`); here are the promises that need the whole story.
+After each step the machine checks itself (`broken_invariants`); here are the promises that need the whole history.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def others() -> list[Stimulus]:
 
 @dataclass
 class Told:
-    """A story so far: the state, the real processes, and what was ever told and started."""
+    """A history so far: the state, the real processes, and what was ever told and started."""
 
     state: State = field(default_factory=lambda: State(OFFER))
     living: frozenset[tuple[int, Process]] = frozenset()

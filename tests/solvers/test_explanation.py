@@ -23,7 +23,7 @@ from penstock.solvers.judge.simulate import makespan_ns, simulate
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Pin, Problem
 from penstock.solvers.model.result import Candidate
-from penstock.solvers.schedules.early_backward import early_backward as drafted
+from penstock.solvers.schedules.early_backward import early_backward as reordered
 from penstock.solvers.solve.driver import replanned_by, solve
 
 COSTS = [10, 20, 30, 40]
@@ -196,7 +196,7 @@ def test_what_binds() -> None:
     assert "the link between stages 0 and 1 binds" in sentence(slow, judged(slow, straight(slow, 4)))
     tight = make_problem([10, 10], stash_bytes=10, nodes=(2,), global_batch_size=4, memory_bytes=19)
     allocation = straight(tight, 4)
-    orders = drafted(tight, allocation, warmup=(1, 1))
+    orders = reordered(tight, allocation, warmup=(1, 1))
     plan = Candidate("test", allocation, orders, simulate(tight, allocation, orders))
     assert "memory of n0/0 (stage 0) binds" in sentence(tight, plan)
     said = hints(tight, plan, replanned_by("relax", 4))
@@ -224,10 +224,10 @@ def test_a_layout_is_judged_beside_the_plan() -> None:
     ours = judged(problem)
     for layout in (Layout(("1",)), Layout(("1", "2", "3")), Layout(("3",), replicas=(1, 3)), Layout(())):
         compared = compare_layout(problem, ours, layout)
-        theirs = compared.drafted.plan
+        theirs = compared.reordered.plan
         assert theirs is not None
         assert compared.bound is not None
-        assert compared.drafted.fits
+        assert compared.reordered.fits
         assert theirs.value_ns == makespan_ns(problem, theirs.allocation, theirs.schedule) >= compared.bound.bound_ns
         assert sum(each.more_ns for each in compared.differences) == theirs.value_ns - ours.value_ns
         assert ("longer" in compared.sentence) == (theirs.value_ns > ours.value_ns)
@@ -236,20 +236,20 @@ def test_a_layout_is_judged_beside_the_plan() -> None:
 def test_the_plans_own_layout_takes_as_long() -> None:
     problem = small()
     allocation = chain([(2, [0, 1]), (2, [2, 3])], 4)
-    orders = drafted(problem, allocation)
+    orders = reordered(problem, allocation)
     ours = Candidate("test", allocation, orders, simulate(problem, allocation, orders))
     compared = compare_layout(problem, ours, Layout(("2",), devices=(("n0/0", "n0/1"), ("n1/0", "n1/1"))))
-    assert compared.drafted.plan is not None
-    assert compared.drafted.plan.allocation == allocation
-    assert compared.drafted.plan.value_ns <= ours.value_ns
+    assert compared.reordered.plan is not None
+    assert compared.reordered.plan.allocation == allocation
+    assert compared.reordered.plan.value_ns <= ours.value_ns
 
 
 def test_a_layout_that_does_not_fit_names_stage_and_bytes() -> None:
     problem = small(memory_bytes=200)
     compared = compare_layout(problem, judged(problem), Layout(("3",), replicas=(1, 1), num_micro_batches=1))
-    short = compared.drafted.shortage
+    short = compared.reordered.shortage
     assert short is not None
-    assert not compared.drafted.fits
+    assert not compared.reordered.fits
     assert short.missing_bytes == short.needed_bytes - 200
     assert f"stage 0 (layers 0–2) needs {short.needed_bytes} B on n0/0, which has 200 B: " in compared.sentence
     assert "with enough memory it takes" in compared.sentence
@@ -284,7 +284,7 @@ def test_more_stages_than_devices_and_forbidden_cuts_are_refused() -> None:
         compare_layout(problem, ours, Layout(("1", "2")))
     with pytest.raises(InvalidDocument, match="no cut between 'layer2' and 'layer3'"):
         compare_layout(problem, ours, Layout(("3",)))
-    with pytest.raises(UnsupportedRequest, match="cannot be drafted"):
+    with pytest.raises(UnsupportedRequest, match="does not order the stages"):
         compare_layout(problem, ours, Layout(("1",), schedule="zb-v"))
 
 

@@ -97,7 +97,7 @@ class Controller:
         else:
             nodes = json.loads(decision["data"]["nodes"])
         removed = 0
-        for pod, node in self._seats(group, nodes):
+        for pod, node in self._pods_with_nodes(group, nodes):
             if node not in free:
                 log.warning(
                     "%s waits: %s, its node by the plan, is not free; a new job gets a new plan", _name(pod), node
@@ -196,7 +196,7 @@ class Controller:
         }
         self.cluster.post(f"/api/v1/namespaces/{group.namespace}/configmaps", json=body).raise_for_status()
 
-    def _seats(self, group: Group, nodes: list[str]) -> list[tuple[dict[str, Any], str]]:
+    def _pods_with_nodes(self, group: Group, nodes: list[str]) -> list[tuple[dict[str, Any], str]]:
         """Each gated pod with a node that none of the others has."""
         taken = {_node_of(pod) for pod in group.pods if not _is_gated(pod)}
         return list(zip(group.gated, [node for node in nodes if node not in taken], strict=False))

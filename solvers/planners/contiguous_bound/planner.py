@@ -16,7 +16,7 @@ from penstock.solvers.bounds.contiguous.devices_of_labels import allocations
 from penstock.solvers.bounds.contiguous.label_search import BatchSearch
 from penstock.solvers.bounds.contiguous.links import Links
 from penstock.solvers.bounds.coverage import class_bound, contiguous
-from penstock.solvers.improve.order import close
+from penstock.solvers.improve.order import optimise_order
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import Batch, batches_tried, candidates
 from penstock.solvers.model.options import Option
@@ -72,7 +72,7 @@ class Relaxation:
         )
 
     def run(self) -> Iterator[None]:
-        """All searches, then better orders; comes up for air after every counted piece of work, to be left there."""
+        """All searches, then better orders; yields after every counted piece of work, so that the caller can stop."""
         yield from self.prove()
         yield from self._reorder()
 
@@ -118,14 +118,14 @@ class Relaxation:
         effort = ORDERS
         for plan, bound_ns in plans:
             if _passes(plan) <= LARGEST and effort > 0 and self.bound_ns < self.value_ns and bound_ns < self.value_ns:
-                effort -= self._close(plan, min(effort, OF_A_PLAN))
+                effort -= self._optimise_order(plan, min(effort, OF_A_PLAN))
                 yield
 
-    def _close(self, plan: Allocation, effort: float) -> float:
+    def _optimise_order(self, plan: Allocation, effort: float) -> float:
         """Ask the job shop for an order of a plan that beats the best; the effort that it took."""
         known = self.best.orders if self.best is not None and self.best.allocation == plan else None
         overlap = self.problem.rules.overlap_all_reduce
-        found = close(self.problem, plan, known, overlap=overlap, value_ns=self.value_ns, effort=effort)
+        found = optimise_order(self.problem, plan, known, overlap=overlap, value_ns=self.value_ns, effort=effort)
         if found.schedule is not None:
             self._take(Trial(found.value_ns, plan, found.schedule))
         return found.spent

@@ -79,13 +79,13 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
             remedy="target: megatron, torchtitan or deepspeed (--target), or planner 'auto'",
         )
     for name in problem.within.schedules:
-        search = Search(problem, problem.within, name)
+        search = ShapeSearch(problem, problem.within, name)
         yield from search.run()
         if search.best is None and search.unpinned is not None:
             yield search.proposal(search.unpinned)
 
 
-class Search:
+class ShapeSearch:
     """The plans of one schedule; ``best`` so far, and of every shape; ``nearest``: told ones that do not fit.
 
     ``unpinned``: the last one that breaks a pin. Ranks are numbered through nodes, so devices cannot be exchanged.
@@ -184,8 +184,8 @@ class Search:
         return order_of(self.problem, plan, self.schedule, group)
 
     def _allowed(self, way: Recomputing) -> bool:
-        wish = self.problem.recompute
-        return wish == "auto" or way.method == ("none" if wish == "never" else "uniform")
+        wanted = self.problem.recompute
+        return wanted == "auto" or way.method == ("none" if wanted == "never" else "uniform")
 
     def _shapes(self) -> Iterator[Shape]:
         blocks = int(self.cut.cuttable.sum()) + 1

@@ -136,10 +136,10 @@ def shape(plan: Candidate) -> str:
 
 def to_layout(problem: Problem, ours: Candidate, compared: Compared) -> wire.LayoutComparison:
     """Both layouts side by side."""
-    theirs, bound = compared.drafted.plan, compared.bound
+    theirs, bound = compared.reordered.plan, compared.bound
     own = schedule_bound(problem, ours.allocation, ours.schedule, ours.update_rule).bound_ns
     return wire.LayoutComparison(
-        fits=compared.drafted.fits,
+        fits=compared.reordered.fits,
         sentence=compared.sentence,
         ours=_side(problem, ours, own),
         theirs=None if theirs is None or bound is None else _side(problem, theirs, bound.bound_ns),

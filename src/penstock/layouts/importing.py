@@ -27,8 +27,8 @@ from penstock.solvers.bounds.coverage import allowed, features_of, whatever_is_p
 from penstock.solvers.bounds.schedule_bound import MOST_LABELLED, one_pipeline_bound, request_bound, schedule_bound
 from penstock.solvers.bounds.trainer import within_bounds
 from penstock.solvers.costs.memory import shortages, static_bytes
-from penstock.solvers.explanation.drafting import Drafted
 from penstock.solvers.explanation.layout import compared
+from penstock.solvers.explanation.reordering import BestOrder
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.pins import broken_pin
@@ -204,8 +204,8 @@ def _rival(choice: str, request: PlanRequest, theirs: Candidate, bound_ns: int, 
     comparison = None
     if ours is not None:
         short = shortages(problem, theirs.allocation, theirs.timeline)
-        drafted = Drafted(theirs, short[0] if short else None)
-        comparison = to_layout(problem, ours, compared(problem, ours, drafted))
+        reordered = BestOrder(theirs, short[0] if short else None)
+        comparison = to_layout(problem, ours, compared(problem, ours, reordered))
     status: Literal["optimal", "feasible", "infeasible", "none_found", "time_limit"] = result.status
     return Rival(
         choice=choice,

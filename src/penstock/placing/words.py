@@ -36,7 +36,7 @@ def _missing_sentences(job: Job, choice: Choice) -> list[str]:
     if found:
         fastest = min(found, key=lambda option: (option.best.value_ns if option.best else 0, option.devices))
         assert fastest.best is not None
-        allowed = choice.wish.deadline_ns
+        allowed = choice.limits.deadline_ns
         said = f"the fastest that was found takes {duration(fastest.best.value_ns)} on {_size(fastest)}"
         return [f"no plan keeps the deadline of {duration(allowed or 0)}: {said}"]
     return _memory(job, choice) if choice.options else [_nothing_affordable(job, choice)]
@@ -115,17 +115,19 @@ def _busiest_link(job: Job, best: Option) -> list[str]:
 
 
 def _proven(job: Job, choice: Choice) -> list[str]:
-    wish, samples = choice.wish, job.asked.global_batch_size
+    limits, samples = choice.limits, job.asked.global_batch_size
     least = choice.bound_cost
     which = "which are all there are" if choice.every_set else "compact, even and mixed ones"
     number = len(choice.options)
     classes = f"{number} class{'es' if number > 1 else ''} of sets looked at, {which},"
     said = []
     if least is not None:
-        value = wish.value(least, samples)
-        unit = {"throughput_per_device": "samples/s per device"}.get(wish.objective, "samples/s")
+        value = limits.value(least, samples)
+        unit = {"throughput_per_device": "samples/s per device"}.get(limits.objective, "samples/s")
         limit = (
-            f"can do with fewer than {-value:.0f} devices" if wish.cheapest else f"can do more than {value:,.4g} {unit}"
+            f"can do with fewer than {-value:.0f} devices"
+            if limits.cheapest
+            else f"can do more than {value:,.4g} {unit}"
         )
         said.append(f"proven: no set of the {classes} {limit}, whatever the plan")
     if choice.cut_short:
@@ -143,14 +145,14 @@ def _left_out(job: Job) -> list[str]:
 
 def _nothing_affordable(job: Job, choice: Choice) -> str:
     """State that the budget does not cover a single device of any set."""
-    wish = choice.wish
+    limits = choice.limits
     prices = [job.site.devices[device].price for host in job.site.hosts for device in host.devices]
     cheapest = min(price for price in prices if price is not None)
-    least = wish.least - 1
+    least = limits.least - 1
     return (
-        f"the budget buys no set of {_nodes(wish.least)}: the cheapest free device costs {cheapest:g} per hour"
-        if wish.price is not None and not least
-        else f"the budget leaves no set of {_nodes(wish.least)} with a device on each"
+        f"the budget buys no set of {_nodes(limits.least)}: the cheapest free device costs {cheapest:g} per hour"
+        if limits.price is not None and not least
+        else f"the budget leaves no set of {_nodes(limits.least)} with a device on each"
     )
 
 

@@ -15,7 +15,7 @@ from penstock.schemas.topology import ClusterTopology
 
 if TYPE_CHECKING:
     from penstock.schemas.plan import PlanFile
-    from penstock.solvers.lowering.transports import Wish
+    from penstock.solvers.lowering.transports import TransportChoice
 
 FLUSHED = ("synchronous", "elastic_averaging")
 """Update rules that repeat the program of one step; others need a program per segment length."""
@@ -26,7 +26,7 @@ def make_bundle(
     *,
     steps: int | None = None,
     options: RunOptions | None = None,
-    transport: Wish = "auto",
+    transport: TransportChoice = "auto",
     seed: int = 0,
 ) -> JobBundle:
     """Return the bundle of a plan, for ranks that are started with these ``options`` and train up to ``steps``.

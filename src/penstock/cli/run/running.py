@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from penstock.schemas.api.run_options import RunOptions
     from penstock.schemas.plan import PlanFile
     from penstock.schemas.trace import Trace
-    from penstock.solvers.lowering.transports import Wish
+    from penstock.solvers.lowering.transports import TransportChoice
 
 
 def register(app: typer.Typer) -> None:
@@ -213,10 +213,10 @@ def _train(
     profile = file.request.profile
     assert isinstance(profile, ModelProfile)
 
-    wish = _wish(transport, devices)
+    choice = _transport_choice(transport, devices)
 
     def work(checkpoint: Checkpoint | None) -> Work:
-        found = work_after(file, checkpoint, steps, options, transport=wish)
+        found = work_after(file, checkpoint, steps, options, transport=choice)
         devices = ", ".join(program.device for program in found.programs[0])
         screen.say(f"starting {found.num_ranks} ranks on this machine: {devices}")
         return found
@@ -271,7 +271,7 @@ def _devices(wanted: str) -> list[str]:
     return names or ["cuda:0"]
 
 
-def _wish(transport: str, devices: Sequence[str]) -> Wish:
+def _transport_choice(transport: str, devices: Sequence[str]) -> TransportChoice:
     """What the plan is lowered for, by ``--transport`` and by the devices of the ranks, which may not be the plan's."""
     match transport:
         case "auto":
