@@ -30,7 +30,7 @@ def interface_address(interface: str) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface that has ``address``: gloo and NCCL are told to bind to it. None when there is none."""
+    """The network interface that has ``address``: gloo and NCCL bind to it. None when there is none."""
     if is_loopback(address) and address != "::1":
         address = "127.0.0.1"
     for _, name in socket.if_nameindex():

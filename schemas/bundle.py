@@ -1,4 +1,4 @@
-"""What ranks that somebody else's launcher starts need of a plan, without a solver; and what they report.
+"""What ranks that another launcher starts need of a plan, without a solver; and what they report.
 
 ``penstock export PLAN --to bundle`` writes a bundle; ``penstock rank`` runs one rank of it.
 """
@@ -50,7 +50,7 @@ class RankPart(Part):
         if found != self.digest:
             raise InvalidDocument(
                 f"the programs of rank {self.rank} have the digest {found}, and the bundle says {self.digest}",
-                remedy="export the bundle anew; it is not made to be edited",
+                remedy="export the bundle again; it cannot be edited",
             )
 
 
@@ -173,7 +173,7 @@ class LaunchReport(Document):
     plan_hash: ContentHash
     launcher: Name
     model: Name
-    state: Literal["succeeded", "left"] = Field(description="left: told to end, and saved")
+    state: Literal["succeeded", "left"] = Field(description="left: asked to end, and saved")
     first_step: Count = Field(description="0, or the step of the checkpoint that it went on from")
     steps_done: Count
     losses: tuple[Number | None, ...] = Field(description="of each step from `first_step` on; null: not finite")

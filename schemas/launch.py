@@ -90,7 +90,9 @@ class LaunchSettings(Part):
         default=None, description="Slurm: minutes, hours:minutes:seconds or days-hours:minutes:seconds"
     )
     cpus_per_task: AtLeastOne | None = Field(default=None, description="CPUs of each rank")
-    switches: AtLeastOne | None = Field(default=None, description="Slurm, any nodes: at most so many leaf switches")
+    switches: AtLeastOne | None = Field(
+        default=None, description="Slurm, any nodes: the most leaf switches that the job may span"
+    )
     segment: AtLeastOne | None = Field(default=None, description="Slurm, any nodes: nodes of one block together")
     sbatch_options: tuple[SbatchOption, ...] = Field(
         default=(), description="Slurm: further options of sbatch, such as --reservation=night; may be repeated"

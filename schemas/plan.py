@@ -126,7 +126,7 @@ MicroBatchNumbers = Annotated[tuple[tuple[PositiveCount, PositiveCount], ...], F
 class Coverage(Part):
     """The class of plans that a bound covers: the values that each feature of a plan may have.
 
-    A feature that is absent has its neutral value alone; ``any`` stands for every value where they cannot be listed.
+    A feature that is absent has its neutral value alone; ``any`` means every value where they cannot be listed.
     """
 
     pipelines: tuple[Literal["one", "several"], ...] | None = None
@@ -151,7 +151,7 @@ class Coverage(Part):
 
     @classmethod
     def of(cls, covers: Covers) -> Self:
-        """The class as it stands in documents; features with their neutral value alone are left out."""
+        """Return the class as it is in documents; features with their neutral value alone are left out."""
         said: dict[str, Any] = {}
         for name in FEATURES:
             value = getattr(covers, name)

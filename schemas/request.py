@@ -26,7 +26,7 @@ Recompute = Literal["never", "auto", "always"]
 Target = Literal["megatron", "torchtitan", "deepspeed"]
 """Trainers whose limits a plan may have to keep."""
 FP32_GRADIENTS = ("megatron", "torchtitan")
-"""Trainers that add up gradients in fp32 unless they are told otherwise, whatever width parameters have.
+"""Trainers that add up gradients in fp32 unless configured otherwise, whatever width parameters have.
 
 Megatron-LM: ``accumulate_allreduce_grads_in_fp32``, which ``--bf16`` sets; torchtitan: ``mixed_precision_reduce``, the
 width in which FSDP keeps the sums of a pipeline's micro-batches.
@@ -34,7 +34,7 @@ width in which FSDP keeps the sums of a pipeline's micro-batches.
 
 
 class MemoryModel(Part):
-    """What a device has to hold beside the activations (ALGORITHMS 1.7)."""
+    """What a device has to hold in addition to the activations (ALGORITHMS 1.7)."""
 
     optimizer: Literal["sgd", "momentum", "adam"] = Field(default="adam", description="0, 1 or 2 states per parameter")
     precision: Literal["mixed", "full"] = Field(

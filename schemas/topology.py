@@ -145,7 +145,7 @@ class ClusterTopology(Document):
         for node in self.nodes:
             for device in node.devices:
                 if not device.id.startswith(node.name + "/"):
-                    raise ValueError(f"device {device.id!r} stands in node {node.name!r}; call it {node.name}/…")
+                    raise ValueError(f"device {device.id!r} is in node {node.name!r}; call it {node.name}/…")
         places = {node.name for node in self.nodes} | set(self.switches) | set(ids)
         for link in self.links:
             for end in (link.a, link.b):

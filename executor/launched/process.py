@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import DistError
 
-from penstock.executor.checkpoints.shutdown import ToldToEnd
+from penstock.executor.checkpoints.shutdown import ShutdownRequested
 from penstock.executor.devices import number_by_bus, place_among, visible_numbers
 from penstock.executor.launched.environment import Launch
 from penstock.executor.launched.places import Presence, ranks_of_processes, refuse_differences
@@ -32,11 +32,11 @@ from penstock.schemas.bundle import JobBundle, LaunchReport
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.program import Instruction, Program
 
-TOLD_TO_END = 143
-"""Exit code of a process that was told to end, and saved: as that of one which SIGTERM has ended."""
+ASKED_TO_END = 143
+"""Exit code of a process that was asked to end, and saved: as that of one which SIGTERM has ended."""
 
 LAST_WORDS_S = 2.0
-"""How long a process that lost a peer waits for that one's own reason, and one with the store lets the others hear."""
+"""How long a process waits for a lost peer's own reason, and how long the one with the store lets others read it."""
 
 _LEAVING_S = 60.0
 
@@ -93,7 +93,7 @@ class LaunchedRank(Rank):
 
 
 class Process:
-    """One process. On rank 0 ``tell`` gets each event, and ``on_first`` is called before anything is built."""
+    """One process. On rank 0 ``show`` gets each event, and ``on_first`` is called before anything is built."""
 
     def __init__(
         self,
@@ -102,14 +102,14 @@ class Process:
         launch: Launch,
         orders: Orders,
         *,
-        tell: Callable[[Mapping[str, Any]], None],
+        show: Callable[[Mapping[str, Any]], None],
         on_first: Callable[[], None],
     ) -> None:
         self._bundle = bundle
         self._digest = digest
         self._launch = launch
         self._orders = orders
-        self._tell = tell
+        self._show = show
         self._on_first = on_first
         self._events: list[Mapping[str, Any]] = []
         self._present: list[Presence] = []
@@ -132,14 +132,14 @@ class Process:
             return self._refused(error)
         bind_to(self._present, self._launch.process)
         threading.Thread(target=self._watch, daemon=True).start()
-        rank = LaunchedRank(self._bundle, self._assignment(name), self._hear)
+        rank = LaunchedRank(self._bundle, self._assignment(name), self._on_event)
         try:
             if self.rank == 0:
                 self._on_first()
             self._bundle.ranks[self.rank].refuse_damage()
             rank.run()
-        except ToldToEnd:
-            return self._left(TOLD_TO_END)
+        except ShutdownRequested:
+            return self._left(ASKED_TO_END)
         except Exception as error:
             return self._failed(rank, error)
         return self._left(0)
@@ -173,10 +173,10 @@ class Process:
             "timeout_s": orders.timeout_s,
         }
 
-    def _hear(self, event: Mapping[str, Any]) -> None:
+    def _on_event(self, event: Mapping[str, Any]) -> None:
         self._events.append(event)
         if self.rank == 0:
-            self._tell(event)
+            self._show(event)
 
     # Ends
 
@@ -184,7 +184,7 @@ class Process:
         """All processes have come to the same error, and the first one says it."""
         if self._launch.process == 0:
             _complain(str(error))
-            self._rendezvous.tell_failure("said")
+            self._rendezvous.publish_failure("said")
         else:
             with suppress(DistError):
                 self._rendezvous.failure(LAST_WORDS_S)
@@ -196,10 +196,10 @@ class Process:
         event = rank.failure(error)
         where = _where(event)
         if lost_a_peer(str(event["reason"])):
-            told = self._told()
+            reported = self._reported()
             how = "it sent nothing for too long" if "timed out" in event["reason"] else "its connection was closed"
-            text = told or f"{self._name(self.rank)} lost {self._peers(error)}{where}: {how} without a word from it"
-            said = f"{self._name(self.rank)} ends: {text}" if told else text
+            text = reported or f"{self._name(self.rank)} lost {self._peers(error)}{where}: {how} without a word from it"
+            said = f"{self._name(self.rank)} ends: {text}" if reported else text
         else:
             remedy = f"\n  try: {event['remedy']}" if event["remedy"] else ""
             text = f"{self._name(self.rank)} failed{where}: {event['detail'] or event['reason']}"
@@ -207,7 +207,7 @@ class Process:
             said = "\n    ".join([text, *lines]) + remedy
         if self._ending.acquire(blocking=False):
             _complain(said)
-        self._rendezvous.tell_failure(text)
+        self._rendezvous.publish_failure(text)
         if self._launch.opens_store:
             time.sleep(LAST_WORDS_S)
         return Outcome(error.exit_code if isinstance(error, PenstockError) else 1)
@@ -255,7 +255,7 @@ class Process:
         one = self._present[self._ranks.index(rank)]
         return f"rank {rank} (number {one.local_rank} on {one.node})"
 
-    def _told(self) -> str | None:
+    def _reported(self) -> str | None:
         """What the others know of the first failure."""
         try:
             return self._rendezvous.failure(LAST_WORDS_S)

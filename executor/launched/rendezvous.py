@@ -36,7 +36,7 @@ _AGAIN_S = 0.1
 class Rendezvous:
     """The store of a launch, as one of its processes sees it.
 
-    ``host``: its address, resolved. Raises Unreachable when it cannot be opened, or nobody opens it within ``wait_s``.
+    ``host``: its address, resolved. Raises Unreachable when it cannot be opened, or stays closed for ``wait_s``.
     """
 
     def __init__(self, launch: Launch, wait_s: float) -> None:
@@ -84,13 +84,13 @@ class Rendezvous:
 
     # What comes after
 
-    def tell_failure(self, text: str) -> None:
-        """Let the others know why this process ends, if the store is still there; the first one counts."""
+    def publish_failure(self, text: str) -> None:
+        """Publish why this process ends, if the store is still there; the first one counts."""
         with suppress(DistError):
             self._store.compare_set("failed", "", text)
 
     def watch(self) -> str:
-        """Wait until somebody has told of a failure, over a connection of its own; what it said.
+        """Wait until a process has published a failure, over a connection of its own; return its text.
 
         Raises DistError when the store is gone.
         """
@@ -99,7 +99,7 @@ class Rendezvous:
         return str(store.get("failed").decode())
 
     def failure(self, within_s: float) -> str | None:
-        """What somebody has told of a failure, if it is told in time. Raises DistNetworkError without a store."""
+        """Return the failure that a process publishes within the limit. Raises DistNetworkError without a store."""
         try:
             self._store.wait(["failed"], timedelta(seconds=within_s))
         except DistStoreError:
@@ -132,7 +132,7 @@ class Rendezvous:
             ) from None
 
     def _wait_until_open(self) -> None:
-        """Torch would wait as well, for longer than it is told, and end with a screen of frames."""
+        """Wait for the store to open; torch would wait longer than its limit, and end with a long traceback."""
         give_up_at = time.monotonic() + self._wait_s
         while True:
             try:
@@ -142,7 +142,7 @@ class Rendezvous:
                 problem = error.strerror or str(error)
             if time.monotonic() >= give_up_at:
                 raise Unreachable(
-                    f"nobody has opened the store at {self.address} within {self._wait_s:g} s: {problem}",
+                    f"no process has opened the store at {self.address} within {self._wait_s:g} s: {problem}",
                     remedy="look at what the process says that opens it (the first on that host); check that this host "
                     "reaches the port; export MASTER_ADDR and MASTER_PORT to meet elsewhere",
                 )

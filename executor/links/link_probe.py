@@ -1,7 +1,7 @@
 """Bandwidth and latency between local gloo processes, measured as pipelines use them: tagged sends of whole tensors.
 
 Pairs of processes play ping-pong with messages of growing size, all pairs at once;
-`penstock.executor.links.link_fit` finds what bandwidth and latency their times stand for.
+`penstock.executor.links.link_fit` fits bandwidth and latency to their times.
 
 Started for each rank as ``python -m penstock.executor.links.link_probe RANK SIZE ADDRESS``.
 """

@@ -41,9 +41,9 @@ def topology_of_hosts(hosts: Sequence[Host], pairs: Pairs, *, name: str = "measu
         return ClusterTopology(name=name, nodes=nodes, links_from="measured")
     cables = star_of(hosts, pairs)
     if cables is not None:
-        told = f"one link per host explains every measured pair within {STAR_ERROR:.0%}"
+        assumption = f"one link per host explains every measured pair within {STAR_ERROR:.0%}"
         return ClusterTopology(
-            name=name, nodes=nodes, switches=("switch",), links=cables, assumptions=(told,), links_from="measured"
+            name=name, nodes=nodes, switches=("switch",), links=cables, assumptions=(assumption,), links_from="measured"
         )
     return ClusterTopology(
         name=name,

@@ -135,7 +135,7 @@ class Agent:
         self._scratch = self._logs = Path()
 
     async def run(self) -> None:
-        """Sync until told to leave, then end the children and say goodbye."""
+        """Sync until asked to leave, then end the children and report the departure."""
         remove_handlers = self._on_signals()
         models = ", ".join(self._settings.model_keys())
         self._say(f"agent {self._settings.name}: {len(self._devices)} devices, models {models}, at {self._address}")
@@ -143,7 +143,7 @@ class Agent:
         if answering is not None:
             answering.start()
         proxied = not is_loopback(urlsplit(self._settings.server).hostname or "")
-        alive = asyncio.create_task(self._tell_alive())
+        alive = asyncio.create_task(self._report_alive())
         with tempfile.TemporaryDirectory(prefix="penstock-agent-") as scratch:
             self._scratch = Path(scratch)
             self._logs = (self._settings.log_directory or self._scratch / "logs").resolve()
@@ -167,7 +167,7 @@ class Agent:
         if self._broken is not None:
             raise self._broken
 
-    async def _tell_alive(self) -> None:
+    async def _report_alive(self) -> None:
         """Touch the alive file again and again: whether the service answers is another question."""
         path = self._settings.alive_file
         while path is not None:
@@ -205,7 +205,7 @@ class Agent:
                 await _wait(self._over, SHORTEST_HOLD_S)
 
     async def _ask(self, client: httpx.AsyncClient, request: SyncRequest) -> SyncReply | None:
-        """One call. It is given up, with None, when all is over, or when it is held and there is news to tell."""
+        """One call. It is given up, with None, when all is over, or when it is held and there are events to send."""
         call = asyncio.create_task(self._post(client, request))
         interrupts = [self._over, self._news] if request.hold else [self._over]
         waits = [asyncio.create_task(event.wait()) for event in interrupts]
@@ -273,7 +273,7 @@ class Agent:
         raise _Retry(f"status {answer.status_code}: {detail}")
 
     async def _say_goodbye(self, client: httpx.AsyncClient) -> None:
-        """Tell what there is left to tell; not for longer than a few seconds."""
+        """Send the events that are left, for a few seconds at most."""
         if not self._was_synced:
             return
         with contextlib.suppress(httpx.TransportError, TimeoutError, _Retry, PenstockError):
@@ -315,9 +315,9 @@ class Agent:
                     self._say(f"run {event.run}: {event.kind}{_in_short(event.data)}")
             self._news.set()
         elif after.waiting and self._progress_timer is None:
-            self._progress_timer = asyncio.get_running_loop().call_later(PROGRESS_EVERY_S, self._tell_progress)
+            self._progress_timer = asyncio.get_running_loop().call_later(PROGRESS_EVERY_S, self._report_progress)
 
-    def _tell_progress(self) -> None:
+    def _report_progress(self) -> None:
         self._progress_timer = None
         self._news.set()
 
@@ -410,7 +410,7 @@ class Agent:
             return
         self._say(f"agent {self._settings.name} is leaving")
         self._is_leaving = True
-        self._apply(Drain("it was told to end"))
+        self._apply(Drain("it was asked to end"))
 
 
 class _Retry(Exception):

@@ -14,7 +14,7 @@ from penstock.executor.node.outbox import Outbox
 from penstock.executor.node.stimuli import CHECK, Action, Process, Start
 from penstock.schemas.api.agents import Assignment
 
-TOLD_TO_END = "was told to end"
+ASKED_TO_END = "was asked to end"
 _PEER_LOST = (
     "closed by peer",
     "connection reset",
@@ -22,7 +22,7 @@ _PEER_LOST = (
     "broken pipe",
     "timed out",
     "remote peer",
-    TOLD_TO_END,
+    ASKED_TO_END,
 )
 
 
@@ -167,5 +167,5 @@ def broken_invariants(state: State, actions: Iterable[Action] = ()) -> list[str]
             faults.append(f"run {run} is {record.phase} and has a successor")
     for action in actions:
         if isinstance(action, Start) and state.current(action.run, action.generation) is None:
-            faults.append(f"{action.process} of generation {action.generation} started beside another generation")
+            faults.append(f"{action.process} of generation {action.generation} started next to another generation")
     return faults

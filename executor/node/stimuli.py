@@ -82,12 +82,12 @@ class GraceOver:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """The agent has been told to leave."""
+    """The agent has been asked to leave."""
 
     reason: str
 
     def __str__(self) -> str:
-        return f"told to leave: {self.reason}"
+        return f"asked to leave: {self.reason}"
 
 
 Stimulus = Synced | Said | Exited | GraceOver | Drain

@@ -41,7 +41,7 @@ def assemble(
     for tie in ties:
         for layer in tie.layers[1:]:
             own_bytes[layer] -= tie.bytes
-    told = f"model inputs, delivered by the batch and crossing no cut: {', '.join(inputs) or 'none'}"
+    assumption = f"model inputs, delivered by the batch and crossing no cut: {', '.join(inputs) or 'none'}"
     return ModelProfile(
         name=chain.job.name,
         layers=tuple(
@@ -59,7 +59,7 @@ def assemble(
         parameter_dtype=dtype,  # type: ignore[arg-type]
         measurements=tuple(measurements),
         scaling="measured",
-        assumptions=(told, *assumptions),
+        assumptions=(assumption, *assumptions),
         source=source,
     )
 

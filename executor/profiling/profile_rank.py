@@ -100,15 +100,15 @@ def _medians(rows: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _serve(orders: IO[bytes], answer: Callable[[dict[str, Any]], None]) -> None:
-    told = json.loads(orders.readline())
+    order = json.loads(orders.readline())
     job: Job = (
-        load_job(told["reference"], told["directory"])
-        if told["reference"]
-        else pickle.loads(base64.b64decode(told["pickled"]))
+        load_job(order["reference"], order["directory"])
+        if order["reference"]
+        else pickle.loads(base64.b64decode(order["pickled"]))
     )
-    device = open_device(told["device"])
+    device = open_device(order["device"])
     watch = Stopwatch(device)
-    shares = make_shares(job, told["first"], told["last"], told["sizes"], device, Training(told["precision"]))
+    shares = make_shares(job, order["first"], order["last"], order["sizes"], device, Training(order["precision"]))
     stashes = [stash_bytes(share) for share in shares]
     workspaces = [workspace_bytes(share, stash) for share, stash in zip(shares, stashes, strict=True)]
     passes = [Passes(share, watch) for share in shares]

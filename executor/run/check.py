@@ -136,7 +136,7 @@ class _Reference:
     def broadcast(self, chain: Chain) -> Iterator[tuple[_Key, Tensor]]:
         """The gradients on every rank, one after the other; each is let go of.
 
-        In so many steps a stage whose update takes several global batches makes fewer updates.
+        In the same number of steps a stage whose update takes several global batches makes fewer updates.
         """
         modules = chain.build_layers(range(len(chain.specs)), device="meta")
         parameters = dict(chain.named_parameters(modules))

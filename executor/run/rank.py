@@ -43,7 +43,7 @@ import torch.distributed as dist
 
 from penstock.executor.checkpoints.checkpoint import About
 from penstock.executor.checkpoints.checkpoint_store import Checkpoints
-from penstock.executor.checkpoints.shutdown import GracefulShutdown, ToldToEnd
+from penstock.executor.checkpoints.shutdown import GracefulShutdown, ShutdownRequested
 from penstock.executor.children import die_with
 from penstock.executor.gpu import open_device
 from penstock.executor.program.interpreter import InstructionFailed, Interpreter
@@ -210,7 +210,7 @@ class Rank:
         given, options = self.assignment, self.options
         first_step = 0
         if checkpoints is not None and options.resume:
-            first_step = checkpoints.resume(interpreter, self._tell_first, may_start_anew=options.resume == "auto")
+            first_step = checkpoints.resume(interpreter, self._report_first, may_start_anew=options.resume == "auto")
         expected = given.get("first_step")
         if expected is not None and expected != first_step:
             raise InvalidDocument(f"the programs are for step {expected} on; the newest checkpoint is of {first_step}")
@@ -237,7 +237,7 @@ class Rank:
             return None
         return Metrics(options.metrics_path, options.tensorboard_directory, course.first_step, interpreter)
 
-    def _tell_first(self, event: Mapping[str, Any]) -> None:
+    def _report_first(self, event: Mapping[str, Any]) -> None:
         if self.program.rank == 0:
             self.say(event)
 
@@ -352,8 +352,8 @@ def main(stdin: TextIO, events: TextIO) -> int:
     rank = Rank(json.loads(line), say)
     try:
         rank.run()
-    except ToldToEnd as told:
-        say({"kind": "left", "rank": rank.assignment["rank"], "step": told.step})
+    except ShutdownRequested as shutdown:
+        say({"kind": "left", "rank": rank.assignment["rank"], "step": shutdown.step})
     except Exception as error:
         say(rank.failure(error))
         os._exit(1)

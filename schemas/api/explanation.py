@@ -110,7 +110,7 @@ class DifferenceOut(Part):
 
 
 class LayoutComparison(Part):
-    """A layout of one's own beside the plan; ``theirs`` is null where it cannot run at all."""
+    """A layout of one's own compared with the plan; ``theirs`` is null where it cannot run at all."""
 
     fits: Flag
     sentence: str

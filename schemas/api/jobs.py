@@ -104,7 +104,7 @@ class JobOut(Part):
 
 
 class JobEvent(Part):
-    """One line of a job's story; ``sequence`` grows by one."""
+    """One event of a job; ``sequence`` grows by one."""
 
     sequence: Count
     kind: Literal["state", "progress", "log"]
@@ -208,7 +208,7 @@ class RunOut(Part):
 
 
 class RunEvent(Part):
-    """One line of a run's story; ``sequence`` grows by one."""
+    """One event of a run; ``sequence`` grows by one."""
 
     sequence: Count
     kind: Literal["state", "resumed", "checkpoint", "evaluation", "rung", "warning"]

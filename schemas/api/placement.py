@@ -23,7 +23,7 @@ class NodeRange(Part):
     """How many nodes a job may get."""
 
     min: PositiveCount = 1
-    max: PositiveCount | None = Field(default=None, description="left out: as many as are free")
+    max: PositiveCount | None = Field(default=None, description="default: all free nodes")
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -96,7 +96,7 @@ class PlacementRequest(Document):
 
 
 class PlacementRow(Part):
-    """The best found on so many nodes: what each further node would bring."""
+    """The best plan found for one number of nodes: what each further node would bring."""
 
     nodes: PositiveCount
     devices: PositiveCount

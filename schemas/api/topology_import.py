@@ -88,7 +88,7 @@ class TopologyImport(Document):
 
 
 class SourceFound(Part):
-    """What a source was, and how much of the topology it speaks of."""
+    """What a source was, and how much of the topology it covers."""
 
     source: str
     format: Format

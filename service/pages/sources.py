@@ -138,7 +138,7 @@ class Sources:
         return Explanation.model_validate(next(one["result"] for one in reversed(messages) if "result" in one))
 
     def events(self, job_id: str) -> list[JobEvent]:
-        """The begin of a job's story."""
+        """The first events of a job."""
         return self.service.queue.events(self.tenant, job_id, 0)
 
     def asked(self, request_hash: str) -> Asked:
@@ -177,7 +177,7 @@ class Sources:
         return self.service.runs.run(self.tenant, run_id)
 
     def run_events(self, run_id: str) -> list[RunEvent]:
-        """The begin of a run's story."""
+        """The first events of a run."""
         return self.service.runs.events(self.tenant, run_id, 0)[0]
 
     def cancel_run(self, run_id: str) -> None:

@@ -129,7 +129,7 @@ class Agents:
         contact = self._contacts.get((tenant, agent_id))
         last_sync = self._started if contact is None else contact.last
         if contact is not None and contact.incarnation != incarnation:
-            return "was started anew"
+            return "was restarted"
         if contact is not None and contact.left:
             return "left"
         if contact is not None and contact.held is not None:
@@ -225,7 +225,7 @@ class Agents:
                 new = {"tenant": tenant, "id": agent_id, "ack": 0, "state_version": now_ms()}
                 connection.execute(agents.insert().values(**new, **offer))
             elif row["incarnation"] != request.incarnation:
-                self._runs.lose_agent(connection, tenant, agent_id, "was started anew", replaced=True)
+                self._runs.lose_agent(connection, tenant, agent_id, "was restarted", replaced=True)
                 connection.execute(agents.update().where(here).values(ack=0, **offer))
             else:
                 ack = row["ack"]

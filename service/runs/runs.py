@@ -43,11 +43,11 @@ from penstock.service.runs.run_rows import (
     assignment,
     busy_places,
     events_after,
+    record_event,
     row_of,
     run_out,
     store_steps,
     store_trace,
-    tell,
     touch,
 )
 
@@ -112,7 +112,7 @@ class Runs:
             return [run_out(connection, row) for row in connection.execute(query).mappings().all()]
 
     def events(self, tenant: str, run_id: str, after: int) -> tuple[list[RunEvent], bool]:
-        """The story of a run after event ``after``, and whether the run has ended. Raises NotFound."""
+        """Return the events of a run after event ``after``, and whether the run has ended. Raises NotFound."""
         with self._database.read() as connection:
             is_over = row_of(connection, run_id, tenant)["state"] not in LIVE
             return events_after(connection, run_id, after), is_over
@@ -201,9 +201,9 @@ class Runs:
                 store_trace(connection, event.run, trace)
             case "checkpoint", Checkpointed(step=step):
                 connection.execute(runs.update().where(runs.c.id == event.run).values(checkpoint_step=step))
-                tell(connection, event.run, event.kind, generation=event.generation, **data.model_dump())
+                record_event(connection, event.run, event.kind, generation=event.generation, **data.model_dump())
             case "resumed" | "evaluation" | "rung" | "warning", _:
-                tell(connection, event.run, event.kind, generation=event.generation, **data.model_dump())
+                record_event(connection, event.run, event.kind, generation=event.generation, **data.model_dump())
             case _, Progress(rank=rank, step=step, losses=losses, times_ns=times_ns):
                 store_steps(connection, event.run, rank, step, losses, times_ns)
             case _ if run["state"] in ("preparing", "running"):

@@ -245,7 +245,7 @@ def _devices(problem: Problem, plan: Candidate, value: str) -> Change:
     wider = with_devices(problem, count)
     if wider is None:
         raise UnsupportedRequest(
-            f"how {count} more devices would be connected cannot be told from this topology",
+            f"this topology does not say how {count} more devices would be connected",
             remedy="write the larger topology and plan for it",
         )
     return Change(f"devices=+{count}", f"{count} more device{'s' if count > 1 else ''}", wider, True)

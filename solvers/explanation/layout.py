@@ -141,7 +141,7 @@ def _devices(problem: Problem, layout: Layout, stages: int) -> list[tuple[int, .
     if layout.devices:
         return _named_devices(problem, layout, stages)
     if stages > problem.num_devices:
-        raise _wrong("/cuts", f"{stages} stages need as many devices; there are {problem.num_devices}")
+        raise _wrong("/cuts", f"{stages} stages need {stages} devices; there are {problem.num_devices}")
     share, more = divmod(problem.num_devices, stages)
     replicas = layout.replicas or tuple(share + 1 if s < more else share for s in range(stages))
     if len(replicas) != stages:

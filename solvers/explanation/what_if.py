@@ -56,7 +56,7 @@ def what_if(
     room = headroom(problem, plan)
     yield Row("", "as it is", "as it is", plan, room, bound, lacks(problem, short))
     if replan is not None and replan_all and (again := replan(problem)) is not None:
-        yield Row("", "as it is, planned anew", "re-planned", again, headroom(problem, again), bound)
+        yield Row("", "as it is, planned again", "re-planned", again, headroom(problem, again), bound)
     changes = [change(problem, plan, text) for text in asked]
     for changed in changes:
         yield tried(changed, plan, replan, replan_all or changed.name.startswith("devices"))
@@ -92,7 +92,7 @@ def tried(changed: Change, plan: Candidate, replan: Replan | None, replans: bool
 
 def _nothing(replan: Replan | None) -> str:
     if replan is None:
-        return "its order cannot be kept, and no planner was named to plan anew"
+        return "its order cannot be kept, and no planner was named to plan it again"
     return "the planner found no plan"
 
 

@@ -32,11 +32,11 @@ from penstock.solvers.placement.site import Chosen, Site
 SMALL = 6_000
 """Layers × devices × numbers of micro-batches up to which a job's planner is asked without any limit."""
 EFFORT = 3_072
-"""Devices of the sets that get a regular plan beside the most compact ones, together."""
+"""Total devices of the sets that get a regular plan in addition to the most compact ones."""
 ASKED = 2
-"""To ask what so many devices may do without limits is as much work as a plan for one of them."""
+"""A regular plan for n devices without limits counts as n / 2 devices."""
 SPARE = 2
-"""Regular plans may take one part of so many of a time limit."""
+"""Regular plans may take 1/2 of a time limit."""
 
 
 class Asker(Protocol):
@@ -145,14 +145,14 @@ class Choice:
 
 @dataclass
 class Chooser:
-    """The search of one job over ``hosts`` of a site. ``tell`` is called with every set that has been evaluated."""
+    """The search of one job over ``hosts`` of a site. ``on_progress`` is called after every set that is evaluated."""
 
     site: Site
     hosts: Iterable[int]
     limits: PlacementLimits
     asker: Asker
     deadline: Deadline
-    tell: Callable[[Chooser], None] = lambda _chooser: None
+    on_progress: Callable[[Chooser], None] = lambda _chooser: None
     options: list[Option] = field(default_factory=list)
     best: Option | None = None
     _bounds: dict[object, int] = field(default_factory=dict)
@@ -217,7 +217,7 @@ class Chooser:
                 left -= option.devices
             else:
                 option.surpassed = True
-                self.tell(self)
+                self.on_progress(self)
             left -= (len(self._fast) - known) * option.devices // ASKED
 
     def _promise(self, option: Option) -> tuple[int, int, int]:
@@ -277,7 +277,7 @@ class Chooser:
         keeps = option.best is not None and self.limits.keeps(option.best.value_ns)
         if keeps and (self.best is None or self._rank(option) < self._rank(self.best)):
             self.best = option
-        self.tell(self)
+        self.on_progress(self)
 
     def _rank(self, option: Option) -> tuple[bool, int, int, int, int, Chosen]:
         """Return the sort key of sets: the best plan first; sets without a plan last, the most promising first."""

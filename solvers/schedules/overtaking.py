@@ -44,7 +44,7 @@ VIEWS = ((False, True), (False, False), (True, False))
 BLOCKS = {"v-min": V_MIN, "v-half": V_HALF, "v-zero": V_ZERO}
 AHEAD = (1, 2, 3)
 DELAYS = (0, 1, 2, None)
-"""Forwards that a rank is ahead of the next, and how many micro-batches per rank weight gradients stay behind."""
+"""Forwards that a rank is ahead of the next, and how many micro-batches per rank weight gradients are delayed."""
 
 
 class Overtaken(NamedTuple):

@@ -99,7 +99,7 @@ def test_a_layout_of_named_devices(data: dict[str, Any], tmp_path: Path, capsys:
     [
         (["--cuts", "3,1"], 65, "stage 2 would begin with layer 1"),
         (["--cuts", "7"], 65, "there is no layer 7"),
-        (["--cuts", "1,2"], 65, "3 stages need as many devices; there are 2"),
+        (["--cuts", "1,2"], 65, "3 stages need 3 devices; there are 2"),
         (["--cuts", "blok2"], 65, "did you mean 'block"),
         (["--cuts", "1", "--replicas", "1"], 65, "1 counts for 2 stages"),
         (["--cuts", "1", "--replicas", "one,1"], 64, "no number of devices"),

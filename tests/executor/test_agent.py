@@ -410,7 +410,7 @@ def test_ranks_save_before_a_leaving_agent_says_goodbye(service, project):
     told = [event.kind for event in service.events if event.kind != "progress"]
     assert told == ["prepared", "started", "checkpoint", "checkpoint", "rank_failed", "stopped"]
     (failed,) = service.wait_for("rank_failed")
-    assert failed.data["reason"] == "agent 'node' is leaving: it was told to end"
+    assert failed.data["reason"] == "agent 'node' is leaving: it was asked to end"
     assert service.requests[-1].leaving
 
 

@@ -217,14 +217,14 @@ def test_processes_take_their_places(
             ("n7/0", "n7/1", "n8/0"),
             True,
             UnsupportedRequest,
-            "n8 has 1 processes and can stand in for none of the plan's nodes that are left (n0 (2))",
+            "n8 has 1 processes and can replace none of the plan's nodes that are left (n0 (2))",
             id="any: none fits",
         ),
         pytest.param(
             ("n7/0", "n7/1", "n8/0", "n8/1", "n9/0", "n9/1"),
             True,
             UnsupportedRequest,
-            "n9 has 2 processes and can stand in for none of the plan's nodes that are left (none)",
+            "n9 has 2 processes and can replace none of the plan's nodes that are left (none)",
             id="any: too many",
         ),
     ],
@@ -315,9 +315,9 @@ def test_processes_meet_hear_of_a_failure_and_leave() -> None:
         meeting = Rendezvous(launch, 20)
         present, name = meeting.present("digest", {"steps": 3, "seed": launch.process})
         nothing = meeting.failure(0.05) if launch.process == 0 else None
-        meeting.tell_failure(f"process {launch.process} failed") if launch.process == 1 else None
+        meeting.publish_failure(f"process {launch.process} failed") if launch.process == 1 else None
         heard = meeting.watch()
-        meeting.tell_failure("a later one")
+        meeting.publish_failure("a later one")
         meeting.leave(20)
         return present, name, nothing, heard
 
@@ -343,7 +343,7 @@ def test_those_that_do_not_come_are_named() -> None:
 def test_a_store_that_nobody_opens_and_one_whose_port_is_taken() -> None:
     first, second = launches(2)
     with pytest.raises(
-        Unreachable, match=r"nobody has opened the store at 127\.0\.0\.1:\d+ within 0\.3 s: Connection refused"
+        Unreachable, match=r"no process has opened the store at 127\.0\.0\.1:\d+ within 0\.3 s: Connection refused"
     ):
         Rendezvous(second, 0.3)
     with socket.socket() as taken:

@@ -425,18 +425,18 @@ def test_a_lower_generation_and_words_of_the_dead_are_ignored():
 
 
 def test_ranks_save_before_a_leaving_agent_says_that_they_are_gone():
-    state, actions = play(*RUNNING, Drain("it was told to end"))
+    state, actions = play(*RUNNING, Drain("it was asked to end"))
     assert actions == [Stop("r", 1, gently=True)]
     state, _ = play(said(RANK0, kind="checkpoint", step=2, directory="/c/step-2"), exited(RANK0), state=state)
     assert told(state) == ["prepared", "checkpoint"]
     state, _ = play(exited(RANK1), state=state)
     assert told(state) == ["prepared", "checkpoint", "rank_failed", "stopped"]
-    assert failure(state)["reason"] == "agent 'a' is leaving: it was told to end"
+    assert failure(state)["reason"] == "agent 'a' is leaving: it was asked to end"
 
 
 def test_the_store_stays_until_the_last_rank_has_saved():
     hosting = (synced(assignment(hosts_store=True)), said(STORE, kind="ready", address="me:2"), *PREPARED[1:])
-    state, actions = play(*hosting, synced(assignment("start", hosts_store=True)), Drain("it was told to end"))
+    state, actions = play(*hosting, synced(assignment("start", hosts_store=True)), Drain("it was asked to end"))
     state, actions = play(exited(RANK0), exited(RANK1), state=state)
     assert actions == [Stop("r", 1)]
     assert "stopped" not in told(state)
@@ -447,7 +447,7 @@ def test_ranks_that_saved_because_another_agent_leaves_are_not_to_blame_at_once(
     state, actions = play(*RUNNING, said(RANK0, kind="left", step=2), exited(RANK0, 0))
     assert actions == [SetTimer("r", 1, PEER_LOST_GRACE_NS)]
     state, _ = play(GraceOver("r", 1), state=state)
-    assert failure(state)["reason"] == "rank 0 ended after 2 steps: a rank of the run was told to end"
+    assert failure(state)["reason"] == "rank 0 ended after 2 steps: a rank of the run was asked to end"
 
 
 @pytest.mark.parametrize(
@@ -470,10 +470,10 @@ def test_what_happens_on_the_way_is_told(message, data):
     ids=["checking", "prepared"],
 )
 def test_an_agent_told_to_leave_says_so_and_stops(history, kind):
-    state, _ = play(*history, Drain("it was told to end"))
+    state, _ = play(*history, Drain("it was asked to end"))
     event = state.outbox.events[-1] if state.is_living else state.outbox.events[-2]
     assert event.kind == kind
-    assert "agent 'a' is leaving: it was told to end" in event.data["reason"]
+    assert "agent 'a' is leaving: it was asked to end" in event.data["reason"]
 
 
 def test_an_agent_that_leaves_takes_nothing_on():
@@ -499,7 +499,7 @@ def test_the_steps_of_each_rank_are_gathered_while_earlier_ones_are_on_their_way
     box, events = state.outbox.take(10**6)
     shown = [(event.data["rank"], event.data["step"], len(event.data["losses"])) for event in events[1:]]
     assert shown == [(0, 0, 300), (1, 0, 300)]
-    later = box.tell_step(RankKey("r", 1, 0), 300, 0.25, 1)
+    later = box.add_step(RankKey("r", 1, 0), 300, 0.25, 1)
     assert later.take(10**6)[1] == events
     (news,) = later.acknowledge(events[-1].sequence).take(10**6)[1]
     assert news.data == {"rank": 0, "step": 300, "losses": (0.25,), "times_ns": (1,)}
@@ -509,7 +509,7 @@ def test_the_steps_of_each_rank_are_gathered_while_earlier_ones_are_on_their_way
 def test_no_step_is_lost_however_long_the_service_is_away(steps):
     box = Outbox()
     for step_ in steps:
-        box = box.tell_step(RankKey("r", 1, 0), step_, step_ / 2, None)
+        box = box.add_step(RankKey("r", 1, 0), step_, step_ / 2, None)
     told_of = []
     while box:
         box, events = box.take(10**9)
@@ -526,7 +526,7 @@ def test_progress_comes_before_the_end_of_its_rank():
 def test_a_long_outbox_is_sent_in_portions():
     box = Outbox()
     for _ in range(5):
-        box = box.tell("trace", "r", 1, {"rank_trace": "x" * 1000})
+        box = box.add("trace", "r", 1, {"rank_trace": "x" * 1000})
     assert len(box.take(2500)[1]) == 2
     assert len(box.take(10)[1]) == 1
 

@@ -64,7 +64,7 @@ def replies(*, hosts_store: bool) -> list[Stimulus]:
 
 def others() -> list[Stimulus]:
     """What children and timers may say, of both generations, whether they live or not; and being told to leave."""
-    found: list[Stimulus] = [Drain("it was told to end")]
+    found: list[Stimulus] = [Drain("it was asked to end")]
     for g in (1, 2):
         found += [Said("r", g, CHECK, {"kind": "ready"}), Said("r", g, STORE, {"kind": "ready", "address": "h:1"})]
         found += [Said("r", g, RANK, {"kind": kind, "reason": "x"}) for kind in ("ready", "done", "failed", "left")]

@@ -144,5 +144,5 @@ def test_all_members_together_have_a_limit(text: str, faults: list[int]) -> None
 
 @pytest.mark.parametrize("name", ["", "a b", "a,b", "a[1]", "a]"])
 def test_names_that_no_hostlist_can_say(name: str) -> None:
-    with pytest.raises(InvalidDocument, match="cannot stand in a hostlist"):
+    with pytest.raises(InvalidDocument, match="cannot be in a hostlist"):
         fold(["fine", name])

@@ -293,7 +293,7 @@ def test_only_some_nodes() -> None:
     error = refused(TREE, only="n[1-9]")
     assert error.faults[0].pointer == "/options/only"
     assert "n[5-9]" in error.detail
-    assert "cannot be told" in refused(TREE, only_free=True, devices_per_node=8).detail
+    assert "are unknown" in refused(TREE, only_free=True, devices_per_node=8).detail
 
 
 def test_where_nothing_is_left_the_reasons_are_told() -> None:

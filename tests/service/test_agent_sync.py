@@ -240,7 +240,7 @@ def test_a_name_is_free_when_its_agent_has_left_and_its_runs_fail(
     failed = client.runs.get(run.id)
     assert failed.state == "failed"
     assert failed.error is not None
-    assert re.search(r"agent 'node0' (was started anew|left) while it held ranks of this run", failed.error.detail)
+    assert re.search(r"agent 'node0' (was restarted|left) while it held ranks of this run", failed.error.detail)
     assert agents[0].assignment(run.id) is None
     stopping = agents[1].assignment(run.id)
     assert stopping is not None

@@ -280,7 +280,7 @@ def test_layouts_that_are_none_are_refused(layout: Layout, words: str) -> None:
 def test_more_stages_than_devices_and_forbidden_cuts_are_refused() -> None:
     problem = make_problem([1] * 6, nodes=(2,), cuttable=[True, True, False, True, True])
     ours = judged(problem, chain([(3, [0]), (3, [1])], 4))
-    with pytest.raises(InvalidDocument, match="3 stages need as many devices; there are 2"):
+    with pytest.raises(InvalidDocument, match="3 stages need 3 devices; there are 2"):
         compare_layout(problem, ours, Layout(("1", "2")))
     with pytest.raises(InvalidDocument, match="no cut between 'layer2' and 'layer3'"):
         compare_layout(problem, ours, Layout(("3",)))

@@ -126,7 +126,7 @@ class Idempotency:
             return Made(row.job_id, doing)
         raise KeyInUse(
             f"the first request with the Idempotency-Key {key!r} has not been answered yet",
-            remedy=f"wait a moment, and send it again; one that was lost is done anew after {self.lease_s:g} s",
+            remedy=f"wait a moment, and send it again; one that was lost is repeated after {self.lease_s:g} s",
         )
 
     def renew(self, doing: Doing) -> bool:

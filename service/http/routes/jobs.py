@@ -129,7 +129,7 @@ def plan_file(request: Request, id: Id, service: Access, caller: Reader, best: b
 
 
 async def settled(service: Service, caller: Principal, job_id: str, until: float) -> JobOut:
-    """The job once it has ended, or as it stands at ``until``, of ``time.monotonic``."""
+    """Return the job once it has ended, or as it is at ``until``, of ``time.monotonic``."""
     with service.notifier.listen(f"job:{job_id}") as listener:
         while True:
             job = await run_sync(service.queue.job, caller.tenant, job_id)

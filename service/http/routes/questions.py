@@ -131,9 +131,10 @@ async def explain(
 ) -> Response:
     """What a plan's time is made of, what binds it, and what would help; 422 when it cannot be simulated.
 
-    `what_if` names changes to try (`bandwidth=2`, `devices=+8`, …; `default` the usual ones), `planner` who plans anew
-    for them. With `cut` (layers or their names, where stages begin) the answer compares a layout of one's own, whose
-    `replicas` or `devices` (one entry a stage, names separated by commas), `schedule` and `micro_batches` may be given.
+    `what_if` names changes to try (`bandwidth=2`, `devices=+8`, …; `default` the usual ones), `planner` which one plans
+    again for them. With `cut` (layers or their names, where stages begin) the answer compares a layout of one's own,
+    whose `replicas` or `devices` (one entry a stage, names separated by commas), `schedule` and `micro_batches` may be
+    given.
     """
     return await _explained(request, service, file, how)
 

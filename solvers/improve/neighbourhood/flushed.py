@@ -116,7 +116,7 @@ class LargeNeighbourhoodSearch:
 
     @property
     def _horizon_ns(self) -> int:
-        """Plans up to here are looked around from, because better ones may lie behind them."""
+        """The largest value of a plan whose neighbours are searched: better plans may be reached through worse ones."""
         return self.value_ns + self.value_ns // DETOUR
 
     def _rounds(self) -> Iterator[Trial]:
@@ -145,7 +145,7 @@ class LargeNeighbourhoodSearch:
         yield from self._round([(number, each) for each in repairs.of(stages, low, low + width, draw)], PATIENCE)
 
     def _round(self, plans: Iterable[Plan], patience: int) -> Iterator[Trial]:
-        """Walk from some plans until so many steps in a row have found nothing."""
+        """Walk from some plans until ``patience`` steps in a row have found nothing."""
         self._heap = []
         self._push(plans)
         left = patience

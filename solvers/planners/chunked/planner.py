@@ -70,7 +70,7 @@ def interleaved_proposals(problem: Problem, options: Mapping[str, object]) -> It
 
     def shapes(problem: Problem, batch: Batch, places: Places) -> Iterator[Allocation]:
         for chunks in numbers:
-            with suppress(UnsupportedRequest):  # the chain is too short for so many parts
+            with suppress(UnsupportedRequest):  # the chain is too short for that number of parts
                 yield in_a_loop(problem, batch, places, chunks)
 
     for allocation in _ranked(problem, DEPTH.of(options), shapes, least=min(numbers)):
@@ -123,7 +123,7 @@ def chimera_proposals(problem: Problem, options: Mapping[str, object]) -> Iterat
         )
     for allocation in found:
         for row in tried_with("chimera", ("both_ways",)):
-            with suppress(UnsupportedRequest):  # not for so many pipelines or micro-batches
+            with suppress(UnsupportedRequest):  # not for these numbers of pipelines and micro-batches
                 orders = row.orders(problem, allocation)
                 if problem.recompute != "always":
                     yield _fixed(problem, allocation, orders)

@@ -50,7 +50,7 @@ class Rules:
     ``rank``: which prefix a memo entry keeps, the one with the smallest bound of its completions (then latency), or,
     as the paper, with the smallest latency when all other layers are one stage. ``prune`` skips what a proven bound
     rules out, and changes no value. ``limit_ns``: plans from there on are of no interest.
-    ``total_stages``: exactly so many stages S; then the memory test is for P_A's min(S - i, M) micro-batches in
+    ``total_stages``: exactly S stages; then the memory test is for P_A's min(S - i, M) micro-batches in
     flight (0: any number of stages, one micro-batch in flight).
     ``beam``: prefixes per entry, fewer where all together would exceed ``MAX_PREFIXES``.
     ``lenient`` leaves buffers out of the memory test, for requests where nothing fits otherwise; the judge decides.

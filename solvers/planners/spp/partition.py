@@ -28,7 +28,7 @@ MAX_TABLE_BYTES = 2**29
 
 
 class Part(NamedTuple):
-    """One stage: layers [first, end), so many devices of the order, its way to run (1: recomputing)."""
+    """One stage: layers [first, end), the number of devices of the order, its way to run (1: recomputing)."""
 
     first: int
     end: int

@@ -38,7 +38,7 @@ def one_f_one_b_star(problem: Problem, allocation: Allocation, *, period_ns: int
     period = minimal_period_ns(line) if period_ns is None else period_ns
     if period is None:
         raise InvalidPlan(
-            "no period lets every stage hold one micro-batch beside two versions of its weights",
+            "no period lets every stage hold one micro-batch in addition to two versions of its weights",
             remedy="recomputation, smaller micro-batches, or more stages",
         )
     if period < max(chain_loads(line)):

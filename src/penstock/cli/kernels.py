@@ -18,7 +18,7 @@ def compiled() -> tuple[int, Path]:
     return sum(1 for _ in place.rglob("*.nbi")), place
 
 
-def tell_of_the_compiler() -> None:
+def announce_compilation() -> None:
     """Say on standard error that a first plan takes a minute or two longer, where it will."""
     found, place = compiled()
     if not found and find_spec("numba"):

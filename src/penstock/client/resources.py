@@ -57,7 +57,7 @@ Named = Mapping[str, Any]
 class Plans:
     """Plans: asked for, kept under their hashes, judged, explained, exported.
 
-    Where a method takes a stored ``plan``, that is its hash; the id of a job stands for the plan that came of it.
+    Where a method takes a stored ``plan``, that is its hash; the id of a job means its resulting plan.
     """
 
     def __init__(self, connection: Connection, jobs: Jobs) -> None:

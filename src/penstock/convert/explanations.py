@@ -100,7 +100,7 @@ def to_idle(problem: Problem, plan: Candidate, idle: Idle) -> wire.IdleOut:
 
 
 def to_sensitivity(plan: Candidate, found: Sensitivity) -> wire.SensitivityOut:
-    """One sensitivity beside the plan's time."""
+    """One sensitivity, relative to the plan's time."""
     ratio = found.time_ns / plan.value_ns
     return wire.SensitivityOut(
         thing=found.thing, sentence=found.sentence, time_ns=found.time_ns, ratio=ratio, how=found.how
@@ -179,7 +179,7 @@ REALISTIC = ("bandwidth=2", "memory=2", "devices=+", "micro-batches=", "recomput
 
 
 def most_helpful(plan: Candidate, rows: Sequence[Row], found: Sequence[Sensitivity]) -> str:
-    """What somebody could really do and helps most: of the what-ifs, or of a link, memory or a stage."""
+    """The feasible change that helps most: of the what-ifs, or of a link, memory or a stage."""
     gains = [
         Gain(f"{row.sentence} ({row.how})", row.plan.value_ns)
         for row in rows

@@ -3,7 +3,7 @@
 One line per rank, one cell per operation (``2F0``: stage 2, forward, micro-batch 0; kinds F, B, I, W); an empty cell is
 an idle step. torchtitan takes such a file as ``parallelism.pipeline_parallel_schedule_csv``,
 ``_PipelineScheduleRuntime`` by ``_load_csv``. Of replicas each pipeline rank has one line, which all of them run; what
-recomputes is the model's own affair: neither stands in the file, and ``beside`` says them. PyTorch reads the last
+recomputes is the model's own affair: neither is in the file, and ``remarks`` says them. PyTorch reads the last
 stage's losses in the order in which its forwards run, so these have to be in ascending order.
 """
 
@@ -71,8 +71,8 @@ def _refuse(allocation: Allocation) -> None:
             )
 
 
-def beside(allocation: Allocation, orders: Orders) -> tuple[str, ...]:
-    """What belongs to the plan and stands in no schedule of PyTorch: replicas and recomputation, in sentences."""
+def remarks(allocation: Allocation, orders: Orders) -> tuple[str, ...]:
+    """Return what belongs to the plan and has no place in a schedule of PyTorch: replicas and recomputation."""
     said = []
     counts = [stage.replicas for stage in allocation.stages]
     if len(set(counts)) > 1:
@@ -83,7 +83,7 @@ def beside(allocation: Allocation, orders: Orders) -> tuple[str, ...]:
         )
     elif counts[0] > 1:
         said.append(
-            f"each line is of {counts[0]} replicas, which share a micro-batch by rows: the mesh beside the pipeline "
+            f"each line is of {counts[0]} replicas, which share a micro-batch by rows: the mesh next to the pipeline "
             "(data parallelism) has them, and sums their gradients"
         )
     recomputing = [
@@ -124,13 +124,13 @@ def onto(text: str, allocation: Allocation) -> tuple[Allocation, Orders]:
     ):
         raise InvalidDocument(
             f"the schedule has no stage {left[0]}; the plan has {len(allocation.stages)} stages",
-            remedy="a plan cut into as many stages as the schedule has",
+            remedy="a plan with the schedule's number of stages",
         )
     return single_pipeline(allocation.stages, number), Orders(NAME, rows)
 
 
 class _Rank(NamedTuple):
-    """A line's operations, (n, 3) int32, and the columns that they stand in; both count from 0."""
+    """Return a line's operations, (n, 3) int32, and their columns; both count from 0."""
 
     line: int
     operations: np.ndarray
@@ -282,7 +282,7 @@ def _circle(
     return InvalidDocument(
         "the schedule can never end: its ranks wait for each other in a circle",
         faults=tuple(Fault(f"/{each}/{ranks[each].columns[reached[each]]}", waits[each]) for each in around),
-        remedy="move one of these operations behind what it waits for",
+        remedy="move one of these operations after what it waits for",
     )
 
 
@@ -310,7 +310,7 @@ def _devices(allocation: Allocation, rank: _Rank) -> tuple[int, ...]:
     if own[-1] >= count:
         raise InvalidDocument(
             f"line {rank.line + 1} runs stage {own[-1]}, but the plan has {count} stages",
-            remedy="a plan cut into as many stages as the schedule has",
+            remedy="a plan with the schedule's number of stages",
         )
     devices: tuple[int, ...] = allocation.stages[own[0]].devices
     held = [s for s, stage in enumerate(allocation.stages) if set(stage.devices) & set(devices)]

@@ -62,7 +62,7 @@ class _Node:
 def read_profile(text: str, *, name: str, device_kind: str = "V100", micro_batch_size: int) -> ModelProfile:
     """The chain that a PipeDream or DAPPLE profile text describes.
 
-    ``micro_batch_size`` is the number of samples the text's times and sizes stand for (DAPPLE writes it into the file
+    ``micro_batch_size`` is the number of samples the text's times and sizes are of (DAPPLE writes it into the file
     name, ``pbs``). ``Input…`` nodes carry data-loading time and are dropped; other sources without parameters and
     backward pass become model inputs, listed in ``assumptions``. Sizes per sample are rounded up. The stash of a layer
     is its output, which is all that the text tells.

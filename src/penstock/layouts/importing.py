@@ -1,4 +1,4 @@
-"""What somebody runs today, judged: a trainer's layout as a plan, beside the best within its limits and without."""
+"""Judges a user's present layout: a trainer's layout as a plan, and the best plans within its limits and without."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ _BATCH = {
 
 
 def batch_said(form: str, text: str) -> int | None:
-    """The global batch size that a layout names, to ask for it; the reader has the last word."""
+    """The global batch size that a layout names, to ask for it; the reader checks it again."""
     if form == "megatron":
         return megatron.batch_said(text)
     found = re.search(_BATCH.get(form, r"(?!)"), text)

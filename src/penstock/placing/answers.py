@@ -32,7 +32,7 @@ from penstock.solvers.placement.choice import Choice, Chooser
 from penstock.solvers.placement.joint import shares
 from penstock.solvers.placement.limits import PlacementLimits, price_of
 
-Tell = Callable[[PlacementProgress], None]
+OnProgress = Callable[[PlacementProgress], None]
 """Called for every set of nodes that is finished."""
 
 JOINT_WAYS = 4
@@ -46,7 +46,7 @@ JOINTLY = (
 )
 
 
-def answer(request: PlacementRequest, tell: Tell = lambda _progress: None) -> PlacementAnswer:
+def answer(request: PlacementRequest, on_progress: OnProgress = lambda _progress: None) -> PlacementAnswer:
     """Place the jobs of a request with inline documents.
 
     Raises InvalidDocument for names that the topology lacks and kinds that a profile lacks, Conflict without any
@@ -55,7 +55,7 @@ def answer(request: PlacementRequest, tell: Tell = lambda _progress: None) -> Pl
     topology = _inline(request)
     cluster = Cluster(topology)
     free = cluster.free(request.free, request.busy)
-    placing = _Placing(request, cluster, free, tell)
+    placing = _Placing(request, cluster, free, on_progress)
     choices = placing.jointly(free) if request.together == "joint" and len(request.jobs) > 1 else placing.in_turn(free)
     return PlacementAnswer(
         topology=topology.name,
@@ -106,8 +106,10 @@ def _inline(request: PlacementRequest) -> ClusterTopology:
 class _Placing:
     """The jobs of one request, one after the other."""
 
-    def __init__(self, request: PlacementRequest, cluster: Cluster, free: frozenset[int], tell: Tell) -> None:
-        self.request, self.cluster, self.whole, self.tell = request, cluster, free, tell
+    def __init__(
+        self, request: PlacementRequest, cluster: Cluster, free: frozenset[int], on_progress: OnProgress
+    ) -> None:
+        self.request, self.cluster, self.whole, self.on_progress = request, cluster, free, on_progress
         for number in range(len(request.jobs)):
             self._job(number, free)
         self.deadline = Deadline(request.time_limit_ns)
@@ -181,7 +183,12 @@ class _Placing:
         own = Deadline(None if left_s is None else max(1, int(left_s * 1e9) // self.left))
         self.left = max(1, self.left - 1)
         return Chooser(
-            job.site, range(len(job.site.hosts)), limits, job, own, lambda chooser: self.tell(_progress(job, chooser))
+            job.site,
+            range(len(job.site.hosts)),
+            limits,
+            job,
+            own,
+            lambda chooser: self.on_progress(_progress(job, chooser)),
         ).run()
 
 
@@ -267,7 +274,7 @@ def _placement(job: Job, choice: Choice) -> Placement:
 
 
 def _rows(job: Job, choice: Choice) -> Iterable[PlacementRow]:
-    """A row per number of nodes. The chosen plan stands at the nodes that it uses: perhaps fewer than its set has."""
+    """Yield a row per number of nodes; the chosen plan is in the row of the number that it uses."""
     samples, before, best = job.asked.global_batch_size, None, choice.best
     taken = None if best is None else len(best.used)
     by_number = choice.by_number()

@@ -41,7 +41,7 @@ def solve_problem(
 ) -> Result:
     refuse_unsupported(request)
 
-    def tell(candidate: Candidate) -> None:
+    def on_candidate(candidate: Candidate) -> None:
         if on_incumbent is not None:
             on_incumbent(to_plan(problem, request, candidate, ()))
 
@@ -53,7 +53,7 @@ def solve_problem(
         max_plans=request.termination.max_plans,
         gap=request.termination.gap,
         options=request.options,
-        on_incumbent=tell,
+        on_incumbent=on_candidate,
         on_progress=on_progress,
         workers=workers,
     )

@@ -153,7 +153,7 @@ def explain(
     planner: Annotated[
         str | None,
         typer.Option(
-            help="Planner that plans anew for every change, such as dapple (default: auto, and only where the plan "
+            help="Planner that plans again for every change, such as dapple (default: auto, and only where the plan "
             "itself does not show the effect).",
             rich_help_panel=WHAT_IF,
         ),

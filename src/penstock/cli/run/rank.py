@@ -165,7 +165,7 @@ def rank(
         timeout_s=seconds(peer_timeout),
     )
     os.chdir(project)
-    process = Process(work, digest, launch, orders, tell=Log(work, steps), on_first=files.refuse_unwritable)
+    process = Process(work, digest, launch, orders, show=Log(work, steps), on_first=files.refuse_unwritable)
     outcome = process.run()
     files.write(work, outcome)
     _end(outcome.code)

@@ -91,7 +91,7 @@ class Checkpoints:
     resume: Annotated[
         Resume | None,
         typer.Option(
-            help="Resume from the newest checkpoint; auto starts anew where there is none (default: start anew)."
+            help="Resume from the newest checkpoint; auto: from step 0 where there is none (default: from step 0)."
         ),
     ] = None
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 WAIT_S = 20
 PATIENCE_S = 5.0
-"""How long a command tries again while the service is busy or away: somebody waits at a terminal."""
+"""How long a command tries again while the service is busy or away: a user waits at a terminal."""
 ENDED = ("succeeded", "failed", "cancelled")
 
 VARIABLE = "PENSTOCK_SERVER"

@@ -207,14 +207,14 @@ def _plain(description: str) -> str:
 
 def _tiers(adapters: dict[str, _Adapter], links: tuple[LinkFacts, ...]) -> dict[str, int]:
     """How many cables each switch is away from the next host, less one."""
-    beside: dict[str, list[str]] = {}
+    neighbours: dict[str, list[str]] = {}
     for link in links:
-        beside.setdefault(link.a, []).append(link.b)
-        beside.setdefault(link.b, []).append(link.a)
+        neighbours.setdefault(link.a, []).append(link.b)
+        neighbours.setdefault(link.b, []).append(link.a)
     tiers = {adapter.host: -1 for adapter in adapters.values()}
     reached = list(tiers)
     for name in reached:
-        for other in beside.get(name, ()):
+        for other in neighbours.get(name, ()):
             if other not in tiers:
                 tiers[other] = tiers[name] + 1
                 reached.append(other)

@@ -128,7 +128,7 @@ def _asked_for(joined: Joined, hostlist: str | None, notes: Notes) -> dict[str, 
 def _free_only(hosts: Mapping[str, Host], notes: Notes) -> dict[str, Host]:
     if all(host.busy_devices is None for host in hosts.values()):
         raise InvalidDocument(
-            "no source says on which nodes something runs, so that the free ones cannot be told",
+            "no source says on which nodes something runs, so the free ones are unknown",
             remedy="add what `scontrol show nodes` prints, or leave --only-free out",
         )
     for name, host in hosts.items():

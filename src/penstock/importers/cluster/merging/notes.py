@@ -1,4 +1,4 @@
-"""What an import has to say beside its topology: what was assumed, what was left out, what is missing."""
+"""What an import reports in addition to its topology: what was assumed, what was left out, what is missing."""
 
 from __future__ import annotations
 
