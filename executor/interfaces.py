@@ -51,4 +51,4 @@ def address_towards(host: str) -> str:
             probe.connect((host, 9))
             return str(probe.getsockname()[0])
     except OSError as error:
-        raise ValueError(f"no way to {host!r} ({error}); give `interface`, the address of this node") from None
+        raise ValueError(f"no route to {host!r} ({error}); give `interface`, the address of this node") from None

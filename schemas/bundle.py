@@ -49,7 +49,7 @@ class RankPart(Part):
         found = digest_of(self.programs)
         if found != self.digest:
             raise InvalidDocument(
-                f"the programs of rank {self.rank} have the digest {found}, and the bundle says {self.digest}",
+                f"the programs of rank {self.rank} have the digest {found}, but the bundle says {self.digest}",
                 remedy="export the bundle again; it cannot be edited",
             )
 
@@ -80,7 +80,7 @@ class JobBundle(Document):
     def _ranks_in_order(self) -> Self:
         for number, part in enumerate(self.ranks):
             if part.rank != number:
-                raise ValueError(f"ranks are numbered from 0 in their order; number {number} says rank {part.rank}")
+                raise ValueError(f"ranks are numbered from 0 in order; entry {number} has rank {part.rank}")
             if len(part.programs) != len(self.ranks[0].programs):
                 raise ValueError(
                     f"rank {number} has {len(part.programs)} programs, rank 0 has {len(self.ranks[0].programs)}"
@@ -147,7 +147,7 @@ class JobBundle(Document):
         for length in options.segments(first_step, steps):
             if length not in number_of:
                 raise UnsupportedRequest(
-                    f"from step {at} to {at + length} there is no halt, and the bundle has programs of "
+                    f"from step {at} to {at + length} there is no interruption, but the bundle has programs of "
                     f"{', '.join(map(str, sorted(number_of)))} steps (rule {self.update_rule}), none of {length}",
                     remedy="export it with the same --steps, --checkpoint-every and --evaluate-every as its ranks have",
                 )

@@ -134,7 +134,7 @@ def load_json(text: str | bytes, origin: str = "") -> Any:
     try:
         data = json.loads(text, parse_constant=constant, object_pairs_hook=unique)
     except RecursionError:
-        raise InvalidDocument(f"{origin or 'the body'} is not JSON that can be read: it is nested too deep") from None
+        raise InvalidDocument(f"{origin or 'the body'} is not readable JSON: it is nested too deeply") from None
     except ValueError as error:
         raise InvalidDocument(f"{origin or 'the body'} is not JSON: {error}") from None
     if found:
@@ -160,7 +160,7 @@ def _refuse_depths(data: Any, origin: str) -> None:
     fault = Fault(
         _pointers_to([level[0]], data)[0], f"more than {MAX_DEPTH} lists and objects in each other", "too-deep"
     )
-    raise InvalidDocument(f"{origin or 'the body'} is nested too deep", faults=(fault,))
+    raise InvalidDocument(f"{origin or 'the body'} is nested too deeply", faults=(fault,))
 
 
 def doubled_keys(pairs: list[tuple[str, Any]]) -> list[str]:

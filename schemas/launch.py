@@ -39,7 +39,7 @@ def _object_text(value: Any) -> Any:
     if isinstance(value, str):
         value = json.loads(value)  # JSONDecodeError is a ValueError that says where
     if not isinstance(value, Mapping):
-        raise ValueError('it has to be an object, such as {"nodeSelector": {"disk": "fast"}}')
+        raise ValueError('expected an object, such as {"nodeSelector": {"disk": "fast"}}')
     return json.dumps(value)
 
 
@@ -146,7 +146,7 @@ class LaunchSettings(Part):
             return cls.model_validate(data)
         except ValidationError as error:
             faults = tuple(_explained(fault) for fault in faults_of(error.errors(), data))
-            raise InvalidDocument("the settings of the launch are not valid", faults=faults) from None
+            raise InvalidDocument("the launch settings are not valid", faults=faults) from None
 
 
 def _explained(fault: Fault) -> Fault:

@@ -190,9 +190,9 @@ class Certificate(Part):
     @model_validator(mode="after")
     def _says_what_it_covers(self) -> Self:
         if self.scope == CLASS_SCOPE and self.covers is None:
-            raise ValueError(f"a bound on {CLASS_SCOPE!r} has to say in `covers` which ones")
+            raise ValueError(f"a bound on {CLASS_SCOPE!r} has to give the class in `covers`")
         if self.covers is not None and self.model != (said := model_of(self.scope, self.covers.covers())):
-            raise ValueError(f"`model` says {self.model!r}, but `covers` means {said!r}")
+            raise ValueError(f"`model` says {self.model!r}, but `covers` corresponds to {said!r}")
         return self
 
 
@@ -243,5 +243,5 @@ class PlanFile(Document):
     def _inline(self) -> Self:
         for field in ("profile", "topology"):
             if isinstance(getattr(self.request, field), str):
-                raise ValueError(f"request.{field} is a hash; a plan file carries the document itself")
+                raise ValueError(f"request.{field} is a hash; a plan file contains the document itself")
         return self

@@ -160,5 +160,5 @@ class PlanRequest(Training, Document):
             last = len(self.profile.layers) - 1
             for pin in self.pins:
                 if not pin.layers[0] <= pin.layers[1] <= last:
-                    raise ValueError(f"pin {list(pin.layers)} is no range of the layers 0…{last}")
+                    raise ValueError(f"pin {list(pin.layers)} is not a range of the layers 0…{last}")
         return self

@@ -37,7 +37,7 @@ def read_file(path: str | Path, known: Iterable[str]) -> dict[str, Any]:
         raise InvalidDocument(f"cannot read the service's settings {str(path)!r}: {error}") from None
     faults = [Fault(f"/{name}", _unknown(name, known), "unknown-setting") for name in given if name not in set(known)]
     if faults:
-        raise InvalidDocument(f"{str(path)!r} has names that are no settings", faults=tuple(faults))
+        raise InvalidDocument(f"{str(path)!r} has unknown settings", faults=tuple(faults))
     return given
 
 
@@ -49,7 +49,7 @@ def refuse_misspelt(environ: Mapping[str, str], known: Iterable[str]) -> None:
         if name == variable.lower() or name in names or name.upper().startswith(NOT_OURS):
             continue
         if nearest := difflib.get_close_matches(name, names, 1, _RESEMBLANCE):
-            raise InvalidDocument(f"{variable} is no setting; did you mean {PREFIX}{nearest[0].upper()}?")
+            raise InvalidDocument(f"{variable} is not a setting; did you mean {PREFIX}{nearest[0].upper()}?")
 
 
 def in_environment(environ: Mapping[str, str], known: Iterable[str]) -> set[str]:

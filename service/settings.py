@@ -116,7 +116,9 @@ class Settings(BaseSettings):
     @classmethod
     def _keeps_what_is_in_use(cls, value: float) -> float:
         if 0 < value < SHORTEST_DAYS:
-            raise ValueError(f"what is {value:g} days old may still be in use; at least {SHORTEST_DAYS} days are kept")
+            raise ValueError(
+                f"entries that are {value:g} days old may still be in use; keep at least {SHORTEST_DAYS} days"
+            )
         return value
 
     @classmethod
@@ -139,7 +141,7 @@ class Settings(BaseSettings):
             settings = cls(**{name: by_file[name] for name in by_file.keys() - by_variable} | given)
         except ValidationError as error:
             raise InvalidDocument(
-                "the service's settings have faults; each is an argument, a variable PENSTOCK_… or a line of its file",
+                "invalid settings of the service; each is an argument, a variable PENSTOCK_… or a line of its file",
                 faults=tuple(faults_of(error.errors())),
             ) from None
         origins = dict.fromkeys(by_file, str(path)) | dict.fromkeys(by_variable, "environment")
@@ -154,8 +156,8 @@ class Settings(BaseSettings):
         if self.security == "keys" or self.allow_unauthenticated or is_loopback(self.host):
             return
         raise UnsupportedRequest(
-            f"host {self.host!r} can be reached from other machines, and security is off: whoever reaches the service "
-            "could start training runs",
+            f"host {self.host!r} can be reached from other machines, but security is off: anyone who reaches the "
+            "service could start training runs",
             remedy="set security = 'keys' (PENSTOCK_SECURITY=keys) and make a key with `penstock keys create`, listen "
             "on 127.0.0.1, or set allow_unauthenticated (PENSTOCK_ALLOW_UNAUTHENTICATED=1) where the network itself "
             "keeps strangers out",

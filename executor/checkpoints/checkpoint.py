@@ -102,7 +102,7 @@ def claim(directory: str | Path, token: str) -> None:
     if run and run == other and int(later) > int(generation):
         raise UnsupportedRequest(
             f"generation {later} of run {run!r} writes checkpoints to {str(directory)!r}; this is generation "
-            f"{generation}, whose time is over"
+            f"{generation}, which has been replaced"
         )
     written = Path(directory) / f"{_OWNER}.{os.getpid()}"
     written.write_text(token, encoding="utf-8")
@@ -166,7 +166,7 @@ def read(directory: Path) -> Checkpoint:
             raise InvalidDocument(f"checkpoint {str(directory)!r} lacks its file {name!r}")
         if has != size:
             raise InvalidDocument(
-                f"checkpoint {str(directory)!r}: file {name!r} is damaged: {has:,} of {size:,} bytes are there"
+                f"checkpoint {str(directory)!r}: file {name!r} is damaged: {has:,} of {size:,} bytes are present"
             )
     return Checkpoint(directory, about)
 

@@ -131,7 +131,7 @@ class Checkpoints:
             mark.unlink()
         if not all(seen):
             raise UnsupportedRequest(
-                f"rank {seen.index(False)} does not see what rank 0 writes to {str(self.directory)!r}",
+                f"rank {seen.index(False)} does not see the files that rank 0 writes to {str(self.directory)!r}",
                 remedy="give a directory of a file system that all hosts share",
             )
 

@@ -97,7 +97,7 @@ def _by_node(present: Sequence[Presence]) -> dict[str, list[int]]:
         place = (one.node, one.local_rank)
         if place in seen:
             raise Conflict(
-                f"processes {seen[place]} and {number} both say that they are number {one.local_rank} on {one.node}",
+                f"processes {seen[place]} and {number} both have the number {one.local_rank} on {one.node}",
                 remedy="have the launcher set LOCAL_RANK (srun: SLURM_LOCALID), or NODE_NAME where hosts have one name",
             )
         seen[place] = number

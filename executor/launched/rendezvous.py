@@ -127,7 +127,7 @@ class Rendezvous:
                     remedy="export MASTER_PORT=… with a free port, on all processes",
                 ) from None
             raise Unreachable(
-                f"what answers at {self.address} is not the store at which ranks meet: {_first_line(error)}",
+                f"the server at {self.address} is not the ranks' store: {_first_line(error)}",
                 remedy="export MASTER_PORT=… with a free port, on all processes",
             ) from None
 
@@ -178,7 +178,7 @@ def _resolved(launch: Launch) -> str:
     address = _node_address(launch.host) if launch.job_id is not None else None
     if address is None:
         raise Unreachable(
-            f"the host {launch.host!r}, at which ranks meet, has no address here: {problem}",
+            f"the host {launch.host!r}, where ranks meet, cannot be resolved here: {problem}",
             remedy="export MASTER_ADDR with an address of the first node, on all processes",
         )
     return address

@@ -136,7 +136,7 @@ def who(address: str) -> Host:
         fabric = None if answer["fabric"] is None else Fabric.model_validate(answer["fabric"])
         return Host(str(answer["name"]), devices, fabric)
     except (KeyError, TypeError, ValueError) as error:
-        raise RunFailed(f"{address} does not answer as a peer of penstock probe does: {error!r}") from None
+        raise RunFailed(f"{address} does not answer like a peer of penstock probe: {error!r}") from None
 
 
 def measure(address: str, *, seconds: float = SECONDS) -> Links:
@@ -218,7 +218,7 @@ def split_address(address: str) -> tuple[str, int]:
     """Host and port of ``host:port``; an IPv6 address is in brackets. Raises InvalidDocument."""
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isdecimal() and int(port) < 1 << 16):
-        raise InvalidDocument(f"{address!r} is no address; write host:port, such as 10.0.0.2:8645")
+        raise InvalidDocument(f"{address!r} is not an address; write host:port, such as 10.0.0.2:8645")
     return host.strip("[]"), int(port)
 
 
@@ -327,7 +327,7 @@ def _read_line(connection: socket.socket) -> dict[str, Any]:
         line += part
     answer = json.loads(line)
     if not isinstance(answer, dict):
-        raise ValueError(f"{line[:80]!r} is no object")
+        raise ValueError(f"{line[:80]!r} is not an object")
     return answer
 
 

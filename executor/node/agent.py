@@ -243,7 +243,7 @@ class Agent:
         try:
             reply = SyncReply.model_validate_json(answer.content)
         except ValidationError as error:
-            raise _Retry(f"it answered what no Penstock service answers: {error.errors()[0]['msg']}") from None
+            raise _Retry(f"its answer is not that of a Penstock service: {error.errors()[0]['msg']}") from None
         self._was_synced = True
         return reply
 
@@ -255,12 +255,12 @@ class Agent:
             if not self._was_synced and time.monotonic() < self._name_until:
                 raise _Retry(f"status 409: {detail}")
             raise Conflict(
-                f"the service at {server} already has a living agent called {name!r}: {detail}",
-                remedy="give this one another --name, or end the other",
+                f"the service at {server} already has a living agent with the name {name!r}: {detail}",
+                remedy="give this one another --name, or stop the other",
             )
         if answer.status_code in (401, 403):
             raise Unreachable(
-                f"{server} does not let agent {name!r} in (status {answer.status_code}): {detail}",
+                f"{server} does not accept agent {name!r} (status {answer.status_code}): {detail}",
                 remedy="give it a key that `penstock keys create --scope agent` has made: token in its settings, or "
                 "PENSTOCK_AGENT_TOKEN",
             )

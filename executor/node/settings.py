@@ -87,7 +87,7 @@ class AgentSettings(Document):
     def _consistent(self) -> Self:
         parts = urlsplit(self.server)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ValueError(f"server {self.server!r} is no address; write http://host:port")
+            raise ValueError(f"server {self.server!r} is not an address; write http://host:port")
         for key, reference in self.models.items():
             if not _REFERENCE.fullmatch(reference):
                 raise ValueError(f"model {key!r} is {reference!r}; write module:attribute, such as mytrain:job")
@@ -95,9 +95,9 @@ class AgentSettings(Document):
             raise ValueError(f"directory {str(self.directory)!r} does not exist")
         relative = [str(path) for path in self.output_directories if not path.is_absolute()]
         if relative:
-            raise ValueError(f"output_directories {relative} are relative; write whole paths")
+            raise ValueError(f"output_directories {relative} are relative; give absolute paths")
         if self.ca is not None and not self.ca.is_file():
-            raise ValueError(f"ca {str(self.ca)!r} is no file; give the PEM file of the certificates to trust")
+            raise ValueError(f"ca {str(self.ca)!r} is not a file; give the PEM file of the certificates to trust")
         address = self.address()
         if self.allow_any_model and not (is_loopback(parts.hostname) and is_loopback(address)):
             raise ValueError(
@@ -140,7 +140,7 @@ class AgentSettings(Document):
         """The headers by which the service knows the agent. Raises InvalidDocument for a token that can be none."""
         token = self.token.get_secret_value().strip()
         if not (token.isascii() and token.isprintable()):
-            raise InvalidDocument("the token holds characters that no key has", remedy="copy it again: psk_…")
+            raise InvalidDocument("the token has characters that a key cannot have", remedy="copy it again: psk_…")
         return {"Authorization": f"Bearer {token}"} if token else {}
 
     def trusted(self) -> ssl.SSLContext:
@@ -179,7 +179,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         field = variable.removeprefix(PREFIX).lower()
         if field not in known:
             names = ", ".join(PREFIX + name.upper() for name in sorted(known))
-            raise InvalidDocument(f"{variable} is no setting of an agent; known are {names}")
+            raise InvalidDocument(f"{variable} is not a setting of an agent; known are {names}")
         data[field] = _read_variable(variable, field, text)
     return data
 

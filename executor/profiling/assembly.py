@@ -70,7 +70,7 @@ def parameter_bytes(module: nn.Module) -> int:
 
 
 def checked_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
-    """The sizes in order, each once. Raises InvalidDocument when there is none or one is no number of samples."""
+    """The sizes in order, each once. Raises InvalidDocument when there is none or one is not a number of samples."""
     if not sizes or min(sizes) < 1:
         raise InvalidDocument(
             f"the micro-batch sizes {list(sizes)} have to be one or more numbers of at least 1 sample"

@@ -213,7 +213,9 @@ class Rank:
             first_step = checkpoints.resume(interpreter, self._report_first, may_start_anew=options.resume == "auto")
         expected = given.get("first_step")
         if expected is not None and expected != first_step:
-            raise InvalidDocument(f"the programs are for step {expected} on; the newest checkpoint is of {first_step}")
+            raise InvalidDocument(
+                f"the programs start at step {expected}, but the newest checkpoint is of step {first_step}"
+            )
         return Course(
             steps=given["steps"],
             first_step=first_step,

@@ -31,7 +31,7 @@ def run_unattended(
     Raises InvalidDocument for restarts without a checkpoint directory.
     """
     if restarts and options.checkpoint_directory is None:
-        raise InvalidDocument("restarts go on from a checkpoint, and there is no directory for any")
+        raise InvalidDocument("restarts continue from a checkpoint, but no checkpoint directory is given")
     notify = on_progress or (lambda event: None)
     losses: dict[int, float] = {}
 

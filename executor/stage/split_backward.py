@@ -192,7 +192,7 @@ def _unpack(packed: Any) -> Tensor:
     if not packed:
         raise RuntimeError(
             "a weight's gradient needs a tensor from outside of the module that owns the weight, and the input half of "
-            "the backward has let go of it; compute it inside the module, or plan with whole backwards"
+            "the backward has freed it; compute it inside the module, or plan with whole backwards"
         )
     tensor, version = packed
     if tensor._version != version:

@@ -91,7 +91,7 @@ class PlacementRequest(Document):
             raise ValueError(f"jobs are placed jointly for their throughput, not for {self.objective}")
         for number, job in enumerate(self.jobs):
             if self.objective == "fastest_within_budget" and job.budget is None:
-                raise ValueError(f"jobs/{number} ({job.name!r}) has no budget, and the objective asks for one")
+                raise ValueError(f"jobs/{number} ({job.name!r}) has no budget, but the objective requires one")
         return self
 
 

@@ -140,7 +140,7 @@ class JobQueue:
             elif state in ACTIVE:
                 connection.execute(jobs.update().where(jobs.c.id == job_id).values(stop=how))
             elif state != ("cancelled" if how == "cancel" else "succeeded"):
-                raise Conflict(f"job {job_id!r} has {state} already; it cannot {how} any more")
+                raise Conflict(f"job {job_id!r} has already ended ({state}); cannot {how} it")
         return self.job(tenant, job_id)
 
     def retry(self, tenant: str, job_id: str) -> JobOut:
@@ -152,11 +152,11 @@ class JobQueue:
             row = self._row(connection, tenant, job_id, jobs.c.state, jobs.c.cache_key)
             if row["state"] not in ("failed", "cancelled"):
                 raise Conflict(
-                    f"job {job_id!r} is {row['state']}; only jobs that failed or were cancelled are tried again"
+                    f"job {job_id!r} is {row['state']}; only jobs that failed or were cancelled can be retried"
                 )
             equal = sa.and_(jobs.c.tenant == tenant, jobs.c.cache_key == row["cache_key"], IS_ACTIVE)
             if (other := connection.scalar(sa.select(jobs.c.id).where(equal))) is not None:
-                raise Conflict(f"job {other!r} has the same request and is under way", remedy="wait for that one")
+                raise Conflict(f"job {other!r} has the same request and is not finished", remedy="wait for that one")
             cleared = dict.fromkeys(("not_before_ms", "finished_ms", "stop", "error", "result", "plan_hash"))
             connection.execute(jobs.update().where(jobs.c.id == job_id).values(state="queued", lost=0, **cleared))
             record_event(connection, job_id, "state", {"state": "queued"})
@@ -179,7 +179,7 @@ class JobQueue:
         query = sa.select(*columns).where(jobs.c.id == job_id, jobs.c.tenant == tenant)
         row = connection.execute(query).mappings().first()
         if row is None:
-            raise NotFound(f"no job {job_id!r} here", remedy="GET /v1/jobs lists the jobs")
+            raise NotFound(f"there is no job {job_id!r}", remedy="GET /v1/jobs lists the jobs")
         return row
 
 
@@ -190,7 +190,7 @@ def _refuse_more(connection: sa.Connection, job: NewJob) -> None:
     number = connection.scalar(waiting) or 0
     if number >= job.max_queued:
         raise QuotaExceeded(
-            f"{number} jobs of this key wait already; it may have {job.max_queued}",
+            f"{number} jobs of this key are waiting already; the limit is {job.max_queued}",
             remedy="wait for some of them, or cancel some",
             retry_after_s=RETRY_AFTER_S,
         )

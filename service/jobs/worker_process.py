@@ -31,7 +31,7 @@ def work(settings: Settings) -> None:
     Raises InvalidDocument without slots, Conflict or Unreachable when the database or the metrics' port cannot be used.
     """
     if not settings.slots:
-        raise InvalidDocument("a worker without slots does nothing", remedy="--slots 1, or PENSTOCK_SLOTS=1")
+        raise InvalidDocument("a worker needs at least one slot", remedy="--slots 1, or PENSTOCK_SLOTS=1")
     logs.configure(settings.log_format, settings.log_level)
     database = Database.of(settings)
     database.create(wait_s=settings.database_wait_s)

@@ -103,7 +103,7 @@ class Agents:
         contact = self._contacts.get((tenant, agent_id))
         if contact is None or not contact.alive():
             raise Conflict(
-                f"agent {agent_id!r} is not there to send the log of rank {rank}",
+                f"agent {agent_id!r} is not connected, so it cannot send the log of rank {rank}",
                 remedy=f"look into the agent's log_directory on its node, under {run}/{generation}",
             )
         self._log_requests_made += 1

@@ -46,7 +46,7 @@ def row_of(connection: sa.Connection, run_id: str, tenant: str | None = None) ->
     """The row of a run, or of a tenant's run: another's is not there. Raises NotFound."""
     row = connection.execute(sa.select(runs).where(runs.c.id == run_id)).mappings().first()
     if row is None or tenant not in (None, row["tenant"]):
-        raise NotFound(f"no run {run_id!r} here", remedy="GET /v1/runs lists the runs")
+        raise NotFound(f"there is no run {run_id!r}", remedy="GET /v1/runs lists the runs")
     return row
 
 

@@ -144,7 +144,7 @@ class Runs:
             if state in LIVE:
                 end(connection, run_id, "cancelled")
             elif state != "cancelled":
-                raise Conflict(f"run {run_id!r} has {state} already; it cannot be cancelled any more")
+                raise Conflict(f"run {run_id!r} has already ended ({state}); cannot cancel it")
         return self.run(tenant, run_id)
 
     def agent_of(self, tenant: str, run_id: str, rank: int, generation: int | None) -> tuple[str, int]:
@@ -293,7 +293,8 @@ def _data(event: AgentEvent) -> EventData:
             Fault(f"/data{fault.pointer}", fault.detail, fault.code) for fault in faults_of(error.errors(), event.data)
         ]
         raise InvalidDocument(
-            f"event {event.sequence} ({event.kind}) does not hold what such an event holds", faults=tuple(faults)
+            f"event {event.sequence} ({event.kind}) does not have the fields of this kind of event",
+            faults=tuple(faults),
         ) from None
 
 

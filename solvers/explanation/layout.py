@@ -99,7 +99,9 @@ def allocation_of(problem: Problem, ours: Candidate, layout: Layout) -> Allocati
     devices = _devices(problem, layout, len(starts))
     number = layout.num_micro_batches or ours.allocation.num_micro_batches
     if not 1 <= number <= problem.global_batch_size:
-        raise _wrong("/num_micro_batches", f"{problem.global_batch_size} samples cannot be {number} micro-batches")
+        raise _wrong(
+            "/num_micro_batches", f"{problem.global_batch_size} samples cannot be split into {number} micro-batches"
+        )
     bounds = [*starts, problem.num_layers]
     stages = tuple(Stage(a, b - 1, own) for (a, b), own in zip(pairwise(bounds), devices, strict=True))
     return single_pipeline(stages, number)
@@ -131,10 +133,10 @@ def _layer(problem: Problem, cut: str, place: int) -> int:
     if len(found) == 1:
         return found[0]
     if found:
-        raise _wrong(f"/cuts/{place}", f"layers {found} are all called {text!r}; give a number")
+        raise _wrong(f"/cuts/{place}", f"layers {found} all have the name {text!r}; give a number")
     near = get_close_matches(text, problem.layer_names, n=1)
     remedy = f"did you mean {near[0]!r}?" if near else f"layers are called like {problem.layer_names[0]!r}"
-    raise _wrong(f"/cuts/{place}", f"no layer is called {text!r}", remedy)
+    raise _wrong(f"/cuts/{place}", f"no layer has the name {text!r}", remedy)
 
 
 def _devices(problem: Problem, layout: Layout, stages: int) -> list[tuple[int, ...]]:
@@ -147,7 +149,7 @@ def _devices(problem: Problem, layout: Layout, stages: int) -> list[tuple[int, .
     if len(replicas) != stages:
         raise _wrong("/replicas", f"{len(replicas)} counts for {stages} stages")
     if min(replicas) < 1 or sum(replicas) > problem.num_devices:
-        raise _wrong("/replicas", f"{list(replicas)} replicas of {problem.num_devices} devices cannot be")
+        raise _wrong("/replicas", f"{list(replicas)} replicas are impossible on {problem.num_devices} devices")
     found, first = [], 0
     for count in replicas:
         found.append(tuple(range(first, first + count)))
@@ -160,7 +162,7 @@ def _named_devices(problem: Problem, layout: Layout, stages: int) -> list[tuple[
     if len(layout.devices) != stages:
         raise _wrong("/devices", f"devices of {len(layout.devices)} stages are given, but there are {stages}")
     if layout.replicas and layout.replicas != tuple(map(len, layout.devices)):
-        raise _wrong("/replicas", f"{list(layout.replicas)} are not the numbers of devices that are given")
+        raise _wrong("/replicas", f"{list(layout.replicas)} differ from the numbers of devices that are given")
     seen: set[str] = set()
     for s, names in enumerate(layout.devices):
         for name in names:

@@ -79,7 +79,7 @@ def found_overtaking(
     chained = Chained(problem, allocation)
     room = room_of(problem, allocation, chained.ranks) if room_bytes is None else list(room_bytes)
     if len(room) != len(chained.ranks.stages):
-        raise ValueError(f"Expected the room of {len(chained.ranks.stages)} ranks, got {len(room)}.")
+        raise ValueError(f"Expected memory budgets for {len(chained.ranks.stages)} ranks, got {len(room)}.")
     excluded = None if without is None else _mark(without)
     lists = {_mark(each): each for each in _lists(chained, room, stopped)}
     lists.pop(excluded, None)  # type: ignore[arg-type]

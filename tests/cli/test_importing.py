@@ -68,7 +68,7 @@ def test_json_is_the_whole_answer(tree: str, capsys: pytest.CaptureFixture[str])
         (["nowhere.conf"], 65, "cannot read 'nowhere.conf': No such file or directory"),
         (["TREE", "--from", "pbs"], 64, "'pbs' is none of slurm-conf"),
         (["TREE", "TREE", "TREE", "--from", "slurm-conf", "--from", "slurm-conf"], 64, "2 formats for 3 files"),
-        (["-", "-"], 64, "standard input can be read once"),
+        (["-", "-"], 64, "standard input can be read only once"),
         (["TREE", "--kind", "GB200=fast"], 64, "'GB200=fast' is not like GB200=2.5xH100"),
         (["TREE", "--memory", "lots"], 64, "--memory: 'lots' is no amount of memory"),
         (["TREE", "--nic", "0 Gbit/s"], 64, "--nic: input should be greater than or equal to 1"),

@@ -201,7 +201,7 @@ def test_unknown_names_are_told_the_nearest(
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["run", "FILE", "--job", "job"], 65, "'job' names no job; write module:attribute"),
+        (["run", "FILE", "--job", "job"], 65, "'job' does not name a job; write module:attribute"),
         (["export", "FILE", "--to", "slurm"], 64, "there is no form 'slurm'; did you mean sbatch?"),
         (["export", "FILE", "--to", "html"], 64, "did you mean report?"),
         (["import", "profile", "FILE"], 65, "is JSON, not a profile text of PipeDream or DAPPLE"),

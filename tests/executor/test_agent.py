@@ -300,7 +300,7 @@ def test_an_answer_that_passes_is_tried_again(service, project):
 @pytest.mark.parametrize(
     ("status", "error", "words"),
     [
-        (409, Conflict, "already has a living agent called 'node': incarnation x is alive"),
+        (409, Conflict, "already has a living agent with the name 'node': incarnation x is alive"),
         (404, Unreachable, "refused agent 'node' with status 404: incarnation x is alive"),
     ],
 )

@@ -66,7 +66,7 @@ def test_beyond_loopback_nothing_is_written_where_nothing_was_allowed(tmp_path: 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"output_directories": ["out"]}, "are relative; write whole paths"),
+        ({"output_directories": ["out"]}, "are relative; give absolute paths"),
         ({"ca": "/no/such/file"}, "is no file"),
     ],
 )

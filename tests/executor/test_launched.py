@@ -210,7 +210,7 @@ def test_processes_take_their_places(
             ("n0/0", "n0/1", "n0/0", "n1/1"),
             False,
             Conflict,
-            "processes 0 and 2 both say that they are number 0 on n0",
+            "processes 0 and 2 both have the number 0 on n0",
             id="two in one place",
         ),
         pytest.param(

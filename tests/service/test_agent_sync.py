@@ -130,7 +130,7 @@ def test_a_run_from_prepare_to_done(client: Client, agents: list[Agent], start: 
     assert trace.plan_file.plan.content_hash() == trace.plan_hash
     assert trace.measured_times_per_global_batch_ns == (501, 600)
     assert trace.predicted_time_per_global_batch_ns == done.predicted_time_per_global_batch_ns > 0
-    with pytest.raises(Conflict, match="has succeeded already"):
+    with pytest.raises(Conflict, match=r"has already ended \(succeeded\)"):
         client.runs.cancel(run.id)
 
 

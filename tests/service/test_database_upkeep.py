@@ -125,7 +125,7 @@ def test_what_is_there_is_replaced_only_when_that_is_said_and_nobody_works(
 ):
     file = tmp_path / "backup"
     assert penstock("backup", str(file), database=engine_url)[0] == 0
-    assert "is there already" in penstock("backup", str(file), database=engine_url)[2]
+    assert "already exists" in penstock("backup", str(file), database=engine_url)[2]
     add_job(filled, "later")
     assert "--replace" in penstock("restore", str(file), database=engine_url)[2]
     now = int(time.time() * 1000)

@@ -40,7 +40,7 @@ def test_the_service_says_what_the_python_api_says(client: Client, file: PlanFil
         ({"cuts": ["1"], "schedule": "gpip"}, UnsupportedRequest, "gpipe"),
         ({"what_if": ["bandwith=2"]}, InvalidDocument, "no change to try"),
         ({"what_if": ["memory=1e999999999"]}, InvalidDocument, "no factor"),
-        ({"what_if": ["devices=-2"]}, UnsupportedRequest, "cannot be taken away"),
+        ({"what_if": ["devices=-2"]}, UnsupportedRequest, "cannot be removed"),
         ({"what_if": ["speed=2"], "planner": "daple"}, UnsupportedRequest, "dapple"),
         ({"max_plans": 0}, PenstockError, "/query/max_plans"),
     ],

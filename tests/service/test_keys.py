@@ -96,10 +96,10 @@ def test_a_rotated_key_and_its_successor_are_both_valid_for_a_while(keys: Keys):
 @pytest.mark.parametrize(
     ("tenant", "name", "scopes", "words"),
     [
-        ("Blue", "n", ["read"], "cannot be a tenant's name"),
-        ("a/b", "n", ["read"], "cannot be a tenant's name"),
-        ("", "n", ["read"], "cannot be a tenant's name"),
-        ("a" * 65, "n", ["read"], "cannot be a tenant's name"),
+        ("Blue", "n", ["read"], "is not a valid name of a tenant"),
+        ("a/b", "n", ["read"], "is not a valid name of a tenant"),
+        ("", "n", ["read"], "is not a valid name of a tenant"),
+        ("a" * 65, "n", ["read"], "is not a valid name of a tenant"),
         ("blue", "", ["read"], "1 to 128 printable"),
         ("blue", "n\n", ["read"], "1 to 128 printable"),
         ("blue", "n", ["write"], "'write' is no scope; there are read, solve, run, agent, admin"),
@@ -196,7 +196,7 @@ def test_buckets_of_many_addresses_are_forgotten():
 def test_open_requests_are_counted_until_they_leave():
     requests = OpenRequests(2)
     leave, _ = requests.enter("ann"), requests.enter("ann")
-    with pytest.raises(QuotaExceeded, match="2 requests of this key are open already"):
+    with pytest.raises(QuotaExceeded, match="2 requests of this key are already open"):
         requests.enter("ann")
     requests.enter("bob")
     leave()

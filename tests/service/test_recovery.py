@@ -274,7 +274,7 @@ def test_the_end_of_a_log_is_fetched_from_the_agent(server: Server, nodes: list[
         server.client.runs.log(run, 7)
     with pytest.raises(NotFound, match="has no generation 5"):
         server.client.runs.log(run, 0, generation=5)
-    with pytest.raises(Conflict, match="agent 'node1' is not there to send the log of rank 1"):
+    with pytest.raises(Conflict, match="agent 'node1' is not connected, so it cannot send the log of rank 1"):
         server.client.runs.log(run, 1)
     server.client.runs.cancel(run)
 

@@ -117,7 +117,7 @@ def test_a_held_job_runs_on_the_nodes_that_were_chosen(slurm: Slurm) -> None:
     [
         ("penstock model=bert-48", "give batch=SAMPLES"),
         ("penstock batch=8", "give model=NAME or profile=FILE"),
-        ("penstock model=bert-48 batch=8 nodes=many", "nodes=many is no number of nodes"),
+        ("penstock model=bert-48 batch=8 nodes=many", "nodes=many is not a number of nodes"),
         ("penstock model=bert-48 batch=8 -x", "'-x' is none of"),
     ],
 )

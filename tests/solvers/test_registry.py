@@ -94,13 +94,13 @@ def test_option_types() -> None:
     ("given", "fault"),
     [
         ({"by": "size"}, "'size' is none of 'time', 'layers'"),
-        ({"by": 1}, "1 is no string"),
-        ({"stages": True}, "True is no integer"),
-        ({"stages": 2.5}, "2.5 is no integer"),
+        ({"by": 1}, "1 is not of type string"),
+        ({"stages": True}, "True is not of type integer"),
+        ({"stages": 2.5}, "2.5 is not of type integer"),
         ({"stages": -1}, "-1 is below 0"),
         ({"stages": 10}, "10 is above 9"),
-        ({"slack": "much"}, "'much' is no number"),
-        ({"strict": 1}, "1 is no boolean"),
+        ({"slack": "much"}, "'much' is not of type number"),
+        ({"strict": 1}, "1 is not of type boolean"),
     ],
 )
 def test_wrong_values_are_refused_with_their_place(given: dict[str, object], fault: str) -> None:

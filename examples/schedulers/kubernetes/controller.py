@@ -242,7 +242,7 @@ def _annotation(pod: dict[str, Any], key: str, default: str = "") -> str:
 def _number(pod: dict[str, Any], key: str, default: str = "") -> int:
     text = _annotation(pod, key, default)
     if not text.isdecimal():
-        raise ValueError(f"the annotation {key} of {_name(pod)} is no number: {text!r}")
+        raise ValueError(f"the annotation {key} of {_name(pod)} is not a number: {text!r}")
     return int(text)
 
 

@@ -137,7 +137,7 @@ def _checked(key: str) -> str:
     if 1 <= len(key) <= LONGEST_KEY and key.isascii() and key.isprintable() and " " not in key:
         return key
     raise WrongKey(
-        f"the header {HEADER} is no key: it has 1 to {LONGEST_KEY} printable ASCII characters without blanks",
+        f"the header {HEADER} is not valid: a key has 1 to {LONGEST_KEY} printable ASCII characters without blanks",
         faults=(Fault("/header/idempotency-key", f"1 to {LONGEST_KEY} characters from ! to ~", "malformed"),),
         remedy="a random UUID will do",
     )

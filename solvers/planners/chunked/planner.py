@@ -65,7 +65,9 @@ def interleaved_proposals(problem: Problem, options: Mapping[str, object]) -> It
     """
     asked = CHUNKS.of(options)
     if asked == 1:
-        raise InvalidDocument("option 'chunks' is 1, which is no interleaving", remedy="2 or more, or planner 'dapple'")
+        raise InvalidDocument(
+            "option 'chunks' is 1, which does not interleave", remedy="2 or more, or planner 'dapple'"
+        )
     numbers = [asked] if asked else list(range(2, MOST_CHUNKS + 1))
 
     def shapes(problem: Problem, batch: Batch, places: Places) -> Iterator[Allocation]:
@@ -153,7 +155,7 @@ def _ranked(
     unpinned = [] if found or not problem.pins else _ranked(replace(problem, pins=()), depth, shapes, least, step)
     if unpinned and proof_of_infeasibility(problem) is None:
         raise UnsupportedRequest(
-            "no depth and number of parts lays the model out over the devices so that the pins are kept",
+            "no depth and number of parts places the model on the devices so that the pins are kept",
             remedy="fewer pinned layers, or a planner of one stage per device: 'dapple' or 'relax'",
         )
     kept: list[Allocation] = []

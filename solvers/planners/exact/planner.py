@@ -30,7 +30,7 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     count, most = space.count(), CONFIGURATIONS.of(options)
     if count > most:
         raise UnsupportedRequest(
-            f"planner 'exact' lists all plans: {problem.num_layers} layers on {problem.num_devices} devices in "
+            f"planner 'exact' enumerates all plans: {problem.num_layers} layers on {problem.num_devices} devices in "
             f"{len(space.batches)} numbers of micro-batches make {count} partitions and placements; at most {most}",
             remedy="planner auto; or fewer micro_batch_sizes, or a larger option max_configurations",
         )

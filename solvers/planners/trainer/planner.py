@@ -75,7 +75,7 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     """Ever better plans of each schedule. Raises ``UnsupportedRequest`` without a target, and for codecs."""
     if problem.within is None:
         raise UnsupportedRequest(
-            "planner 'uniform' plans within what another trainer can express; the request names none",
+            "planner 'uniform' makes plans that another trainer can express; the request names no target",
             remedy="target: megatron, torchtitan or deepspeed (--target), or planner 'auto'",
         )
     for name in problem.within.schedules:

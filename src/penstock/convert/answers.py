@@ -111,7 +111,7 @@ def to_prediction(problem: Problem, profile: ModelProfile, timeline: Timeline) -
     except ValidationError as error:
         first = error.errors()[0]
         raise UnsupportedRequest(
-            f"the plan's {first['loc'][-1]} is {first['input']}, which no document can say: {first['msg']}",
+            f"the plan's {first['loc'][-1]} is {first['input']}, which no document can hold: {first['msg']}",
             remedy="are the profile's times and sizes, and the topology's bandwidths, in nanoseconds and bytes?",
         ) from None
 

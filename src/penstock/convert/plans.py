@@ -96,7 +96,7 @@ def _schedule(schedule: wire.PlanSchedule, allocation: Allocation, number_of: di
         idle = [name for name in row.devices if number_of[name] not in homes]
         if idle:
             raise InvalidPlan(
-                "the schedule has a row for a device that holds no stage",
+                "the schedule has a row for a device without a stage",
                 faults=(Fault(f"{where}/devices", f"{idle[0]!r} holds no stage"),),
                 remedy="give the device a stage or leave it out of the rows",
             )

@@ -42,7 +42,7 @@ def to_csv(allocation: Allocation, orders: Orders) -> str:
         if losses != sorted(losses):
             raise UnsupportedRequest(
                 f"the last stage runs its forwards in the order {_some(losses)}; PyTorch reads losses in ascending "
-                "order and would train wrong gradients without a word",
+                "order and would silently train with wrong gradients",
                 remedy="a schedule whose last stage runs forwards in ascending order",
             )
         lines[min(row.devices)] = [f"{stage}{KINDS[kind]}{m}" for kind, stage, m in operations]
@@ -53,7 +53,7 @@ def to_csv(allocation: Allocation, orders: Orders) -> str:
 
 def _refuse(allocation: Allocation) -> None:
     if len(allocation.pipelines) > 1:
-        raise UnsupportedRequest(f"a PyTorch schedule is of one pipeline; the plan has {len(allocation.pipelines)}")
+        raise UnsupportedRequest(f"a PyTorch schedule has one pipeline; the plan has {len(allocation.pipelines)}")
     groups = {stage.devices for stage in allocation.stages}
     for number, stage in enumerate(allocation.stages):
         if stage.dispatch == "round_robin" and stage.replicas > 1:
@@ -114,7 +114,7 @@ def onto(text: str, allocation: Allocation) -> tuple[Allocation, Orders]:
     PyTorch's lowered schedules have, and for several pipelines.
     """
     if len(allocation.pipelines) > 1:
-        raise UnsupportedRequest(f"a PyTorch schedule is of one pipeline; the plan has {len(allocation.pipelines)}")
+        raise UnsupportedRequest(f"a PyTorch schedule has one pipeline; the plan has {len(allocation.pipelines)}")
     ranks = [rank for rank in _read(text) if len(rank.operations)]
     _check(ranks)
     number = int(max(rank.operations[:, 2].max() for rank in ranks)) + 1
@@ -167,7 +167,7 @@ def _operation(cell: str, line: int, column: int) -> tuple[int, int, int]:
     where = f"line {line + 1}, column {column + 1}"
     if _TORCH_ONLY.fullmatch(cell):
         raise UnsupportedRequest(
-            f"{where}: {cell!r} is of a schedule that PyTorch has lowered; only F, B, I and W are read",
+            f"{where}: {cell!r} belongs to a schedule that PyTorch has lowered; only F, B, I and W are read",
             remedy='the compute-only form (`format="compute_only"`)',
         )
     raise InvalidDocument(
@@ -193,7 +193,7 @@ def _check(ranks: list[_Rank]) -> None:
                 )
             if operation in places:
                 first = places[operation][0].cell(places[operation][1])
-                raise InvalidDocument(f"{rank.cell(at)}: {_named(operation)} is there twice, first at {first}")
+                raise InvalidDocument(f"{rank.cell(at)}: {_named(operation)} occurs twice, first at {first}")
             places[operation] = rank, at
     _check_complete(rank_of, places)
     _check_order(places)
@@ -218,12 +218,14 @@ def _check_complete(rank_of: dict[int, _Rank], places: dict[tuple[int, int, int]
         line = f"line {rank_of[stage].line + 1}"
         whole, split = (BACKWARD, stage, m) in places, [(kind, stage, m) in places for kind in (INPUT, WEIGHT)]
         if (FORWARD, stage, m) not in places:
-            raise InvalidDocument(f"{line}: {stage}F{m} is missing; other operations of micro-batch {m} are there")
+            raise InvalidDocument(
+                f"{line}: {stage}F{m} is missing, but other operations of micro-batch {m} are present"
+            )
         if whole and any(split):
-            raise InvalidDocument(f"{line}: {stage}B{m} is a whole backward, but a part of it is there too")
+            raise InvalidDocument(f"{line}: {stage}B{m} is a whole backward, but a part of it is present too")
         if not whole and not all(split):
             absent = f"{stage}B{m}" if not any(split) else f"{stage}{KINDS[WEIGHT if split[0] else INPUT]}{m}"
-            raise InvalidDocument(f"{line}: {absent} is missing, though {stage}F{m} is there")
+            raise InvalidDocument(f"{line}: {absent} is missing, but {stage}F{m} is present")
 
 
 def _check_order(places: dict[tuple[int, int, int], Place]) -> None:

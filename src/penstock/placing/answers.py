@@ -197,7 +197,7 @@ def refuse_too_many(job: PlacementJob, hosts: int, where: str) -> None:
     if job.nodes.min > hosts:
         free = "1 is free" if hosts == 1 else f"{hosts} are free"
         raise InvalidDocument(
-            f"{where}/nodes/min: the job {job.name!r} wants {job.nodes.min} nodes at least, and {free} for it",
+            f"{where}/nodes/min: the job {job.name!r} needs at least {job.nodes.min} nodes, and {free} for it",
             remedy=f"ask for at most {hosts} nodes, or wait",
         )
 

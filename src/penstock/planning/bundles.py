@@ -38,9 +38,9 @@ def make_bundle(
     plan = file.plan
     if steps is None and plan.update_rule not in FLUSHED:
         raise UnsupportedRequest(
-            f"a bundle of a plan with the rule {plan.update_rule} holds programs from one halt to the next, and nobody "
-            "has said how many steps are trained",
-            remedy="say steps (--steps N), and checkpoint_every and evaluate_every if any",
+            f"a bundle of a plan with the rule {plan.update_rule} holds programs from one interruption to the next, "
+            "which needs the number of steps",
+            remedy="give steps (--steps N), and checkpoint_every and evaluate_every if any",
         )
     wanted = options or RunOptions()
     kinds = _kinds(file)

@@ -68,7 +68,7 @@ def refuse_unsupported(request: PlanRequest) -> None:
     """Raise UnsupportedRequest for what documents can express but no planner supports; nothing is ignored."""
     if request.warm_start is not None:
         raise UnsupportedRequest(
-            f"no planner here honours warm_start = {request.warm_start!r}", remedy="leave warm_start out of the request"
+            f"no planner supports warm_start = {request.warm_start!r}", remedy="leave warm_start out of the request"
         )
     refuse_beyond(request)
     if request.target is not None and not resolve(request.planner).target:

@@ -154,7 +154,7 @@ def refuse_unsound(file: PlanFile) -> None:
     if faults:
         raise InvalidPlan(
             f"planner {file.plan.planner!r} made a plan that does not verify: {faults[0]}",
-            remedy="ask another planner, and report this request: it is a fault of Penstock",
+            remedy="use another planner, and report this request: it is a bug in Penstock",
         )
 
 

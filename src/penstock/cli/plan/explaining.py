@@ -69,7 +69,7 @@ def layout_fields(
             raise typer.BadParameter("a layout needs its cuts", param_hint="--cuts")
         return None
     if micro_batches is not None and micro_batches < 1:
-        raise typer.BadParameter(f"{micro_batches} is no number of micro-batches", param_hint="--micro-batches")
+        raise typer.BadParameter(f"{micro_batches} is not a number of micro-batches", param_hint="--micro-batches")
     return {
         "cuts": tuple(_parts(cuts)),
         "replicas": tuple(_number(text) for text in _parts(replicas or "")),
@@ -85,7 +85,7 @@ def _parts(text: str) -> list[str]:
 
 def _number(text: str) -> int:
     if not text.isdecimal() or len(text) > 9:
-        raise typer.BadParameter(f"{text!r} is no number of devices", param_hint="--replicas")
+        raise typer.BadParameter(f"{text!r} is not a number of devices", param_hint="--replicas")
     return int(text)
 
 

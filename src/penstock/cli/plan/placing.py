@@ -218,7 +218,7 @@ def _request(request: str | None, options: Mapping[str, Any]) -> PlacementReques
         more = [name for name, value in options.items() if name not in WITH_REQUEST and value not in (None, [], ())]
         if more:
             names = ", ".join("--" + name.replace("_", "-") for name in more)
-            raise typer.BadParameter(f"--request holds topology and jobs; leave {names} out")
+            raise typer.BadParameter(f"--request contains the topology and the jobs; leave out {names}")
         asked = read_document(PlacementRequest, request)
         if isinstance(asked.topology, str) and (options["nodes_from"] is not None):
             raise typer.BadParameter("--nodes-from needs the topology itself, not its hash")
@@ -265,7 +265,7 @@ def _range(text: str | None) -> dict[str, int]:
         return {}
     parts = re.fullmatch(r"(\d{1,9})(-(\d{1,9})?)?", text)
     if parts is None:
-        raise typer.BadParameter(f"{text!r} is no number of nodes; give 16, 4-16 or 4-", param_hint="--nodes")
+        raise typer.BadParameter(f"{text!r} is not a number of nodes; give 16, 4-16 or 4-", param_hint="--nodes")
     least = int(parts[1])
     if parts[2] is None:
         return {"min": least, "max": least}

@@ -167,7 +167,7 @@ def run(
         screen.say(line)
     if report.check_passed is False:
         raise RunFailed(
-            f"the run does not train what one process trains: gradients {report.gradient_check:.3g} apart, loss "
+            f"the run does not train like a single process: gradients {report.gradient_check:.3g} apart, loss "
             f"{report.loss_check:.3g}, where {report.gradient_tolerance:.3g} would be rounding"
         )
 
@@ -177,7 +177,7 @@ def refuse_combinations(options: RunOptions, *, check: bool, restarts: int, memo
     from penstock.schemas.errors import MissingExtra, UnsupportedRequest
 
     if restarts and options.checkpoint_directory is None:
-        raise UnsupportedRequest("--restarts goes on from checkpoints", remedy="add --checkpoint DIR")
+        raise UnsupportedRequest("--restarts continues from checkpoints", remedy="add --checkpoint DIR")
     if check and (options.resume or restarts):
         raise UnsupportedRequest(
             "--check compares the first step from the initial parameters, which a run that is resumed does not have",
@@ -185,7 +185,7 @@ def refuse_combinations(options: RunOptions, *, check: bool, restarts: int, memo
         )
     if check and memory:
         raise UnsupportedRequest(
-            "--measure-memory would count what --check trains, too", remedy="run them one after the other"
+            "--measure-memory would also count the memory of --check", remedy="run them one after the other"
         )
     if options.tensorboard_directory is not None and find_spec("tensorboard") is None:
         raise MissingExtra(

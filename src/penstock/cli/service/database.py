@@ -131,7 +131,9 @@ def prune(
 
     age_s = seconds_of(older_than, "--older-than")
     if age_s is None:
-        raise typer.BadParameter("never would remove nothing; give 90d", param_hint="--older-than")
+        raise typer.BadParameter(
+            "with never, nothing would be removed; give a time such as 90d", param_hint="--older-than"
+        )
     with _opened(database) as opened:
         opened.create()
         gone = asdict(prune_now(opened, age_s / DAY_S))

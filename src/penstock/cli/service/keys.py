@@ -112,7 +112,7 @@ def rotate(
     """
     overlap_s = seconds_of(overlap, "--overlap")
     if overlap_s is None:
-        raise typer.BadParameter("an overlap has an end; give 0s, 1h or 2d", param_hint="--overlap")
+        raise typer.BadParameter("an overlap has to end; give 0s, 1h or 2d", param_hint="--overlap")
     with _opened(database) as keys:
         key, text = keys.rotate(id, overlap_s)
     _print_new(key, text, as_json)

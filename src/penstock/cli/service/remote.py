@@ -97,7 +97,7 @@ def refuse_here(**options: object) -> None:
     for name, value in options.items():
         if value:
             raise typer.BadParameter(
-                f"works on this machine only; leave it out, or ask no service (--server '', or no {VARIABLE})",
+                f"works only on this machine; leave it out, or use no service (--server '', or unset {VARIABLE})",
                 param_hint=_flag(name),
             )
 

@@ -152,7 +152,7 @@ def _ranges(text: str, start: int, report: Report) -> list[tuple[int, int, int]]
     for entry in entries:
         read = _RANGE.fullmatch(entry)
         if read is None:
-            report(at, f"{_shortened(entry.strip())!r} is no number and no range of numbers such as 01-16")
+            report(at, f"{_shortened(entry.strip())!r} is not a number or a range of numbers such as 01-16")
         elif read[2] and int(read[2]) < int(read[1]):
             report(at, f"the range {entry.strip()} counts down")
         else:

@@ -60,7 +60,7 @@ def _read_json(text: str, faults: Faults) -> Any:
 
 
 def _no_number(word: str) -> float:
-    raise ValueError(f"{word} is no number of JSON")
+    raise ValueError(f"{word} is not a JSON number")
 
 
 def _read_yaml(text: str, faults: Faults) -> list[Any]:

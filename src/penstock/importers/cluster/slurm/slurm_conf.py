@@ -183,7 +183,7 @@ class _Lines:
                 self._sizes.append((int(size), value.place(at)))
             else:
                 number, column = value.place(at)
-                self._faults.add(number, f"the block size {size[:40]!r} is no number of nodes", column=column)
+                self._faults.add(number, f"the block size {size[:40]!r} is not a number of nodes", column=column)
             at += len(entry) + 1
         check_block_sizes(self._sizes, self._faults)
 
