@@ -134,7 +134,9 @@ def load_json(text: str | bytes, origin: str = "") -> Any:
     try:
         data = json.loads(text, parse_constant=constant, object_pairs_hook=unique)
     except RecursionError:
-        raise InvalidDocument(f"{origin or 'the body'} is not readable JSON: it is nested too deeply") from None
+        raise InvalidDocument(
+            f"{origin or 'the body'} is not JSON within the limits: it is nested too deeply"
+        ) from None
     except ValueError as error:
         raise InvalidDocument(f"{origin or 'the body'} is not JSON: {error}") from None
     if found:

@@ -1,6 +1,6 @@
 """Where settings come from: the command line, ``PENSTOCK_…`` variables, a TOML file, defaults; the first one holds.
 
-A name that is no setting is refused with the nearest one that is, in the file and in the environment alike.
+An unknown name is refused with the nearest known one, in the file and in the environment alike.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _without_password(value: Any) -> Any:
 
 def _unknown(name: str, known: Iterable[str]) -> str:
     nearest = difflib.get_close_matches(name, list(known), 1, 0.5)
-    return f"{name!r} is no setting" + (f"; did you mean {nearest[0]!r}?" if nearest else "")
+    return f"{name!r} is not a setting" + (f"; did you mean {nearest[0]!r}?" if nearest else "")
 
 
 def _toml(value: Any) -> str:

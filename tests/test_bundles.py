@@ -78,12 +78,14 @@ def test_a_periodic_plan_has_a_program_per_length_of_a_segment(periodic: PlanFil
     assert [program["batches"] for program in bundle.ranks[0].programs] == [2, 4]
     assert bundle.segments(0, 0, 10, options) == (1, 1, 0)
     assert bundle.segments(1, 4, 10, options) == (1, 0), "from a checkpoint on"
-    with pytest.raises(UnsupportedRequest, match=r"step 0 to 3 there is no halt, and .* programs of 2, 4 steps"):
+    with pytest.raises(
+        UnsupportedRequest, match=r"step 0 to 3 there is no interruption, but .* programs of 2, 4 steps"
+    ):
         bundle.segments(0, 0, 3, options)
 
 
 def test_a_periodic_plan_needs_its_steps(periodic: PlanFile) -> None:
-    with pytest.raises(UnsupportedRequest, match=r"weight_stashing.*nobody has said how many steps") as caught:
+    with pytest.raises(UnsupportedRequest, match=r"weight_stashing.*needs the number of steps") as caught:
         make_bundle(periodic)
     assert caught.value.remedy is not None
     assert "--steps" in caught.value.remedy

@@ -1,8 +1,8 @@
 """Kills workers, services, solvers and the database at random moments while a client asks for plans without a break.
 
-Two services without a worker of their own, two workers, and a PostgreSQL of their own or one SQLite file. What is
-looked at: no accepted job is lost, every one ends, none has two different answers, its events are in order and stay as
-they were told, nothing answers 500, and no process is left without its parent.
+Two services without a worker of their own, two workers, and a PostgreSQL of their own or one SQLite file. It
+checks that no accepted job is lost, every one ends, none has two different answers, its events are in order and do not
+change once reported, nothing answers 500, and no process is left without its parent.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def test_settings_of_a_file_of_set_and_of_options(plan: str, tmp_path: Path) -> 
     ("more", "code", "said"),
     [
         pytest.param(["--to", "jobst"], 64, "did you mean jobset?", id="form"),
-        pytest.param([], 64, "Missing option '--to'", id="no form"),
+        pytest.param([], 64, "Missing option '--to'", id="no export format"),
         pytest.param(["--to", "svg", "--job", "m:a"], 65, "model would have no effect on svg", id="idle"),
         pytest.param(["--to", "jobset"], 65, "jobset needs `model` and `steps` and `image`", id="missing"),
         pytest.param(["--to", "jobset", "--set", "quue=x"], 64, "did you mean queue?", id="unknown setting"),

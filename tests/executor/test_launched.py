@@ -364,7 +364,7 @@ def test_something_else_that_answers_at_the_port() -> None:
 
     with socket.create_server(("127.0.0.1", second.port)) as listening:
         threading.Thread(target=greet, args=(listening,), daemon=True).start()
-        with pytest.raises(Unreachable, match=f":{second.port} is not the store at which ranks meet"):
+        with pytest.raises(Unreachable, match=f":{second.port} is not the ranks' store"):
             Rendezvous(second, 0.5)
         listening.shutdown(socket.SHUT_RDWR)
 
@@ -377,7 +377,7 @@ def test_slurm_knows_the_addresses_of_its_nodes(tmp_path: Path, monkeypatch: pyt
     launch = launches(1, host="n0.nowhere.invalid", job_id="7")[0]
     assert Rendezvous(launch, 5).host == "127.0.0.1"
     (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'Node n0 not found' >&2\nexit 1\n")
-    with pytest.raises(Unreachable, match=r"'n0.nowhere.invalid', at which ranks meet, has no address here"):
+    with pytest.raises(Unreachable, match=r"'n0.nowhere.invalid', where ranks meet, cannot be resolved here"):
         Rendezvous(launch, 5)
 
 

@@ -38,7 +38,7 @@ def test_the_service_says_what_the_python_api_says(client: Client, file: PlanFil
         ({"cuts": ["2", "1"]}, InvalidDocument, "begin with layer 1"),
         ({"cuts": ["blok1"]}, InvalidDocument, "block1"),
         ({"cuts": ["1"], "schedule": "gpip"}, UnsupportedRequest, "gpipe"),
-        ({"what_if": ["bandwith=2"]}, InvalidDocument, "no change to try"),
+        ({"what_if": ["bandwith=2"]}, InvalidDocument, "is not a known change"),
         ({"what_if": ["memory=1e999999999"]}, InvalidDocument, "no factor"),
         ({"what_if": ["devices=-2"]}, UnsupportedRequest, "cannot be removed"),
         ({"what_if": ["speed=2"], "planner": "daple"}, UnsupportedRequest, "dapple"),

@@ -372,4 +372,4 @@ def test_once_an_hour_what_is_over_for_long_goes(database: Database, queue: JobQ
 def test_what_may_still_be_in_use_is_never_removed():
     with pytest.raises(InvalidDocument) as caught:
         Settings.load(keep_jobs_days=1)
-    assert "at least 2 days are kept" in caught.value.faults[0].detail
+    assert "keep at least 2 days" in caught.value.faults[0].detail

@@ -239,7 +239,7 @@ def test_the_command_line_makes_lists_rotates_and_revokes(tmp_path: Path, capsys
         (["create", "--name", "n", "--scope", "read", "--expires", "soon"], 64, "1h30min or 2d, or never"),
         (["create", "--name", "n", "--scope", "read", "--expires", "99999999d"], 64, "longer than a hundred years"),
         (["create", "--name", "n"], 64, "--scope"),
-        (["rotate", "0" * 12, "--overlap", "never"], 64, "an overlap has an end"),
+        (["rotate", "0" * 12, "--overlap", "never"], 64, "an overlap has to end"),
         (["rotate", "0" * 12], 1, "no key '000000000000' here"),
         (["revoke", "x"], 1, "`penstock keys list` lists them"),
     ],

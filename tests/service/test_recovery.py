@@ -190,7 +190,7 @@ def test_a_dead_node_is_planned_around(server: Server, nodes: list[Node]):
 def test_a_leaving_agent_is_planned_around_at_once_and_back_in_the_next_generation(server: Server, nodes: list[Node]):
     run = begin(server, nodes)
     nodes[1].tell("checkpoint", run, step=2, directory="/shared/checkpoints/step-2")
-    nodes[1].tell("rank_failed", run, rank=1, reason="agent 'node1' is leaving: it was told to end")
+    nodes[1].tell("rank_failed", run, rank=1, reason="agent 'node1' is leaving: it was asked to end")
     nodes[1].tell("stopped", run)
     nodes[1].sync(leaving=True)
     nodes[1].vanish()

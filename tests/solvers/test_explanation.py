@@ -96,8 +96,8 @@ def test_too_little_memory_says_which_stage_lacks_how_much() -> None:
 @pytest.mark.parametrize(
     ("text", "error", "words"),
     [
-        ("bandwith=2", InvalidDocument, "no change to try"),
-        ("bandwidth", InvalidDocument, "no change to try"),
+        ("bandwith=2", InvalidDocument, "is not a known change"),
+        ("bandwidth", InvalidDocument, "is not a known change"),
         ("bandwidth=0", InvalidDocument, "not between"),
         ("bandwidth=-1", InvalidDocument, "no factor"),
         ("bandwidth=1/0", InvalidDocument, "no factor"),

@@ -33,15 +33,15 @@ MILLION = 1_000_000
 FURTHER, SLOWER = 4, 8
 """A search goes up to 1/4 above the bound that is known; with more devices than 32, up to ``SLOWER`` / devices."""
 LONGEST_NS = 2**52
-"""No plan takes so long: 52 days."""
+"""Longer than any plan: 52 days."""
 MOST_DEVICES = 256
 PLANS = 8
 """Plans that are reordered."""
 JUDGED, SHARED_JUDGED, LEAST_WARM_UPS = 240_000, 60_000, 20
-"""Of each, so many passes of a micro-batch through a stage are judged, in as many warm-ups or a few; fewer in the
-shared network, where judging takes longer."""
+"""For each plan: passes of a micro-batch through a stage that are simulated, in private and in shared networks (where
+simulation takes longer), and the least number of warm-ups."""
 LARGEST, ORDERS, OF_A_PLAN = 1024, 0.4, 0.2
-"""The job shop is asked about plans of so many passes, with so much effort for all and for each."""
+"""For the job shop: the most passes of a plan, and the effort for all plans and for each."""
 
 
 @dataclass

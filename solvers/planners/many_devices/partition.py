@@ -1,13 +1,13 @@
 """Runs of layers with their replicas on the fewest devices that keep to a time, and the least such time.
 
-Within a time T a stage that begins with layer i may work for T less what passes before its first micro-batch has come
-to it and after its last one; that *head* is known from the partition before. A stage with no more micro-batches in
+Within a time T a stage that begins with layer i may work for T minus the time before its first micro-batch arrives
+and after its last one; that *head* is known from the partition before. A stage with no more micro-batches in
 flight than 1F1B needs also idles while its first gradient is on its way, and again after its last forward, so that
 each loses the whole way. How much of it is lost depends on memory: partitions for several shares of it (``IDLE``) are
 found, and the judge decides.
 
-Among all partitions within T the one is taken whose devices, and the length of one micro-batch's way counted as so many
-devices, are fewest: a longer way delays all that comes after it. O(L W K) for runs of at most W layers and K numbers
+Among all partitions within T the one with the fewest devices is taken, where the round trip of a micro-batch counts as
+additional devices: a longer way delays all that comes after it. O(L W K) for runs of at most W layers and K numbers
 of replicas, in bands (L, W): row i, column n - 1 is the run of n layers from i on.
 """
 
