@@ -158,7 +158,7 @@ def binding(problem: Problem, plan: Candidate, path: CriticalPath, idle: tuple[I
         s = next(s for s, stage in enumerate(plan.allocation.stages) if held.devices[0] in stage.devices)
         share = 100 * held.memory_ns / span
         return Binding(
-            "memory", s, f"memory of {device} (stage {s}) binds: it idles {share:.0f} % of the time for want of it"
+            "memory", s, f"memory of {device} (stage {s}) binds: it idles {share:.0f} % of the time for lack of it"
         )
     if largest is None:
         return Binding("stage", 0, "nothing takes any time")

@@ -135,7 +135,7 @@ def _layer(problem: Problem, cut: str, place: int) -> int:
     if found:
         raise _wrong(f"/cuts/{place}", f"layers {found} all have the name {text!r}; give a number")
     near = get_close_matches(text, problem.layer_names, n=1)
-    remedy = f"did you mean {near[0]!r}?" if near else f"layers are called like {problem.layer_names[0]!r}"
+    remedy = f"did you mean {near[0]!r}?" if near else f"layer names look like {problem.layer_names[0]!r}"
     raise _wrong(f"/cuts/{place}", f"no layer has the name {text!r}", remedy)
 
 
@@ -168,7 +168,7 @@ def _named_devices(problem: Problem, layout: Layout, stages: int) -> list[tuple[
         for name in names:
             if name not in number_of:
                 near = get_close_matches(name, number_of, n=1)
-                remedy = f"did you mean {near[0]!r}?" if near else f"they are called like {problem.devices[0].name!r}"
+                remedy = f"did you mean {near[0]!r}?" if near else f"device names look like {problem.devices[0].name!r}"
                 raise _wrong(f"/devices/{s}", f"the topology has no device {name!r}", remedy)
             if name in seen:
                 raise _wrong(f"/devices/{s}", f"device {name!r} is given twice")
@@ -179,7 +179,7 @@ def _named_devices(problem: Problem, layout: Layout, stages: int) -> list[tuple[
 
 
 def _wrong(where: str, what: str, remedy: str | None = None) -> InvalidDocument:
-    return InvalidDocument(f"the layout is none: {what}", faults=(Fault(where, what, "layout"),), remedy=remedy)
+    return InvalidDocument(f"the layout is not valid: {what}", faults=(Fault(where, what, "layout"),), remedy=remedy)
 
 
 def differences(

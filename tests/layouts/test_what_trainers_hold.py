@@ -142,7 +142,7 @@ def test_a_job_of_fsdp_alone_that_may_fit_is_not_said_not_to() -> None:
     found = imported("torchtitan", TITAN.format(1, "").replace("4", "1"), profile=big, cluster="1x8xA100")
     assert not found.fits
     (said,) = [each for each in found.sentences if "does not fit" in each]
-    assert "does not fit as it is counted" in said
+    assert "does not fit by Penstock's count" in said
     # 8.03e9 parameters, 2 + 4 bytes each, seven eighths of it elsewhere
     assert "up to 39.3 GiB of a device" in said, said
 

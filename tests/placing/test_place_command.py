@@ -30,7 +30,7 @@ def test_the_answer_is_text_json_a_hostlist_or_a_plan(capsys: pytest.CaptureFixt
     assert main(["verify", str(plan)]) == 0
     code, out, _err = said(capsys, "--nodes", "1-2", "--explain")
     assert code == 0
-    assert "proven: no set of the 2 classes of sets looked at, which are all there are, can do more than" in out
+    assert "proven: no set of the 2 classes of sets examined, which are all of them, can reach more than" in out
     code, out, _err = said(capsys, "--free", "node2/1", "--json")
     choice = json.loads(out)["choices"][0]
     assert (code, choice["devices"]) == (0, ["node2/1"])
@@ -91,7 +91,7 @@ def test_a_budget_that_fits_nothing_names_the_least_that_does() -> None:
     (choice,) = answer(_of(asked, budget={"devices": 1})).choices
     assert choice.status == "infeasible"
     assert "bytes) are missing" in choice.why[0]
-    assert "the least that was found to do without these limits is" in " ".join(choice.why)
+    assert "the smallest set found without these limits is" in " ".join(choice.why)
     (choice,) = answer(_of(asked, budget={"price_per_hour": 0.5})).choices
     assert "the cheapest free device costs 1 per hour" in choice.why[0]
     (choice,) = answer(_of(asked, budget={"time_per_global_batch_ns": 1})).choices

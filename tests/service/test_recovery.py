@@ -218,8 +218,8 @@ def test_nothing_left_is_said(server: Server, nodes: list[Node]):
     assert failed.state == "failed"
     assert failed.error is not None
     assert failed.error.detail == (
-        "the run cannot go on with what is left: none of the devices of topology 'two-nodes' is offered by a living "
-        "agent and free"
+        "the run cannot go on with what is left: none of the devices of topology 'two-nodes' is free and "
+        "offered by a living agent"
     )
 
 

@@ -43,7 +43,7 @@ def test_the_file_can_be_named_by_a_variable(file: Path, monkeypatch: pytest.Mon
         ("slot = 3", "'slot' is not a setting; did you mean 'slots'?"),
         ("slots = -1", "/slots: Input should be greater than or equal to 0 (given: -1)"),
         ("slots = ", "cannot read the service's settings"),
-        ("[server]\nslots = 1", "'server' is no setting"),
+        ("[server]\nslots = 1", "'server' is not a setting"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused(tmp_path: Path, text: str, words: str):

@@ -170,8 +170,8 @@ def _sentences(problem: Problem, theirs: Candidate, missing_bytes: int, counted_
         held = static_bytes(problem, stage)
         more = (held.parameters + held.gradients) * (stage.replicas - 1) // stage.replicas
         said.append(
-            f"it does not fit as it is counted: {amount(missing_bytes)} are missing on the device that lacks most; of "
-            f"parameters and gradients, counted whole, up to {amount(more)} of a device are in truth on the others"
+            f"it does not fit by Penstock's count: {amount(missing_bytes)} are missing on the device that lacks most; "
+            f"of parameters and gradients, counted whole, up to {amount(more)} of a device are in truth on the others"
         )
     elif missing_bytes:
         said.append(f"it does not fit: {amount(missing_bytes)} are missing on the device that lacks most")

@@ -101,11 +101,11 @@ def show_explanation(screen: Screen, found: wire.Explanation) -> None:
     screen.say()
     screen.say(f"{found.binds[:1].upper()}{found.binds[1:]}.")
     if found.helps:
-        screen.say(f"Of what was tried, this helps most: {found.helps}.")
+        screen.say(f"Of the changes that were tried, this helps most: {found.helps}.")
     _show_path(screen, found.path)
     _show_idle(screen, found.idle)
     if found.sensitivities:
-        screen.say("what each would give, one at a time")
+        screen.say("effect of single changes")
         screen.table(_sensitivities(found.sensitivities))
     if found.what_ifs:
         screen.say("what if")
@@ -149,7 +149,7 @@ def _show_idle(screen: Screen, idle: Sequence[wire.IdleOut]) -> None:
         table.add_row(shown_devices(each.devices), percent(each.busy_ns / max(1, each.whole_ns)), *shares)
     if len(idle) > MAX_IDLE:
         table.add_row(f"… {len(idle) - MAX_IDLE} more")
-    screen.say("where the devices' time goes; idle time by what they wait for")
+    screen.say("how the devices spend their time; idle time by cause")
     screen.table(table)
 
 

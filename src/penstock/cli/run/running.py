@@ -252,8 +252,8 @@ def other_devices(file: PlanFile, device: str) -> str | None:
         return None
     return (
         f"penstock: warning: the plan is for {len(used)} devices of kind {', '.join(kinds)}; here all ranks compute on "
-        "the CPU, in other times than predicted. --device cuda takes this machine's GPUs, `penstock export` makes jobs "
-        "for clusters"
+        "the CPU: times differ from the prediction. --device cuda takes this machine's GPUs, `penstock export` makes "
+        "jobs for clusters"
     )
 
 

@@ -108,7 +108,7 @@ def restore(
         revision = backups.restore(opened, file, replace=replace)
     hint = "" if revision == HEAD else f", this Penstock works with {HEAD}: run `penstock db upgrade`"
     shown = {"database": opened.name, "file": str(file), "revision": revision}
-    _say(shown, f"{opened.name} holds what {file} held, at revision {revision}{hint}", as_json)
+    _say(shown, f"{opened.name} now holds the data of {file}, at revision {revision}{hint}", as_json)
 
 
 def prune(

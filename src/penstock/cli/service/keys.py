@@ -163,7 +163,7 @@ def _print_new(key: Key, text: str, as_json: bool) -> None:
     until = "for ever" if key.expires_ms is None else f"until {_time(key.expires_ms)}"
     print(text)
     typer.echo(
-        f"This key of tenant {key.tenant} opens {', '.join(key.scopes)} {until}. Keep it now: only its hash is stored.",
+        f"This key of tenant {key.tenant} opens {', '.join(key.scopes)} {until}. Save it now: only its hash is stored.",
         err=True,
     )
 

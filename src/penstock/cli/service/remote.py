@@ -88,7 +88,7 @@ def refuse_file(source: str) -> None:
     """Raise typer.BadParameter for a plan that is given as a document: with a service it is one that it keeps."""
     if is_file(source):
         raise typer.BadParameter(
-            f"with --server PLAN is the hash or the job of a plan that the service keeps, not a file ({source!r})"
+            f"with --server PLAN is the hash or the job of a plan in the service, not a file ({source!r})"
         )
 
 
@@ -119,7 +119,7 @@ def watched(client: Client, job: JobOut, screen: Screen) -> JobOut:
             job = client.jobs.get(job.id, wait_s=WAIT_S)
     except KeyboardInterrupt:
         screen.done()
-        print(f"penstock: job {job.id} goes on; `penstock jobs watch` or `cancel` it", file=sys.stderr)
+        print(f"penstock: job {job.id} continues; `penstock jobs watch` or `cancel` it", file=sys.stderr)
         raise
     finally:
         screen.done()
