@@ -1,4 +1,4 @@
-"""A profile from its parts: what layers are is read from their modules, what they cost comes from whoever found out."""
+"""A profile from its parts: what layers are is read from their modules, what they cost is an argument."""
 
 from __future__ import annotations
 

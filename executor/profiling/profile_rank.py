@@ -6,8 +6,8 @@ gradients accumulate in place, the first layer's inputs are leaves, and hooks on
 when the backward of one layer ends and that of the next begins.
 
 The layers are built once, with inputs for every micro-batch size. ``{"block": k}`` asks for passes at size number ``k``
-for ``BLOCK_S`` seconds or more, ``{"parts": true}`` for what is left to measure; whoever is done goes on with passes
-that do not count, so that no device rests while another one measures.
+for ``BLOCK_S`` seconds or more, ``{"parts": true}`` for what is left to measure; a process that is done continues with
+passes that do not count, so that no device rests while another one measures.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Interpreter:
 
     ``programs``: one, or several that share their stages (``use`` chooses): a ladder, or segments of several lengths.
     ``groups``: the process groups of the program, by number. ``mark``: where the index of the running instruction is
-    written, for whoever watches this process. ``agree`` comes before the first step. Raises ModelMismatch where the
+    written, for a process that watches this one. ``agree`` comes before the first step. Raises ModelMismatch where the
     plan sends no gradients that the model has.
     """
 

@@ -134,7 +134,7 @@ class _Reference:
             self.gradients |= {(number, lane, name): gradient for name, gradient in gradients.items()}
 
     def broadcast(self, chain: Chain) -> Iterator[tuple[_Key, Tensor]]:
-        """The gradients on every rank, one after the other; each is let go of.
+        """The gradients on every rank, one after the other; each is freed afterwards.
 
         In the same number of steps a stage whose update takes several global batches makes fewer updates.
         """

@@ -331,7 +331,7 @@ def _host() -> str:
 
 
 def _end_with_stdin(stdin: TextIO) -> None:
-    """End with whoever started this rank, and take the processes that the job started along."""
+    """End with the process that started this rank, and end the processes that the job started."""
     stdin.read()
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)

@@ -203,7 +203,7 @@ class Sources:
             return None
 
     def workers(self) -> list[WorkerSeen]:
-        """The workers that are alive, whoever asks."""
+        """Return the workers that are alive, for any tenant."""
         alive = workers.c.seen_ms > now_ms() - int(self.service.settings.lease_s * 1000)
         with self.service.database.read() as connection:
             rows = connection.execute(sa.select(workers).where(alive).order_by(workers.c.id)).mappings().all()

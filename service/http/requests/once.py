@@ -73,7 +73,7 @@ def note_of(request: Request) -> Note | None:
 
 def describe_idempotency(schema: dict[str, Any], routes: Iterable[Any]) -> None:
     """Add the header to those POSTs of an OpenAPI document that honour it."""
-    words = "a name of yours for this request: sent again within a day, it is answered as it was, and not done again"
+    words = "a name of your choice for this request: a repetition within a day gets the same answer and has no effect"
     pattern = {"type": "string", "minLength": 1, "maxLength": LONGEST_KEY, "pattern": "^[!-~]+$"}
     header = {"name": HEADER, "in": "header", "required": False, "description": words, "schema": pattern}
     for route in every_route(routes):

@@ -1,13 +1,13 @@
 """Large neighbourhood search over partition, placement, warm-ups, micro-batches, recomputation and order.
 
-From the best plan and from even ones, by rounds. A round begins with some plans, and walks: the plan that is shortest
-under the usual warm-ups (``scores``) is judged if it may be better than the best, and its small moves are scored, until
-some steps in a row have found nothing. The first round begins with everything; the next ones free neighbouring stages
-of the best plan, two, three, ... of them at every place, and repair them (``repair``); then windows are drawn. Every
-improvement has its warm-up mended, and is tried with all numbers of micro-batches. At last other orders than warm-ups
-are optimised (``optimise_order``), for the plans that may still be better.
+The search starts from the best plan and from even ones, and runs in rounds. Each round starts from some plans and takes
+steps: the plan that is fastest under the usual warm-ups (``scores``) is judged if it may be better than the best, and
+its small moves are scored, until some steps in a row have found nothing. The first round starts from all plans; the
+next ones free neighbouring stages of the best plan, two, three, ... of them at every place, and repair them
+(``repair``); then windows are drawn at random. Every improvement gets a better warm-up and is tried with all numbers of
+micro-batches. At the end the order of operations is optimised (``optimise_order``) for plans that may still be better.
 
-All limits are counts, what is drawn comes from the request's seed: the same request gives the same plans.
+All limits are counts and random draws use the request's seed: the same request gives the same plans.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How ranks train, whoever starts them: options of both ``penstock run`` and ``penstock rank``."""
+"""How ranks train: options of both ``penstock run`` and ``penstock rank``."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def refuse_here(**options: object) -> None:
 
 
 def solved_there(client: Client, request: PlanRequest, screen: Screen) -> JobOut:
-    """Ask for a plan, and tell how it goes on. Raises the error that the job met."""
+    """Request a plan, and show its progress. Raises the error of the job."""
     return watched(client, client.plans.create(request, wait=False), screen)
 
 
