@@ -66,7 +66,7 @@ class JobBundle(Document):
     predicted_time_per_global_batch_ns: Nanoseconds | None = None
     layers: tuple[Name, ...] = Field(description="the chain's layer names, to be compared with the model's")
     boundaries: tuple[tuple[BoundarySize, ...], ...] | None = Field(
-        default=None, description="what crosses each cut, where it was measured; to be compared with the model's"
+        default=None, description="the tensors at each cut, where measured; to be compared with the model's"
     )
     programs_are: Literal["whole", "ladder", "segments"] = Field(
         default="whole", description="one per rank for every step; rungs to be searched; or one per length of a segment"
@@ -161,7 +161,7 @@ class RankReport(Part):
     rank: Count
     node: Name
     local_rank: Count
-    device: Name = Field(description="as the plan calls it")
+    device: Name = Field(description="its name in the plan")
     peak_memory_bytes: Bytes | None = None
 
 
@@ -174,7 +174,7 @@ class LaunchReport(Document):
     launcher: Name
     model: Name
     state: Literal["succeeded", "left"] = Field(description="left: asked to end, and saved")
-    first_step: Count = Field(description="0, or the step of the checkpoint that it went on from")
+    first_step: Count = Field(description="0, or the step of the checkpoint that it resumed from")
     steps_done: Count
     losses: tuple[Number | None, ...] = Field(description="of each step from `first_step` on; null: not finite")
     step_times_ns: tuple[Nanoseconds, ...] = Field(

@@ -33,7 +33,7 @@ class Pipeline(Part):
     stages: Annotated[tuple[Stage, ...], Field(min_length=1)]
     micro_batches: LayerRange = Field(description="first and last micro-batch, both included")
     codecs: tuple[Literal["fp16s"] | None, ...] | None = Field(
-        default=None, description="of each edge between neighbouring stages; absent: tensors travel as they are"
+        default=None, description="of each edge between neighbouring stages; absent: tensors are sent unchanged"
     )
 
     @model_validator(mode="after")
@@ -102,7 +102,7 @@ class DevicePrediction(Part):
     communication_ns: Nanoseconds = Field(description="neither computing nor waiting: only transfers or reductions run")
     idle_ns: Nanoseconds
     peak_memory_bytes: Bytes
-    memory_bytes: Bytes = Field(description="what the device has")
+    memory_bytes: Bytes = Field(description="the device's capacity")
     memory: MemoryBreakdown
 
 

@@ -31,11 +31,15 @@ class Settings(BaseSettings):
         default=60.0, ge=0, description="how long a start waits for a PostgreSQL server that does not answer yet"
     )
     upgrade_database: bool | None = Field(
-        default=None, description="change the tables of an older Penstock at the start; by default on SQLite only"
+        default=None, description="upgrade the tables of an older Penstock at the start; by default on SQLite only"
     )
-    host: str = Field(default="127.0.0.1", description="where to listen; anything but loopback can be reached")
+    host: str = Field(
+        default="127.0.0.1", description="address to listen on; any but loopback can be reached from other machines"
+    )
     port: int = Field(default=8642, ge=0, le=65535, description="0: any free port")
-    allow_unauthenticated: bool = Field(default=False, description="listen beyond loopback although no key is needed")
+    allow_unauthenticated: bool = Field(
+        default=False, description="listen on other addresses than loopback although no key is required"
+    )
     slots: int = Field(
         default_factory=lambda: max(1, available_processors() // 2),
         ge=0,
@@ -46,12 +50,13 @@ class Settings(BaseSettings):
         default=0, ge=0, le=256, description="processes of one solve; 0: the processors divided by the slots"
     )
     solve_memory_bytes: int = Field(
-        default=0, ge=0, description="what a process of a solve may allocate beyond what is loaded; 0: any amount"
+        default=0, ge=0, description="memory that a process of a solve may allocate beyond the loaded code; 0: no limit"
     )
     keep_jobs_days: float = Field(
         default=0.0,
         ge=0,
-        description="what ended so long ago, at least 2 days, is removed with what only it had named; 0: never",
+        description="jobs and sweeps that ended this long ago, at least 2 days, are removed with the documents that "
+        "only they use; 0: never",
     )
     max_sweep_cases: int = Field(default=1000, ge=1, description="plan requests of one sweep")
     solve_entry: str = Field(
@@ -61,8 +66,10 @@ class Settings(BaseSettings):
         default="penstock.planning.compare:compare", description="module:function that compares planners"
     )
     lease_s: float = Field(default=30.0, gt=0, description="a worker that is silent for longer has lost its job")
-    max_attempts: int = Field(default=3, ge=1, description="a job that was lost this often fails")
-    max_solve_s: float = Field(default=3600.0, gt=0, description="longest limit, and that of a request that names none")
+    max_attempts: int = Field(default=3, ge=1, description="a job that was lost this number of times fails")
+    max_solve_s: float = Field(
+        default=3600.0, gt=0, description="longest time limit, and that of a request without one"
+    )
     solve_grace_s: float = Field(
         default=1.5, ge=0, description="from the request's limit until the child is terminated"
     )
@@ -78,7 +85,9 @@ class Settings(BaseSettings):
     )
     warm_up: bool = Field(default=True, description="load and compile the solvers in the background at the start")
     drain_s: float = Field(
-        default=0.0, ge=0, description="how long it still answers, not ready, after SIGTERM: for a load balancer"
+        default=0.0,
+        ge=0,
+        description="how long the service still answers, not ready, after SIGTERM: for a load balancer",
     )
     log_format: Literal["auto", "json", "text"] = Field(
         default="auto", description="auto: text on a terminal, JSON elsewhere"
@@ -103,9 +112,11 @@ class Settings(BaseSettings):
         default=False, description="/metrics needs no key from loopback; not behind a proxy on the same machine"
     )
     requests_per_s: float = Field(
-        default=200.0, ge=0, description="of each key, and of each address beyond loopback without one; 0: any number"
+        default=200.0,
+        ge=0,
+        description="for each key, and for each address other than loopback without one; 0: no limit",
     )
-    max_open_requests: int = Field(default=1000, ge=1, description="of each key: waits, streams and held syncs")
+    max_open_requests: int = Field(default=1000, ge=1, description="for each key: waits, streams and held syncs")
     max_layers: int = Field(default=50_000, ge=1, description="of a profile")
     max_devices: int = Field(default=65_536, ge=1, description="of a topology")
     max_micro_batches: int = Field(default=1_048_576, ge=1, description="of a global batch")

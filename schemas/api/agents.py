@@ -273,7 +273,7 @@ class SyncReply(Part):
 
     state_version: Count
     assignments: tuple[Assignment, ...]
-    ack: Count = Field(description="the last event that is stored; the agent forgets up to here")
+    ack: Count = Field(description="the last event that is stored; the agent drops events up to it")
     log_wishes: tuple[LogRequest, ...] = ()
 
 

@@ -27,7 +27,7 @@ class LayoutRequest(Document):
         " deepspeed: Python or JSON; ranges: JSON"
     )
     source: Annotated[str, Field(min_length=1, max_length=512)] = Field(
-        default="the layout", description="what messages call the text"
+        default="the layout", description="the text's name in messages"
     )
     request: PlanRequest = Field(description="model, cluster and training; its target is the format's trainer")
     micro_batch_size: PositiveCount | None = Field(

@@ -227,7 +227,7 @@ def test_micro_batches_that_do_not_tile_are_said() -> None:
     late = Allocation((Pipeline(stages, (1, 2)),), 3)
     assert "takes micro-batches 1 to 2, but 0 is the next" in verify(problem, late, orders, timeline)[0]
     many = single_pipeline(stages, 7)
-    assert verify(problem, many, orders, timeline) == ["7 micro-batches cannot be formed from 6 samples."]
+    assert verify(problem, many, orders, timeline) == ["7 micro-batches cannot be made of 6 samples."]
 
 
 F0, B0 = (FORWARD, 0, 0), (BACKWARD, 0, 0)
