@@ -73,7 +73,7 @@ def test_json_is_the_whole_answer(tree: str, capsys: pytest.CaptureFixture[str])
         (["TREE", "--memory", "lots"], 64, "--memory: 'lots' is no amount of memory"),
         (["TREE", "--nic", "0 Gbit/s"], 64, "--nic: input should be greater than or equal to 1"),
         (["TREE", "--fabric", "mesh"], 64, "--fabric: input should be 'pairs', 'ports' or 'bus'"),
-        (["TREE"], 65, "n[0-3]: the number of devices is not said; give --devices-per-node 8"),
+        (["TREE"], 65, "n[0-3]: the number of devices is unknown; give --devices-per-node 8"),
         (["TREE", "--from", "nccl-xml"], 65, "topology.conf"),
         (["TREE", *DEVICES, "--only", "n[0-"], 65, "hostlist"),
         (["TREE", *DEVICES, "--agents", "http://127.0.0.1:9"], 1, "127.0.0.1:9"),

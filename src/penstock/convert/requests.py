@@ -85,7 +85,7 @@ def to_problem(request: PlanRequest) -> Problem:
 def _pins(request: PlanRequest, devices: tuple[Device, ...]) -> tuple[Pin, ...]:
     number_of = {device.name: number for number, device in enumerate(devices)}
     faults = [
-        Fault(f"/pins/{p}/devices/{d}", f"{name!r} is no device of the topology")
+        Fault(f"/pins/{p}/devices/{d}", f"{name!r} is not a device of the topology")
         for p, pin in enumerate(request.pins)
         for d, name in enumerate(pin.devices)
         if name not in number_of

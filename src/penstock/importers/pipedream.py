@@ -157,7 +157,7 @@ def _read_node(line: int, number: int, description: str, fields: str, faults: Fa
         key, equals, value = (part.strip() for part in field.partition("="))
         if not equals or key not in (*_TIMES, *_SIZES):
             known = ", ".join((*_TIMES, *_SIZES))
-            faults.add(line, f"node{number}: {field.strip()!r} is no key=value with one of the keys {known}")
+            faults.add(line, f"node{number}: {field.strip()!r} is not key=value with one of the keys {known}")
         elif key in values:
             faults.add(line, f"node{number}: {key} is given twice")
         values[key] = value
@@ -188,7 +188,7 @@ def _number(line: int, node: int, key: str, text: str, scale: int, faults: Fault
     except InvalidOperation:
         value = Decimal("nan")
     if not value.is_finite():
-        faults.add(line, f"node{node}: {key}={text.strip()!r} is no finite number")
+        faults.add(line, f"node{node}: {key}={text.strip()!r} is not a finite number")
     elif value < 0:
         faults.add(line, f"node{node}: {key}={text.strip()} is negative")
     elif value > MAX_WIRE_INTEGER // scale:

@@ -196,7 +196,7 @@ def _shortened(text: str, most: int = 60) -> str:
 
 
 def _unlike_a_name(member: str) -> str:
-    return f"{_shortened(member)!r} is no host name: at most {LONGEST_NAME} characters, all of them printable"
+    return f"{_shortened(member)!r} is not a host name: at most {LONGEST_NAME} characters, all of them printable"
 
 
 def _too_many(member: str) -> str:

@@ -113,7 +113,7 @@ def _check_names(switches: Sequence[Switch], faults: Faults) -> None:
         line, column = switch.below_at
         unknown = [name for name in switch.switches if name not in first]
         if unknown:
-            detail = f"{switch.name!r} is above {fold_shortly(unknown)}, which is no switch of this text"
+            detail = f"{switch.name!r} is above {fold_shortly(unknown)}, which is not a switch of this text"
             faults.add(line, detail, column=column, code="unknown")
         if len(set(switch.switches)) < len(switch.switches):
             detail = f"{switch.name!r} is above {_doubles(switch.switches)} twice"

@@ -56,7 +56,7 @@ def merge(
         wires = links_of(net, inside, options, notes) if len(inside) == len(hosts) else {}
     notes.stop_if_missing()
     for unused in given.unused():
-        notes.assume(f"that devices are {unused} was said for nothing: the sources say what they are")
+        notes.assume(f"that devices are {unused} has no effect: the sources say what they are")
     assumptions = notes.assumptions(hosts)
     topology = ClusterTopology.parse(
         {
