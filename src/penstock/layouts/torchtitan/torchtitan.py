@@ -41,7 +41,7 @@ EMBEDDING, NORM = "tok_embeddings", "norm"
 HEADS = {"0.3": "lm_head", "0.2": "output"}
 """What the head is called in the releases that layouts are written for, the newest first.
 
-A release drops the module of a name that it does not know without a word, and trains on without a head.
+A release silently drops the module of an unknown name, and trains without a head.
 """
 OUTPUTS = (NORM, *HEADS.values())
 WHOLE_AT_ONE_RANK = (
