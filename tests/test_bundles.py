@@ -67,7 +67,7 @@ def test_sizes_of_boundaries_are_compared_where_they_were_measured(flushed: Plan
 def test_a_damaged_program_is_noticed(flushed: PlanFile) -> None:
     data = make_bundle(flushed).model_dump(mode="json")
     data["ranks"][1]["programs"][0]["prologue"] += " "
-    with pytest.raises(InvalidDocument, match=r"programs of rank 1 have the digest [0-9a-f]{64}, and the bundle says"):
+    with pytest.raises(InvalidDocument, match=r"programs of rank 1 have the digest [0-9a-f]{64}, but the bundle says"):
         JobBundle.parse(data).ranks[1].refuse_damage()
 
 
@@ -121,7 +121,7 @@ def test_nodes_count_their_devices_as_people_do(flushed: PlanFile) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        pytest.param({"rank": 5}, "number 1 says rank 5", id="order"),
+        pytest.param({"rank": 5}, "entry 1 has rank 5", id="order"),
         pytest.param({"device": "gpu7"}, "a device is called node/index", id="device"),
         pytest.param({"programs": []}, "at least 1 item", id="no-program"),
         pytest.param({"programs": [{}, {}]}, "rank 1 has 2 programs, rank 0 has 1", id="programs"),

@@ -184,7 +184,7 @@ def test_a_model_with_other_layers_is_refused_or_said_not_to_be_compared(
     (tmp_path / "made" / "job.sbatch").unlink()
     Path("mine.py").write_text(MODEL.format(names=["other", "names"]))
     assert main(command) == 1
-    assert "layer 0 of model 'mine:job' is called 'other'" in capsys.readouterr().err
+    assert "layer 0 of model 'mine:job' is 'other'" in capsys.readouterr().err
     assert not (tmp_path / "made" / "job.sbatch").exists(), "nothing is written"
     assert main([*command[:3], "jobset", *command[4:-1], "job.yaml", "--image", "i"]) == 0
     assert "warning: the mine that lies here does not fit the plan" in capsys.readouterr().err

@@ -240,7 +240,7 @@ def test_the_command_line_makes_lists_rotates_and_revokes(tmp_path: Path, capsys
         (["create", "--name", "n", "--scope", "read", "--expires", "99999999d"], 64, "longer than a hundred years"),
         (["create", "--name", "n"], 64, "--scope"),
         (["rotate", "0" * 12, "--overlap", "never"], 64, "an overlap has to end"),
-        (["rotate", "0" * 12], 1, "no key '000000000000' here"),
+        (["rotate", "0" * 12], 1, "there is no key '000000000000'"),
         (["revoke", "x"], 1, "`penstock keys list` lists them"),
     ],
 )

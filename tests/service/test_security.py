@@ -110,7 +110,7 @@ def test_each_kind_of_wrong_key_has_its_own_words(house: House):
     house.keys.revoke(revoked.split("_")[1])
     wrong = good[:-4] + ("0000" if good[-4:] != "0000" else "1111")
     cases = [
-        (None, "asks for a key, and none was sent"),
+        (None, "requires a key, and none was sent"),
         ("Basic dXNlcjpwYXNz", "not of the form `Bearer psk_…`"),
         ("Bearer", "not have the form psk_<id>_<secret>"),
         ("Bearer hunter2", "not have the form psk_<id>_<secret>"),

@@ -94,7 +94,7 @@ def test_cancelling_a_sweep_leaves_what_others_have_asked(client: Client):
     over = ended(client, running.id)
     assert [row.state for row in over.rows] == ["cancelled", "cancelled"]
     assert over.state == "cancelled"
-    with pytest.raises(Conflict, match="has cancelled already"):
+    with pytest.raises(Conflict, match="has already ended"):
         client.sweeps.cancel(running.id)
     assert running.id in [one.id for one in client.sweeps.page().items]
 
