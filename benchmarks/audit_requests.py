@@ -91,10 +91,10 @@ def _print_statuses(total: Tally) -> None:
 
 
 def _print_contradictions(found: list[Contradiction], effort: Effort, most: int | None) -> None:
-    told: Counter[tuple[str, str]] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
     for each in found:
-        told[each.check, each.planner] += 1
-        if most is not None and told[each.check, each.planner] > most:
+        counts[each.check, each.planner] += 1
+        if most is not None and counts[each.check, each.planner] > most:
             continue
         print(f"\n{each.check} ({each.planner}), seed {each.seed}: {each.detail}")
         print(
@@ -103,7 +103,8 @@ def _print_contradictions(found: list[Contradiction], effort: Effort, most: int 
         )
     if found:
         print(
-            "\ncontradictions by check and planner: " + ", ".join(f"{c} {p} {n}" for (c, p), n in sorted(told.items()))
+            "\ncontradictions by check and planner: "
+            + ", ".join(f"{c} {p} {n}" for (c, p), n in sorted(counts.items()))
         )
 
 

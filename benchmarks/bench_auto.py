@@ -1,10 +1,10 @@
-"""``auto`` beside each of its planners with the same limit, its gaps, its first plan, and how limits are kept.
+"""``auto`` compared with each of its planners under the same limit, its gaps, its first plan, and how limits are kept.
 
-DAPPLE's models on its configurations A, B and C: nobody is better than ``auto`` where it asks all planners, and the gap
-of its plans to the bound of their allocation; then the gap to the bound of all plans of one pipeline, in the settings
-of BOUNDS section 4.3. ``limits``: how long after its limit each planner answers on large requests. With ``--profiles
-DIR`` DAPPLE's published profile texts serve. Prints Markdown tables, and ``name value unit target ok|MISSED`` for each
-row that has a target.
+DAPPLE's models on its configurations A, B and C: no planner is better than ``auto`` where it asks all of them, and the
+gap of its plans to the bound of their allocation; then the gap to the bound of all plans of one pipeline, in the
+settings of BOUNDS section 4.3. ``limits``: how long after its limit each planner answers on large requests. With
+``--profiles DIR`` DAPPLE's published profile texts serve. Prints Markdown tables, and ``name value unit target
+ok|MISSED`` for each row that has a target.
 """
 
 from __future__ import annotations
@@ -148,9 +148,9 @@ def _limits(limits_s: Sequence[float]) -> None:
 def _solved(name: str, problem: Problem, limit_s: float, **options: Any) -> Measured:
     started = time.monotonic()
     first: list[float] = []
-    hear: Callable[[object], None] = lambda _: first.append(time.monotonic() - started)  # noqa: E731
+    on_incumbent: Callable[[object], None] = lambda _: first.append(time.monotonic() - started)  # noqa: E731
     try:
-        result = solve(problem, name, time_limit_ns=int(limit_s * 1e9), options=options, on_incumbent=hear)
+        result = solve(problem, name, time_limit_ns=int(limit_s * 1e9), options=options, on_incumbent=on_incumbent)
     except UnsupportedRequest:
         return Measured(None, 0.0, None)
     return Measured(result, time.monotonic() - started, first[0] if first else None)

@@ -6,7 +6,7 @@ MISSED. GPT with d = 256 on two CPU ranks; the profile is measured first, with b
 A round runs the plan that is calibrated from before and after each of the other plans, since absolute times drift with
 the load of the host, and compares the judge's time under costs calibrated from both neighbours with what was measured
 (medians). The figure is the median over rounds of the error's size. How far apart runs of one and the same plan are is
-a row too: what cannot be told from that is no error of the prediction.
+a row too: a difference below that spread is no error of the prediction.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The joint optimum of small requests, and how near ``auto`` comes to it without.
 
 50 random instances of 12 layers on 2 nodes x 2 devices, each with 4, 8 and 16 micro-batches (SOLVERS F), in private
-half-duplex channels and in the shared network. Then what polishing adds on models of realistic size, against the other
-contained planners alone. CPU time, warm. Prints ``name value unit target ok|MISSED``, ``-`` where there is no target.
+half-duplex channels and in the shared network. Then what local search adds on models of realistic size, against the
+other contained planners alone. CPU time, warm. Prints ``name value unit target ok|MISSED``, ``-`` where there is no
+target.
 ``--quick``: five instances, no models.
 """
 
@@ -28,7 +29,7 @@ INSTANCES = 50
 NUMBERS = (4, 8, 16)
 LAYERS = 12
 OTHER_KINDS = "hetpipe,zero-bubble,chimera"
-"""Planners of several pipelines or split backwards, which ``exact`` does not speak of."""
+"""Planners of several pipelines or split backwards, which ``exact`` does not cover."""
 SECONDS, MEAN_PERCENT, MOST_PERCENT = 0.5, 0.5, 3.0
 MODELS = (
     ("bert-48", "dapple-config-a", 64),
@@ -40,7 +41,7 @@ MODELS = (
 
 
 class Run(NamedTuple):
-    """One instance: the optimum, ``auto`` without it, and without polishing too; seconds of the first two."""
+    """One instance: the optimum, ``auto`` without it, and without local search too; seconds of the first two."""
 
     exact: Result
     auto: int
@@ -61,7 +62,7 @@ def main() -> None:
         _report("shared network" if shared else "private half duplex", runs)
     if not quick:
         for model, topology, batch in MODELS:
-            _polished(model, topology, batch)
+            _local_search_gain(model, topology, batch)
 
 
 def _run(problem: Problem) -> Run:
@@ -97,17 +98,17 @@ def _report(network: str, runs: list[Run]) -> None:
     _row(f"{name}: above the optimum, most", max(gaps), "%", MOST_PERCENT, max(gaps) <= MOST_PERCENT)
     _row(f"{name}: at the optimum", sum(gap <= 0 for gap in gaps), "", None, True)
     plain = [100 * (run.plain / _value(run.exact) - 1) for run in runs]
-    _row(f"{name}, without polishing: mean", mean(plain), "%", None, True)
-    _row(f"{name}, without polishing: most", max(plain), "%", None, True)
+    _row(f"{name}, without local search: mean", mean(plain), "%", None, True)
+    _row(f"{name}, without local search: most", max(plain), "%", None, True)
     _row(f"{name}: seconds, mean", mean(run.auto_seconds for run in runs), "s", None, True)
 
 
-def _polished(model: str, topology: str, batch: int) -> None:
+def _local_search_gain(model: str, topology: str, batch: int) -> None:
     problem = to_problem(PlanRequest(profile=profile(model), topology=cluster(topology), global_batch_size=batch))
     plain, before = _solve(problem, "auto", {"exclude": f"exact,polish,interleaved,{OTHER_KINDS}"})
-    polished, after = _solve(problem, "auto", {"exclude": f"exact,interleaved,{OTHER_KINDS}"})
-    gain = 100 * (1 - _value(polished) / _value(plain))
-    name = f"polishing {model} on {topology}"
+    improved, after = _solve(problem, "auto", {"exclude": f"exact,interleaved,{OTHER_KINDS}"})
+    gain = 100 * (1 - _value(improved) / _value(plain))
+    name = f"local search on {model} on {topology}"
     _row(f"{name}: gain", gain, "%", None, True)
     _row(f"{name}: seconds added to {before:.1f}", after - before, "s", None, True)
 

@@ -50,7 +50,7 @@ class Layers:
         self._whole_bytes = int(3 * weights.sum() + activations[:-1].sum())
 
     def chain(self, processors: int, memory: float) -> Chain:
-        """On so many processors with ``memory`` times an even share each."""
+        """On this number of processors with ``memory`` times an even share each."""
         forward, backward, weights, activations = self._lists
         return Chain.of_layers(
             forward,
@@ -139,7 +139,7 @@ def _resnet(folder: Path | None) -> Layers:
 
 
 def _layers(model: ModelProfile) -> Layers:
-    """A measurement's chain; what a layer keeps stands for its input."""
+    """A measurement's chain; what a layer keeps is taken as its input."""
     measured = model.measurements[0]
     rows = measured.micro_batch_size
     sent = [sum(tensor.bytes_per_sample for tensor in boundary) * rows for boundary in model.boundaries]

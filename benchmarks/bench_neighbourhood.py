@@ -67,7 +67,7 @@ def _small(name: str, problems: Iterable[Problem]) -> None:
 
 
 def _tightened(problem: Problem, seed: int) -> Problem:
-    """1.3 even shares of the states and little beside them; every other request may recompute."""
+    """1.3 even shares of the states and little else; every other request may recompute."""
     source = problem.measured["gpu"][0]
     states = int(problem.parameter_bytes[-1]) * (1 + problem.memory.gradient_factor + problem.memory.state_factor)
     memory = int(1.3 * states / problem.num_devices) + 150_000_000

@@ -90,7 +90,7 @@ def speed(counts: list[int], seeds: int) -> None:
 
 
 class Layers(NamedTuple):
-    """Forward and backward ns, weight bytes, and the bytes of the tensor before each layer and behind the last."""
+    """Forward and backward ns, weight bytes, and the bytes of the tensor before each layer and after the last."""
 
     forward: list[int]
     backward: list[int]

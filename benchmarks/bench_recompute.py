@@ -74,7 +74,7 @@ class Slow(nn.Module):
 
 
 class Delayed(GlooTransport):
-    """Gloo over a link of some latency: messages set off later, one behind the other."""
+    """Gloo over a link of some latency: messages leave later, one after the other."""
 
     def __init__(self, delay_s: float) -> None:
         super().__init__()

@@ -74,7 +74,7 @@ def _run(name: str, planner: str, limit_s: float | None) -> None:
     plan = problem, best.allocation, best.schedule
     cost_tables.cache_clear()
     how: Settings = {"overlap": best.overlap_all_reduce, "update_rule": best.update_rule}
-    steps.take("judged: time alone, costs anew", lambda: makespan_ns(*plan, **how))
+    steps.take("judged: time alone, costs computed again", lambda: makespan_ns(*plan, **how))
     timeline = steps.take("judged: times, memory, use", lambda: simulate(*plan, **how))
     steps.take("verified", lambda: verify(*plan, timeline, **how))
     steps.take("bound of its schedules", lambda: schedule_bound(*plan, best.update_rule))

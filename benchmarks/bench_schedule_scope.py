@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from chains import NO_BUCKETS, chain, star
 
-from penstock.solvers.improve.order import close
+from penstock.solvers.improve.order import optimise_order
 from penstock.solvers.judge.simulate import makespan_ns, simulate
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.problem import MemoryRules, NetworkRules, Problem
@@ -114,7 +114,7 @@ def closed(group: Group, seed: int) -> Row:
     orders = first_order(problem, plan, group.memory)
     value = makespan_ns(problem, plan, orders)
     wall, cpu = time.perf_counter(), time.process_time()
-    found = close(problem, plan, orders, overlap=False, value_ns=value, effort=group.effort)
+    found = optimise_order(problem, plan, orders, overlap=False, value_ns=value, effort=group.effort)
     spent = time.process_time() - cpu, time.perf_counter() - wall
     return Row(value, found.value_ns, found.bound.bound_ns, *spent)
 

@@ -32,7 +32,7 @@ PROBES = 100
 LEASE_S = 5.0
 LAYERS = 20_000
 SETTLED = 0.05
-"""Share of a processor that a service takes that nobody asks for anything."""
+"""Share of a processor that an idle service takes."""
 JSON = {"Content-Type": "application/json"}
 
 
@@ -188,7 +188,7 @@ async def _at_rate(url: str, body: bytes) -> list[float]:
 
 
 def queued_jobs(url: str) -> None:
-    """Distinct requests, eight connections; nobody solves them."""
+    """Distinct requests, eight connections; no worker solves them."""
 
     async def queue() -> float:
         numbers = iter(range(JOBS))
@@ -208,7 +208,7 @@ def queued_jobs(url: str) -> None:
 
 
 def idle_waiters(url: str) -> None:
-    """Event streams, jobs that are waited for, and agents' calls, all of them held; then somebody asks for health."""
+    """Event streams, jobs that are waited for, and agents' calls, all of them held; then a client asks for health."""
     jobs = [job["id"] for job in httpx.get(f"{url}/v1/jobs?state=queued&limit=50").json()["items"]]
 
     async def measure() -> list[float]:
@@ -234,7 +234,7 @@ def idle_waiters(url: str) -> None:
     times_ms = asyncio.run(measure())
     slow = max(times_ms)
     row(
-        f"/healthz beside {WAITERS} idle waiters, slowest",
+        f"/healthz with {WAITERS} idle waiters, slowest",
         slow,
         "ms",
         50,
@@ -245,8 +245,8 @@ def idle_waiters(url: str) -> None:
 async def _wait(http: httpx.AsyncClient, number: int, job: str) -> None:
     match number % 5:
         case 0 | 1:
-            async with http.stream("GET", f"/v1/jobs/{job}/events") as story:
-                async for _ in story.aiter_lines():
+            async with http.stream("GET", f"/v1/jobs/{job}/events") as events:
+                async for _ in events.aiter_lines():
                     pass
         case 2 | 3:
             await http.get(f"/v1/jobs/{job}", headers={"Prefer": "wait=300"})

@@ -23,7 +23,7 @@ def star(
     form: Literal["pairs", "ports", "bus"] = "pairs",
     full_duplex: bool = True,
 ) -> Network:
-    """Servers of so many devices, each with one cable to a switch; a lone server has none."""
+    """Servers of these numbers of devices, each with one cable to a switch; a lone server has none."""
     hosts = tuple(f"n{i}" for i in range(len(nodes)))
     cables = tuple(Cable(host, "switch", between_bytes_per_s, 0, full_duplex) for host in hosts)
     return Network(

@@ -15,7 +15,7 @@ NODE_DEVICES = 8
 
 
 class Size(NamedTuple):
-    """Pods of nodes of eight devices each, layers of the model, and micro-batches of so many samples."""
+    """Pods of nodes of eight devices each, layers of the model, and samples of a micro-batch."""
 
     pods: int
     nodes: int

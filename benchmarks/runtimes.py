@@ -199,7 +199,7 @@ def _child(measure: Any, rank: int, world_size: int, port: int, iterations: int,
 
 
 def in_processes(measure: Any, world_size: int, iterations: int) -> dict[str, float]:
-    """Run a measurement on so many ranks; what rank 0 answers."""
+    """Run a measurement on the given number of ranks; return what rank 0 answers."""
     server = listen("127.0.0.1")
     port = server.getsockname()[1]
     store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())

@@ -54,7 +54,7 @@ class Engine:
 
     @contextmanager
     def container(self, image: str) -> Iterator[Callable[..., list[str]]]:
-        """How a command runs in a new container of the image, beside other commands in it."""
+        """How a command runs in a new container of the image, next to other commands in it."""
         if self.name == "buildah":
             name = self._said("from", image).strip()
             try:
@@ -96,7 +96,7 @@ class Engine:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A port that no process listens on."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
@@ -129,7 +129,7 @@ def until(what: str, process: subprocess.Popen[str], ready: Callable[[], Any]) -
 
 @contextmanager
 def told_to_end(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
-    """A process that is told to end afterwards."""
+    """A process that is stopped afterwards."""
     try:
         yield process
     finally:
@@ -179,7 +179,7 @@ def try_worker(engine: Engine, image: str, check: Sequence[str]) -> None:
 
 
 def try_agent(engine: Engine, image: str, check: Sequence[str]) -> None:
-    """Is heard by a service of the service's image, and healthy."""
+    """The agent reaches a service of the service's image, and is healthy."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     loopback = {"PENSTOCK_HOST": "127.0.0.1", "PENSTOCK_PORT": str(port), "PENSTOCK_SECURITY": "off"}
@@ -188,9 +188,9 @@ def try_agent(engine: Engine, image: str, check: Sequence[str]) -> None:
         with told_to_end(engine.popen(of_service("penstock", "serve", **loopback))) as service:
             until("the service answers", service, lambda: asked(f"{url}/healthz"))
             with told_to_end(engine.popen(inside(*agent))) as process:
-                heard = until("the agent is heard", process, lambda: asked(f"{url}/v1/agents"))
+                known = until("the agent is known", process, lambda: asked(f"{url}/v1/agents"))
                 engine.run(inside(*check))
-                print(f"{image}: heard as {heard['items'][0]['id'] if 'items' in heard else heard[0]['id']}")
+                print(f"{image}: known as {known['items'][0]['id'] if 'items' in known else known[0]['id']}")
         said = engine.run(inside("python3", "-c", "import torch; print(torch.ones(2).sum().item(), torch.__version__)"))
         print(f"{image}: torch adds up to {said.strip()}")
 

@@ -45,7 +45,7 @@ def profile(name: str) -> ModelProfile:
 def cluster(name: str) -> ClusterTopology:
     """The cluster ``name``: one that is written out, or ``NODESxDEVICESxKIND``, or ``DEVICESxKIND``.
 
-    Without a number of nodes the devices stand in nodes of eight. Raises NotFound naming the nearest clusters or
+    Without a number of nodes the devices are in nodes of eight. Raises NotFound naming the nearest clusters or
     device kinds, InvalidDocument for a form with impossible numbers.
     """
     if name in cluster_names():

@@ -27,7 +27,7 @@ class Stem(nn.Sequential):
 
 
 class DenseLayer(nn.Module):
-    """``growth`` new features from all before, put behind them."""
+    """``growth`` new features from all before, appended to them."""
 
     def __init__(self, inputs: int, growth: int) -> None:
         super().__init__()

@@ -110,7 +110,7 @@ class Child:
         assert process.stdout is not None
         assert process.stderr is not None
         readers = [
-            asyncio.create_task(_read_lines(process.stdout, self._hear)),
+            asyncio.create_task(_read_lines(process.stdout, self._on_line)),
             asyncio.create_task(_read_lines(process.stderr, self._keep)),
         ]
         ender = asyncio.create_task(self._end_when_asked(process))
@@ -143,7 +143,7 @@ class Child:
             except (ProcessLookupError, PermissionError):
                 return
 
-    def _hear(self, line: bytes) -> None:
+    def _on_line(self, line: bytes) -> None:
         try:
             message = json.loads(line)
         except ValueError:

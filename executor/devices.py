@@ -216,7 +216,7 @@ def torch_names(gpus: Sequence[Gpu]) -> list[str]:
 def visible_numbers(environ: Mapping[str, str] = os.environ) -> list[int]:
     """The node's numbers of the GPUs that a process sees, in CUDA's order; empty where nvidia-smi shows none.
 
-    Slurm may show a job its GPUs alone, numbered anew from 0; SLURM_STEP_GPUS or SLURM_JOB_GPUS then has their numbers.
+    Slurm may show a job its GPUs alone, numbered from 0; SLURM_STEP_GPUS or SLURM_JOB_GPUS then has their numbers.
     """
     shown = machine_gpus()
     own = sorted(_expanded(environ.get("SLURM_STEP_GPUS") or environ.get("SLURM_JOB_GPUS") or ""))
@@ -240,7 +240,7 @@ def place_among(index: str, used: Sequence[str], numbers: Sequence[int]) -> int:
     """Which of the GPUs that a process sees is the plan's device ``index`` of its node.
 
     ``used``: the node's devices that the plan uses, in order; ``numbers``: the node's numbers of the GPUs that the
-    process sees. Where they are not the plan's (a container numbers anew), the order of both counts.
+    process sees. Where they are not the plan's (a container numbers from 0), the order of both counts.
     """
     if len(numbers) == 1:
         return 0

@@ -22,7 +22,7 @@ def open_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise UnsupportedRequest(f"torch knows no device {name!r}: {error}", remedy="cpu, or cuda:0") from None
+        raise UnsupportedRequest(f"torch has no device {name!r}: {error}", remedy="cpu, or cuda:0") from None
     if device.type == "cpu":
         return device
     if device.type != "cuda":

@@ -30,7 +30,7 @@ def interface_address(interface: str) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface that has ``address``: gloo and NCCL are told to bind to it. None when there is none."""
+    """The network interface that has ``address``: gloo and NCCL bind to it. None when there is none."""
     if is_loopback(address) and address != "::1":
         address = "127.0.0.1"
     for _, name in socket.if_nameindex():
@@ -51,4 +51,4 @@ def address_towards(host: str) -> str:
             probe.connect((host, 9))
             return str(probe.getsockname()[0])
     except OSError as error:
-        raise ValueError(f"no way to {host!r} ({error}); give `interface`, the address of this node") from None
+        raise ValueError(f"no route to {host!r} ({error}); give `interface`, the address of this node") from None

@@ -13,7 +13,7 @@ def amount(count: float) -> str:
 
 
 def exact(count: int) -> str:
-    """``490 MiB (513,597,444 bytes)``: for a number that somebody may have to make up to the byte."""
+    """``490 MiB (513,597,444 bytes)``: for a number that a user may need to the byte."""
     whole = f"{count:,} byte{'' if count == 1 else 's'}"
     return whole if abs(count) < 1024 else f"{amount(count)} ({whole})"
 

@@ -1,4 +1,4 @@
-"""What ranks that somebody else's launcher starts need of a plan, without a solver; and what they report.
+"""What ranks that another launcher starts need of a plan, without a solver; and what they report.
 
 ``penstock export PLAN --to bundle`` writes a bundle; ``penstock rank`` runs one rank of it.
 """
@@ -49,8 +49,8 @@ class RankPart(Part):
         found = digest_of(self.programs)
         if found != self.digest:
             raise InvalidDocument(
-                f"the programs of rank {self.rank} have the digest {found}, and the bundle says {self.digest}",
-                remedy="export the bundle anew; it is not made to be edited",
+                f"the programs of rank {self.rank} have the digest {found}, but the bundle says {self.digest}",
+                remedy="export the bundle again; it cannot be edited",
             )
 
 
@@ -66,7 +66,7 @@ class JobBundle(Document):
     predicted_time_per_global_batch_ns: Nanoseconds | None = None
     layers: tuple[Name, ...] = Field(description="the chain's layer names, to be compared with the model's")
     boundaries: tuple[tuple[BoundarySize, ...], ...] | None = Field(
-        default=None, description="what crosses each cut, where it was measured; to be compared with the model's"
+        default=None, description="the tensors at each cut, where measured; to be compared with the model's"
     )
     programs_are: Literal["whole", "ladder", "segments"] = Field(
         default="whole", description="one per rank for every step; rungs to be searched; or one per length of a segment"
@@ -80,7 +80,7 @@ class JobBundle(Document):
     def _ranks_in_order(self) -> Self:
         for number, part in enumerate(self.ranks):
             if part.rank != number:
-                raise ValueError(f"ranks are numbered from 0 in their order; number {number} says rank {part.rank}")
+                raise ValueError(f"ranks are numbered from 0 in order; entry {number} has rank {part.rank}")
             if len(part.programs) != len(self.ranks[0].programs):
                 raise ValueError(
                     f"rank {number} has {len(part.programs)} programs, rank 0 has {len(self.ranks[0].programs)}"
@@ -147,7 +147,7 @@ class JobBundle(Document):
         for length in options.segments(first_step, steps):
             if length not in number_of:
                 raise UnsupportedRequest(
-                    f"from step {at} to {at + length} there is no halt, and the bundle has programs of "
+                    f"from step {at} to {at + length} there is no interruption, but the bundle has programs of "
                     f"{', '.join(map(str, sorted(number_of)))} steps (rule {self.update_rule}), none of {length}",
                     remedy="export it with the same --steps, --checkpoint-every and --evaluate-every as its ranks have",
                 )
@@ -161,7 +161,7 @@ class RankReport(Part):
     rank: Count
     node: Name
     local_rank: Count
-    device: Name = Field(description="as the plan calls it")
+    device: Name = Field(description="its name in the plan")
     peak_memory_bytes: Bytes | None = None
 
 
@@ -173,8 +173,8 @@ class LaunchReport(Document):
     plan_hash: ContentHash
     launcher: Name
     model: Name
-    state: Literal["succeeded", "left"] = Field(description="left: told to end, and saved")
-    first_step: Count = Field(description="0, or the step of the checkpoint that it went on from")
+    state: Literal["succeeded", "left"] = Field(description="left: asked to end, and saved")
+    first_step: Count = Field(description="0, or the step of the checkpoint that it resumed from")
     steps_done: Count
     losses: tuple[Number | None, ...] = Field(description="of each step from `first_step` on; null: not finite")
     step_times_ns: tuple[Nanoseconds, ...] = Field(

@@ -60,7 +60,7 @@ class Covers:
     ``trainer``: the target whose limits the plan keeps. ``order``: names of schedules. ``micro_batches``: how many of
     them a step has.
 
-    In ``trainer``, ``order`` and ``micro_batches``, whose values cannot be listed, None stands for any value.
+    In ``trainer``, ``order`` and ``micro_batches``, whose values cannot be listed, None means any value.
     """
 
     pipelines: Values = frozenset({"one"})
@@ -213,7 +213,7 @@ def _operations(covers: Covers) -> list[str]:
     """Which operations an allocation's orders are made of, where that is not the usual forward and whole backward."""
     said = []
     if covers.update_rule <= PERIODIC:
-        said.append("as many micro-batches in flight, without a flush")
+        said.append("the same number of micro-batches in flight, without a flush")
     if covers.backward == {"split"}:
         said.append("split backwards")
     if covers.recompute_runs == {"apart"}:

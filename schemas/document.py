@@ -134,7 +134,9 @@ def load_json(text: str | bytes, origin: str = "") -> Any:
     try:
         data = json.loads(text, parse_constant=constant, object_pairs_hook=unique)
     except RecursionError:
-        raise InvalidDocument(f"{origin or 'the body'} is not JSON that can be read: it is nested too deep") from None
+        raise InvalidDocument(
+            f"{origin or 'the body'} is not JSON within the limits: it is nested too deeply"
+        ) from None
     except ValueError as error:
         raise InvalidDocument(f"{origin or 'the body'} is not JSON: {error}") from None
     if found:
@@ -160,7 +162,7 @@ def _refuse_depths(data: Any, origin: str) -> None:
     fault = Fault(
         _pointers_to([level[0]], data)[0], f"more than {MAX_DEPTH} lists and objects in each other", "too-deep"
     )
-    raise InvalidDocument(f"{origin or 'the body'} is nested too deep", faults=(fault,))
+    raise InvalidDocument(f"{origin or 'the body'} is nested too deeply", faults=(fault,))
 
 
 def doubled_keys(pairs: list[tuple[str, Any]]) -> list[str]:
@@ -171,7 +173,7 @@ def doubled_keys(pairs: list[tuple[str, Any]]) -> list[str]:
 
 
 def _pointers_to(wanted: Sequence[Any], data: Any) -> list[str]:
-    """Where objects stand in plain data, in one pass; of one that a doubled key has displaced, the root."""
+    """Where objects are in plain data, in one pass; of one that a doubled key has displaced, the root."""
     numbers = {id(one): number for number, one in enumerate(wanted)}
     pointers = [""] * len(wanted)
     left: list[tuple[_Trail, Any]] = [(None, data)]
@@ -235,20 +237,20 @@ def first_faults(errors: Sequence[Any], data: Any = None) -> tuple[list[Fault], 
     """
     places = [tuple(_within(data, error)) for error in errors]
     outer = {place[:length] for place in set(places) for length in range(len(place))}
-    told = [
+    listed = [
         (place, error)
         for place, error in zip(places, errors, strict=True)
         if error["type"] not in _FOLLOWING or place not in outer
     ]
     faults: list[Fault] = []
     left_bytes = MOST_REPORTED_BYTES
-    for place, error in told[:MOST_FAULTS]:
+    for place, error in listed[:MOST_FAULTS]:
         fault = _fault(place, error)
         left_bytes -= len(json.dumps([fault.pointer, fault.detail, fault.code]))
         if faults and left_bytes < 0:
             break
         faults.append(fault)
-    return faults, len(told) - len(faults)
+    return faults, len(listed) - len(faults)
 
 
 _FOLLOWING = frozenset({"too_short", "string_type"})
@@ -263,7 +265,7 @@ def _fault(place: Iterable[str | int], error: Any) -> Fault:
 
 
 def _unlisted(more: int) -> tuple[Fault, ...]:
-    """The fault that stands for those that are not listed; none where all are."""
+    """Return the fault that counts those that are not listed; none where all are."""
     return (Fault("", f"{more} more faults are not listed", "more-faults"),) if more else ()
 
 

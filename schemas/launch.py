@@ -39,7 +39,7 @@ def _object_text(value: Any) -> Any:
     if isinstance(value, str):
         value = json.loads(value)  # JSONDecodeError is a ValueError that says where
     if not isinstance(value, Mapping):
-        raise ValueError('it has to be an object, such as {"nodeSelector": {"disk": "fast"}}')
+        raise ValueError('expected an object, such as {"nodeSelector": {"disk": "fast"}}')
     return json.dumps(value)
 
 
@@ -54,14 +54,14 @@ class LaunchSettings(Part):
     """
 
     model: Reference | None = Field(default=None, description="what is trained, as module:attribute")
-    directory: Text | None = Field(default=None, description="where the training project lies on the nodes")
+    directory: Text | None = Field(default=None, description="directory of the training project on the nodes")
     steps: AtLeastOne | None = Field(default=None, description="train up to this step")
     seed: Counted | None = Field(default=None, description="of parameters and data")
     precision: Literal["fp32", "bf16", "fp16"] | None = Field(default=None, description="of the computation")
     clip_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         default=None, description="largest norm of the whole gradient"
     )
-    checkpoint: Text | None = Field(default=None, description="write checkpoints here, and go on from the newest one")
+    checkpoint: Text | None = Field(default=None, description="write checkpoints here, and resume from the newest one")
     checkpoint_every: Counted | None = Field(default=None, description="steps between checkpoints")
     keep_checkpoints: AtLeastOne | None = Field(default=None, description="how many of them are kept")
     evaluate_every: Counted | None = Field(default=None, description="steps between evaluations")
@@ -75,7 +75,7 @@ class LaunchSettings(Part):
     transport: Literal["auto", "gloo", "nccl"] = Field(default="auto", description="what the programs are lowered for")
     report: Text | None = Field(default=None, description="file that rank 0 writes its report to")
     environment: tuple[Assignment, ...] = Field(default=(), description="NAME=value for every rank; may be repeated")
-    command: Text = Field(default="penstock", description="how penstock is called on the nodes")
+    command: Text = Field(default="penstock", description="command that runs penstock on the nodes")
     name: Text | None = Field(default=None, description="of the job; made legal for its target")
     nodes: Literal["named", "any"] | None = Field(
         default=None, description="named: the plan's own nodes; any: whichever the scheduler gives, in their places"
@@ -90,7 +90,9 @@ class LaunchSettings(Part):
         default=None, description="Slurm: minutes, hours:minutes:seconds or days-hours:minutes:seconds"
     )
     cpus_per_task: AtLeastOne | None = Field(default=None, description="CPUs of each rank")
-    switches: AtLeastOne | None = Field(default=None, description="Slurm, any nodes: at most so many leaf switches")
+    switches: AtLeastOne | None = Field(
+        default=None, description="Slurm, any nodes: the most leaf switches that the job may span"
+    )
     segment: AtLeastOne | None = Field(default=None, description="Slurm, any nodes: nodes of one block together")
     sbatch_options: tuple[SbatchOption, ...] = Field(
         default=(), description="Slurm: further options of sbatch, such as --reservation=night; may be repeated"
@@ -119,11 +121,9 @@ class LaunchSettings(Part):
     annotations: tuple[Annotation, ...] = Field(
         default=(), description="Kubernetes: KEY=VALUE for the job and its pods; may be repeated"
     )
-    pod: Object | None = Field(
-        default=None, description="Kubernetes: what the spec of every pod has besides, as an object"
-    )
+    pod: Object | None = Field(default=None, description="Kubernetes: further fields of every pod's spec, as an object")
     container: Object | None = Field(
-        default=None, description="Kubernetes: what the container of every pod has besides, as an object"
+        default=None, description="Kubernetes: further fields of every pod's container, as an object"
     )
     topology_level: LabelKey | None = Field(
         default=None, description="Kueue: node label of the level within which neighbouring stages stay"
@@ -144,7 +144,7 @@ class LaunchSettings(Part):
             return cls.model_validate(data)
         except ValidationError as error:
             faults = tuple(_explained(fault) for fault in faults_of(error.errors(), data))
-            raise InvalidDocument("the settings of the launch are not valid", faults=faults) from None
+            raise InvalidDocument("the launch settings are not valid", faults=faults) from None
 
 
 def _explained(fault: Fault) -> Fault:

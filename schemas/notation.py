@@ -138,16 +138,16 @@ def parse_codes(text: str, token: re.Pattern[str], key: Callable[[re.Match[str]]
     for item in _ITEM.finditer(text):
         at, piece = item.start(), item[0]
         if at > 0 and text[at - 1] not in " \t\n\r(" and piece[0] != ")":
-            raise fault(text, at, "expected a blank in front")
+            raise fault(text, at, "expected a space before this")
         if piece == "(":
             outer.append((at, current))
             current = []
         elif piece[0] == ")":
             repeat = _REPEAT.match(text, at)
             if repeat is None:
-                raise fault(text, at, f"{piece!r} does not say how often; expected )*COUNT, )*COUNT+SHIFT or -SHIFT")
+                raise fault(text, at, f"{piece!r} has no repeat count; expected )*COUNT, )*COUNT+SHIFT or -SHIFT")
             if not outer:
-                raise fault(text, at, "this ) closes nothing")
+                raise fault(text, at, "this ) has no matching (")
             count, shift = int(repeat[1]), int(repeat[2] or 1)
             total += (count - 1) * len(current)
             _check_size(text, at, total)

@@ -33,7 +33,7 @@ class Pipeline(Part):
     stages: Annotated[tuple[Stage, ...], Field(min_length=1)]
     micro_batches: LayerRange = Field(description="first and last micro-batch, both included")
     codecs: tuple[Literal["fp16s"] | None, ...] | None = Field(
-        default=None, description="of each edge between neighbouring stages; absent: tensors travel as they are"
+        default=None, description="of each edge between neighbouring stages; absent: tensors are sent unchanged"
     )
 
     @model_validator(mode="after")
@@ -102,7 +102,7 @@ class DevicePrediction(Part):
     communication_ns: Nanoseconds = Field(description="neither computing nor waiting: only transfers or reductions run")
     idle_ns: Nanoseconds
     peak_memory_bytes: Bytes
-    memory_bytes: Bytes = Field(description="what the device has")
+    memory_bytes: Bytes = Field(description="the device's capacity")
     memory: MemoryBreakdown
 
 
@@ -126,7 +126,7 @@ MicroBatchNumbers = Annotated[tuple[tuple[PositiveCount, PositiveCount], ...], F
 class Coverage(Part):
     """The class of plans that a bound covers: the values that each feature of a plan may have.
 
-    A feature that is absent has its neutral value alone; ``any`` stands for every value where they cannot be listed.
+    A feature that is absent has its neutral value alone; ``any`` means every value where they cannot be listed.
     """
 
     pipelines: tuple[Literal["one", "several"], ...] | None = None
@@ -151,7 +151,7 @@ class Coverage(Part):
 
     @classmethod
     def of(cls, covers: Covers) -> Self:
-        """The class as it stands in documents; features with their neutral value alone are left out."""
+        """Return the class as it is in documents; features with their neutral value alone are left out."""
         said: dict[str, Any] = {}
         for name in FEATURES:
             value = getattr(covers, name)
@@ -190,9 +190,9 @@ class Certificate(Part):
     @model_validator(mode="after")
     def _says_what_it_covers(self) -> Self:
         if self.scope == CLASS_SCOPE and self.covers is None:
-            raise ValueError(f"a bound on {CLASS_SCOPE!r} has to say in `covers` which ones")
+            raise ValueError(f"a bound on {CLASS_SCOPE!r} has to give the class in `covers`")
         if self.covers is not None and self.model != (said := model_of(self.scope, self.covers.covers())):
-            raise ValueError(f"`model` says {self.model!r}, but `covers` means {said!r}")
+            raise ValueError(f"`model` says {self.model!r}, but `covers` corresponds to {said!r}")
         return self
 
 
@@ -243,5 +243,5 @@ class PlanFile(Document):
     def _inline(self) -> Self:
         for field in ("profile", "topology"):
             if isinstance(getattr(self.request, field), str):
-                raise ValueError(f"request.{field} is a hash; a plan file carries the document itself")
+                raise ValueError(f"request.{field} is a hash; a plan file contains the document itself")
         return self

@@ -16,7 +16,7 @@ class Layer(Part):
     """One element of the chain: a layer, or several merged where no cut was possible."""
 
     name: Name
-    kind: str = Field(default="", description="what it is, for people: 'TransformerBlock', 'Conv2d'")
+    kind: str = Field(default="", description="description for people: 'TransformerBlock', 'Conv2d'")
     parameter_bytes: Bytes = Field(description="as stored for training, without gradients and optimizer states")
     trainable: Flag = True
     update_ns: Nanoseconds = Field(default=0, description="one optimizer step over this layer's parameters")
@@ -29,7 +29,7 @@ class BoundaryTensor(Part):
 
     name: Name
     bytes_per_sample: Bytes
-    gradient_bytes_per_sample: Bytes = Field(description="what travels back; 0 for a tensor without gradient")
+    gradient_bytes_per_sample: Bytes = Field(description="bytes of its gradient; 0 for a tensor without gradient")
 
 
 class SharedParameter(Part):
@@ -73,8 +73,8 @@ class CodecSpeed(Part):
     """How fast a kind of device converts fp32 to the codec's fp16 and back (WPipe, appendix A.3)."""
 
     device_kind: Name
-    encode_bytes_per_s: BytesPerSecond = Field(description="bytes of fp32 that go in")
-    decode_bytes_per_s: BytesPerSecond = Field(description="bytes of fp32 that come out")
+    encode_bytes_per_s: BytesPerSecond = Field(description="bytes of fp32 of the input")
+    decode_bytes_per_s: BytesPerSecond = Field(description="bytes of fp32 of the output")
 
 
 class ProfileSource(Part):
@@ -93,7 +93,7 @@ class ModelProfile(Document):
     name: Name
     layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
     boundaries: tuple[tuple[BoundaryTensor, ...], ...] = Field(
-        description="boundaries[i]: what crosses between layer i and layer i+1; one fewer than layers"
+        description="boundaries[i]: the tensors between layer i and layer i+1; one fewer than layers"
     )
     shared_parameters: tuple[SharedParameter, ...] = ()
     parameter_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"

@@ -27,11 +27,11 @@ _NUMBER_AND_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*(
 def _parse(text: str, units: dict[str, Any], what: str) -> int:
     match = _NUMBER_AND_UNIT.fullmatch(text)
     if match is None or match[2] not in units:
-        raise ValueError(f"{text!r} is no {what}; write a number and one of {', '.join(units)}")
+        raise ValueError(f"{text!r} is not a {what}; write a number and one of {', '.join(units)}")
     exact = Decimal(match[1]) * units[match[2]]
     rounded = int(exact.to_integral_value(rounding="ROUND_CEILING" if what == "time" else "ROUND_FLOOR"))
     if rounded > MAX_WIRE_INTEGER:
-        raise ValueError(f"{text!r} is {rounded}, more than the largest integer on the wire, 2^53 - 1")
+        raise ValueError(f"{text!r} is {rounded}, more than the largest integer in a document, 2^53 - 1")
     return rounded
 
 
@@ -52,7 +52,7 @@ def parse_bytes_per_s(text: str) -> int:
 
 def _within_wire(value: Any) -> Any:
     if isinstance(value, int) and abs(value) > MAX_WIRE_INTEGER:
-        raise ValueError("an integer on the wire is at most 2^53 - 1")
+        raise ValueError("an integer in a document is at most 2^53 - 1")
     return value
 
 

@@ -25,7 +25,7 @@ MARKS: dict[str, tuple[frozenset[str], ...]] = {
     "profile": (frozenset({"layers", "measurements"}),),
     "topology": (frozenset({"nodes"}), frozenset({"uniform"})),
 }
-"""Fields by which people's documents are told apart; the first kind that has one of its sets counts."""
+"""Fields by which documents of users are recognised; the first kind that has one of its sets counts."""
 HINTED_FAULTS = 20
 """Faults of a document that are given a hint: looking for names that are close takes time."""
 LONGEST_FIELD = 64
@@ -71,7 +71,7 @@ def _near(name: str, steps: tuple[str, ...], model: type[BaseModel]) -> str | No
 
 
 def _models_at(steps: tuple[str, ...], model: type[BaseModel]) -> tuple[type[BaseModel], ...]:
-    """What may stand at a place of a document; steps that name no field, such as a mapping's keys, lead nowhere."""
+    """Return what may be at a place of a document; steps that name no field, such as a mapping's keys, lead nowhere."""
     models: tuple[type[BaseModel], ...] = (model,)
     for step in steps:
         inner = [kind for part in models if step in part.model_fields for kind in _parts_of(part, step)]

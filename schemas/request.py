@@ -26,7 +26,7 @@ Recompute = Literal["never", "auto", "always"]
 Target = Literal["megatron", "torchtitan", "deepspeed"]
 """Trainers whose limits a plan may have to keep."""
 FP32_GRADIENTS = ("megatron", "torchtitan")
-"""Trainers that add up gradients in fp32 unless they are told otherwise, whatever width parameters have.
+"""Trainers that add up gradients in fp32 unless configured otherwise, whatever width parameters have.
 
 Megatron-LM: ``accumulate_allreduce_grads_in_fp32``, which ``--bf16`` sets; torchtitan: ``mixed_precision_reduce``, the
 width in which FSDP keeps the sums of a pipeline's micro-batches.
@@ -34,7 +34,7 @@ width in which FSDP keeps the sums of a pipeline's micro-batches.
 
 
 class MemoryModel(Part):
-    """What a device has to hold beside the activations (ALGORITHMS 1.7)."""
+    """What a device has to hold in addition to the activations (ALGORITHMS 1.7)."""
 
     optimizer: Literal["sgd", "momentum", "adam"] = Field(default="adam", description="0, 1 or 2 states per parameter")
     precision: Literal["mixed", "full"] = Field(
@@ -46,7 +46,7 @@ class MemoryModel(Part):
         description="width of the gradient buffers; left out under target megatron or torchtitan: fp32, as theirs",
     )
     optimizer_sharding: Literal["none", "over_replicas"] = "none"
-    headroom_bytes: Bytes = Field(default=0, description="left free on each device")
+    headroom_bytes: Bytes = Field(default=0, description="memory that is left free on each device")
     buffers: Literal["exact", "none"] = Field(
         default="exact", description="count send and receive buffers while they live, or not at all, as the papers do"
     )
@@ -71,11 +71,11 @@ class Termination(Part):
     """When to stop looking for a better plan."""
 
     time_limit_ns: Nanoseconds | None = None
-    gap: Fraction = Field(default=0.0, description="good enough: value at most bound × (1 + gap)")
+    gap: Fraction = Field(default=0.0, description="stop when the value is at most bound × (1 + gap)")
     max_plans: PositiveCount | None = Field(
         default=None,
-        description="plans that each planner may have judged; unlike a time limit it changes no answer"
-        " from one machine to the next",
+        description="most plans of each planner that are simulated; unlike a time limit it gives the same "
+        "answer on every machine",
     )
 
 
@@ -152,7 +152,7 @@ class PlanRequest(Training, Document):
     )
     objective: Literal["time_per_global_batch"] = "time_per_global_batch"
     pins: tuple[Pin, ...] = ()
-    warm_start: ContentHash | None = Field(default=None, description="a stored plan to begin from")
+    warm_start: ContentHash | None = Field(default=None, description="a stored plan to start from")
 
     @model_validator(mode="after")
     def _within_the_chain(self) -> Self:
@@ -160,5 +160,5 @@ class PlanRequest(Training, Document):
             last = len(self.profile.layers) - 1
             for pin in self.pins:
                 if not pin.layers[0] <= pin.layers[1] <= last:
-                    raise ValueError(f"pin {list(pin.layers)} is no range of the layers 0…{last}")
+                    raise ValueError(f"pin {list(pin.layers)} is not a range of the layers 0…{last}")
         return self

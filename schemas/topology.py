@@ -132,10 +132,10 @@ class ClusterTopology(Document):
     @model_validator(mode="after")
     def _one_form(self) -> Self:
         if (self.uniform is None) == (not self.nodes):
-            raise ValueError("give either `nodes` or `uniform`, one of the two")
+            raise ValueError("give either `nodes` or `uniform`, not both and not neither")
         if self.uniform is not None:
             if self.switches or self.links or self.matrix is not None:
-                raise ValueError("`uniform` brings its own links; leave `switches`, `links` and `matrix` out")
+                raise ValueError("`uniform` defines its own links; leave `switches`, `links` and `matrix` out")
             return self
         if self.links and self.matrix is not None:
             raise ValueError("give either `links` or a measured `matrix`, not both")
@@ -145,14 +145,16 @@ class ClusterTopology(Document):
         for node in self.nodes:
             for device in node.devices:
                 if not device.id.startswith(node.name + "/"):
-                    raise ValueError(f"device {device.id!r} stands in node {node.name!r}; call it {node.name}/…")
+                    raise ValueError(f"device {device.id!r} is in node {node.name!r}; call it {node.name}/…")
         places = {node.name for node in self.nodes} | set(self.switches) | set(ids)
         for link in self.links:
             for end in (link.a, link.b):
                 if end not in places:
-                    raise ValueError(f"link {link.a!r}–{link.b!r} ends at {end!r}, which is no node, switch or device")
+                    raise ValueError(
+                        f"link {link.a!r}–{link.b!r} ends at {end!r}, which is not a node, switch or device"
+                    )
             if link.a == link.b:
-                raise ValueError(f"link {link.a!r}–{link.b!r} begins and ends at the same place")
+                raise ValueError(f"link {link.a!r}–{link.b!r} connects a place with itself")
         if self.matrix is not None and sorted(self.matrix.devices) != sorted(ids):
             raise ValueError("the matrix has to name each device of `nodes` exactly once")
         return self

@@ -28,7 +28,9 @@ class RankTrace(Part):
     events: tuple[TraceEvent, ...]
     peak_memory_bytes: Bytes | None = None
     batches: PositiveCount = Field(default=1, description="global batches that the events train, the first is `step`")
-    clock_error_ns: Nanoseconds = Field(default=0, description="how far off the common clock its times are at most")
+    clock_error_ns: Nanoseconds = Field(
+        default=0, description="largest error of its times relative to the common clock"
+    )
 
 
 class Trace(Document):
@@ -42,5 +44,6 @@ class Trace(Document):
     losses: tuple[Number, ...] = ()
     ranks: tuple[RankTrace, ...]
     plan_file: PlanFile | None = Field(
-        default=None, description="what was run: with it a trace can be drawn and calibrated from by itself"
+        default=None,
+        description="the plan that was run: with it a trace can be drawn and used for calibration by itself",
     )

@@ -33,14 +33,14 @@ STEPS = 6
 START_LIMIT_S = 60.0
 
 
-class Story:
+class Log:
     """Says what is going on, with the seconds since the start."""
 
     def __init__(self, screen: Screen) -> None:
         self.screen = screen
         self._started = time.monotonic()
 
-    def tell(self, text: str) -> None:
+    def say(self, text: str) -> None:
         """One step, or its result."""
         self.screen.say(f"[{time.monotonic() - self._started:5.1f} s] {text}")
         self.screen.out.file.flush()
@@ -58,18 +58,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     directory = parser.parse_args(arguments).directory.absolute()
     from penstock.cli.show import Screen
 
-    story = Story(Screen.of())
+    log = Log(Screen.of())
     try:
         _prepare(directory)
         with background(directory / "logs") as processes:
-            _demonstrate(story, directory, processes)
+            _demonstrate(log, directory, processes)
     except KeyboardInterrupt:
         print("penstock: interrupted; nothing is left running", file=sys.stderr)
         return 130
     except PenstockError as error:
         print(f"penstock: {error}\n  logs: {directory / 'logs'}", file=sys.stderr)
         return error.exit_code
-    story.tell(f"done; see {directory / 'report.html'}")
+    log.say(f"done; see {directory / 'report.html'}")
     return 0
 
 
@@ -81,31 +81,31 @@ def _prepare(directory: Path) -> None:
         old.unlink()
 
 
-def _demonstrate(story: Story, directory: Path, processes: Background) -> None:
-    client = _start(story, directory, processes)
-    profile, topology = _measure(story, concurrency=4, nodes=2)
+def _demonstrate(log: Log, directory: Path, processes: Background) -> None:
+    client = _start(log, directory, processes)
+    profile, topology = _measure(log, concurrency=4, nodes=2)
     profile.write(directory / "profile.json")
     topology.write(directory / "topology.json")
-    file = _plan(story, client, profile, topology, stages=4)
+    file = _plan(log, client, profile, topology, stages=4)
     file.write(directory / "plan.json")
-    _show(story, file)
-    run = _run(story, client, processes, file, check=True)
-    _compare(story, file, run)
-    _leave_results(story, directory, file, client.runs.trace(run.id))
-    _two_ranks(story, client, processes)
+    _show(log, file)
+    run = _run(log, client, processes, file, check=True)
+    _compare(log, file, run)
+    _leave_results(log, directory, file, client.runs.trace(run.id))
+    _two_ranks(log, client, processes)
     client.close()
 
 
-def _start(story: Story, directory: Path, processes: Background) -> Client:
+def _start(log: Log, directory: Path, processes: Background) -> Client:
     from penstock.client import Client
 
     command = [sys.executable, "-P", "-m", "penstock.cli.main"]
-    story.tell("starting the service on SQLite")
+    log.say("starting the service on SQLite")
     database = str(directory / "penstock.sqlite")
     processes.start("service", [*command, "serve", "--port", "0", "--database", database])
     server = processes.wait_for("service", r"listening on (http://[^\s\"]+)", START_LIMIT_S)
     for name in ("host0", "host1"):
-        story.tell(f"starting agent {name} with two CPU devices for {server}")
+        log.say(f"starting agent {name} with two CPU devices for {server}")
         options = ["--server", server, "--name", name, "--cpu-devices", "2", "--job", f"gpt={MODEL}"]
         processes.start(name, [*command, "agent", *options, "--directory", str(directory)])
     client = Client(server)
@@ -122,7 +122,7 @@ def _wait_for_agents(client: Client, processes: Background) -> None:
         time.sleep(0.1)
 
 
-def _measure(story: Story, *, concurrency: int, nodes: int) -> tuple[ModelProfile, ClusterTopology]:
+def _measure(log: Log, *, concurrency: int, nodes: int) -> tuple[ModelProfile, ClusterTopology]:
     """The GPT and the links, with ``concurrency`` devices busy at once."""
     from penstock.executor.devices import machine_memory_bytes
     from penstock.executor.links.link_probe import measure_links, measured_cluster
@@ -130,11 +130,11 @@ def _measure(story: Story, *, concurrency: int, nodes: int) -> tuple[ModelProfil
     from penstock.executor.run.job import load_job
 
     size = load_job(MODEL).batch_size // MICRO_BATCHES
-    story.tell(f"measuring {MODEL} at {size} samples with {concurrency} devices busy at once")
+    log.say(f"measuring {MODEL} at {size} samples with {concurrency} devices busy at once")
     profile = measure_profile(
-        MODEL, "cpu", (size,), concurrency, device_kind="cpu", progress=lambda text: story.tell(f"  {text}")
+        MODEL, "cpu", (size,), concurrency, device_kind="cpu", progress=lambda text: log.say(f"  {text}")
     )
-    link = measure_links(concurrency, progress=lambda text: story.tell(f"  {text}"))
+    link = measure_links(concurrency, progress=lambda text: log.say(f"  {text}"))
     topology = measured_cluster(
         link,
         nodes=nodes,
@@ -146,13 +146,13 @@ def _measure(story: Story, *, concurrency: int, nodes: int) -> tuple[ModelProfil
     return profile, topology
 
 
-def _plan(story: Story, client: Client, profile: ModelProfile, topology: ClusterTopology, *, stages: int) -> PlanFile:
+def _plan(log: Log, client: Client, profile: ModelProfile, topology: ClusterTopology, *, stages: int) -> PlanFile:
     """The best plan of ``stages`` stages, one device each."""
     from penstock.executor.run.job import load_job
     from penstock.schemas.request import PlanRequest
 
     batch = load_job(MODEL).batch_size
-    story.tell(f"sending profile and topology, and asking the service for a plan with {stages} stages")
+    log.say(f"sending profile and topology, and asking the service for a plan with {stages} stages")
     request = PlanRequest(
         profile=client.profiles.create(profile).hash,
         topology=client.topologies.create(topology).hash,
@@ -165,11 +165,11 @@ def _plan(story: Story, client: Client, profile: ModelProfile, topology: Cluster
     job = client.plans.create(request)
     if job.result is None or job.result.plan is None:
         raise RunFailed(f"the service found no plan: {job.result.why if job.result else job.state}")
-    story.tell(f"{job.result.status} after {job.result.seconds:.2f} s: {job.result.why}")
+    log.say(f"{job.result.status} after {job.result.seconds:.2f} s: {job.result.why}")
     return client.plans.file(job.id)
 
 
-def _show(story: Story, file: PlanFile) -> None:
+def _show(log: Log, file: PlanFile) -> None:
     """The plan with its bound, and its timeline."""
     from penstock.cli.plan.timeline_text import render_timeline
     from penstock.cli.show import prediction_lines, shown_devices
@@ -180,40 +180,40 @@ def _show(story: Story, file: PlanFile) -> None:
     plan = judgement.plan
     assert judgement.timeline is not None
     for number, stage in enumerate(plan.pipelines[0].stages):
-        story.quote(f"stage {number}: layers {ranges(stage.layers)} on {shown_devices(stage.devices)}")
-    story.quote("\n".join(prediction_lines(plan)))
-    width = min(story.screen.out.width, 130) - 11
-    story.quote(render_timeline(judgement.problem, judgement.timeline, width=width, colour=story.screen.colour))
+        log.quote(f"stage {number}: layers {ranges(stage.layers)} on {shown_devices(stage.devices)}")
+    log.quote("\n".join(prediction_lines(plan)))
+    width = min(log.screen.out.width, 130) - 11
+    log.quote(render_timeline(judgement.problem, judgement.timeline, width=width, colour=log.screen.colour))
 
 
-def _run(story: Story, client: Client, processes: Background, file: PlanFile, *, check: bool) -> RunOut:
+def _run(log: Log, client: Client, processes: Background, file: PlanFile, *, check: bool) -> RunOut:
     """Train through the agents, telling each step."""
     ranks = len({device for stage in file.plan.pipelines[0].stages for device in stage.devices})
     batches = file.plan.num_micro_batches
-    story.tell(f"running it through the agents: {ranks} ranks, {batches} micro-batches, {STEPS} steps")
-    told = 0
+    log.say(f"running it through the agents: {ranks} ranks, {batches} micro-batches, {STEPS} steps")
+    shown = 0
 
-    def tell(run: RunOut) -> None:
-        nonlocal told
+    def show_steps(run: RunOut) -> None:
+        nonlocal shown
         processes.check()
-        for step in range(told, len(run.losses)):
+        for step in range(shown, len(run.losses)):
             loss = run.losses[step]
-            story.tell(f"  step {step + 1} of {run.steps}: loss {'unknown' if loss is None else f'{loss:.6f}'}")
-        told = max(told, len(run.losses))
+            log.say(f"  step {step + 1} of {run.steps}: loss {'unknown' if loss is None else f'{loss:.6f}'}")
+        shown = max(shown, len(run.losses))
 
-    run = client.runs.create(file, "gpt", steps=STEPS, check=check, on_change=tell)
+    run = client.runs.create(file, "gpt", steps=STEPS, check=check, on_change=show_steps)
     if run.state != "succeeded":
         raise RunFailed(f"the run was {run.state}")
     return run
 
 
-def _compare(story: Story, file: PlanFile, run: RunOut) -> None:
+def _compare(log: Log, file: PlanFile, run: RunOut) -> None:
     """Predicted against measured, and the gradients against one process."""
-    story.tell("comparing")
+    log.say("comparing")
     for line in _measured(file, run):
-        story.quote(line)
+        log.quote(line)
     if run.gradient_check is not None:
-        story.quote(f"gradients  {run.gradient_check:.3g} apart from a single process, relative to the largest")
+        log.quote(f"gradients  {run.gradient_check:.3g} apart from a single process, relative to the largest")
 
 
 def _measured(file: PlanFile, run: RunOut) -> list[str]:
@@ -230,7 +230,7 @@ def _measured(file: PlanFile, run: RunOut) -> list[str]:
     ]
 
 
-def _leave_results(story: Story, directory: Path, file: PlanFile, trace: Trace) -> None:
+def _leave_results(log: Log, directory: Path, file: PlanFile, trace: Trace) -> None:
     """Trace, Chrome trace and report."""
     from penstock.planning.explain import write_comparison
     from penstock.planning.judge import judge
@@ -242,16 +242,16 @@ def _leave_results(story: Story, directory: Path, file: PlanFile, trace: Trace) 
     assert judgement.timeline is not None
     page = html_report(file, judgement.plan, judgement.problem, judgement.timeline, trace=trace)
     (directory / "report.html").write_text(page, encoding="utf-8")
-    story.tell(f"written: plan.json, trace.json, chrome-trace.json and report.html in {directory}")
+    log.say(f"written: plan.json, trace.json, chrome-trace.json and report.html in {directory}")
 
 
-def _two_ranks(story: Story, client: Client, processes: Background) -> None:
+def _two_ranks(log: Log, client: Client, processes: Background) -> None:
     """The same with two stages on two ranks, a core each."""
-    profile, topology = _measure(story, concurrency=2, nodes=1)
-    file = _plan(story, client, profile, topology, stages=2)
-    run = _run(story, client, processes, file, check=False)
+    profile, topology = _measure(log, concurrency=2, nodes=1)
+    file = _plan(log, client, profile, topology, stages=2)
+    run = _run(log, client, processes, file, check=False)
     for line in _measured(file, run):
-        story.quote(line)
+        log.quote(line)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ MODEL = "penstock.examples.gpt:tiny"
 STEPS = 5
 MICRO_BATCH_SIZE = 2
 PIPELINES = 2
-"""Of a plan that averages elastically, each on as many ranks as another."""
+"""The pipelines of a plan with elastic averaging, each with the same number of ranks."""
 RULES: tuple[UpdateRule, ...] = (
     "synchronous",
     "weight_stashing",
@@ -69,7 +69,7 @@ class Machine:
     num_gpus: int
 
     def devices(self, count: int) -> list[str]:
-        """Torch's names of the devices of so many ranks, all on one GPU."""
+        """Return torch's device names for the ranks, all on one GPU."""
         return ["cuda:0" if self.device == "cuda" else "cpu"] * count
 
     @property
@@ -216,7 +216,7 @@ def update_rule(machine: Machine, rule: UpdateRule) -> str:
 
 
 def sixteen_bits(machine: Machine, precision: str) -> str:
-    """A run in 16 bits beside one in 32."""
+    """A run in 16 bits compared with one in 32."""
     from penstock.schemas.api.run_options import RunOptions
 
     file, devices = machine.plan(2), machine.devices(2)

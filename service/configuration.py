@@ -1,6 +1,6 @@
 """Where settings come from: the command line, ``PENSTOCK_…`` variables, a TOML file, defaults; the first one holds.
 
-A name that is no setting is refused with the nearest one that is, in the file and in the environment alike.
+An unknown name is refused with the nearest known one, in the file and in the environment alike.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def read_file(path: str | Path, known: Iterable[str]) -> dict[str, Any]:
         raise InvalidDocument(f"cannot read the service's settings {str(path)!r}: {error}") from None
     faults = [Fault(f"/{name}", _unknown(name, known), "unknown-setting") for name in given if name not in set(known)]
     if faults:
-        raise InvalidDocument(f"{str(path)!r} has names that are no settings", faults=tuple(faults))
+        raise InvalidDocument(f"{str(path)!r} has unknown settings", faults=tuple(faults))
     return given
 
 
@@ -49,7 +49,7 @@ def refuse_misspelt(environ: Mapping[str, str], known: Iterable[str]) -> None:
         if name == variable.lower() or name in names or name.upper().startswith(NOT_OURS):
             continue
         if nearest := difflib.get_close_matches(name, names, 1, _RESEMBLANCE):
-            raise InvalidDocument(f"{variable} is no setting; did you mean {PREFIX}{nearest[0].upper()}?")
+            raise InvalidDocument(f"{variable} is not a setting; did you mean {PREFIX}{nearest[0].upper()}?")
 
 
 def in_environment(environ: Mapping[str, str], known: Iterable[str]) -> set[str]:
@@ -112,7 +112,7 @@ def _without_password(value: Any) -> Any:
 
 def _unknown(name: str, known: Iterable[str]) -> str:
     nearest = difflib.get_close_matches(name, list(known), 1, 0.5)
-    return f"{name!r} is no setting" + (f"; did you mean {nearest[0]!r}?" if nearest else "")
+    return f"{name!r} is not a setting" + (f"; did you mean {nearest[0]!r}?" if nearest else "")
 
 
 def _toml(value: Any) -> str:

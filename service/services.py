@@ -119,7 +119,7 @@ class Service:
 
 
 async def _kept_up(watch: Callable[[], Awaitable[None]]) -> None:
-    """A watch that begins anew when the database is back."""
+    """A watch that starts again when the database is back."""
     while True:
         try:
             await watch()

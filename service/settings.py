@@ -31,11 +31,15 @@ class Settings(BaseSettings):
         default=60.0, ge=0, description="how long a start waits for a PostgreSQL server that does not answer yet"
     )
     upgrade_database: bool | None = Field(
-        default=None, description="change the tables of an older Penstock at the start; by default on SQLite only"
+        default=None, description="upgrade the tables of an older Penstock at the start; by default on SQLite only"
     )
-    host: str = Field(default="127.0.0.1", description="where to listen; anything but loopback can be reached")
+    host: str = Field(
+        default="127.0.0.1", description="address to listen on; any but loopback can be reached from other machines"
+    )
     port: int = Field(default=8642, ge=0, le=65535, description="0: any free port")
-    allow_unauthenticated: bool = Field(default=False, description="listen beyond loopback although no key is needed")
+    allow_unauthenticated: bool = Field(
+        default=False, description="listen on other addresses than loopback although no key is required"
+    )
     slots: int = Field(
         default_factory=lambda: max(1, available_processors() // 2),
         ge=0,
@@ -46,12 +50,13 @@ class Settings(BaseSettings):
         default=0, ge=0, le=256, description="processes of one solve; 0: the processors divided by the slots"
     )
     solve_memory_bytes: int = Field(
-        default=0, ge=0, description="what a process of a solve may allocate beyond what is loaded; 0: any amount"
+        default=0, ge=0, description="memory that a process of a solve may allocate beyond the loaded code; 0: no limit"
     )
     keep_jobs_days: float = Field(
         default=0.0,
         ge=0,
-        description="what ended so long ago, at least 2 days, is removed with what only it had named; 0: never",
+        description="jobs and sweeps that ended this long ago, at least 2 days, are removed with the documents that "
+        "only they use; 0: never",
     )
     max_sweep_cases: int = Field(default=1000, ge=1, description="plan requests of one sweep")
     solve_entry: str = Field(
@@ -61,8 +66,10 @@ class Settings(BaseSettings):
         default="penstock.planning.compare:compare", description="module:function that compares planners"
     )
     lease_s: float = Field(default=30.0, gt=0, description="a worker that is silent for longer has lost its job")
-    max_attempts: int = Field(default=3, ge=1, description="a job that was lost this often fails")
-    max_solve_s: float = Field(default=3600.0, gt=0, description="longest limit, and that of a request that names none")
+    max_attempts: int = Field(default=3, ge=1, description="a job that was lost this number of times fails")
+    max_solve_s: float = Field(
+        default=3600.0, gt=0, description="longest time limit, and that of a request without one"
+    )
     solve_grace_s: float = Field(
         default=1.5, ge=0, description="from the request's limit until the child is terminated"
     )
@@ -78,7 +85,9 @@ class Settings(BaseSettings):
     )
     warm_up: bool = Field(default=True, description="load and compile the solvers in the background at the start")
     drain_s: float = Field(
-        default=0.0, ge=0, description="how long it still answers, not ready, after SIGTERM: for a load balancer"
+        default=0.0,
+        ge=0,
+        description="how long the service still answers, not ready, after SIGTERM: for a load balancer",
     )
     log_format: Literal["auto", "json", "text"] = Field(
         default="auto", description="auto: text on a terminal, JSON elsewhere"
@@ -103,9 +112,11 @@ class Settings(BaseSettings):
         default=False, description="/metrics needs no key from loopback; not behind a proxy on the same machine"
     )
     requests_per_s: float = Field(
-        default=200.0, ge=0, description="of each key, and of each address beyond loopback without one; 0: any number"
+        default=200.0,
+        ge=0,
+        description="for each key, and for each address other than loopback without one; 0: no limit",
     )
-    max_open_requests: int = Field(default=1000, ge=1, description="of each key: waits, streams and held syncs")
+    max_open_requests: int = Field(default=1000, ge=1, description="for each key: waits, streams and held syncs")
     max_layers: int = Field(default=50_000, ge=1, description="of a profile")
     max_devices: int = Field(default=65_536, ge=1, description="of a topology")
     max_micro_batches: int = Field(default=1_048_576, ge=1, description="of a global batch")
@@ -116,7 +127,9 @@ class Settings(BaseSettings):
     @classmethod
     def _keeps_what_is_in_use(cls, value: float) -> float:
         if 0 < value < SHORTEST_DAYS:
-            raise ValueError(f"what is {value:g} days old may still be in use; at least {SHORTEST_DAYS} days are kept")
+            raise ValueError(
+                f"entries that are {value:g} days old may still be in use; keep at least {SHORTEST_DAYS} days"
+            )
         return value
 
     @classmethod
@@ -139,7 +152,7 @@ class Settings(BaseSettings):
             settings = cls(**{name: by_file[name] for name in by_file.keys() - by_variable} | given)
         except ValidationError as error:
             raise InvalidDocument(
-                "the service's settings have faults; each is an argument, a variable PENSTOCK_… or a line of its file",
+                "invalid settings of the service; each is an argument, a variable PENSTOCK_… or a line of its file",
                 faults=tuple(faults_of(error.errors())),
             ) from None
         origins = dict.fromkeys(by_file, str(path)) | dict.fromkeys(by_variable, "environment")
@@ -154,8 +167,8 @@ class Settings(BaseSettings):
         if self.security == "keys" or self.allow_unauthenticated or is_loopback(self.host):
             return
         raise UnsupportedRequest(
-            f"host {self.host!r} can be reached from other machines, and security is off: whoever reaches the service "
-            "could start training runs",
+            f"host {self.host!r} can be reached from other machines, but security is off: anyone who reaches the "
+            "service could start training runs",
             remedy="set security = 'keys' (PENSTOCK_SECURITY=keys) and make a key with `penstock keys create`, listen "
             "on 127.0.0.1, or set allow_unauthenticated (PENSTOCK_ALLOW_UNAUTHENTICATED=1) where the network itself "
             "keeps strangers out",

@@ -54,8 +54,9 @@ IMPORTS = re.compile(r"^(?:from|import) (?:torch|playwright|distributed|schemath
 SERVERS = {"postgresql"}
 """Values of parameters that ask for a database server."""
 SEARCHES = {
-    *("PLANNERS", "resolve", "Session", "Question", "close", "periodic_ilp", "plan", "compare", "solve", "prove"),
-    *("Relaxation", "Search", "improve", "warm", "main", "cp_model", "tune", "sweep", "place"),
+    *("PLANNERS", "resolve", "Session", "Question", "optimise_order", "periodic_ilp", "plan", "compare", "solve"),
+    *("prove", "Relaxation", "BestFirstSearch", "SearchResult", "ShapeSearch", "ThresholdSearch", "improve", "warm"),
+    *("main", "cp_model", "tune", "sweep", "place"),
 }
 NIGHTLY = {"Slurm", "Sandbox"}
 LONG_S = 600

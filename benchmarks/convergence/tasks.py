@@ -1,6 +1,6 @@
 """Two small tasks that a CPU learns in seconds: a character-level GPT on a synthetic grammar, and a deep MLP.
 
-All data is generated from a seed. An epoch is one pass over the samples, shuffled anew for each.
+All data is generated from a seed. An epoch is one pass over the samples, shuffled again for each.
 """
 
 from __future__ import annotations

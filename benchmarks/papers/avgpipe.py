@@ -268,7 +268,7 @@ def figure_11(models: list[str]) -> Section:
                 continue
             found = tuned(_capped(problem, timeline.peak_memory_bytes), stages, batches, "traverse")
             if found is None:
-                got = "no pipeline fits beside the reference model and its accumulator"
+                got = "no pipeline fits next to the reference model and its accumulator"
                 rows.append(Row(f"{model}, AvgPipe({name})", text, got, None if printed is None else False))
                 continue
             ratio = timeline.time_per_global_batch_ns / found.time_ns

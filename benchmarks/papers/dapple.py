@@ -56,7 +56,7 @@ CAUSE_OF_TABLE_VI = (
     "the paper's runtime holds more than the tensors counted here: with recomputation its GPipe grows by 1.1 GB per "
     "micro-batch, whose stored inputs are 3 MB"
 )
-CAUSE_OF_THE_OFFSET = "the paper's step has 0.11-0.13 s for transfers and the update beside bubble and slope"
+CAUSE_OF_THE_OFFSET = "the paper's step has 0.11-0.13 s for transfers and the update in addition to bubble and slope"
 STATE_BYTES_OF_TABLE_VIII = 11 * 10**9
 
 

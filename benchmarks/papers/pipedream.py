@@ -309,7 +309,7 @@ def vgg_16(profiles: Path) -> Chain:
 
 
 def between_places(chain: Chain, i: int, j: int) -> Chain:
-    """A part of a chain, what leaves it included: A(i -> j - 1) counts the transfer behind its last layer."""
+    """A part of a chain, what leaves it included: A(i -> j - 1) counts the transfer after its last layer."""
     part = slice(i, j + 1)
     return Chain(
         chain.places[part] - i,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """One figure of the paper beside ours; ``note`` says why they differ, where they do."""
+    """One figure of the paper and ours; ``note`` says why they differ, where they do."""
 
     what: str
     printed: str

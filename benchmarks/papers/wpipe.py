@@ -80,7 +80,7 @@ def sections(quick: bool, profiles: Path | None) -> Iterator[Section]:
 
 @cache
 def bert(blocks: int) -> ModelProfile:
-    """Embedding, so many blocks, head."""
+    """An embedding, the given number of blocks, a head."""
     job = QuestionJob("bert", Config(blocks=2, width=768, heads=12, length=128), batch_size=64)
     made = analytic_profile(job, "V100", SIZES)
     return stretched(made, f"bert-{blocks}", [0, *([1] * (blocks - 1)), 2, 3])
@@ -261,8 +261,8 @@ def figure_9(quick: bool) -> Section:
 
 
 CAUSE_OF_FIGURE_9 = (
-    "in part: the paper keeps buffered versions beside the weights in use (WPipe 2 S_m in all, 2BW 3); here what is "
-    "allocated counts, 1.5 and 2 (O-10)"
+    "in part: the paper keeps buffered versions in addition to the weights in use (WPipe 2 S_m in all, 2BW 3); "
+    "here what is allocated counts, 1.5 and 2 (O-10)"
 )
 CAUSE_OF_FIGURE_8E = "recomputing, WPipe keeps the inputs of M + N - i micro-batches, which the paper leaves out (R-25)"
 

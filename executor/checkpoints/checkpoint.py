@@ -68,7 +68,7 @@ def newest(directory: str | Path) -> Checkpoint | None:
 
 
 def damage(directory: str | Path) -> list[str]:
-    """What is wrong with checkpoints that are not intact; to be told to whoever resumes."""
+    """What is wrong with checkpoints that are not intact; to be reported on resuming."""
     return _found(Path(directory))[1]
 
 
@@ -93,7 +93,7 @@ def prepare(directory: str | Path) -> None:
 
 
 def claim(directory: str | Path, token: str) -> None:
-    """Have ``token`` publish here from now on, and nobody who did before: ranks of an older generation may still live.
+    """Let only ``token`` publish here from now on: ranks of an older generation may still live.
 
     Raises UnsupportedRequest when a later generation of the same run (``run/generation``) has claimed it already.
     """
@@ -102,7 +102,7 @@ def claim(directory: str | Path, token: str) -> None:
     if run and run == other and int(later) > int(generation):
         raise UnsupportedRequest(
             f"generation {later} of run {run!r} writes checkpoints to {str(directory)!r}; this is generation "
-            f"{generation}, whose time is over"
+            f"{generation}, which has been replaced"
         )
     written = Path(directory) / f"{_OWNER}.{os.getpid()}"
     written.write_text(token, encoding="utf-8")
@@ -110,10 +110,10 @@ def claim(directory: str | Path, token: str) -> None:
 
 
 def refuse_superseded(directory: str | Path, token: str) -> None:
-    """Raise OSError when somebody else has claimed the directory."""
+    """Raise OSError when another token has claimed the directory."""
     owner = _owner(directory)
     if owner != token:
-        raise OSError(f"{owner or 'nobody'!r} owns the checkpoints here, not {token!r}")
+        raise OSError(f"{owner or 'no run'!r} owns the checkpoints here, not {token!r}")
 
 
 def _owner(directory: str | Path) -> str:
@@ -166,7 +166,7 @@ def read(directory: Path) -> Checkpoint:
             raise InvalidDocument(f"checkpoint {str(directory)!r} lacks its file {name!r}")
         if has != size:
             raise InvalidDocument(
-                f"checkpoint {str(directory)!r}: file {name!r} is damaged: {has:,} of {size:,} bytes are there"
+                f"checkpoint {str(directory)!r}: file {name!r} is damaged: {has:,} of {size:,} bytes are present"
             )
     return Checkpoint(directory, about)
 

@@ -187,12 +187,12 @@ class _Reader:
         """Read entry ``name`` into a new tensor like this one."""
         self.into(name, torch.empty_like(tensor, requires_grad=False))
 
-    def all_of(self, prefix: str, beside: Tensor) -> None:
-        """Read all entries under a prefix; what has a dimension lies where ``beside`` does."""
+    def all_of(self, prefix: str, like: Tensor) -> None:
+        """Read all entries under a prefix; what has a dimension lies where ``like`` does."""
         for name in self._by_parameter.get(prefix, []):
             has = self._has[name]
             if isinstance(has, TensorStorageMetadata):
-                device = beside.device if len(has.size) else "cpu"
+                device = like.device if len(has.size) else "cpu"
                 self.found[name] = torch.empty(has.size, dtype=has.properties.dtype, device=device)
             else:
                 self.found[name] = None

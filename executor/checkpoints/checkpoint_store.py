@@ -51,8 +51,8 @@ class Checkpoints:
     ) -> int:
         """Put the newest intact checkpoint's state in place; the step to go on with. Collective.
 
-        Raises NotFound when there is none and the run may not start anew; InvalidDocument and ModelMismatch for one of
-        another run or model.
+        Raises NotFound when there is none and the run may not start from the beginning; InvalidDocument and
+        ModelMismatch for one of another run or model.
         """
         found: list[Any] = [None]
         if dist.get_rank() == 0:
@@ -66,7 +66,7 @@ class Checkpoints:
                 raise NotFound(
                     f"there is no complete checkpoint in {str(self.directory)!r} to resume from"
                     + "".join(f"; {what}" for what in damaged),
-                    remedy="give the directory of an earlier run, or resume with auto to start anew",
+                    remedy="give the directory of an earlier run, or resume with auto to start from the beginning",
                 )
             return 0
         about = self._about
@@ -93,10 +93,12 @@ class Checkpoints:
                 problem = str(error)
             if problem is not None:
                 shutil.rmtree(written, ignore_errors=True)
-        told = [problem]
-        dist.broadcast_object_list(told, src=0, group=self._group)
-        if told[0] is not None:
-            raise CheckpointFailed(f"the checkpoint of step {step} could not be written to {str(target)!r}: {told[0]}")
+        problems = [problem]
+        dist.broadcast_object_list(problems, src=0, group=self._group)
+        if problems[0] is not None:
+            raise CheckpointFailed(
+                f"the checkpoint of step {step} could not be written to {str(target)!r}: {problems[0]}"
+            )
         return target
 
     def _write(self, interpreter: Interpreter, place: Path) -> str | None:
@@ -129,7 +131,7 @@ class Checkpoints:
             mark.unlink()
         if not all(seen):
             raise UnsupportedRequest(
-                f"rank {seen.index(False)} does not see what rank 0 writes to {str(self.directory)!r}",
+                f"rank {seen.index(False)} does not see the files that rank 0 writes to {str(self.directory)!r}",
                 remedy="give a directory of a file system that all hosts share",
             )
 

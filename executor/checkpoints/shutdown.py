@@ -1,4 +1,4 @@
-"""SIGTERM to a rank means: save and end. All ranks do so at the same step, whichever of them was told."""
+"""SIGTERM to a rank means: save and end. All ranks do so at the same step, whichever of them gets the signal."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ import torch
 import torch.distributed as dist
 
 
-class ToldToEnd(Exception):
-    """A rank of the run was told to end; ``step`` steps are trained and saved."""
+class ShutdownRequested(Exception):
+    """A rank of the run was asked to end; ``step`` steps are trained and saved."""
 
     def __init__(self, step: int) -> None:
-        super().__init__(f"told to end after {step} steps")
+        super().__init__(f"asked to end after {step} steps")
         self.step = step
 
 
-class Farewell:
-    """Whether somebody has been told to end."""
+class GracefulShutdown:
+    """Notes SIGTERM, so that all ranks end together after a step."""
 
     def __init__(self) -> None:
-        self._is_told = False
+        self._is_requested = False
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Take SIGTERM for a request while the block runs; otherwise it ends the process."""
-        before = signal.signal(signal.SIGTERM, self._hear)
+        before = signal.signal(signal.SIGTERM, self._on_signal)
         try:
             yield
         finally:
             signal.signal(signal.SIGTERM, before)
 
     def agreed(self) -> bool:
-        """Whether any rank was told to end. Collective."""
-        told = torch.tensor([self._is_told], dtype=torch.int32)
-        dist.all_reduce(told, op=dist.ReduceOp.MAX)
-        return bool(told.item())
+        """Return whether any rank was asked to end. Collective."""
+        requested = torch.tensor([self._is_requested], dtype=torch.int32)
+        dist.all_reduce(requested, op=dist.ReduceOp.MAX)
+        return bool(requested.item())
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        self._is_told = True
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._is_requested = True

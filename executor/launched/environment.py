@@ -65,7 +65,7 @@ def read_launch(environ: Mapping[str, str], expand: Expand, node: str | None = N
         return _started_by_hand(environ, node, "by hand")
     if "SLURM_JOB_ID" in environ:
         raise UnsupportedRequest(
-            f"this is the batch script of Slurm's job {environ['SLURM_JOB_ID']}, and no task of it",
+            f"this is the batch script of Slurm's job {environ['SLURM_JOB_ID']}, not one of its tasks",
             remedy="srun penstock rank …, which starts one process per task",
         )
     missing = ", ".join(name for name in _BY_HAND if name not in environ)

@@ -53,11 +53,11 @@ def refuse_differences(present: Sequence[Presence]) -> None:
             )
 
 
-def seat(bundle: JobBundle, present: Sequence[Presence], *, any_nodes: bool = False) -> list[int]:
+def ranks_of_processes(bundle: JobBundle, present: Sequence[Presence], *, any_nodes: bool = False) -> list[int]:
     """The rank of each process, in the launcher's order.
 
     Local process k of a node takes the k-th of the node's devices that the plan uses. ``any_nodes``: nodes that the
-    plan does not name stand in for those of it that are absent: in the order of their names, for the plan's nodes in
+    plan does not name replace those of it that are absent: in the order of their names, for the plan's nodes in
     the order of their ranks, each for the first that wants as many processes as it has.
     Raises Conflict for two processes in one place, and UnsupportedRequest where nodes or counts are not the plan's.
     """
@@ -97,7 +97,7 @@ def _by_node(present: Sequence[Presence]) -> dict[str, list[int]]:
         place = (one.node, one.local_rank)
         if place in seen:
             raise Conflict(
-                f"processes {seen[place]} and {number} both say that they are number {one.local_rank} on {one.node}",
+                f"processes {seen[place]} and {number} both have the number {one.local_rank} on {one.node}",
                 remedy="have the launcher set LOCAL_RANK (srun: SLURM_LOCALID), or NODE_NAME where hosts have one name",
             )
         seen[place] = number
@@ -128,7 +128,7 @@ def _strangers(
         remedy=f"ask for the plan's nodes (sbatch --nodelist={','.join(list(wanted)[:_SHOWN])}"
         f"{',…' if len(wanted) > _SHOWN else ''}); or plan for those that you have (penstock place --free "
         f"{','.join(list(processes)[:_SHOWN])}{',…' if len(processes) > _SHOWN else ''}); or add --any-nodes, where "
-        "any nodes are as good, which has them stand in for the plan's; or say in NODE_NAME what the plan calls a host",
+        "any nodes are as good, which has them replace the plan's; or say in NODE_NAME what the plan calls a host",
     )
 
 
@@ -137,7 +137,7 @@ def _cannot_stand_in(
 ) -> UnsupportedRequest:
     left = _counted({name: wanted[name] for name in absent}) if absent else "none"
     return UnsupportedRequest(
-        f"{node} has {len(processes[node])} processes and can stand in for none of the plan's nodes that are left "
+        f"{node} has {len(processes[node])} processes and can replace none of the plan's nodes that are left "
         f"({left}); processes were started on {_counted(processes)}",
         remedy=_remedy(wanted),
     )

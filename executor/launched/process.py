@@ -18,11 +18,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import DistError
 
-from penstock.executor.checkpoints.shutdown import ToldToEnd
+from penstock.executor.checkpoints.shutdown import ShutdownRequested
 from penstock.executor.devices import number_by_bus, place_among, visible_numbers
 from penstock.executor.launched.environment import Launch
-from penstock.executor.launched.places import Presence, refuse_differences, seat
-from penstock.executor.launched.rendezvous import Meeting, bind_to
+from penstock.executor.launched.places import Presence, ranks_of_processes, refuse_differences
+from penstock.executor.launched.rendezvous import Rendezvous, bind_to
 from penstock.executor.launched.report import differs_from_one_process, launch_report
 from penstock.executor.node.agent_state import lost_a_peer
 from penstock.executor.program.interpreter import InstructionFailed
@@ -32,11 +32,11 @@ from penstock.schemas.bundle import JobBundle, LaunchReport
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.program import Instruction, Program
 
-TOLD_TO_END = 143
-"""Exit code of a process that was told to end, and saved: as that of one which SIGTERM has ended."""
+ASKED_TO_END = 143
+"""Exit code of a process that was asked to end, and saved: as that of one which SIGTERM has ended."""
 
 LAST_WORDS_S = 2.0
-"""How long a process that lost a peer waits for that one's own reason, and one with the store lets the others hear."""
+"""How long a process waits for a lost peer's own reason, and how long the one with the store lets others read it."""
 
 _LEAVING_S = 60.0
 
@@ -93,7 +93,7 @@ class LaunchedRank(Rank):
 
 
 class Process:
-    """One process. On rank 0 ``tell`` gets each event, and ``on_first`` is called before anything is built."""
+    """One process. On rank 0 ``show`` gets each event, and ``on_first`` is called before anything is built."""
 
     def __init__(
         self,
@@ -102,14 +102,14 @@ class Process:
         launch: Launch,
         orders: Orders,
         *,
-        tell: Callable[[Mapping[str, Any]], None],
+        show: Callable[[Mapping[str, Any]], None],
         on_first: Callable[[], None],
     ) -> None:
         self._bundle = bundle
         self._digest = digest
         self._launch = launch
         self._orders = orders
-        self._tell = tell
+        self._show = show
         self._on_first = on_first
         self._events: list[Mapping[str, Any]] = []
         self._present: list[Presence] = []
@@ -123,23 +123,23 @@ class Process:
         self._bundle.refuse_transport(orders.transport)
         if not orders.options.resume:
             self._bundle.segments(0, 0, orders.steps, orders.options)
-        self._meeting = meeting = Meeting(self._launch, orders.wait_s)
-        self._present, name = meeting.present(self._digest, orders.announced())
+        self._rendezvous = rendezvous = Rendezvous(self._launch, orders.wait_s)
+        self._present, name = rendezvous.present(self._digest, orders.announced())
         try:
             refuse_differences(self._present)
-            self._ranks = seat(self._bundle, self._present, any_nodes=orders.any_nodes)
+            self._ranks = ranks_of_processes(self._bundle, self._present, any_nodes=orders.any_nodes)
         except PenstockError as error:
             return self._refused(error)
         bind_to(self._present, self._launch.process)
         threading.Thread(target=self._watch, daemon=True).start()
-        rank = LaunchedRank(self._bundle, self._assignment(name), self._hear)
+        rank = LaunchedRank(self._bundle, self._assignment(name), self._on_event)
         try:
             if self.rank == 0:
                 self._on_first()
             self._bundle.ranks[self.rank].refuse_damage()
             rank.run()
-        except ToldToEnd:
-            return self._left(TOLD_TO_END)
+        except ShutdownRequested:
+            return self._left(ASKED_TO_END)
         except Exception as error:
             return self._failed(rank, error)
         return self._left(0)
@@ -155,7 +155,7 @@ class Process:
         return {
             "rank": self.rank,
             "world_size": len(self._bundle.ranks),
-            "store": self._meeting.address,
+            "store": self._rendezvous.address,
             "prefix": name,
             "programs": self._bundle.programs(self.rank),
             "job": orders.model,
@@ -173,10 +173,10 @@ class Process:
             "timeout_s": orders.timeout_s,
         }
 
-    def _hear(self, event: Mapping[str, Any]) -> None:
+    def _on_event(self, event: Mapping[str, Any]) -> None:
         self._events.append(event)
         if self.rank == 0:
-            self._tell(event)
+            self._show(event)
 
     # Ends
 
@@ -184,22 +184,22 @@ class Process:
         """All processes have come to the same error, and the first one says it."""
         if self._launch.process == 0:
             _complain(str(error))
-            self._meeting.tell_failure("said")
+            self._rendezvous.publish_failure("said")
         else:
             with suppress(DistError):
-                self._meeting.failure(LAST_WORDS_S)
+                self._rendezvous.failure(LAST_WORDS_S)
             _complain(f"{self._launch} ends: process 0 says why")
-        self._meeting.leave(LAST_WORDS_S)
+        self._rendezvous.leave(LAST_WORDS_S)
         return Outcome(error.exit_code)
 
     def _failed(self, rank: Rank, error: Exception) -> Outcome:
         event = rank.failure(error)
         where = _where(event)
         if lost_a_peer(str(event["reason"])):
-            told = self._told()
+            reported = self._reported()
             how = "it sent nothing for too long" if "timed out" in event["reason"] else "its connection was closed"
-            text = told or f"{self._name(self.rank)} lost {self._peers(error)}{where}: {how} without a word from it"
-            said = f"{self._name(self.rank)} ends: {text}" if told else text
+            text = reported or f"{self._name(self.rank)} lost {self._peers(error)}{where}: {how} without a word from it"
+            said = f"{self._name(self.rank)} ends: {text}" if reported else text
         else:
             remedy = f"\n  try: {event['remedy']}" if event["remedy"] else ""
             text = f"{self._name(self.rank)} failed{where}: {event['detail'] or event['reason']}"
@@ -207,7 +207,7 @@ class Process:
             said = "\n    ".join([text, *lines]) + remedy
         if self._ending.acquire(blocking=False):
             _complain(said)
-        self._meeting.tell_failure(text)
+        self._rendezvous.publish_failure(text)
         if self._launch.opens_store:
             time.sleep(LAST_WORDS_S)
         return Outcome(error.exit_code if isinstance(error, PenstockError) else 1)
@@ -219,7 +219,7 @@ class Process:
         gathered: list[Any] | None = [None] * len(self._ranks) if first else None
         own = [event for event in self._events if event["kind"] in ("done", "trace")]
         dist.gather_object(own, gathered, dst=0)
-        self._meeting.leave(_LEAVING_S)
+        self._rendezvous.leave(_LEAVING_S)
         if gathered is None:
             return Outcome(code)
         done = [next((event for event in events if event["kind"] == "done"), None) for events in gathered]
@@ -243,7 +243,7 @@ class Process:
     def _watch(self) -> None:
         """End this process when another one has failed, should it not notice by itself: it may be computing."""
         try:
-            text = self._meeting.watch()
+            text = self._rendezvous.watch()
         except DistError:
             text = self._store_is_gone()
         time.sleep(LAST_WORDS_S / 2)
@@ -255,17 +255,17 @@ class Process:
         one = self._present[self._ranks.index(rank)]
         return f"rank {rank} (number {one.local_rank} on {one.node})"
 
-    def _told(self) -> str | None:
+    def _reported(self) -> str | None:
         """What the others know of the first failure."""
         try:
-            return self._meeting.failure(LAST_WORDS_S)
+            return self._rendezvous.failure(LAST_WORDS_S)
         except DistError:
             return self._store_is_gone()
 
     def _store_is_gone(self) -> str:
         keeper = next((number for number, one in enumerate(self._present) if one.opens_store), None)
         who = "torchrun's agent" if keeper is None else self._name(self._ranks[keeper])
-        return f"{who} is gone, at whose store ranks met ({self._meeting.address})"
+        return f"{who} is gone, at whose store ranks met ({self._rendezvous.address})"
 
     def _peers(self, error: Exception) -> str:
         """Who was silent: those that the instruction waits for, as far as it says so."""

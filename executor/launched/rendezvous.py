@@ -33,10 +33,10 @@ _SHOWN = 16
 _AGAIN_S = 0.1
 
 
-class Meeting:
+class Rendezvous:
     """The store of a launch, as one of its processes sees it.
 
-    ``host``: its address, resolved. Raises Unreachable when it cannot be opened, or nobody opens it within ``wait_s``.
+    ``host``: its address, resolved. Raises Unreachable when it cannot be opened, or stays closed for ``wait_s``.
     """
 
     def __init__(self, launch: Launch, wait_s: float) -> None:
@@ -52,7 +52,7 @@ class Meeting:
         return join_address(self.host, self.launch.port)
 
     def present(self, bundle: str, orders: Mapping[str, Any]) -> tuple[list[Presence], str]:
-        """Announce this process; the presence of all in the launcher's order, and a name for this meeting.
+        """Announce this process; the presence of all in the launcher's order, and a name for this rendezvous.
 
         Raises Unreachable naming those that have not come in time.
         """
@@ -84,13 +84,13 @@ class Meeting:
 
     # What comes after
 
-    def tell_failure(self, text: str) -> None:
-        """Let the others know why this process ends, if the store is still there; the first one counts."""
+    def publish_failure(self, text: str) -> None:
+        """Publish why this process ends, if the store is still there; the first one counts."""
         with suppress(DistError):
             self._store.compare_set("failed", "", text)
 
     def watch(self) -> str:
-        """Wait until somebody has told of a failure, over a connection of its own; what it said.
+        """Wait until a process has published a failure, over a connection of its own; return its text.
 
         Raises DistError when the store is gone.
         """
@@ -99,7 +99,7 @@ class Meeting:
         return str(store.get("failed").decode())
 
     def failure(self, within_s: float) -> str | None:
-        """What somebody has told of a failure, if it is told in time. Raises DistNetworkError without a store."""
+        """Return the failure that a process publishes within the limit. Raises DistNetworkError without a store."""
         try:
             self._store.wait(["failed"], timedelta(seconds=within_s))
         except DistStoreError:
@@ -127,12 +127,12 @@ class Meeting:
                     remedy="export MASTER_PORT=… with a free port, on all processes",
                 ) from None
             raise Unreachable(
-                f"what answers at {self.address} is not the store at which ranks meet: {_first_line(error)}",
+                f"the server at {self.address} is not the ranks' store: {_first_line(error)}",
                 remedy="export MASTER_PORT=… with a free port, on all processes",
             ) from None
 
     def _wait_until_open(self) -> None:
-        """Torch would wait as well, for longer than it is told, and end with a screen of frames."""
+        """Wait for the store to open; torch would wait longer than its limit, and end with a long traceback."""
         give_up_at = time.monotonic() + self._wait_s
         while True:
             try:
@@ -142,7 +142,7 @@ class Meeting:
                 problem = error.strerror or str(error)
             if time.monotonic() >= give_up_at:
                 raise Unreachable(
-                    f"nobody has opened the store at {self.address} within {self._wait_s:g} s: {problem}",
+                    f"no process has opened the store at {self.address} within {self._wait_s:g} s: {problem}",
                     remedy="look at what the process says that opens it (the first on that host); check that this host "
                     "reaches the port; export MASTER_ADDR and MASTER_PORT to meet elsewhere",
                 )
@@ -178,7 +178,7 @@ def _resolved(launch: Launch) -> str:
     address = _node_address(launch.host) if launch.job_id is not None else None
     if address is None:
         raise Unreachable(
-            f"the host {launch.host!r}, at which ranks meet, has no address here: {problem}",
+            f"the host {launch.host!r}, where ranks meet, cannot be resolved here: {problem}",
             remedy="export MASTER_ADDR with an address of the first node, on all processes",
         )
     return address

@@ -6,7 +6,7 @@ with another one and tells what it found, so that one process measures every pai
 
 An exchange needs no common clock. What is sent there and acknowledged with one byte takes the payload's way there plus
 an empty message's way back; half of an empty round trip is the latency of either way. So the two directions of a link
-are told apart by their bandwidths, but not by their latencies.
+are distinguished by their bandwidths, but not by their latencies.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Peer:
             asked = _read_line(connection)
             match asked.get("ask"):
                 case "who":
-                    _write_line(connection, _told(self._host))
+                    _write_line(connection, _description(self._host))
                 case "exchange":
                     _serve_exchange(connection)
                 case "measure":
@@ -129,20 +129,20 @@ class Peer:
 
 
 def who(address: str) -> Host:
-    """The host behind a peer's address. Raises Unreachable."""
-    told = _ask(address, {"ask": "who"})
+    """Return the host at a peer's address. Raises Unreachable."""
+    answer = _ask(address, {"ask": "who"})
     try:
-        devices = tuple(AgentDevice.model_validate(one) for one in told["devices"])
-        fabric = None if told["fabric"] is None else Fabric.model_validate(told["fabric"])
-        return Host(str(told["name"]), devices, fabric)
+        devices = tuple(AgentDevice.model_validate(one) for one in answer["devices"])
+        fabric = None if answer["fabric"] is None else Fabric.model_validate(answer["fabric"])
+        return Host(str(answer["name"]), devices, fabric)
     except (KeyError, TypeError, ValueError) as error:
-        raise RunFailed(f"{address} does not answer as a peer of penstock probe does: {error!r}") from None
+        raise RunFailed(f"{address} does not answer like a peer of penstock probe: {error!r}") from None
 
 
 def measure(address: str, *, seconds: float = SECONDS) -> Links:
     """Both directions between this host and the peer at ``address``; ``seconds`` bounds each direction, about.
 
-    Raises Unreachable when nobody listens there, RunFailed when the peer goes away.
+    Raises Unreachable when no process listens there, RunFailed when the peer goes away.
     """
     with _connect(address) as connection:
         try:
@@ -157,10 +157,10 @@ def measure(address: str, *, seconds: float = SECONDS) -> Links:
 
 def measure_between(one: str, other: str, *, seconds: float = SECONDS) -> Links:
     """The same between two peers, measured by the first. Raises what it met."""
-    told = _ask(one, {"ask": "measure", "address": other, "seconds": seconds}, wait_s=SILENCE_LIMIT_S + 4 * seconds)
-    if "error" in told:
-        raise RunFailed(f"{one} could not measure its link to {other}: {told['error']}")
-    return Links(*(_link({int(size): ns for size, ns in told[way].items()}) for way in ("there", "back")))
+    answer = _ask(one, {"ask": "measure", "address": other, "seconds": seconds}, wait_s=SILENCE_LIMIT_S + 4 * seconds)
+    if "error" in answer:
+        raise RunFailed(f"{one} could not measure its link to {other}: {answer['error']}")
+    return Links(*(_link({int(size): ns for size, ns in answer[way].items()}) for way in ("there", "back")))
 
 
 def measure_pairs(
@@ -203,7 +203,7 @@ def with_fabric(address: str, host: Host, *, seconds: float = SECONDS) -> Host:
 
 
 def tournament(players: int) -> list[list[tuple[int, int]]]:
-    """Rounds in which each of ``players`` meets each other one once, and nobody two at a time."""
+    """Rounds in which each of ``players`` meets each other one once, and none meets two at a time."""
     places = list(range(players + players % 2))
     rounds = []
     for _ in places[1:]:
@@ -215,14 +215,14 @@ def tournament(players: int) -> list[list[tuple[int, int]]]:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of ``host:port``; an IPv6 address stands in brackets. Raises InvalidDocument."""
+    """Host and port of ``host:port``; an IPv6 address is in brackets. Raises InvalidDocument."""
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isdecimal() and int(port) < 1 << 16):
-        raise InvalidDocument(f"{address!r} is no address; write host:port, such as 10.0.0.2:8645")
+        raise InvalidDocument(f"{address!r} is not an address; write host:port, such as 10.0.0.2:8645")
     return host.strip("[]"), int(port)
 
 
-def _told(host: Host) -> dict[str, Any]:
+def _description(host: Host) -> dict[str, Any]:
     devices = [device.model_dump() for device in host.devices]
     return {"name": host.name, "devices": devices, "fabric": host.fabric and host.fabric.model_dump()}
 
@@ -296,7 +296,7 @@ def _connect(address: str) -> socket.socket:
         connection = socket.create_connection(split_address(address), timeout=CONNECT_LIMIT_S)
     except OSError as error:
         raise Unreachable(
-            f"nobody listens at {address}: {error.strerror or error}",
+            f"no process listens at {address}: {error.strerror or error}",
             remedy="start `penstock probe --serve HOST:PORT` there, and let the firewall pass the port",
         ) from None
     _prepare(connection)
@@ -325,11 +325,11 @@ def _read_line(connection: socket.socket) -> dict[str, Any]:
         if not part or len(line) > _LONGEST_LINE:
             raise EOFError
         line += part
-    told = json.loads(line)
-    if not isinstance(told, dict):
-        raise ValueError(f"{line[:80]!r} is no object")
-    return told
+    answer = json.loads(line)
+    if not isinstance(answer, dict):
+        raise ValueError(f"{line[:80]!r} is not an object")
+    return answer
 
 
-def _write_line(connection: socket.socket, told: Mapping[str, Any]) -> None:
-    connection.sendall(json.dumps(told).encode() + b"\n")
+def _write_line(connection: socket.socket, message: Mapping[str, Any]) -> None:
+    connection.sendall(json.dumps(message).encode() + b"\n")

@@ -1,7 +1,7 @@
 """Bandwidth and latency between local gloo processes, measured as pipelines use them: tagged sends of whole tensors.
 
 Pairs of processes play ping-pong with messages of growing size, all pairs at once;
-`penstock.executor.links.link_fit` finds what bandwidth and latency their times stand for.
+`penstock.executor.links.link_fit` fits bandwidth and latency to their times.
 
 Started for each rank as ``python -m penstock.executor.links.link_probe RANK SIZE ADDRESS``.
 """
@@ -48,7 +48,7 @@ def measure_links(
 ) -> LinkMeasurement:
     """Measure pairs of ``processes`` local processes at once. Raises RunFailed when a process does not come through."""
     if processes < 2 or processes % 2:
-        raise InvalidDocument(f"links are measured between pairs; {processes} processes are no pairs")
+        raise InvalidDocument(f"links are measured between pairs of processes; {processes} is an odd number")
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
     command = [sys.executable, "-m", "penstock.executor.links.link_probe"]
     threads = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -41,9 +41,9 @@ def topology_of_hosts(hosts: Sequence[Host], pairs: Pairs, *, name: str = "measu
         return ClusterTopology(name=name, nodes=nodes, links_from="measured")
     cables = star_of(hosts, pairs)
     if cables is not None:
-        told = f"one link per host explains every measured pair within {STAR_ERROR:.0%}"
+        assumption = f"one link per host explains every measured pair within {STAR_ERROR:.0%}"
         return ClusterTopology(
-            name=name, nodes=nodes, switches=("switch",), links=cables, assumptions=(told,), links_from="measured"
+            name=name, nodes=nodes, switches=("switch",), links=cables, assumptions=(assumption,), links_from="measured"
         )
     return ClusterTopology(
         name=name,
@@ -105,10 +105,10 @@ def _refuse_odd(hosts: Sequence[Host]) -> None:
     names = [host.name for host in hosts]
     for name in names:
         if names.count(name) > 1:
-            raise InvalidDocument(f"two hosts are called {name!r}", remedy="give each peer its own --name")
+            raise InvalidDocument(f"two hosts have the name {name!r}", remedy="give each peer its own --name")
     for host in hosts:
         if not host.devices:
-            raise InvalidDocument(f"host {host.name!r} offers no device", remedy="penstock probe --serve --cpu-devices")
+            raise InvalidDocument(f"host {host.name!r} has no device", remedy="penstock probe --serve --cpu-devices")
         if len(host.devices) > 1 and host.fabric is None:
             raise InvalidDocument(
                 f"nothing was measured between the {len(host.devices)} devices of {host.name!r}",

@@ -43,7 +43,7 @@ def pair_of_groups(timeout_s: float = 30.0) -> Sequence[Any]:
 
 
 def issue_cost(device: torch.device, size_bytes: int, *, staged: bool, rounds: int = 30) -> IssueCost:
-    """Send and receive so many rounds of messages of ``size_bytes``; the first round is not counted."""
+    """Send and receive rounds of messages of ``size_bytes``; the first round is not counted."""
     groups = pair_of_groups()
     copies = CudaCopies(device) if device.type == "cuda" else PlainCopies()
     ends = [StagedTransport(copies, group) if staged else GlooTransport(group) for group in groups]

@@ -50,7 +50,7 @@ from penstock.executor.node.stimuli import (
 )
 from penstock.executor.node.store import join_address
 from penstock.executor.program.mark import marked_instruction, write_mark
-from penstock.schemas.api.agents import LogTail, LogWish, SyncReply, SyncRequest
+from penstock.schemas.api.agents import LogRequest, LogTail, SyncReply, SyncRequest
 from penstock.schemas.errors import Conflict, PenstockError, Unreachable
 
 HOLD_LIMIT_S = 45.0
@@ -135,7 +135,7 @@ class Agent:
         self._scratch = self._logs = Path()
 
     async def run(self) -> None:
-        """Sync until told to leave, then end the children and say goodbye."""
+        """Sync until asked to leave, then end the children and report the departure."""
         remove_handlers = self._on_signals()
         models = ", ".join(self._settings.model_keys())
         self._say(f"agent {self._settings.name}: {len(self._devices)} devices, models {models}, at {self._address}")
@@ -143,7 +143,7 @@ class Agent:
         if answering is not None:
             answering.start()
         proxied = not is_loopback(urlsplit(self._settings.server).hostname or "")
-        alive = asyncio.create_task(self._tell_alive())
+        alive = asyncio.create_task(self._report_alive())
         with tempfile.TemporaryDirectory(prefix="penstock-agent-") as scratch:
             self._scratch = Path(scratch)
             self._logs = (self._settings.log_directory or self._scratch / "logs").resolve()
@@ -167,7 +167,7 @@ class Agent:
         if self._broken is not None:
             raise self._broken
 
-    async def _tell_alive(self) -> None:
+    async def _report_alive(self) -> None:
         """Touch the alive file again and again: whether the service answers is another question."""
         path = self._settings.alive_file
         while path is not None:
@@ -198,14 +198,14 @@ class Agent:
             if reply is None:
                 continue
             self._say_back()
-            self._log_tails = tuple(self._tail(wish) for wish in reply.log_wishes)
+            self._log_tails = tuple(self._tail(request) for request in reply.log_wishes)
             self._apply(Synced(reply))
             nothing_new = request.hold and reply.state_version == request.state_version and not reply.log_wishes
             if nothing_new and time.monotonic() - begin < SHORTEST_HOLD_S:
                 await _wait(self._over, SHORTEST_HOLD_S)
 
     async def _ask(self, client: httpx.AsyncClient, request: SyncRequest) -> SyncReply | None:
-        """One call. It is given up, with None, when all is over, or when it is held and there is news to tell."""
+        """One call. It is given up, with None, when all is over, or when it is held and there are events to send."""
         call = asyncio.create_task(self._post(client, request))
         interrupts = [self._over, self._news] if request.hold else [self._over]
         waits = [asyncio.create_task(event.wait()) for event in interrupts]
@@ -243,7 +243,7 @@ class Agent:
         try:
             reply = SyncReply.model_validate_json(answer.content)
         except ValidationError as error:
-            raise _Retry(f"it answered what no Penstock service answers: {error.errors()[0]['msg']}") from None
+            raise _Retry(f"its answer is not that of a Penstock service: {error.errors()[0]['msg']}") from None
         self._was_synced = True
         return reply
 
@@ -255,12 +255,12 @@ class Agent:
             if not self._was_synced and time.monotonic() < self._name_until:
                 raise _Retry(f"status 409: {detail}")
             raise Conflict(
-                f"the service at {server} already has a living agent called {name!r}: {detail}",
-                remedy="give this one another --name, or end the other",
+                f"the service at {server} already has a living agent with the name {name!r}: {detail}",
+                remedy="give this one another --name, or stop the other",
             )
         if answer.status_code in (401, 403):
             raise Unreachable(
-                f"{server} does not let agent {name!r} in (status {answer.status_code}): {detail}",
+                f"{server} does not accept agent {name!r} (status {answer.status_code}): {detail}",
                 remedy="give it a key that `penstock keys create --scope agent` has made: token in its settings, or "
                 "PENSTOCK_AGENT_TOKEN",
             )
@@ -273,7 +273,7 @@ class Agent:
         raise _Retry(f"status {answer.status_code}: {detail}")
 
     async def _say_goodbye(self, client: httpx.AsyncClient) -> None:
-        """Tell what there is left to tell; not for longer than a few seconds."""
+        """Send the events that are left, for a few seconds at most."""
         if not self._was_synced:
             return
         with contextlib.suppress(httpx.TransportError, TimeoutError, _Retry, PenstockError):
@@ -315,9 +315,9 @@ class Agent:
                     self._say(f"run {event.run}: {event.kind}{_in_short(event.data)}")
             self._news.set()
         elif after.waiting and self._progress_timer is None:
-            self._progress_timer = asyncio.get_running_loop().call_later(PROGRESS_EVERY_S, self._tell_progress)
+            self._progress_timer = asyncio.get_running_loop().call_later(PROGRESS_EVERY_S, self._report_progress)
 
-    def _tell_progress(self) -> None:
+    def _report_progress(self) -> None:
         self._progress_timer = None
         self._news.set()
 
@@ -374,10 +374,10 @@ class Agent:
                 environment.setdefault(variable, self._interface)
         return environment | (device.environment() if device is not None else {})
 
-    def _tail(self, wish: LogWish) -> LogTail:
-        path = log_path(self._logs, wish.run, wish.generation, Process("rank", wish.rank))
-        text = tail(path, wish.max_bytes)
-        return LogTail(number=wish.number, path=None if text is None else str(path), text=text or "")
+    def _tail(self, request: LogRequest) -> LogTail:
+        path = log_path(self._logs, request.run, request.generation, Process("rank", request.rank))
+        text = tail(path, request.max_bytes)
+        return LogTail(number=request.number, path=None if text is None else str(path), text=text or "")
 
     async def _end_children(self) -> None:
         """Whatever is left, when the agent ends by an error."""
@@ -410,7 +410,7 @@ class Agent:
             return
         self._say(f"agent {self._settings.name} is leaving")
         self._is_leaving = True
-        self._apply(Drain("it was told to end"))
+        self._apply(Drain("it was asked to end"))
 
 
 class _Retry(Exception):

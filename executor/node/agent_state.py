@@ -14,7 +14,7 @@ from penstock.executor.node.outbox import Outbox
 from penstock.executor.node.stimuli import CHECK, Action, Process, Start
 from penstock.schemas.api.agents import Assignment
 
-TOLD_TO_END = "was told to end"
+ASKED_TO_END = "was asked to end"
 _PEER_LOST = (
     "closed by peer",
     "connection reset",
@@ -22,7 +22,7 @@ _PEER_LOST = (
     "broken pipe",
     "timed out",
     "remote peer",
-    TOLD_TO_END,
+    ASKED_TO_END,
 )
 
 
@@ -118,7 +118,7 @@ class State:
     outbox: Outbox = field(default_factory=Outbox)
     state_version: int = 0
     draining: str | None = None
-    story: tuple[str, ...] = ()
+    history: tuple[str, ...] = ()
 
     def current(self, run: str, generation: int) -> Record | None:
         """The record of this very generation, if it is the present one."""
@@ -146,8 +146,8 @@ def where(step: int | None, index: int | None, instruction: str | None) -> str |
 class ImpossibleStateError(RuntimeError):
     """A step broke an invariant: our mistake. Its text ends with the stimuli that led there."""
 
-    def __init__(self, sentence: str, story: tuple[str, ...]) -> None:
-        super().__init__(sentence + "; what happened:\n" + "\n".join(f"  {line}" for line in story))
+    def __init__(self, sentence: str, history: tuple[str, ...]) -> None:
+        super().__init__(sentence + "; what happened:\n" + "\n".join(f"  {line}" for line in history))
 
 
 def broken_invariants(state: State, actions: Iterable[Action] = ()) -> list[str]:
@@ -167,5 +167,5 @@ def broken_invariants(state: State, actions: Iterable[Action] = ()) -> list[str]
             faults.append(f"run {run} is {record.phase} and has a successor")
     for action in actions:
         if isinstance(action, Start) and state.current(action.run, action.generation) is None:
-            faults.append(f"{action.process} of generation {action.generation} started beside another generation")
+            faults.append(f"{action.process} of generation {action.generation} started next to another generation")
     return faults

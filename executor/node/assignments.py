@@ -1,11 +1,11 @@
-"""What the agent makes of the service's wishes, and of being told to leave (part of the state machine of `state`)."""
+"""How the agent follows the service's assignments and a request to leave (part of the state machine of `state`)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from penstock.executor.node.agent_state import Offer, Phase, Record, State, Suspect
-from penstock.executor.node.changes import change, first_rank, put, tell, tell_failure
+from penstock.executor.node.changes import change, first_rank, put, queue_event, report_failure
 from penstock.executor.node.stimuli import CHECK, STORE, Action, Process, Start, Stop
 from penstock.schemas.api.agents import Assignment, SyncReply, digest_of
 
@@ -53,18 +53,18 @@ def _begin(state: State, wanted: Assignment, actions: list[Action]) -> State:
     run = wanted.run
     if state.draining is not None and wanted.phase != "stop":
         state = put(state, Record(wanted, Phase.REFUSED))
-        return tell(state, "refused", run, reason=f"agent {state.offer.agent!r} is leaving: {state.draining}")
+        return queue_event(state, "refused", run, reason=f"agent {state.offer.agent!r} is leaving: {state.draining}")
     match wanted.phase:
         case "stop":
-            return tell(put(state, Record(wanted, Phase.STOPPED)), "stopped", run)
+            return queue_event(put(state, Record(wanted, Phase.STOPPED)), "stopped", run)
         case "start":
             state = put(state, Record(wanted, Phase.FAILED))
             lost = f"agent {state.offer.agent!r} was restarted and has lost generation {wanted.generation}"
-            return tell_failure(state, run, Suspect(first_rank(wanted), lost, None))
+            return report_failure(state, run, Suspect(first_rank(wanted), lost, None))
         case "prepare":
             reason = _why_refused(state.offer, wanted)
             if reason is not None:
-                return tell(put(state, Record(wanted, Phase.REFUSED)), "refused", run, reason=reason)
+                return queue_event(put(state, Record(wanted, Phase.REFUSED)), "refused", run, reason=reason)
             return _prepare(state, wanted, actions)
 
 
@@ -78,7 +78,7 @@ def _prepare(state: State, wanted: Assignment, actions: list[Action]) -> State:
         actions.append(Start(wanted.run, wanted.generation, process, question if process == CHECK else {}))
     phase = Phase.PREPARED if is_checked else Phase.CHECKING
     state = put(state, Record(wanted, phase, alive=frozenset(processes), is_checked=is_checked))
-    return tell(state, "prepared", wanted.run) if is_checked else state
+    return queue_event(state, "prepared", wanted.run) if is_checked else state
 
 
 def _why_refused(offer: Offer, wanted: Assignment) -> str | None:
@@ -145,7 +145,7 @@ def start_if_prepared(state: State, run: str, actions: list[Action]) -> State:
 
 
 def _stop(state: State, run: str, actions: list[Action], *, gently: bool = False) -> State:
-    """Bring the run to an end; ``stopped`` is told once nothing is left. ``gently``: ranks may save what they have."""
+    """End the run; ``stopped`` is reported once nothing is left. ``gently``: ranks may save what they have."""
     record = state.runs[run]
     if record.phase in (Phase.STOPPING, Phase.STOPPED):
         return state
@@ -157,11 +157,11 @@ def _stop(state: State, run: str, actions: list[Action], *, gently: bool = False
 
 
 def stopped(state: State, run: str, actions: list[Action]) -> State:
-    """No process of this generation is left: tell so, and go on with the next one where there is one."""
+    """No process of this generation is left: report that, and go on with the next one where there is one."""
     record = state.runs[run]
     if record.parting is not None:
-        state = tell_failure(state, run, Suspect(first_rank(record.assignment), record.parting, None))
-    state = tell(change(state, run, phase=Phase.STOPPED, successor=None, parting=None), "stopped", run)
+        state = report_failure(state, run, Suspect(first_rank(record.assignment), record.parting, None))
+    state = queue_event(change(state, run, phase=Phase.STOPPED, successor=None, parting=None), "stopped", run)
     if record.successor is not None:
         return _begin(state, record.successor, actions)
     return _forget_if_over(state, run)
@@ -175,14 +175,14 @@ def _forget_if_over(state: State, run: str) -> State:
 
 
 def on_drain(state: State, reason: str, actions: list[Action]) -> State:
-    """Leave: nothing new is begun, and ranks that run may save what they have; then the service hears why."""
+    """Leave: nothing new is begun, and running ranks may save what they have; then the service is given the reason."""
     state = replace(state, draining=reason)
     said = f"agent {state.offer.agent!r} is leaving: {reason}"
     for run in list(state.runs):
         record = state.runs[run]
         state = change(state, run, successor=None)
         if record.phase in (Phase.CHECKING, Phase.PREPARED):
-            state = tell(state, "refused", run, reason=said)
+            state = queue_event(state, "refused", run, reason=said)
         elif record.phase is Phase.RUNNING:
             state = change(state, run, parting=said)
         state = _stop(state, run, actions, gently=True)

@@ -1,4 +1,4 @@
-"""Small changes of the agent's state: a record put in its place, an event told."""
+"""Small changes of the agent's state: a record put in its place, an event queued."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def change(state: State, run: str, **changes: Any) -> State:
     return put(state, replace(state.runs[run], **changes))
 
 
-def tell(state: State, kind: EventKind, run: str, **data: Any) -> State:
-    """The state with an event of the present generation of ``run`` on its way."""
-    return replace(state, outbox=state.outbox.tell(kind, run, state.runs[run].generation, data))
+def queue_event(state: State, kind: EventKind, run: str, **data: Any) -> State:
+    """Return the state with an event of the present generation of ``run`` in the outbox."""
+    return replace(state, outbox=state.outbox.add(kind, run, state.runs[run].generation, data))
 
 
-def tell_failure(state: State, run: str, culprit: Suspect) -> State:
-    """The state with the news that a rank has failed on its way."""
+def report_failure(state: State, run: str, culprit: Suspect) -> State:
+    """Return the state with the failure of a rank in the outbox."""
     code = culprit.code
-    return tell(
+    return queue_event(
         state,
         "rank_failed",
         run,

@@ -23,7 +23,7 @@ def refuse_other_layers(model: str, has: Sequence[str], planned: Sequence[str]) 
     for i, (own, other) in enumerate(zip(has, planned, strict=False)):
         if own != other:
             raise ModelMismatch(
-                f"layer {i} of model {model!r} is called {own!r}, the plan has {other!r} there",
+                f"layer {i} of model {model!r} is {own!r}, in the plan it is {other!r}",
                 remedy="profile this model and plan with that profile",
             )
     if len(has) != len(planned):

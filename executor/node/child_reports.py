@@ -9,12 +9,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from penstock.executor.node.agent_state import TOLD_TO_END, Phase, Record, State, Suspect, where
+from penstock.executor.node.agent_state import ASKED_TO_END, Phase, Record, State, Suspect, where
 from penstock.executor.node.assignments import start_if_prepared, stopped
-from penstock.executor.node.changes import change, first_rank, tell, tell_failure
+from penstock.executor.node.changes import change, first_rank, queue_event, report_failure
 from penstock.executor.node.outbox import RankKey
 from penstock.executor.node.stimuli import STORE, Action, Exited, Said, SetTimer, Stop
-from penstock.schemas.api.agents import Checkpointed, Climbed, Evaluated, RankDone, StepTold, Traced, Warned
+from penstock.schemas.api.agents import Checkpointed, Climbed, Evaluated, RankDone, StepReported, Traced, Warned
 from penstock.schemas.document import faults_of
 
 PEER_LOST_GRACE_NS = 700_000_000
@@ -33,11 +33,13 @@ def on_message(state: State, said: Said, actions: list[Action]) -> State:
         case "check", "refused" if record.phase is Phase.CHECKING:
             return _refuse(state, said.run, str(message.get("reason")), actions)
         case "check", "ready" if record.phase is Phase.CHECKING:
-            state = tell(change(state, said.run, phase=Phase.PREPARED, is_checked=True), "prepared", said.run)
+            state = queue_event(change(state, said.run, phase=Phase.PREPARED, is_checked=True), "prepared", said.run)
             return start_if_prepared(state, said.run, actions)
         case "store", "ready" if record.store_address is None and record.phase in (Phase.CHECKING, Phase.PREPARED):
             address = str(message["address"])
-            state = tell(change(state, said.run, store_address=address), "store_ready", said.run, address=address)
+            state = queue_event(
+                change(state, said.run, store_address=address), "store_ready", said.run, address=address
+            )
             return start_if_prepared(state, said.run, actions)
         case "rank", _ if record.phase in (Phase.RUNNING, Phase.STOPPING):
             return _on_rank_message(state, record, said.run, said.process.rank, message, actions)
@@ -65,32 +67,32 @@ def _take_rank_message(
             state = change(state, run, ready=record.ready | {rank})
             ranks = sorted(one.rank for one in record.assignment.ranks)
             if rank not in record.ready and set(ranks) == state.runs[run].ready:
-                state = tell(state, "started", run, ranks=ranks)
+                state = queue_event(state, "started", run, ranks=ranks)
             return state
         case "step":
-            told = StepTold.model_validate({**message, "loss": _finite(message.get("loss"))})
-            if told.step == 0 and told.time_ns is not None:
-                state = change(state, run, first_times_ns=dict(record.first_times_ns) | {rank: told.time_ns})
+            reported = StepReported.model_validate({**message, "loss": _finite(message.get("loss"))})
+            if reported.step == 0 and reported.time_ns is not None:
+                state = change(state, run, first_times_ns=dict(record.first_times_ns) | {rank: reported.time_ns})
             key = RankKey(run, record.generation, rank)
-            return replace(state, outbox=state.outbox.tell_step(key, told.step, told.loss, told.time_ns))
+            return replace(state, outbox=state.outbox.add_step(key, reported.step, reported.loss, reported.time_ns))
         case "trace":
             trace = Traced.model_validate(message)
-            return tell(state, "trace", run, **trace.model_dump(mode="json"))
+            return queue_event(state, "trace", run, **trace.model_dump(mode="json"))
         case "checkpoint" | "resumed" as kind:
-            return tell(state, kind, run, **Checkpointed.model_validate(message).model_dump())
+            return queue_event(state, kind, run, **Checkpointed.model_validate(message).model_dump())
         case "evaluation":
             evaluated = Evaluated.model_validate({**message, "loss": _finite(message.get("loss"))})
-            return tell(state, "evaluation", run, **evaluated.model_dump())
+            return queue_event(state, "evaluation", run, **evaluated.model_dump())
         case "rung":
-            return tell(state, "rung", run, **Climbed.model_validate(message).model_dump())
+            return queue_event(state, "rung", run, **Climbed.model_validate(message).model_dump())
         case "warning":
-            return tell(state, "warning", run, **Warned.model_validate({**message, "rank": rank}).model_dump())
+            return queue_event(state, "warning", run, **Warned.model_validate({**message, "rank": rank}).model_dump())
         case "done" if rank not in record.done:
             done = _rank_done(record, rank, message)
             state = change(state, run, done=record.done | {rank})
-            return tell(state, "rank_done", run, **done.model_dump(mode="json"))
+            return queue_event(state, "rank_done", run, **done.model_dump(mode="json"))
         case "left" if rank not in record.done:
-            reason = f"rank {rank} ended after {message.get('step')} steps: a rank of the run {TOLD_TO_END}"
+            reason = f"rank {rank} ended after {message.get('step')} steps: a rank of the run {ASKED_TO_END}"
             return change(state, run, suspects=(*record.suspects, Suspect(rank, reason, None)))
         case "failed" if rank not in record.done:
             at = where(message.get("step"), message.get("index"), message.get("instruction"))
@@ -167,7 +169,7 @@ def _on_rank_exit(state: State, gone: Exited, actions: list[Action]) -> State:
 
 def _refuse(state: State, run: str, reason: str, actions: list[Action]) -> State:
     record = state.runs[run]
-    state = tell(change(state, run, phase=Phase.REFUSED), "refused", run, reason=reason)
+    state = queue_event(change(state, run, phase=Phase.REFUSED), "refused", run, reason=reason)
     if record.alive:
         actions.append(Stop(run, record.generation))
     return state
@@ -179,7 +181,7 @@ def blame(state: State, run: str, actions: list[Action]) -> State:
     if record.phase is not Phase.RUNNING or not record.suspects:
         return state
     culprit = next((one for one in record.suspects if one.is_root_cause), record.suspects[0])
-    state = tell_failure(change(state, run, phase=Phase.FAILED), run, culprit)
+    state = report_failure(change(state, run, phase=Phase.FAILED), run, culprit)
     if record.alive:
         actions.append(Stop(run, record.generation))
     return state

@@ -33,8 +33,8 @@ class Outbox:
     waiting: Mapping[RankKey, dict[str, Any]] = field(default_factory=dict)
     next_sequence: int = 1
 
-    def tell(self, kind: EventKind, run: str, generation: int, data: Mapping[str, Any]) -> Outbox:
-        """The outbox with one more event; progress that must be read before it goes before it."""
+    def add(self, kind: EventKind, run: str, generation: int, data: Mapping[str, Any]) -> Outbox:
+        """Return the outbox with one more event; progress that must be read before it goes before it."""
         box = self
         if kind in ("rank_done", "rank_failed", "stopped"):
             only = data["rank"] if kind == "rank_done" else None
@@ -42,8 +42,8 @@ class Outbox:
                 box = box._number_progress(key)
         return box._append(kind, run, generation, data)
 
-    def tell_step(self, key: RankKey, step: int, loss: float | None, time_ns: int | None) -> Outbox:
-        """The outbox with one more step of a rank."""
+    def add_step(self, key: RankKey, step: int, loss: float | None, time_ns: int | None) -> Outbox:
+        """Return the outbox with one more step of a rank."""
         box, before = self, self.waiting.get(key)
         if before is not None and (step != before["step"] + len(before["losses"]) or len(before["losses"]) >= GATHERED):
             box, before = self._number_progress(key), None

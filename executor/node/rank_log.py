@@ -1,4 +1,4 @@
-"""What children write, kept in files on the node: bounded, one older file beside the present one.
+"""What children write, kept in files on the node: bounded, with one older file next to the present one.
 
 ::
 
@@ -26,7 +26,7 @@ def log_path(directory: Path, run: str, generation: int, process: Process) -> Pa
 
 
 class LogFile:
-    """Lines of one child. ``max_bytes`` is for both files together; ``say`` is told once when writing fails."""
+    """Lines of one child. ``max_bytes`` is for both files together; ``say`` is called once when writing fails."""
 
     def __init__(self, path: Path, max_bytes: int, say: Callable[[str], None]) -> None:
         self._path, self._half, self._say = path, max(1, max_bytes // 2), say

@@ -1,4 +1,4 @@
-"""What an agent is told: from a TOML file, then ``PENSTOCK_AGENT_…``, then the command line; the later one holds.
+"""The agent's settings: from a TOML file, then ``PENSTOCK_AGENT_…``, then the command line; the later one holds.
 
 .. code-block:: toml
 
@@ -48,7 +48,9 @@ class AgentSettings(Document):
     name: AgentName = Field(default_factory=socket.gethostname, description="unique among the service's agents")
     server: str = Field(description="the service's address, http://host:port or https://host:port")
     token: SecretStr = Field(default=SecretStr(""), description="key of scope agent; a service without keys needs none")
-    ca: Path | None = Field(default=None, description="certificates to trust beside the system's, as a PEM file")
+    ca: Path | None = Field(
+        default=None, description="certificates to trust in addition to the system's, as a PEM file"
+    )
     cpu_devices: int = Field(
         default=0, ge=0, le=4096, strict=True, description="0: offer the GPUs that nvidia-smi shows"
     )
@@ -67,7 +69,7 @@ class AgentSettings(Document):
     allow_any_model: bool = Field(default=False, strict=True, description="run any module:attribute; loopback only")
     prepare_limit_s: float = Field(default=300, gt=0, description="how long importing a model may take")
     stop_grace_s: float = Field(
-        default=30, ge=0, description="between SIGTERM and SIGKILL: time for ranks to save when they are told to end"
+        default=30, ge=0, description="between SIGTERM and SIGKILL: time for ranks to save when they are asked to end"
     )
     name_wait_s: float = Field(
         default=15,
@@ -85,7 +87,7 @@ class AgentSettings(Document):
     def _consistent(self) -> Self:
         parts = urlsplit(self.server)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ValueError(f"server {self.server!r} is no address; write http://host:port")
+            raise ValueError(f"server {self.server!r} is not an address; write http://host:port")
         for key, reference in self.models.items():
             if not _REFERENCE.fullmatch(reference):
                 raise ValueError(f"model {key!r} is {reference!r}; write module:attribute, such as mytrain:job")
@@ -93,9 +95,9 @@ class AgentSettings(Document):
             raise ValueError(f"directory {str(self.directory)!r} does not exist")
         relative = [str(path) for path in self.output_directories if not path.is_absolute()]
         if relative:
-            raise ValueError(f"output_directories {relative} are relative; write whole paths")
+            raise ValueError(f"output_directories {relative} are relative; give absolute paths")
         if self.ca is not None and not self.ca.is_file():
-            raise ValueError(f"ca {str(self.ca)!r} is no file; give the PEM file of the certificates to trust")
+            raise ValueError(f"ca {str(self.ca)!r} is not a file; give the PEM file of the certificates to trust")
         address = self.address()
         if self.allow_any_model and not (is_loopback(parts.hostname) and is_loopback(address)):
             raise ValueError(
@@ -123,7 +125,7 @@ class AgentSettings(Document):
         return (*sorted(self.models), *((ANY_MODEL,) if self.allow_any_model else ()))
 
     def reference(self, model: str) -> str | None:
-        """The job behind a key of the request; None where the configuration has none."""
+        """Return the job of a key of the request; None where the configuration has none."""
         if model in self.models:
             return self.models[model]
         return model if self.allow_any_model and _REFERENCE.fullmatch(model) else None
@@ -138,7 +140,7 @@ class AgentSettings(Document):
         """The headers by which the service knows the agent. Raises InvalidDocument for a token that can be none."""
         token = self.token.get_secret_value().strip()
         if not (token.isascii() and token.isprintable()):
-            raise InvalidDocument("the token holds characters that no key has", remedy="copy it anew: psk_…")
+            raise InvalidDocument("the token has characters that a key cannot have", remedy="copy it again: psk_…")
         return {"Authorization": f"Bearer {token}"} if token else {}
 
     def trusted(self) -> ssl.SSLContext:
@@ -177,7 +179,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         field = variable.removeprefix(PREFIX).lower()
         if field not in known:
             names = ", ".join(PREFIX + name.upper() for name in sorted(known))
-            raise InvalidDocument(f"{variable} is no setting of an agent; known are {names}")
+            raise InvalidDocument(f"{variable} is not a setting of an agent; known are {names}")
         data[field] = _read_variable(variable, field, text)
     return data
 

@@ -4,8 +4,8 @@ A run on this agent goes ``checking → prepared → running → done``, or leav
 ``stopping → stopped``. Each generation of a run is a record of its own in time: a higher generation waits as successor
 until no process of the lower one is left, so two generations never hold a device together.
 
-What the service is told, and the data of each event, stands in `schemas.agents`; of the ranks that fail, the first one
-that failed by itself is told, once per generation.
+`schemas.agents` defines what the service is sent, and the data of each event. Of the ranks that fail, only the first
+one that failed by itself is reported, once per generation.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from penstock.executor.node.assignments import on_drain, on_reply
 from penstock.executor.node.child_reports import blame, on_exit, on_message
 from penstock.executor.node.stimuli import Action, Drain, Exited, GraceOver, Said, Stimulus, Synced
 
-STORY_LENGTH = 60
+HISTORY_LENGTH = 60
 
 
 def step(state: State, stimulus: Stimulus) -> tuple[State, list[Action]]:
     """What the stimulus makes of the state, and what is to be done, in this order.
 
-    Raises ImpossibleStateError, with the story, when the result breaks an invariant.
+    Raises ImpossibleStateError, with the history, when the result breaks an invariant.
     """
-    told = state
+    following = state
     if not (isinstance(stimulus, Said) and stimulus.message.get("kind") == "step"):
-        told = replace(state, story=(*state.story[1 - STORY_LENGTH :], str(stimulus)))
+        following = replace(state, history=(*state.history[1 - HISTORY_LENGTH :], str(stimulus)))
     actions: list[Action] = []
     match stimulus:
         case Synced(reply):
-            told = on_reply(told, reply, actions)
+            following = on_reply(following, reply, actions)
         case Said():
-            told = on_message(told, stimulus, actions)
+            following = on_message(following, stimulus, actions)
         case Exited():
-            told = on_exit(told, stimulus, actions)
+            following = on_exit(following, stimulus, actions)
         case GraceOver(run, generation):
-            if told.current(run, generation) is not None:
-                told = blame(told, run, actions)
+            if following.current(run, generation) is not None:
+                following = blame(following, run, actions)
         case Drain(reason):
-            told = on_drain(told, reason, actions)
+            following = on_drain(following, reason, actions)
         case _:
             assert_never(stimulus)
-    faults = broken_invariants(told, actions)
+    faults = broken_invariants(following, actions)
     if faults:
-        raise ImpossibleStateError("; ".join(faults), told.story)
-    return told, actions
+        raise ImpossibleStateError("; ".join(faults), following.history)
+    return following, actions

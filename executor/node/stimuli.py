@@ -1,4 +1,4 @@
-"""What the agent's state machine hears and what it asks for: plain values between `state` and `agent`."""
+"""The inputs of the agent's state machine and the actions that it returns: plain values between `state` and `agent`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Synced:
     reply: SyncReply
 
     def __str__(self) -> str:
-        wishes = [f"{one.run}/{one.generation} {one.phase}" for one in self.reply.assignments]
+        assigned = [f"{one.run}/{one.generation} {one.phase}" for one in self.reply.assignments]
         version, ack = self.reply.state_version, self.reply.ack
-        return f"synced: version {version}, ack {ack}, {', '.join(wishes) or 'nothing assigned'}"
+        return f"synced: version {version}, ack {ack}, {', '.join(assigned) or 'nothing assigned'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +82,12 @@ class GraceOver:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """The agent has been told to leave."""
+    """The agent has been asked to leave."""
 
     reason: str
 
     def __str__(self) -> str:
-        return f"told to leave: {self.reason}"
+        return f"asked to leave: {self.reason}"
 
 
 Stimulus = Synced | Said | Exited | GraceOver | Drain

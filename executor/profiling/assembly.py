@@ -1,4 +1,4 @@
-"""A profile from its parts: what layers are is read from their modules, what they cost comes from whoever found out."""
+"""A profile from its parts: what layers are is read from their modules, what they cost is an argument."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def assemble(
     for tie in ties:
         for layer in tie.layers[1:]:
             own_bytes[layer] -= tie.bytes
-    told = f"model inputs, delivered by the batch and crossing no cut: {', '.join(inputs) or 'none'}"
+    assumption = f"model inputs, delivered by the batch and crossing no cut: {', '.join(inputs) or 'none'}"
     return ModelProfile(
         name=chain.job.name,
         layers=tuple(
@@ -59,7 +59,7 @@ def assemble(
         parameter_dtype=dtype,  # type: ignore[arg-type]
         measurements=tuple(measurements),
         scaling="measured",
-        assumptions=(told, *assumptions),
+        assumptions=(assumption, *assumptions),
         source=source,
     )
 
@@ -70,7 +70,7 @@ def parameter_bytes(module: nn.Module) -> int:
 
 
 def checked_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
-    """The sizes in order, each once. Raises InvalidDocument when there is none or one is no number of samples."""
+    """The sizes in order, each once. Raises InvalidDocument when there is none or one is not a number of samples."""
     if not sizes or min(sizes) < 1:
         raise InvalidDocument(
             f"the micro-batch sizes {list(sizes)} have to be one or more numbers of at least 1 sample"

@@ -1,4 +1,4 @@
-"""How busy processes were and when: their processor clocks, read again and again beside the wall clock."""
+"""How busy processes were and when: their processor clocks, read repeatedly together with the wall clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 _PERIOD_S = 0.002
 _CPU_CLOCK_OF_PROCESS = 2
-"""Linux, posix-timers.h: CPUCLOCK_SCHED, all threads of a process; the inverted pid stands in the upper bits."""
+"""Linux, posix-timers.h: CPUCLOCK_SCHED, all threads of a process; the inverted pid is in the upper bits."""
 
 
 class BusyClock(threading.Thread):

@@ -1,4 +1,4 @@
-"""What each layer of a share costs beside its time: stash, workspace, the weight half of its backward, its update."""
+"""What each layer of a share costs other than its time: stash, workspace, weight half of its backward, update."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ gradients accumulate in place, the first layer's inputs are leaves, and hooks on
 when the backward of one layer ends and that of the next begins.
 
 The layers are built once, with inputs for every micro-batch size. ``{"block": k}`` asks for passes at size number ``k``
-for ``BLOCK_S`` seconds or more, ``{"parts": true}`` for what is left to measure; whoever is done goes on with passes
-that do not count, so that no device rests while another one measures.
+for ``BLOCK_S`` seconds or more, ``{"parts": true}`` for what is left to measure; a process that is done continues with
+passes that do not count, so that no device rests while another one measures.
 """
 
 from __future__ import annotations
@@ -100,15 +100,15 @@ def _medians(rows: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _serve(orders: IO[bytes], answer: Callable[[dict[str, Any]], None]) -> None:
-    told = json.loads(orders.readline())
+    order = json.loads(orders.readline())
     job: Job = (
-        load_job(told["reference"], told["directory"])
-        if told["reference"]
-        else pickle.loads(base64.b64decode(told["pickled"]))
+        load_job(order["reference"], order["directory"])
+        if order["reference"]
+        else pickle.loads(base64.b64decode(order["pickled"]))
     )
-    device = open_device(told["device"])
+    device = open_device(order["device"])
     watch = Stopwatch(device)
-    shares = make_shares(job, told["first"], told["last"], told["sizes"], device, Training(told["precision"]))
+    shares = make_shares(job, order["first"], order["last"], order["sizes"], device, Training(order["precision"]))
     stashes = [stash_bytes(share) for share in shares]
     workspaces = [workspace_bytes(share, stash) for share, stash in zip(shares, stashes, strict=True)]
     passes = [Passes(share, watch) for share in shares]

@@ -73,7 +73,7 @@ def measure_profile(
     ranks: list[_Rank] = []
     try:
         for number, (first, last) in enumerate(shares):
-            told = {
+            order = {
                 "reference": job if isinstance(job, str) else "",
                 "directory": None if directory is None else str(directory),
                 "pickled": "" if isinstance(job, str) else _pickled(job),
@@ -83,8 +83,8 @@ def measure_profile(
                 "sizes": sizes,
                 "precision": training.precision,
             }
-            ranks.append(_Rank(number, told))
-        sized = [rank.hear() for rank in ranks]
+            ranks.append(_Rank(number, order))
+        sized = [rank.receive() for rank in ranks]
         rounds = _measure_rounds(ranks, sizes, seconds, progress)
         parts = _all(ranks, {"parts": True})
     finally:
@@ -130,7 +130,7 @@ class _Found(NamedTuple):
 class _Rank:
     """A measuring process and its pipes."""
 
-    def __init__(self, number: int, told: dict[str, Any]) -> None:
+    def __init__(self, number: int, order: dict[str, Any]) -> None:
         self.number = number
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -141,9 +141,9 @@ class _Rank:
             stderr=self._errors,
             env=os.environ | threads,
         )
-        self.tell(told)
+        self.send(order)
 
-    def tell(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any]) -> None:
         pipe: IO[bytes] | None = self._process.stdin
         assert pipe is not None
         try:
@@ -152,7 +152,7 @@ class _Rank:
         except BrokenPipeError:
             self._fail()
 
-    def hear(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -182,8 +182,8 @@ class _Rank:
 def _all(ranks: list[_Rank], order: dict[str, Any]) -> list[dict[str, Any]]:
     """What all ranks answer to an order that they get at the same time."""
     for rank in ranks:
-        rank.tell(order)
-    return [rank.hear() for rank in ranks]
+        rank.send(order)
+    return [rank.receive() for rank in ranks]
 
 
 def _measure_rounds(ranks: list[_Rank], sizes: Sequence[int], seconds: float, progress: Progress | None) -> Rounds:

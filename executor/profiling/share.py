@@ -42,7 +42,7 @@ class Share:
         return self.last == len(self.chain.specs) - 1
 
     def forward(self, after: Callable[[int, list[Tensor]], None]) -> list[Tensor]:
-        """Run the layers; ``after`` is told each layer's results. The tensors to go back from.
+        """Run the layers; ``after`` is called with each layer's results. Returns the tensors to go back from.
 
         A tensor that the layers neither read nor write costs them nothing: handing its gradient through is what a stage
         boundary does, not a layer.

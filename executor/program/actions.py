@@ -23,7 +23,7 @@ Message = tuple[int, int, int, Callable[..., Any], int, int, int]
 """Index of the tensor in the cut, rows [low, high) (-1: all), what sends or receives it, peer, tag, bytes."""
 
 OnBatch = Callable[[int, StepResult, int], None]
-"""Is told a step, its result, and the time since the one before (ns)."""
+"""Called with a step, its result, and the time since the one before (ns)."""
 
 
 class Actions:
@@ -47,15 +47,15 @@ class Actions:
         """Start to run a program."""
         self._told_ns = time.perf_counter_ns()
 
-    def tell(self, batch: GlobalBatch) -> None:
+    def report(self, batch: GlobalBatch) -> None:
         """Let ``on_batch`` know of a global batch and of those before it, each once and in order.
 
         What one update brings to an end together has its time in equal parts.
         """
-        untold, done = batch.source.untold, []
-        while self.on_batch is not None and untold and untold[0].step <= batch.step:
-            done.append((untold[0], untold[0].finish()))
-            untold.popleft()
+        unreported, done = batch.source.unreported, []
+        while self.on_batch is not None and unreported and unreported[0].step <= batch.step:
+            done.append((unreported[0], unreported[0].finish()))
+            unreported.popleft()
         if self.on_batch is not None and done:
             now = time.perf_counter_ns()
             each_ns, self._told_ns = (now - self._told_ns) // len(done), now
@@ -180,7 +180,7 @@ class Actions:
         cell.batch, cell.targets = cell.within.take(cell.rows)
 
     def send_forward(self, cell: Cell, messages: list[Message], is_last: bool) -> None:
-        """Send rows of what a forward made; ``is_last``: nobody else wants it."""
+        """Send rows of what a forward made; ``is_last``: no later operation needs it."""
         outputs = cell.outputs
         assert outputs is not None, "sent before its forward"
         for t, low, high, send, peer, tag, size_bytes in messages:
@@ -272,7 +272,7 @@ class Actions:
         if clears:
             stage.clear_gradients()
         if ends:
-            self.tell(batch)
+            self.report(batch)
 
     def _step(self, stage: HeldStage, factor: float) -> None:
         if factor != 1.0:

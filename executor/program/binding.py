@@ -320,7 +320,7 @@ class Binder:
         return held.last if channel.peer_stage == held.next else held.first - 1
 
     def _messages(self, one: Instruction, cell: Cell) -> tuple[list[Message], list[TensorShape]]:
-        """Tags tell the micro-batches of a global batch apart; the same place of the next one comes later anyway."""
+        """Tags distinguish the micro-batches of a global batch; the same place of the next one comes later anyway."""
         channel = self._channel(one.channel, one)
         shapes = list(self.shapes[self._cut_of(channel)].values())
         low, high = channel.rows[self.program.row_class(one.micro_batch)]

@@ -43,7 +43,7 @@ class Source:
 
     ``counting``: those that are open and whose totals have not set off, in order. All ranks add up one global batch
     after the other, though each is done with its own part at another time: a group's collectives have one order.
-    ``untold``: those whose result nobody has been told, in order.
+    ``unreported``: those whose result has not been reported, in order.
     """
 
     def __init__(self, chain: Chain, device: torch.device, seed: int, lane: int = 0, lanes: int = 1) -> None:
@@ -53,7 +53,7 @@ class Source:
         self.lane = lane
         self.lanes = lanes
         self.counting: deque[GlobalBatch] = deque()
-        self.untold: deque[GlobalBatch] = deque()
+        self.unreported: deque[GlobalBatch] = deque()
 
     def set_off(self) -> None:
         """Start the totals of what this rank has nothing more to add to."""
@@ -106,7 +106,7 @@ class GlobalBatch:
         self.step, self.number = step, self.source.number(step)
         self._begin(self.source.read, self.num_losses)
         self.source.counting.append(self)
-        self.source.untold.append(self)
+        self.source.unreported.append(self)
         self.source.set_off()
 
     def open_evaluation(self, number: int) -> None:

@@ -51,7 +51,7 @@ class Interpreter:
 
     ``programs``: one, or several that share their stages (``use`` chooses): a ladder, or segments of several lengths.
     ``groups``: the process groups of the program, by number. ``mark``: where the index of the running instruction is
-    written, for whoever watches this process. ``agree`` comes before the first step. Raises ModelMismatch where the
+    written, for a process that watches this one. ``agree`` comes before the first step. Raises ModelMismatch where the
     plan sends no gradients that the model has.
     """
 
@@ -142,14 +142,14 @@ class Interpreter:
     def run(self, first_step: int, on_batch: OnBatch | None = None, events: list[int] | None = None) -> None:
         """Run a program from global batch ``first_step`` on, to its end, where everything is flushed.
 
-        ``on_batch`` is told each step, its result, and the time since the one before (ns), when the step's last update
-        has been made here. ``events`` as in ``step``. Raises InstructionFailed.
+        ``on_batch`` is called with each step, its result, and the time since the one before (ns), when the step's last
+        update has been made here. ``events`` as in ``step``. Raises InstructionFailed.
         """
         self.actions.on_batch = on_batch
         try:
             self._run(first_step, events)
             for batch in sorted(self.bound.batches, key=lambda batch: batch.step):
-                self.actions.tell(batch)
+                self.actions.report(batch)
         finally:
             self.actions.on_batch = None
 
@@ -157,7 +157,7 @@ class Interpreter:
         bound = self.bound
         self._first_step, self._opened = first_step, 0
         self.source.counting.clear()
-        self.source.untold.clear()
+        self.source.unreported.clear()
         self.actions.begin()
         for stage in self.stages.values():
             if stage.versions is not None:

@@ -2,7 +2,7 @@
 
 Rung i of the ladder is the program with δ = i, lowered ahead; the ladder ends where memory does. Starting at 1F1B, a
 rung is tried for some iterations; while the next one is faster the climb goes on, and the first that is not is left
-again for good. Pure: told times, answers with rungs. All ranks have to be told the same times.
+again for good. Pure: takes times, returns rungs. All ranks have to pass the same times.
 
 Symbols: adv_1 - (K - 1) -> the rung. Faster is more than 1 % of the mean of at least three iterations (R-31). Differs
 from the paper: the first iteration on a rung is not counted, since it allocates what the ones after it reuse.

@@ -36,7 +36,7 @@ def write_mark(path: Path) -> None:
 
 
 def open_mark(path: str | None) -> Mark:
-    """The file mapped into memory; without a file, numbers that nobody else reads."""
+    """The file mapped into memory; without a file, numbers that no other process reads."""
     if path is None:
         return list(_START)
     with Path(path).open("r+b") as file:

@@ -1,7 +1,7 @@
 """Which global batches a rank has under way while it runs a program, and so how often a loop's body has to be bound.
 
 A program is prologue, repetitions of a body, epilogue: its *segments*. Each refers to a range of global batches, which
-moves ahead by ``body_batches`` per repetition. As many global batches as the widest range has can be told apart by
+moves ahead by ``body_batches`` per repetition. As many global batches as the widest range has can be distinguished by
 their number modulo that width, so everything that belongs to one (micro-batches, losses) is reused ``width`` later, and
 a body is bound ``width / body_batches`` times.
 """
@@ -17,7 +17,7 @@ from penstock.schemas.program import UNSHIFTED, Instruction, Program
 
 @dataclass(frozen=True)
 class Window:
-    """``width``: global batches that are told apart. ``highest``: the last one that each segment refers to, of the body
+    """``width``: distinct global batches. ``highest``: the last one that each segment refers to, of the body
     in its first repetition. ``shown``: repetitions that are bound; the first ``phases`` are run again and again.
 
     ``instructions``: prologue, ``shown`` repetitions and epilogue, whose numbers follow on without the others.

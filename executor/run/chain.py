@@ -88,7 +88,9 @@ class Chain:
         except Exception as error:
             raise ModelMismatch(f"layer {spec.name!r} cannot be built: {type(error).__name__}: {error}") from error
         if not isinstance(module, nn.Module):
-            raise InvalidDocument(f"the builder of layer {spec.name!r} returned {type(module).__name__}, no nn.Module")
+            raise InvalidDocument(
+                f"the builder of layer {spec.name!r} returned {type(module).__name__}, not an nn.Module"
+            )
         return module if device.type == place.type else module.to(device)
 
     def build_layers(

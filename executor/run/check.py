@@ -134,9 +134,9 @@ class _Reference:
             self.gradients |= {(number, lane, name): gradient for name, gradient in gradients.items()}
 
     def broadcast(self, chain: Chain) -> Iterator[tuple[_Key, Tensor]]:
-        """The gradients on every rank, one after the other; each is let go of.
+        """The gradients on every rank, one after the other; each is freed afterwards.
 
-        In so many steps a stage whose update takes several global batches makes fewer updates.
+        In the same number of steps a stage whose update takes several global batches makes fewer updates.
         """
         modules = chain.build_layers(range(len(chain.specs)), device="meta")
         parameters = dict(chain.named_parameters(modules))

@@ -89,7 +89,7 @@ def load_job(reference: str, directory: str | Path | None = None) -> Job:
     """
     module_name, colon, attribute = reference.partition(":")
     if not (module_name and colon and attribute):
-        raise InvalidDocument(f"{reference!r} names no job; write module:attribute, such as examples.gpt:job")
+        raise InvalidDocument(f"{reference!r} does not name a job; write module:attribute, such as examples.gpt:job")
     if directory is not None:
         place = str(Path(directory).resolve())
         if place not in sys.path:
@@ -152,7 +152,9 @@ def shared_names(job: Job) -> tuple[tuple[str, ...], ...]:
                 "give at least two names of one parameter"
             )
         if not all(isinstance(name, str) for name in tied):
-            raise InvalidDocument(f"job {job.name!r}: shared_parameters has {tied!r:.80}, where names are texts")
+            raise InvalidDocument(
+                f"job {job.name!r}: shared_parameters has {tied!r:.80}, where names have to be strings"
+            )
         found.append(tied)
     return tuple(found)
 
@@ -163,7 +165,7 @@ def _spec(job: Job, index: int, entry: Any) -> LayerSpec:
         raise InvalidDocument(f"{where} is {entry!r}; give a LayerSpec or a pair (name, builder)")
     spec = LayerSpec(*entry)
     if not isinstance(spec.name, str) or not spec.name:
-        raise InvalidDocument(f"{where} is called {spec.name!r}; a name is a non-empty text")
+        raise InvalidDocument(f"{where} is called {spec.name!r}; a name is a non-empty string")
     if not callable(spec.build):
         raise InvalidDocument(f"{where} ({spec.name!r}): the builder {spec.build!r} cannot be called")
     if isinstance(spec.build, nn.Module):

@@ -203,7 +203,7 @@ def loopback_interface() -> str:
 
 def _follow(run: _Run, on_progress: Callable[[dict[str, Any]], None] | None) -> RunReport:
     processes = run.processes
-    told: dict[str, list[dict[str, Any]]] = {"trace": [], "evaluation": []}
+    collected: dict[str, list[dict[str, Any]]] = {"trace": [], "evaluation": []}
     give_up_at: float | None = None
     with selectors.DefaultSelector() as selector:
         for process in processes:
@@ -216,8 +216,8 @@ def _follow(run: _Run, on_progress: Callable[[dict[str, Any]], None] | None) -> 
             if limit_s is not None and limit_s <= 0:
                 break
             for key, _ in selector.select(limit_s):
-                for event in _hear(key.data, key.fileobj, selector):
-                    told.get(event["kind"], []).append(event)
+                for event in _read_events(key.data, key.fileobj, selector):
+                    collected.get(event["kind"], []).append(event)
                     if on_progress is not None:
                         on_progress(event | {"rank": key.data.rank})
             failed = [process for process in processes if process.has_failed]
@@ -227,10 +227,10 @@ def _follow(run: _Run, on_progress: Callable[[dict[str, Any]], None] | None) -> 
                 give_up_at = time.monotonic() + PEER_GRACE_S
     if any(process.has_failed for process in processes):
         raise _failure(run)
-    return _report(processes, **told)
+    return _report(processes, **collected)
 
 
-def _hear(process: RankProcess, source: Any, selector: selectors.BaseSelector) -> list[dict[str, Any]]:
+def _read_events(process: RankProcess, source: Any, selector: selectors.BaseSelector) -> list[dict[str, Any]]:
     """What a process says on one of its streams; when it has exited, on both up to their ends."""
     if source in process.streams:
         at_end, events = process.read(source)
@@ -260,8 +260,8 @@ def _failure(run: _Run) -> PenstockError:
     where = _last_instruction(run, process)
     if event is not None:
         lines = [] if process.is_root_cause else _still_there(run)
-        told = "".join(f"\n    {line}" for line in [*lines, *event["traceback"]])
-        return RunFailed(f"rank {process.rank} failed {where}: {event['reason']}{told}")
+        lines_below = "".join(f"\n    {line}" for line in [*lines, *event["traceback"]])
+        return RunFailed(f"rank {process.rank} failed {where}: {event['reason']}{lines_below}")
     code = process.popen.returncode
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     said = "".join(f"\n    {line}" for line in list(process.last_lines)[-10:])

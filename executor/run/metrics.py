@@ -2,8 +2,8 @@
 
 A line of a step has ``step``, ``loss``, ``time_ns``, ``samples_per_s``, ``learning_rate`` and, where they exist,
 ``grad_norm`` (before clipping) and ``loss_scale``; a line of an evaluation has ``step`` (steps done) and
-``evaluation``. What is not finite is null. In event files both kinds stand at the steps done. A run that is resumed
-appends: of equal steps the last line counts.
+``evaluation``. What is not finite is null. In event files both kinds have the number of steps done. A run that is
+resumed appends: of equal steps the last line counts.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def _memory_bytes(what: str) -> int:
 
 
 def _start_of_peak() -> int:
-    """Let the peak start anew where the kernel allows it; what the process has by now."""
+    """Reset the peak where the kernel allows it; return what the process uses now."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

@@ -43,7 +43,7 @@ import torch.distributed as dist
 
 from penstock.executor.checkpoints.checkpoint import About
 from penstock.executor.checkpoints.checkpoint_store import Checkpoints
-from penstock.executor.checkpoints.shutdown import Farewell, ToldToEnd
+from penstock.executor.checkpoints.shutdown import GracefulShutdown, ShutdownRequested
 from penstock.executor.children import die_with
 from penstock.executor.gpu import open_device
 from penstock.executor.program.interpreter import InstructionFailed, Interpreter
@@ -143,7 +143,7 @@ class Rank:
     ) -> Trainer:
         """Run the course to its end; what the trainer has found is reported by the caller."""
         metrics = self._open_metrics(course, interpreter)
-        farewell = None if checkpoints is None else Farewell()
+        shutdown = None if checkpoints is None else GracefulShutdown()
         self._trainer = trainer = Trainer(
             interpreter,
             course,
@@ -152,9 +152,9 @@ class Rank:
             checkpoints=checkpoints,
             metrics=metrics,
             check=check,
-            farewell=farewell,
+            shutdown=shutdown,
         )
-        with contextlib.nullcontext() if farewell is None else farewell.listening():
+        with contextlib.nullcontext() if shutdown is None else shutdown.listening():
             trainer.train()
         if metrics is not None:
             metrics.close()
@@ -210,10 +210,12 @@ class Rank:
         given, options = self.assignment, self.options
         first_step = 0
         if checkpoints is not None and options.resume:
-            first_step = checkpoints.resume(interpreter, self._tell_first, may_start_anew=options.resume == "auto")
+            first_step = checkpoints.resume(interpreter, self._report_first, may_start_anew=options.resume == "auto")
         expected = given.get("first_step")
         if expected is not None and expected != first_step:
-            raise InvalidDocument(f"the programs are for step {expected} on; the newest checkpoint is of {first_step}")
+            raise InvalidDocument(
+                f"the programs start at step {expected}, but the newest checkpoint is of step {first_step}"
+            )
         return Course(
             steps=given["steps"],
             first_step=first_step,
@@ -237,7 +239,7 @@ class Rank:
             return None
         return Metrics(options.metrics_path, options.tensorboard_directory, course.first_step, interpreter)
 
-    def _tell_first(self, event: Mapping[str, Any]) -> None:
+    def _report_first(self, event: Mapping[str, Any]) -> None:
         if self.program.rank == 0:
             self.say(event)
 
@@ -329,7 +331,7 @@ def _host() -> str:
 
 
 def _end_with_stdin(stdin: TextIO) -> None:
-    """End with whoever started this rank, and take the processes that the job started along."""
+    """End with the process that started this rank, and end the processes that the job started."""
     stdin.read()
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
@@ -352,8 +354,8 @@ def main(stdin: TextIO, events: TextIO) -> int:
     rank = Rank(json.loads(line), say)
     try:
         rank.run()
-    except ToldToEnd as told:
-        say({"kind": "left", "rank": rank.assignment["rank"], "step": told.step})
+    except ShutdownRequested as shutdown:
+        say({"kind": "left", "rank": rank.assignment["rank"], "step": shutdown.step})
     except Exception as error:
         say(rank.failure(error))
         os._exit(1)

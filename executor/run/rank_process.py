@@ -1,4 +1,4 @@
-"""The process of a rank, as whoever started it sees it: its events, its last lines, how it ended. Loads no torch."""
+"""The process of a rank as its parent sees it: its events, its last lines, how it ended. Loads no torch."""
 
 from __future__ import annotations
 

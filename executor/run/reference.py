@@ -38,7 +38,7 @@ Versions = Callable[[int, int], int]
 """The version of a stage's weights that a micro-batch uses."""
 
 OnUpdate = Callable[[int, int, dict[str, Tensor]], None]
-"""Is told a stage, which of its updates this is, and the gradients that it uses, by full name."""
+"""Called with a stage, which of its updates this is, and the gradients that it uses, by full name."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from penstock.executor.checkpoints.checkpoint_store import CheckpointFailed, Checkpoints
-from penstock.executor.checkpoints.shutdown import Farewell, ToldToEnd
+from penstock.executor.checkpoints.shutdown import GracefulShutdown, ShutdownRequested
 from penstock.executor.program.actions import StepResult
 from penstock.executor.program.interpreter import Interpreter
 from penstock.executor.program.ladder import Ladder
@@ -47,7 +47,7 @@ class Course:
     options: RunOptions = field(default_factory=RunOptions)
 
     def lengths(self) -> list[int]:
-        """The steps of each segment. Raises InvalidDocument where ``segments`` are not as many."""
+        """The steps of each segment. Raises InvalidDocument for another number of ``segments``."""
         lengths = self.options.segments(self.first_step, self.steps)
         if self.segments is not None and len(self.segments) != len(lengths):
             raise InvalidDocument(
@@ -61,7 +61,7 @@ class Trainer:
     """Trains a course, and keeps what is reported of it: losses, times and traces of this rank.
 
     ``step``: the step that is being trained; ``done``: steps that are. ``checkpoints``: None where none are written.
-    ``check``: keeps the gradients of the first steps. ``farewell``: asked after each step, where there are checkpoints.
+    ``check``: keeps the gradients of the first steps. ``shutdown``: asked after each step, where there are checkpoints.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Trainer:
         checkpoints: Checkpoints | None = None,
         metrics: Metrics | None = None,
         check: Check | None = None,
-        farewell: Farewell | None = None,
+        shutdown: GracefulShutdown | None = None,
     ) -> None:
         self.interpreter = interpreter
         self.course = course
@@ -87,24 +87,24 @@ class Trainer:
         self._checkpoints = checkpoints
         self._metrics = metrics
         self._check = check
-        self._farewell = farewell
+        self._shutdown = shutdown
         self._is_first_rank = interpreter.program.rank == 0
         self._ladder = self._make_ladder()
 
     def train(self) -> None:
         """Train the course to its end.
 
-        Raises InstructionFailed, CheckpointFailed for the last checkpoint, and ToldToEnd after one that was asked for.
+        Raises InstructionFailed, CheckpointFailed for the last checkpoint, and ShutdownRequested.
         """
         segments = self.course.segments
         for k, length in enumerate(self.course.lengths()):
             if segments is None:
                 for _ in range(length):
                     self._single_step()
-                    self._leave_if_told()
+                    self._leave_if_requested()
             else:
                 self._flushed(segments[k], length)
-                self._leave_if_told()
+                self._leave_if_requested()
             self._halt()
 
     @property
@@ -132,7 +132,7 @@ class Trainer:
             self._climb(self._ladder, time_ns)
 
     def _flushed(self, program: int, length: int) -> None:
-        """Several steps by one program; they are told as their losses become known."""
+        """Run several steps by one program; each is reported as its loss becomes known."""
         interpreter, first = self.interpreter, self.step
         interpreter.use(program)
         if interpreter.program.batches != length:
@@ -172,13 +172,13 @@ class Trainer:
         return Ladder(self.interpreter.num_programs) if self.course.options.advance_forward else None
 
     def _climb(self, ladder: Ladder, time_ns: int) -> None:
-        """Tell all ranks' ladders the same time, rank 0's (AvgPipe, Algorithm 1)."""
+        """Give all ranks' ladders the same time, rank 0's (AvgPipe, Algorithm 1)."""
         if ladder.settled:
             return
         before = ladder.rung
-        told = torch.tensor([time_ns], dtype=torch.int64)
-        dist.broadcast(told, src=0)
-        rung = ladder.after_step(int(told.item()))
+        shared = torch.tensor([time_ns], dtype=torch.int64)
+        dist.broadcast(shared, src=0)
+        rung = ladder.after_step(int(shared.item()))
         if rung != before:
             self.interpreter.use(rung)
             if self._is_first_rank:
@@ -194,13 +194,13 @@ class Trainer:
         if self._checkpoints is not None and (at_end or due):
             self._save(self._checkpoints, at_end)
 
-    def _leave_if_told(self) -> None:
-        """Save and end, where somebody was told to and there is something left to train."""
-        if self._farewell is None or self._checkpoints is None or self.done == self.course.steps:
+    def _leave_if_requested(self) -> None:
+        """Save and end, where a rank was asked to and there is something left to train."""
+        if self._shutdown is None or self._checkpoints is None or self.done == self.course.steps:
             return
-        if self._farewell.agreed():
+        if self._shutdown.agreed():
             self._save(self._checkpoints, at_end=True)
-            raise ToldToEnd(self.done)
+            raise ShutdownRequested(self.done)
 
     def _evaluate(self) -> None:
         interpreter = self.interpreter

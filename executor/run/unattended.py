@@ -26,19 +26,19 @@ def run_unattended(
 ) -> RunReport:
     """``run_locally`` with the work that is left after the checkpoint that ``options`` say to go on from.
 
-    When ranks fail (RunFailed), they are started again up to ``restarts`` times, and ``on_progress`` is told
+    When ranks fail (RunFailed), they are started again up to ``restarts`` times, and ``on_progress`` is called with
     ``restart {attempt, reason}``. The report has the losses of all steps since the start.
     Raises InvalidDocument for restarts without a checkpoint directory.
     """
     if restarts and options.checkpoint_directory is None:
-        raise InvalidDocument("restarts go on from a checkpoint, and there is no directory for any")
-    tell = on_progress or (lambda event: None)
+        raise InvalidDocument("restarts continue from a checkpoint, but no checkpoint directory is given")
+    notify = on_progress or (lambda event: None)
     losses: dict[int, float] = {}
 
     def listen(event: dict[str, Any]) -> None:
         if event["kind"] == "step":
             losses[event["step"]] = event["loss"]
-        tell(event)
+        notify(event)
 
     for attempt in range(restarts + 1):
         found = newest(options.checkpoint_directory) if options.checkpoint_directory and options.resume else None
@@ -47,7 +47,7 @@ def run_unattended(
         except RunFailed as error:
             if attempt == restarts:
                 raise
-            tell({"kind": "restart", "attempt": attempt + 1, "reason": str(error)})
+            notify({"kind": "restart", "attempt": attempt + 1, "reason": str(error)})
             options = options.model_copy(update={"resume": "auto"})
         else:
             return _whole(report, losses)

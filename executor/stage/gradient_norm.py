@@ -5,7 +5,7 @@ are equal by then, and so are those of tied parameters. What a step multiplies i
 correction of the batch's terms, over the loss scale, times what clips (``torch.nn.utils.clip_grad_norm_``).
 
 The loss scale grows and backs off as in ``torch.amp.GradScaler``. A rank's overflow shows in the sum, so that all ranks
-see the same, leave the step out together, and need not tell each other the scale.
+see the same, leave the step out together, and need not exchange the scale.
 """
 
 from __future__ import annotations

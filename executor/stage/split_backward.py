@@ -5,7 +5,7 @@ trainable parameters (the outermost such module). I asks autograd for the gradie
 returned; W goes, unit by unit, from those to the unit's parameters. So W repeats nothing of I but what lies between a
 unit's result and its parameters, which for linear layers, convolutions, norms and embeddings is nothing.
 
-What autograd saved outside of the units is let go of at the end of I; what it saved within them (their inputs, mostly)
+What autograd saved outside of the units is freed at the end of I; what it saved within them (their inputs, mostly)
 at W. `torch.distributed.pipelining` keeps all of it until W: the nodes that it remembers hold the graph below them.
 
 A parameter that is used otherwise than in one call of its own unit (a tied weight, a weight read from another module)
@@ -50,7 +50,7 @@ class SplitBackward:
         return Recorded(self)
 
     def pack(self, tensor: Tensor) -> Any:
-        """What autograd keeps for a tensor: with its version, and where it can be let go of between units."""
+        """What autograd keeps for a tensor: with its version, and where it can be freed between units."""
         recording = self.recording
         if recording is None or recording.depth:
             return tensor, tensor._version
@@ -135,7 +135,7 @@ class Recorded:
     def backward_input(
         self, roots: Sequence[Tensor | GradientEdge], gradients: Sequence[Tensor], inputs: Sequence[Tensor]
     ) -> list[Tensor | None]:
-        """The gradients of ``inputs``, None where none is wanted or none arrives; what W does not need is let go of."""
+        """The gradients of ``inputs``, None where none is wanted or none arrives; what W does not need is freed."""
         starts: list[Any] = list(roots)
         wanted: list[Any] = [one for one in inputs if one.requires_grad]
         num_inputs = len(wanted)
@@ -192,7 +192,7 @@ def _unpack(packed: Any) -> Tensor:
     if not packed:
         raise RuntimeError(
             "a weight's gradient needs a tensor from outside of the module that owns the weight, and the input half of "
-            "the backward has let go of it; compute it inside the module, or plan with whole backwards"
+            "the backward has freed it; compute it inside the module, or plan with whole backwards"
         )
     tensor, version = packed
     if tensor._version != version:

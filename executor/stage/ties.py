@@ -108,7 +108,7 @@ def refuse_untied(
             if any(inside) and not all(inside) and tie.name not in planned:
                 raise ModelMismatch(
                     f"the parameter {tie.name!r} is shared by the layers {list(tie.layers)}, which lie in different "
-                    "stages, but the plan does not know it, so its copies would part",
+                    "stages, but the plan does not know it, so its copies would diverge",
                     remedy="profile this model and plan with that profile",
                 )
 
@@ -128,7 +128,7 @@ def _find(module: nn.Module, name: str, full: str) -> nn.Parameter:
 def _refuse_other(one: nn.Parameter, name: str, other: nn.Parameter, other_name: str) -> None:
     if one.shape != other.shape or one.dtype != other.dtype or one.requires_grad != other.requires_grad:
         raise ModelMismatch(
-            f"{name!r} and {other_name!r} are said to be one parameter, but are {_words(one)} and {_words(other)}",
+            f"{name!r} and {other_name!r} are declared as one parameter, but are {_words(one)} and {_words(other)}",
             remedy="tie parameters of the same shape and type, both trained or both frozen",
         )
 

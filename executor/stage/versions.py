@@ -123,7 +123,7 @@ class Versions:
         return Version([torch.empty_like(tensor) for tensor in self.live[0].tensors], self.gradients)
 
     def _release(self, ahead: int = 0) -> None:
-        """Storage of versions that no backward and no later forward uses is free; ``ahead``: after so many updates."""
+        """Free the storage of versions that no backward and no forward uses, counting ``ahead`` updates in advance."""
         kept = [v for age, v in enumerate(self.live, ahead) if v.in_flight or age <= self.oldest]
         self._free += [version for version in self.live if version not in kept]
         self.live = kept
@@ -137,7 +137,7 @@ class Versions:
     def restore(self, state: Sequence[Sequence[Tensor]]) -> None:
         """Go on from ``state``; the plan may keep fewer versions, the oldest are then left out.
 
-        An optimizer that holds ``parameters`` need not be told. Only where nothing is in flight.
+        An optimizer that holds ``parameters`` need not be notified. Only where nothing is in flight.
         """
         self._free += self.live
         self.live = []

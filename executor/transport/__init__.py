@@ -1,6 +1,6 @@
 """Messages between ranks, and the process groups of a run.
 
-| transport | tensors travel | told apart by |
+| transport | tensors travel | matched by |
 |---|---|---|
 | ``gloo`` | between host memories | tags |
 | ``gloo-staged`` | from a GPU through pinned host memory over gloo; several ranks may share the GPU | tags |

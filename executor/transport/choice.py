@@ -66,7 +66,7 @@ def choose(places: Sequence[Place]) -> Kind:
         if for_gloo_alone:
             raise UnsupportedRequest(
                 f"the programs of rank {for_gloo_alone[0]} were lowered for gloo alone: over NCCL, which has no tags, "
-                "their messages could be taken for each other",
+                "their messages could be confused",
                 remedy="lower the plan for the transport nccl, or leave the transport at auto",
             )
     if kind == "gloo" and len(on_cpus) < len(gpus):
@@ -87,7 +87,7 @@ def _refuse_nccl(gpus: Sequence[str | None], on_cpus: Sequence[int]) -> None:
         first = gpus.index(gpu)
         if first < rank:
             raise UnsupportedRequest(
-                f"ranks {first} and {rank} share the GPU {gpu}; NCCL wants one for each rank", remedy="gloo-staged"
+                f"ranks {first} and {rank} share the GPU {gpu}; NCCL needs one for each rank", remedy="gloo-staged"
             )
 
 

@@ -82,7 +82,7 @@ def scaler_exponent(peak: float) -> int:
 
 
 def conversion_bytes_per_s(device: torch.device, size_bytes: int, *, rounds: int = 20) -> tuple[float, float]:
-    """Bytes of fp32 that are encoded, and that are decoded, per second; the median of so many tensors of this size."""
+    """Bytes of fp32 that are encoded, and that are decoded, per second: the median of ``rounds`` measurements."""
     tensor = torch.randn(max(1, size_bytes // 4), device=device)
     message, _ = encode(tensor)
     conversions: tuple[Callable[[], object], ...] = (partial(encode, tensor), partial(decode, message, tensor))

@@ -24,7 +24,7 @@ _HAND_OVER_SENDS = 16
 class GlooTransport:
     """Point-to-point messages in a process group over gloo: the default one, unless it is given.
 
-    Two messages between the same ranks are told apart by their tags; equal tags are delivered in order.
+    Messages between the same two ranks are matched by their tags; equal tags are delivered in order.
     ``bytes_sent``: per peer.
     """
 

@@ -54,7 +54,7 @@ class NcclTransport:
         return end.group.recv([buffer], end.peer, 0)
 
     def hand_over(self) -> None:
-        """Nothing to do: sends are let go of as later ones are issued."""
+        """Do nothing: sends are freed as later ones are issued."""
 
     def drain(self) -> None:
         """Return when every send is done. Raises what a failed send raised."""

@@ -60,7 +60,7 @@ def refuse_order(edge: Edge, sent: Sequence[str], received: Sequence[str]) -> In
         f"rank {edge[0]} sends {len(sent)} messages to rank {edge[1]}, which receives {len(received)}: number {number} "
         f"is {here!r} (direction, stages, micro-batch) on rank {edge[0]} and {there!r} on rank {edge[1]}; "
         "NCCL has no tags",
-        remedy="start all ranks with programs that were lowered together: submit the run, or export the bundle, anew",
+        remedy="start all ranks with programs that were lowered together: submit the run or export the bundle again",
     )
 
 

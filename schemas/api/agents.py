@@ -31,7 +31,7 @@ rank_failed  ``{rank, reason, instruction, signal, exit_code, last_lines}``: the
 stopped      nothing: no process of this generation is left
 ============ ======================================================================================================
 
-The end of a rank's log is fetched beside all this: the service lists what it wants in ``SyncReply.log_wishes``, and the
+The end of a rank's log is fetched separately: the service lists what it wants in ``SyncReply.log_wishes``, and the
 agent answers in the ``log_tails`` of its next call.
 """
 
@@ -112,7 +112,7 @@ class Progress(EventData):
     times_ns: tuple[Nanoseconds | None, ...] = ()
 
 
-class StepTold(EventData):
+class StepReported(EventData):
     """One step, as a rank tells it to its agent."""
 
     step: Count
@@ -195,8 +195,8 @@ EVENT_DATA: dict[EventKind, type[EventData]] = {
 }
 
 
-class LogWish(Part):
-    """Which end of which log somebody waits for."""
+class LogRequest(Part):
+    """Which end of which log a client waits for."""
 
     number: Count
     run: str
@@ -273,8 +273,8 @@ class SyncReply(Part):
 
     state_version: Count
     assignments: tuple[Assignment, ...]
-    ack: Count = Field(description="the last event that is stored; the agent forgets up to here")
-    log_wishes: tuple[LogWish, ...] = ()
+    ack: Count = Field(description="the last event that is stored; the agent drops events up to it")
+    log_wishes: tuple[LogRequest, ...] = ()
 
 
 class AgentOut(Part):

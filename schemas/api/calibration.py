@@ -38,7 +38,7 @@ class CalibrationOut(Part):
     profile: ModelProfile
     topology: ClusterTopology
     runs: tuple[CalibratedRun, ...]
-    unaccounted: Number = Field(description="factor over all computation beyond what instructions took")
-    issue_ns: Number = Field(description="issuing messages and letting go, per operation")
+    unaccounted: Number = Field(description="factor over all computation, beyond the instructions' times")
+    issue_ns: Number = Field(description="issuing messages and freeing memory, per operation")
     num_messages: Count = Field(description="that links were fitted to")
     expected_error: Number

@@ -26,7 +26,7 @@ class PathSegment(Part):
 
     what: What
     stage: Count
-    devices: tuple[Name, ...] = Field(description="that compute; none for transfers and all-reduces")
+    devices: tuple[Name, ...] = Field(description="devices that compute; none for transfers and all-reduces")
     text: str = Field(description="the operations, as schedules write them, or what is sent")
     links: PositiveCount
     start_ns: Nanoseconds
@@ -41,7 +41,7 @@ class Path(Part):
         description="one flushed step, one iteration of pipelines that average, the critical cycle of a periodic plan, "
         "or its steady window where it has no cycle"
     )
-    global_batches: PositiveCount = Field(description="how many pass in it")
+    global_batches: PositiveCount = Field(description="number of them")
     length_ns: Nanoseconds
     links: Count
     shares: tuple[PathShare, ...]
@@ -61,7 +61,7 @@ class IdleOut(Part):
     all_reduce_ns: Nanoseconds
     other_stages_ns: Nanoseconds = Field(description="what they need is still computed by other stages")
     order_ns: Nanoseconds = Field(description="another operation of the row could have run")
-    memory_ns: Nanoseconds = Field(description="a forward could have run, had its activations fitted")
+    memory_ns: Nanoseconds = Field(description="a forward could have run if its activations had fitted")
 
 
 class SensitivityOut(Part):
@@ -77,12 +77,12 @@ class SensitivityOut(Part):
 class WhatIf(Part):
     """A changed request, and the best that was found for it."""
 
-    name: str = Field(description="as it is asked for; empty: as it is")
+    name: str = Field(description="the change as requested; empty: no change")
     sentence: str
     how: Literal["as it is", "re-timed", "re-drafted", "re-planned", "none"]
     time_ns: Nanoseconds | None
     ratio: Number | None = Field(description="of the plan's own time")
-    headroom_bytes: int | None = Field(description="the least that a device has left; negative: what it lacks")
+    headroom_bytes: int | None = Field(description="smallest free memory of a device; negative: what it lacks")
     bound_ns: Nanoseconds = Field(description="no plan of the changed request takes less")
     shape: str = ""
     why: str = ""
@@ -110,7 +110,7 @@ class DifferenceOut(Part):
 
 
 class LayoutComparison(Part):
-    """A layout of one's own beside the plan; ``theirs`` is null where it cannot run at all."""
+    """A layout of one's own compared with the plan; ``theirs`` is null where it cannot run at all."""
 
     fits: Flag
     sentence: str
@@ -128,7 +128,7 @@ class Explanation(Part):
     time_ns: PositiveCount = Field(description="per global batch")
     sentences: tuple[str, ...]
     binds: str
-    helps: str = Field(description="the change, of those tried, that helps most; empty where none does")
+    helps: str = Field(description="the tried change that helps most; empty where none does")
     path: Path
     idle: tuple[IdleOut, ...]
     sensitivities: tuple[SensitivityOut, ...]

@@ -104,7 +104,7 @@ class JobOut(Part):
 
 
 class JobEvent(Part):
-    """One line of a job's story; ``sequence`` grows by one."""
+    """One event of a job; ``sequence`` grows by one."""
 
     sequence: Count
     kind: Literal["state", "progress", "log"]
@@ -190,7 +190,7 @@ class RunOut(Part):
     steps_done: Count = 0
     losses: tuple[Number | None, ...] = Field(
         default=(),
-        description="of each step from 0 on; null where a death took the news along",
+        description="of each step from 0 on; null where it was lost with a process",
     )
     step_times_ns: tuple[Nanoseconds, ...] = ()
     predicted_time_per_global_batch_ns: Nanoseconds
@@ -208,7 +208,7 @@ class RunOut(Part):
 
 
 class RunEvent(Part):
-    """One line of a run's story; ``sequence`` grows by one."""
+    """One event of a run; ``sequence`` grows by one."""
 
     sequence: Count
     kind: Literal["state", "resumed", "checkpoint", "evaluation", "rung", "warning"]
@@ -268,7 +268,7 @@ class DocumentOut(Part):
     """A stored document, in a list."""
 
     hash: ContentHash
-    name: str | None = Field(description="what it calls itself; null of documents from before names were kept")
+    name: str | None = Field(description="its name; null for documents stored before names were")
     size_bytes: Count | None = Field(description="of its canonical JSON")
     created_at: str
     href: str

@@ -1,4 +1,4 @@
-"""A trainer's own layout in: its text and the request that it is judged for; the plan it is, and the best beside it."""
+"""The import of a trainer's layout: its text and request; the plan that it is, and the best plans to compare with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_CHARACTERS = 1_000_000
 
 
 class LayoutRequest(Document):
-    """What somebody runs today, in the trainer's words."""
+    """A user's present configuration, in the trainer's terms."""
 
     kind: ClassVar[str] = "layout request"
 
@@ -27,7 +27,7 @@ class LayoutRequest(Document):
         " deepspeed: Python or JSON; ranges: JSON"
     )
     source: Annotated[str, Field(min_length=1, max_length=512)] = Field(
-        default="the layout", description="what messages call the text"
+        default="the layout", description="the text's name in messages"
     )
     request: PlanRequest = Field(description="model, cluster and training; its target is the format's trainer")
     micro_batch_size: PositiveCount | None = Field(
@@ -39,7 +39,9 @@ class LayoutRequest(Document):
     nodes: Annotated[str, Field(max_length=MOST_CHARACTERS)] = Field(
         default="", description="hostlist of the nodes that the job runs on, as its ranks count them; else all"
     )
-    devices_per_node: PositiveCount | None = Field(default=None, description="of each node the first so many; else all")
+    devices_per_node: PositiveCount | None = Field(
+        default=None, description="use only this number of devices of each node, the first ones; default: all"
+    )
     compare: Flag = Field(default=True, description="also find the best plan within the trainer's limits, and without")
 
 

@@ -23,7 +23,7 @@ class NodeRange(Part):
     """How many nodes a job may get."""
 
     min: PositiveCount = 1
-    max: PositiveCount | None = Field(default=None, description="left out: as many as are free")
+    max: PositiveCount | None = Field(default=None, description="default: all free nodes")
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -74,11 +74,11 @@ class PlacementRequest(Document):
     objective: Objective = "throughput"
     together: Together = Field(
         default="priority",
-        description="priority: each job in turn gets the best that is left; joint: weighted throughputs add up",
+        description="priority: each job in turn gets the best remaining nodes; joint: the weighted sum of throughputs",
     )
     time_limit_ns: Annotated[Nanoseconds, Field(ge=1)] | None = Field(
         default=None,
-        description="of the whole placement; what regular layouts leave of it goes to the jobs' planners. Without one "
+        description="of the whole placement; the jobs' planners get the time that regular layouts leave. Without one "
         "these plan small sets of devices only, and the answer is the same on every machine",
     )
 
@@ -91,27 +91,27 @@ class PlacementRequest(Document):
             raise ValueError(f"jobs are placed jointly for their throughput, not for {self.objective}")
         for number, job in enumerate(self.jobs):
             if self.objective == "fastest_within_budget" and job.budget is None:
-                raise ValueError(f"jobs/{number} ({job.name!r}) has no budget, and the objective asks for one")
+                raise ValueError(f"jobs/{number} ({job.name!r}) has no budget, but the objective requires one")
         return self
 
 
 class PlacementRow(Part):
-    """The best found on so many nodes: what each further node would bring."""
+    """The best plan found for one number of nodes: what each further node would bring."""
 
     nodes: PositiveCount
     devices: PositiveCount
     status: Literal["planned", "unplanned", "none_found", "infeasible"] = Field(
-        description="unplanned: the time limit came first; none_found: nothing that was tried fits memory; infeasible: "
-        "it is proven of every set that was looked at that no plan fits"
+        description="unplanned: the time limit was reached first; none_found: no tried plan fits in memory; "
+        "infeasible: it is proven for every examined set that no plan fits"
     )
     time_per_global_batch_ns: Nanoseconds | None = None
     samples_per_s: Number | None = None
     samples_per_s_per_device: Number | None = None
     most_samples_per_s: Number | None = Field(
-        default=None, description="no plan on a considered set of that many nodes does more"
+        default=None, description="no plan on a considered set of this number of nodes has a greater value"
     )
     gain_per_node: Number | None = Field(
-        default=None, description="samples per second for each node more than in the planned row before"
+        default=None, description="samples per second gained per node over the planned row before"
     )
     price_per_hour: Number | None = None
     within_budget: Flag = True
@@ -137,15 +137,15 @@ class Placement(Part):
     rows: tuple[PlacementRow, ...] = ()
     considered: Count = Field(default=0, description="classes of sets of nodes that are alike in the network")
     planned: Count = Field(default=0, description="of these, how many got a plan")
-    every_set: Flag = Field(default=False, description="whether these classes hold every set of free nodes allowed")
-    why: tuple[str, ...] = Field(default=(), description="sentences: what was chosen, against what, what is proven")
+    every_set: Flag = Field(default=False, description="whether these classes contain every allowed set of free nodes")
+    why: tuple[str, ...] = Field(default=(), description="sentences: the choice, the alternatives, and what is proven")
 
 
 class PlacementProgress(Part):
     """How far the placement of one job is; the best plan so far, where there is one."""
 
     job: Name
-    considered: Count = Field(description="classes of sets of nodes that are known to be worth a look")
+    considered: Count = Field(description="classes of sets of nodes that are to be examined so far")
     settled: Count = Field(description="of these, how many got a plan, or were passed over")
     nodes: PositiveCount | None = None
     time_per_global_batch_ns: Nanoseconds | None = None

@@ -30,7 +30,8 @@ class RunOptions(Part):
     checkpoint_every: Count = Field(default=0, description="steps between checkpoints; 0: only one at the end")
     keep_checkpoints: PositiveCount = Field(default=2, description="older complete ones are removed")
     resume: Flag | Literal["auto"] = Field(
-        default=False, description="go on from the newest checkpoint; auto: start anew where there is none"
+        default=False,
+        description="resume from the newest checkpoint; auto: start from step 0 where there is none",
     )
     evaluate_every: Count = Field(default=0, description="steps between evaluations; 0: none; there is one at the end")
     metrics_path: Name | None = Field(default=None, description="rank 0 appends one JSON line per step to this file")

@@ -34,7 +34,7 @@ class ImportSource(Part):
 
     text: str = Field(description="what the tool printed, or the file's content")
     format: Format | None = Field(default=None, description="left out: recognised by its content")
-    name: Name | None = Field(default=None, description="what messages call it, such as a file's name")
+    name: Name | None = Field(default=None, description="its name in messages, such as a file's name")
     nodes: str | None = Field(
         default=None,
         min_length=1,
@@ -66,7 +66,10 @@ class ImportOptions(Part):
     )
     latency_ns: Nanoseconds | None = Field(default=None, description="of a node's link to its switch")
     oversubscription: Number = Field(
-        default=1, ge=1, le=1000, description="bandwidth below a switch over that of its link upwards, where not said"
+        default=1,
+        ge=1,
+        le=1000,
+        description="bandwidth below a switch divided by that of its uplink, where no source gives it",
     )
     topology: Name | None = Field(
         default=None, description="which of the topologies of a topology.yaml is meant; left out: its default"
@@ -83,12 +86,12 @@ class TopologyImport(Document):
 
     sources: tuple[ImportSource, ...] = Field(default=(), max_length=MAX_SOURCES)
     options: ImportOptions = ImportOptions()
-    agents: Flag = Field(default=False, description="the service's living agents are a source, too")
-    store: Flag = Field(default=True, description="keep the topology, so that requests may name it by its hash")
+    agents: Flag = Field(default=False, description="use the service's living agents as a source, too")
+    store: Flag = Field(default=True, description="store the topology, so that requests may refer to it by its hash")
 
 
 class SourceFound(Part):
-    """What a source was, and how much of the topology it speaks of."""
+    """What a source was, and how much of the topology it covers."""
 
     source: str
     format: Format
@@ -115,4 +118,4 @@ class TopologyImported(Part):
     free: str | None = Field(
         default=None, description="hostlist of the nodes on which nothing runs; null: no source says what runs"
     )
-    hash: ContentHash | None = Field(default=None, description="null where it was not kept")
+    hash: ContentHash | None = Field(default=None, description="null if it was not stored")

@@ -1,6 +1,6 @@
 """Those who ask while a soak kills: plan requests without a break, and everything that was ever answered.
 
-What counts is what somebody was told. A request whose answer never came may or may not have made a job.
+Only answers that arrived count. A request whose answer never came may or may not have made a job.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _PLANNERS = ("gpipe", "dapple", "dp")
 
 @dataclass
 class Accepted:
-    """A job that somebody was told of, and what was told of it since."""
+    """A job that the service accepted, and what it has reported of it since."""
 
     seed: int
     accepted: float
     state: str = "queued"
     answers: set[str] = field(default_factory=set)
     code: str | None = None
-    story: list[dict[str, Any]] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Load(threading.Thread):
@@ -53,7 +53,7 @@ class Load(threading.Thread):
         self.unanswered = self.refused = 0
 
     def run(self) -> None:
-        """Ask until told to stop, or until an answer is wrong."""
+        """Send requests until ``end`` is called, or until an answer is wrong."""
         import httpx
 
         with httpx.Client(timeout=httpx.Timeout(60.0)) as http:
@@ -83,7 +83,7 @@ class Load(threading.Thread):
         return sum(job.accepted >= moment and job.state in ENDED for job in list(self.jobs.values()))
 
     def settle(self) -> None:
-        """Wait until every accepted job has ended, and read their stories. Raises RunFailed for one that does not."""
+        """Wait until every accepted job has ended, and read their events. Raises RunFailed for one that does not."""
         import httpx
 
         until = time.monotonic() + PATIENCE_S
@@ -95,7 +95,7 @@ class Load(threading.Thread):
                     raise RunFailed(f"job {left[-1]} was accepted, and is {job.state} {PATIENCE_S:g} s after the end")
                 with contextlib.suppress(httpx.TransportError):
                     self._look(http, left[-1])
-                    if job.state in ENDED and self._read_story(http, left[-1]):
+                    if job.state in ENDED and self._read_events(http, left[-1]):
                         left.pop()
                         continue
                 time.sleep(0.02)
@@ -107,7 +107,7 @@ class Load(threading.Thread):
         if open_jobs:
             self._look(http, self._random.choice(open_jobs))
         if self.jobs and self._random.random() < 0.3:
-            self._read_story(http, self._random.choice(list(self.jobs)))
+            self._read_events(http, self._random.choice(list(self.jobs)))
         self._ending.wait(0.05)
 
     def _ask(self, http: httpx.Client) -> None:
@@ -132,21 +132,21 @@ class Load(threading.Thread):
         job.state = answer["state"]
         job.code = (answer.get("error") or {}).get("code")
         if job.state in ENDED:
-            told = json.dumps([answer.get("result"), answer.get("error")], sort_keys=True)
-            job.answers.add(hashlib.sha256(told.encode()).hexdigest())
+            outcome = json.dumps([answer.get("result"), answer.get("error")], sort_keys=True)
+            job.answers.add(hashlib.sha256(outcome.encode()).hexdigest())
         if len(job.answers) > 1:
             raise RunFailed(f"job {answer['id']} has had {len(job.answers)} different answers")
 
-    def _read_story(self, http: httpx.Client, job_id: str) -> bool:
+    def _read_events(self, http: httpx.Client, job_id: str) -> bool:
         """The events so far; those that were read before must be the same, and their order that of a job."""
         page = self._answer(http, "GET", f"/v1/jobs/{job_id}/events?poll=1&after=0")
         if page is None:
             return False
-        job, story = self.jobs[job_id], page["items"]
-        if story[: len(job.story)] != job.story:
-            raise RunFailed(f"job {job_id}: events that were told have changed: {job.story} became {story}")
-        job.story = story
-        refuse_disorder(job_id, story)
+        job, events = self.jobs[job_id], page["items"]
+        if events[: len(job.events)] != job.events:
+            raise RunFailed(f"job {job_id}: events that were reported have changed: {job.events} became {events}")
+        job.events = events
+        refuse_disorder(job_id, events)
         return True
 
     def _answer(self, http: httpx.Client, method: str, path: str, body: Any = None) -> dict[str, Any] | None:
@@ -170,12 +170,12 @@ FOLLOWS = {
 """Which state may come after which."""
 
 
-def refuse_disorder(job_id: str, story: Sequence[dict[str, Any]]) -> None:
+def refuse_disorder(job_id: str, events: Sequence[dict[str, Any]]) -> None:
     """Raise RunFailed for events whose numbers have gaps or whose states could not follow each other."""
-    if [event["sequence"] for event in story] != list(range(1, len(story) + 1)):
-        raise RunFailed(f"job {job_id}: the numbers of its events are {[event['sequence'] for event in story]}")
+    if [event["sequence"] for event in events] != list(range(1, len(events) + 1)):
+        raise RunFailed(f"job {job_id}: the numbers of its events are {[event['sequence'] for event in events]}")
     before: str | None = None
-    for event in story:
+    for event in events:
         after = event["data"].get("state") if event["kind"] == "state" else None
         if after is not None and after not in FOLLOWS.get(before, set()):
             raise RunFailed(f"job {job_id}: {after} came after {before}")

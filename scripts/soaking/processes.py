@@ -58,7 +58,7 @@ class Processes:
         return process.pid if process is not None and process.poll() is None else None
 
     def refuse_dead(self) -> None:
-        """Raise RunFailed when one has ended that nobody killed."""
+        """Raise RunFailed when one has ended that was not killed."""
         for name, process in self._running.items():
             if process.poll() is not None:
                 raise RunFailed(f"{name} ended by itself with {process.returncode}; see {self.log(name)}")

@@ -1,8 +1,8 @@
-"""Kills workers, services, solvers and the database at random moments while somebody asks for plans without a break.
+"""Kills workers, services, solvers and the database at random moments while a client asks for plans without a break.
 
-Two services without a worker of their own, two workers, and a PostgreSQL of their own or one SQLite file. What is
-looked at: no accepted job is lost, every one ends, none has two different answers, its events are in order and stay as
-they were told, nothing answers 500, and no process is left without its parent.
+Two services without a worker of their own, two workers, and a PostgreSQL of their own or one SQLite file. It
+checks that no accepted job is lost, every one ends, none has two different answers, its events are in order and do not
+change once reported, nothing answers 500, and no process is left without its parent.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WEIGHTS = {"worker": 4, "service": 3, "solver": 3, "database": 2}
 """How often which one dies."""
 
 KILLED = frozenset({"solver-failed", "out-of-memory"})
-"""How a job fails whose solver is killed; nobody can tell a kill from a lack of memory."""
+"""How a job fails whose solver is killed; a kill looks like a lack of memory."""
 
 AWAY_S = 1.0
 """The longest time that a victim stays away, and between two deaths."""
@@ -138,7 +138,7 @@ class Soak:
     def summary(self) -> str:
         """What was seen."""
         jobs = self._load.jobs.values()
-        attempts = [sum(event["data"].get("state") == "running" for event in job.story) for job in jobs]
+        attempts = [sum(event["data"].get("state") == "running" for event in job.events) for job in jobs]
         failed = sum(job.state == "failed" for job in jobs)
         return (
             f"killed: {self.killed}; {len(jobs)} jobs accepted, all ended ({failed} with the death of their solver), "
@@ -150,7 +150,7 @@ class Soak:
 
 
 def run(directory: Path, kills: int, seed: int, say: Callable[[str], None], most_at_once: int, *, engine: str) -> None:
-    """One soak on ``engine`` (``postgresql`` or ``sqlite``), with what was seen told to ``say``. Raises RunFailed."""
+    """One soak on ``engine`` (``postgresql`` or ``sqlite``), with what was seen passed to ``say``. Raises RunFailed."""
     soak = Soak(directory, kills, seed, say, most_at_once, engine)
     soak.run()
     say(soak.summary())

@@ -15,15 +15,15 @@ from penstock.schemas.plan import Plan
 from penstock.schemas.request import PlanRequest
 
 
-def solve(request: PlanRequest, tell: Callable[[Plan], None], on_progress: Any, workers: int) -> ResultOut:
+def solve(request: PlanRequest, send_plan: Callable[[Plan], None], on_progress: Any, workers: int) -> ResultOut:
     """Answer a request as ``penstock.planning.solve.solve`` does."""
     from penstock.planning.solve import solve
 
-    result = solve(request, tell, on_progress, workers)
+    result = solve(request, send_plan, on_progress, workers)
     if request.seed % 2 == 0:
         return result
     for _ in range(1 + request.seed % 5):
         time.sleep(0.1)
         if result.plan is not None:
-            tell(result.plan)
+            send_plan(result.plan)
     return result.model_copy(update={"why": f"made by process {os.getpid()} at {time.time_ns()}"})

@@ -306,7 +306,7 @@ def _patiently(call: Callable[[], T]) -> T:
 
 
 def run(directory: Path, kills: int, seed: int, say: Callable[[str], None], most_at_once: int) -> None:
-    """One soak, with what it has found told to ``say``. Raises RunFailed."""
+    """One soak, with what it has found passed to ``say``. Raises RunFailed."""
     soak = Soak(directory, kills, seed, say, most_at_once)
     soak.run()
     for what, times in sorted(soak.deaths.resumed_s.items()):

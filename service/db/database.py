@@ -153,11 +153,11 @@ class Database:
             yield
         except (sa.exc.DataError, OverflowError) as error:
             reason = error.orig if isinstance(error, sa.exc.DataError) else error
-            raise InvalidDocument(f"the database cannot keep such a value: {_first_line(reason)}") from error
+            raise InvalidDocument(f"the database cannot store such a value: {_first_line(reason)}") from error
         except sa.exc.TimeoutError as error:
             raise DatabaseAway(
-                f"all connections to the database {self.name} were taken for {LOCK_WAIT_MS // 1000} s",
-                remedy="ask again; set database_connections higher where that is usual",
+                f"all connections to the database {self.name} were in use for {LOCK_WAIT_MS // 1000} s",
+                remedy="try again later; increase database_connections if this happens often",
             ) from error
         except (sa.exc.OperationalError, sa.exc.InterfaceError) as error:
             self._away(error)

@@ -22,7 +22,7 @@ def refuse_shared_disk(file: Path, mounts: str | None = None) -> None:
     kind, where = _mount_of(file.absolute().parent.resolve(), mounts)
     if kind.removeprefix("fuse.") in SHARED:
         raise UnsupportedRequest(
-            f"the SQLite file {str(file)!r} lies on {kind}, mounted at {where}, where several hosts can damage it",
+            f"the SQLite file {str(file)!r} is on {kind}, mounted at {where}, where several hosts can damage it",
             remedy="name a file on a disk of this host; for several hosts, postgresql://user@host/name",
         )
 

@@ -178,6 +178,6 @@ def _listen(settings: Settings) -> socket.socket:
         listener.close()
         raise Unreachable(
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror}",
-            remedy="choose another port, or end what uses this one",
+            remedy="choose another port, or stop the program that uses this one",
         ) from None
     return listener

@@ -67,7 +67,7 @@ def _csv(file: PlanFile) -> Noted:
     from penstock.planning.plan_schedules import schedule_csv
 
     made = schedule_csv(file)
-    return Noted(made.text.encode(), made.beside)
+    return Noted(made.text.encode(), made.remarks)
 
 
 def _svg(file: PlanFile) -> bytes:

@@ -46,7 +46,7 @@ def value_ns(plan: Plan | None) -> float:
     return plan.prediction.time_per_global_batch_ns
 
 
-def tell_gap(request: PlanRequest, result: ResultOut) -> None:
+def report_gap(request: PlanRequest, result: ResultOut) -> None:
     """Count a result's gap in the metrics."""
     gaps = [certificate.gap for certificate in result.certificates]
     if result.plan is not None and gaps:

@@ -28,7 +28,7 @@ def new_id() -> str:
     return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
 
-def tell(connection: sa.Connection, job_id: str, kind: str, data: dict[str, Any]) -> None:
+def record_event(connection: sa.Connection, job_id: str, kind: str, data: dict[str, Any]) -> None:
     """Add an event to a job. The transaction has changed the job's row, so no other adds one meanwhile."""
     last = sa.select(sa.func.max(job_events.c.sequence)).where(job_events.c.job_id == job_id).scalar_subquery()
     sequence = sa.func.coalesce(last, 0) + 1

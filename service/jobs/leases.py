@@ -17,7 +17,7 @@ from penstock.schemas.plan import Certificate, Plan
 from penstock.service import metrics
 from penstock.service.db.database import Database
 from penstock.service.db.tables import answers, api_keys, jobs, now_ms
-from penstock.service.jobs.job_rows import job_out, tell
+from penstock.service.jobs.job_rows import job_out, record_event
 from penstock.solvers.model.result import REQUEST_SCOPE
 
 LONGEST_BACKOFF_MS = 60_000
@@ -59,7 +59,7 @@ class Leases:
                 lease = {"lease_owner": owner, "lease_until_ms": now_ms() + self._lease_ms}
                 values = {"state": "running", "attempt": row.attempt + 1, "started_ms": now_ms(), **lease}
                 connection.execute(jobs.update().where(jobs.c.id == row.id).values(**values))
-                tell(connection, row.id, "state", {"state": "running", "attempt": row.attempt + 1})
+                record_event(connection, row.id, "state", {"state": "running", "attempt": row.attempt + 1})
         if row is None:
             return None
         if row.attempt == 0:
@@ -126,7 +126,7 @@ class Leases:
         with self._database.write() as connection:
             if not connection.execute(jobs.update().where(*_held(claim)).values(**values)).rowcount:
                 return False
-            tell(connection, claim.job_id, "state", event)
+            record_event(connection, claim.job_id, "state", event)
             if keep:
                 _keep_answer(connection, claim)
         return True
@@ -137,7 +137,7 @@ class Leases:
             stop = connection.scalar(sa.select(jobs.c.stop).where(*_held(claim)))
             values = _cancelled() if stop == "cancel" else {"state": "queued", **_NO_LEASE}
             if connection.execute(jobs.update().where(*_held(claim)).values(**values)).rowcount:
-                tell(connection, claim.job_id, "state", {"state": values["state"]})
+                record_event(connection, claim.job_id, "state", {"state": values["state"]})
 
     def give_up(self, claim: Claim) -> None:
         """Return a job because its process could not be kept alive; after too many such attempts it fails."""
@@ -169,7 +169,7 @@ class Leases:
         else:
             values = {"state": "failed", "finished_ms": now_ms(), "error": _abandoned(lost), **_NO_LEASE}
         connection.execute(jobs.update().where(jobs.c.id == row.id).values(lost=lost, **values))
-        tell(connection, row.id, "state", {"state": values["state"], "lost": lost})
+        record_event(connection, row.id, "state", {"state": values["state"], "lost": lost})
 
     def _progress(self, claim: Claim, values: dict[str, Any], data: dict[str, Any], *only: Any) -> None:
         with self._database.write(alone=False) as connection:
@@ -179,7 +179,7 @@ class Leases:
                 sa.select(jobs.c.incumbent_ns, jobs.c.bound_ns).where(jobs.c.id == claim.job_id)
             ).one()
             known = {"incumbent_ns": row.incumbent_ns, "bound_ns": row.bound_ns, "gap": _gap(*row)}
-            tell(connection, claim.job_id, "progress", {**known, **data})
+            record_event(connection, claim.job_id, "progress", {**known, **data})
 
 
 _NO_LEASE: dict[str, Any] = {"lease_owner": None, "lease_until_ms": None}

@@ -17,7 +17,7 @@ from penstock.schemas.plan import Plan
 from penstock.service.db.database import Database
 from penstock.service.db.tables import ACTIVE, answers, iso, job_events, jobs, now_ms
 from penstock.service.http.requests.idempotency import Note
-from penstock.service.jobs.job_rows import BRIEF, IS_ACTIVE, job_out, new_id, tell
+from penstock.service.jobs.job_rows import BRIEF, IS_ACTIVE, job_out, new_id, record_event
 from penstock.service.logs import request_id
 
 MIN_PRIORITY, MAX_PRIORITY = -100, 100
@@ -72,7 +72,7 @@ class JobQueue:
                 return running, False
             _refuse_more(connection, job)
             connection.execute(jobs.insert().values(**_row(tenant, job_id, job)))
-            tell(connection, job_id, "state", {"state": "queued"})
+            record_event(connection, job_id, "state", {"state": "queued"})
         return job_id, True
 
     def job(self, tenant: str, job_id: str, *, with_result: bool = True) -> JobOut:
@@ -136,11 +136,11 @@ class JobQueue:
                 connection.execute(
                     jobs.update().where(jobs.c.id == job_id).values(state="cancelled", finished_ms=now_ms())
                 )
-                tell(connection, job_id, "state", {"state": "cancelled"})
+                record_event(connection, job_id, "state", {"state": "cancelled"})
             elif state in ACTIVE:
                 connection.execute(jobs.update().where(jobs.c.id == job_id).values(stop=how))
             elif state != ("cancelled" if how == "cancel" else "succeeded"):
-                raise Conflict(f"job {job_id!r} has {state} already; it cannot {how} any more")
+                raise Conflict(f"job {job_id!r} has already ended ({state}); cannot {how} it")
         return self.job(tenant, job_id)
 
     def retry(self, tenant: str, job_id: str) -> JobOut:
@@ -152,14 +152,14 @@ class JobQueue:
             row = self._row(connection, tenant, job_id, jobs.c.state, jobs.c.cache_key)
             if row["state"] not in ("failed", "cancelled"):
                 raise Conflict(
-                    f"job {job_id!r} is {row['state']}; only jobs that failed or were cancelled are tried again"
+                    f"job {job_id!r} is {row['state']}; only jobs that failed or were cancelled can be retried"
                 )
             equal = sa.and_(jobs.c.tenant == tenant, jobs.c.cache_key == row["cache_key"], IS_ACTIVE)
             if (other := connection.scalar(sa.select(jobs.c.id).where(equal))) is not None:
-                raise Conflict(f"job {other!r} has the same request and is under way", remedy="wait for that one")
-            anew = dict.fromkeys(("not_before_ms", "finished_ms", "stop", "error", "result", "plan_hash"))
-            connection.execute(jobs.update().where(jobs.c.id == job_id).values(state="queued", lost=0, **anew))
-            tell(connection, job_id, "state", {"state": "queued"})
+                raise Conflict(f"job {other!r} has the same request and is not finished", remedy="wait for that one")
+            cleared = dict.fromkeys(("not_before_ms", "finished_ms", "stop", "error", "result", "plan_hash"))
+            connection.execute(jobs.update().where(jobs.c.id == job_id).values(state="queued", lost=0, **cleared))
+            record_event(connection, job_id, "state", {"state": "queued"})
         return self.job(tenant, job_id)
 
     def delete(self, tenant: str, job_id: str) -> None:
@@ -179,7 +179,7 @@ class JobQueue:
         query = sa.select(*columns).where(jobs.c.id == job_id, jobs.c.tenant == tenant)
         row = connection.execute(query).mappings().first()
         if row is None:
-            raise NotFound(f"no job {job_id!r} here", remedy="GET /v1/jobs lists the jobs")
+            raise NotFound(f"there is no job {job_id!r}", remedy="GET /v1/jobs lists the jobs")
         return row
 
 
@@ -190,7 +190,7 @@ def _refuse_more(connection: sa.Connection, job: NewJob) -> None:
     number = connection.scalar(waiting) or 0
     if number >= job.max_queued:
         raise QuotaExceeded(
-            f"{number} jobs of this key wait already; it may have {job.max_queued}",
+            f"{number} jobs of this key are waiting already; the limit is {job.max_queued}",
             remedy="wait for some of them, or cancel some",
             retry_after_s=RETRY_AFTER_S,
         )

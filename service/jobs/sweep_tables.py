@@ -65,7 +65,7 @@ class SweepTables:
             query = sa.select(sweeps).where(sweeps.c.id == sweep_id, sweeps.c.tenant == tenant)
             row = connection.execute(query).mappings().first()
         if row is None:
-            raise NotFound(f"no sweep {sweep_id!r} here", remedy="GET /v1/sweeps lists the sweeps")
+            raise NotFound(f"there is no sweep {sweep_id!r}", remedy="GET /v1/sweeps lists the sweeps")
         return row
 
     def _table(self, row: Any) -> tuple[SweepRow, ...]:

@@ -51,7 +51,7 @@ class Sweeps(SweepTables):
         asked = cases(request, self._max_cases)
         if principal.max_queued is not None and len(asked) > principal.max_queued:
             raise QuotaExceeded(
-                f"the sweep has {len(asked)} cases; of this key, {principal.max_queued} jobs may wait",
+                f"the sweep has {len(asked)} cases; at most {principal.max_queued} jobs of this key may wait",
                 remedy="sweep over fewer values",
                 retry_after_s=RETRY_AFTER_S,
             )
@@ -77,7 +77,7 @@ class Sweeps(SweepTables):
         Raises NotFound, and Conflict when it has ended.
         """
         if (state := self._row(tenant, sweep_id)["state"]) != "running":
-            raise Conflict(f"sweep {sweep_id!r} has {state} already; it cannot {how} any more")
+            raise Conflict(f"sweep {sweep_id!r} has already ended ({state}); cannot {how} it")
         for job_id in self._own_jobs(sweep_id, ACTIVE):
             try:
                 self._queue.stop(tenant, job_id, how)

@@ -25,7 +25,7 @@ from penstock.schemas.request import PlanRequest
 from penstock.service import metrics
 from penstock.service.db.database import Database, DatabaseAway
 from penstock.service.db.store import Stores
-from penstock.service.jobs.claimed_solve import Solve, tell_gap, value_ns
+from penstock.service.jobs.claimed_solve import Solve, report_gap, value_ns
 from penstock.service.jobs.duties import do_hourly
 from penstock.service.jobs.job_rows import new_id
 from penstock.service.jobs.leases import Claim, Leases
@@ -341,7 +341,7 @@ class Worker:
                 self._rest(AGAIN_S)
                 continue
             if held and result is not None:
-                tell_gap(solve.request, result)
+                report_gap(solve.request, result)
             return (result.status if result is not None else str(state)) if held else "was lost"
 
     def _best_so_far(self, solve: Solve, seconds: float) -> ResultOut:

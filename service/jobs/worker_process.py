@@ -31,15 +31,15 @@ def work(settings: Settings) -> None:
     Raises InvalidDocument without slots, Conflict or Unreachable when the database or the metrics' port cannot be used.
     """
     if not settings.slots:
-        raise InvalidDocument("a worker without slots does nothing", remedy="--slots 1, or PENSTOCK_SLOTS=1")
+        raise InvalidDocument("a worker needs at least one slot", remedy="--slots 1, or PENSTOCK_SLOTS=1")
     logs.configure(settings.log_format, settings.log_level)
     database = Database.of(settings)
     database.create(wait_s=settings.database_wait_s)
     forkserver = Forkserver(WARM if settings.warm_up else PRELOAD)
     worker = _worker(settings, database, forkserver)
     relay = Relay(database, worker.on_change)
-    ended = _until_told()
-    _tell_metrics(settings.metrics_port)
+    ended = _until_signalled()
+    _serve_metrics(settings.metrics_port)
     forkserver.start()
     relay.start()
     worker.start()
@@ -57,7 +57,7 @@ def _worker(settings: Settings, database: Database, forkserver: Forkserver) -> W
     return Worker(database, leases, Stores(database), forkserver, settings)
 
 
-def _until_told() -> threading.Event:
+def _until_signalled() -> threading.Event:
     """Return an event set by the first signal; the second one ends the process: children die too, leases expire."""
     ended = threading.Event()
 
@@ -71,7 +71,7 @@ def _until_told() -> threading.Event:
     return ended
 
 
-def _tell_metrics(port: int) -> None:
+def _serve_metrics(port: int) -> None:
     if not port:
         return
     try:

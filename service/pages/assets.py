@@ -1,6 +1,6 @@
 """Scripts, styles and pictures of the pages: read once, under addresses that hold a hash of all of them.
 
-Modules import each other by relative addresses, so one hash stands for the whole set and each answer may be kept for
+Modules import each other by relative addresses, so one hash identifies the whole set and each answer may be kept for
 ever.
 """
 

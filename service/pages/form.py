@@ -222,7 +222,7 @@ def axes_of(sources: Sources, values: Values, request: PlanRequest) -> Axes:
         return Axes.model_validate(data | {"update_rules": rules})
     except ValidationError as error:
         faults = tuple(Fault(_AXES[str(each["loc"][0])], each["msg"]) for each in error.errors() if each["loc"])
-        raise InvalidDocument("what shall be compared is not valid", faults=faults) from None
+        raise InvalidDocument("the comparison is not valid", faults=faults) from None
 
 
 def choices() -> dict[str, Any]:

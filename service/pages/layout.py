@@ -116,10 +116,10 @@ def short(address: str) -> str:
     return address.removeprefix("sha256:")[:8] if address.startswith("sha256:") else f"…{address[-8:]}"
 
 
-def told(value: object) -> str:
+def readable(value: object) -> str:
     """A value of an event: hashes short, lists without brackets, numbers with few digits."""
     if isinstance(value, list | tuple):
-        return ", ".join(map(told, value))
+        return ", ".join(map(readable, value))
     if isinstance(value, float):
         return f"{value:.5g}"
     return short(value) if isinstance(value, str) and value.startswith("sha256:") else str(value)
@@ -144,5 +144,5 @@ def _environment() -> Environment:
         "ranges": ranges,
         "gap": gap,
     }
-    environment.filters |= {"when": when, "lasting": lasting, "short": short, "told": told}
+    environment.filters |= {"when": when, "lasting": lasting, "short": short, "readable": readable}
     return environment

@@ -52,7 +52,7 @@ def jobs(sources: Sources, cursor: str | None, state: JobState | None) -> dict[s
 
 
 def job(sources: Sources, job_id: str) -> dict[str, Any]:
-    """A job with its story so far."""
+    """A job with its events so far."""
     found = sources.job(job_id)
     events = sources.events(job_id)
     return {
@@ -78,7 +78,7 @@ def runs(sources: Sources, cursor: str | None) -> dict[str, Any]:
 
 
 def run(sources: Sources, run_id: str) -> dict[str, Any]:
-    """A run with its story, and its last steps as a table."""
+    """A run with its events, and its last steps as a table."""
     found = sources.run(run_id)
     plan = sources.store.plan(found.plan_hash)
     first = max(0, found.steps_done - MAX_STEPS)

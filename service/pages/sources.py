@@ -138,7 +138,7 @@ class Sources:
         return Explanation.model_validate(next(one["result"] for one in reversed(messages) if "result" in one))
 
     def events(self, job_id: str) -> list[JobEvent]:
-        """The begin of a job's story."""
+        """The first events of a job."""
         return self.service.queue.events(self.tenant, job_id, 0)
 
     def asked(self, request_hash: str) -> Asked:
@@ -177,7 +177,7 @@ class Sources:
         return self.service.runs.run(self.tenant, run_id)
 
     def run_events(self, run_id: str) -> list[RunEvent]:
-        """The begin of a run's story."""
+        """The first events of a run."""
         return self.service.runs.events(self.tenant, run_id, 0)[0]
 
     def cancel_run(self, run_id: str) -> None:
@@ -203,7 +203,7 @@ class Sources:
             return None
 
     def workers(self) -> list[WorkerSeen]:
-        """The workers that are alive, whoever asks."""
+        """Return the workers that are alive, for any tenant."""
         alive = workers.c.seen_ms > now_ms() - int(self.service.settings.lease_s * 1000)
         with self.service.database.read() as connection:
             rows = connection.execute(sa.select(workers).where(alive).order_by(workers.c.id)).mappings().all()

@@ -54,7 +54,7 @@ def of_run(sources: Sources, run_id: str, part: Part | None) -> dict[str, Any]:
 
     trace = sources.trace(run_id)
     if trace is None:
-        raise NotFound(f"run {run_id!r} has measured no step yet")
+        raise NotFound(f"run {run_id!r} has not measured a step yet")
     drawn = _drawn(sources, trace.plan_hash)
     if part is not None:
         return finer(drawn.picture, *part)
@@ -76,7 +76,7 @@ def run_report(sources: Sources, run_id: str) -> str:
     """A run's report as one file: prediction and measurement. Raises NotFound while nothing is measured."""
     trace = sources.trace(run_id)
     if trace is None:
-        raise NotFound(f"run {run_id!r} has measured no step yet")
+        raise NotFound(f"run {run_id!r} has not measured a step yet")
     return judging.report(sources.store.plan_file(trace.plan_hash), trace)
 
 

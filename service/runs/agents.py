@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 from anyio.to_thread import run_sync
 
-from penstock.schemas.api.agents import AgentOut, LogTail, LogWish, SyncReply, SyncRequest
+from penstock.schemas.api.agents import AgentOut, LogRequest, LogTail, SyncReply, SyncRequest
 from penstock.schemas.errors import Conflict, Unreachable
 from penstock.service.db.database import Database
 from penstock.service.db.notifier import Listener, Notifier
@@ -33,7 +33,7 @@ class Contact:
     """What this process has seen of an incarnation.
 
     ``held`` is its call that waits; ``gone``: its last connection ended without an answer; ``left``: it said goodbye;
-    ``wishes``: ends of logs that a request waits for.
+    ``log_requests``: ends of logs that a request waits for.
     """
 
     incarnation: str
@@ -42,7 +42,7 @@ class Contact:
     held: Listener | None = None
     gone: bool = False
     left: bool = False
-    wishes: dict[int, tuple[LogWish, asyncio.Future[LogTail]]] = field(default_factory=dict)
+    log_requests: dict[int, tuple[LogRequest, asyncio.Future[LogTail]]] = field(default_factory=dict)
 
     def alive(self) -> bool:
         """Whether it may be given work."""
@@ -70,7 +70,7 @@ class Agents:
         self._started = time.monotonic()
         self._contacts: dict[tuple[str, str], Contact] = {}
         """By tenant and name."""
-        self._wishes_made = 0
+        self._log_requests_made = 0
 
     async def sync(
         self, tenant: str, agent_id: str, request: SyncRequest, hung_up: Callable[[], Awaitable[None]]
@@ -89,12 +89,12 @@ class Agents:
                 contact.left = True
                 contact.release()
             reply = await run_sync(self._accept, tenant, agent_id, request)
-            is_news = reply.state_version != request.state_version or bool(contact.wishes)
+            is_news = reply.state_version != request.state_version or bool(contact.log_requests)
             if request.leaving or request.events or not request.hold or is_news:
-                return _with_wishes(reply, contact)
+                return _with_log_requests(reply, contact)
             if call == contact.calls:
                 await self._hold(contact, call, listener, hung_up)
-        return _with_wishes(await run_sync(self._reply, tenant, agent_id), contact)
+        return _with_log_requests(await run_sync(self._reply, tenant, agent_id), contact)
 
     async def log_tail(
         self, tenant: str, agent_id: str, run: str, generation: int, rank: int, max_bytes: int
@@ -103,20 +103,22 @@ class Agents:
         contact = self._contacts.get((tenant, agent_id))
         if contact is None or not contact.alive():
             raise Conflict(
-                f"agent {agent_id!r} is not there to send the log of rank {rank}",
+                f"agent {agent_id!r} is not connected, so it cannot send the log of rank {rank}",
                 remedy=f"look into the agent's log_directory on its node, under {run}/{generation}",
             )
-        self._wishes_made += 1
-        wish = LogWish(number=self._wishes_made, run=run, generation=generation, rank=rank, max_bytes=max_bytes)
+        self._log_requests_made += 1
+        request = LogRequest(
+            number=self._log_requests_made, run=run, generation=generation, rank=rank, max_bytes=max_bytes
+        )
         answer: asyncio.Future[LogTail] = asyncio.get_running_loop().create_future()
-        contact.wishes[wish.number] = wish, answer
+        contact.log_requests[request.number] = request, answer
         contact.release()
         try:
             return await asyncio.wait_for(answer, LOG_LIMIT_S)
         except TimeoutError:
             raise Unreachable(f"agent {agent_id!r} has not sent the log of rank {rank} in {LOG_LIMIT_S:g} s") from None
         finally:
-            contact.wishes.pop(wish.number, None)
+            contact.log_requests.pop(request.number, None)
 
     def is_lost(self, tenant: str, agent_id: str, incarnation: str) -> bool:
         """Whether an incarnation of an agent has left, was replaced, or has been silent for too long."""
@@ -127,7 +129,7 @@ class Agents:
         contact = self._contacts.get((tenant, agent_id))
         last_sync = self._started if contact is None else contact.last
         if contact is not None and contact.incarnation != incarnation:
-            return "was started anew"
+            return "was restarted"
         if contact is not None and contact.left:
             return "left"
         if contact is not None and contact.held is not None:
@@ -143,9 +145,9 @@ class Agents:
                 await run_sync(self._runs.agent_lost, tenant, agent_id, how)
 
     def _hand_over(self, contact: Contact, tail: LogTail) -> None:
-        wish = contact.wishes.pop(tail.number, None)
-        if wish is not None and not wish[1].done():
-            wish[1].set_result(tail)
+        request = contact.log_requests.pop(tail.number, None)
+        if request is not None and not request[1].done():
+            request[1].set_result(tail)
 
     def everybody(self, tenant: str) -> list[AgentOut]:
         """All agents of a tenant that have ever synced, by name."""
@@ -223,7 +225,7 @@ class Agents:
                 new = {"tenant": tenant, "id": agent_id, "ack": 0, "state_version": now_ms()}
                 connection.execute(agents.insert().values(**new, **offer))
             elif row["incarnation"] != request.incarnation:
-                self._runs.lose_agent(connection, tenant, agent_id, "was started anew", replaced=True)
+                self._runs.lose_agent(connection, tenant, agent_id, "was restarted", replaced=True)
                 connection.execute(agents.update().where(here).values(ack=0, **offer))
             else:
                 ack = row["ack"]
@@ -253,6 +255,6 @@ class Agents:
         return sorted((tenant, agent, how) for tenant, agent, one in busy if (how := self._loss(tenant, agent, one)))
 
 
-def _with_wishes(reply: SyncReply, contact: Contact) -> SyncReply:
-    wishes = tuple(wish for wish, _ in contact.wishes.values())
-    return reply.model_copy(update={"log_wishes": wishes}) if wishes else reply
+def _with_log_requests(reply: SyncReply, contact: Contact) -> SyncReply:
+    requests = tuple(request for request, _ in contact.log_requests.values())
+    return reply.model_copy(update={"log_wishes": requests}) if requests else reply

@@ -19,7 +19,7 @@ from penstock.schemas.errors import RunFailed
 from penstock.schemas.plan import PlanFile
 from penstock.service.db.tables import now_ms, run_agents, run_generations, run_ranks, runs
 from penstock.service.runs.placement import Place
-from penstock.service.runs.run_rows import Row, row_of, store_steps, tell, touch
+from penstock.service.runs.run_rows import Row, record_event, row_of, store_steps, touch
 
 RECOVERY = "recovery"
 """The topic of runs that wait for their next generation."""
@@ -82,7 +82,7 @@ def begin(
         connection.execute(run_ranks.insert().values(done=False, **values))
     values = {"generation": generation, "plan_hash": lowered.plan_hash, "agents": names}
     connection.execute(run_generations.insert().values(run_id=run_id, began_ms=now_ms(), **values))
-    tell(connection, run_id, "state", state="preparing", **values)
+    record_event(connection, run_id, "state", state="preparing", **values)
     touch(connection, run_id)
 
 
@@ -95,7 +95,7 @@ def start_if_ready(connection: sa.Connection, run_id: str) -> None:
         return
     connection.execute(run_agents.update().where(mine).values(phase="start"))
     connection.execute(runs.update().where(runs.c.id == run_id).values(state="running"))
-    tell(connection, run_id, "state", state="running", generation=run["generation"])
+    record_event(connection, run_id, "state", state="running", generation=run["generation"])
     touch(connection, run_id)
 
 
@@ -111,7 +111,7 @@ def fail(connection: sa.Connection, run_id: str, error: RunFailed) -> None:
         return
     _end_generation(connection, run, "stop", error.detail)
     connection.execute(runs.update().where(runs.c.id == run_id).values(state="recovering", replans=[]))
-    tell(connection, run_id, "state", state="recovering", generation=run["generation"], why=error.detail)
+    record_event(connection, run_id, "state", state="recovering", generation=run["generation"], why=error.detail)
     touch(connection, run_id)
 
 
@@ -125,7 +125,7 @@ def end(connection: sa.Connection, run_id: str, state: str, error: RunFailed | N
         runs.update().where(runs.c.id == run_id).values(state=state, finished_ms=now_ms(), error=details)
     )
     why = {} if error is None else {"why": error.detail}
-    tell(connection, run_id, "state", state=state, generation=run["generation"], **why)
+    record_event(connection, run_id, "state", state=state, generation=run["generation"], **why)
     touch(connection, run_id)
 
 

@@ -24,7 +24,8 @@ def living_topology(agents: Iterable[AgentOut], known: Iterable[ClusterTopology]
     except ValidationError as error:
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise Conflict(
-            f"what the living agents offer is no topology: {reason}", remedy="end the agent that says so, or mend it"
+            f"the devices of the living agents do not form a topology: {reason}",
+            remedy="stop that agent, or correct its settings",
         ) from None
 
 

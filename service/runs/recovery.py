@@ -4,7 +4,7 @@ A run that is ``recovering`` waits until nothing of its last generation is left 
 lost) and until every agent is either there or lost. Then it begins again with its first plan if all devices of that are
 there, else with its present one, else with a new plan for the devices that are: the plan's own request with a smaller
 topology, solved in a process as any other. Where no device is left it waits for a while: agents are started again.
-Everything that has to last stands in the database, so a service that is killed meanwhile goes on where it was.
+Everything that has to last is in the database, so a service that is killed meanwhile continues where it was.
 """
 
 from __future__ import annotations

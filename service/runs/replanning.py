@@ -39,7 +39,7 @@ def reduced(topology: ClusterTopology, devices: Collection[str]) -> ClusterTopol
             nodes.append(node.model_copy(update={"devices": kept}))
     if not nodes:
         raise UnsupportedRequest(
-            f"none of the devices of topology {topology.name!r} is offered by a living agent and free",
+            f"none of the devices of topology {topology.name!r} is free and offered by a living agent",
             remedy="start `penstock agent` again on a node of the plan",
         )
     left = [device.id for node in nodes for device in node.devices]

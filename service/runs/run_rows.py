@@ -46,7 +46,7 @@ def row_of(connection: sa.Connection, run_id: str, tenant: str | None = None) ->
     """The row of a run, or of a tenant's run: another's is not there. Raises NotFound."""
     row = connection.execute(sa.select(runs).where(runs.c.id == run_id)).mappings().first()
     if row is None or tenant not in (None, row["tenant"]):
-        raise NotFound(f"no run {run_id!r} here", remedy="GET /v1/runs lists the runs")
+        raise NotFound(f"there is no run {run_id!r}", remedy="GET /v1/runs lists the runs")
     return row
 
 
@@ -59,8 +59,8 @@ def touch(connection: sa.Connection, run_id: str, only: str | None = None) -> No
     connection.execute(agents.update().where(theirs).values(state_version=agents.c.state_version + 1))
 
 
-def tell(connection: sa.Connection, run_id: str, kind: str, **data: Any) -> None:
-    """Add a line to the run's story."""
+def record_event(connection: sa.Connection, run_id: str, kind: str, **data: Any) -> None:
+    """Add an event to the run's history."""
     last = connection.scalar(sa.select(sa.func.max(run_events.c.sequence)).where(run_events.c.run_id == run_id))
     connection.execute(
         run_events.insert().values(run_id=run_id, sequence=(last or 0) + 1, kind=kind, at_ms=now_ms(), data=data)
@@ -68,7 +68,7 @@ def tell(connection: sa.Connection, run_id: str, kind: str, **data: Any) -> None
 
 
 def events_after(connection: sa.Connection, run_id: str, after: int, limit: int = 1000) -> list[RunEvent]:
-    """The run's story after event ``after``."""
+    """Return the run's events after event ``after``."""
     query = (
         sa.select(run_events)
         .where(run_events.c.run_id == run_id, run_events.c.sequence > after)

@@ -43,11 +43,11 @@ from penstock.service.runs.run_rows import (
     assignment,
     busy_places,
     events_after,
+    record_event,
     row_of,
     run_out,
     store_steps,
     store_trace,
-    tell,
     touch,
 )
 
@@ -112,7 +112,7 @@ class Runs:
             return [run_out(connection, row) for row in connection.execute(query).mappings().all()]
 
     def events(self, tenant: str, run_id: str, after: int) -> tuple[list[RunEvent], bool]:
-        """The story of a run after event ``after``, and whether the run has ended. Raises NotFound."""
+        """Return the events of a run after event ``after``, and whether the run has ended. Raises NotFound."""
         with self._database.read() as connection:
             is_over = row_of(connection, run_id, tenant)["state"] not in LIVE
             return events_after(connection, run_id, after), is_over
@@ -144,7 +144,7 @@ class Runs:
             if state in LIVE:
                 end(connection, run_id, "cancelled")
             elif state != "cancelled":
-                raise Conflict(f"run {run_id!r} has {state} already; it cannot be cancelled any more")
+                raise Conflict(f"run {run_id!r} has already ended ({state}); cannot cancel it")
         return self.run(tenant, run_id)
 
     def agent_of(self, tenant: str, run_id: str, rank: int, generation: int | None) -> tuple[str, int]:
@@ -201,9 +201,9 @@ class Runs:
                 store_trace(connection, event.run, trace)
             case "checkpoint", Checkpointed(step=step):
                 connection.execute(runs.update().where(runs.c.id == event.run).values(checkpoint_step=step))
-                tell(connection, event.run, event.kind, generation=event.generation, **data.model_dump())
+                record_event(connection, event.run, event.kind, generation=event.generation, **data.model_dump())
             case "resumed" | "evaluation" | "rung" | "warning", _:
-                tell(connection, event.run, event.kind, generation=event.generation, **data.model_dump())
+                record_event(connection, event.run, event.kind, generation=event.generation, **data.model_dump())
             case _, Progress(rank=rank, step=step, losses=losses, times_ns=times_ns):
                 store_steps(connection, event.run, rank, step, losses, times_ns)
             case _ if run["state"] in ("preparing", "running"):
@@ -293,7 +293,8 @@ def _data(event: AgentEvent) -> EventData:
             Fault(f"/data{fault.pointer}", fault.detail, fault.code) for fault in faults_of(error.errors(), event.data)
         ]
         raise InvalidDocument(
-            f"event {event.sequence} ({event.kind}) does not hold what such an event holds", faults=tuple(faults)
+            f"event {event.sequence} ({event.kind}) does not have the fields of this kind of event",
+            faults=tuple(faults),
         ) from None
 
 

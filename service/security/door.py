@@ -57,10 +57,10 @@ class Authenticator:
         """The key of a text sent from an address. Raises Unauthenticated and QuotaExceeded."""
         shown = SHOWN.fullmatch(text)
         if shown is None:
-            raise self._wrong_key(address, "what was sent as a key has not the form psk_<id>_<secret>", HOW)
+            raise self._wrong_key(address, "the key does not have the form psk_<id>_<secret>", HOW)
         key = await self._find(shown[1])
         if key is None or not key.has_secret(shown[2]):
-            raise self._wrong_key(address, f"no key {shown[1]!r} with this secret is known here", MAKE_ONE)
+            raise self._wrong_key(address, f"the service has no key {shown[1]!r} with this secret", MAKE_ONE)
         return self._valid(key, address)
 
     async def is_valid(self, key_id: str) -> bool:
@@ -83,11 +83,11 @@ class Authenticator:
 
     async def _key_of_session(self, token: str, address: str) -> Key:
         if not token:
-            raise Unauthenticated("this service asks for a key, and none was sent", remedy=HOW)
+            raise Unauthenticated("this service requires a key, and none was sent", remedy=HOW)
         key_id = self.sessions.key_id(token)
         key = None if key_id is None else await self._find(key_id)
         if key is None or not self.sessions.is_of(token, key):
-            raise self._wrong_key(address, "this browser's session is over", "sign in again at /sign-in")
+            raise self._wrong_key(address, "this browser's session has expired", "sign in again at /sign-in")
         return self._valid(key, address)
 
     def _valid(self, key: Key, address: str) -> Key:
@@ -117,7 +117,7 @@ def require(principal: Principal, scope: Scope) -> None:
     if scope not in principal.scopes:
         having = " or ".join(repr(name) for name, opened in OPENS.items() if scope in opened)
         raise Forbidden(
-            f"key {principal.key_id!r} does not allow this: it needs scope {having}",
+            f"key {principal.key_id!r} does not permit this: it needs scope {having}",
             remedy="penstock keys create --scope …",
         )
 

@@ -149,7 +149,7 @@ UNHEEDED_REMEDY = 'set security = "keys" (PENSTOCK_SECURITY=keys), or revoke the
 def _check(tenant: str, name: str, scopes: Collection[str]) -> None:
     if not TENANT.fullmatch(tenant):
         raise InvalidDocument(
-            f"{tenant!r} cannot be a tenant's name",
+            f"{tenant!r} is not a valid name of a tenant",
             remedy="take up to 64 of a-z, 0-9, '.', '_' and '-', beginning with a letter or a digit",
         )
     if not 1 <= len(name) <= 128 or not name.isprintable():
@@ -172,7 +172,7 @@ def _one(connection: sa.Connection, key_id: str) -> Key:
     query = sa.select(api_keys, now_ms().label("now")).where(api_keys.c.id == key_id)
     row = connection.execute(query).mappings().first()
     if row is None:
-        raise NotFound(f"no key {key_id!r} here", remedy="`penstock keys list` lists them by their ids")
+        raise NotFound(f"there is no key {key_id!r}", remedy="`penstock keys list` lists them by their ids")
     return _key(row)
 
 

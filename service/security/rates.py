@@ -53,7 +53,7 @@ class Rates:
             wait_s = (1 - tokens) / self._per_s
             raise QuotaExceeded(
                 f"more than {self._per_s:g} requests a second, or {self._limit} at once",
-                remedy="wait as long as Retry-After says, and send what can be sent in one request together",
+                remedy="wait for the time in Retry-After, and combine requests where possible",
                 retry_after_s=wait_s,
             )
         self._forget_full(now)
@@ -81,8 +81,8 @@ class OpenRequests:
         """Count a request, until what is returned is called. Raises QuotaExceeded."""
         if self._open[subject] >= self._most:
             raise QuotaExceeded(
-                f"{self._most} requests of this key are open already",
-                remedy="end streams and waits that are not needed any more",
+                f"{self._most} requests of this key are already open",
+                remedy="close streams and waits that are no longer needed",
             )
         self._open[subject] += 1
 

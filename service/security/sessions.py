@@ -1,6 +1,6 @@
-"""Browsers' sessions: a signed cookie that stands for a key, and holds no part of it.
+"""Browsers' sessions: a signed cookie that represents a key, and holds no part of it.
 
-The signature covers the key's id, the end of the session and the key's hash: a session ends with its key, and nobody
+The signature covers the key's id, the end of the session and the key's hash: a session ends with its key, and no one
 who only reads the database can make one.
 """
 
@@ -31,7 +31,7 @@ class Sessions:
         return f"{key.id}.{until}.{self._signature(key, until)}"
 
     def key_id(self, token: str) -> str | None:
-        """The key that a token says it stands for; None when it is over, or no token at all."""
+        """Return the key of a token; None when it has expired, or is no token at all."""
         parts = _TOKEN.fullmatch(token)
         return parts[1] if parts is not None and int(parts[2]) > self._clock() else None
 

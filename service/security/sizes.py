@@ -26,9 +26,9 @@ class Sizes:
         faults = tuple(self._faults(document, ""))
         if faults:
             raise UnsupportedRequest(
-                "more is asked for than this service takes",
+                "the request exceeds the limits of this service",
                 faults=faults,
-                remedy="ask for less, or have the operator raise the setting",
+                remedy="reduce the request, or have the operator raise the setting",
             )
 
     def _faults(self, document: BaseModel, pointer: str) -> Iterator[Fault]:

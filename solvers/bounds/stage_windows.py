@@ -124,18 +124,18 @@ def _own(step: Step, ahead: int, slowest: int, batches: int) -> int:
     """Return the time from the first possible start on a resource to the end of its last backward."""
     forward, backward, around, limit = step
     ahead, slowest = max(ahead, forward), max(slowest, backward)
-    before, behind = forward + around, around + backward
+    before, after = forward + around, around + backward
     span = max((batches - 1) * ahead, (batches - 1) * slowest) + forward + around + backward
     work = batches * (forward + backward)
     first = _idle(before, forward, ahead, limit)
-    last = _idle(behind, backward, slowest, limit)
+    last = _idle(after, backward, slowest, limit)
     if limit < batches:
         turns, left = divmod(batches - 1, limit)
         chain = (turns + 1) * (forward + around + backward) + left * forward
         area = (2 * batches * (forward + around + backward) // limit + (forward + backward) * (limit - 1)) // 2
         return max(span, work + first + last, chain, area)
     reached = max(span, work + max(first, last))
-    return max(reached, work + first + last) if reached >= before + behind else reached
+    return max(reached, work + first + last) if reached >= before + after else reached
 
 
 def _idle(window: int, step: int, rate: int, limit: int) -> int:

@@ -6,7 +6,7 @@ number of rows is bounded separately, and the least of these is the bound.
 *Stages on devices of their own* (1F1B, GPipe): a stage of layers [i, j) begins when the first micro-batch has come
 through the layers before, works through all M, and then its last gradient has to go back through them, or it reduces
 its gradients and updates. Counted from the last stage, the t-th one of 1F1B holds min(t, M) micro-batches when its
-first backward begins; where they do not fit, at least as many layers recompute as necessary. The cuts whose longest
+first backward begins; where they do not fit, at least the necessary number of layers recompute. The cuts whose longest
 stage is shortest are found from the last layer on: U_t(i) = min over j of max(c_t(i, j), U_{t-1}(j)), O(p L^2).
 
 *Several stages on a device*: all work, shared by all ranks, where their memory holds the parameters.

@@ -46,7 +46,7 @@ CHARGES: dict[str, Charge] = {
     "REDUCE": Charge("timed", "a bucket's all-reduce"),
     "WAIT_REDUCE": Charge("timed", "steps follow the last bucket"),
     "REDUCE_SHARED": Charge("timed", "a tie's all-reduce"),
-    "STEP": Charge("timed", "an update; with shared-out states what replicas send each other behind it is assumed"),
+    "STEP": Charge("timed", "an update; with shared-out states what replicas send each other after it is assumed"),
     "LOAD": Charge("assumed", "inputs of the batch"),
     "FREE": Charge("free", "lets go of memory"),
     "VERSION": Charge("free", "chooses among weights that are there"),
@@ -110,7 +110,7 @@ def _copies(problem: Problem, allocation: Allocation, rule: UpdateRule) -> Itera
     for tie in tied_sums(problem, allocation, rule):
         copies = len(tie.devices) - 1
         if copies > 0:
-            what = f"the optimizer's step of the copies of {tie.name!r} beside the first"
+            what = f"the optimizer's step of the copies of {tie.name!r} other than the first"
             yield Untimed(("STEP",), tie.bytes * copies, f"not timed: {what}, {tie.bytes * copies} bytes per step")
     for name, layers, size in problem.shared_parameters if rule not in SUMMING_RULES else ():
         if any(len(own) > 1 for own in tied_stages(allocation, layers)):

@@ -84,12 +84,12 @@ def conversion_ns(problem: Problem, stage: Stage, kind: str, rows: int) -> tuple
 
     On an encoded edge a forward decodes its input or encodes its output, and a backward the reverse.
     """
-    before, behind = stage.coded
-    if not (before or behind):
+    before, after = stage.coded
+    if not (before or after):
         return 0, 0
     speed, (_, faster) = problem.codec_speeds[kind], problem.kind_source[kind]
     incoming = problem.encodable[stage.first - 1][0] * rows if before else 0
-    outgoing = problem.encodable[stage.last][0] * rows if behind else 0
+    outgoing = problem.encodable[stage.last][0] * rows if after else 0
     rates = int(speed.encode_bytes_per_s * faster), int(speed.decode_bytes_per_s * faster)
     forward = transfer_ns(outgoing, rates[0]) + transfer_ns(incoming, rates[1])
     return forward, transfer_ns(incoming, rates[0]) + transfer_ns(outgoing, rates[1])

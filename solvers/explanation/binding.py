@@ -19,8 +19,8 @@ import numpy as np
 from penstock.schemas.errors import InvalidPlan
 from penstock.solvers.explanation.changes import fullest_device, link_of, with_layers, with_memory, with_network
 from penstock.solvers.explanation.critical_path import CriticalPath
-from penstock.solvers.explanation.drafting import best_order, can_be_drafted, schedules_of
 from penstock.solvers.explanation.idle import Idle
+from penstock.solvers.explanation.reordering import best_order, can_be_reordered, schedules_of
 from penstock.solvers.explanation.run import Run
 from penstock.solvers.judge.simulate import makespan_ns
 from penstock.solvers.model.problem import Problem
@@ -120,7 +120,7 @@ def _busiest_links(run: Run) -> list[str]:
 
 def more_memory(problem: Problem, plan: Candidate) -> Sensitivity | None:
     """Half as much memory again on the devices of the fullest stage: do more micro-batches in flight help?"""
-    if not can_be_drafted(plan):
+    if not can_be_reordered(plan):
         return None
     device = fullest_device(problem, plan)
     s, stage = next((s, stage) for s, stage in enumerate(plan.allocation.stages) if device in stage.devices)
@@ -158,7 +158,7 @@ def binding(problem: Problem, plan: Candidate, path: CriticalPath, idle: tuple[I
         s = next(s for s, stage in enumerate(plan.allocation.stages) if held.devices[0] in stage.devices)
         share = 100 * held.memory_ns / span
         return Binding(
-            "memory", s, f"memory of {device} (stage {s}) binds: it idles {share:.0f} % of the time for want of it"
+            "memory", s, f"memory of {device} (stage {s}) binds: it idles {share:.0f} % of the time for lack of it"
         )
     if largest is None:
         return Binding("stage", 0, "nothing takes any time")

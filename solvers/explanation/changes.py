@@ -44,7 +44,7 @@ def change(problem: Problem, plan: Candidate, text: str) -> Change:
     name, equals, value = text.partition("=")
     if not equals or name not in CHANGES:
         raise InvalidDocument(
-            f"{text!r} is no change to try",
+            f"{text!r} is not a known change",
             remedy=f"one of {', '.join(f'{key}={CHANGES[key].example}' for key in CHANGES)}",
         )
     return CHANGES[name].make(problem, plan, value.strip())
@@ -232,12 +232,12 @@ def _devices(problem: Problem, plan: Candidate, value: str) -> Change:
     try:
         count = int(value)
     except ValueError:
-        raise InvalidDocument(f"devices={value!r} is no number", remedy="devices=+8 or devices=-8") from None
+        raise InvalidDocument(f"devices={value!r} is not a number", remedy="devices=+8 or devices=-8") from None
     if count == 0 or abs(count) > MOST:
-        raise InvalidDocument(f"devices={value} changes nothing that can be tried", remedy="devices=+8 or devices=-8")
+        raise InvalidDocument(f"devices={value} changes nothing", remedy="devices=+8 or devices=-8")
     if count < 0:
         if -count >= problem.num_devices:
-            raise UnsupportedRequest(f"there are {problem.num_devices} devices; {-count} cannot be taken away")
+            raise UnsupportedRequest(f"there are {problem.num_devices} devices; {-count} cannot be removed")
         used = {d for stage in plan.allocation.stages for d in stage.devices}
         changed = without_devices(problem, -count)
         sentence = f"{-count} device{'s' if count < -1 else ''} less"
@@ -245,7 +245,7 @@ def _devices(problem: Problem, plan: Candidate, value: str) -> Change:
     wider = with_devices(problem, count)
     if wider is None:
         raise UnsupportedRequest(
-            f"how {count} more devices would be connected cannot be told from this topology",
+            f"this topology does not say how {count} more devices would be connected",
             remedy="write the larger topology and plan for it",
         )
     return Change(f"devices=+{count}", f"{count} more device{'s' if count > 1 else ''}", wider, True)
@@ -269,7 +269,7 @@ def _micro_batches(problem: Problem, plan: Candidate, value: str) -> Change:
     number = plan.allocation.num_micro_batches * factor
     if number.denominator > 1 or not 1 <= number <= problem.global_batch_size:
         raise UnsupportedRequest(
-            f"{_words(factor)} times {plan.allocation.num_micro_batches} micro-batches cannot be made of "
+            f"{_words(factor)} times {plan.allocation.num_micro_batches} micro-batches cannot be formed from "
             f"{problem.global_batch_size} samples",
             remedy="a factor that leaves a whole number of micro-batches with at least a sample each",
         )
@@ -335,7 +335,9 @@ def _factor(name: str, value: str, least: Fraction = Fraction(1, MOST)) -> Fract
     try:
         factor = Fraction(value if FACTOR.fullmatch(value) else "")
     except (ValueError, ZeroDivisionError):
-        raise InvalidDocument(f"{name}={value!r} is no factor", remedy=f"{name}=2, {name}=0.5 or {name}=1/2") from None
+        raise InvalidDocument(
+            f"{name}={value!r} is not a factor", remedy=f"{name}=2, {name}=0.5 or {name}=1/2"
+        ) from None
     if not least <= factor <= MOST:
         raise InvalidDocument(f"{name}={value} is not between {_words(least)} and {MOST}")
     return factor

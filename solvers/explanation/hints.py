@@ -1,6 +1,6 @@
 """What binds the plan of a solve, and what would help it most, in a few words for ``why``.
 
-Each figure is a re-timing of the plan by simulation (links twice as wide), its stages drafted
+Each figure is a re-timing of the plan by simulation (links twice as wide), its stages reordered
 again (half as much memory again, recomputation on the fullest device), or, where layers times devices are at most
 ``SMALL``, a new plan with one more node. Of plans with more than ``MAX_OPERATIONS`` operations only what
 binds is said, and nothing is tried.

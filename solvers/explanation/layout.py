@@ -17,7 +17,7 @@ from penstock.schemas.amounts import shortage
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.solvers.bounds.schedule_bound import schedule_bound
 from penstock.solvers.explanation.critical_path import CriticalPath, critical_path
-from penstock.solvers.explanation.drafting import USUAL, Drafted, best_order, schedules_of
+from penstock.solvers.explanation.reordering import USUAL, BestOrder, best_order, schedules_of
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
@@ -58,7 +58,7 @@ class Difference(NamedTuple):
 class Compared:
     """Their layout as simulated; without a plan it cannot run."""
 
-    drafted: Drafted
+    reordered: BestOrder
     bound: Bound | None
     differences: tuple[Difference, ...]
     sentence: str
@@ -67,30 +67,30 @@ class Compared:
 def compare_layout(problem: Problem, ours: Candidate, layout: Layout) -> Compared:
     """Compare a layout with the plan. Raises InvalidDocument for one that is none, UnsupportedRequest for schedules."""
     allocation = allocation_of(problem, ours, layout)
-    if layout.schedule is not None and not schedule_row(layout.schedule).drafted:
+    if layout.schedule is not None and not schedule_row(layout.schedule).for_any_stages:
         raise UnsupportedRequest(
-            f"schedule {layout.schedule!r} cannot be drafted for cuts of one's own",
-            remedy=f"one of {', '.join(row.name for row in SCHEDULES.values() if row.drafted)}",
+            f"schedule {layout.schedule!r} does not order the stages of a given layout",
+            remedy=f"one of {', '.join(row.name for row in SCHEDULES.values() if row.for_any_stages)}",
         )
     if (apart := unreachable(problem, allocation)) is not None:
-        return Compared(Drafted(None, None, apart), None, (), f"it cannot run: {apart}")
+        return Compared(BestOrder(None, None, apart), None, (), f"it cannot run: {apart}")
     usual = schedules_of(ours) if ours.update_rule == "synchronous" else USUAL
     schedules = usual if layout.schedule is None else (layout.schedule,)
-    drafted = best_order(problem, allocation, schedules, overlap=ours.overlap_all_reduce)
-    if drafted.plan is None:
-        return Compared(drafted, None, (), f"it cannot run: {drafted.why}")
-    return compared(problem, ours, drafted)
+    reordered = best_order(problem, allocation, schedules, overlap=ours.overlap_all_reduce)
+    if reordered.plan is None:
+        return Compared(reordered, None, (), f"it cannot run: {reordered.why}")
+    return compared(problem, ours, reordered)
 
 
-def compared(problem: Problem, ours: Candidate, drafted: Drafted) -> Compared:
+def compared(problem: Problem, ours: Candidate, reordered: BestOrder) -> Compared:
     """Return the comparison of a simulated plan, whether it fits or not, with ours."""
-    theirs = drafted.plan
+    theirs = reordered.plan
     assert theirs is not None
     bound = schedule_bound(problem, theirs.allocation, theirs.schedule, theirs.update_rule)
     found = differences(critical_path(problem, theirs), theirs, critical_path(problem, ours), ours)
     broken = broken_pin(problem, theirs.allocation)
     pinned = "" if broken is None else f"; and it breaks a pin: {broken}"
-    return Compared(drafted, bound, found, _sentence(problem, drafted, ours, found) + pinned)
+    return Compared(reordered, bound, found, _sentence(problem, reordered, ours, found) + pinned)
 
 
 def allocation_of(problem: Problem, ours: Candidate, layout: Layout) -> Allocation:
@@ -99,7 +99,9 @@ def allocation_of(problem: Problem, ours: Candidate, layout: Layout) -> Allocati
     devices = _devices(problem, layout, len(starts))
     number = layout.num_micro_batches or ours.allocation.num_micro_batches
     if not 1 <= number <= problem.global_batch_size:
-        raise _wrong("/num_micro_batches", f"{problem.global_batch_size} samples cannot be {number} micro-batches")
+        raise _wrong(
+            "/num_micro_batches", f"{problem.global_batch_size} samples cannot be split into {number} micro-batches"
+        )
     bounds = [*starts, problem.num_layers]
     stages = tuple(Stage(a, b - 1, own) for (a, b), own in zip(pairwise(bounds), devices, strict=True))
     return single_pipeline(stages, number)
@@ -131,23 +133,23 @@ def _layer(problem: Problem, cut: str, place: int) -> int:
     if len(found) == 1:
         return found[0]
     if found:
-        raise _wrong(f"/cuts/{place}", f"layers {found} are all called {text!r}; give a number")
+        raise _wrong(f"/cuts/{place}", f"layers {found} all have the name {text!r}; give a number")
     near = get_close_matches(text, problem.layer_names, n=1)
-    remedy = f"did you mean {near[0]!r}?" if near else f"layers are called like {problem.layer_names[0]!r}"
-    raise _wrong(f"/cuts/{place}", f"no layer is called {text!r}", remedy)
+    remedy = f"did you mean {near[0]!r}?" if near else f"layer names look like {problem.layer_names[0]!r}"
+    raise _wrong(f"/cuts/{place}", f"no layer has the name {text!r}", remedy)
 
 
 def _devices(problem: Problem, layout: Layout, stages: int) -> list[tuple[int, ...]]:
     if layout.devices:
         return _named_devices(problem, layout, stages)
     if stages > problem.num_devices:
-        raise _wrong("/cuts", f"{stages} stages need as many devices; there are {problem.num_devices}")
+        raise _wrong("/cuts", f"{stages} stages need {stages} devices; there are {problem.num_devices}")
     share, more = divmod(problem.num_devices, stages)
     replicas = layout.replicas or tuple(share + 1 if s < more else share for s in range(stages))
     if len(replicas) != stages:
         raise _wrong("/replicas", f"{len(replicas)} counts for {stages} stages")
     if min(replicas) < 1 or sum(replicas) > problem.num_devices:
-        raise _wrong("/replicas", f"{list(replicas)} replicas of {problem.num_devices} devices cannot be")
+        raise _wrong("/replicas", f"{list(replicas)} replicas are impossible on {problem.num_devices} devices")
     found, first = [], 0
     for count in replicas:
         found.append(tuple(range(first, first + count)))
@@ -160,13 +162,13 @@ def _named_devices(problem: Problem, layout: Layout, stages: int) -> list[tuple[
     if len(layout.devices) != stages:
         raise _wrong("/devices", f"devices of {len(layout.devices)} stages are given, but there are {stages}")
     if layout.replicas and layout.replicas != tuple(map(len, layout.devices)):
-        raise _wrong("/replicas", f"{list(layout.replicas)} are not the numbers of devices that are given")
+        raise _wrong("/replicas", f"{list(layout.replicas)} differ from the numbers of devices that are given")
     seen: set[str] = set()
     for s, names in enumerate(layout.devices):
         for name in names:
             if name not in number_of:
                 near = get_close_matches(name, number_of, n=1)
-                remedy = f"did you mean {near[0]!r}?" if near else f"they are called like {problem.devices[0].name!r}"
+                remedy = f"did you mean {near[0]!r}?" if near else f"device names look like {problem.devices[0].name!r}"
                 raise _wrong(f"/devices/{s}", f"the topology has no device {name!r}", remedy)
             if name in seen:
                 raise _wrong(f"/devices/{s}", f"device {name!r} is given twice")
@@ -177,7 +179,7 @@ def _named_devices(problem: Problem, layout: Layout, stages: int) -> list[tuple[
 
 
 def _wrong(where: str, what: str, remedy: str | None = None) -> InvalidDocument:
-    return InvalidDocument(f"the layout is none: {what}", faults=(Fault(where, what, "layout"),), remedy=remedy)
+    return InvalidDocument(f"the layout is not valid: {what}", faults=(Fault(where, what, "layout"),), remedy=remedy)
 
 
 def differences(
@@ -205,8 +207,8 @@ def _parts(path: CriticalPath) -> dict[str, int]:
     return {name: amount // path.rounds for name, amount in amounts.items()}
 
 
-def _sentence(problem: Problem, drafted: Drafted, ours: Candidate, found: tuple[Difference, ...]) -> str:
-    theirs, short = drafted.plan, drafted.shortage
+def _sentence(problem: Problem, reordered: BestOrder, ours: Candidate, found: tuple[Difference, ...]) -> str:
+    theirs, short = reordered.plan, reordered.shortage
     assert theirs is not None
     more = theirs.value_ns - ours.value_ns
     share = f"{100 * abs(more) / ours.value_ns:.1f} %"

@@ -1,7 +1,7 @@
 """A judged run as *nodes*: everything that took time, and what each of them may have waited for.
 
 Nodes are numbered: first the operations of all rows, then transfers, all-reduces of buckets, those of ties, and the
-updates that stand in no row. What each may wait for is what the judge's docstring says (``simulate``): an operation
+updates that are in no row. What each may wait for is what the judge's docstring says (``simulate``): an operation
 for its device and its input; a transfer for its producers and its channel or links; a bucket for the gradients of its
 layers, the bucket before it and its links; a tie for the rows, buckets and earlier ties of all its devices, and its
 links; an update for its device, its device's ties and the buckets of its stage's groups.

@@ -1,4 +1,4 @@
-"""What a change of the request would do to the time: the plan re-timed, drafted again, or planned again.
+"""What a change of the request would do to the time: the plan re-timed, reordered, or the request planned again.
 
 *Re-timed*: the plan's own order, simulated in the changed request. *Re-drafted*: its stages on its devices, with the
 best candidate schedule there. *Re-planned*: a planner's answer to the changed request, of a bounded number of plans.
@@ -16,7 +16,7 @@ from penstock.schemas.errors import InvalidPlan
 from penstock.solvers.bounds.schedule_bound import request_bound
 from penstock.solvers.costs.memory import largest_shortage, spare_bytes
 from penstock.solvers.explanation.changes import Change, change
-from penstock.solvers.explanation.drafting import best_order, can_be_drafted, schedules_of
+from penstock.solvers.explanation.reordering import best_order, can_be_reordered, schedules_of
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.plan_shape import layers_need
@@ -56,7 +56,7 @@ def what_if(
     room = headroom(problem, plan)
     yield Row("", "as it is", "as it is", plan, room, bound, lacks(problem, short))
     if replan is not None and replan_all and (again := replan(problem)) is not None:
-        yield Row("", "as it is, planned anew", "re-planned", again, headroom(problem, again), bound)
+        yield Row("", "as it is, planned again", "re-planned", again, headroom(problem, again), bound)
     changes = [change(problem, plan, text) for text in asked]
     for changed in changes:
         yield tried(changed, plan, replan, replan_all or changed.name.startswith("devices"))
@@ -73,14 +73,14 @@ def tried(changed: Change, plan: Candidate, replan: Replan | None, replans: bool
             short = largest_shortage(problem, retimed.allocation, retimed.timeline)
             why = lacks(problem, short)
             found += [("re-timed", retimed)] if short is None else []
-    if can_be_drafted(plan) and (changed.retimes or changed.allocation is not None):
+    if can_be_reordered(plan) and (changed.retimes or changed.allocation is not None):
         allocation = changed.allocation or plan.allocation
         fixed = changed.name.startswith("recompute")
-        drafted = best_order(
+        reordered = best_order(
             problem, allocation, schedules_of(plan), overlap=plan.overlap_all_reduce, recompute=not fixed
         )
-        why = why or drafted.why or lacks(problem, drafted.shortage)
-        found += [("re-drafted", drafted.plan)] if drafted.fits and drafted.plan is not None else []
+        why = why or reordered.why or lacks(problem, reordered.shortage)
+        found += [("re-drafted", reordered.plan)] if reordered.fits and reordered.plan is not None else []
     if replan is not None and (replans or not found) and (planned := replan(problem)) is not None:
         found.append(("re-planned", planned))
     bound = request_bound(problem).bound_ns
@@ -92,7 +92,7 @@ def tried(changed: Change, plan: Candidate, replan: Replan | None, replans: bool
 
 def _nothing(replan: Replan | None) -> str:
     if replan is None:
-        return "its order cannot be kept, and no planner was named to plan anew"
+        return "its order cannot be kept, and no planner was named to plan it again"
     return "the planner found no plan"
 
 

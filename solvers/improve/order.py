@@ -1,6 +1,6 @@
-"""Closing one allocation: a better order of its operations, or the proof that there is none.
+"""Optimises the order of one allocation's operations: a better order, or the proof that there is none.
 
-What is asked, in this order, each for a counted part of the effort, until the bound is reached:
+These methods run in this order, each for a counted part of the effort, until the bound is reached:
 
 * for plans of more than ``FEW`` operations tabu search from the order that is known (BOUNDS Part II, section 3): the
   shorter the known step, the sooner is the rest done (section 4); then the suffix search, which takes whole backwards
@@ -40,10 +40,10 @@ SEARCHED = (0.1, 0.6)
 MOVED = 6_000_000
 """Operations of the orders that tabu search times that count as one unit of effort."""
 MOVING, ROUNDS = 0.25, 4
-"""Of the effort, for tabu search; in so many rounds."""
+"""The part of the effort for tabu search, and its number of rounds."""
 
 
-class Closed(NamedTuple):
+class OptimisedOrder(NamedTuple):
     """``schedule``: a better order that fits, None if none was found; ``value_ns``: its time, else the one given.
 
     ``bound`` of all schedules of the allocation with these operations; ``spent`` effort.
@@ -58,7 +58,7 @@ class Closed(NamedTuple):
 Listener = Callable[[Orders, int], None]
 
 
-def close(
+def optimise_order(
     problem: Problem,
     allocation: Allocation,
     schedule: Schedule | None,
@@ -69,26 +69,28 @@ def close(
     update_rule: UpdateRule = "synchronous",
     stopped: Callable[[], bool] = jobshop.never,
     on_better: Listener | None = None,
-) -> Closed:
-    """An order of the allocation that takes less than ``value_ns`` and fits, and what no order is below.
+) -> OptimisedOrder:
+    """Return an order of the allocation that takes less than ``value_ns`` and fits, and a bound of all its orders.
 
     ``schedule`` is the best judged order known, which takes ``value_ns`` (None: none is known, backwards are whole); it
     says which operations there are. ``effort`` is about in seconds of one core, but counted. ``stopped`` is asked
-    between pieces of work, and beside CP-SAT's, which it ends. Patterns, and pipelines that average, get their analytic
-    bound and nothing else.
+    between pieces of work and during CP-SAT's search, which it ends. Patterns, and pipelines that average, get their
+    analytic bound and nothing else.
     """
     if problem.rules.overlap_all_reduce != overlap:
         problem = replace(problem, rules=replace(problem.rules, overlap_all_reduce=overlap))
     known = jobshop.whole_backwards(allocation) if schedule is None else schedule
-    best = Closed(None, value_ns, schedule_bound(problem, allocation, known, update_rule), 0.0)
+    best = OptimisedOrder(None, value_ns, schedule_bound(problem, allocation, known, update_rule), 0.0)
     if update_rule != "synchronous" or not isinstance(known, Orders):
         return best
-    closing = _Closing(problem, allocation, known, schedule is not None, effort, stopped, on_better, best)
-    closing.run()
-    return closing.best
+    order_search = _OrderSearch(problem, allocation, known, schedule is not None, effort, stopped, on_better, best)
+    order_search.run()
+    return order_search.best
 
 
-class _Closing:
+class _OrderSearch:
+    """The methods for one allocation, the effort that is left and the best order so far."""
+
     def __init__(
         self,
         problem: Problem,
@@ -98,7 +100,7 @@ class _Closing:
         effort: float,
         stopped: Callable[[], bool],
         on_better: Listener | None,
-        best: Closed,
+        best: OptimisedOrder,
     ) -> None:
         self.problem, self.allocation, self.orders, self.is_judged = problem, allocation, orders, is_judged
         self.effort, self.stopped, self.on_better, self.best = effort, stopped, on_better, best

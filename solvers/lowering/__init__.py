@@ -29,7 +29,7 @@ from penstock.solvers.lowering.layout import layouts
 from penstock.solvers.lowering.loops import Length, folded, length
 from penstock.solvers.lowering.receives import posted_as_sent
 from penstock.solvers.lowering.rows import RankRow, rows_of_ranks
-from penstock.solvers.lowering.transports import Wish, transports_to_try
+from penstock.solvers.lowering.transports import TransportChoice, transports_to_try
 from penstock.solvers.lowering.updates import count_versions, flushed_updates, periodic_updates, table_of
 from penstock.solvers.lowering.wiring import wire
 from penstock.solvers.model.allocation import Allocation
@@ -83,7 +83,7 @@ def lower(
     schedule: Schedule,
     *,
     update_rule: UpdateRule = "synchronous",
-    transport: Wish = "auto",
+    transport: TransportChoice = "auto",
     overlap: bool | None = None,
     batches: int = 1,
     norm: bool = False,
@@ -121,7 +121,7 @@ def lower_arrays(
     schedule: Schedule,
     *,
     update_rule: UpdateRule = "synchronous",
-    transport: Wish = "auto",
+    transport: TransportChoice = "auto",
     overlap: bool | None = None,
     batches: int = 1,
     norm: bool = False,

@@ -17,7 +17,7 @@ from penstock.solvers.model.micro_batches import slice_bounds
 from penstock.solvers.model.problem import Problem
 
 TENSORS_PER_CUT = 64
-"""Tags of a channel leave room for so many tensors, or for those of the profile where they are more."""
+"""The least number of tensors that a channel's tags leave room for; more where the profile has more."""
 
 Rows = tuple[tuple[int, int], ...]
 

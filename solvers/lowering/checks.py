@@ -51,7 +51,7 @@ def codes_of(programs: Sequence[Program]) -> tuple[np.ndarray, np.ndarray]:
     for program in programs:
         for one in program.instructions():
             if one.kind not in _WORD or one.stage < 0 or one.micro_batch < 0:
-                raise InvalidPlan(f"rank {program.rank} ({program.device}) has {one}, which is no instruction")
+                raise InvalidPlan(f"rank {program.rank} ({program.device}) has {one}, which is not an instruction")
     rows = [[(_WORD[i.kind], i.stage, i.micro_batch, i.channel) for i in p.instructions()] for p in programs]
     starts = np.concatenate(([0], np.cumsum([len(row) for row in rows]))).astype(np.int64)
     return np.array([one for row in rows for one in row], dtype=np.int32).reshape(-1, 4), starts

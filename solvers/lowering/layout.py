@@ -124,7 +124,7 @@ def _refuse(problem: Problem, allocation: Allocation, rule: UpdateRule, batches:
         if any(len(own) > 1 for own in users) and rule not in SUMMING_RULES:
             raise UnsupportedRequest(
                 f"parameter {name!r} is shared by layers {list(layers)}, which stages {users[0]} hold; under {rule} "
-                "updates they do not have the same version of it",
+                "updates these stages have different versions of it",
                 remedy="synchronous or double_buffered updates, or a plan whose cuts keep these layers together",
             )
 

@@ -10,7 +10,7 @@ from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.update_rules import UpdateRule
 
-Wish = Literal["auto", "auto-on-gpus", "gloo", "nccl"]
+TransportChoice = Literal["auto", "auto-on-gpus", "gloo", "nccl"]
 """What the caller asks for; ``auto-on-gpus`` is ``auto`` for ranks on GPUs, whatever kinds of device the plan names."""
 
 GLOO: tuple[Transport, ...] = ("gloo",)
@@ -19,7 +19,7 @@ _REMEDY = "leave the transport at auto; or plan with codec: never, and without e
 
 
 def transports_to_try(
-    problem: Problem, allocation: Allocation, update_rule: UpdateRule, wish: Wish
+    problem: Problem, allocation: Allocation, update_rule: UpdateRule, choice: TransportChoice
 ) -> tuple[tuple[Transport, ...], ...]:
     """Sets of transports that all programs of the plan may be lowered for; the first that succeeds is taken.
 
@@ -27,14 +27,14 @@ def transports_to_try(
     of receives and reductions suits NCCL. Raises UnsupportedRequest when NCCL is demanded of a plan that needs tags.
     """
     needs_tags = _needs_tags(allocation, update_rule)
-    if wish == "nccl":
+    if choice == "nccl":
         if needs_tags is not None:
             raise UnsupportedRequest(f"the transport nccl cannot carry this plan: {needs_tags}", remedy=_REMEDY)
         return (TRANSPORTS,)
-    on_gpus = wish == "auto-on-gpus" or any(
+    on_gpus = choice == "auto-on-gpus" or any(
         problem.devices[device].kind != "cpu" for stage in allocation.stages for device in stage.devices
     )
-    if wish == "gloo" or needs_tags is not None or not on_gpus:
+    if choice == "gloo" or needs_tags is not None or not on_gpus:
         return (GLOO,)
     return TRANSPORTS, GLOO
 

@@ -37,7 +37,7 @@ class Option(Generic[V]):
         """Return what is wrong with a value; None if it is valid."""
         wanted = (int, float) if isinstance(self.default, float) else type(self.default)
         if not isinstance(value, wanted) or (isinstance(value, bool) and not isinstance(self.default, bool)):
-            return f"{value!r} is no {self.type}"
+            return f"{value!r} is not of type {self.type}"
         if self.choices and value not in self.choices:
             return f"{value!r} is none of {', '.join(map(repr, self.choices))}"
         if isinstance(value, int | float) and self.low is not None and value < self.low:
@@ -70,5 +70,5 @@ def checked(owner: str, options: Options, given: Mapping[str, object]) -> dict[s
         if (fault := known[name].fault(value)) is not None
     ]
     if faults:
-        raise InvalidDocument(f"wrong options for {owner!r}", faults=tuple(faults))
+        raise InvalidDocument(f"invalid options for {owner!r}", faults=tuple(faults))
     return {option.name: given.get(option.name, option.default) for option in options}  # type: ignore[misc]

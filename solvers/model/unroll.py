@@ -26,7 +26,7 @@ from penstock.solvers.model.schedule import STEP, Orders, Pattern, Row
 from penstock.solvers.model.update_rules import UpdateRule, group_of, micro_batches_per_update, version_used
 
 MEASURED = 48
-"""At least so many micro-batches are measured: devices that start what they can may repeat only every few rounds."""
+"""The least number of measured micro-batches: devices that start what they can may repeat only every few rounds."""
 
 
 class Unrolled(NamedTuple):

@@ -26,17 +26,17 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import REQUEST_SCOPE, Candidate, Result, Status
 from penstock.solvers.placement import regular
 from penstock.solvers.placement.families import Families
+from penstock.solvers.placement.limits import PlacementLimits
 from penstock.solvers.placement.site import Chosen, Site
-from penstock.solvers.placement.wish import Wish
 
 SMALL = 6_000
 """Layers × devices × numbers of micro-batches up to which a job's planner is asked without any limit."""
 EFFORT = 3_072
-"""Devices of the sets that get a regular plan beside the most compact ones, together."""
+"""Total devices of the sets that get a regular plan in addition to the most compact ones."""
 ASKED = 2
-"""To ask what so many devices may do without limits is as much work as a plan for one of them."""
+"""A regular plan for n devices without limits counts as n / 2 devices."""
 SPARE = 2
-"""Regular plans may take one part of so many of a time limit."""
+"""Regular plans may take 1/2 of a time limit."""
 
 
 class Asker(Protocol):
@@ -117,7 +117,7 @@ class Option:
 class Choice:
     """The result. ``cut_short``: what ended the search before all sets that could win were planned."""
 
-    wish: Wish
+    limits: PlacementLimits
     options: list[Option]
     every_set: bool
     best: Option | None
@@ -127,13 +127,13 @@ class Choice:
     @property
     def bound_cost(self) -> int | None:
         """Return a lower bound on the cost of every plan for any of the sets."""
-        costs = [cost for option in self.options if (cost := _least_cost(self.wish, option)) is not None]
+        costs = [cost for option in self.options if (cost := _least_cost(self.limits, option)) is not None]
         return min(costs, default=None)
 
     @property
     def refuted(self) -> bool:
         """Return whether it is proven that no set has a plan within the budget: every set was evaluated."""
-        return self.every_set and all(_is_refuted(self.wish, option) for option in self.options)
+        return self.every_set and all(_is_refuted(self.limits, option) for option in self.options)
 
     def by_number(self) -> dict[int, list[Option]]:
         """Return the sets of each number of hosts."""
@@ -145,14 +145,14 @@ class Choice:
 
 @dataclass
 class Chooser:
-    """The search of one job over ``hosts`` of a site. ``tell`` is called with every set that has been evaluated."""
+    """The search of one job over ``hosts`` of a site. ``on_progress`` is called after every set that is evaluated."""
 
     site: Site
     hosts: Iterable[int]
-    wish: Wish
+    limits: PlacementLimits
     asker: Asker
     deadline: Deadline
-    tell: Callable[[Chooser], None] = lambda _chooser: None
+    on_progress: Callable[[Chooser], None] = lambda _chooser: None
     options: list[Option] = field(default_factory=list)
     best: Option | None = None
     _bounds: dict[object, int] = field(default_factory=dict)
@@ -161,27 +161,27 @@ class Chooser:
     def run(self) -> Choice:
         """Run all three steps."""
         hosts = frozenset(self.hosts)
-        families = Families(self.site, hosts, self.wish.least, self.wish.most or len(hosts))
+        families = Families(self.site, hosts, self.limits.least, self.limits.most or len(hosts))
         for number in families.numbers():
             self._add(families, number)
         firsts = {option.number: option for option in reversed(self.options)}
         for number in sorted(firsts, reverse=True):
             self._plan(firsts[number])
-        if self.wish.cheapest and not families.every_set:
+        if self.limits.cheapest and not families.every_set:
             self._between(families)
         self._others(families.every_set)
         cut_short = self._ask()
         unplanned = sum(not option.settled and self._can_win(option) for option in self.options)
-        return Choice(self.wish, self.options, families.every_set, self.best, cut_short, unplanned)
+        return Choice(self.limits, self.options, families.every_set, self.best, cut_short, unplanned)
 
     def _add(self, families: Families, number: int) -> list[Option]:
         added: dict[int, Option] = {}
         for chosen in families.sets(number):
-            taken = self.wish.within(self.site, chosen)
+            taken = self.limits.within(self.site, chosen)
             if taken is not None and self.site.alike(taken) not in added:
                 broken = self.site.newly_broken(taken)
                 added[self.site.alike(taken)] = Option(
-                    number, taken, broken, self._bound_ns(taken), self.wish.least, len(added)
+                    number, taken, broken, self._bound_ns(taken), self.limits.least, len(added)
                 )
         self.options += added.values()
         return list(added.values())
@@ -199,7 +199,7 @@ class Chooser:
             known = sorted({option.number for option in self.options})
             low = max((n for n in known if n < self.best.number), default=self.best.number - 1)
             middle = (low + self.best.number) // 2
-            if middle in known or middle < self.wish.least:
+            if middle in known or middle < self.limits.least:
                 return
             for option in self._add(families, middle)[:1]:
                 self._plan(option)
@@ -217,17 +217,17 @@ class Chooser:
                 left -= option.devices
             else:
                 option.surpassed = True
-                self.tell(self)
+                self.on_progress(self)
             left -= (len(self._fast) - known) * option.devices // ASKED
 
     def _promise(self, option: Option) -> tuple[int, int, int]:
         """Return the sort key of numbers of hosts: the cost of their best plan, then their bounds."""
         costs = [
-            self.wish.cost(other.best.value_ns, other.devices)
+            self.limits.cost(other.best.value_ns, other.devices)
             for other in self.options
             if other.number == option.number and other.best is not None
         ]
-        return min(costs, default=2**62), self.wish.cost(option.bound_ns, option.devices), option.broken
+        return min(costs, default=2**62), self.limits.cost(option.bound_ns, option.devices), option.broken
 
     def _may_win(self, option: Option) -> bool:
         """Return whether a regular plan would win with unlimited bandwidth; computed once for hosts that are alike."""
@@ -255,8 +255,8 @@ class Chooser:
     def _longest_ns(self, devices: int) -> int:
         """Return the longest step time with which a plan on this many devices may win."""
         if self.best is None or self.best.best is None:
-            return self.wish.deadline_ns or NEVER_NS
-        return self.wish.longest_ns(self.wish.cost(self.best.best.value_ns, self.best.devices_used), devices)
+            return self.limits.deadline_ns or NEVER_NS
+        return self.limits.longest_ns(self.limits.cost(self.best.best.value_ns, self.best.devices_used), devices)
 
     def _ask(self) -> str:
         """Run the job's planner on the sets that can win; return why not on all of them."""
@@ -274,36 +274,36 @@ class Chooser:
 
     def _take(self, option: Option, result: Result) -> None:
         option.take(result)
-        keeps = option.best is not None and self.wish.keeps(option.best.value_ns)
+        keeps = option.best is not None and self.limits.keeps(option.best.value_ns)
         if keeps and (self.best is None or self._rank(option) < self._rank(self.best)):
             self.best = option
-        self.tell(self)
+        self.on_progress(self)
 
     def _rank(self, option: Option) -> tuple[bool, int, int, int, int, Chosen]:
         """Return the sort key of sets: the best plan first; sets without a plan last, the most promising first."""
-        if option.best is None or not self.wish.keeps(option.best.value_ns):
+        if option.best is None or not self.limits.keeps(option.best.value_ns):
             late, cost, devices, used = (
                 True,
-                self.wish.cost(option.bound_ns, option.devices),
+                self.limits.cost(option.bound_ns, option.devices),
                 option.devices,
                 option.chosen,
             )
         else:
             late, devices, used = False, option.devices_used, option.used
-            cost = self.wish.cost(option.best.value_ns, devices)
+            cost = self.limits.cost(option.best.value_ns, devices)
         return late, cost, devices, option.broken, option.place, used
 
     def _can_win(self, option: Option) -> bool:
         """Return whether a plan there may cost less than the best, or the same on fewer devices."""
-        least = _least_cost(self.wish, option)
+        least = _least_cost(self.limits, option)
         if least is None or (option.result is not None and option.result.status is Status.OPTIMAL):
             return False
         if self.best is None or self.best.best is None:
             return True
         if option is self.best:
-            return least < self.wish.cost(self.best.best.value_ns, self.best.devices_used)
+            return least < self.limits.cost(self.best.best.value_ns, self.best.devices_used)
         devices = self.best.devices_used
-        return (least, option.devices) < (self.wish.cost(self.best.best.value_ns, devices), devices)
+        return (least, option.devices) < (self.limits.cost(self.best.best.value_ns, devices), devices)
 
     @property
     def _late(self) -> bool:
@@ -316,15 +316,15 @@ class Chooser:
         return None if left_s is None else max(1, int(left_s * 1e9) // share)
 
 
-def _is_refuted(wish: Wish, option: Option) -> bool:
+def _is_refuted(limits: PlacementLimits, option: Option) -> bool:
     """Return whether no plan for the set fits in memory, or all miss the deadline."""
     proven = option.result is not None and option.result.status is Status.INFEASIBLE
-    return proven or not wish.keeps(option.bound_ns)
+    return proven or not limits.keeps(option.bound_ns)
 
 
-def _least_cost(wish: Wish, option: Option) -> int | None:
+def _least_cost(limits: PlacementLimits, option: Option) -> int | None:
     """Return the set's least possible cost; None where no plan for the set keeps the deadline."""
-    return wish.cost(option.bound_ns, option.devices) if wish.keeps(option.bound_ns) else None
+    return limits.cost(option.bound_ns, option.devices) if limits.keeps(option.bound_ns) else None
 
 
 def _is_small(problem: Problem) -> bool:

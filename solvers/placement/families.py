@@ -16,7 +16,7 @@ from math import comb
 from penstock.solvers.placement.site import Chosen, Place, Site, places_of
 
 MOST_SETS = 2048
-"""Up to so many sets of hosts in all, every one is looked at."""
+"""The largest number of sets of hosts that are all examined."""
 GROUPS = 4
 """Groups of equal hosts that are looked at alone, those with most hosts."""
 ANCHORS = 6

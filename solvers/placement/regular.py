@@ -32,11 +32,11 @@ from penstock.solvers.solve.setting import Setting
 
 NAME = "regular"
 MOST_JUDGED, LEAST_JUDGED = 6, 3
-"""Shapes that are judged: as many on few devices, as few on many."""
+"""Shapes that are judged: all of these on few devices, fewer on many."""
 DEVICES_JUDGED = 1536
 """Devices of all the shapes that are judged beyond the least number."""
 IDLE = 8
-"""At most one in so many devices is left idle."""
+"""At most one in 8 devices is left idle."""
 MOST_DEPTHS = 48
 """Numbers of stages that are tried."""
 SLICES = (1, 2, 4, 8, 16)
@@ -46,7 +46,7 @@ SLICES = (1, 2, 4, 8, 16)
 UNLIMITED_RULES: dict[str, Any] = {"shared": False, "channel": "none", "transfer": "nic"}
 
 Longest = Callable[[int], int]
-"""Nanoseconds of a step on so many devices beyond which a plan is of no use."""
+"""The step time in ns beyond which a plan is of no use, by the number of devices."""
 
 
 class Shape(NamedTuple):

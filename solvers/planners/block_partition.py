@@ -31,7 +31,7 @@ def block_partition(problem: Problem, batch: Batch, num_stages: int, *, by: By =
     blocks = int(problem.cuttable.sum()) + 1
     if not 1 <= num_stages <= min(blocks, problem.num_devices):
         raise UnsupportedRequest(
-            f"{num_stages} stages need as many devices and separable blocks of layers; "
+            f"{num_stages} stages need {num_stages} devices and separable blocks of layers; "
             f"there are {problem.num_devices} devices and {blocks} blocks",
             remedy=f"between 1 and {min(blocks, problem.num_devices)} stages",
         )

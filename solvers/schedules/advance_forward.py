@@ -56,8 +56,8 @@ def advances(allocation: Allocation, delta: int) -> tuple[int, ...]:
     found = []
     depth = depths(allocation)
     for s, pipeline in enumerate(allocation.pipeline_of):
-        behind, most = depth[s] - 1, depth[allocation.pipeline_of.index(pipeline)] - 1
-        wanted = -(-behind * (most + delta) // most) if most else 0
+        after, most = depth[s] - 1, depth[allocation.pipeline_of.index(pipeline)] - 1
+        wanted = -(-after * (most + delta) // most) if most else 0
         found.append(min(len(allocation.micro_batches(s)), wanted))
     return tuple(found)
 

@@ -1,6 +1,6 @@
 """The schedules: one row each, with all that planners, dispatch, other trainers' layouts and listings use.
 
-A schedule for stages on devices of their own (``parts="any"``) is built for any allocation (``drafts``). The others
+A schedule for stages on devices of their own (``parts="any"``) is built for any allocation (``candidates``). The others
 come with a planner that lays out the stages as they need them.
 """
 
@@ -94,7 +94,7 @@ class ScheduleRow:
     grouped: bool = False
 
     @property
-    def drafted(self) -> bool:
+    def for_any_stages(self) -> bool:
         """Return whether its orders can be built for any allocation."""
         return self.parts == "any" and "synchronous" in self.supports
 

@@ -44,7 +44,7 @@ VIEWS = ((False, True), (False, False), (True, False))
 BLOCKS = {"v-min": V_MIN, "v-half": V_HALF, "v-zero": V_ZERO}
 AHEAD = (1, 2, 3)
 DELAYS = (0, 1, 2, None)
-"""Forwards that a rank is ahead of the next, and how many micro-batches per rank weight gradients stay behind."""
+"""Forwards that a rank is ahead of the next, and how many micro-batches per rank weight gradients are delayed."""
 
 
 class Overtaken(NamedTuple):
@@ -79,7 +79,7 @@ def found_overtaking(
     chained = Chained(problem, allocation)
     room = room_of(problem, allocation, chained.ranks) if room_bytes is None else list(room_bytes)
     if len(room) != len(chained.ranks.stages):
-        raise ValueError(f"Expected the room of {len(chained.ranks.stages)} ranks, got {len(room)}.")
+        raise ValueError(f"Expected memory budgets for {len(chained.ranks.stages)} ranks, got {len(room)}.")
     excluded = None if without is None else _mark(without)
     lists = {_mark(each): each for each in _lists(chained, room, stopped)}
     lists.pop(excluded, None)  # type: ignore[arg-type]

@@ -106,7 +106,7 @@ class Incumbent(Generic[P]):
         return True
 
 
-class Closing(NamedTuple):
+class OrderBound(NamedTuple):
     """A bound on every schedule of a plan's allocation with operations of these kinds."""
 
     plan: Found
@@ -152,14 +152,15 @@ class Obstacles:
 class Outcome:
     """How a task ended.
 
-    ``found`` and ``proven``: its best plan and its bounds, of all that it announced. ``closing``: what it has proven of
-    one allocation's schedules. ``unfinished``: it was cut off by a limit. ``note``: for ``why``. ``refused``: why it
-    cannot take the request. ``lost``: what ended its process. ``remedy``: what makes an infeasible request feasible.
+    ``found`` and ``proven``: its best plan and its bounds, of all that it announced. ``order_bound``: what it has
+    proven of one allocation's schedules. ``unfinished``: it was cut off by a limit. ``note``: for ``why``. ``refused``:
+    why it cannot take the request. ``lost``: what ended its process. ``remedy``: what makes an infeasible request
+    feasible.
     """
 
     found: Found | None = None
     proven: tuple[Bound, ...] = ()
-    closing: Closing | None = None
+    order_bound: OrderBound | None = None
     obstacles: Obstacles = field(default_factory=Obstacles)
     unfinished: bool = False
     note: str = ""
@@ -185,7 +186,7 @@ class State:
     incumbent: Incumbent[Found] = field(default_factory=Incumbent)
     plain: Incumbent[Found] = field(default_factory=Incumbent)
     obstacles: Obstacles = field(default_factory=Obstacles)
-    closings: list[Closing] = field(default_factory=list)
+    order_bounds: list[OrderBound] = field(default_factory=list)
     unfinished: dict[str, None] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
@@ -209,8 +210,8 @@ class State:
             self.lost[name] = outcome.lost
         if outcome.note:
             self.notes[name] = outcome.note
-        if outcome.closing is not None:
-            self.closings.append(outcome.closing)
+        if outcome.order_bound is not None:
+            self.order_bounds.append(outcome.order_bound)
         if outcome.refused is not None:
             self.refused.append(outcome.refused)
         self.remedy = self.remedy or outcome.remedy
@@ -310,8 +311,8 @@ class State:
         analytic = schedule_bound(
             self.problem, best.allocation, best.schedule, best.update_rule, best.overlap_all_reduce
         )
-        closed = [closing.bound for closing in self.closings if closing.covers(best)]
-        own = max((analytic, *closed), key=lambda bound: bound.bound_ns)
+        proven = [each.bound for each in self.order_bounds if each.covers(best)]
+        own = max((analytic, *proven), key=lambda bound: bound.bound_ns)
         bounds = (*self.proofs.shown(best), own)
         # A steady state whose cycle is longer than what was measured may be averaged a little too fast.
         sound = all(best.value_ns >= bound.bound_ns for bound in bounds)

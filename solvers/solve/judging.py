@@ -21,7 +21,7 @@ from penstock.solvers.model.trainer_limits import misnumbered
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.proposal import Proposal, recompute_variants, unreachable, whole_backwards_bound_ns
 from penstock.solvers.schedules.catalogue import ScheduleRow, schedule_row
-from penstock.solvers.schedules.support.drafts import Draft, drafts
+from penstock.solvers.schedules.support.candidates import CandidateSchedule, candidate_schedules
 from penstock.solvers.schedules.support.fitting import Vector, lowered, may_lack
 from penstock.solvers.solve.incumbent import Found, Incumbent, Obstacles, Outcome, key_of
 from penstock.solvers.solve.proofs import Proofs
@@ -147,16 +147,16 @@ class Judge:
         asked = self.setting.schedule
         schedules = proposal.schedules if asked == "auto" else (asked,)
         rows = _rows(planner, schedules) if asked == "auto" else [schedule_row(asked)]
-        if not any(row.drafted for row in rows):
+        if not any(row.for_any_stages for row in rows):
             return
         split = any(row.split for row in rows)
         for allocation in recompute_variants(self.problem, proposal.allocation, schedules):
             if not split and self._surpassed(whole_backwards_bound_ns(self.problem, allocation)):
                 continue
             for schedule in schedules:
-                for draft in drafts(self.problem, allocation, schedule, proposal.policy):
+                for candidate in candidate_schedules(self.problem, allocation, schedule, proposal.policy):
                     for overlap in proposal.overlaps:
-                        self._try(planner, allocation, draft, overlap)
+                        self._try(planner, allocation, candidate, overlap)
 
     def _surpassed(self, bound_ns: int) -> bool:
         """Return whether a better plan is known, here or elsewhere, than a bound allows."""
@@ -165,11 +165,11 @@ class Judge:
             return True
         return self.best is not None and bound_ns > self.best.value_ns
 
-    def _try(self, planner: str, allocation: Allocation, draft: Draft, overlap: bool) -> None:
+    def _try(self, planner: str, allocation: Allocation, candidate: CandidateSchedule, overlap: bool) -> None:
         """Judge a candidate schedule; where it takes too much memory, with fewer micro-batches in flight."""
 
         def attempt(warmup: Vector) -> Shortage | None:
-            lower = draft._replace(warmup=warmup)
+            lower = candidate._replace(warmup=warmup)
             if not self._is_new((allocation, lower, overlap)):
                 return None
             short = shortage_of(self.problem, allocation, warmup)
@@ -183,8 +183,8 @@ class Judge:
             matters = may_lack(self.problem, allocation, lower)
             return self._accept(planner, allocation, orders, overlap, "synchronous", memory=matters)
 
-        patience = MOST_FUTILE if draft.row.fewer else 0
-        short = lowered(self.problem, allocation, draft.warmup, attempt, patience)
+        patience = MOST_FUTILE if candidate.row.fewer else 0
+        short = lowered(self.problem, allocation, candidate.warmup, attempt, patience)
         if short is not None:
             self.obstacles.lacks(short)
 
@@ -244,7 +244,7 @@ class Judge:
 def _rows(planner: str, schedules: tuple[str, ...]) -> list[ScheduleRow]:
     """Return the schedules that a planner proposes.
 
-    Raises ``InvalidPlan`` for one that does not exist or cannot be drafted (the planner's bug).
+    Raises ``InvalidPlan`` for one that does not exist or does not order arbitrary stages (the planner's bug).
     """
     try:
         rows = [schedule_row(schedule) for schedule in schedules]
@@ -252,9 +252,9 @@ def _rows(planner: str, schedules: tuple[str, ...]) -> list[ScheduleRow]:
         detail = f"planner {planner!r} proposes what there is not: {unknown.detail}"
         raise InvalidPlan(detail, remedy=unknown.remedy) from None
     for row in rows:
-        if not row.drafted:
+        if not row.for_any_stages:
             raise InvalidPlan(
-                f"planner {planner!r} proposes schedule {row.name!r}, which cannot be drafted for any stages",
+                f"planner {planner!r} proposes schedule {row.name!r}, which does not order arbitrary stages",
                 remedy="its orders or its pattern as the proposal's fixed schedule",
             )
     return rows

@@ -31,7 +31,7 @@ from penstock.solvers.bounds.device_count import bound as device_count
 from penstock.solvers.bounds.schedule_bound import MOST_LABELLED, one_pipeline_bound, request_bound
 from penstock.solvers.bounds.trainer import within_bounds
 from penstock.solvers.improve.neighbourhood import flushed, steady
-from penstock.solvers.improve.order import close
+from penstock.solvers.improve.order import optimise_order
 from penstock.solvers.improve.remedies import find_remedy
 from penstock.solvers.model.network import MAX_DENSE_DEVICES
 from penstock.solvers.model.options import checked
@@ -43,18 +43,18 @@ from penstock.solvers.planners.catalogue import EXCLUDE, PHASES, PLANNERS, Plann
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.planners.simple.candidates import first_plans, last_plans, simplest_plans, unlimited
 from penstock.solvers.schedules.catalogue import tried_with
-from penstock.solvers.solve.incumbent import Closing, Found, Outcome, State
+from penstock.solvers.solve.incumbent import Found, OrderBound, Outcome, State
 from penstock.solvers.solve.judging import Judge, Link
 from penstock.solvers.solve.setting import Setting
 
 EFFORT = 1.0
-"""Effort of closing a plan, without a time limit."""
+"""Effort of optimising a plan's order, without a time limit."""
 SHARE = 8
-"""With one, closing gets 1/8 of it."""
-POLISHING = 3
-"""The neighbourhood search's effort, as a multiple of that of closing a plan."""
-CLOSED_TWICE = 2
-"""Plans that are closed: the best of the planners, and what the neighbourhood search makes of it."""
+"""With one, it gets 1/8 of the limit."""
+LOCAL_SEARCH = 3
+"""The local search's effort, as a multiple of that of optimising an order."""
+ORDER_ROUNDS = 2
+"""Rounds of order optimisation: of the planners' best plan, and of what the local search makes of it."""
 
 
 class Task(Protocol):
@@ -108,8 +108,8 @@ def _also_under(schedules: tuple[str, ...], proposals: Iterator[Proposal]) -> It
 
 
 @dataclass(frozen=True)
-class Polish:
-    """Neighbourhood search from a plan; ``proven``: known bounds; ``effort`` in about seconds of one core, counted."""
+class LocalSearch:
+    """Local search from a plan; ``proven``: known bounds; ``effort`` in about seconds of one core, counted."""
 
     start: Found
     proven: tuple[Bound, ...]
@@ -144,8 +144,8 @@ class Polish:
 
 
 @dataclass(frozen=True)
-class Close:
-    """Find a better order of a plan's allocation, or prove that there is none; ``effort`` as in ``close``."""
+class OptimiseOrder:
+    """Find a better order of a plan's allocation, or prove that there is none; ``effort`` as in ``optimise_order``."""
 
     start: Found
     effort: float
@@ -164,7 +164,7 @@ class Close:
             best[:] = [replace(start, planner=self.name, schedule=orders, value_ns=value_ns, timeline=None)]
             link.found(best[0])
 
-        closed = close(
+        optimised = optimise_order(
             setting.problem,
             start.allocation,
             start.schedule,
@@ -177,7 +177,7 @@ class Close:
         )
         return Outcome(
             found=best[0] if best else None,
-            closing=Closing(start, closed.bound),
+            order_bound=OrderBound(start, optimised.bound),
             unfinished=setting.deadline.passed,
         )
 
@@ -243,15 +243,17 @@ def rounds(state: State, planner: Planner, values: Mapping[str, object]) -> Iter
     excluded = _excluded(EXCLUDE.of(values))
     yield [*bounds, *asked(setting, _rows(setting, excluded))]
     only_planners = setting.first_feasible or setting.problem.within is not None
-    closed: set[object] = set()
-    for number in range(0 if only_planners or setting.problem.num_devices > MAX_DENSE_DEVICES else CLOSED_TWICE):
+    optimised: set[object] = set()
+    for number in range(0 if only_planners or setting.problem.num_devices > MAX_DENSE_DEVICES else ORDER_ROUNDS):
         following: list[Task] = []
         for start in _starts(state):
-            if number == 0 and "polish" not in excluded and _polishable(state, start):
-                following.append(Polish(start, tuple(state.proofs.by_class.values()), POLISHING * _effort(setting)))
-            if "closing" not in excluded and start.allocation not in closed:
-                following.append(Close(start, _effort(setting)))
-            closed.add(start.allocation)
+            if number == 0 and "polish" not in excluded and _can_search_from(state, start):
+                following.append(
+                    LocalSearch(start, tuple(state.proofs.by_class.values()), LOCAL_SEARCH * _effort(setting))
+                )
+            if "closing" not in excluded and start.allocation not in optimised:
+                following.append(OptimiseOrder(start, _effort(setting)))
+            optimised.add(start.allocation)
         yield following
 
 
@@ -266,7 +268,7 @@ def asked(setting: Setting, rows: list[Planner]) -> list[Task]:
     """Return the planners with their default options, and the schedules that name them."""
     tasks: list[Task] = []
     for row in rows:
-        also = [each for each in tried_with(row.name) if each.drafted]
+        also = [each for each in tried_with(row.name) if each.for_any_stages]
         makes = row.makes(setting.problem) if row.makes and not any(each.split for each in also) else None
         values = checked(row.name, row.options, {})
         tasks.append(Ask(row.name, values, tuple(each.name for each in also), makes, row.early))
@@ -303,8 +305,8 @@ def _starts(state: State) -> list[Found]:
     return [best] if best.plain or plain is None else [plain, best]
 
 
-def _polishable(state: State, start: Found) -> bool:
-    """Return whether a neighbourhood search knows the plan's update rule and the schedule that was asked for."""
+def _can_search_from(state: State, start: Found) -> bool:
+    """Return whether local search supports the plan's update rule and the schedule that was asked for."""
     own = "eager" if start.update_rule in PERIODIC_RULES else "early-backward"
     known = start.update_rule == "synchronous" or start.update_rule in PERIODIC_RULES
     return known and state.setting.schedule in ("auto", own) and not state.done

@@ -17,10 +17,10 @@ def check_codecs(problem: Problem, allocation: Allocation, update_rule: str) -> 
         if not stage.coded[1]:
             continue
         if other is None or problem.encodable[stage.last][0] == 0:
-            yield f"The edge behind stage {s} has a codec, but nothing crosses it that can be encoded."
+            yield f"The edge after stage {s} has a codec, but nothing crosses it that can be encoded."
         holders = stage.devices if other is None else (*stage.devices, *allocation.stages[other].devices)
         unknown = sorted({problem.devices[d].kind for d in holders} - problem.codec_speeds.keys())
         if unknown:
-            yield f"The edge behind stage {s} has a codec; how fast {unknown[0]!r} converts is not in the profile."
+            yield f"The edge after stage {s} has a codec; how fast {unknown[0]!r} converts is not in the profile."
     if update_rule == "elastic_averaging" and any(stage.coded[1] for stage in allocation.stages):
         yield "Codecs are not judged where pipelines average."

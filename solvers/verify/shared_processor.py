@@ -118,7 +118,7 @@ class _Iteration:
 
     @cached_property
     def costs(self) -> dict[tuple[int, int, int], Transfer | None]:
-        """What a stage sends in a direction with so many rows."""
+        """What a stage sends in a direction for ``rows`` rows."""
         return {
             (s, way, size): transfer(self.problem, self.allocation, s, size, way)
             for s in range(len(self.allocation.stages))
@@ -238,7 +238,7 @@ def _check_transfers(run: _Iteration) -> list[str]:
     """Check that each transfer runs once, with its duration, after its producer and before its consumer."""
     faults = []
     if len(run.moves) != run.timeline.transfers.stage.size:
-        faults.append("A transfer stands in the timeline twice.")
+        faults.append("A transfer is in the timeline twice.")
     expected = set()
     for (s, kind, m), ran in run.at.items():
         if kind == STEP:

@@ -122,7 +122,7 @@ def _check_pattern(allocation: Allocation, pattern: Pattern) -> list[str]:
     deepest = (max(operation.shift for operation in pattern.operations) + 1) * per_period
     micro_batches = 6 * (deepest + allocation.num_micro_batches)
     if micro_batches * len(pattern.operations) > MAX_OPERATIONS * per_period:
-        return [f"Pattern {pattern.name} overlaps so many periods that its run has over {MAX_OPERATIONS} operations."]
+        return [f"Pattern {pattern.name} overlaps too many periods: its run has over {MAX_OPERATIONS} operations."]
     return []
 
 

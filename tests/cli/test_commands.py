@@ -259,7 +259,7 @@ def test_import_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "net: 2 layers, 1 cuts" in capsys.readouterr().out
     plain = text.rename(tmp_path / "net.txt")
     assert main(["import", "profile", str(plain), "-o", str(out)]) == 64
-    assert "for how many samples" in capsys.readouterr().err
+    assert "how many samples the times" in capsys.readouterr().err
     assert main(["import", "profile", str(plain), "--micro-batch-size", "2"]) == 0
     assert json.loads(capsys.readouterr().out)["name"] == "net"
 

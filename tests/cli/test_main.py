@@ -145,7 +145,7 @@ def test_a_report_goes_to_the_plan_s_name_unless_told(
     assert "writing made.html" in capsys.readouterr().err
     assert (tmp_path / "made.html").read_text().startswith("<!")
     assert main(["report", "-"]) == 64
-    assert "say where the report goes" in capsys.readouterr().err
+    assert "name the report's file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -201,8 +201,8 @@ def test_unknown_names_are_told_the_nearest(
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["run", "FILE", "--job", "job"], 65, "'job' names no job; write module:attribute"),
-        (["export", "FILE", "--to", "slurm"], 64, "there is no form 'slurm'; did you mean sbatch?"),
+        (["run", "FILE", "--job", "job"], 65, "'job' does not name a job; write module:attribute"),
+        (["export", "FILE", "--to", "slurm"], 64, "there is no export format 'slurm'; did you mean sbatch?"),
         (["export", "FILE", "--to", "html"], 64, "did you mean report?"),
         (["import", "profile", "FILE"], 65, "is JSON, not a profile text of PipeDream or DAPPLE"),
     ],

@@ -36,7 +36,7 @@ def test_it_is_asked_unless_an_option_says_otherwise(
     assert main(planned) == 1
     assert AWAY in capsys.readouterr().err
     assert main([*planned, "--workers", "2"]) == 64
-    assert "works on this machine only" in capsys.readouterr().err
+    assert "works only on this machine" in capsys.readouterr().err
     assert main(["jobs", "list"]) == 1
     assert AWAY in capsys.readouterr().err
     assert main([*planned, "--server", "", "-o", "plan.json"]) == 0

@@ -63,7 +63,7 @@ def test_a_server_that_is_not_there(elsewhere: str):
 
 def test_a_server_that_is_something_else(elsewhere: str):
     with Client(elsewhere) as client:
-        with pytest.raises(Unreachable, match="with something else than a JobOut"):
+        with pytest.raises(Unreachable, match="with something other than a JobOut"):
             client.jobs.get("x")
         with pytest.raises(Unreachable, match="answered 418"):
             client.agents()

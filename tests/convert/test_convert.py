@@ -160,7 +160,7 @@ def test_one_text_serves_devices_of_different_stages() -> None:
         pytest.param(
             {"schedule": {"name": "x", "rows": [{"devices": ["b/1"], "text": "F0"}]}},
             "/schedule/rows/0/devices",
-            id="a device that holds no stage",
+            id="a device without a stage",
         ),
         pytest.param(
             {"schedule": {"name": "x", "rows": [{"devices": ["a/0"], "text": "F0 BANANA"}]}},

@@ -214,7 +214,7 @@ def test_a_pattern_under_a_rule_with_a_flush_is_one_sentence(request_document: P
     [
         pytest.param("7F0", 0, "names stage 7 of 4", id="no such stage"),
         pytest.param("0F2", 0, "works on micro-batch 2 of 2", id="no such micro-batch"),
-        pytest.param("0F0", 2**52, "overlaps so many periods", id="a shift that no machine could unroll"),
+        pytest.param("0F0", 2**52, "overlaps too many periods", id="a shift that no machine could unroll"),
     ],
 )
 def test_a_bad_pattern_is_one_sentence(request_document: PlanRequest, operation: str, shift: int, word: str) -> None:

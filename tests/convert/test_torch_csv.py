@@ -16,7 +16,7 @@ from torch.distributed.pipelining.schedules import (
     _validate_schedule,
 )
 
-from penstock.convert.torch_csv import beside, onto, to_csv
+from penstock.convert.torch_csv import onto, remarks, to_csv
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, KINDS, RECOMPUTE, WEIGHT, parse_row
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
@@ -151,7 +151,7 @@ def test_pytorchs_runtime_loads_the_rows_of_replicas_and_of_what_recomputes(
         computing = [str(each) for each in runtime.pipeline_order_with_comms[rank] if each.is_compute_op]
         kept = [KINDS[kind] for kind, *_ in orders.rows[rank].operations.tolist() if kind != RECOMPUTE]
         assert [word.strip("0123456789") for word in computing] == kept
-    said = beside(allocation, orders)
+    said = remarks(allocation, orders)
     assert any("stage 2 layers 2" in each for each in said) == recompute
     assert any("ahead of its backwards" in each for each in said) == recompute
     assert any("2 replicas" in each for each in said) == (counts == (2, 2, 2))

@@ -139,7 +139,7 @@ def test_settings_of_configurations() -> None:
     assert found.plan.schedule.name == "interleaved"
     assert found.plan.overlap_all_reduce
     assert [stage.recompute for stage in found.plan.pipelines[0].stages] == [((a, a),) for a in (1, 3, 5, 7)]
-    assert any("--micro-batch-size stands there 2 times" in each for each in found.assumptions)
+    assert any("--micro-batch-size is given 2 times" in each for each in found.assumptions)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_multi_token_prediction_is_a_layer_of_its_own() -> None:
     }.items():
         assert list(read_layout(text, roles)) == stages
         assert read_layout(print_layout(stages, roles), roles) == tuple(stages)
-    for text, words in {"Et*8L": "0 m, the profile 1", "Et*7mtL": "t stands behind m"}.items():
+    for text, words in {"Et*8L": "0 m, the profile 1", "Et*7mtL": "t comes after m"}.items():
         with pytest.raises(InvalidDocument, match="has") as caught:
             read_layout(text, roles)
         assert any(words in fault.detail for fault in caught.value.faults), caught.value

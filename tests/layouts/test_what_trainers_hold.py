@@ -104,7 +104,7 @@ def test_a_plan_within_megatron_says_its_gradients_and_exports_them() -> None:
     more = {"target": "megatron", "termination": {"max_plans": 3}, "schedule": "early-backward"}
     for memory, flag, words in (
         ({}, "--accumulate-allreduce-grads-in-fp32", "megatron keeps gradients in fp32: 18 bytes per parameter"),
-        ({"gradient": "parameter"}, "--grad-reduce-in-bf16", "in the parameters' bf16, as told.*: 16 bytes"),
+        ({"gradient": "parameter"}, "--grad-reduce-in-bf16", "in the parameters' bf16, as requested.*: 16 bytes"),
     ):
         asked = PlanRequest.parse(fields(cluster="1x2xA100", memory=memory, **more))
         plan = solve(asked, workers=1).plan
@@ -126,7 +126,7 @@ def test_torchtitans_fsdp_with_and_without_a_pipeline() -> None:
     assert per_parameter(pipelined.request, 4) == 9
     assert any("keeps parameters gathered" in each for each in pipelined.assumptions)
     always = imported("torchtitan", TITAN.format(2, 'fsdp_reshard_after_forward = "always"'))
-    assert any("gathers parameters anew for each pass, which is not timed" in each for each in always.assumptions)
+    assert any("gathers parameters again for each pass, which is not timed" in each for each in always.assumptions)
     alone = imported("torchtitan", TITAN.format(1, ""))
     assert alone.plan.num_micro_batches == 1
     assert any("memory is counted higher than it is" in each for each in alone.assumptions)
@@ -142,7 +142,7 @@ def test_a_job_of_fsdp_alone_that_may_fit_is_not_said_not_to() -> None:
     found = imported("torchtitan", TITAN.format(1, "").replace("4", "1"), profile=big, cluster="1x8xA100")
     assert not found.fits
     (said,) = [each for each in found.sentences if "does not fit" in each]
-    assert "does not fit as it is counted" in said
+    assert "does not fit by Penstock's count" in said
     # 8.03e9 parameters, 2 + 4 bytes each, seven eighths of it elsewhere
     assert "up to 39.3 GiB of a device" in said, said
 
@@ -186,7 +186,7 @@ def test_releases_of_torchtitan() -> None:
     assert layout_text(file, "torchtitan") == layout_text(file, "torchtitan", "0.3.0")
     old = layout_text(file, "torchtitan", "0.2")
     assert "data_parallel_shard_degree = 2" in old
-    assert "torchtitan 0.2 has no whole replicas beside a pipeline" in old
+    assert "torchtitan 0.2 has no whole replicas of a pipeline" in old
     assert "data_parallel_replicate_degree = 2" in layout_text(file, "torchtitan", "0.3")
     for release in ("0.1", "0.4", "1.0"):
         with pytest.raises(UnsupportedRequest, match=rf"releases 0.3 and 0.2, not {release}"):
@@ -199,7 +199,7 @@ def test_releases_of_torchtitan() -> None:
         assert again.request.memory == file.request.memory
     several = "c.parallelism.pipeline_parallel_degree = 4\nd.parallelism.pipeline_parallel_degree = 2\n"
     found = imported("torchtitan", f"def f(c, d):\n    {several.replace(chr(10), chr(10) + '    ')}c.x = 1")
-    assert any("stands there 2 times; the last one counts, line 3" in each for each in found.assumptions)
+    assert any("is given 2 times; the last one counts, line 3" in each for each in found.assumptions)
 
 
 def test_the_shipped_sizes_are_those_of_the_profiles() -> None:
@@ -286,7 +286,7 @@ def test_devices_that_stand_for_the_group_are_judged() -> None:
     topology["uniform"]["gpus"] = 8
     flags = f"{PP} 2 --tensor-model-parallel-size 8 --nnodes 4 --nproc-per-node 8"
     found = imported("megatron", flags, topology=topology)
-    assert any("stands for 8 GPUs" in each for each in found.assumptions)
+    assert any("represents 8 GPUs" in each for each in found.assumptions)
     assert not any("flags start" in each for each in found.assumptions)
     for other in (
         f"{PP} 2 --tensor-model-parallel-size 4",
@@ -364,7 +364,7 @@ def test_the_order_of_ranks_matters_only_with_several_ranks_and_replicas() -> No
 def test_groups_smaller_than_the_pipeline_are_refused_as_megatron_refuses_them() -> None:
     group = "--microbatch-group-size-per-virtual-pipeline-stage 3"
     flags = f"{PP} 4 --num-virtual-stages-per-pipeline-rank 3 --micro-batch-size 1 {group}"
-    with pytest.raises(InvalidDocument, match="as many as ranks at least, 4, and no more than there are, 3"):
+    with pytest.raises(InvalidDocument, match="at least one micro-batch per rank, 4, and at most all of them, 3"):
         imported("megatron", flags, global_batch_size=3)
     assert imported("megatron", flags.replace("stage 3", "stage 4"), global_batch_size=8).plan.num_micro_batches == 8
 

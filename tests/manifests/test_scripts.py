@@ -135,7 +135,7 @@ def test_a_node_that_the_plan_does_not_have(tmp_path: Path) -> None:
     assert said.returncode == 65
     assert said.stderr == "the plan has no node c; it runs on b, a\n"
     (tmp_path / "job.json").unlink()
-    assert "keep job.json beside this script" in _ran(tmp_path, "b").stderr
+    assert "keep job.json next to this script" in _ran(tmp_path, "b").stderr
 
 
 def _ran(folder: Path, node: str, **more: str) -> subprocess.CompletedProcess[str]:

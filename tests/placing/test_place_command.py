@@ -30,7 +30,7 @@ def test_the_answer_is_text_json_a_hostlist_or_a_plan(capsys: pytest.CaptureFixt
     assert main(["verify", str(plan)]) == 0
     code, out, _err = said(capsys, "--nodes", "1-2", "--explain")
     assert code == 0
-    assert "proven: no set of the 2 classes of sets looked at, which are all there are, can do more than" in out
+    assert "proven: no set of the 2 classes of sets examined, which are all of them, can reach more than" in out
     code, out, _err = said(capsys, "--free", "node2/1", "--json")
     choice = json.loads(out)["choices"][0]
     assert (code, choice["devices"]) == (0, ["node2/1"])
@@ -58,15 +58,15 @@ def test_what_a_scheduler_prints_says_what_is_free(capsys: pytest.CaptureFixture
     [
         (("--free", "node[1-5]"), 65, "'node3' is no node and no device"),
         (("--free", "nod1"), 65, "did you mean 'node1'"),
-        (("--nodes", "many"), 64, "'many' is no number of nodes"),
+        (("--nodes", "many"), 64, "'many' is not a number of nodes"),
         (("--nodes", "3-2"), 65, "min 3 is more than max 2"),
-        (("--nodes", "4-"), 65, "wants 4 nodes at least, and 3 are free"),
+        (("--nodes", "4-"), 65, "needs at least 4 nodes, and 3 are free"),
         (("--busy", "node[0-2]"), 1, "no device of '3x2xV100' is free"),
         (("--max-price", "5"), 65, "devices without a price"),
         (("--objective", "fastest"), 65, "objective"),
         (("--time-limit", "0"), 64, "not between 1ns and 11d"),
         (("--deadline", "nan"), 64, "is not a duration"),
-        (("--nodes-from", sys.executable), 65, "is of no known format, and does not say what is free"),
+        (("--nodes-from", sys.executable), 65, "has no known format, and does not say which nodes are free"),
         (("--request", __file__), 64, "leave --example, --cluster, --global-batch-size, --max-plans, --planner out"),
     ],
 )
@@ -91,7 +91,7 @@ def test_a_budget_that_fits_nothing_names_the_least_that_does() -> None:
     (choice,) = answer(_of(asked, budget={"devices": 1})).choices
     assert choice.status == "infeasible"
     assert "bytes) are missing" in choice.why[0]
-    assert "the least that was found to do without these limits is" in " ".join(choice.why)
+    assert "the smallest set found without these limits is" in " ".join(choice.why)
     (choice,) = answer(_of(asked, budget={"price_per_hour": 0.5})).choices
     assert "the cheapest free device costs 1 per hour" in choice.why[0]
     (choice,) = answer(_of(asked, budget={"time_per_global_batch_ns": 1})).choices
@@ -105,7 +105,7 @@ def test_what_others_have_taken_is_an_answer_of_one_job_only() -> None:
     first, second = answer(PlacementRequest.parse(data)).choices
     assert (first.status, second.status) == ("placed", "infeasible")
     assert second.why == (
-        "because of the other jobs: /jobs/1/nodes/min: the job 'b' wants 2 nodes at least, and 1 is free for it",
+        "because of the other jobs: /jobs/1/nodes/min: the job 'b' needs at least 2 nodes, and 1 is free for it",
     )
 
 

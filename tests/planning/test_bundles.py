@@ -67,7 +67,7 @@ def test_sizes_of_boundaries_are_compared_where_they_were_measured(flushed: Plan
 def test_a_damaged_program_is_noticed(flushed: PlanFile) -> None:
     data = make_bundle(flushed).model_dump(mode="json")
     data["ranks"][1]["programs"][0]["prologue"] += " "
-    with pytest.raises(InvalidDocument, match=r"programs of rank 1 have the digest [0-9a-f]{64}, and the bundle says"):
+    with pytest.raises(InvalidDocument, match=r"programs of rank 1 have the digest [0-9a-f]{64}, but the bundle says"):
         JobBundle.parse(data).ranks[1].refuse_damage()
 
 
@@ -78,12 +78,14 @@ def test_a_periodic_plan_has_a_program_per_length_of_a_segment(periodic: PlanFil
     assert [program["batches"] for program in bundle.ranks[0].programs] == [2, 4]
     assert bundle.segments(0, 0, 10, options) == (1, 1, 0)
     assert bundle.segments(1, 4, 10, options) == (1, 0), "from a checkpoint on"
-    with pytest.raises(UnsupportedRequest, match=r"step 0 to 3 there is no halt, and .* programs of 2, 4 steps"):
+    with pytest.raises(
+        UnsupportedRequest, match=r"step 0 to 3 there is no interruption, but .* programs of 2, 4 steps"
+    ):
         bundle.segments(0, 0, 3, options)
 
 
 def test_a_periodic_plan_needs_its_steps(periodic: PlanFile) -> None:
-    with pytest.raises(UnsupportedRequest, match=r"weight_stashing.*nobody has said how many steps") as caught:
+    with pytest.raises(UnsupportedRequest, match=r"weight_stashing.*needs the number of steps") as caught:
         make_bundle(periodic)
     assert caught.value.remedy is not None
     assert "--steps" in caught.value.remedy
@@ -119,7 +121,7 @@ def test_nodes_count_their_devices_as_people_do(flushed: PlanFile) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        pytest.param({"rank": 5}, "number 1 says rank 5", id="order"),
+        pytest.param({"rank": 5}, "entry 1 has rank 5", id="order"),
         pytest.param({"device": "gpu7"}, "a device is called node/index", id="device"),
         pytest.param({"programs": []}, "at least 1 item", id="no-program"),
         pytest.param({"programs": [{}, {}]}, "rank 1 has 2 programs, rank 0 has 1", id="programs"),

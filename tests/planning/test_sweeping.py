@@ -233,7 +233,7 @@ def test_a_killed_dask_worker_takes_its_solver_along_and_the_other_one_solves(cl
 
 def test_an_executor_that_is_none_is_refused():
     for address in ("local:0", "dask://nowhere", "slurm:4", "dask:127.0.0.1:1"):
-        with pytest.raises(InvalidDocument, match="is no executor"):
+        with pytest.raises(InvalidDocument, match="is not an executor"):
             executor_of(address)
 
 

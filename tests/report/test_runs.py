@@ -164,7 +164,7 @@ def test_every_command_takes_the_plan(
     words = {
         "periodic": "without a flush",
         "several": "2 pipelines side by side on 3 devices",
-        "averaging": "then they average",
+        "averaging": "then their parameters are averaged",
     }
     assert main(["verify", str(path)]) == 0
     assert main(["simulate", str(path), "--chrome-trace", str(tmp_path / "trace.json")]) == 0

@@ -140,12 +140,14 @@ def test_a_certificate_that_says_what_it_covers_is_taken() -> None:
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        pytest.param({"model": "every plan of this request"}, "`covers` means", id="another sentence"),
-        pytest.param({"covers": {**COVERS, "backward": ["whole", "split"]}}, "`covers` means", id="wider than said"),
-        pytest.param({"scope": REQUEST_SCOPE}, "`covers` means", id="another scope"),
+        pytest.param({"model": "every plan of this request"}, "`covers` corresponds", id="another sentence"),
+        pytest.param(
+            {"covers": {**COVERS, "backward": ["whole", "split"]}}, "`covers` corresponds", id="wider than said"
+        ),
+        pytest.param({"scope": REQUEST_SCOPE}, "`covers` corresponds", id="another scope"),
         pytest.param({"covers": {"backward": ["sideways"]}}, "backward", id="an unknown value"),
         pytest.param({"covers": {"colour": ["red"]}}, "colour", id="an unknown feature"),
-        pytest.param({"covers": None}, "has to say", id="a class that is not named"),
+        pytest.param({"covers": None}, "has to give", id="a class that is not named"),
         pytest.param({"scope": "all plans of all requests"}, "scope", id="an unknown scope"),
     ],
 )

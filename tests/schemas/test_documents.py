@@ -88,7 +88,7 @@ def test_all_faults_come_at_once() -> None:
     ("change", "word"),
     [
         pytest.param({"links": [{"a": "node0", "b": "nowhere", "bandwidth_bytes_per_s": 1}]}, "nowhere", id="dangling"),
-        pytest.param({"links": [{"a": "node0", "b": "node0", "bandwidth_bytes_per_s": 1}]}, "same place", id="loop"),
+        pytest.param({"links": [{"a": "node0", "b": "node0", "bandwidth_bytes_per_s": 1}]}, "with itself", id="loop"),
         pytest.param({"switches": ["node0"]}, "unique", id="doubled name"),
         pytest.param({"uniform": a_topology()["uniform"]}, "either", id="two forms"),
     ],
@@ -129,7 +129,7 @@ def test_network_may_be_named_in_one_word() -> None:
 def test_a_plan_file_carries_its_documents() -> None:
     request = {"profile": "sha256:" + "0" * 64, "topology": a_topology(), "global_batch_size": 4}
     found = faults(PlanFile, {"plan": a_plan(), "request": request})
-    assert any("carries the document itself" in detail for detail in found.values())
+    assert any("contains the document itself" in detail for detail in found.values())
 
 
 def a_plan() -> dict[str, object]:

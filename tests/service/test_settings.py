@@ -39,10 +39,10 @@ def test_the_file_can_be_named_by_a_variable(file: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("slot = 3", "'slot' is no setting; did you mean 'slots'?"),
+        ("slot = 3", "'slot' is not a setting; did you mean 'slots'?"),
         ("slots = -1", "/slots: Input should be greater than or equal to 0 (given: -1)"),
         ("slots = ", "cannot read the service's settings"),
-        ("[server]\nslots = 1", "'server' is no setting"),
+        ("[server]\nslots = 1", "'server' is not a setting"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused(tmp_path: Path, text: str, words: str):
@@ -58,7 +58,7 @@ def test_a_misspelt_variable_is_refused_and_somebody_elses_is_not(monkeypatch: p
     monkeypatch.setenv("PENSTOCK_AGENT_NAME", "node0")
     Settings.load()
     monkeypatch.setenv("PENSTOCK_DATABSE", "x")
-    with pytest.raises(InvalidDocument, match="PENSTOCK_DATABSE is no setting; did you mean PENSTOCK_DATABASE"):
+    with pytest.raises(InvalidDocument, match="PENSTOCK_DATABSE is not a setting; did you mean PENSTOCK_DATABASE"):
         Settings.load()
 
 

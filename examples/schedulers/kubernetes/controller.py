@@ -1,13 +1,13 @@
 """A control loop that places gated jobs of Kubernetes: ``python controller.py --penstock http://penstock:8642 …``.
 
-Pods ask for it with a scheduling gate and annotations (``job.yaml`` beside this file):
+Pods ask for it with a scheduling gate and annotations (``job.yaml`` in this folder):
 
     spec.schedulingGates: [{name: penstock.dev/placement}]
     metadata.annotations: penstock.dev/profile (a hash that the service keeps), penstock.dev/global-batch-size
 
-Pods of one Job or JobSet are one job, one pod per node. When all of them are there, the service is asked for as many of
-the free nodes; the plan goes into a ConfigMap ``<job>-plan``, each pod gets a ``nodeSelector`` for its node, and its
-gate is removed. Where nothing fits now, the pods stay gated and are asked for again.
+Pods of one Job or JobSet are one job, one pod per node. When all of them are there, the service is asked for that
+number of the free nodes; the plan goes into a ConfigMap ``<job>-plan``, each pod gets a ``nodeSelector`` for its node,
+and its gate is removed. Where nothing fits now, the pods stay gated and are asked for again.
 
 The decision is written to the ConfigMap before the first gate falls, so a controller that dies in between goes on with
 it; pods of the same name whose Job is another one wait until Kubernetes has removed it with its Job. A patch names the
@@ -97,7 +97,7 @@ class Controller:
         else:
             nodes = json.loads(decision["data"]["nodes"])
         removed = 0
-        for pod, node in self._seats(group, nodes):
+        for pod, node in self._pods_with_nodes(group, nodes):
             if node not in free:
                 log.warning(
                     "%s waits: %s, its node by the plan, is not free; a new job gets a new plan", _name(pod), node
@@ -124,7 +124,7 @@ class Controller:
         ]
         strange = [name for name in usable if self._known and name not in self._known]
         if strange:
-            log.warning("%d nodes are not in the topology, %s …: import it anew", len(strange), strange[0])
+            log.warning("%d nodes are not in the topology, %s …: import it again", len(strange), strange[0])
         return [name for name in usable if name not in busy and name not in strange]
 
     @property
@@ -196,7 +196,7 @@ class Controller:
         }
         self.cluster.post(f"/api/v1/namespaces/{group.namespace}/configmaps", json=body).raise_for_status()
 
-    def _seats(self, group: Group, nodes: list[str]) -> list[tuple[dict[str, Any], str]]:
+    def _pods_with_nodes(self, group: Group, nodes: list[str]) -> list[tuple[dict[str, Any], str]]:
         """Each gated pod with a node that none of the others has."""
         taken = {_node_of(pod) for pod in group.pods if not _is_gated(pod)}
         return list(zip(group.gated, [node for node in nodes if node not in taken], strict=False))
@@ -242,7 +242,7 @@ def _annotation(pod: dict[str, Any], key: str, default: str = "") -> str:
 def _number(pod: dict[str, Any], key: str, default: str = "") -> int:
     text = _annotation(pod, key, default)
     if not text.isdecimal():
-        raise ValueError(f"the annotation {key} of {_name(pod)} is no number: {text!r}")
+        raise ValueError(f"the annotation {key} of {_name(pod)} is not a number: {text!r}")
     return int(text)
 
 
@@ -298,7 +298,7 @@ def _in_cluster() -> httpx.Client:
 
 
 def _with_token(request: httpx.Request) -> httpx.Request:
-    """Read anew each time: the kubelet renews it."""
+    """Read each time: the kubelet renews it."""
     request.headers["Authorization"] = f"Bearer {(ACCOUNT / 'token').read_text(encoding='ascii')}"
     return request
 
@@ -311,7 +311,7 @@ def main() -> None:
     parser.add_argument("--kubernetes", help="an API server without authentication, as kubectl proxy; else this pod's")
     parser.add_argument("--resource", default="nvidia.com/gpu")
     parser.add_argument("--pause-s", type=float, default=5.0)
-    parser.add_argument("--passes", type=int, default=0, help="end after so many; 0: never")
+    parser.add_argument("--passes", type=int, default=0, help="number of passes before the end; 0: never end")
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -29,7 +29,7 @@ local function settings_of(comment)
         return nil, "give batch=SAMPLES, the global batch size"
     end
     if found.nodes ~= nil and not (found.nodes:match("^%d+$") or found.nodes:match("^%d+%-%d*$")) then
-        return nil, "nodes=" .. found.nodes .. " is no number of nodes; give 16, 4-16 or 4-"
+        return nil, "nodes=" .. found.nodes .. " is not a number of nodes; give 16, 4-16 or 4-"
     end
     return found, nil
 end

@@ -17,7 +17,7 @@ CHANNEL = "penstock"
 
 CHANGES = "changes"
 KEPT = 1000
-"""Rows of ``changes`` that stay; who is further behind has to look at everything."""
+"""Rows of ``changes`` that stay; a reader that is further behind has to read everything."""
 
 
 class Telling(NamedTuple):

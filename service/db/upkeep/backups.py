@@ -34,7 +34,7 @@ def backup(database: Database, file: Path) -> int:
     Raises Conflict when ``file`` exists already, MissingExtra without ``pg_dump``, Unreachable when it fails.
     """
     if file.exists():
-        raise Conflict(f"{str(file)!r} is there already", remedy="name another file, or remove it first")
+        raise Conflict(f"{str(file)!r} already exists", remedy="name another file, or remove it first")
     database.revision()
     with _whole(file) as new:
         if database.is_sqlite:
@@ -55,7 +55,8 @@ def restore(database: Database, file: Path, *, replace: bool = False) -> str | N
         if not opened.read(16).startswith(STARTS[database.is_sqlite]):
             engine = "a SQLite file" if database.is_sqlite else "a PostgreSQL database"
             raise InvalidDocument(
-                f"{str(file)!r} is no backup of {engine}", remedy="name a file that `penstock db backup` wrote from one"
+                f"{str(file)!r} is not a backup of {engine}",
+                remedy="name a file that `penstock db backup` wrote from one",
             )
     if database.is_sqlite:
         with _sound(file) as source:
@@ -87,7 +88,8 @@ def _sound(file: Path) -> Iterator[sqlite3.Connection]:
             raise _damaged(file, damage)
         if not tables & {"alembic_version", "schema_version"}:
             raise InvalidDocument(
-                f"{str(file)!r} is a SQLite file, but none of Penstock's", remedy="name what `penstock db backup` wrote"
+                f"{str(file)!r} is a SQLite file, but not one of Penstock's",
+                remedy="give a file that `penstock db backup` wrote",
             )
         yield source
 
@@ -114,8 +116,8 @@ def _refuse_in_use(database: Database, replace: bool) -> None:
             return
         if not replace:
             raise Conflict(
-                f"the database {database.name} holds something already",
-                remedy="restore into a new one, or give --replace to throw away what it holds",
+                f"the database {database.name} is not empty",
+                remedy="restore into a new one, or give --replace to discard its contents",
             )
         if revision == migrations.HEAD:
             seen = sa.select(workers.c.host, workers.c.pid).where(workers.c.seen_ms > now_ms() - ALIVE_MS)
@@ -123,7 +125,7 @@ def _refuse_in_use(database: Database, replace: bool) -> None:
             if alive is not None:
                 raise Conflict(
                     f"a worker works with the database {database.name}: process {alive.pid} on {alive.host}",
-                    remedy=f"stop all services and workers first; one that was killed counts for {ALIVE_MS // 1000} s",
+                    remedy=f"stop all services and workers first; a killed one counts for {ALIVE_MS // 1000} s",
                 )
 
 
@@ -155,7 +157,7 @@ def _run(database: Database, program: str, *arguments: str) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines()
-        raise Unreachable(f"{program} could not do it: {lines[0] if lines else f'exit code {done.returncode}'}")
+        raise Unreachable(f"{program} failed: {lines[0] if lines else f'exit code {done.returncode}'}")
 
 
 def _program(name: str) -> str:

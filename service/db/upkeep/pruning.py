@@ -57,7 +57,7 @@ def prune(database: Database, keep_days: float) -> Pruned:
     """Remove what ended more than ``keep_days`` days ago. Raises UnsupportedRequest for less than two days."""
     if keep_days < SHORTEST_DAYS:
         raise UnsupportedRequest(
-            f"what is {keep_days:g} days old may still be in use; at least {SHORTEST_DAYS} days are kept"
+            f"entries that are {keep_days:g} days old may still be in use; keep at least {SHORTEST_DAYS} days"
         )
     before = now_ms() - int(keep_days * DAY_MS)
     over = sweeps.c.state != "running"

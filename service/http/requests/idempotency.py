@@ -75,8 +75,8 @@ class Doing:
         noted = connection.execute(idempotency.update().where(self.row).values(job_id=made_id)).rowcount
         if not noted:
             raise Conflict(
-                f"the request with the Idempotency-Key {self.key!r} took too long and is done by another process",
-                remedy="send it again: it is answered with what was made",
+                f"the request with the Idempotency-Key {self.key!r} took too long; another process took it over",
+                remedy="send it again to get the result",
             )
 
     @property
@@ -115,9 +115,9 @@ class Idempotency:
                 return doing
         if row.request_hash != request_hash:
             raise WrongKey(
-                f"the Idempotency-Key {key!r} came with another request before",
+                f"the Idempotency-Key {key!r} was used for another request before",
                 faults=(Fault("/header/idempotency-key", "it belongs to another request", "key-reused"),),
-                remedy="make a new key for each request; only a repetition has the key of the first one",
+                remedy="use a new key for each request; only a repetition of a request has the same key",
             )
         if row.status is not None:
             head, _, body = row.body.partition(b"\n")
@@ -126,7 +126,7 @@ class Idempotency:
             return Made(row.job_id, doing)
         raise KeyInUse(
             f"the first request with the Idempotency-Key {key!r} has not been answered yet",
-            remedy=f"wait a moment, and send it again; one that was lost is done anew after {self.lease_s:g} s",
+            remedy=f"wait a moment, and send it again; one that was lost is repeated after {self.lease_s:g} s",
         )
 
     def renew(self, doing: Doing) -> bool:

@@ -32,13 +32,13 @@ class Unpacker:
     def take(self, chunk: bytes, most: int) -> bytes:
         """Return what a piece unpacks to; after ``most`` bytes there may be more. Raises InvalidDocument."""
         if self._stream.eof and chunk:
-            raise InvalidDocument("the compressed body goes on after its end; send one compressed stream")
+            raise InvalidDocument("the compressed body continues after its end; send one compressed stream")
         try:
             found = self._stream.decompress(chunk, most)
         except zlib.error as error:
-            raise InvalidDocument(f"the body is not what its Content-Encoding says: {error}") from None
+            raise InvalidDocument(f"the body does not match its Content-Encoding: {error}") from None
         if self._stream.unused_data:
-            raise InvalidDocument("the compressed body goes on after its end; send one compressed stream")
+            raise InvalidDocument("the compressed body continues after its end; send one compressed stream")
         return found
 
     def close(self) -> None:

@@ -73,7 +73,7 @@ def note_of(request: Request) -> Note | None:
 
 def describe_idempotency(schema: dict[str, Any], routes: Iterable[Any]) -> None:
     """Add the header to those POSTs of an OpenAPI document that honour it."""
-    words = "a name of yours for this request: sent again within a day, it is answered as it was, and not done again"
+    words = "a name of your choice for this request: a repetition within a day gets the same answer and has no effect"
     pattern = {"type": "string", "minLength": 1, "maxLength": LONGEST_KEY, "pattern": "^[!-~]+$"}
     header = {"name": HEADER, "in": "header", "required": False, "description": words, "schema": pattern}
     for route in every_route(routes):
@@ -137,7 +137,7 @@ def _checked(key: str) -> str:
     if 1 <= len(key) <= LONGEST_KEY and key.isascii() and key.isprintable() and " " not in key:
         return key
     raise WrongKey(
-        f"the header {HEADER} is no key: it has 1 to {LONGEST_KEY} printable ASCII characters without blanks",
+        f"the header {HEADER} is not valid: a key has 1 to {LONGEST_KEY} printable ASCII characters without blanks",
         faults=(Fault("/header/idempotency-key", f"1 to {LONGEST_KEY} characters from ! to ~", "malformed"),),
         remedy="a random UUID will do",
     )

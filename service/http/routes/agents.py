@@ -47,5 +47,5 @@ async def sync(
 
 @router.get("/agents", response_model=list[AgentOut])
 def list_agents(service: Access, caller: Reader) -> list[AgentOut]:
-    """All agents that have ever reported here."""
+    """List all agents that have ever reported to this service."""
     return service.agents.everybody(caller.tenant)

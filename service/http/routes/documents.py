@@ -38,7 +38,7 @@ Hash = Annotated[str, Path(description="`sha256:` and 64 hexadecimal digits", ma
 async def post_profile(
     caller: Solver, profile: Annotated[ModelProfile, Depends(reader(ModelProfile))], response: Response, service: Access
 ) -> DocumentStored:
-    """Keep a profile; requests may then name it by its hash."""
+    """Store a profile; requests may then refer to it by its hash."""
     address = await run_sync(service.stores.of(caller.tenant).put, profile)
     response.headers["Location"] = f"/v1/profiles/{address}"
     return DocumentStored(hash=address, href=f"/v1/profiles/{address}")
@@ -57,7 +57,7 @@ async def post_topology(
     response: Response,
     service: Access,
 ) -> DocumentStored:
-    """Keep a topology; requests may then name it by its hash."""
+    """Store a topology; requests may then refer to it by its hash."""
     address = await run_sync(service.stores.of(caller.tenant).put, topology)
     response.headers["Location"] = f"/v1/topologies/{address}"
     return DocumentStored(hash=address, href=f"/v1/topologies/{address}")
@@ -67,7 +67,7 @@ async def post_topology(
 def list_profiles(
     request: Request, service: Access, caller: Reader, cursor: Cursor = None, limit: Limit = 50
 ) -> Response:
-    """Stored profiles, the newest first, without their layers."""
+    """List the stored profiles, the newest first, without their layers."""
     page = service.stores.of(caller.tenant).listed("profile", cursor, limit)
     return tagged(request, page.model_dump_json().encode())
 
@@ -76,39 +76,39 @@ def list_profiles(
 def list_topologies(
     request: Request, service: Access, caller: Reader, cursor: Cursor = None, limit: Limit = 50
 ) -> Response:
-    """Stored topologies, the newest first, without their devices."""
+    """List the stored topologies, the newest first, without their devices."""
     page = service.stores.of(caller.tenant).listed("topology", cursor, limit)
     return tagged(request, page.model_dump_json().encode())
 
 
 @router.get("/profiles/{hash}", responses={200: {"model": ModelProfile}, 304: UNCHANGED, **problems(404)})
 def get_profile(request: Request, hash: Hash, service: Access, caller: Reader) -> Response:
-    """A stored profile."""
+    """Return a stored profile."""
     return immutable(request, service.stores.of(caller.tenant).body("profile", hash), hash)
 
 
 @router.get("/topologies/agents", response_model_exclude_none=True, responses=problems(404, 409))
 def get_agents_topology(service: Access, caller: Reader) -> ClusterTopology:
-    """The devices of the agents that are alive, with links where a POSTed topology has them measured."""
+    """Return the devices of the living agents, with links where a stored topology has measured ones."""
     agents, store = service.agents.everybody(caller.tenant), service.stores.of(caller.tenant)
     return living_topology(agents, store.newest_topologies())
 
 
 @router.get("/topologies/{hash}", responses={200: {"model": ClusterTopology}, 304: UNCHANGED, **problems(404)})
 def get_topology(request: Request, hash: Hash, service: Access, caller: Reader) -> Response:
-    """A stored topology."""
+    """Return a stored topology."""
     return immutable(request, service.stores.of(caller.tenant).body("topology", hash), hash)
 
 
 @router.get("/planners", response_model=list[PlannerOut], responses={304: UNCHANGED})
 def get_planners(request: Request, caller: Reader) -> Response:
-    """The planners that a request may name, with their schedules and options."""
+    """List the planners that a request may name, with their schedules and options."""
     return tagged(request, _json_list(judging.planners()))
 
 
 @router.get("/examples", response_model=list[ExampleOut], responses={304: UNCHANGED})
 def get_examples(request: Request, caller: Reader) -> Response:
-    """Requests that can be POSTed to /v1/plans as they are."""
+    """List example requests that can be POSTed to /v1/plans unchanged."""
     tiny = ExampleOut(name="tiny", summary="four layers on two devices", request=tiny_request())
     known = set(catalogue.model_names())
     return tagged(request, _json_list([tiny, *(_example(*given) for given in EXAMPLES if given[0] in known)]))

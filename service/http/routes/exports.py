@@ -41,14 +41,14 @@ Rank = Annotated[int, Path(ge=0, le=MAX_WIRE_INTEGER)]
 
 @router.get("/plans/{hash}/programs", responses={304: UNCHANGED, **problems(404, 422)})
 async def programs(request: Request, hash: Hash, service: Access, caller: Reader) -> Response:
-    """The programs of all ranks, lowered from the plan."""
+    """Return the programs of all ranks, lowered from the plan."""
     found = await run_sync(service.programs.all, caller.tenant, hash, limiter=service.heavy)
     return immutable(request, b"[" + b",".join(found) + b"]", hash)
 
 
 @router.get("/plans/{hash}/programs/{rank}", responses={304: UNCHANGED, **problems(404, 422)})
 async def program(request: Request, hash: Hash, rank: Rank, service: Access, caller: Reader) -> Response:
-    """The program of one rank."""
+    """Return the program of one rank."""
     found = await run_sync(service.programs.one, caller.tenant, hash, rank, limiter=service.heavy)
     return immutable(request, found, hash)
 
@@ -62,7 +62,7 @@ async def program(request: Request, hash: Hash, rank: Rank, service: Access, cal
     response_class=Response,
 )
 async def export(hash: Hash, asked: Annotated[ExportAsked, Query()], service: Access, caller: Reader) -> Response:
-    """The plan in another form, as a file: `chrome-trace` for Perfetto, `csv` for PyTorch, `svg`, `report`, …
+    """Return the plan in another form, as a file: `chrome-trace` for Perfetto, `csv` for PyTorch, `svg`, `report`, …
 
     For schedulers (`sbatch`, `trainjob`, `jobset`, …) the other parameters say how its ranks are launched; a form of
     several files comes as a zip archive. With `against` a plan for nodes that are gone is a 409 that names them. The

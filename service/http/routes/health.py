@@ -16,25 +16,25 @@ router = APIRouter(tags=["health"])
 
 @router.get("/healthz")
 async def healthz() -> dict[str, str]:
-    """The process answers."""
+    """Return 200 while the process responds."""
     return {"status": "ok"}
 
 
 @router.get("/readyz", responses=problems(503))
 def readyz(service: Access) -> dict[str, str | int]:
-    """The database answers and is of this version, a worker lives, nothing is ending; 503 says what fails."""
+    """Return 200 if the database is at this version, a worker is alive and nothing is shutting down; else 503."""
     return readiness(service)
 
 
 @router.get("/metrics", response_class=Response, responses={**problems(503), 200: {"content": {"text/plain": {}}}})
 def get_metrics(service: Access, caller: Scraper) -> Response:
-    """Metrics for Prometheus: of this process, and of all that share the database."""
+    """Return metrics for Prometheus: of this process, and of all that share the database."""
     metrics.waiters.set(service.notifier.waiting())
     return Response(metrics.exposition(service.collector), media_type=metrics.CONTENT_TYPE)
 
 
 @router.get("/version")
 async def get_version(response: Response) -> dict[str, str]:
-    """What answers here."""
+    """Return the service's name and version."""
     response.headers["Cache-Control"] = "no-cache"
     return {"name": "penstock", "version": version("penstock")}

@@ -33,7 +33,7 @@ async def import_topology(
     asked: Annotated[TopologyImport, Depends(reader(TopologyImport))],
     service: Access,
 ) -> Response:
-    """Make one topology of texts: Slurm's, Kubernetes', drivers' and fabric tools'. Nothing that they name is opened.
+    """Make one topology from the output of Slurm, Kubernetes, drivers and fabric tools. No named file is opened.
 
     The answer says what was assumed and which nodes were left out; 422 names what cannot be read, by line and column,
     contradictions, and whatever neither sources nor options say. The topology is kept under its hash, unless `store`

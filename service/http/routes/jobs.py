@@ -31,7 +31,7 @@ from penstock.service.services import Service
 router = APIRouter(prefix="/v1", tags=["jobs"], route_class=OnceRoute)
 
 Id = Annotated[str, Path(description="a job's id", max_length=128)]
-Tag = Annotated[str | None, Query(max_length=128, description="a word of yours, to find the job by")]
+Tag = Annotated[str | None, Query(max_length=128, description="a tag of your choice, to find the job by")]
 
 
 @router.get("/jobs", response_model=JobPage, responses=problems(422))
@@ -46,7 +46,7 @@ def list_jobs(
     planner: Annotated[str | None, Query(max_length=128)] = None,
     parent: Annotated[str | None, Query(max_length=64, description="the sweep that submitted it")] = None,
 ) -> JobPage:
-    """Jobs, the newest first; of one state, tag, profile, planner or sweep."""
+    """List jobs, the newest first; optionally of one state, tag, profile, planner or sweep."""
     wanted = {"tag": tag, "profile": profile, "planner": planner, "parent_id": parent}
     items = service.queue.recent(caller.tenant, cursor, limit, state, **wanted)
     return JobPage(items=tuple(items), next_cursor=items[-1].id if len(items) == limit else None)
@@ -54,7 +54,7 @@ def list_jobs(
 
 @router.post("/jobs/{id}:cancel", response_model=JobOut, responses=problems(404, 409))
 async def cancel(id: Id, service: Access, caller: Solver) -> Response:
-    """Stop a job and drop what it has found."""
+    """Stop a job and drop its plans."""
     return json_response(await run_sync(service.queue.stop, caller.tenant, id, "cancel"))
 
 
@@ -66,13 +66,13 @@ async def finish(id: Id, service: Access, caller: Solver) -> Response:
 
 @router.post("/jobs/{id}:retry", status_code=202, response_model=JobOut, responses=problems(404, 409, 429))
 async def retry(id: Id, service: Access, caller: Solver) -> Response:
-    """Start a job again that has failed or was cancelled."""
+    """Restart a job that has failed or was cancelled."""
     return json_response(await run_sync(service.queue.retry, caller.tenant, id), 202)
 
 
 @router.get("/jobs/{id}", responses={200: {"model": JobOut}, 304: UNCHANGED, **problems(404)})
 async def get(request: Request, id: Id, service: Access, caller: Reader) -> Response:
-    """A job as it stands; with `Prefer: wait=N`, once it has ended or N seconds are over."""
+    """Return a job; with `Prefer: wait=N`, once it has ended or after N seconds."""
     until = time.monotonic() + prefer_wait_s(request, service.settings.max_wait_s)
     job = await settled(service, caller, id, until)
     return tagged(request, job.model_dump_json().encode())
@@ -101,7 +101,7 @@ async def events(
     after: After = 0,
     last_event_id: Annotated[int | None, Header(ge=0, le=MAX_WIRE_INTEGER)] = None,
 ) -> Response:
-    """A job's events as server-sent events, resumed after `Last-Event-ID`; with `poll` as JSON, held by `Prefer`."""
+    """Stream a job's events (SSE), resumed after `Last-Event-ID`; with `poll` as JSON, held by `Prefer`."""
 
     def page(after: int) -> EventPage:
         done = service.queue.job(caller.tenant, id, with_result=False).state not in ACTIVE
@@ -114,13 +114,13 @@ async def events(
 
 @router.get("/jobs/{id}/incumbent", responses={200: {"model": Plan}, 304: UNCHANGED, **problems(404, 409)})
 def incumbent(request: Request, id: Id, service: Access, caller: Reader) -> Response:
-    """The best plan of a job so far."""
+    """Return the best plan of a job so far."""
     return tagged(request, service.planning.of(caller.tenant).incumbent(id).canonical_json())
 
 
 @router.get("/jobs/{id}/plan-file", responses={200: {"model": PlanFile}, 304: UNCHANGED, **problems(404, 409)})
 def plan_file(request: Request, id: Id, service: Access, caller: Reader, best: bool = False) -> Response:
-    """The final plan of a job with its request inline; with `best`, of a running job the best plan so far."""
+    """Return the final plan of a job with its request; with `best`, the best plan of a running job so far."""
     planning, store = service.planning.of(caller.tenant), service.stores.of(caller.tenant)
     if best and planning.is_open(id):
         return tagged(request, store.file_of(planning.incumbent(id)).canonical_json())
@@ -129,7 +129,7 @@ def plan_file(request: Request, id: Id, service: Access, caller: Reader, best: b
 
 
 async def settled(service: Service, caller: Principal, job_id: str, until: float) -> JobOut:
-    """The job once it has ended, or as it stands at ``until``, of ``time.monotonic``."""
+    """Return the job once it has ended, or as it is at ``until``, of ``time.monotonic``."""
     with service.notifier.listen(f"job:{job_id}") as listener:
         while True:
             job = await run_sync(service.queue.job, caller.tenant, job_id)

@@ -29,7 +29,7 @@ async def import_layout(
     asked: Annotated[LayoutRequest, Depends(reader(LayoutRequest))],
     service: Access,
 ) -> Response:
-    """What Megatron, torchtitan or DeepSpeed runs, as a plan with the judge's numbers; nothing is kept.
+    """Convert a layout of Megatron, torchtitan or DeepSpeed to a plan with simulated times; nothing is stored.
 
     `rivals` has the best plan that the same trainer can express, and the best of all; `compare: false` leaves them
     out. Limits of the request hold for each of their solves. A layout that does not fit memory is an answer; 422 names
@@ -45,7 +45,7 @@ async def import_layout(
 
 
 def _inline(service: Service, tenant: str, asked: LayoutRequest) -> LayoutRequest:
-    """With the documents themselves, within this service's sizes."""
+    """Return the request with its documents inline, within this service's limits."""
     request = service.stores.of(tenant).resolve(asked.request)
     service.sizes.check(request)
     return asked.model_copy(update={"request": request})

@@ -26,25 +26,25 @@ FOR_EVER = {"Cache-Control": "public, max-age=31536000, immutable", "X-Content-T
 
 @router.get("/")
 def home(request: Request, service: Access, who: Reader) -> Response:
-    """The newest of everything, and where to begin."""
+    """The latest jobs, plans and runs, and where to begin."""
     return page(request, "home.html", **overview.home(Sources.of(service, who)))
 
 
 @router.get("/plan")
 def plan_form(request: Request, service: Access, who: Reader) -> Response:
-    """The form that asks for a plan."""
+    """The form of a plan request."""
     return page(request, "plan_form.html", **acting.form(Sources.of(service, who), dict(request.query_params)))
 
 
 @router.post("/plan")
 async def submit(request: Request, service: Access, who: Solver) -> Response:
-    """Ask for a plan: on to its job or its plan, or back to the form with what is wrong at its fields."""
+    """Request a plan: continue to its job or plan, or return to the form with errors at its fields."""
     return await _act(request, acting.submit, Sources.of(service, who), await acting.posted(request))
 
 
 @router.post("/compare")
 async def submit_sweep(request: Request, service: Access, who: Solver) -> Response:
-    """Ask every planner, or for each of what the form lists: on to the table that fills in."""
+    """Ask every planner, or for each value that the form lists: continue to the table that fills in."""
     return await _act(request, acting.submit_sweep, Sources.of(service, who), await acting.posted(request))
 
 
@@ -58,13 +58,13 @@ def jobs(
 
 @router.get("/jobs/{id}")
 def job(request: Request, id: str, service: Access, who: Reader) -> Response:
-    """A job as it lives."""
+    """A job and its progress."""
     return page(request, "job.html", **overview.job(Sources.of(service, who), id))
 
 
 @router.post("/jobs/{id}/{verb}")
 async def act_on_job(request: Request, id: str, verb: acting.JobVerb, service: Access, who: Solver) -> Response:
-    """Cancel, finish or retry a job, and look at it again."""
+    """Cancel, finish or retry a job, and show it again."""
     await acting.posted(request)
     await run_sync(acting.on_job, Sources.of(service, who), id, verb)
     return RedirectResponse(f"/jobs/{id}", 303)
@@ -86,7 +86,7 @@ async def plan_timeline(
     to: Time = 0,
     columns: Annotated[int, Query(ge=0, le=20_000)] = 0,
 ) -> Response:
-    """The timeline as data; with `from`, `to` and `columns` a part of it, finer."""
+    """The timeline as data; with `from`, `to` and `columns` a part of it in more detail."""
     part = timelines.Part(start, to, columns) if columns else None
     sources = Sources.of(service, who)
     found = await run_sync(acting.plan_timeline, sources, id, part, limiter=service.heavy)
@@ -108,7 +108,7 @@ def plan_request(id: str, service: Access, who: Reader) -> Response:
 
 @router.get("/plans/{id}/what-if")
 async def what_if(request: Request, id: str, service: Access, who: Solver, change: Ids = []) -> Response:  # noqa: B006
-    """What other requests would give: the usual changes, or those that are named."""
+    """The effect of changes of the request: the usual ones, or those that are named."""
     shown = await run_sync(acting.what_if, Sources.of(service, who), id, change, limiter=service.heavy)
     return page(request, "what_if.html", **shown)
 
@@ -133,7 +133,7 @@ def sweep(request: Request, id: str, service: Access, who: Reader) -> Response:
 
 @router.post("/sweeps/{id}/cancel")
 async def cancel_sweep(request: Request, id: str, service: Access, who: Solver) -> Response:
-    """Cancel what has not ended, and look at it again."""
+    """Cancel unfinished cases, and show the sweep again."""
     await acting.posted(request)
     await run_sync(Sources.of(service, who).cancel_sweep, id)
     return RedirectResponse(f"/sweeps/{id}", 303)
@@ -141,13 +141,13 @@ async def cancel_sweep(request: Request, id: str, service: Access, who: Solver) 
 
 @router.get("/runs")
 def runs(request: Request, service: Access, who: Reader, cursor: Cursor = None) -> Response:
-    """Runs, the newest first."""
+    """List runs, the newest first."""
     return page(request, "runs.html", **overview.runs(Sources.of(service, who), cursor))
 
 
 @router.get("/runs/{id}")
 def run(request: Request, id: str, service: Access, who: Reader) -> Response:
-    """A run as it trains."""
+    """A run and its progress."""
     return page(request, "run.html", **overview.run(Sources.of(service, who), id))
 
 
@@ -160,7 +160,7 @@ async def run_timeline(
     to: Time = 0,
     columns: Annotated[int, Query(ge=0, le=20_000)] = 0,
 ) -> Response:
-    """What was predicted, and what the ranks measured, as data."""
+    """The predicted and the measured timeline as data."""
     part = timelines.Part(start, to, columns) if columns else None
     sources = Sources.of(service, who)
     return json_response(await run_sync(acting.run_timeline, sources, id, part, limiter=service.heavy))
@@ -175,7 +175,7 @@ async def run_report(id: str, service: Access, who: Reader) -> Response:
 
 @router.post("/runs/{id}/cancel")
 async def cancel_run(request: Request, id: str, service: Access, who: Runner) -> Response:
-    """Stop a run on all its agents, and look at it again."""
+    """Stop a run on all its agents, and show it again."""
     await acting.posted(request)
     await run_sync(Sources.of(service, who).cancel_run, id)
     return RedirectResponse(f"/runs/{id}", 303)
@@ -183,7 +183,7 @@ async def cancel_run(request: Request, id: str, service: Access, who: Runner) ->
 
 @router.get("/agents")
 def agents(request: Request, service: Access, who: Reader) -> Response:
-    """Who is there, with which devices and models."""
+    """The agents with their devices and models."""
     return page(request, "agents.html", **overview.agents(Sources.of(service, who)))
 
 
@@ -195,20 +195,20 @@ def cluster(request: Request, service: Access, who: Reader) -> Response:
 
 @router.get("/health")
 def health(request: Request, service: Access, who: Reader) -> Response:
-    """Whether the service can take work, and who does it."""
+    """Whether the service can take work, and its workers."""
     return page(request, "health.html", **overview.health(Sources.of(service, who)))
 
 
 @router.get("/favicon.ico")
 async def favicon() -> Response:
-    """The icon, for what is no page of ours and names none."""
+    """The icon, for clients that request it at its usual address."""
     icon = assets.find("icon.svg")
     return Response(icon.body, media_type=icon.media_type, headers={"Cache-Control": "public, max-age=86400"})
 
 
 @router.get("/static/{edition}/{name}")
 async def static(edition: str, name: str) -> Response:
-    """A script, a style or a picture of the pages; of another edition than the present one it is not kept."""
+    """A script, a style or a picture of the pages; a file of another edition than the present one is not cached."""
     asset = assets.find(name)
     headers = FOR_EVER if edition == assets.edition() else {"Cache-Control": "no-store"}
     return Response(asset.body, media_type=asset.media_type, headers=headers)

@@ -1,4 +1,4 @@
-"""``/v1/placements``: which free nodes jobs should get. Nothing of it is kept."""
+"""``/v1/placements``: which free nodes jobs should get. Nothing is stored."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def place(
     asked: Annotated[PlacementRequest, Depends(reader(PlacementRequest))],
     service: Access,
 ) -> Response:
-    """Choose nodes, and how many, for each job, with its plan, what other numbers of nodes would give, and why.
+    """Choose the nodes of each job, with its plan, the results for other numbers of nodes, and the reasons.
 
     A job that fits nowhere is an answer, with the bytes that are missing. 409: no device is free; 422 names nodes that
     the topology lacks. Without `time_limit_ns` large sets of nodes get regular layouts only, which takes seconds.
@@ -44,7 +44,7 @@ async def place(
 
 
 def _inline(service: Service, tenant: str, asked: PlacementRequest) -> PlacementRequest:
-    """With the documents themselves, and no more time than the service gives."""
+    """Return the request with its documents inline, within this service's time limit."""
     store, sizes = service.stores.of(tenant), service.sizes
     topology = store.topology(asked.topology) if isinstance(asked.topology, str) else asked.topology
     sizes.check(topology)

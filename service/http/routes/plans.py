@@ -1,4 +1,4 @@
-"""``/v1/plans``: a request for a plan becomes a job; the plans that come of jobs are kept under their hashes."""
+"""``/v1/plans``: a request for a plan becomes a job; the resulting plans are stored under their hashes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def submit(
     priority: Annotated[int, Query(ge=-100, le=100, description="higher ones first")] = 0,
     tag: Tag = None,
 ) -> Response:
-    """Ask for a plan: 202 with a job, or 200 with its result when it is known or done within `Prefer: wait=N`."""
+    """Request a plan: 202 with a job, or 200 with its result when it is stored or found within `Prefer: wait=N`."""
     began = time.monotonic()
     body = await body_of(request)
     options = JobOptions(priority=priority, tag=tag, note=note_of(request))
@@ -67,7 +67,7 @@ async def submit(
 async def _answered(
     request: Request, service: Service, caller: Principal, job_id: str, began: float | None = None
 ) -> Response:
-    """The job once it has ended, or as it stands when the wait is over; that counts from when the request ``began``."""
+    """Return the job once it has ended, or as it is when the wait, counted from ``began``, is over."""
     wait_s = prefer_wait_s(request, service.settings.max_wait_s)
     job = await settled(service, caller, job_id, (time.monotonic() if began is None else began) + wait_s)
     headers = {"Location": f"/v1/jobs/{job.id}"} | ({"Preference-Applied": f"wait={wait_s:.0f}"} if wait_s else {})
@@ -83,11 +83,11 @@ async def verify(hash: Hash, service: Access, caller: Reader) -> Verdict:
 
 @router.get("/plans/{hash}", responses={200: {"model": Plan}, 304: UNCHANGED, **problems(404)})
 async def get(request: Request, hash: Hash, service: Access, caller: Reader) -> Response:
-    """A plan, which never changes."""
+    """Return a plan, which never changes."""
     return immutable(request, await run_sync(service.stores.of(caller.tenant).body, "plan", hash), hash)
 
 
 @router.get("/plans/{hash}/plan-file", responses={200: {"model": PlanFile}, 304: UNCHANGED, **problems(404)})
 def plan_file(request: Request, hash: Hash, service: Access, caller: Reader) -> Response:
-    """A plan with its request inline: it can be judged, run and explained alone."""
+    """Return a plan with its request: it can be judged, run and explained by itself."""
     return immutable(request, service.stores.of(caller.tenant).plan_file_body(hash), hash)

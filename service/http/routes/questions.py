@@ -1,4 +1,4 @@
-"""``/v1/plans:…``, ``/v1/profiles:calibrate``: questions about documents of one's own. Nothing of them is kept."""
+"""``/v1/plans:…``, ``/v1/profiles:calibrate``: questions about documents of one's own. Nothing is stored."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def verify(caller: Solver, file: File, service: Access) -> Verdict:
     openapi_extra=takes(PlanFile, tiny_plan_file()),
 )
 async def simulate(caller: Solver, file: File, service: Access) -> Response:
-    """A plan of one's own with the judge's prediction; 422 when it cannot be simulated (deadlock, shape)."""
+    """Return a plan of one's own with its simulated prediction; 422 when it cannot be simulated (deadlock, shape)."""
     return json_response(await run_sync(judging.simulation, file, limiter=service.heavy))
 
 
@@ -79,7 +79,7 @@ async def compare(
     planner: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006  (FastAPI reads it, nothing writes it)
     schedule: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
 ) -> Response:
-    """Each planner with each of its schedules, judged alike; `planner` and `schedule` narrow it down.
+    """Run each planner with each of its schedules on the same request; `planner` and `schedule` restrict them.
 
     A planner that cannot take the request has a row with status `unsupported`, whose `why` says what it can take.
     With `Accept: text/event-stream` each row is an event `row` as soon as it is found, and the last one is `end` or
@@ -129,11 +129,12 @@ class How:
 async def explain(
     request: Request, caller: Solver, file: File, service: Access, how: Annotated[How, Depends()]
 ) -> Response:
-    """What a plan's time is made of, what binds it, and what would help; 422 when it cannot be simulated.
+    """Explain what a plan's time is made of, what limits it, and what would help; 422 when it cannot be simulated.
 
-    `what_if` names changes to try (`bandwidth=2`, `devices=+8`, …; `default` the usual ones), `planner` who plans anew
-    for them. With `cut` (layers or their names, where stages begin) the answer compares a layout of one's own, whose
-    `replicas` or `devices` (one entry a stage, names separated by commas), `schedule` and `micro_batches` may be given.
+    `what_if` names changes to try (`bandwidth=2`, `devices=+8`, …; `default` the usual ones), `planner` which one plans
+    again for them. With `cut` (layers or their names, where stages begin) the answer compares a layout of one's own,
+    whose `replicas` or `devices` (one entry a stage, names separated by commas), `schedule` and `micro_batches` may be
+    given.
     """
     return await _explained(request, service, file, how)
 
@@ -142,7 +143,7 @@ async def explain(
 async def explain_stored(
     request: Request, hash: Hash, service: Access, caller: Reader, how: Annotated[How, Depends()]
 ) -> Response:
-    """The same of a stored plan."""
+    """Explain a stored plan."""
     return await _explained(request, service, await run_sync(service.stores.of(caller.tenant).plan_file, hash), how)
 
 
@@ -157,7 +158,7 @@ async def calibrate(
     asked: Annotated[CalibrationRequest, Depends(reader(CalibrationRequest))],
     service: Access,
 ) -> Response:
-    """Fold what runs measured (`GET /v1/runs/{id}/trace`) into a profile and a topology; nothing is kept."""
+    """Correct a profile and a topology by the traces of runs (`GET /v1/runs/{id}/trace`); nothing is stored."""
     task = {
         "task": "calibrate",
         "entry": "penstock.calibration.calibrate:answer",

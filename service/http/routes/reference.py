@@ -1,4 +1,4 @@
-"""``/docs``: the API for people, made from the OpenAPI document; nothing is fetched from elsewhere."""
+"""``/docs``: the API for people, made from the OpenAPI document; nothing is loaded from other sites."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ router = APIRouter(tags=["pages"], include_in_schema=False, route_class=PageRout
 
 @router.get("/docs")
 def docs(request: Request) -> Response:
-    """All routes, with what they take and give, and examples that can be sent as they are."""
+    """All routes with their parameters and answers, and examples that can be sent unchanged."""
     url = str(request.base_url).rstrip("/")
     return page(request, "reference.html", groups=reference.groups(request.app.openapi(), url))

@@ -58,14 +58,14 @@ def list_runs(
     cursor: Annotated[str | None, Query(max_length=64)] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> RunPage:
-    """Runs, the newest first."""
+    """List runs, the newest first."""
     items = service.runs.recent(caller.tenant, cursor, limit)
     return RunPage(items=tuple(items), next_cursor=items[-1].id if len(items) == limit else None)
 
 
 @router.get("/runs/{id}", response_model=RunOut, responses=problems(404))
 async def get(request: Request, id: str, service: Access, caller: Reader) -> Response:
-    """A run as it stands; with `Prefer: wait=N`, once it differs from `If-None-Match`, or has ended."""
+    """Return a run; with `Prefer: wait=N`, once it differs from `If-None-Match`, or has ended."""
     until = time.monotonic() + prefer_wait_s(request, service.settings.max_wait_s)
     any_change = "if-none-match" in request.headers
     with service.notifier.listen(f"run:{id}") as listener:
@@ -85,7 +85,7 @@ def cancel(id: str, service: Access, caller: Runner) -> Response:
 
 @router.get("/runs/{id}/trace", response_model=Trace, responses=problems(404))
 def trace(request: Request, id: str, service: Access, caller: Reader) -> Response:
-    """What the ranks measured in the traced steps, with the plan that they ran."""
+    """Return the ranks' measurements of the traced steps, with the plan that they ran."""
     found = service.runs.trace(caller.tenant, id)
     whole = found.model_copy(update={"plan_file": service.stores.of(caller.tenant).plan_file(found.plan_hash)})
     return tagged(request, whole.model_dump_json().encode())
@@ -101,7 +101,7 @@ async def events(
     after: After = 0,
     last_event_id: Annotated[int | None, Header(ge=0, le=MAX_WIRE_INTEGER)] = None,
 ) -> Response:
-    """A run's events as server-sent events, resumed after `Last-Event-ID`; with `poll` as JSON, held by `Prefer`."""
+    """Stream a run's events (SSE), resumed after `Last-Event-ID`; with `poll` as JSON, held by `Prefer`."""
 
     def page(after: int) -> RunEventPage:
         items, done = service.runs.events(caller.tenant, id, after)
@@ -120,7 +120,7 @@ async def logs(
     generation: Annotated[int | None, Query(ge=1, le=MAX_WIRE_INTEGER)] = None,
     max_bytes: Annotated[int, Query(ge=1, le=2**20)] = 2**16,
 ) -> Response:
-    """The end of what a rank has written; its agent is asked, and has to be there."""
+    """Return the end of a rank's log, from its agent, which has to be connected."""
     agent, number = await run_sync(service.runs.agent_of, caller.tenant, id, rank, generation)
     found = await service.agents.log_tail(caller.tenant, agent, id, number, rank, max_bytes)
     if found.path is None:

@@ -41,7 +41,7 @@ async def form(request: Request, next: Annotated[str, Query(max_length=2048)] = 
 
 @router.post("/sign-in")
 async def sign_in(request: Request, given: Form, service: Access) -> Response:
-    """Turn a key into a session, and go on to where the browser was."""
+    """Turn a key into a session, and continue to the page that was requested."""
     target = _local(given.get("next", "/"))
     address = request.client.host if request.client is not None else ""
     try:
@@ -69,6 +69,6 @@ async def sign_out() -> Response:
 
 
 def _local(target: str) -> str:
-    """A path of this service; whatever else was named is the start page."""
+    """Return a path of this service; for any other address the start page."""
     is_path = target.startswith("/") and not target.startswith(("//", "/\\")) and target.isprintable()
     return target if is_path else "/"

@@ -30,7 +30,7 @@ Id = Annotated[str, Path(description="a sweep's id", max_length=64)]
 async def start(
     request: Request, caller: Solver, asked: Annotated[SweepRequest, Depends(reader(SweepRequest))], service: Access
 ) -> Response:
-    """Ask a request once for each combination of topologies, batch sizes, planners, schedules and update rules."""
+    """Solve a request for each combination of topologies, batch sizes, planners, schedules and update rules."""
     sweep = await run_sync(service.sweeps.submit, caller, asked, note_of(request), limiter=service.heavy)
     return _created(sweep)
 
@@ -46,20 +46,20 @@ def _created(sweep: SweepOut) -> Response:
 
 @router.get("/sweeps", response_model=SweepPage, responses=problems(422))
 def list_sweeps(service: Access, caller: Reader, cursor: Cursor = None, limit: Limit = 50) -> SweepPage:
-    """Sweeps, the newest first, without their tables."""
+    """List sweeps, the newest first, without their tables."""
     items = service.sweeps.recent(caller.tenant, cursor, limit)
     return SweepPage(items=tuple(items), next_cursor=items[-1].id if len(items) == limit else None)
 
 
 @router.get("/sweeps/{id}", response_model=SweepOut, responses={304: UNCHANGED, **problems(404)})
 def get(request: Request, id: Id, service: Access, caller: Reader) -> Response:
-    """A sweep with its table: throughput, memory, devices, cost and gap of each case, and which rows are best."""
+    """Return a sweep with its table: throughput, memory, devices, cost and gap of each case, and the Pareto front."""
     return tagged(request, service.sweeps.sweep(caller.tenant, id).model_dump_json().encode())
 
 
 @router.post("/sweeps/{id}:cancel", response_model=SweepOut, responses=problems(404, 409))
 def cancel(id: Id, service: Access, caller: Solver) -> Response:
-    """Stop all cases of a sweep and drop what they have found."""
+    """Stop all cases of a sweep and drop their plans."""
     return json_response(service.sweeps.stop(caller.tenant, id, "cancel"))
 
 

@@ -1,5 +1,5 @@
 /* Small charts as SVG: lines and steps over a common axis, and points that are links. Each comes with a text that says
-   what it shows; the numbers themselves stand in the page's tables. */
+   what it shows; the numbers themselves are in the page's tables. */
 
 import { drawn } from "./words.js";
 

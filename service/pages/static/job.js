@@ -6,18 +6,18 @@ import { duration, made, percent } from "./words.js";
 const page = document.getElementById("job");
 const chart = page.querySelector("[data-chart]"), table = page.querySelector("[data-events]");
 const figure = (name) => page.querySelector(`[data-figure="${name}"]`);
-const story = { first: null, begun: 0, last: null, best: [], bound: [], ended: page.dataset.active === "no" };
+const curve = { first: null, begun: 0, last: null, best: [], bound: [], ended: page.dataset.active === "no" };
 
 table.replaceChildren();
 
 function take(event) {
   const at = Date.parse(event.at);
-  story.first ??= at;
-  story.last = at;
-  const after = (at - story.first) * 1e6, data = event.data;
-  if (data.state === "running" && !story.best.length) story.begun = after;
-  if (data.incumbent_ns != null) story.best.push([after, data.incumbent_ns]);
-  if (data.bound_ns != null) story.bound.push([after, data.bound_ns]);
+  curve.first ??= at;
+  curve.last = at;
+  const after = (at - curve.first) * 1e6, data = event.data;
+  if (data.state === "running" && !curve.best.length) curve.begun = after;
+  if (data.incumbent_ns != null) curve.best.push([after, data.incumbent_ns]);
+  if (data.bound_ns != null) curve.bound.push([after, data.bound_ns]);
   if (data.incumbent_ns != null) figure("incumbent").textContent = duration(data.incumbent_ns);
   if (data.bound_ns != null) figure("bound").textContent = duration(data.bound_ns);
   if (data.gap != null) figure("gap").textContent = percent(data.gap);
@@ -39,12 +39,12 @@ function schedule() {
 }
 
 function draw() {
-  const now = story.ended ? story.last : Math.max(story.last ?? 0, Date.now());
+  const now = curve.ended ? curve.last : Math.max(curve.last ?? 0, Date.now());
   lineChart(chart, [
-    { points: story.bound, kind: "two", stepped: true },
-    { points: story.best, kind: "one", stepped: true },
+    { points: curve.bound, kind: "two", stepped: true },
+    { points: curve.best, kind: "one", stepped: true },
   ], { formats: [duration, duration], names: ["since it was asked", "time per global batch"],
-    about: "Best plan so far and proven lower bound over time", from: story.begun, until: story.first === null ? 0 : Math.min(now - story.first, 3.6e6) * 1e6 });
+    about: "Best plan so far and proven lower bound over time", from: curve.begun, until: curve.first === null ? 0 : Math.min(now - curve.first, 3.6e6) * 1e6 });
 }
 
 /** The parts of the page that name the state, as the service renders them now. */
@@ -61,15 +61,15 @@ async function renew() {
     for (const key of ["started", "finished"]) if (key in now.dataset) old.dataset[key] = now.dataset[key];
   }
   document.title = fresh.title;
-  story.ended = fresh.getElementById("job").dataset.active === "no";
-  page.dataset.active = story.ended ? "no" : "yes";
+  curve.ended = fresh.getElementById("job").dataset.active === "no";
+  page.dataset.active = curve.ended ? "no" : "yes";
 }
 
 window.addEventListener("resize", schedule);
 
 setInterval(() => {
   const { started, finished } = figure("time").dataset;
-  if (story.ended || !started || finished) return;
+  if (curve.ended || !started || finished) return;
   figure("time").textContent = duration(Math.max(0, Date.now() - Date.parse(started)) * 1e6);
   schedule();
 }, 500);

@@ -1,5 +1,5 @@
 /* What lives on a page: elements with data-live are fetched again with their page and replaced where they changed.
-   Every second while the page says data-busy, every ten else; not while it is hidden, nor while somebody chooses in it. */
+   Every second while the page says data-busy, every ten else; not while it is hidden, nor while the user chooses in it. */
 
 import { tables } from "./tables.js";
 

@@ -28,9 +28,9 @@ async function showLog(form) {
   log.hidden = false;
   log.replaceChildren(made("p", { class: "hint" }, "asking its agent …"));
   const answer = await fetch(`/v1/runs/${encodeURIComponent(page.dataset.run)}/logs?${query}`);
-  const told = await answer.json();
-  log.replaceChildren(answer.ok ? made("p", { class: "hint" }, `${told.path} on ${told.agent}`) : made("p", { class: "fault" }, told.detail),
-    ...(answer.ok ? [made("pre", {}, told.text || "(nothing written yet)")] : []));
+  const logEnd = await answer.json();
+  log.replaceChildren(answer.ok ? made("p", { class: "hint" }, `${logEnd.path} on ${logEnd.agent}`) : made("p", { class: "fault" }, logEnd.detail),
+    ...(answer.ok ? [made("pre", {}, logEnd.text || "(nothing written yet)")] : []));
 }
 
 page.querySelector("[data-logs]").addEventListener("submit", (event) => {

@@ -3,7 +3,7 @@
   "use strict";
   const KEY = "penstock-theme", root = document.documentElement;
   const kept = () => { try { return window.localStorage.getItem(KEY) || ""; } catch { return ""; } };
-  const keep = (choice) => { try { window.localStorage.setItem(KEY, choice); } catch { /* pages without storage begin anew */ } };
+  const keep = (choice) => { try { window.localStorage.setItem(KEY, choice); } catch { /* pages without storage start from the default */ } };
   const choose = (choice) => {
     if (choice) root.setAttribute("data-theme", choice); else root.removeAttribute("data-theme");
     for (const button of document.querySelectorAll("[data-theme-choice]")) {

@@ -176,10 +176,10 @@ def _path(stages: list[list[int]]) -> Path:
 def chains_of(pieces: Pieces, path: Path) -> Chains:
     """Return the plan as the arrays that the bound of a single plan takes (``kernels.windows``)."""
     columns: list[list[int]] = [[] for _ in Chains._fields]
-    for part, behind in [*pairwise(path), (path[-1], None)]:
+    for part, following in [*pairwise(path), (path[-1], None)]:
         at = (part.variant, part.replicas, part.first, part.stop)
         after = int(pieces.after[0 if part.in_node else 1, part.replicas, part.first, part.stop])
-        out, back, channel = (0, 0, FREE) if behind is None else hop(pieces, part, behind)
+        out, back, channel = (0, 0, FREE) if following is None else hop(pieces, part, following)
         row = [pieces.forward[at], pieces.backward[at], out, back, channel, after, 0, pieces.limit[at], pieces.work[at]]
         for column, value in zip(columns, row, strict=True):
             column.append(int(value))

@@ -18,7 +18,7 @@ def line_of(times: StageTimes) -> Line:
     * two transfers of an edge exclude each other if they share a channel, or in a shared network a link: a transfer
       holds all its links for its whole duration, whatever else they carry. Traffic of other edges and all-reduces over
       the same links is left out, which only allows more;
-    * at most as many micro-batches are in flight as memory holds on the stage and on each before it
+    * no more micro-batches are in flight than memory holds on the stage and on each before it
       (``effective_limits``): a micro-batch in flight on a stage is in flight on the one before;
     * identical micro-batches can go in index order everywhere: call the k-th operation of each kind k. So the limit K
       is a precedence: forward m + K of a stage after its backward m.

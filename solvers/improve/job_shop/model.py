@@ -109,7 +109,7 @@ class Model:
         """Add an operation between head and tail; the k-th of identical ones comes after the k before it."""
         shop, s = self.shop, each.stage
         times, size = shop.times, self.units(shop.duration_ns(each))
-        before, behind = shop.place[each.micro_batch]
+        before, after = shop.place[each.micro_batch]
         head, tail = self.units(times.heads[s]), self.units(times.tails[s])
         first, around, gradient = map(self.units, (times.forward[s], times.rounds[s], times.backward[s]))
         if each.kind == FORWARD:
@@ -120,7 +120,7 @@ class Model:
             head += first + around
         if each.kind == WEIGHT:
             head, tail = head + gradient, self.units(times.exposed[s]) + self.units(times.update[s])
-        return self._step(head + before * size, self.horizon - tail - behind * size, size, [("row", each.row)])
+        return self._step(head + before * size, self.horizon - tail - after * size, size, [("row", each.row)])
 
     def _send(self, s: int, direction: int) -> None:
         """Add the transfers of stage ``s`` to the next (0) or previous (1) stage, on all resources at once."""
@@ -163,13 +163,13 @@ class Model:
 
     def _index_order(self) -> None:
         """Put identical micro-batches in index order: exchanging two of them changes nothing."""
-        behind = {a: b for group in self.shop.groups for a, b in pairwise(group)}
+        after = {a: b for group in self.shop.groups for a, b in pairwise(group)}
         for each, step in self.steps.items():
-            if each.micro_batch in behind:
-                self._precede([step], [self.steps[each._replace(micro_batch=behind[each.micro_batch])]])
+            if each.micro_batch in after:
+                self._precede([step], [self.steps[each._replace(micro_batch=after[each.micro_batch])]])
         for (direction, s, m), step in self.transfers.items():
-            if m in behind:
-                self._precede([step], [self.transfers[direction, s, behind[m]]])
+            if m in after:
+                self._precede([step], [self.transfers[direction, s, after[m]]])
 
     def _hold(self, limit: Limit) -> None:
         """Limit micro-batches between forward and release; if all are identical F(m + K) waits for the release of m."""

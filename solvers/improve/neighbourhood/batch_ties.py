@@ -1,4 +1,4 @@
-"""Sums of tied parameters behind plans that were simulated in bulk: who waits for whom, and until when."""
+"""Sums of tied parameters for plans that were simulated in bulk: which stage waits for which, and until when."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BulkTies:
         return bool(self._ties)
 
     def finish_ns(self, plan: tuple[Sequence[int], Sequence[Stage]], ready_ns: np.ndarray, step_ns: np.ndarray) -> int:
-        """When a plan ends, given its stages with their numbers, when each has its buckets behind it, and its step."""
+        """When a plan ends, given its stages with their numbers, when each has reduced its buckets, and its step."""
         numbers, stages = plan
         at: list[int] = ready_ns.tolist()
         for k, (layers, size) in enumerate(self._ties):

@@ -1,13 +1,13 @@
 """Large neighbourhood search over partition, placement, warm-ups, micro-batches, recomputation and order.
 
-From the best plan and from even ones, by rounds. A round begins with some plans, and walks: the plan that is shortest
-under the usual warm-ups (``scores``) is judged if it may be better than the best, and its small moves are scored, until
-some steps in a row have found nothing. The first round begins with everything; the next ones free neighbouring stages
-of the best plan, two, three, ... of them at every place, and repair them (``repair``); then windows are drawn. Every
-improvement has its warm-up mended, and is tried with all numbers of micro-batches. At last other orders than warm-ups
-are asked for (``closing``), for the plans that may still be better.
+The search starts from the best plan and from even ones, and runs in rounds. Each round starts from some plans and takes
+steps: the plan that is fastest under the usual warm-ups (``scores``) is judged if it may be better than the best, and
+its small moves are scored, until some steps in a row have found nothing. The first round starts from all plans; the
+next ones free neighbouring stages of the best plan, two, three, ... of them at every place, and repair them
+(``repair``); then windows are drawn at random. Every improvement gets a better warm-up and is tried with all numbers of
+micro-batches. At the end the order of operations is optimised (``optimise_order``) for plans that may still be better.
 
-All limits are counts, what is drawn comes from the request's seed: the same request gives the same plans.
+All limits are counts and random draws use the request's seed: the same request gives the same plans.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.solvers.improve.neighbourhood.moves import even_stages, moved
 from penstock.solvers.improve.neighbourhood.recut import recuts
 from penstock.solvers.improve.neighbourhood.repair import Repairs
 from penstock.solvers.improve.neighbourhood.scores import Plan, Score, Scores, Vector
-from penstock.solvers.improve.order import close
+from penstock.solvers.improve.order import optimise_order
 from penstock.solvers.model.allocation import Allocation, single_pipeline
 from penstock.solvers.model.micro_batches import candidates, dapple_replicas
 from penstock.solvers.model.problem import Problem
@@ -41,7 +41,7 @@ IDLE_ROUNDS = 40
 """Rounds in a row without an improvement that end the search."""
 MOST_OPERATIONS = 320
 """Forwards and backwards of a plan whose order is asked for."""
-CLOSING = 0.3
+ORDER_EFFORT = 0.3
 """Effort for orders, of all plans together."""
 SECOND = 1_000_000_000
 
@@ -116,7 +116,7 @@ class LargeNeighbourhoodSearch:
 
     @property
     def _horizon_ns(self) -> int:
-        """Plans up to here are looked around from, because better ones may lie behind them."""
+        """The largest value of a plan whose neighbours are searched: better plans may be reached through worse ones."""
         return self.value_ns + self.value_ns // DETOUR
 
     def _rounds(self) -> Iterator[Trial]:
@@ -145,7 +145,7 @@ class LargeNeighbourhoodSearch:
         yield from self._round([(number, each) for each in repairs.of(stages, low, low + width, draw)], PATIENCE)
 
     def _round(self, plans: Iterable[Plan], patience: int) -> Iterator[Trial]:
-        """Walk from some plans until so many steps in a row have found nothing."""
+        """Walk from some plans until ``patience`` steps in a row have found nothing."""
         self._heap = []
         self._push(plans)
         left = patience
@@ -192,7 +192,7 @@ class LargeNeighbourhoodSearch:
 
     def _reordered(self) -> Iterator[Trial]:
         """Other orders than warm-ups for the plans that may still be better, while the effort lasts."""
-        effort = CLOSING
+        effort = ORDER_EFFORT
         hopeful = sorted(self._hopeful.items(), key=lambda each: each[1])
         for (number, stages), bound_ns in hopeful:
             if bound_ns >= self.value_ns or effort <= 0 or self.stopped():
@@ -200,7 +200,7 @@ class LargeNeighbourhoodSearch:
             plan = single_pipeline(stages, number)
             if 2 * len(stages) * number > MOST_OPERATIONS:
                 continue
-            closed = close(
+            optimised = optimise_order(
                 self.problem,
                 plan,
                 None,
@@ -209,9 +209,9 @@ class LargeNeighbourhoodSearch:
                 effort=effort,
                 stopped=self.stopped,
             )
-            effort -= closed.spent
-            if closed.schedule is not None:
-                yield self._take(Trial(closed.value_ns, plan, closed.schedule))
+            effort -= optimised.spent
+            if optimised.schedule is not None:
+                yield self._take(Trial(optimised.value_ns, plan, optimised.schedule))
 
 
 def _windows(stages: int) -> Iterator[tuple[int, int]]:

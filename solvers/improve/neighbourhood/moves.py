@@ -18,7 +18,7 @@ REACH = 3
 RUN = 12
 """Cuts that move together at most."""
 MOST_STAGES = 64
-"""Of the plans that are made here; others have as many as they have."""
+"""The limit for plans that are made here; others may have more."""
 
 Stages = tuple[Stage, ...]
 

@@ -53,7 +53,7 @@ def recuts(
 
 
 def _moved(problem: Problem, plan: Allocation, s: int) -> Iterator[Allocation]:
-    """The plan with the cut behind a stage elsewhere."""
+    """Return the plan with the cut after a stage moved."""
     cuts = np.flatnonzero(problem.cuttable).tolist()
     one, two = plan.stages[s], plan.stages[s + 1]
     at = cuts.index(one.last)

@@ -1,7 +1,7 @@
-"""Large moves: neighbouring stages give up their cuts and devices, and are made anew (destroy and repair).
+"""Large moves: neighbouring stages give up their cuts and devices, and are rebuilt (destroy and repair).
 
 The freed devices stay in a row, as they were, sorted, or the other way round; the repairs cut the row and the freed
-layers into one to so many stages. All repairs are listed where they are few; else some are drawn, with cuts near those
+layers into new stages. All repairs are listed where they are few; else some are drawn, with cuts near those
 that share the work as the devices are shared.
 """
 
@@ -21,7 +21,7 @@ from penstock.solvers.model.allocation import Stage
 from penstock.solvers.model.problem import Problem
 
 JITTER = 2
-"""Drawn cuts are at most so many places from even ones."""
+"""The largest distance, in places, of a drawn cut from an even one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class Repairs:
     most: int
 
     def of(self, stages: Stages, low: int, high: int, draw: random.Random) -> Iterator[Stages]:
-        """The plan with stages ``low`` to ``high`` (not included) made anew, in up to two stages more."""
+        """The plan with stages ``low`` to ``high`` (not included) rebuilt, with up to two more stages."""
         freed = stages[low:high]
         inside = [k for k, cut in enumerate(self._cuts) if freed[0].first <= cut < freed[-1].last]
         for devices in self._rows(freed):

@@ -148,7 +148,7 @@ class Scores:
         return values
 
     def _charge(self, passes: int) -> None:
-        """For simulating so many micro-batches on so many stages: two operations and two transfers each."""
+        """For simulating the micro-batches on the stages: two operations and two transfers each."""
         self.spent += 4 * passes * (SHARED_NS if self.problem.rules.shared else PRIVATE_NS)
 
     def _catalogue(self, number: int) -> Catalogue:

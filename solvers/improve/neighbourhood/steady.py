@@ -143,7 +143,7 @@ class IteratedLocalSearch:
         return sorted({device.kind for device in self.problem.devices})
 
     def _round(self, plans: Iterable[Plan], patience: int) -> Iterator[tuple[Allocation, Schedule, bool]]:
-        """Walk from some plans until so many in a row were no better."""
+        """Walk from some plans until ``patience`` in a row were no better."""
         self._heap = []
         self._push(plans)
         left = patience

@@ -25,7 +25,7 @@ from penstock.solvers.model.schedule import Orders, Row
 PIECE = 2000
 """Steps between two looks at memory, and at whether to stop; at least."""
 ROUNDS, TIMED = 5, 20_000_000
-"""Of long rows that a worklist times, so many steps for each operation, and at most so many operations timed."""
+"""Limits for long rows that a worklist times: steps for each operation, and operations timed in all."""
 
 
 class Improvement(NamedTuple):
@@ -45,7 +45,7 @@ def improve(
     seed: int = 0,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Improvement:
-    """Search among the orders near ``orders``, one flushed step of any kind whose rows can run; at most so many steps.
+    """Search among the orders near ``orders``, one flushed step of any kind whose rows can run, for at most ``steps``.
 
     A stage's operations of one kind stay in their order. The same arguments give the same answer, unless ``stopped``
     says to stop. Raises UnsupportedRequest for rows with steps in them.

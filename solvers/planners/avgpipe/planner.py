@@ -20,7 +20,7 @@ from penstock.solvers.planners.avgpipe.tuning import Tuner, Tuning, best_partiti
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.schedules.advance_forward import Advance, advance_forward, climb, deltas
 
-STAGES = Option("stages", 0, "number of stages; 0: the partitioner's, and as many as the cluster allows", low=0)
+STAGES = Option("stages", 0, "number of stages; 0: the partitioner's, and the most that the cluster allows", low=0)
 PIPELINES = Option("pipelines", 8, "most parallel pipelines", low=1, high=64)
 TUNING = Option[Tuning](
     "tuning",

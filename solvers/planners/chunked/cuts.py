@@ -35,17 +35,18 @@ def in_a_v(problem: Problem, batch: Batch, places: Places) -> Allocation:
 
 
 def both_ways(problem: Problem, batch: Batch, places: Places, pairs: int) -> Allocation:
-    """Chimera's pipelines: ``pairs`` down the D ranks, each a D / pairs ranks further on, and as many back up.
+    """Chimera's pipelines: ``pairs`` down the D ranks, each D / pairs ranks further on, and the same number back up.
 
     All are cut alike; a rank holds parts as far from the turns as others do, whose sums are made even, and each
-    pipeline takes as many micro-batches, or one more. Raises ``UnsupportedRequest`` for an odd number of ranks or
-    one that 2 pairs do not divide, fewer micro-batches than pipelines, a short chain, and where no cut keeps the pins.
+    pipeline takes the same number of micro-batches, or one more. Raises ``UnsupportedRequest`` for an odd number of
+    ranks or one that 2 pairs do not divide, fewer micro-batches than pipelines, a short chain, and where no cut keeps
+    the pins.
     """
     depth, number = len(places), batch.num_micro_batches
     if depth % (2 * pairs) or number < 2 * pairs:
         raise UnsupportedRequest(
-            f"{2 * pairs} pipelines, half in each direction, over {depth} ranks with {number} micro-batches: they have "
-            "to divide the ranks, and each takes a micro-batch at least",
+            f"{2 * pairs} pipelines, half in each direction, over {depth} ranks with {number} micro-batches: their "
+            "number has to divide the ranks, and each needs at least one micro-batch",
             remedy="an even number of ranks and pairs 1",
         )
     apart = depth // pairs
@@ -87,11 +88,11 @@ def chunked(problem: Problem, batch: Batch, places: Places, rank_of: Sequence[in
 
 
 def _cuttable(problem: Problem, parts: int) -> np.ndarray:
-    """Where the chain may be cut into so many parts. Raises ``UnsupportedRequest`` for a short chain."""
+    """Return where the chain may be cut into ``parts`` parts. Raises ``UnsupportedRequest`` for a short chain."""
     blocks = int(problem.cuttable.sum()) + 1
     if parts > blocks:
         raise UnsupportedRequest(
-            f"{parts} parts need as many separable blocks of layers; there are {blocks}",
+            f"{parts} parts need {parts} separable blocks of layers; there are {blocks}",
             remedy="fewer devices in a pipeline, or fewer parts on each",
         )
     return problem.cuttable
@@ -140,7 +141,7 @@ def _score(sums: list[int]) -> tuple[int, int]:
 
 
 def _loads(problem: Problem, batch: Batch, devices: tuple[int, ...], replicas: int) -> np.ndarray:
-    """Prefix sums of what a layer takes on the slowest of the devices, one of so many replicas; (L + 1,)."""
+    """Prefix sums of a layer's time on the slowest of the devices, as one of ``replicas`` replicas; (L + 1,)."""
     rows = largest_slice(batch.most_rows, replicas)
     each = [problem.costs(kind, rows) for kind in sorted({problem.devices[d].kind for d in devices})]
     return np.asarray(np.max([costs.forward_ns + costs.backward_ns for costs in each], axis=0), dtype=np.int64)

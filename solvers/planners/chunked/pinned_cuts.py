@@ -30,7 +30,7 @@ SEARCHED = 0.3
 
 
 def keeping_pins(problem: Problem, allocation: Allocation, rank_of: Sequence[int], width: int) -> Allocation:
-    """The allocation on devices that keep the pins; cut anew where exchanging devices is not enough.
+    """The allocation on devices that keep the pins; cut again where exchanging devices is not enough.
 
     All pipelines are cut alike, stage s of each is of rank ``rank_of[s]``, and the stages of a rank lie on ``width``
     devices together. Raises ``UnsupportedRequest`` where no such cut keeps the pins, or none was found.
@@ -49,7 +49,7 @@ def keeping_pins(problem: Problem, allocation: Allocation, rank_of: Sequence[int
 
 
 def kept_or_as_it_is(problem: Problem, allocation: Allocation) -> Allocation:
-    """A line of stages on single devices, where there is a way so that the pins are kept with as many stages."""
+    """A line of stages on single devices, where one keeps the pins with the same number of stages."""
     if not problem.pins:
         return allocation
     try:

@@ -65,12 +65,14 @@ def interleaved_proposals(problem: Problem, options: Mapping[str, object]) -> It
     """
     asked = CHUNKS.of(options)
     if asked == 1:
-        raise InvalidDocument("option 'chunks' is 1, which is no interleaving", remedy="2 or more, or planner 'dapple'")
+        raise InvalidDocument(
+            "option 'chunks' is 1, which does not interleave", remedy="2 or more, or planner 'dapple'"
+        )
     numbers = [asked] if asked else list(range(2, MOST_CHUNKS + 1))
 
     def shapes(problem: Problem, batch: Batch, places: Places) -> Iterator[Allocation]:
         for chunks in numbers:
-            with suppress(UnsupportedRequest):  # the chain is too short for so many parts
+            with suppress(UnsupportedRequest):  # the chain is too short for that number of parts
                 yield in_a_loop(problem, batch, places, chunks)
 
     for allocation in _ranked(problem, DEPTH.of(options), shapes, least=min(numbers)):
@@ -123,7 +125,7 @@ def chimera_proposals(problem: Problem, options: Mapping[str, object]) -> Iterat
         )
     for allocation in found:
         for row in tried_with("chimera", ("both_ways",)):
-            with suppress(UnsupportedRequest):  # not for so many pipelines or micro-batches
+            with suppress(UnsupportedRequest):  # not for these numbers of pipelines and micro-batches
                 orders = row.orders(problem, allocation)
                 if problem.recompute != "always":
                     yield _fixed(problem, allocation, orders)
@@ -153,7 +155,7 @@ def _ranked(
     unpinned = [] if found or not problem.pins else _ranked(replace(problem, pins=()), depth, shapes, least, step)
     if unpinned and proof_of_infeasibility(problem) is None:
         raise UnsupportedRequest(
-            "no depth and number of parts lays the model out over the devices so that the pins are kept",
+            "no depth and number of parts places the model on the devices so that the pins are kept",
             remedy="fewer pinned layers, or a planner of one stage per device: 'dapple' or 'relax'",
         )
     kept: list[Allocation] = []

@@ -16,7 +16,7 @@ from penstock.solvers.bounds.contiguous.devices_of_labels import allocations
 from penstock.solvers.bounds.contiguous.label_search import BatchSearch
 from penstock.solvers.bounds.contiguous.links import Links
 from penstock.solvers.bounds.coverage import class_bound, contiguous
-from penstock.solvers.improve.order import close
+from penstock.solvers.improve.order import optimise_order
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import Batch, batches_tried, candidates
 from penstock.solvers.model.options import Option
@@ -33,15 +33,15 @@ MILLION = 1_000_000
 FURTHER, SLOWER = 4, 8
 """A search goes up to 1/4 above the bound that is known; with more devices than 32, up to ``SLOWER`` / devices."""
 LONGEST_NS = 2**52
-"""No plan takes so long: 52 days."""
+"""Longer than any plan: 52 days."""
 MOST_DEVICES = 256
 PLANS = 8
 """Plans that are reordered."""
 JUDGED, SHARED_JUDGED, LEAST_WARM_UPS = 240_000, 60_000, 20
-"""Of each, so many passes of a micro-batch through a stage are judged, in as many warm-ups or a few; fewer in the
-shared network, where judging takes longer."""
+"""For each plan: passes of a micro-batch through a stage that are simulated, in private and in shared networks (where
+simulation takes longer), and the least number of warm-ups."""
 LARGEST, ORDERS, OF_A_PLAN = 1024, 0.4, 0.2
-"""The job shop is asked about plans of so many passes, with so much effort for all and for each."""
+"""For the job shop: the most passes of a plan, and the effort for all plans and for each."""
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Relaxation:
         )
 
     def run(self) -> Iterator[None]:
-        """All searches, then better orders; comes up for air after every counted piece of work, to be left there."""
+        """All searches, then better orders; yields after every counted piece of work, so that the caller can stop."""
         yield from self.prove()
         yield from self._reorder()
 
@@ -118,14 +118,14 @@ class Relaxation:
         effort = ORDERS
         for plan, bound_ns in plans:
             if _passes(plan) <= LARGEST and effort > 0 and self.bound_ns < self.value_ns and bound_ns < self.value_ns:
-                effort -= self._close(plan, min(effort, OF_A_PLAN))
+                effort -= self._optimise_order(plan, min(effort, OF_A_PLAN))
                 yield
 
-    def _close(self, plan: Allocation, effort: float) -> float:
+    def _optimise_order(self, plan: Allocation, effort: float) -> float:
         """Ask the job shop for an order of a plan that beats the best; the effort that it took."""
         known = self.best.orders if self.best is not None and self.best.allocation == plan else None
         overlap = self.problem.rules.overlap_all_reduce
-        found = close(self.problem, plan, known, overlap=overlap, value_ns=self.value_ns, effort=effort)
+        found = optimise_order(self.problem, plan, known, overlap=overlap, value_ns=self.value_ns, effort=effort)
         if found.schedule is not None:
             self._take(Trial(found.value_ns, plan, found.schedule))
         return found.spent

@@ -17,7 +17,7 @@ CHANGES = (1, -1, 2, -2, 4, -4)
 
 
 def climb(problem: Problem, start: Trial, good_ns: int, most: int) -> Trial:
-    """The best plan after at most so many were judged, or the first that takes no more than ``good_ns``."""
+    """Return the best plan of at most ``most`` judged ones, or the first that takes no more than ``good_ns``."""
     best, seen = start, {start.orders.warmup}
     fresh = _neighbours(best)
     while len(seen) <= most and best.value_ns > good_ns:

@@ -4,7 +4,7 @@ T_PL(j, m, g) of formulas (4) and (5): the first j layers planned on the m devic
 remaining devices; j = 0 is data parallelism (R-6). A memo entry is an occupancy up to interchangeable servers and
 the last stage's set; it keeps the best prefix (``beam`` of them, dominated ones left out). So the result is the best
 of all plans whose prefixes were the best of their entries, which contains every plan of one or two stages that the
-placement policies reach; with a beam that never overflows (``Search.exact``) it is the best of all plans they reach.
+placement policies reach; with a beam that never overflows (``SearchResult.exact``) it is the best of all these.
 
 Differs from [1]_: a prefix whose remaining layers do not fit on the remaining devices is not a plan, but is extended;
 otherwise models that need many stages would have none.
@@ -50,7 +50,7 @@ class Rules:
     ``rank``: which prefix a memo entry keeps, the one with the smallest bound of its completions (then latency), or,
     as the paper, with the smallest latency when all other layers are one stage. ``prune`` skips what a proven bound
     rules out, and changes no value. ``limit_ns``: plans from there on are of no interest.
-    ``total_stages``: exactly so many stages S; then the memory test is for P_A's min(S - i, M) micro-batches in
+    ``total_stages``: exactly S stages; then the memory test is for P_A's min(S - i, M) micro-batches in
     flight (0: any number of stages, one micro-batch in flight).
     ``beam``: prefixes per entry, fewer where all together would exceed ``MAX_PREFIXES``.
     ``lenient`` leaves buffers out of the memory test, for requests where nothing fits otherwise; the judge decides.
@@ -79,7 +79,7 @@ class Found(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Search:
+class SearchResult:
     """The best plans, ascending, and the best of each number of stages; ``exact``: no memo entry overflowed."""
 
     plans: tuple[Found, ...]
@@ -96,14 +96,14 @@ def channel_of(problem: Problem) -> Channel:
     return "full" if all(duplex) else "half"
 
 
-def search(problem: Problem, batch: Batch, rules: Rules | None = None, base: Shape | None = None) -> Search:
+def search(problem: Problem, batch: Batch, rules: Rules | None = None, base: Shape | None = None) -> SearchResult:
     """The memoised search over all replications. ``base``: the problem's ``shape`` for these policies, if at hand."""
     rules = rules or Rules()
     base = base or shape(problem, rules.policies, rules.strict)
     return _run(problem, batch, rules, base, batch.replicas_fed(problem.min_slice))
 
 
-def straight(problem: Problem, batch: Batch, rules: Rules, base: Shape) -> Search:
+def straight(problem: Problem, batch: Batch, rules: Rules, base: Shape) -> SearchResult:
     """The best plans with one device per stage; ``base`` is a shape with ``replicas=(1,)``.
 
     Every undominated prefix is kept: exact over all such plans on devices in the policies' order, unless an entry
@@ -112,7 +112,7 @@ def straight(problem: Problem, batch: Batch, rules: Rules, base: Shape) -> Searc
     return _run(problem, batch, replace(rules, beam=STRAIGHT_BEAM, allow_unused=True), base, 1)
 
 
-def _run(problem: Problem, batch: Batch, rules: Rules, base: Shape, most_replicas: int) -> Search:
+def _run(problem: Problem, batch: Batch, rules: Rules, base: Shape, most_replicas: int) -> SearchResult:
     table = layers(problem, base, batch)
     settings = _settings(problem, batch, rules, most_replicas)
     keys = len(base.places.keys_of) * (settings.total + 1)
@@ -139,7 +139,7 @@ def _run(problem: Problem, batch: Batch, rules: Rules, base: Shape, most_replica
         Found(row[kernel.VALUE], _trace(problem, batch, base, memo, row, settings.total)) for row in rows
     )
     exact = not memo.overflow[0] and settings.labels and beam > 1
-    return Search(tuple(sorted(plans, key=lambda plan: plan.latency_ns)), bool(exact))
+    return SearchResult(tuple(sorted(plans, key=lambda plan: plan.latency_ns)), bool(exact))
 
 
 def _settings(problem: Problem, batch: Batch, rules: Rules, most_replicas: int) -> Settings:

@@ -53,7 +53,7 @@ def shape(
     found, restricted = _placements(sizes, classes, strict, policies, replicas)
     if len(found.source) == 0:
         raise UnsupportedRequest(
-            f"strict placement by {' and '.join(policies)} has no servers for the first stage: none is used yet",
+            f"strict placement by {' and '.join(policies)} has no servers for the first stage: none is in use yet",
             remedy="placement all, or strict false",
         )
     kinds = tuple(sorted({device.kind for device in problem.devices}))

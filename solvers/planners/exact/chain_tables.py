@@ -22,7 +22,7 @@ class ChainTables:
     """Bounds of all plans of one number of micro-batches in a space.
 
     A stage's times depend on its layers and, up to symmetry, its devices; an edge on the cut and both stages' devices.
-    In mode ``nic`` slices of unequal size make even symmetric pairs differ, so there each pair stands for itself.
+    In mode ``nic`` slices of unequal size make even symmetric pairs differ, so there each pair is counted separately.
     Where a stage may recompute or not, it takes the time of not doing so and has the room of whichever leaves more: the
     input that a recomputing stage keeps may be larger than its stash.
     """

@@ -111,7 +111,7 @@ Content = tuple[tuple[int, ...], ...]
 
 
 def _shares(devices: int, stages: int) -> list[tuple[int, ...]]:
-    """Every way to give ``stages`` stages some of so many devices; what is left is unused."""
+    """Every way to give ``stages`` stages some of the devices; what is left is unused."""
     if stages == 0:
         return [()]
     return [(own, *rest) for own in range(devices, -1, -1) for rest in _shares(devices - own, stages - 1)]

@@ -1,7 +1,7 @@
 """The joint optimum over partition, replication, placement and schedule: SOLVERS F.
 
 Every plan of a small space (``enumeration``) has a proven bound (BOUNDS section 2). By rising bound the usual orders
-are judged until no bound is below the best plan; then CP-SAT (ALGORITHMS 7.8) closes what is still open.
+are judged until no bound is below the best plan; then CP-SAT (ALGORITHMS 7.8) optimises the orders that are left.
 
 Recomputation: a stage that holds all micro-batches whatever the order gains nothing by it; of the others every
 subset recomputes.
@@ -21,7 +21,7 @@ import numpy as np
 from penstock.solvers.bounds.schedule_bound import schedule_bound
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.shortages import shortage_of, surely_fits
-from penstock.solvers.improve.order import Closed, close
+from penstock.solvers.improve.order import OptimisedOrder, optimise_order
 from penstock.solvers.model.allocation import Allocation, single_pipeline
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import broken_pin
@@ -31,9 +31,9 @@ from penstock.solvers.planners.proposal import unreachable
 from penstock.solvers.schedules.support.fitting import Trial, best_order
 
 EFFORT = 1.0
-"""For one plan (``closing``)."""
+"""Effort of optimising the order of one plan."""
 PIECE = 64
-"""Plans between two breaths."""
+"""Plans that are judged between two yields."""
 
 
 class Found(NamedTuple):
@@ -62,8 +62,8 @@ class Block:
 
 
 @dataclass
-class Search:
-    """One search. ``effort`` is what is left for closing plans; ``open`` are bounds of plans not closed."""
+class BestFirstSearch:
+    """Best-first search by bounds. ``effort`` is left for optimising orders; ``open``: bounds of unproven plans."""
 
     space: Space
     effort: float
@@ -78,12 +78,12 @@ class Search:
     def run(self) -> Iterator[Found | None]:
         """Every improvement, and at last the best plan with all that could be proven.
 
-        Comes up for air, with None, after every counted piece of work, so that it can be left.
+        Yields None after every counted piece of work, so that the caller can stop.
         """
         survivors: list[Item] = []
         yield from self._judge_all(survivors)
         survivors.sort()
-        yield from self._close_all(survivors)
+        yield from self._optimise_all(survivors)
         if self.best is not None:
             yield Found(self.best, min([self.best.value_ns, *self.open]))
 
@@ -154,7 +154,7 @@ class Search:
                 if shortage_of(problem, variant, (1,) * len(stages)) is None:
                     yield variant
 
-    def _close_all(self, survivors: list[Item]) -> Iterator[Found | None]:
+    def _optimise_all(self, survivors: list[Item]) -> Iterator[Found | None]:
         """Ask CP-SAT for every plan that may still be better, the most promising first."""
         for at, item in enumerate(survivors):
             if item.bound_ns >= self.value_ns:
@@ -163,18 +163,20 @@ class Search:
                 self.open.append(item.bound_ns)
                 return
             yield None
-            closed = self._close(item)
-            bound_ns = max(item.bound_ns, closed.bound.bound_ns)
-            if bound_ns < closed.value_ns:
+            optimised = self._optimise_order(item)
+            bound_ns = max(item.bound_ns, optimised.bound.bound_ns)
+            if bound_ns < optimised.value_ns:
                 self.open.append(bound_ns)
-            if closed.schedule is not None:
-                self.best = Trial(closed.value_ns, item.allocation, closed.schedule)
+            if optimised.schedule is not None:
+                self.best = Trial(optimised.value_ns, item.allocation, optimised.schedule)
                 rest = (each.bound_ns for each in survivors[at + 1 :])
-                yield Found(self.best, min([closed.value_ns, *self.open, *rest]))
+                yield Found(self.best, min([optimised.value_ns, *self.open, *rest]))
 
-    def _close(self, item: Item) -> Closed:
+    def _optimise_order(self, item: Item) -> OptimisedOrder:
         problem, effort = self.space.problem, min(EFFORT, self.effort)
         overlap = problem.rules.overlap_all_reduce
-        closed = close(problem, item.allocation, None, overlap=overlap, value_ns=self.value_ns, effort=effort)
-        self.effort -= closed.spent
-        return closed
+        optimised = optimise_order(
+            problem, item.allocation, None, overlap=overlap, value_ns=self.value_ns, effort=effort
+        )
+        self.effort -= optimised.spent
+        return optimised

@@ -12,11 +12,11 @@ from penstock.solvers.model.options import Option
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.block_partition import block_partition
 from penstock.solvers.planners.exact.enumeration import Space
-from penstock.solvers.planners.exact.joint import Found, Search
+from penstock.solvers.planners.exact.joint import BestFirstSearch, Found
 from penstock.solvers.planners.proposal import Proposal
 
 CONFIGURATIONS = Option("max_configurations", 30_000, "partitions × placements × micro-batch numbers, at most", low=1)
-EFFORT = Option("effort", 5.0, "for closing plans by CP-SAT, all together; about seconds, but counted", low=0)
+EFFORT = Option("effort", 5.0, "for optimising orders by CP-SAT, over all plans; about seconds, but counted", low=0)
 OPTIONS = (CONFIGURATIONS, EFFORT)
 
 
@@ -30,11 +30,11 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     count, most = space.count(), CONFIGURATIONS.of(options)
     if count > most:
         raise UnsupportedRequest(
-            f"planner 'exact' lists all plans: {problem.num_layers} layers on {problem.num_devices} devices in "
+            f"planner 'exact' enumerates all plans: {problem.num_layers} layers on {problem.num_devices} devices in "
             f"{len(space.batches)} numbers of micro-batches make {count} partitions and placements; at most {most}",
             remedy="planner auto; or fewer micro_batch_sizes, or a larger option max_configurations",
         )
-    search = Search(space, EFFORT.of(options))
+    search = BestFirstSearch(space, EFFORT.of(options))
     overlaps = (problem.rules.overlap_all_reduce,)
     numbers = [batch.num_micro_batches for batch in space.batches]
     covers = replace(contiguous(problem, numbers), replica_order=frozenset({"cluster"}))

@@ -7,7 +7,7 @@ synchronous variant that SPP compares with), so one weight version is enough, an
 micro-batches in flight.
 
 Devices are given to workers by policy (the paper's section 8): ``node`` takes neighbouring devices of as few nodes as
-possible, ``equal`` takes as many from every node, ``hybrid`` pairs the fastest nodes with the slowest and takes
+possible, ``equal`` takes the same number from every node, ``hybrid`` pairs the fastest nodes with the slowest and takes
 equally from each pair.
 
 .. [1] Park et al., HetPipe (USENIX ATC 2020), sections 4 to 6 and 8.
@@ -92,7 +92,7 @@ def _fills(nodes: list[tuple[int, ...]], size: int) -> bool:
 
 
 def _spread(nodes: list[tuple[int, ...]], parts: list[list[tuple[int, ...]]]) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """In each part the same number of workers, each with as many devices of every node of the part."""
+    """In each part the same number of workers, each with the same number of devices of every node."""
     most = min(len(node) for node in nodes)
     for number in range(1, most + 1):
         if number * len(parts) < 2 or any(len(node) % number for node in nodes):
@@ -197,7 +197,7 @@ class Partitions:
         return tuple(found)
 
     def _wire(self, u: int, v: int) -> Wire:
-        """What a transfer between single devices depends on in every mode; the first two that have it stand for all."""
+        """What a transfer between single devices depends on in every mode; the first two that have it represent all."""
         network = self._problem.network
         latencies = [0 if route is None else route.latency_ns for route in (network.route(u, v), network.route(v, u))]
         wire = Wire(network.bandwidth(u, v), network.bandwidth(v, u), *latencies)

@@ -81,7 +81,7 @@ class Chain:
 
     @classmethod
     def of(cls, problem: Problem, batch: Batch, groups: Sequence[Group], halves: int = ALL_BUFFERS) -> Chain:
-        """The chain of a request on processors ``groups``, each of as many devices, all of one kind.
+        """The chain of a request on processors ``groups``, each of the same number of devices, all of one kind.
 
         ``halves``: which buffers count, as in ``stage_line.buffer_bytes``.
         """

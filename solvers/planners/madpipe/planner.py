@@ -1,6 +1,6 @@
 """MadPipe: memory-aware allocations for periodic pipelines with two weight versions (sections 4.1 to 4.3).
 
-Every number of micro-batches and every uniform width (each stage on so many replicas, the paper's perspective) makes
+Every number of micro-batches and every uniform width (the replicas of each stage, the paper's perspective) makes
 a chain of its own. On it: the exact contiguous optimum under 1F1B*, and allocations with a special processor at
 several target periods, whose patterns are placed from the inside out, and then by the periodic ILP of section 4.3
 where that may be shorter than what is known. (1F1B* is the ILP's optimum for contiguous ones.) The result is the
@@ -298,7 +298,7 @@ def _updates_ns(problem: Problem, allocation: Allocation) -> int:
 
 
 def _outwards(problem: Problem, plan: Plan) -> Plan:
-    """The same contiguous allocation under the inside-out pattern: as many in flight, transfers at other moments."""
+    """The same contiguous allocation under the inside-out pattern: equally many in flight, transfers at other times."""
     pattern = inside_out.at_period(StageLine.of(problem, plan.allocation), plan.pattern.period_ns)
     return plan if pattern is None else plan._replace(pattern=pattern)
 

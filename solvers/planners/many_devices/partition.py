@@ -1,14 +1,14 @@
 """Runs of layers with their replicas on the fewest devices that keep to a time, and the least such time.
 
-Within a time T a stage that begins with layer i may work for T less what passes before its first micro-batch has come
-to it and behind its last one; that *head* is known from the partition before. A stage with no more micro-batches in
-flight than 1F1B needs also idles while its first gradient is on its way, and again behind its last forward, so that
+Within a time T a stage that begins with layer i may work for T minus the time before its first micro-batch arrives
+and after its last one; that *head* is known from the partition before. A stage with no more micro-batches in
+flight than 1F1B needs also idles while its first gradient is on its way, and again after its last forward, so that
 each loses the whole way. How much of it is lost depends on memory: partitions for several shares of it (``IDLE``) are
 found, and the judge decides.
 
-Among all partitions within T the one is taken whose devices, and the length of one micro-batch's way counted as so many
-devices, are fewest: a longer way delays all that comes behind it. O(L W K) for runs of at most W layers and K numbers
-of replicas, in bands (L, W): row i, column n - 1 stands for the run of n layers from i on.
+Among all partitions within T the one with the fewest devices is taken, where the round trip of a micro-batch counts as
+additional devices: a longer way delays all that comes after it. O(L W K) for runs of at most W layers and K numbers
+of replicas, in bands (L, W): row i, column n - 1 is the run of n layers from i on.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.planners.many_devices.stage_costs import Band, Pieces
 
 PRICES = (1.0, 0.5, 1.5, 0.25, 2.5)
-"""Of a ns on the way: 1 is what the time per global batch loses with as many devices less."""
+"""The weight of a ns on the way, in devices: 1 is what the time per global batch loses with one device less."""
 IDLE = (1.0, 0.5, 0.0)
-"""Shares of the way behind a stage that it idles for: all of it with 1F1B's warm-up, nothing with ample memory."""
+"""Shares of the way after a stage that it idles for: all of it with 1F1B's warm-up, nothing with ample memory."""
 AGREEING = 3
-"""Partitions in turn for one time, until one holds as many micro-batches in flight as it has stages behind."""
+"""Partitions in turn for one time, until each stage holds a micro-batch for every stage after it."""
 HALVINGS = 14
 FURTHER = 2
 """A time that is not reached is doubled so often, at most ``HALVINGS`` times."""
 
 
 class Run(NamedTuple):
-    """Layers ``first`` to ``last`` on so many devices, of which each takes ``time_ns`` for a micro-batch."""
+    """Layers ``first`` to ``last`` on ``replicas`` devices, each of which takes ``time_ns`` for a micro-batch."""
 
     first: int
     last: int
@@ -135,7 +135,7 @@ class Partitions:
         return None, met
 
     def _held(self, runs: tuple[Run, ...]) -> bool:
-        """Whether each stage holds a micro-batch for itself and every stage behind it."""
+        """Whether each stage holds a micro-batch for itself and every stage after it."""
         return all(run.flying >= min(len(runs) - n, self._number) for n, run in enumerate(runs))
 
     def _as_met(self, runs: tuple[Run, ...], idle: float) -> _Met:

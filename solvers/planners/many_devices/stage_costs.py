@@ -1,7 +1,7 @@
 """What stages cost for the partition: by number of replicas, for any run of layers, as differences of prefix sums.
 
 Times are those of ``costs`` on the slowest kind of device; transfers and all-reduces are taken between
-neighbours on the line, as if nobody else used their links. The judge has the last word.
+neighbours on the line, as if no other device used their links. The simulator gives the published time.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ O(L^2 m^2) on the last level. All times are of one micro-batch, rounded up.
 
 Machines that a lower level's plan holds are replicas of it, so a stage inside a replicated machine has the replicas
 of both levels. The memory rule counts what NOAM keeps in flight: ceil(machines from the stage on / replicas) times
-activations and parameters, within its level; the released optimizer counts the machines behind the stage only.
+activations and parameters, within its level; the released optimizer counts only the machines after the stage.
 
 .. [1] Narayanan et al., PipeDream (SOSP 2019), section 3.1.
 """

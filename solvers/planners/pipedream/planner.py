@@ -77,7 +77,7 @@ class _Plan(NamedTuple):
 
 def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
     """The best plans of each number of micro-batches for each update rule, then the next best of all of them."""
-    search = _Search(problem, options)
+    search = _Partitions(problem, options)
     rules = [rule for rule in RULES if rule in problem.update_rules]
     left: list[_Plan] = []
     nothing = True
@@ -100,7 +100,7 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
             yield from (plan.proposal for plan in search.thinnest(rule))
 
 
-class _Search:
+class _Partitions:
     """The partitions of one request, by the modes and dispatches that were asked for."""
 
     def __init__(self, problem: Problem, options: Mapping[str, object]) -> None:

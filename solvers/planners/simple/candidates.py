@@ -100,7 +100,7 @@ def last_plans(problem: Problem, simple: tuple[Simple, ...], wanted: Callable[[]
 
 
 def _leanest(problem: Problem, simple: Simple, allocation: Allocation) -> Iterator[Proposal]:
-    """Flushed plans with one micro-batch on its way through the line, so that no receive buffer waits beside another.
+    """Flushed plans with one micro-batch on its way through the line, so that only one receive buffer waits at a time.
 
     Under early backward; the proposals for other rules have it already, and straight lines are for orders of their own.
     """
@@ -180,7 +180,7 @@ def _eagerly(rule: UpdateRule, problem: Problem, allocation: Allocation) -> Iter
         for depth in dict.fromkeys(fitted_depth(problem, variant, rule, each) for each in wanted):
             try:
                 pattern = eager(problem, variant, update_rule=rule, depth=depth)
-            except PenstockError:  # too few micro-batches for so many stages: one in flight is among the depths
+            except PenstockError:  # too few micro-batches for the stages: one in flight is among the depths
                 continue
             yield Proposal(variant, ("eager",), "best", (problem.rules.overlap_all_reduce,), rule, pattern)
 
@@ -223,9 +223,9 @@ def grouped(problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
 
 
 def averaged(problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
-    """One pipeline that averages, with no other beside it: 1F1B, and one micro-batch to a stage.
+    """One pipeline that averages, without others: 1F1B, and one micro-batch to a stage.
 
-    It has as many stages as the measured pipeline, if there is one.
+    It has the measured pipeline's number of stages, if there is one.
     """
     run = problem.pipeline_run
     if run is not None and len(allocation.stages) != len(run.ranks):

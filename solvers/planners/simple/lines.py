@@ -29,7 +29,7 @@ MOST_COUNTED = 64
 MOST_DEALT = 32
 """Lines of a larger one that are made for each way to cut it."""
 EVEN = (1, 2, 4)
-"""Stages of a piece of a larger one; also as many as it has devices."""
+"""Stages of a piece of a larger line; also one for each of its devices."""
 
 Line = tuple[Stage, ...]
 Piece = tuple[int, int]
@@ -76,7 +76,7 @@ def folded_lines(problem: Problem, batch: Batch, replicas: int, most: int) -> li
 
 
 def _are_few(space: Space, most: int) -> bool:
-    """Whether at most so many lines are to be listed; on many devices it is not counted."""
+    """Whether at most ``most`` lines are to be listed; on many devices it is not counted."""
     return space.problem.num_devices <= MOST_COUNTED and space.count() <= most
 
 

@@ -1,4 +1,4 @@
-"""What a plan is expected to take: the longest of its stages and channels with the way there and back.
+"""The expected time of a plan: the longest of its stages and channels with the round trip of a micro-batch.
 
 The first micro-batch has to come through the stages before, and the last one's gradient to go back through them, while
 the stage's own all-reduce runs (SPP section III-B2: it overlaps all that the stages before still do). Decides only

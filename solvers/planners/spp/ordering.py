@@ -5,8 +5,8 @@ open (R-12). Which of the minimum cuts: the one that ``stoer_wagner_kernel`` fin
 lexicographic numbers; of a disconnected graph the smallest component. Which side comes first: ``id``, the one with
 the smallest device number, or ``bandwidth``, each side turned round where that widens the joint.
 
-Devices that nothing tells apart (*twins*) are one vertex: the weight of a cut is concave in how many of them are on
-one side, so a minimum cut has them all on one side or takes away a single one. O(T^4 / 12) steps for T sets of twins.
+Interchangeable devices are one vertex: the weight of a cut is concave in how many of them are on
+one side, so a minimum cut has them all on one side or takes away a single one. O(T^4 / 12) steps for T sets.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SUM_BITS = 60
 """Bandwidths are divided by their greatest common divisor, and then halved until all of them add up to fewer bits."""
 
 
-class Twins(NamedTuple):
+class DeviceSet(NamedTuple):
     """Devices that nothing tells apart, ascending; their row in the graph."""
 
     row: int
@@ -33,10 +33,13 @@ class Twins(NamedTuple):
 
 
 class Graph(NamedTuple):
-    """Bandwidths between sets of twins, (T, T) int64, the twins' own on the diagonal; sets by smallest device."""
+    """Bandwidths between sets of interchangeable devices, (T, T) int64, within a set on the diagonal.
+
+    Sets are ordered by their smallest device.
+    """
 
     between: np.ndarray
-    sets: tuple[Twins, ...]
+    sets: tuple[DeviceSet, ...]
 
 
 class Cut(NamedTuple):
@@ -48,9 +51,9 @@ class Cut(NamedTuple):
 
 
 def device_order(graph: Graph, orientation: Orientation = "id") -> tuple[int, ...]:
-    """All devices in one line, by recursive minimum cuts (Algorithm 2; an explicit stack stands for the recursion)."""
-    row_of = {device: twins.row for twins in graph.sets for device in twins.devices}
-    waiting: list[tuple[Twins, ...] | None] = [graph.sets]
+    """All devices in one line, by recursive minimum cuts (Algorithm 2; an explicit stack replaces the recursion)."""
+    row_of = {device: each.row for each in graph.sets for device in each.devices}
+    waiting: list[tuple[DeviceSet, ...] | None] = [graph.sets]
     ready: list[tuple[int, ...]] = []
     while waiting:
         part = waiting.pop()
@@ -75,29 +78,29 @@ def _joined(
     return first + second
 
 
-def halves(graph: Graph, part: tuple[Twins, ...]) -> tuple[tuple[Twins, ...], tuple[Twins, ...]]:
+def halves(graph: Graph, part: tuple[DeviceSet, ...]) -> tuple[tuple[DeviceSet, ...], tuple[DeviceSet, ...]]:
     """The two sides of a minimum cut of at least two sets, the one with the smallest device first."""
     best = min([_between_sets(graph, part), *_single_devices(graph, part)])
     chosen = set(best.devices)
     sides = []
     for inside in (True, False):
-        kept = (Twins(t.row, tuple(d for d in t.devices if (d in chosen) is inside)) for t in part)
+        kept = (DeviceSet(t.row, tuple(d for d in t.devices if (d in chosen) is inside)) for t in part)
         sides.append(tuple(sorted((t for t in kept if t.devices), key=lambda t: t.devices[0])))
     first, second = sorted(sides, key=lambda side: side[0].devices[0])
     return first, second
 
 
-def _between_sets(graph: Graph, part: tuple[Twins, ...]) -> Cut:
+def _between_sets(graph: Graph, part: tuple[DeviceSet, ...]) -> Cut:
     """The minimum cut that splits no set."""
-    rows = np.asarray([twins.row for twins in part])
-    count = np.asarray([len(twins.devices) for twins in part], dtype=np.int64)
+    rows = np.asarray([each.row for each in part])
+    count = np.asarray([len(each.devices) for each in part], dtype=np.int64)
     weight = graph.between[np.ix_(rows, rows)] * np.outer(count, count)
     np.fill_diagonal(weight, 0)
     side = _smallest_component(weight, count)
     value = 0
     if side is None:
         value, side = minimum_cut(weight, count)
-    devices = sorted(d for twins, inside in zip(part, side, strict=True) if inside for d in twins.devices)
+    devices = sorted(d for each, inside in zip(part, side, strict=True) if inside for d in each.devices)
     return Cut(value, len(devices), devices)
 
 
@@ -117,14 +120,14 @@ def _smallest_component(weight: np.ndarray, count: np.ndarray) -> np.ndarray | N
     return None if len(found) == 1 else min(found, key=lambda mask: int(count[mask].sum()))
 
 
-def _single_devices(graph: Graph, part: tuple[Twins, ...]) -> list[Cut]:
+def _single_devices(graph: Graph, part: tuple[DeviceSet, ...]) -> list[Cut]:
     """The cuts that take away one device of a set of several."""
     cuts = []
-    for twins in part:
-        if len(twins.devices) > 1:
-            pulls = (int(graph.between[twins.row, other.row]) * len(other.devices) for other in part)
-            own = int(graph.between[twins.row, twins.row])
-            cuts.append(Cut(sum(pulls) - own, 1, [twins.devices[0]]))
+    for each in part:
+        if len(each.devices) > 1:
+            pulls = (int(graph.between[each.row, other.row]) * len(other.devices) for other in part)
+            own = int(graph.between[each.row, each.row])
+            cuts.append(Cut(sum(pulls) - own, 1, [each.devices[0]]))
     return cuts
 
 
@@ -156,14 +159,16 @@ def _groups(problem: Problem) -> tuple[list[tuple[int, ...]], np.ndarray]:
 
 
 def merged(between: np.ndarray, groups: list[tuple[int, ...]]) -> Graph:
-    """Groups of twins joined as far as possible: equal rows elsewhere, and the same bandwidth among themselves."""
+    """Join groups of interchangeable devices: equal rows elsewhere, and the same bandwidth among themselves."""
     away = between.sum(axis=1) - between.diagonal()
     heads: list[int] = []
     members: dict[int, list[int]] = {}
     heads_by_sum: dict[int, list[int]] = {}
     inside: dict[int, int] = {}
     for g, group in enumerate(groups):
-        alike = (h for h in heads_by_sum.get(int(away[g]), []) if _are_twins(between, inside, h, g, len(group)))
+        alike = (
+            h for h in heads_by_sum.get(int(away[g]), []) if _are_interchangeable(between, inside, h, g, len(group))
+        )
         head = next(alike, None)
         if head is None:
             heads.append(g)
@@ -175,10 +180,10 @@ def merged(between: np.ndarray, groups: list[tuple[int, ...]]) -> Graph:
             inside[head] = int(between[head, g])
     table = between[np.ix_(heads, heads)]
     np.fill_diagonal(table, [max(0, inside[h]) for h in heads])
-    return Graph(table, tuple(Twins(row, tuple(sorted(members[h]))) for row, h in enumerate(heads)))
+    return Graph(table, tuple(DeviceSet(row, tuple(sorted(members[h]))) for row, h in enumerate(heads)))
 
 
-def _are_twins(between: np.ndarray, inside: dict[int, int], head: int, other: int, size: int) -> bool:
+def _are_interchangeable(between: np.ndarray, inside: dict[int, int], head: int, other: int, size: int) -> bool:
     joint = int(between[head, other])
     if inside[head] not in (-1, joint) or (size > 1 and between[other, other] != joint):
         return False

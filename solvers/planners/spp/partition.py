@@ -28,7 +28,7 @@ MAX_TABLE_BYTES = 2**29
 
 
 class Part(NamedTuple):
-    """One stage: layers [first, end), so many devices of the order, its way to run (1: recomputing)."""
+    """One stage: layers [first, end), the number of devices of the order, its way to run (1: recomputing)."""
 
     first: int
     end: int
@@ -79,7 +79,7 @@ def stages_that_fit(layers: int, devices: int, replica_counts: int) -> int:
 
 
 @dataclass
-class Search:
+class ThresholdSearch:
     """The search over thresholds on one chain."""
 
     chain: Chain
@@ -200,4 +200,4 @@ def search(
     Left out are those with W above ``limit_ns``, or above what the plans with the smallest W are ``worth``: since no
     step is shorter than its slowest stage or channel, they cannot win.
     """
-    return Search(chain, most_stages).run(limit_ns, worth)
+    return ThresholdSearch(chain, most_stages).run(limit_ns, worth)

@@ -88,7 +88,7 @@ def chain_of(
     unused: bool,
     depths: Sequence[Depth] = (),
 ) -> Chain:
-    """The kernel's arrays. ``depths``: stages have to hold so many micro-batches in flight; none: memory is ignored."""
+    """The kernel's arrays. ``depths``: micro-batches that stages hold in flight; none: memory is ignored."""
     counts = np.asarray(replicas, dtype=np.int64)
     devices = problem.num_devices
     classes: dict[tuple[object, ...], int] = {}

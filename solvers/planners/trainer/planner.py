@@ -1,10 +1,10 @@
 """``uniform``: the best plan that another trainer can express (``within.Within``).
 
-Every stage has as many replicas, ranks count through the devices stage after stage, all micro-batches are equal, and
-the order is one of the trainer's. Shapes (ranks, replicas, parts on each rank, micro-batches) are tried by what they
-take at least; each is cut so that the busiest rank has little to do, recomputes no more than memory asks for, and the
-best ones are cut anew as long as the judge finds that better. Where a shape has few cuts, all of them are judged, and
-where the cluster is small, so are all orders of its nodes.
+All stages have the same number of replicas, ranks count through the devices stage after stage, all micro-batches are
+equal, and the order is one of the trainer's. Shapes (ranks, replicas, parts on each rank, micro-batches) are tried by
+what they take at least; each is cut so that the busiest rank has little to do, recomputes no more than memory asks for,
+and the best ones are cut again as long as the judge finds that better. Where a shape has few cuts, all of them are
+judged, and where the cluster is small, so are all orders of its nodes.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ SMALL = 4
 MOST_CHUNKS = 12
 MOST_BATCHES = 24
 LEAST_SHAPES, EFFORT = 16, 320
-"""Of each schedule, so many shapes are judged at least, and more until so many plans have been."""
+"""Of each schedule, the least number of shapes that are judged, and of plans that end it."""
 AS_A_PLAN = 2000
 """Passes of a micro-batch through a stage that cost as much as a plan more."""
 EVERY = 150
 """Cuts of a shape that are all judged."""
 MOVED, MOVES = 3, 90
-"""Of each schedule, the shapes that are cut anew, and the effort for each."""
+"""Of each schedule, the shapes that are cut again, and the effort for each."""
 
 
 class Shape(NamedTuple):
@@ -75,18 +75,18 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     """Ever better plans of each schedule. Raises ``UnsupportedRequest`` without a target, and for codecs."""
     if problem.within is None:
         raise UnsupportedRequest(
-            "planner 'uniform' plans within what another trainer can express; the request names none",
+            "planner 'uniform' makes plans that another trainer can express; the request names no target",
             remedy="target: megatron, torchtitan or deepspeed (--target), or planner 'auto'",
         )
     for name in problem.within.schedules:
-        search = Search(problem, problem.within, name)
+        search = ShapeSearch(problem, problem.within, name)
         yield from search.run()
         if search.best is None and search.unpinned is not None:
             yield search.proposal(search.unpinned)
 
 
-class Search:
-    """The plans of one schedule; ``best`` so far, and of every shape; ``nearest``: told ones that do not fit.
+class ShapeSearch:
+    """The plans of one schedule; ``best`` so far, and of every shape; ``nearest``: proposals that do not fit.
 
     ``unpinned``: the last one that breaks a pin. Ranks are numbered through nodes, so devices cannot be exchanged.
     """
@@ -184,8 +184,8 @@ class Search:
         return order_of(self.problem, plan, self.schedule, group)
 
     def _allowed(self, way: Recomputing) -> bool:
-        wish = self.problem.recompute
-        return wish == "auto" or way.method == ("none" if wish == "never" else "uniform")
+        wanted = self.problem.recompute
+        return wanted == "auto" or way.method == ("none" if wanted == "never" else "uniform")
 
     def _shapes(self) -> Iterator[Shape]:
         blocks = int(self.cut.cuttable.sum()) + 1
@@ -259,7 +259,7 @@ class Search:
         return single_pipeline(stages, shape.batch.num_micro_batches)
 
     def _moved(self, shape: Shape, trial: Trial) -> Iterator[Proposal]:
-        """Cut anew: one cut, or neighbouring ones together, one place on or back, as long as that helps."""
+        """Move one cut, or neighbouring ones together, by one place, as long as that helps."""
         places = cut_places(self.cut).tolist()
         cuts = [places.index(stage.first) for stage in trial.allocation.stages] + [len(places) - 1]
         enough = self.effort + MOVES

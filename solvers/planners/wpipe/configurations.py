@@ -21,7 +21,7 @@ from penstock.solvers.costs.tables.stage_table import cut_places, static_sums
 from penstock.solvers.costs.transfer import transfers_ns
 from penstock.solvers.model.micro_batches import Batch, batch_of, candidates, largest_slice
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.planners.wpipe.cut_search import Found, polished, priced, rank
+from penstock.solvers.planners.wpipe.cut_search import Found, improved_cuts, priced, rank
 from penstock.solvers.planners.wpipe.layouts import Layout, layouts
 from penstock.solvers.planners.wpipe.shape import Shape, cut
 from penstock.solvers.planners.wpipe.throughput import Links
@@ -29,7 +29,7 @@ from penstock.solvers.schedules.periodic.wpipe import WarmUp, least_micro_batche
 
 MAX_PAIRS = 16
 MAX_BATCHES = 6
-MAX_POLISHED = 4
+MAX_IMPROVED = 4
 MAX_OPERATIONS = 4096
 """M × parts of a period: without a flush more micro-batches save no idle time, but take the judge longer."""
 MOST_JUDGED = 2**16
@@ -212,12 +212,12 @@ def _batches(problem: Problem, depth: int, width: int, policy: WarmUp) -> list[B
 
 
 def _ranked(found: list[Found], problem: Problem) -> list[Found]:
-    """By promise, the best of the first few kinds of shapes also with their cuts polished."""
+    """Return the configurations by estimate, also the best of the first few kinds of shapes with improved cuts."""
     found = sorted(found, key=rank)
     kinds: dict[tuple[object, ...], Found] = {}
     for each in found:
         kinds.setdefault((each.shape._replace(batch=ANY_BATCH), each.layout), each)
-    better = [polished(problem, each) for each in list(kinds.values())[:MAX_POLISHED]]
+    better = [improved_cuts(problem, each) for each in list(kinds.values())[:MAX_IMPROVED]]
     return sorted({rank(each): each for each in found + better}.values(), key=rank)
 
 

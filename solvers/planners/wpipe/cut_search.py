@@ -47,8 +47,8 @@ def rank(found: Found) -> tuple[object, ...]:
     return max(0, found.missing_bytes), found.period_ns, used, found.shape, found.layout, starts
 
 
-def polished(problem: Problem, found: Found) -> Found:
-    """The configuration after the first better move, again and again, ``MAX_MOVES`` tried in all."""
+def improved_cuts(problem: Problem, found: Found) -> Found:
+    """Return the configuration after local search: the first better move is taken, at most ``MAX_MOVES`` are tried."""
     stages = found.allocation.stages
     places = tuple(stage.devices for stage in stages[: found.shape.depth])
     links = Links(problem, places)

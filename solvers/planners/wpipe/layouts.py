@@ -48,14 +48,14 @@ def _mixed(problem: Problem, order: list[int], depth: int, width: int) -> list[L
         return []
     found = []
     for inside in range(slots, 0, -1):
-        beside = slots // inside
-        if slots % inside or depth % inside or width % beside:
+        per_node = slots // inside
+        if slots % inside or depth % inside or width % per_node:
             continue
-        rows = width // beside
+        rows = width // per_node
         places = []
         for i in range(depth):
             far, near = divmod(i, inside)
-            stage = [held[far * rows + j // beside][near * beside + j % beside] for j in range(width)]
+            stage = [held[far * rows + j // per_node][near * per_node + j % per_node] for j in range(width)]
             places.append(tuple(stage))
         found.append(Layout("mixed", tuple(places)))
     return found

@@ -10,7 +10,7 @@ the load of a device, x_i + y_i: ``even_partition`` makes the largest of them sm
 
 One group is PipeDream-2BW's case: the smallest longest part. Pairs are found exactly with up to ``EXACT_PLACES`` places
 to cut; beyond that only the most promising meeting places, a few levels of x and a few ends of parts are followed, and
-of long chains places at even distances beside those of the halves.
+of long chains places at even distances in addition to those of the halves.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_LEVELS = 4
 WIDTH = 4
 MAX_PLACES = 96
 PRECISION = 256
-"""Beyond ``EXACT_PLACES`` places the largest load is found to within one part in so many."""
+"""Beyond ``EXACT_PLACES`` places the largest load is found to within this fraction."""
 
 
 class Demand(NamedTuple):

@@ -64,7 +64,7 @@ def wanted_by(options: Mapping[str, object], groups: int) -> Wanted:
 
 
 def keeping(problem: Problem, found: list[Found]) -> list[Found]:
-    """The same on devices that keep the pins, some of them cut anew; without those that cannot be made to keep them."""
+    """The same on devices that keep the pins, some of them cut again; without those that cannot keep them."""
     if not problem.pins:
         return found
     kept: dict[Allocation, Found] = {}

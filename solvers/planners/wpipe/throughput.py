@@ -3,10 +3,10 @@
 A period of M micro-batches takes M slots of every group. A slot takes at least what each device does in it, and what
 every cycle asks for: a micro-batch's way from device i to device j and back, over the K_i - K_j + 1 slots that the
 warm-up leaves for it (with K = N - i nothing hides the transfers). The devices work in step but for the slots by which
-the warm-up lets them run ahead of each other, K - N + 1: for as many only the load of a device with both groups counts.
-What a group's all-reduce needs beyond the other group's slots, and the optimizer steps, come on top; shared links and
-channels bound the whole. With one group there is no other to hide behind: as gradients have one buffer, the next
-backward waits for the all-reduce of the last.
+the warm-up lets them run ahead of each other, K - N + 1: for that number only the load of a device with both groups
+counts. What a group's all-reduce needs beyond the other group's slots, and the optimizer steps, come on top; shared
+links and channels bound the whole. With one group there is no other to overlap with: as gradients have one buffer, the
+next backward waits for the all-reduce of the last.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ RULES: frozenset[UpdateRule] = frozenset({"weight_stashing", "double_buffered", 
 DEEPER = (2, 3, 4, 6)
 """Depths that planners try, as halves of NOAM's."""
 LONGEST_TURN = 2_000
-"""Micro-batches after which replicas in turn, and the global batch, begin anew; longer turns take too long to judge."""
+"""Micro-batches after which replicas and the global batch begin their turn again; longer turns take too long."""
 
 
 class Work(NamedTuple):

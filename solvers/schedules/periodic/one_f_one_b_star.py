@@ -32,13 +32,13 @@ def one_f_one_b_star(problem: Problem, allocation: Allocation, *, period_ns: int
     line = StageLine.of(problem, allocation)
     if not line.contiguous:
         raise InvalidPlan(
-            "1F1B* needs a processor for every stage; here one holds several",
+            "1F1B* needs a processor for every stage, but one holds several",
             remedy="schedule inside-out, or a contiguous allocation",
         )
     period = minimal_period_ns(line) if period_ns is None else period_ns
     if period is None:
         raise InvalidPlan(
-            "no period lets every stage hold one micro-batch beside two versions of its weights",
+            "no period lets every stage hold one micro-batch in addition to two versions of its weights",
             remedy="recomputation, smaller micro-batches, or more stages",
         )
     if period < max(chain_loads(line)):

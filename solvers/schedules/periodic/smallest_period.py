@@ -20,7 +20,7 @@ def periodic_ilp(problem: Problem, allocation: Allocation, *, solver: str = "hig
         return answer.pattern
     if answer.proven:
         raise InvalidPlan(
-            "no period lets every processor keep its micro-batches beside two versions of its weights",
+            "no period lets every processor keep its micro-batches in addition to two versions of its weights",
             remedy="recomputation, smaller micro-batches, or another allocation",
         )
     raise InvalidPlan(f"no pattern was found within {nodes} nodes", remedy="more nodes, or schedule inside-out")

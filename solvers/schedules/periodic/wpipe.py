@@ -5,7 +5,7 @@ period every device runs M slots of group 0, then M slots of group 1. A slot of 
 period with the backward of the *period before*, a slot of group 1 forward and backward of the same period; both then
 look like two stages of model parallelism and splice into 1F1B over slots: device i runs the forward of slot v, then
 the backward of slot v - lag, lag = K - 1 with K as DAPPLE's warm-up. The paper's is K = N - i (``A``). ``B`` differs
-from the paper: K = 2 (N - i) - 1 leaves one more slot between neighbours, which hides transfers behind computation.
+from the paper: K = 2 (N - i) - 1 leaves one more slot between neighbours, which overlaps transfers with computation.
 
 Group 0 needs two weight versions and group 1 one as long as lag ≤ M on every device, and no device ever idles once
 the pipeline is full, transfers aside, for M ≥ N.

@@ -19,7 +19,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Shortage
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.schedules.early_backward import depths, fitted
-from penstock.solvers.schedules.support.drafts import Draft, drafts
+from penstock.solvers.schedules.support.candidates import CandidateSchedule, candidate_schedules
 
 Vector = tuple[int, ...]
 """Micro-batches in flight on each stage."""
@@ -71,7 +71,7 @@ def best_of(problem: Problem, allocation: Allocation, vectors: Iterable[Vector],
         short = shortage_of(problem, allocation, warmup)
         if short is not None:
             return short
-        orders = Draft("early-backward", warmup).orders(problem, allocation)
+        orders = CandidateSchedule("early-backward", warmup).orders(problem, allocation)
         found = judged(problem, allocation, orders, below_ns if best is None else best.value_ns)
         best, least = found.trial or best, min(least, found.value_ns)
         return found.short
@@ -83,7 +83,7 @@ def best_of(problem: Problem, allocation: Allocation, vectors: Iterable[Vector],
 
 def warmups(problem: Problem, allocation: Allocation) -> Iterator[Vector]:
     """Yield P_A, P_B, two between them, SPP's PE (ALGORITHMS 3.3: K = 4 (S - n) + 1), and as many as memory holds."""
-    yield from (draft.warmup for draft in drafts(problem, allocation, "early-backward", "best"))
+    yield from (candidate.warmup for candidate in candidate_schedules(problem, allocation, "early-backward", "best"))
     yield fitted(problem, allocation, tuple(4 * depth - 3 for depth in depths(allocation)))
 
 
@@ -112,8 +112,8 @@ def lowered(
     return short
 
 
-def may_lack(problem: Problem, allocation: Allocation, draft: Draft) -> bool:
+def may_lack(problem: Problem, allocation: Allocation, candidate: CandidateSchedule) -> bool:
     """Return whether a candidate schedule may turn out to need fewer micro-batches in flight."""
-    if not draft.row.fewer or max(draft.warmup) <= 1:
+    if not candidate.row.fewer or max(candidate.warmup) <= 1:
         return False
     return not all(surely_fits(problem, allocation, stage) for stage in allocation.stages)

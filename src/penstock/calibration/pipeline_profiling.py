@@ -64,7 +64,7 @@ def profile_pipeline(
     seen: dict[int, _Batch] = {}
     clocks: list[BusyClock] = []
 
-    def hear(event: dict[str, Any]) -> None:
+    def on_progress(event: dict[str, Any]) -> None:
         if event.get("kind") == "step":
             seen[event["step"]] = _Batch(time.perf_counter_ns(), event["time_ns"])
             if progress is not None:
@@ -81,7 +81,7 @@ def profile_pipeline(
             seed=seed,
             trace_steps=batches,
             layers=[layer.name for layer in profile.layers],
-            on_progress=hear,
+            on_progress=on_progress,
             on_started=lambda pids: clocks.append(BusyClock(pids)),
         )
     finally:

@@ -61,7 +61,7 @@ def _read(kind: type[AnyDocument], source: str) -> AnyDocument:
 
 
 def _shipped(kind: str, name: str) -> str | None:
-    """The option that takes a name of what is shipped, where a name stands in the place of a file."""
+    """The option that takes a name of what is shipped, where a name takes the place of a file."""
     from penstock.examples import catalogue
 
     if kind == "profile" and name in catalogue.model_names():

@@ -1,7 +1,7 @@
 """Options that several commands share: a dataclass is declared once, and a command takes it as one parameter.
 
 ``grouped`` expands each parameter whose type is a dataclass into an option per field, and makes the dataclass again
-before the command is called. A class's ``PANEL`` is the panel of the help that its options stand in.
+before the command is called. A class's ``PANEL`` is the panel of the help that its options are in.
 """
 
 from __future__ import annotations

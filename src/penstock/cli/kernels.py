@@ -8,7 +8,7 @@ from importlib.util import find_spec
 REMEDY = "python -m penstock.solvers.solve.warm, with NUMBA_CACHE_DIR naming a directory that can be written"
 
 
-def tell_of_the_compiler() -> None:
+def announce_compilation() -> None:
     """Say on standard error that a first plan takes a minute or two longer, where it will."""
     from penstock.solvers.compiled.kept import kept
 

@@ -1,4 +1,4 @@
-"""What the service keeps and does, a class for each kind of resource."""
+"""The service's resources, a class for each kind."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ Named = Mapping[str, Any]
 
 
 class AsyncPlans:
-    """Plans: asked for, kept under their hashes, judged, explained, exported.
+    """Plans: request, fetch by hash, judge, explain and export them.
 
-    Where a method takes a stored ``plan``, that is its hash; the id of a job stands for the plan that came of it.
+    Where a method takes a stored ``plan``, that is its hash; the id of a job means its resulting plan.
     """
 
     def __init__(self, connection: AsyncConnection, jobs: AsyncJobs) -> None:
@@ -71,7 +71,7 @@ class AsyncPlans:
         priority: int = 0,
         tag: str | None = None,
     ) -> JobOut:
-        """Ask for a plan. With ``wait``, return the job once it has ended; ``on_event`` is called with its events.
+        """Request a plan. With ``wait``, return the job once it has ended; ``on_event`` is called with its events.
 
         ``priority`` (−100…100) and ``tag`` are the job's, not the request's. A job that ended without a result is
         raised as the error that it met.
@@ -92,23 +92,23 @@ class AsyncPlans:
         return job
 
     async def get(self, hash: str) -> Plan:
-        """The plan of a hash."""
+        """Return the plan of a hash."""
         return await self._connection.document(Plan, Send("GET", f"/v1/plans/{hash}"))
 
     async def file(self, plan: str) -> PlanFile:
-        """A stored plan with its request inline."""
+        """Return a stored plan with its request inline."""
         path = f"/v1/plans/{await self._jobs.hash_of(plan)}/plan-file"
         return await self._connection.document(PlanFile, Send("GET", path))
 
     async def programs(self, plan: str) -> list[dict[str, Any]]:
-        """The programs of all ranks, as ``schemas.program.Program.from_json`` reads them."""
+        """Return the programs of all ranks, as ``schemas.program.Program.from_json`` reads them."""
         path = f"/v1/plans/{await self._jobs.hash_of(plan)}/programs"
         return await self._connection.document(list[dict[str, Any]], Send("GET", path))
 
     async def export(
         self, plan: str, to: str, settings: LaunchSettings | None = None, *, against: str | None = None
     ) -> bytes:
-        """A stored plan in another form, as the bytes of a file; several files as those of a zip archive.
+        """Return a stored plan in another form, as the bytes of a file, or of a zip archive for several files.
 
         ``to``: ``report``, ``svg``, …, or a scheduler (``sbatch``, ``jobset``, …), which ``settings`` are for.
         ``against``: the hash of a topology; Conflict names nodes of the plan that it does not have.
@@ -124,20 +124,20 @@ class AsyncPlans:
         return await self._connection.document(RequestChecked, Send("POST", "/v1/plans:validate", request))
 
     async def verify(self, plan: PlanFile | str) -> Verdict:
-        """Whether a plan file, or a stored plan, keeps the rules."""
+        """Return whether a plan file, or a stored plan, is valid."""
         if isinstance(plan, str):
             path = f"/v1/plans/{await self._jobs.hash_of(plan)}:verify"
             return await self._connection.document(Verdict, Send("GET", path))
         return await self._connection.document(Verdict, Send("POST", "/v1/plans:verify", plan))
 
     async def simulate(self, file: PlanFile) -> Simulation:
-        """A plan with the judge's prediction."""
+        """Return a plan with its simulated prediction."""
         return await self._connection.document(Simulation, Send("POST", "/v1/plans:simulate", file))
 
     async def compare(
         self, request: PlanRequest | Named, planners: Sequence[str] = (), schedules: Sequence[str] = ()
     ) -> list[PlanComparison]:
-        """Each planner with each of its schedules."""
+        """Run each planner with each of its schedules."""
         params = {"planner": list(planners), "schedule": list(schedules)}
         send = Send("POST", "/v1/plans:compare", request, params, patient=True)
         return await self._connection.document(list[PlanComparison], send)
@@ -155,7 +155,7 @@ class AsyncPlans:
         schedule: str | None = None,
         micro_batches: int | None = None,
     ) -> Explanation:
-        """What the time of a plan file, or of a stored plan, is made of and what would help; with ``cuts``, why not
+        """Explain what the time of a plan file or stored plan is made of and what would help; with ``cuts``, why not
         that layout.
         """
         params = {
@@ -177,13 +177,13 @@ class AsyncPlans:
 
 
 class AsyncJobs(OldList):
-    """Jobs: how requests for plans are getting on."""
+    """Jobs: the progress of plan requests."""
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
 
     async def get(self, id: str, *, wait_s: int = 0) -> JobOut:
-        """A job as it stands, or once it has ended within ``wait_s``."""
+        """Return a job as it is, or once it has ended within ``wait_s``."""
         return await self._connection.document(JobOut, Send("GET", f"/v1/jobs/{id}", wait_s=wait_s))
 
     def list(
@@ -194,7 +194,7 @@ class AsyncJobs(OldList):
         profile: str | None = None,
         planner: str | None = None,
     ) -> AsyncIterator[JobOut]:
-        """All jobs, the newest first; of one state, tag, profile (its hash) or planner."""
+        """List all jobs, the newest first; optionally of one state, tag, profile (its hash) or planner."""
         params = {"state": state, "tag": tag, "profile": profile, "planner": planner}
         return self._connection.pages(JobPage, "/v1/jobs", params)
 
@@ -208,17 +208,17 @@ class AsyncJobs(OldList):
         profile: str | None = None,
         planner: str | None = None,
     ) -> JobPage:
-        """One page of that list."""
+        """Return one page of that list."""
         only = {"state": state, "tag": tag, "profile": profile, "planner": planner}
         send = Send("GET", "/v1/jobs", params={"limit": limit, "cursor": cursor, **only})
         return await self._connection.document(JobPage, send)
 
     def events(self, id: str, after: int = 0) -> AsyncGenerator[JobEvent, None]:
-        """A job's events from number ``after`` on, until it has ended; survives a broken connection."""
+        """Iterate over a job's events from number ``after`` on, until it has ended; survives a broken connection."""
         return self._connection.events(JobEvent, f"/v1/jobs/{id}/events", after)
 
     async def cancel(self, id: str) -> JobOut:
-        """Stop a job and drop what it has found."""
+        """Stop a job and drop its plans."""
         return await self._connection.document(JobOut, Send("POST", f"/v1/jobs/{id}:cancel", is_safe=True))
 
     async def finish(self, id: str) -> JobOut:
@@ -226,7 +226,7 @@ class AsyncJobs(OldList):
         return await self._connection.document(JobOut, Send("POST", f"/v1/jobs/{id}:finish", is_safe=True))
 
     async def retry(self, id: str) -> JobOut:
-        """Start a job again that has failed or was cancelled."""
+        """Restart a job that has failed or was cancelled."""
         return await self._connection.document(JobOut, Send("POST", f"/v1/jobs/{id}:retry", again=False))
 
     async def delete(self, id: str) -> None:
@@ -234,16 +234,16 @@ class AsyncJobs(OldList):
         await self._connection.answer(Send("DELETE", f"/v1/jobs/{id}", again=False))
 
     async def incumbent(self, id: str) -> Plan:
-        """The best plan of a job so far."""
+        """Return the best plan of a job so far."""
         return await self._connection.document(Plan, Send("GET", f"/v1/jobs/{id}/incumbent"))
 
     async def plan_file(self, id: str, *, best: bool = False) -> PlanFile:
-        """The plan of a job, with its request inline; with ``best`` the best so far of a running one."""
+        """Return the plan of a job, with its request inline; with ``best`` the best so far of a running one."""
         send = Send("GET", f"/v1/jobs/{id}/plan-file", params={"best": best})
         return await self._connection.document(PlanFile, send)
 
     async def hash_of(self, plan_or_job: str) -> str:
-        """A plan's hash as it is; of a job's id the hash of its plan.
+        """Return a plan's hash unchanged, and for a job's id the hash of its plan.
 
         Raises Conflict for a job without a final plan.
         """
@@ -309,20 +309,20 @@ class AsyncRuns(OldList):
         return run
 
     async def get(self, id: str) -> RunOut:
-        """A run as it stands."""
+        """Return a run as it is."""
         return await self._connection.document(RunOut, Send("GET", f"/v1/runs/{id}"))
 
     def list(self) -> AsyncIterator[RunOut]:
-        """All runs, the newest first."""
+        """List all runs, the newest first."""
         return self._connection.pages(RunPage, "/v1/runs", {})
 
     async def page(self, *, limit: int = 50, cursor: str | None = None) -> RunPage:
-        """One page of that list."""
+        """Return one page of that list."""
         send = Send("GET", "/v1/runs", params={"limit": limit, "cursor": cursor})
         return await self._connection.document(RunPage, send)
 
     async def watch(self, id: str) -> AsyncGenerator[RunOut, None]:
-        """A run each time that it has changed, until it has ended."""
+        """Yield a run each time that it has changed, until it has ended."""
         tag: str | None = None
         for count in itertools.count():
             known = {} if tag is None else {"If-None-Match": tag}
@@ -337,16 +337,16 @@ class AsyncRuns(OldList):
                 return
 
     def events(self, id: str, after: int = 0) -> AsyncGenerator[RunEvent, None]:
-        """The events of a run from number ``after`` on, until it has ended; survives a broken connection."""
+        """Iterate over a run's events from number ``after`` on, until it has ended; survives a broken connection."""
         return self._connection.events(RunEvent, f"/v1/runs/{id}/events", after)
 
     async def event_page(self, id: str, after: int = 0) -> RunEventPage:
-        """The events of a run after number ``after``, as far as it is."""
+        """Return the events of a run after number ``after`` so far."""
         send = Send("GET", f"/v1/runs/{id}/events", params={"poll": 1, "after": after})
         return await self._connection.document(RunEventPage, send)
 
     async def log(self, id: str, rank: int, *, generation: int | None = None) -> RankLog:
-        """The end of what a rank has written."""
+        """Return the end of a rank's log."""
         send = Send("GET", f"/v1/runs/{id}/logs", params={"rank": rank, "generation": generation})
         return await self._connection.document(RankLog, send)
 
@@ -355,7 +355,7 @@ class AsyncRuns(OldList):
         return await self._connection.document(RunOut, Send("POST", f"/v1/runs/{id}:cancel", is_safe=True))
 
     async def trace(self, id: str) -> Trace:
-        """What the ranks of a run measured."""
+        """Return the measurements of a run's ranks."""
         return await self._connection.document(Trace, Send("GET", f"/v1/runs/{id}/trace"))
 
 
@@ -368,7 +368,7 @@ class AsyncSweeps(OldList):
     async def create(
         self, request: SweepRequest | Named, *, wait: bool = True, on_change: Callable[[SweepOut], None] | None = None
     ) -> SweepOut:
-        """Ask one request along many axes. With ``wait``, return the sweep with its table once all cases have ended."""
+        """Solve a request along many axes. With ``wait``, return the sweep with its table once all cases have ended."""
         sweep = await self._connection.document(SweepOut, Send("POST", "/v1/sweeps", request, headers=once()))
         while wait and sweep.state == "running":
             ended = sweep.ended
@@ -380,20 +380,20 @@ class AsyncSweeps(OldList):
         return sweep
 
     async def get(self, id: str) -> SweepOut:
-        """A sweep as it stands, with its table so far."""
+        """Return a sweep with its table so far."""
         return await self._connection.document(SweepOut, Send("GET", f"/v1/sweeps/{id}"))
 
     def list(self) -> AsyncIterator[SweepOut]:
-        """All sweeps, the newest first, without their tables."""
+        """List all sweeps, the newest first, without their tables."""
         return self._connection.pages(SweepPage, "/v1/sweeps", {})
 
     async def page(self, *, limit: int = 50, cursor: str | None = None) -> SweepPage:
-        """One page of that list."""
+        """Return one page of that list."""
         send = Send("GET", "/v1/sweeps", params={"limit": limit, "cursor": cursor})
         return await self._connection.document(SweepPage, send)
 
     async def cancel(self, id: str) -> SweepOut:
-        """Stop all cases of a sweep and drop what they have found."""
+        """Stop all cases of a sweep and drop their plans."""
         return await self._connection.document(SweepOut, Send("POST", f"/v1/sweeps/{id}:cancel", is_safe=True))
 
     async def finish(self, id: str) -> SweepOut:
@@ -406,7 +406,7 @@ class AsyncSweeps(OldList):
 
 
 class AsyncPlacements:
-    """Which nodes jobs should get. Nothing of it is kept."""
+    """Which nodes jobs should get. Nothing is stored."""
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
@@ -414,7 +414,7 @@ class AsyncPlacements:
     async def create(
         self, request: PlacementRequest | Named, *, on_progress: Callable[[PlacementProgress], None] | None = None
     ) -> PlacementAnswer:
-        """Choose nodes, and how many, for each job of a request, with plans and reasons.
+        """Choose the nodes of each job of a request, with plans and reasons.
 
         ``on_progress`` is called for each set of nodes that is settled.
         """
@@ -433,60 +433,60 @@ class AsyncPlacements:
 
 
 class AsyncProfiles(OldList):
-    """Profiles of models, kept under their hashes."""
+    """Profiles of models, stored under their hashes."""
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
 
     async def create(self, profile: ModelProfile) -> DocumentStored:
-        """Keep a profile on the service; requests may then name it by its hash."""
+        """Store a profile; requests may then refer to it by its hash."""
         return await self._connection.document(DocumentStored, Send("POST", "/v1/profiles", profile, is_safe=True))
 
     async def get(self, hash: str) -> ModelProfile:
-        """The profile of a hash."""
+        """Return the profile of a hash."""
         return await self._connection.document(ModelProfile, Send("GET", f"/v1/profiles/{hash}"))
 
     def list(self) -> AsyncIterator[DocumentOut]:
-        """All stored profiles by name and hash, the newest first."""
+        """List all stored profiles by name and hash, the newest first."""
         return self._connection.pages(DocumentPage, "/v1/profiles", {})
 
     async def page(self, *, limit: int = 50, cursor: str | None = None) -> DocumentPage:
-        """One page of that list."""
+        """Return one page of that list."""
         send = Send("GET", "/v1/profiles", params={"limit": limit, "cursor": cursor})
         return await self._connection.document(DocumentPage, send)
 
     async def calibrate(self, profile: ModelProfile, traces: Sequence[Trace], *, links: bool = True) -> CalibrationOut:
-        """Fold traces, which hold their plans, into a profile, and into their topology."""
+        """Correct a profile, and the traces' topology, by traces, which contain their plans."""
         request = CalibrationRequest(profile=profile, traces=tuple(traces), links=links)
         send = Send("POST", "/v1/profiles:calibrate", request, patient=True)
         return await self._connection.document(CalibrationOut, send)
 
 
 class AsyncTopologies(OldList):
-    """Clusters, kept under their hashes."""
+    """Clusters, stored under their hashes."""
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
 
     async def create(self, topology: ClusterTopology) -> DocumentStored:
-        """Keep a topology on the service; requests may then name it by its hash."""
+        """Store a topology; requests may then refer to it by its hash."""
         return await self._connection.document(DocumentStored, Send("POST", "/v1/topologies", topology, is_safe=True))
 
     async def get(self, hash: str) -> ClusterTopology:
-        """The topology of a hash."""
+        """Return the topology of a hash."""
         return await self._connection.document(ClusterTopology, Send("GET", f"/v1/topologies/{hash}"))
 
     def list(self) -> AsyncIterator[DocumentOut]:
-        """All stored topologies by name and hash, the newest first."""
+        """List all stored topologies by name and hash, the newest first."""
         return self._connection.pages(DocumentPage, "/v1/topologies", {})
 
     async def page(self, *, limit: int = 50, cursor: str | None = None) -> DocumentPage:
-        """One page of that list."""
+        """Return one page of that list."""
         send = Send("GET", "/v1/topologies", params={"limit": limit, "cursor": cursor})
         return await self._connection.document(DocumentPage, send)
 
     async def of_agents(self) -> ClusterTopology:
-        """The devices of living agents, with links where they were measured. Raises NotFound without any agent."""
+        """Return the devices of living agents, with measured links if any. Raises NotFound without any agent."""
         return await self._connection.document(ClusterTopology, Send("GET", "/v1/topologies/agents"))
 
     async def import_(
@@ -497,19 +497,19 @@ class AsyncTopologies(OldList):
         agents: bool = False,
         store: bool = True,
     ) -> TopologyImported:
-        """One topology of what tools print; ``agents``: of the living ones, too. Kept on the service with ``store``."""
+        """Make one topology from the output of tools, and with ``agents`` from living agents; ``store`` stores it."""
         request = TopologyImport(sources=tuple(sources), options=options or ImportOptions(), agents=agents, store=store)
         send = Send("POST", "/v1/topologies:import", request, patient=True)
         return await self._connection.document(TopologyImported, send)
 
 
 class AsyncLayouts:
-    """Layouts of other trainers. Nothing of them is kept."""
+    """Layouts of other trainers. Nothing is stored."""
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
 
     async def import_(self, request: LayoutRequest | Named) -> LayoutImported:
-        """Another trainer's layout as a plan, judged, with the best plans within the trainer's limits and without."""
+        """Return a trainer's layout as a judged plan, with the best plans within the trainer's limits and without."""
         send = Send("POST", "/v1/layouts:import", request, patient=True)
         return await self._connection.document(LayoutImported, send)

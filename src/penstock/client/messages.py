@@ -131,7 +131,7 @@ def read(server: str, model: type[T], send: Send, found: httpx.Response) -> T:
     except ValidationError as error:
         name = getattr(model, "__name__", str(model))
         raise Unreachable(
-            f"{server} answered {send.method} {send.path} with something else than a {name}: "
+            f"{server} answered {send.method} {send.path} with something other than a {name}: "
             f"{error.errors()[0]['msg']}",
             remedy="is it a Penstock service of the same version?",
         ) from None
@@ -153,7 +153,7 @@ def settings(server: str, key: str | None, ca: str | Path | None, timeout_s: flo
     found: dict[str, Any] = {"base_url": server, "timeout": httpx.Timeout(timeout_s, read=timeout_s + WAIT_S)}
     if key := (os.environ.get("PENSTOCK_API_KEY", "") if key is None else key).strip():
         if not (key.isascii() and key.isprintable()):
-            raise InvalidDocument("the API key holds characters that no key has", remedy="copy it anew: psk_…")
+            raise InvalidDocument("the API key has characters that a key cannot have", remedy="copy it again: psk_…")
         found["headers"] = {"Authorization": f"Bearer {key}"}
     if ca is not None:
         trusted = ssl.create_default_context()

@@ -1,5 +1,5 @@
 # Made from async_resources.py by scripts/make-client: change that one.
-"""What the service keeps and does, a class for each kind of resource."""
+"""The service's resources, a class for each kind."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ Named = Mapping[str, Any]
 
 
 class Plans:
-    """Plans: asked for, kept under their hashes, judged, explained, exported.
+    """Plans: request, fetch by hash, judge, explain and export them.
 
-    Where a method takes a stored ``plan``, that is its hash; the id of a job stands for the plan that came of it.
+    Where a method takes a stored ``plan``, that is its hash; the id of a job means its resulting plan.
     """
 
     def __init__(self, connection: Connection, jobs: Jobs) -> None:
@@ -72,7 +72,7 @@ class Plans:
         priority: int = 0,
         tag: str | None = None,
     ) -> JobOut:
-        """Ask for a plan. With ``wait``, return the job once it has ended; ``on_event`` is called with its events.
+        """Request a plan. With ``wait``, return the job once it has ended; ``on_event`` is called with its events.
 
         ``priority`` (−100…100) and ``tag`` are the job's, not the request's. A job that ended without a result is
         raised as the error that it met.
@@ -93,23 +93,23 @@ class Plans:
         return job
 
     def get(self, hash: str) -> Plan:
-        """The plan of a hash."""
+        """Return the plan of a hash."""
         return self._connection.document(Plan, Send("GET", f"/v1/plans/{hash}"))
 
     def file(self, plan: str) -> PlanFile:
-        """A stored plan with its request inline."""
+        """Return a stored plan with its request inline."""
         path = f"/v1/plans/{self._jobs.hash_of(plan)}/plan-file"
         return self._connection.document(PlanFile, Send("GET", path))
 
     def programs(self, plan: str) -> list[dict[str, Any]]:
-        """The programs of all ranks, as ``schemas.program.Program.from_json`` reads them."""
+        """Return the programs of all ranks, as ``schemas.program.Program.from_json`` reads them."""
         path = f"/v1/plans/{self._jobs.hash_of(plan)}/programs"
         return self._connection.document(list[dict[str, Any]], Send("GET", path))
 
     def export(
         self, plan: str, to: str, settings: LaunchSettings | None = None, *, against: str | None = None
     ) -> bytes:
-        """A stored plan in another form, as the bytes of a file; several files as those of a zip archive.
+        """Return a stored plan in another form, as the bytes of a file, or of a zip archive for several files.
 
         ``to``: ``report``, ``svg``, …, or a scheduler (``sbatch``, ``jobset``, …), which ``settings`` are for.
         ``against``: the hash of a topology; Conflict names nodes of the plan that it does not have.
@@ -125,20 +125,20 @@ class Plans:
         return self._connection.document(RequestChecked, Send("POST", "/v1/plans:validate", request))
 
     def verify(self, plan: PlanFile | str) -> Verdict:
-        """Whether a plan file, or a stored plan, keeps the rules."""
+        """Return whether a plan file, or a stored plan, is valid."""
         if isinstance(plan, str):
             path = f"/v1/plans/{self._jobs.hash_of(plan)}:verify"
             return self._connection.document(Verdict, Send("GET", path))
         return self._connection.document(Verdict, Send("POST", "/v1/plans:verify", plan))
 
     def simulate(self, file: PlanFile) -> Simulation:
-        """A plan with the judge's prediction."""
+        """Return a plan with its simulated prediction."""
         return self._connection.document(Simulation, Send("POST", "/v1/plans:simulate", file))
 
     def compare(
         self, request: PlanRequest | Named, planners: Sequence[str] = (), schedules: Sequence[str] = ()
     ) -> list[PlanComparison]:
-        """Each planner with each of its schedules."""
+        """Run each planner with each of its schedules."""
         params = {"planner": list(planners), "schedule": list(schedules)}
         send = Send("POST", "/v1/plans:compare", request, params, patient=True)
         return self._connection.document(list[PlanComparison], send)
@@ -156,7 +156,7 @@ class Plans:
         schedule: str | None = None,
         micro_batches: int | None = None,
     ) -> Explanation:
-        """What the time of a plan file, or of a stored plan, is made of and what would help; with ``cuts``, why not
+        """Explain what the time of a plan file or stored plan is made of and what would help; with ``cuts``, why not
         that layout.
         """
         params = {
@@ -178,13 +178,13 @@ class Plans:
 
 
 class Jobs(OldList):
-    """Jobs: how requests for plans are getting on."""
+    """Jobs: the progress of plan requests."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def get(self, id: str, *, wait_s: int = 0) -> JobOut:
-        """A job as it stands, or once it has ended within ``wait_s``."""
+        """Return a job as it is, or once it has ended within ``wait_s``."""
         return self._connection.document(JobOut, Send("GET", f"/v1/jobs/{id}", wait_s=wait_s))
 
     def list(
@@ -195,7 +195,7 @@ class Jobs(OldList):
         profile: str | None = None,
         planner: str | None = None,
     ) -> Iterator[JobOut]:
-        """All jobs, the newest first; of one state, tag, profile (its hash) or planner."""
+        """List all jobs, the newest first; optionally of one state, tag, profile (its hash) or planner."""
         params = {"state": state, "tag": tag, "profile": profile, "planner": planner}
         return self._connection.pages(JobPage, "/v1/jobs", params)
 
@@ -209,17 +209,17 @@ class Jobs(OldList):
         profile: str | None = None,
         planner: str | None = None,
     ) -> JobPage:
-        """One page of that list."""
+        """Return one page of that list."""
         only = {"state": state, "tag": tag, "profile": profile, "planner": planner}
         send = Send("GET", "/v1/jobs", params={"limit": limit, "cursor": cursor, **only})
         return self._connection.document(JobPage, send)
 
     def events(self, id: str, after: int = 0) -> Generator[JobEvent, None, None]:
-        """A job's events from number ``after`` on, until it has ended; survives a broken connection."""
+        """Iterate over a job's events from number ``after`` on, until it has ended; survives a broken connection."""
         return self._connection.events(JobEvent, f"/v1/jobs/{id}/events", after)
 
     def cancel(self, id: str) -> JobOut:
-        """Stop a job and drop what it has found."""
+        """Stop a job and drop its plans."""
         return self._connection.document(JobOut, Send("POST", f"/v1/jobs/{id}:cancel", is_safe=True))
 
     def finish(self, id: str) -> JobOut:
@@ -227,7 +227,7 @@ class Jobs(OldList):
         return self._connection.document(JobOut, Send("POST", f"/v1/jobs/{id}:finish", is_safe=True))
 
     def retry(self, id: str) -> JobOut:
-        """Start a job again that has failed or was cancelled."""
+        """Restart a job that has failed or was cancelled."""
         return self._connection.document(JobOut, Send("POST", f"/v1/jobs/{id}:retry", again=False))
 
     def delete(self, id: str) -> None:
@@ -235,16 +235,16 @@ class Jobs(OldList):
         self._connection.answer(Send("DELETE", f"/v1/jobs/{id}", again=False))
 
     def incumbent(self, id: str) -> Plan:
-        """The best plan of a job so far."""
+        """Return the best plan of a job so far."""
         return self._connection.document(Plan, Send("GET", f"/v1/jobs/{id}/incumbent"))
 
     def plan_file(self, id: str, *, best: bool = False) -> PlanFile:
-        """The plan of a job, with its request inline; with ``best`` the best so far of a running one."""
+        """Return the plan of a job, with its request inline; with ``best`` the best so far of a running one."""
         send = Send("GET", f"/v1/jobs/{id}/plan-file", params={"best": best})
         return self._connection.document(PlanFile, send)
 
     def hash_of(self, plan_or_job: str) -> str:
-        """A plan's hash as it is; of a job's id the hash of its plan.
+        """Return a plan's hash unchanged, and for a job's id the hash of its plan.
 
         Raises Conflict for a job without a final plan.
         """
@@ -310,20 +310,20 @@ class Runs(OldList):
         return run
 
     def get(self, id: str) -> RunOut:
-        """A run as it stands."""
+        """Return a run as it is."""
         return self._connection.document(RunOut, Send("GET", f"/v1/runs/{id}"))
 
     def list(self) -> Iterator[RunOut]:
-        """All runs, the newest first."""
+        """List all runs, the newest first."""
         return self._connection.pages(RunPage, "/v1/runs", {})
 
     def page(self, *, limit: int = 50, cursor: str | None = None) -> RunPage:
-        """One page of that list."""
+        """Return one page of that list."""
         send = Send("GET", "/v1/runs", params={"limit": limit, "cursor": cursor})
         return self._connection.document(RunPage, send)
 
     def watch(self, id: str) -> Generator[RunOut, None, None]:
-        """A run each time that it has changed, until it has ended."""
+        """Yield a run each time that it has changed, until it has ended."""
         tag: str | None = None
         for count in itertools.count():
             known = {} if tag is None else {"If-None-Match": tag}
@@ -338,16 +338,16 @@ class Runs(OldList):
                 return
 
     def events(self, id: str, after: int = 0) -> Generator[RunEvent, None, None]:
-        """The events of a run from number ``after`` on, until it has ended; survives a broken connection."""
+        """Iterate over a run's events from number ``after`` on, until it has ended; survives a broken connection."""
         return self._connection.events(RunEvent, f"/v1/runs/{id}/events", after)
 
     def event_page(self, id: str, after: int = 0) -> RunEventPage:
-        """The events of a run after number ``after``, as far as it is."""
+        """Return the events of a run after number ``after`` so far."""
         send = Send("GET", f"/v1/runs/{id}/events", params={"poll": 1, "after": after})
         return self._connection.document(RunEventPage, send)
 
     def log(self, id: str, rank: int, *, generation: int | None = None) -> RankLog:
-        """The end of what a rank has written."""
+        """Return the end of a rank's log."""
         send = Send("GET", f"/v1/runs/{id}/logs", params={"rank": rank, "generation": generation})
         return self._connection.document(RankLog, send)
 
@@ -356,7 +356,7 @@ class Runs(OldList):
         return self._connection.document(RunOut, Send("POST", f"/v1/runs/{id}:cancel", is_safe=True))
 
     def trace(self, id: str) -> Trace:
-        """What the ranks of a run measured."""
+        """Return the measurements of a run's ranks."""
         return self._connection.document(Trace, Send("GET", f"/v1/runs/{id}/trace"))
 
 
@@ -369,7 +369,7 @@ class Sweeps(OldList):
     def create(
         self, request: SweepRequest | Named, *, wait: bool = True, on_change: Callable[[SweepOut], None] | None = None
     ) -> SweepOut:
-        """Ask one request along many axes. With ``wait``, return the sweep with its table once all cases have ended."""
+        """Solve a request along many axes. With ``wait``, return the sweep with its table once all cases have ended."""
         sweep = self._connection.document(SweepOut, Send("POST", "/v1/sweeps", request, headers=once()))
         while wait and sweep.state == "running":
             ended = sweep.ended
@@ -381,20 +381,20 @@ class Sweeps(OldList):
         return sweep
 
     def get(self, id: str) -> SweepOut:
-        """A sweep as it stands, with its table so far."""
+        """Return a sweep with its table so far."""
         return self._connection.document(SweepOut, Send("GET", f"/v1/sweeps/{id}"))
 
     def list(self) -> Iterator[SweepOut]:
-        """All sweeps, the newest first, without their tables."""
+        """List all sweeps, the newest first, without their tables."""
         return self._connection.pages(SweepPage, "/v1/sweeps", {})
 
     def page(self, *, limit: int = 50, cursor: str | None = None) -> SweepPage:
-        """One page of that list."""
+        """Return one page of that list."""
         send = Send("GET", "/v1/sweeps", params={"limit": limit, "cursor": cursor})
         return self._connection.document(SweepPage, send)
 
     def cancel(self, id: str) -> SweepOut:
-        """Stop all cases of a sweep and drop what they have found."""
+        """Stop all cases of a sweep and drop their plans."""
         return self._connection.document(SweepOut, Send("POST", f"/v1/sweeps/{id}:cancel", is_safe=True))
 
     def finish(self, id: str) -> SweepOut:
@@ -407,7 +407,7 @@ class Sweeps(OldList):
 
 
 class Placements:
-    """Which nodes jobs should get. Nothing of it is kept."""
+    """Which nodes jobs should get. Nothing is stored."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -415,7 +415,7 @@ class Placements:
     def create(
         self, request: PlacementRequest | Named, *, on_progress: Callable[[PlacementProgress], None] | None = None
     ) -> PlacementAnswer:
-        """Choose nodes, and how many, for each job of a request, with plans and reasons.
+        """Choose the nodes of each job of a request, with plans and reasons.
 
         ``on_progress`` is called for each set of nodes that is settled.
         """
@@ -434,60 +434,60 @@ class Placements:
 
 
 class Profiles(OldList):
-    """Profiles of models, kept under their hashes."""
+    """Profiles of models, stored under their hashes."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def create(self, profile: ModelProfile) -> DocumentStored:
-        """Keep a profile on the service; requests may then name it by its hash."""
+        """Store a profile; requests may then refer to it by its hash."""
         return self._connection.document(DocumentStored, Send("POST", "/v1/profiles", profile, is_safe=True))
 
     def get(self, hash: str) -> ModelProfile:
-        """The profile of a hash."""
+        """Return the profile of a hash."""
         return self._connection.document(ModelProfile, Send("GET", f"/v1/profiles/{hash}"))
 
     def list(self) -> Iterator[DocumentOut]:
-        """All stored profiles by name and hash, the newest first."""
+        """List all stored profiles by name and hash, the newest first."""
         return self._connection.pages(DocumentPage, "/v1/profiles", {})
 
     def page(self, *, limit: int = 50, cursor: str | None = None) -> DocumentPage:
-        """One page of that list."""
+        """Return one page of that list."""
         send = Send("GET", "/v1/profiles", params={"limit": limit, "cursor": cursor})
         return self._connection.document(DocumentPage, send)
 
     def calibrate(self, profile: ModelProfile, traces: Sequence[Trace], *, links: bool = True) -> CalibrationOut:
-        """Fold traces, which hold their plans, into a profile, and into their topology."""
+        """Correct a profile, and the traces' topology, by traces, which contain their plans."""
         request = CalibrationRequest(profile=profile, traces=tuple(traces), links=links)
         send = Send("POST", "/v1/profiles:calibrate", request, patient=True)
         return self._connection.document(CalibrationOut, send)
 
 
 class Topologies(OldList):
-    """Clusters, kept under their hashes."""
+    """Clusters, stored under their hashes."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def create(self, topology: ClusterTopology) -> DocumentStored:
-        """Keep a topology on the service; requests may then name it by its hash."""
+        """Store a topology; requests may then refer to it by its hash."""
         return self._connection.document(DocumentStored, Send("POST", "/v1/topologies", topology, is_safe=True))
 
     def get(self, hash: str) -> ClusterTopology:
-        """The topology of a hash."""
+        """Return the topology of a hash."""
         return self._connection.document(ClusterTopology, Send("GET", f"/v1/topologies/{hash}"))
 
     def list(self) -> Iterator[DocumentOut]:
-        """All stored topologies by name and hash, the newest first."""
+        """List all stored topologies by name and hash, the newest first."""
         return self._connection.pages(DocumentPage, "/v1/topologies", {})
 
     def page(self, *, limit: int = 50, cursor: str | None = None) -> DocumentPage:
-        """One page of that list."""
+        """Return one page of that list."""
         send = Send("GET", "/v1/topologies", params={"limit": limit, "cursor": cursor})
         return self._connection.document(DocumentPage, send)
 
     def of_agents(self) -> ClusterTopology:
-        """The devices of living agents, with links where they were measured. Raises NotFound without any agent."""
+        """Return the devices of living agents, with measured links if any. Raises NotFound without any agent."""
         return self._connection.document(ClusterTopology, Send("GET", "/v1/topologies/agents"))
 
     def import_(
@@ -498,19 +498,19 @@ class Topologies(OldList):
         agents: bool = False,
         store: bool = True,
     ) -> TopologyImported:
-        """One topology of what tools print; ``agents``: of the living ones, too. Kept on the service with ``store``."""
+        """Make one topology from the output of tools, and with ``agents`` from living agents; ``store`` stores it."""
         request = TopologyImport(sources=tuple(sources), options=options or ImportOptions(), agents=agents, store=store)
         send = Send("POST", "/v1/topologies:import", request, patient=True)
         return self._connection.document(TopologyImported, send)
 
 
 class Layouts:
-    """Layouts of other trainers. Nothing of them is kept."""
+    """Layouts of other trainers. Nothing is stored."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def import_(self, request: LayoutRequest | Named) -> LayoutImported:
-        """Another trainer's layout as a plan, judged, with the best plans within the trainer's limits and without."""
+        """Return a trainer's layout as a judged plan, with the best plans within the trainer's limits and without."""
         send = Send("POST", "/v1/layouts:import", request, patient=True)
         return self._connection.document(LayoutImported, send)

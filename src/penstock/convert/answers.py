@@ -105,13 +105,13 @@ def _wire_schedule(problem: Problem, allocation: Allocation, schedule: Schedule)
 
 
 def to_prediction(problem: Problem, profile: ModelProfile, timeline: Timeline) -> wire.Prediction:
-    """The judge's numbers as they stand in a plan. Raises UnsupportedRequest for times and sizes beyond the wire's."""
+    """Return the judge's numbers for a plan. Raises UnsupportedRequest for times and sizes beyond the wire's."""
     try:
         return _prediction(problem, profile, timeline)
     except ValidationError as error:
         first = error.errors()[0]
         raise UnsupportedRequest(
-            f"the plan's {first['loc'][-1]} is {first['input']}, which no document can say: {first['msg']}",
+            f"the plan's {first['loc'][-1]} is {first['input']}, which no document can hold: {first['msg']}",
             remedy="are the profile's times and sizes, and the topology's bandwidths, in nanoseconds and bytes?",
         ) from None
 
@@ -201,7 +201,9 @@ def gradients_of_target(problem: Problem, request: PlanRequest) -> tuple[str, ..
     said = shared if rules.shard_states else f"{held + states} bytes per parameter"
     if rules.gradient_factor == 2:
         return (f"{request.target} keeps gradients in fp32: {said}",)
-    return (f"gradients in the parameters' {profile.parameter_dtype}, as told, not in {request.target}'s fp32: {said}",)
+    return (
+        f"gradients in the parameters' {profile.parameter_dtype}, as requested, not in {request.target}'s fp32: {said}",
+    )
 
 
 def _uncounted(candidate: Candidate) -> tuple[str, ...]:

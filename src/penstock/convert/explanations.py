@@ -100,7 +100,7 @@ def to_idle(problem: Problem, plan: Candidate, idle: Idle) -> wire.IdleOut:
 
 
 def to_sensitivity(plan: Candidate, found: Sensitivity) -> wire.SensitivityOut:
-    """One sensitivity beside the plan's time."""
+    """One sensitivity, relative to the plan's time."""
     ratio = found.time_ns / plan.value_ns
     return wire.SensitivityOut(
         thing=found.thing, sentence=found.sentence, time_ns=found.time_ns, ratio=ratio, how=found.how
@@ -136,10 +136,10 @@ def shape(plan: Candidate) -> str:
 
 def to_layout(problem: Problem, ours: Candidate, compared: Compared) -> wire.LayoutComparison:
     """Both layouts side by side."""
-    theirs, bound = compared.drafted.plan, compared.bound
+    theirs, bound = compared.reordered.plan, compared.bound
     own = schedule_bound(problem, ours.allocation, ours.schedule, ours.update_rule).bound_ns
     return wire.LayoutComparison(
-        fits=compared.drafted.fits,
+        fits=compared.reordered.fits,
         sentence=compared.sentence,
         ours=_side(problem, ours, own),
         theirs=None if theirs is None or bound is None else _side(problem, theirs, bound.bound_ns),
@@ -179,7 +179,7 @@ REALISTIC = ("bandwidth=2", "memory=2", "devices=+", "micro-batches=", "recomput
 
 
 def most_helpful(plan: Candidate, rows: Sequence[Row], found: Sequence[Sensitivity]) -> str:
-    """What somebody could really do and helps most: of the what-ifs, or of a link, memory or a stage."""
+    """The feasible change that helps most: of the what-ifs, or of a link, memory or a stage."""
     gains = [
         Gain(f"{row.sentence} ({row.how})", row.plan.value_ns)
         for row in rows

@@ -29,7 +29,7 @@ def from_plan(plan: wire.Plan, problem: Problem) -> tuple[Allocation, Schedule]:
             first, last = stage.layers
             if not first <= last < problem.num_layers:
                 faults.append(
-                    Fault(f"{where}/layers", f"{[first, last]} is no range of layers 0…{problem.num_layers - 1}")
+                    Fault(f"{where}/layers", f"{[first, last]} is not a range of layers 0…{problem.num_layers - 1}")
                 )
                 continue
             unknown = [name for name in stage.devices if name not in number_of]
@@ -40,7 +40,7 @@ def from_plan(plan: wire.Plan, problem: Problem) -> tuple[Allocation, Schedule]:
             outside = [r for r in ranges if not first <= r[0] <= r[1] <= last]
             if outside:
                 faults.append(
-                    Fault(f"{where}/recompute", f"{list(outside[0])} is no range within layers {[first, last]}")
+                    Fault(f"{where}/recompute", f"{list(outside[0])} is not a range within layers {[first, last]}")
                 )
                 continue
             codecs = (None, *(pipeline.codecs or (None,) * (len(pipeline.stages) - 1)), None)
@@ -96,7 +96,7 @@ def _schedule(schedule: wire.PlanSchedule, allocation: Allocation, number_of: di
         idle = [name for name in row.devices if number_of[name] not in homes]
         if idle:
             raise InvalidPlan(
-                "the schedule has a row for a device that holds no stage",
+                "the schedule has a row for a device without a stage",
                 faults=(Fault(f"{where}/devices", f"{idle[0]!r} holds no stage"),),
                 remedy="give the device a stage or leave it out of the rows",
             )

@@ -85,7 +85,7 @@ def to_problem(request: PlanRequest) -> Problem:
 def _pins(request: PlanRequest, devices: tuple[Device, ...]) -> tuple[Pin, ...]:
     number_of = {device.name: number for number, device in enumerate(devices)}
     faults = [
-        Fault(f"/pins/{p}/devices/{d}", f"{name!r} is no device of the topology")
+        Fault(f"/pins/{p}/devices/{d}", f"{name!r} is not a device of the topology")
         for p, pin in enumerate(request.pins)
         for d, name in enumerate(pin.devices)
         if name not in number_of
@@ -235,7 +235,7 @@ def _memory_rules(memory: MemoryModel, profile: ModelProfile) -> MemoryRules:
 def _codec_speeds(profile: ModelProfile, asked_for: bool) -> dict[str, CodecSpeed]:
     if asked_for and not profile.codec_speeds:
         raise InvalidDocument(
-            f"codec: auto needs to know how fast devices convert, which the profile {profile.name!r} does not say",
+            f"codec: auto needs the devices' conversion speed, which the profile {profile.name!r} does not say",
             faults=(Fault("/codec", "the profile has no codec_speeds"),),
             remedy="measure the model with `penstock profile`, or leave codec out",
         )
@@ -326,7 +326,7 @@ def _refuse_disconnected(network: Network) -> None:
     if len(parts) > 1:
         a, b = (network.device_names[min(part)] for part in parts[:2])
         raise InvalidDocument(
-            f"the topology falls into {len(parts)} parts: nothing connects {a!r} and {b!r}",
+            f"the topology has {len(parts)} unconnected parts: nothing connects {a!r} and {b!r}",
             faults=(Fault("/topology", f"no path between {a!r} and {b!r}", "disconnected"),),
             remedy="add the link (or the node's fabric) that joins them, or plan for one part",
         )

@@ -3,7 +3,7 @@
 One line per rank, one cell per operation (``2F0``: stage 2, forward, micro-batch 0; kinds F, B, I, W); an empty cell is
 an idle step. torchtitan takes such a file as ``parallelism.pipeline_parallel_schedule_csv``,
 ``_PipelineScheduleRuntime`` by ``_load_csv``. Of replicas each pipeline rank has one line, which all of them run; what
-recomputes is the model's own affair: neither stands in the file, and ``beside`` says them. PyTorch reads the last
+recomputes is the model's own affair: neither is in the file, and ``remarks`` says them. PyTorch reads the last
 stage's losses in the order in which its forwards run, so these have to be in ascending order.
 """
 
@@ -42,7 +42,7 @@ def to_csv(allocation: Allocation, orders: Orders) -> str:
         if losses != sorted(losses):
             raise UnsupportedRequest(
                 f"the last stage runs its forwards in the order {_some(losses)}; PyTorch reads losses in ascending "
-                "order and would train wrong gradients without a word",
+                "order and would silently train with wrong gradients",
                 remedy="a schedule whose last stage runs forwards in ascending order",
             )
         lines[min(row.devices)] = [f"{stage}{KINDS[kind]}{m}" for kind, stage, m in operations]
@@ -53,7 +53,7 @@ def to_csv(allocation: Allocation, orders: Orders) -> str:
 
 def _refuse(allocation: Allocation) -> None:
     if len(allocation.pipelines) > 1:
-        raise UnsupportedRequest(f"a PyTorch schedule is of one pipeline; the plan has {len(allocation.pipelines)}")
+        raise UnsupportedRequest(f"a PyTorch schedule has one pipeline; the plan has {len(allocation.pipelines)}")
     groups = {stage.devices for stage in allocation.stages}
     for number, stage in enumerate(allocation.stages):
         if stage.dispatch == "round_robin" and stage.replicas > 1:
@@ -71,8 +71,8 @@ def _refuse(allocation: Allocation) -> None:
             )
 
 
-def beside(allocation: Allocation, orders: Orders) -> tuple[str, ...]:
-    """What belongs to the plan and stands in no schedule of PyTorch: replicas and recomputation, in sentences."""
+def remarks(allocation: Allocation, orders: Orders) -> tuple[str, ...]:
+    """Return what belongs to the plan and has no place in a schedule of PyTorch: replicas and recomputation."""
     said = []
     counts = [stage.replicas for stage in allocation.stages]
     if len(set(counts)) > 1:
@@ -83,7 +83,7 @@ def beside(allocation: Allocation, orders: Orders) -> tuple[str, ...]:
         )
     elif counts[0] > 1:
         said.append(
-            f"each line is of {counts[0]} replicas, which share a micro-batch by rows: the mesh beside the pipeline "
+            f"each line is of {counts[0]} replicas, which share a micro-batch by rows: the mesh next to the pipeline "
             "(data parallelism) has them, and sums their gradients"
         )
     recomputing = [
@@ -114,7 +114,7 @@ def onto(text: str, allocation: Allocation) -> tuple[Allocation, Orders]:
     PyTorch's lowered schedules have, and for several pipelines.
     """
     if len(allocation.pipelines) > 1:
-        raise UnsupportedRequest(f"a PyTorch schedule is of one pipeline; the plan has {len(allocation.pipelines)}")
+        raise UnsupportedRequest(f"a PyTorch schedule has one pipeline; the plan has {len(allocation.pipelines)}")
     ranks = [rank for rank in _read(text) if len(rank.operations)]
     _check(ranks)
     number = int(max(rank.operations[:, 2].max() for rank in ranks)) + 1
@@ -124,13 +124,13 @@ def onto(text: str, allocation: Allocation) -> tuple[Allocation, Orders]:
     ):
         raise InvalidDocument(
             f"the schedule has no stage {left[0]}; the plan has {len(allocation.stages)} stages",
-            remedy="a plan cut into as many stages as the schedule has",
+            remedy="a plan with the schedule's number of stages",
         )
     return single_pipeline(allocation.stages, number), Orders(NAME, rows)
 
 
 class _Rank(NamedTuple):
-    """A line's operations, (n, 3) int32, and the columns that they stand in; both count from 0."""
+    """Return a line's operations, (n, 3) int32, and their columns; both count from 0."""
 
     line: int
     operations: np.ndarray
@@ -167,7 +167,7 @@ def _operation(cell: str, line: int, column: int) -> tuple[int, int, int]:
     where = f"line {line + 1}, column {column + 1}"
     if _TORCH_ONLY.fullmatch(cell):
         raise UnsupportedRequest(
-            f"{where}: {cell!r} is of a schedule that PyTorch has lowered; only F, B, I and W are read",
+            f"{where}: {cell!r} belongs to a schedule that PyTorch has lowered; only F, B, I and W are read",
             remedy='the compute-only form (`format="compute_only"`)',
         )
     raise InvalidDocument(
@@ -193,7 +193,7 @@ def _check(ranks: list[_Rank]) -> None:
                 )
             if operation in places:
                 first = places[operation][0].cell(places[operation][1])
-                raise InvalidDocument(f"{rank.cell(at)}: {_named(operation)} is there twice, first at {first}")
+                raise InvalidDocument(f"{rank.cell(at)}: {_named(operation)} occurs twice, first at {first}")
             places[operation] = rank, at
     _check_complete(rank_of, places)
     _check_order(places)
@@ -218,12 +218,14 @@ def _check_complete(rank_of: dict[int, _Rank], places: dict[tuple[int, int, int]
         line = f"line {rank_of[stage].line + 1}"
         whole, split = (BACKWARD, stage, m) in places, [(kind, stage, m) in places for kind in (INPUT, WEIGHT)]
         if (FORWARD, stage, m) not in places:
-            raise InvalidDocument(f"{line}: {stage}F{m} is missing; other operations of micro-batch {m} are there")
+            raise InvalidDocument(
+                f"{line}: {stage}F{m} is missing, but other operations of micro-batch {m} are present"
+            )
         if whole and any(split):
-            raise InvalidDocument(f"{line}: {stage}B{m} is a whole backward, but a part of it is there too")
+            raise InvalidDocument(f"{line}: {stage}B{m} is a whole backward, but a part of it is present too")
         if not whole and not all(split):
             absent = f"{stage}B{m}" if not any(split) else f"{stage}{KINDS[WEIGHT if split[0] else INPUT]}{m}"
-            raise InvalidDocument(f"{line}: {absent} is missing, though {stage}F{m} is there")
+            raise InvalidDocument(f"{line}: {absent} is missing, but {stage}F{m} is present")
 
 
 def _check_order(places: dict[tuple[int, int, int], Place]) -> None:
@@ -282,7 +284,7 @@ def _circle(
     return InvalidDocument(
         "the schedule can never end: its ranks wait for each other in a circle",
         faults=tuple(Fault(f"/{each}/{ranks[each].columns[reached[each]]}", waits[each]) for each in around),
-        remedy="move one of these operations behind what it waits for",
+        remedy="move one of these operations after what it waits for",
     )
 
 
@@ -310,7 +312,7 @@ def _devices(allocation: Allocation, rank: _Rank) -> tuple[int, ...]:
     if own[-1] >= count:
         raise InvalidDocument(
             f"line {rank.line + 1} runs stage {own[-1]}, but the plan has {count} stages",
-            remedy="a plan cut into as many stages as the schedule has",
+            remedy="a plan with the schedule's number of stages",
         )
     devices: tuple[int, ...] = allocation.stages[own[0]].devices
     held = [s for s, stage in enumerate(allocation.stages) if set(stage.devices) & set(devices)]

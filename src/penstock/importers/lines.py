@@ -1,4 +1,4 @@
-"""Faults of texts, by line and column: collected, so that a reader hears of all of them at once."""
+"""Faults of texts, by line and column: collected, so that all of them are reported at once."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class _Node:
 def read_profile(text: str, *, name: str, device_kind: str = "V100", micro_batch_size: int) -> ModelProfile:
     """The chain that a PipeDream or DAPPLE profile text describes.
 
-    ``micro_batch_size`` is the number of samples the text's times and sizes stand for (DAPPLE writes it into the file
+    ``micro_batch_size`` is the number of samples the text's times and sizes are of (DAPPLE writes it into the file
     name, ``pbs``). ``Input…`` nodes carry data-loading time and are dropped; other sources without parameters and
     backward pass become model inputs, listed in ``assumptions``. Sizes per sample are rounded up. The stash of a layer
     is its output, which is all that the text tells.
@@ -157,7 +157,7 @@ def _read_node(line: int, number: int, description: str, fields: str, faults: Fa
         key, equals, value = (part.strip() for part in field.partition("="))
         if not equals or key not in (*_TIMES, *_SIZES):
             known = ", ".join((*_TIMES, *_SIZES))
-            faults.add(line, f"node{number}: {field.strip()!r} is no key=value with one of the keys {known}")
+            faults.add(line, f"node{number}: {field.strip()!r} is not key=value with one of the keys {known}")
         elif key in values:
             faults.add(line, f"node{number}: {key} is given twice")
         values[key] = value
@@ -188,7 +188,7 @@ def _number(line: int, node: int, key: str, text: str, scale: int, faults: Fault
     except InvalidOperation:
         value = Decimal("nan")
     if not value.is_finite():
-        faults.add(line, f"node{node}: {key}={text.strip()!r} is no finite number")
+        faults.add(line, f"node{node}: {key}={text.strip()!r} is not a finite number")
     elif value < 0:
         faults.add(line, f"node{node}: {key}={text.strip()} is negative")
     elif value > MAX_WIRE_INTEGER // scale:

@@ -16,7 +16,7 @@ from penstock.schemas.profile import ModelProfile
 
 Size = Literal["hidden", "heads", "length", "vocabulary", "experts"]
 _PADDING = 100
-"""Vocabularies are padded to rows that divide well: one part in so many is no contradiction."""
+"""Vocabularies are padded to rows that divide well: a difference of at most 1/100 is no contradiction."""
 _WIDTHS = (2, 4)
 """Bytes of an activation."""
 
@@ -59,12 +59,12 @@ def _by_activations(profile: ModelProfile, roles: Roles | None, said: Mapping[Si
     values = said["hidden"] * said["length"]
     if between[0].bytes_per_sample in [values * width for width in _WIDTHS]:
         return Compared({}, tuple(size for size in said if size not in ("hidden", "length")))
-    told = (
+    stated = (
         f"times {said['length']} tokens are {values} values of a sample between two layers; those of the profile are "
         f"{between[0].bytes_per_sample} bytes, {between[0].bytes_per_sample // 2} values of 16 bits or "
         f"{between[0].bytes_per_sample // 4} of 32"
     )
-    return Compared({"hidden": told}, tuple(size for size in said if size not in ("hidden", "length")))
+    return Compared({"hidden": stated}, tuple(size for size in said if size not in ("hidden", "length")))
 
 
 def unknown_sentence(names: list[str]) -> tuple[str, ...]:

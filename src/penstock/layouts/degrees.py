@@ -1,6 +1,6 @@
-"""Tensor, context and expert parallelism in a trainer's file: refused, but where devices stand for such groups.
+"""Tensor, context and expert parallelism in a trainer's file: refused, except where devices represent such groups.
 
-Times, memory and transfers are those of one device each; a device of the topology may stand for several GPUs (``gpus``)
+Times, memory and transfers are those of one device each; a device of the topology may represent several GPUs (``gpus``)
 with times and memory of its own, and then for exactly such a group.
 """
 
@@ -20,7 +20,7 @@ def refuse_degrees(
 ) -> tuple[str, ...]:
     """What to say of ``degrees``, by the names that the file has for them; all but ``experts`` are GPUs of a group.
 
-    ``gpus``: how many each device of the topology stands for; ``place`` of a name in the file. Raises
+    ``gpus``: how many each device of the topology represents; ``place`` of a name in the file. Raises
     UnsupportedRequest for all other groups, and for experts that are spread over replicas.
     """
     beyond = {name: degree for name, degree in {**degrees, **experts}.items() if degree > 1}
@@ -29,15 +29,15 @@ def refuse_degrees(
         group *= degree
     spread = any(degree > 1 for degree in experts.values())
     if not spread and group == gpus:
-        said = f"each device of the topology stands for {group} GPUs (tensor × context parallel)"
+        said = f"each device of the topology represents {group} GPUs (tensor × context parallel)"
         return () if group == 1 else (said,)
     if not beyond:
-        return (f"each device of the topology stands for {gpus} GPUs; the file is not of groups of GPUs",)
+        return (f"each device of the topology represents {gpus} GPUs; the file has no groups of GPUs",)
     said = ", ".join(f"{name} {degree}" for name, degree in beyond.items())
     remedy = "a job without experts spread over GPUs"
     if not spread:
         remedy = (
-            f"a topology whose devices stand for {group} GPUs each (gpus: {group}, with the memory of all), and a "
+            f"a topology whose devices represent {group} GPUs each (gpus: {group}, with the memory of all), and a "
             "profile that was measured on such groups"
         )
     raise UnsupportedRequest(

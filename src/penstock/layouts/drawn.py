@@ -27,7 +27,7 @@ class Drawn:
     """A layout. ``stages``: first and last layer of each; ``ranks`` of the pipeline, to which stages are dealt in turn.
 
     ``rows``: samples of a micro-batch on each replica; ``group``: micro-batches that interleaved 1F1B takes together.
-    ``local_rows``: samples of a replica between two flushes. ``overlap``: all-reduce beside the backwards.
+    ``local_rows``: samples of a replica between two flushes. ``overlap``: all-reduce during the backwards.
     ``shard_states``: optimizer states are shared out over replicas. ``processes``: devices that the launcher starts.
     ``gradient``: width of the gradients of 16-bit parameters. ``other_order``: ranks count along the pipeline first,
     which differs from stage after stage where there are several ranks and replicas. ``counted_whole``: parameters and
@@ -53,9 +53,9 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a reader has beside the text: the model, its roles where names say them, and what the text may leave out.
+    """A reader's input other than the text: the model, its roles where names say them, and what the text may leave out.
 
-    ``rows`` and ``ranks`` as in ``Drawn``. ``gpus``: how many each device of the topology stands for; 0 where that
+    ``rows`` and ``ranks`` as in ``Drawn``. ``gpus``: how many each device of the topology represents; 0 where that
     differs.
     """
 
@@ -181,14 +181,14 @@ def _group(within: Within, drawn: Drawn, number: int) -> int | None:
     if not groups_go(drawn.ranks, number, group) or (group < drawn.ranks and not within.rounds):
         raise wrong(
             f"{number} micro-batches in groups of {group} leave {number % group} for {drawn.ranks} pipeline ranks; a "
-            f"group has as many as ranks at least, {drawn.ranks}, and no more than there are, {number}",
-            "another size of groups, or as many as ranks",
+            f"group has at least one micro-batch per rank, {drawn.ranks}, and at most all of them, {number}",
+            "another size of groups, or the number of ranks",
         )
     return group
 
 
 def world_of(problem: Problem, nodes: str, devices_per_node: int | None) -> tuple[int, ...]:
-    """The devices of a job in the order of its ranks: of each node of a hostlist, in its order, the first so many.
+    """The devices of a job in the order of its ranks: ``devices_per_node``, or all, of each node of a hostlist.
 
     Raises InvalidDocument for a node that the topology lacks, one named twice, and one with fewer devices.
     """

@@ -57,9 +57,9 @@ def expressed(file: PlanFile, judgement: Judgement, target: str) -> Expressed:
     assert isinstance(topology, ClusterTopology)
     assert allocation is not None
     assert schedule is not None
-    told = transformer_of(file.request)
-    within = within_of(target, profile, told)
-    roles = roles_of(profile, told)
+    stated = transformer_of(file.request)
+    within = within_of(target, profile, stated)
+    roles = roles_of(profile, stated)
     beyond = faults(problem, allocation, schedule, within)
     if beyond or not isinstance(schedule, Orders):
         raise UnsupportedRequest(

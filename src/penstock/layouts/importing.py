@@ -1,4 +1,4 @@
-"""What somebody runs today, judged: a trainer's layout as a plan, beside the best within its limits and without."""
+"""Judges a user's present layout: a trainer's layout as a plan, and the best plans within its limits and without."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from penstock.solvers.bounds.coverage import allowed, features_of, whatever_is_p
 from penstock.solvers.bounds.schedule_bound import MOST_LABELLED, one_pipeline_bound, request_bound, schedule_bound
 from penstock.solvers.bounds.trainer import within_bounds
 from penstock.solvers.costs.memory import shortages, static_bytes
-from penstock.solvers.explanation.drafting import Drafted
 from penstock.solvers.explanation.layout import compared
+from penstock.solvers.explanation.reordering import BestOrder
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.pins import broken_pin
@@ -170,8 +170,8 @@ def _sentences(problem: Problem, theirs: Candidate, missing_bytes: int, counted_
         held = static_bytes(problem, stage)
         more = (held.parameters + held.gradients) * (stage.replicas - 1) // stage.replicas
         said.append(
-            f"it does not fit as it is counted: {amount(missing_bytes)} are missing on the device that lacks most; of "
-            f"parameters and gradients, counted whole, up to {amount(more)} of a device are in truth on the others"
+            f"it does not fit by Penstock's count: {amount(missing_bytes)} are missing on the device that lacks most; "
+            f"of parameters and gradients, counted whole, up to {amount(more)} of a device are in truth on the others"
         )
     elif missing_bytes:
         said.append(f"it does not fit: {amount(missing_bytes)} are missing on the device that lacks most")
@@ -204,8 +204,8 @@ def _rival(choice: str, request: PlanRequest, theirs: Candidate, bound_ns: int, 
     comparison = None
     if ours is not None:
         short = shortages(problem, theirs.allocation, theirs.timeline)
-        drafted = Drafted(theirs, short[0] if short else None)
-        comparison = to_layout(problem, ours, compared(problem, ours, drafted))
+        reordered = BestOrder(theirs, short[0] if short else None)
+        comparison = to_layout(problem, ours, compared(problem, ours, reordered))
     status: Literal["optimal", "feasible", "infeasible", "none_found", "time_limit"] = result.status
     return Rival(
         choice=choice,
@@ -256,7 +256,7 @@ _BATCH = {
 
 
 def batch_said(form: str, text: str) -> int | None:
-    """The global batch size that a layout names, to ask for it; the reader has the last word."""
+    """The global batch size that a layout names, to ask for it; the reader checks it again."""
     if form == "megatron":
         return megatron.batch_said(text)
     found = re.search(_BATCH.get(form, r"(?!)"), text)

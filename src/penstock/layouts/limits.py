@@ -3,7 +3,7 @@
 .. [1] Megatron-LM, ``core/pipeline_parallel/schedules.py``, ``core/transformer/transformer_block.py``,
    ``core/transformer/pipeline_parallel_layer_layout.py``, ``core/parallel_state.py`` (tp-cp-ep-dp-pp).
 .. [2] torchtitan, ``distributed/pipeline_parallel.py``; PyTorch, ``distributed/pipelining/schedules.py``.
-.. [3] DeepSpeed, ``runtime/pipe/module.py``, ``schedule.py`` (TrainSchedule) and ``topology.py`` beside it.
+.. [3] DeepSpeed, ``runtime/pipe/module.py``, ``schedule.py`` (TrainSchedule) and ``topology.py``.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ TRAINERS: dict[str, Trainer] = {
 assert set(TRAINERS) == set(get_args(Target))
 
 
-def within_of(target: str, profile: ModelProfile, told: str = "") -> Within:
+def within_of(target: str, profile: ModelProfile, stated: str = "") -> Within:
     """The limits of a trainer for a model. Raises UnsupportedRequest where the trainer has no such model."""
     trainer = TRAINERS[target]
-    roles = roles_of(profile, told)
+    roles = roles_of(profile, stated)
     last = len(profile.layers) - 1
     if roles is None and trainer.needs_roles:
         raise UnsupportedRequest(
@@ -221,9 +221,9 @@ def _recomputing(allocation: Allocation, within: Within) -> Iterator[str]:
         return
     s, stage = next((s, stage) for s, stage in enumerate(allocation.stages) if stage.recompute)
     ways = {
-        "megatron": "all transformer layers, so many at once, or the first so many of every stage",
+        "megatron": "all transformer layers in groups of N, or the first N of every stage",
         "torchtitan": "every transformer layer by itself, or none",
-        "deepspeed": "every so many layers of every stage together, or none",
+        "deepspeed": "groups of N layers in every stage, or none",
     }
     shown = ", ".join(f"{first}–{last}" for first, last in stage.recompute[:4])
     yield f"stage {s} recomputes layers {shown}; {within.trainer} recomputes {ways[within.trainer]}"
@@ -270,7 +270,7 @@ def order_name(allocation: Allocation, orders: Orders, within: Within) -> Order 
 
 
 def _group(within: Within, allocation: Allocation, orders: Orders, ranks: int) -> int | None:
-    """What the trainer takes by itself, or can be told."""
+    """What the trainer chooses by default, or takes from its settings."""
     number = allocation.num_micro_batches
     if within.rounds:
         return within.group(ranks, number)

@@ -107,7 +107,7 @@ def _devices(value: Any, stages: int, problem: Problem, faults: Faults) -> list[
     if value is None:
         share, more = divmod(problem.num_devices, stages)
         if not share:
-            faults.add(None, f"{stages} stages need as many devices; there are {problem.num_devices}")
+            faults.add(None, f"{stages} stages need {stages} devices; there are {problem.num_devices}")
         starts = [s * share + min(s, more) for s in range(stages + 1)]
         return [tuple(range(a, b)) for a, b in pairwise(starts)]
     if not isinstance(value, list) or len(value) != stages or not all(isinstance(own, list) and own for own in value):

@@ -20,7 +20,7 @@ OPTION = "transformer"
 class Roles(NamedTuple):
     """Transformer layers ``first`` to ``last``; before them is the embedding, ``behind`` layers come after them.
 
-    ``mtp``: how many of those behind are multi-token prediction, the first ones; the others are head and loss.
+    ``mtp``: how many of those after are multi-token prediction, the first ones; the others are head and loss.
     """
 
     first: int
@@ -35,13 +35,13 @@ class Roles(NamedTuple):
         return self.last - self.first + 1
 
 
-def roles_of(profile: ModelProfile, told: str = "") -> Roles | None:
-    """The roles as ``told`` (``FIRST-LAST``), or by kinds and names; None where these do not say it.
+def roles_of(profile: ModelProfile, stated: str = "") -> Roles | None:
+    """The roles as ``stated`` (``FIRST-LAST``), or by kinds and names; None where these do not say it.
 
     Raises InvalidDocument for a range that the chain has not, or that leaves no embedding or no head.
     """
-    if told:
-        return _told(profile, told)
+    if stated:
+        return _stated(profile, stated)
     said = [f"{layer.kind} {layer.name}".lower() for layer in profile.layers]
     first = next((i for i, words in enumerate(said) if not any(word in words for word in EMBEDDING)), len(said))
     behind = next((i for i in range(first, len(said)) if _is_mtp(said[i]) or _is_head(said[i])), len(said))
@@ -54,7 +54,7 @@ def roles_of(profile: ModelProfile, told: str = "") -> Roles | None:
         behind - 1,
         len(said) - behind,
         f"by their names, layers {first}–{behind - 1} ({names[first]} … {names[behind - 1]}) are the transformer "
-        f"layers, those before them the embedding, those behind them "
+        f"layers, those before them the embedding, those after them "
         + ("head and loss" if head == behind else f"{head - behind} × multi-token prediction, head and loss"),
         head - behind,
     )
@@ -73,16 +73,16 @@ def _is_mtp(words: str) -> bool:
     return any(word in words for word in MTP)
 
 
-def _told(profile: ModelProfile, told: str) -> Roles:
-    match = re.fullmatch(r"\s*(\d{1,9})\s*-\s*(\d{1,9})\s*", told)
+def _stated(profile: ModelProfile, stated: str) -> Roles:
+    match = re.fullmatch(r"\s*(\d{1,9})\s*-\s*(\d{1,9})\s*", stated)
     most = len(profile.layers) - 1
     if match is None or not 0 < int(match[1]) <= int(match[2]) < most:
         raise InvalidDocument(
-            f"{told!r} are no transformer layers of the profile {profile.name!r}, whose layers are 0…{most}",
-            faults=(Fault(f"/options/{OPTION}", told),),
-            remedy=f"FIRST-LAST with an embedding before and a head behind, such as 1-{most - 1}",
+            f"{stated!r} are no transformer layers of the profile {profile.name!r}, whose layers are 0…{most}",
+            faults=(Fault(f"/options/{OPTION}", stated),),
+            remedy=f"FIRST-LAST with an embedding before and a head after, such as 1-{most - 1}",
         )
     first, last = int(match[1]), int(match[2])
     said = [f"{layer.kind} {layer.name}".lower() for layer in profile.layers[last + 1 : -1]]
     mtp = next((i for i, words in enumerate(said) if not _is_mtp(words)), len(said))
-    return Roles(first, last, most - last, f"layers {match[1]}–{match[2]} are the transformer layers, as told", mtp)
+    return Roles(first, last, most - last, f"layers {match[1]}–{match[2]} are the transformer layers, as stated", mtp)

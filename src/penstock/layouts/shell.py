@@ -1,4 +1,4 @@
-"""What the variables of a shell script stand for, as far as that can be seen without running it.
+"""The values of the variables of a shell script, as far as that can be seen without running it.
 
 Read are assignments (``NAME=value``, with ``export``, before a command, ``${NAME:=value}``), ``$NAME``, ``${NAME}``,
 ``${NAME:-default}`` and whole-number arithmetic ``$((…))``. Assignments further in than the margin may depend on a

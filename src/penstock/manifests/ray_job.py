@@ -1,6 +1,6 @@
 """Starts the ranks of a plan in a Ray cluster: ``ray job submit --working-dir . -- python ray_job.py``.
 
-``launch.json``, beside it, says what the plan wants: a placement group gets one bundle per node, in the order of the
+``launch.json``, next to it, says what the plan needs: a placement group gets one bundle per node, in the order of the
 stages, and in each bundle the node's ranks run as processes of `penstock rank`. Penstock is needed where ranks run.
 """
 

@@ -30,7 +30,7 @@ def script(job: Job) -> str:
     lines = ["#!/usr/bin/env bash"]
     lines += comments(job.facts() if not job.any_nodes else job.facts()[:1])
     lines += comments(["Run this on every node. MASTER_ADDR is an address of the first one."])
-    lines += ["set -euo pipefail", "", *find_bundle(HERE, f"keep {BUNDLE} beside this script"), *preparation(job), ""]
+    lines += ["set -euo pipefail", "", *find_bundle(HERE, f"keep {BUNDLE} next to this script"), *preparation(job), ""]
     lines += [*(_any_place(job) if job.any_nodes else _own_place(job)), ""]
     # torchrun would print a long warning that it sets this.
     lines += ["export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}"]

@@ -30,9 +30,9 @@ from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.result import Status
 from penstock.solvers.placement.choice import Choice, Chooser
 from penstock.solvers.placement.joint import shares
-from penstock.solvers.placement.wish import Wish, price_of
+from penstock.solvers.placement.limits import PlacementLimits, price_of
 
-Tell = Callable[[PlacementProgress], None]
+OnProgress = Callable[[PlacementProgress], None]
 """Called for every set of nodes that is finished."""
 
 JOINT_WAYS = 4
@@ -46,7 +46,7 @@ JOINTLY = (
 )
 
 
-def answer(request: PlacementRequest, tell: Tell = lambda _progress: None) -> PlacementAnswer:
+def answer(request: PlacementRequest, on_progress: OnProgress = lambda _progress: None) -> PlacementAnswer:
     """Place the jobs of a request with inline documents.
 
     Raises InvalidDocument for names that the topology lacks and kinds that a profile lacks, Conflict without any
@@ -55,7 +55,7 @@ def answer(request: PlacementRequest, tell: Tell = lambda _progress: None) -> Pl
     topology = _inline(request)
     cluster = Cluster(topology)
     free = cluster.free(request.free, request.busy)
-    placing = _Placing(request, cluster, free, tell)
+    placing = _Placing(request, cluster, free, on_progress)
     choices = placing.jointly(free) if request.together == "joint" and len(request.jobs) > 1 else placing.in_turn(free)
     return PlacementAnswer(
         topology=topology.name,
@@ -106,8 +106,10 @@ def _inline(request: PlacementRequest) -> ClusterTopology:
 class _Placing:
     """The jobs of one request, one after the other."""
 
-    def __init__(self, request: PlacementRequest, cluster: Cluster, free: frozenset[int], tell: Tell) -> None:
-        self.request, self.cluster, self.whole, self.tell = request, cluster, free, tell
+    def __init__(
+        self, request: PlacementRequest, cluster: Cluster, free: frozenset[int], on_progress: OnProgress
+    ) -> None:
+        self.request, self.cluster, self.whole, self.on_progress = request, cluster, free, on_progress
         for number in range(len(request.jobs)):
             self._job(number, free)
         self.deadline = Deadline(request.time_limit_ns)
@@ -173,15 +175,20 @@ class _Placing:
         return job
 
     def _choice(self, job: Job, hosts: int | None = None) -> Choice:
-        wish = job.wish(self.request.objective)
+        limits = job.limits(self.request.objective)
         if hosts is not None:
-            wish = replace(wish, least=hosts, most=hosts)
+            limits = replace(limits, least=hosts, most=hosts)
 
         left_s = self.deadline.left_s
         own = Deadline(None if left_s is None else max(1, int(left_s * 1e9) // self.left))
         self.left = max(1, self.left - 1)
         return Chooser(
-            job.site, range(len(job.site.hosts)), wish, job, own, lambda chooser: self.tell(_progress(job, chooser))
+            job.site,
+            range(len(job.site.hosts)),
+            limits,
+            job,
+            own,
+            lambda chooser: self.on_progress(_progress(job, chooser)),
         ).run()
 
 
@@ -190,7 +197,7 @@ def refuse_too_many(job: PlacementJob, hosts: int, where: str) -> None:
     if job.nodes.min > hosts:
         free = "1 is free" if hosts == 1 else f"{hosts} are free"
         raise InvalidDocument(
-            f"{where}/nodes/min: the job {job.name!r} wants {job.nodes.min} nodes at least, and {free} for it",
+            f"{where}/nodes/min: the job {job.name!r} needs at least {job.nodes.min} nodes, and {free} for it",
             remedy=f"ask for at most {hosts} nodes, or wait",
         )
 
@@ -210,7 +217,7 @@ def _times(choice: Choice) -> dict[int, int]:
     """Return the least time of each number of hosts that keeps the deadline."""
     best: dict[int, int] = {}
     for option in choice.options:
-        if option.best is not None and choice.wish.keeps(option.best.value_ns):
+        if option.best is not None and choice.limits.keeps(option.best.value_ns):
             best[option.number] = min(option.best.value_ns, best.get(option.number, option.best.value_ns))
     return best
 
@@ -221,10 +228,10 @@ def _nothing_left(job: PlacementJob, why: str = "they have taken all that is fre
 
 def _nowhere(job: Job, choice: Choice) -> Placement:
     """Return a placement without nodes: what is missing, and the least change of budget or nodes that would help."""
-    wish, least = choice.wish, None
-    if wish.devices is not None or wish.price is not None or wish.most is not None:
+    limits, least = choice.limits, None
+    if limits.devices is not None or limits.price is not None or limits.most is not None:
         hosts = range(len(job.site.hosts))
-        freer = Wish("fastest_within_budget", wish.least, deadline_ns=wish.deadline_ns or NEVER_NS)
+        freer = PlacementLimits("fastest_within_budget", limits.least, deadline_ns=limits.deadline_ns or NEVER_NS)
         least = Chooser(job.site, hosts, freer, job, Deadline(None)).run().best
     status: Literal["infeasible", "none_found"] = "infeasible" if choice.refuted else "none_found"
     return Placement(**_common(job, choice), status=status, why=reasons_without(job, choice, least))
@@ -245,10 +252,10 @@ def _placement(job: Job, choice: Choice) -> Placement:
     assert best is not None
     assert best.best is not None
     samples, time_ns = job.asked.global_batch_size, best.best.value_ns
-    cost = choice.wish.cost(time_ns, best.devices_used)
+    cost = choice.limits.cost(time_ns, best.devices_used)
     least = choice.bound_cost
-    bound = max(choice.wish.value(cost if least is None else least, samples), choice.wish.value(cost, samples))
-    value = choice.wish.value(cost, samples)
+    bound = max(choice.limits.value(cost if least is None else least, samples), choice.limits.value(cost, samples))
+    value = choice.limits.value(cost, samples)
     nodes = tuple(job.site.hosts[host].name for host, _count in best.used)
     return Placement(
         **common,
@@ -261,13 +268,13 @@ def _placement(job: Job, choice: Choice) -> Placement:
         samples_per_s=samples / time_ns * 1e9,
         value=value,
         bound=bound,
-        gap=None if choice.wish.cheapest else bound / value - 1,
+        gap=None if choice.limits.cheapest else bound / value - 1,
         why=reasons(job, choice, best, common["rows"]),
     )
 
 
 def _rows(job: Job, choice: Choice) -> Iterable[PlacementRow]:
-    """A row per number of nodes. The chosen plan stands at the nodes that it uses: perhaps fewer than its set has."""
+    """Yield a row per number of nodes; the chosen plan is in the row of the number that it uses."""
     samples, before, best = job.asked.global_batch_size, None, choice.best
     taken = None if best is None else len(best.used)
     by_number = choice.by_number()
@@ -302,7 +309,7 @@ def _rows(job: Job, choice: Choice) -> Iterable[PlacementRow]:
             most_samples_per_s=max(most, speed),
             gain_per_node=None if before is None else (speed - before[1]) / (number - before[0]),
             price_per_hour=price_of(job.site, option.used if number == taken else option.chosen),
-            within_budget=choice.wish.keeps(time_ns),
+            within_budget=choice.limits.keeps(time_ns),
             chosen=number == taken,
         )
         before = number, speed

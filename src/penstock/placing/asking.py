@@ -16,8 +16,8 @@ from penstock.schemas.topology import ClusterTopology
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Result
 from penstock.solvers.placement.choice import Option
+from penstock.solvers.placement.limits import PlacementLimits
 from penstock.solvers.placement.site import Chosen, Site
-from penstock.solvers.placement.wish import Wish
 from penstock.solvers.planners.catalogue import resolve
 from penstock.solvers.solve.driver import solve
 
@@ -59,7 +59,7 @@ class Job:
         own = self.profile.device_kinds
         return [*own, *(kind.name for kind in self.cluster.topology.kinds if kind.scale_from in own)]
 
-    def wish(self, objective: Objective) -> Wish:
+    def limits(self, objective: Objective) -> PlacementLimits:
         """Return the limits of the job, for the solver."""
         budget, nodes = self.asked.budget, self.asked.nodes
         limits = (
@@ -67,7 +67,7 @@ class Job:
             if budget is None
             else (budget.devices, budget.price_per_hour, budget.time_per_global_batch_ns)
         )
-        return Wish(objective, nodes.min, nodes.max, *limits)
+        return PlacementLimits(objective, nodes.min, nodes.max, *limits)
 
     @property
     def limited(self) -> bool:

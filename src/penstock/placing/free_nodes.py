@@ -23,7 +23,9 @@ def free_nodes(text: str, source: str, topology: ClusterTopology) -> list[str]:
     except InvalidDocument as error:
         if not error.faults:
             raise
-        raise InvalidDocument(f"{source} is of no known format, and does not say what is free", remedy=WANTED) from None
+        raise InvalidDocument(
+            f"{source} has no known format, and does not say which nodes are free", remedy=WANTED
+        ) from None
     if name not in SAYING:
         raise InvalidDocument(
             f"{source} is {FORMATS[name].what}, which does not say what is free",

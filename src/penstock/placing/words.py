@@ -27,7 +27,7 @@ def reasons(job: Job, choice: Choice, best: Option, rows: Sequence[PlacementRow]
 
 def reasons_without(job: Job, choice: Choice, least: Option | None) -> tuple[str, ...]:
     """Explain why there is no placement; ``least``: the smallest one without a budget and with any number of nodes."""
-    enough = [] if least is None else [f"the least that was found to do without these limits is {_size(least)}"]
+    enough = [] if least is None else [f"the smallest set found without these limits is {_size(least)}"]
     return (*_missing_sentences(job, choice), *enough, *_left_out(job))
 
 
@@ -36,9 +36,9 @@ def _missing_sentences(job: Job, choice: Choice) -> list[str]:
     if found:
         fastest = min(found, key=lambda option: (option.best.value_ns if option.best else 0, option.devices))
         assert fastest.best is not None
-        allowed = choice.wish.deadline_ns
+        allowed = choice.limits.deadline_ns
         said = f"the fastest that was found takes {duration(fastest.best.value_ns)} on {_size(fastest)}"
-        return [f"no plan keeps the deadline of {duration(allowed or 0)}: {said}"]
+        return [f"no plan meets the deadline of {duration(allowed or 0)}: {said}"]
     return _memory(job, choice) if choice.options else [_nothing_affordable(job, choice)]
 
 
@@ -115,42 +115,44 @@ def _busiest_link(job: Job, best: Option) -> list[str]:
 
 
 def _proven(job: Job, choice: Choice) -> list[str]:
-    wish, samples = choice.wish, job.asked.global_batch_size
+    limits, samples = choice.limits, job.asked.global_batch_size
     least = choice.bound_cost
-    which = "which are all there are" if choice.every_set else "compact, even and mixed ones"
+    which = "which are all of them" if choice.every_set else "compact, even and mixed ones"
     number = len(choice.options)
-    classes = f"{number} class{'es' if number > 1 else ''} of sets looked at, {which},"
+    classes = f"{number} class{'es' if number > 1 else ''} of sets examined, {which},"
     said = []
     if least is not None:
-        value = wish.value(least, samples)
-        unit = {"throughput_per_device": "samples/s per device"}.get(wish.objective, "samples/s")
+        value = limits.value(least, samples)
+        unit = {"throughput_per_device": "samples/s per device"}.get(limits.objective, "samples/s")
         limit = (
-            f"can do with fewer than {-value:.0f} devices" if wish.cheapest else f"can do more than {value:,.4g} {unit}"
+            f"can use fewer than {-value:.0f} devices"
+            if limits.cheapest
+            else f"can reach more than {value:,.4g} {unit}"
         )
         said.append(f"proven: no set of the {classes} {limit}, whatever the plan")
     if choice.cut_short:
-        said.append(f"better plans were not searched for on all of them: {choice.cut_short}")
+        said.append(f"not all of them were searched for better plans: {choice.cut_short}")
     if choice.unplanned:
-        said.append(f"{choice.unplanned} of the classes, which are not proven to lose, have no plan yet")
+        said.append(f"{choice.unplanned} of the classes have no plan yet and are not proven to be worse")
     return said
 
 
 def _left_out(job: Job) -> list[str]:
     if not job.left_out:
         return []
-    return [f"{job.left_out} free devices are of kinds that the profile {job.profile.name!r} does not know"]
+    return [f"{job.left_out} free devices are of kinds that the profile {job.profile.name!r} has no costs for"]
 
 
 def _nothing_affordable(job: Job, choice: Choice) -> str:
     """State that the budget does not cover a single device of any set."""
-    wish = choice.wish
+    limits = choice.limits
     prices = [job.site.devices[device].price for host in job.site.hosts for device in host.devices]
     cheapest = min(price for price in prices if price is not None)
-    least = wish.least - 1
+    least = limits.least - 1
     return (
-        f"the budget buys no set of {_nodes(wish.least)}: the cheapest free device costs {cheapest:g} per hour"
-        if wish.price is not None and not least
-        else f"the budget leaves no set of {_nodes(wish.least)} with a device on each"
+        f"the budget is too small for {_nodes(limits.least)}: the cheapest free device costs {cheapest:g} per hour"
+        if limits.price is not None and not least
+        else f"the budget allows no set of {_nodes(limits.least)} with a device on each"
     )
 
 
@@ -158,7 +160,7 @@ def _memory(job: Job, choice: Choice) -> list[str]:
     """State how many bytes are missing on the set that comes nearest."""
     tried = [option for option in choice.options if option.result is not None and option.result.shortage is not None]
     if not tried:
-        return [choice.cut_short or "the time limit came before any plan was made"]
+        return [choice.cut_short or "the time limit was reached before any plan was found"]
     nearest = min(tried, key=lambda option: (_missing(option), option.devices))
     assert nearest.result is not None
     short = nearest.result.shortage
@@ -167,9 +169,9 @@ def _memory(job: Job, choice: Choice) -> list[str]:
     whole = sum(job.site.devices[device].memory_bytes for device in job.site.devices_of(nearest.chosen))
     most = f"on {_size(nearest)}, the nearest of {len(tried)} classes of sets ({amount(whole)} in all)"
     said = (
-        "the job fits memory on no set"
+        "the job does not fit in memory on any set"
         if choice.refuted
-        else ("no plan was found that fits memory on any set, and it is not proven that there is none")
+        else ("no plan was found that fits in memory on any set; it is not proven that there is none")
     )
     return [
         f"{said}: {most}, {layers_need(short.first_layer, short.last_layer)} "

@@ -15,7 +15,7 @@ from penstock.schemas.topology import ClusterTopology
 
 if TYPE_CHECKING:
     from penstock.schemas.plan import PlanFile
-    from penstock.solvers.lowering.transports import Wish
+    from penstock.solvers.lowering.transports import TransportChoice
 
 FLUSHED = ("synchronous", "elastic_averaging")
 """Update rules that repeat the program of one step; others need a program per segment length."""
@@ -26,7 +26,7 @@ def make_bundle(
     *,
     steps: int | None = None,
     options: RunOptions | None = None,
-    transport: Wish = "auto",
+    transport: TransportChoice = "auto",
     seed: int = 0,
 ) -> JobBundle:
     """Return the bundle of a plan, for ranks that are started with these ``options`` and train up to ``steps``.
@@ -38,9 +38,9 @@ def make_bundle(
     plan = file.plan
     if steps is None and plan.update_rule not in FLUSHED:
         raise UnsupportedRequest(
-            f"a bundle of a plan with the rule {plan.update_rule} holds programs from one halt to the next, and nobody "
-            "has said how many steps are trained",
-            remedy="say steps (--steps N), and checkpoint_every and evaluate_every if any",
+            f"a bundle of a plan with the rule {plan.update_rule} holds programs from one interruption to the next, "
+            "which needs the number of steps",
+            remedy="give steps (--steps N), and checkpoint_every and evaluate_every if any",
         )
     wanted = options or RunOptions()
     kinds = _kinds(file)

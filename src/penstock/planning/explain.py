@@ -207,6 +207,8 @@ def _replan(plan: Candidate, planner: str | None, max_plans: int) -> Replan | No
 
 def _check(asked: Sequence[str], max_plans: int) -> None:
     if len(asked) > MAX_WHAT_IFS:
-        raise InvalidDocument(f"{len(asked)} changes are more than {MAX_WHAT_IFS}", remedy="ask in several turns")
+        raise InvalidDocument(
+            f"{len(asked)} changes exceed the limit of {MAX_WHAT_IFS}", remedy="split them over several requests"
+        )
     if not 1 <= max_plans <= 10_000:
         raise InvalidDocument(f"max_plans {max_plans} is not between 1 and 10000")

@@ -102,7 +102,7 @@ def _claims(
         yield from _uncovered(plan, problem, allocation, schedule, timeline)
     if problem.within is not None:
         for beyond in faults_beyond(problem, allocation, schedule, problem.within):
-            yield f"The request wants a plan that {problem.within.trainer} can express, but {beyond}."
+            yield f"The request requires a plan that {problem.within.trainer} can express, but {beyond}."
 
 
 def _uncovered(

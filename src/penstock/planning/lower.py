@@ -11,7 +11,7 @@ from penstock.schemas.program import Program
 from penstock.solvers.costs.memory import shortages
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.lowering import lower
-from penstock.solvers.lowering.transports import Wish
+from penstock.solvers.lowering.transports import TransportChoice
 from penstock.solvers.model.schedule import Orders, Schedule
 from penstock.solvers.schedules.advance_forward import advance_forward
 
@@ -21,7 +21,7 @@ def programs(
     *,
     batches: int = 1,
     norm: bool = False,
-    transport: Wish = "auto",
+    transport: TransportChoice = "auto",
     staleness: int = 0,
 ) -> list[Program]:
     """Return one program per rank. Raises InvalidPlan when the plan does not verify or would deadlock.
@@ -36,7 +36,9 @@ def programs(
     return _lowered(judgement, judgement.schedule, batches, norm, transport, staleness)
 
 
-def ladder(file: PlanFile, *, norm: bool = False, transport: Wish = "auto", staleness: int = 0) -> list[list[Program]]:
+def ladder(
+    file: PlanFile, *, norm: bool = False, transport: TransportChoice = "auto", staleness: int = 0
+) -> list[list[Program]]:
     """Return programs with δ = 0, 1, … forwards in advance, one per rank each (AvgPipe, algorithm 1), as memory allows.
 
     The last has K - 1, beyond which nothing was gained (ALGORITHMS 6.2), or the number of micro-batches if smaller.
@@ -85,7 +87,7 @@ def _judged(file: PlanFile) -> Judgement:
 
 
 def _lowered(
-    judgement: Judgement, schedule: Schedule, batches: int, norm: bool, transport: Wish, staleness: int
+    judgement: Judgement, schedule: Schedule, batches: int, norm: bool, transport: TransportChoice, staleness: int
 ) -> list[Program]:
     assert judgement.allocation is not None
     return lower(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from penstock.convert import to_plan
-from penstock.convert.torch_csv import beside, onto, to_csv
+from penstock.convert.torch_csv import onto, remarks, to_csv
 from penstock.planning.judge import judge
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
@@ -47,7 +47,7 @@ class ScheduleText(NamedTuple):
     """An order as CSV, and in sentences the parts of the plan that the CSV format cannot hold."""
 
     text: str
-    beside: tuple[str, ...]
+    remarks: tuple[str, ...]
 
 
 def schedule_csv(file: PlanFile) -> ScheduleText:
@@ -65,4 +65,4 @@ def schedule_csv(file: PlanFile) -> ScheduleText:
             remedy="a plan with update_rules: [synchronous]",
         )
     allocation, orders = judgement.allocation, judgement.schedule
-    return ScheduleText(to_csv(allocation, orders), beside(allocation, orders))
+    return ScheduleText(to_csv(allocation, orders), remarks(allocation, orders))

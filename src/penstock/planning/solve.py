@@ -41,7 +41,7 @@ def solve_problem(
 ) -> Result:
     refuse_unsupported(request)
 
-    def tell(candidate: Candidate) -> None:
+    def on_candidate(candidate: Candidate) -> None:
         if on_incumbent is not None:
             on_incumbent(to_plan(problem, request, candidate, ()))
 
@@ -53,7 +53,7 @@ def solve_problem(
         max_plans=request.termination.max_plans,
         gap=request.termination.gap,
         options=request.options,
-        on_incumbent=tell,
+        on_incumbent=on_candidate,
         on_progress=on_progress,
         workers=workers,
     )
@@ -68,7 +68,7 @@ def refuse_unsupported(request: PlanRequest) -> None:
     """Raise UnsupportedRequest for what documents can express but no planner supports; nothing is ignored."""
     if request.warm_start is not None:
         raise UnsupportedRequest(
-            f"no planner here honours warm_start = {request.warm_start!r}", remedy="leave warm_start out of the request"
+            f"no planner supports warm_start = {request.warm_start!r}", remedy="leave warm_start out of the request"
         )
     refuse_beyond(request)
     if request.target is not None and not resolve(request.planner).target:

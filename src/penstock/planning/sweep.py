@@ -70,7 +70,7 @@ def cases(sweep: SweepRequest, max_cases: int = MAX_CASES) -> list[Case]:
     if count > max_cases:
         sizes = " × ".join(f"{len(values)} {name}" for name, values in varied.items())
         raise InvalidDocument(
-            f"the sweep has {count} cases ({sizes}); at most {max_cases} are taken", remedy="sweep over fewer values"
+            f"the sweep has {count} cases ({sizes}); the limit is {max_cases}", remedy="sweep over fewer values"
         )
     fields = {name: getattr(asked, name) for name in PlanRequest.model_fields}
     return [Case(_combined(fields, dict(zip(varied, values, strict=True)))) for values in product(*varied.values())]
@@ -81,7 +81,9 @@ def _combined(fields: dict[str, Any], values: dict[str, Any]) -> PlanRequest:
         return PlanRequest.parse(fields | values)
     except InvalidDocument as error:
         shown = {name: getattr(value, "name", value) for name, value in values.items()}
-        raise InvalidDocument(f"the case {shown} is no plan request: {error.detail}", faults=error.faults) from None
+        raise InvalidDocument(
+            f"the case {shown} is not a valid plan request: {error.detail}", faults=error.faults
+        ) from None
 
 
 def figures(result: ResultOut) -> dict[str, Any]:

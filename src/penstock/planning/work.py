@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from penstock.executor.checkpoints.checkpoint import Checkpoint
     from penstock.schemas.api.run_options import RunOptions
     from penstock.schemas.plan import PlanFile
-    from penstock.solvers.lowering.transports import Wish
+    from penstock.solvers.lowering.transports import TransportChoice
 
 
 def work_after(
@@ -20,7 +20,7 @@ def work_after(
     steps: int,
     options: RunOptions,
     *,
-    transport: Wish = "auto",
+    transport: TransportChoice = "auto",
 ) -> Work:
     """Return the remaining work after ``checkpoint`` (None: from the start) up to ``steps`` steps.
 

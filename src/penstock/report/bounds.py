@@ -36,7 +36,7 @@ def bound_sentence(c: Certificate, value_ns: int) -> str:
     covers = None if c.covers is None else c.covers.covers()
     least = min(value_ns, c.bound_ns + c.tolerance_ns)
     if value_ns <= least:
-        consequence = "so this one cannot be beaten by any of them"
+        consequence = "so none of them is faster than this plan"
     else:
         consequence = f"so none of them saves more than {percent(1 - c.bound_ns / value_ns)} of the time"
     beyond = "; of other plans this says nothing" if c.scope == CLASS_SCOPE else ""

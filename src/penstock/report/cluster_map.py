@@ -86,7 +86,7 @@ def cluster_map(plan: Plan, topology: ClusterTopology, flows: Sequence[Flow] = (
 def traffic_table(flows: Sequence[Flow], names: Sequence[str]) -> str:
     """Return a table of the largest flows, as the map draws them. ``names`` of all devices in order."""
     if not flows:
-        return "<p>Nothing travels between devices.</p>"
+        return "<p>No data is sent between devices.</p>"
     rows = [
         [names[f.source], names[f.target], *(amount(size) for size in (*f.sizes, f.bytes)), percent(f.utilisation)]
         for f in flows[:MAX_FLOW_ROWS]

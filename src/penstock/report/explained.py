@@ -55,7 +55,7 @@ def marks(found: Explanation, plan: Plan, picture: Picture) -> tuple[Mark, ...]:
 
 def explained(found: Explanation) -> str:
     """Return the section: what binds, the critical path, the bubble and the effect of each change."""
-    helps = f" Of what was tried, this helps most: {found.helps}." if found.helps else ""
+    helps = f" Of the changes that were tried, this helps most: {found.helps}." if found.helps else ""
     return (
         f"<h2>What the time is made of</h2><p>{escape(found.binds[:1].upper() + found.binds[1:])}.{escape(helps)}</p>"
         + _path(found.path)
@@ -106,11 +106,11 @@ def _idle(found: Explanation) -> str:
         for each in found.idle[:MAX_ROWS]
     ]
     heads = ["devices", "computing", *(PARTS[part] for part in parts)]
-    return "<h2>Bubble</h2><p>Idle time by what devices wait for.</p>" + table(
-        heads, rows, numeric=range(1, len(heads))
-    )
+    return "<h2>Bubble</h2><p>Idle time by cause.</p>" + table(heads, rows, numeric=range(1, len(heads)))
 
 
 def _sensitivities(found: Explanation) -> str:
     rows = [[each.sentence, duration(each.time_ns), percent(each.ratio), each.how] for each in found.sensitivities]
-    return "<h2>What each would give</h2>" + table(["change", "time", "of this plan's", "how"], rows, numeric=(1, 2))
+    return "<h2>Effect of single changes</h2>" + table(
+        ["change", "time", "of this plan's", "how"], rows, numeric=(1, 2)
+    )

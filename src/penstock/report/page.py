@@ -77,7 +77,7 @@ def html_report(
         _devices(plan),
         _certificates(plan),
         f"<h2>Cluster</h2><figure>{cluster_map(plan, topology, flows)}<figcaption>Numbers and colours are stages; the "
-        "thicker a line, the more travels along it.</figcaption></figure>",
+        "thicker a line, the more data it carries.</figcaption></figure>",
         traffic_table(flows, [device.name for device in problem.devices]),
         _assumptions(plan, profile),
         _operations(picture),
@@ -112,7 +112,7 @@ def _figures(plan: Plan, trace: Trace | None) -> str:
     ]
     best = widest(plan.certificates)
     if best is not None:
-        entries.append(("no plan of this request can beat", duration(best.bound_ns)))
+        entries.append(("lower bound on all plans of this request", duration(best.bound_ns)))
         entries.append(("gap to that bound", percent(best.gap)))
     if p.cost_per_sample is not None:
         entries.append(("cost per sample", f"{p.cost_per_sample:.3g}"))
@@ -130,7 +130,7 @@ def _timeline(picture: Picture, path: Sequence[Mark], measured: Picture | None) 
     title = "Timeline" if measured is None else "Predicted and measured timeline"
     notes = []
     if measured is not None:
-        notes.append("Predicted blocks are above the measured ones of the same device; a block tells how they differ.")
+        notes.append("Predicted blocks are above the measured ones of the same device; a block shows how they differ.")
     if path:
         notes.append("The critical path is marked in red.")
     if picture.window is not None:
@@ -191,7 +191,7 @@ def _devices(plan: Plan) -> str:
 
 def _certificates(plan: Plan) -> str:
     if not plan.certificates:
-        return "<h2>Certificates</h2><p>This plan carries no bound.</p>"
+        return "<h2>Certificates</h2><p>This plan has no bound.</p>"
     rows = [[c.model if c.covers is not None else NOT_STATED, *_numbers(c), c.method] for c in plan.certificates]
     return (
         "<h2>Certificates</h2><p>No plan that the bound covers takes less time than the bound; the gap says by how "

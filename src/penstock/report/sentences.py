@@ -79,7 +79,7 @@ def _shape(plan: Plan, stages: list[Stage]) -> str:
     if plan.update_rule == "elastic_averaging":
         return (
             f"{cut} In each iteration every pipeline takes a global batch of {batches} in the {plan.schedule.name} "
-            "order, and then they average."
+            "order, and then their parameters are averaged."
         )
     return f"{cut} Each step runs {batches} in the {plan.schedule.name} order."
 
@@ -89,12 +89,12 @@ def _rest(bubble: float, timeline: Timeline, busiest: DevicePrediction) -> str:
         return (
             f"Per global batch it waits for transfers or all-reduces alone for {duration(busiest.communication_ns)} "
             f"and idles for {duration(busiest.idle_ns)}, measured over {timeline.window_rounds} global batches of the "
-            f"steady state. All devices together do not compute {percent(bubble)} of the time."
+            f"steady state. All devices together are idle {percent(bubble)} of the time."
         )
     return (
         f"It waits for transfers or all-reduces alone for {duration(busiest.communication_ns)} and idles for "
         f"{duration(busiest.idle_ns)}; filling the pipeline takes {duration(timeline.fill_ns)}, draining it "
-        f"{duration(timeline.drain_ns)}. All devices together do not compute {percent(bubble)} of the time."
+        f"{duration(timeline.drain_ns)}. All devices together are idle {percent(bubble)} of the time."
     )
 
 

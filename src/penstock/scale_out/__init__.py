@@ -29,7 +29,7 @@ def executor_of(address: str = "local") -> AbstractContextManager[Executor]:
         from penstock.scale_out.cluster import dask_executor
 
         return dask_executor(rest[2:])
-    raise InvalidDocument(f"{address!r} is no executor", remedy="local, local:PROCESSES or dask://HOST:PORT")
+    raise InvalidDocument(f"{address!r} is not an executor", remedy="local, local:PROCESSES or dask://HOST:PORT")
 
 
 __all__ = ["executor_of"]

@@ -28,7 +28,7 @@ class EndableFuture(Future[T]):
 
 
 class LocalExecutor(Executor):
-    """``processes`` calls at a time, by default as many as processors; children come from one warm forkserver."""
+    """``processes`` calls at a time, by default one per processor; children come from one warm forkserver."""
 
     def __init__(self, processes: int | None = None) -> None:
         self._forkserver = Forkserver()

@@ -108,14 +108,16 @@ class Forkserver:
         with self._lock:
             for _ in range(2):
                 if self._is_over:
-                    raise Unreachable("the service is ending and starts no process any more", remedy="ask again later")
+                    raise Unreachable(
+                        "the service is shutting down and starts no more processes", remedy="ask again later"
+                    )
                 if self._process is None or self._process.poll() is not None:
                     self._start()
                 try:
                     return self._spawn()
                 except OSError:
                     self._stop()
-        raise Unreachable("no process can be started to solve in", remedy="look at the service's log and its memory")
+        raise Unreachable("no solver process can be started", remedy="look at the service's log and its memory")
 
     def end_loading(self) -> None:
         """End a process that still imports, so that waiting threads return at once; do nothing to another one."""

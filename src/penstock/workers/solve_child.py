@@ -62,10 +62,10 @@ def serve(source: IO[bytes], sink: IO[bytes]) -> None:
 def _solve(entry: Callable[..., ResultOut], task: dict[str, Any], send: Send) -> None:
     request = PlanRequest.model_validate(task["request"])
 
-    def tell(plan: Plan) -> None:
+    def send_plan(plan: Plan) -> None:
         send({"kind": "incumbent", "plan": plan.model_dump(mode="json")})
 
-    result = entry(request, tell, Steps(send), task.get("workers", 1))
+    result = entry(request, send_plan, Steps(send), task.get("workers", 1))
     if result.plan is not None:
         refuse_unsound(PlanFile(plan=result.plan, request=request))
     send({"kind": "result", "result": result.model_dump(mode="json")})
@@ -117,10 +117,10 @@ def _import(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> None
 
 
 def _place(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> None:
-    def tell(progress: PlacementProgress) -> None:
+    def send_plan(progress: PlacementProgress) -> None:
         send({"kind": "progress", "progress": progress.model_dump(mode="json")})
 
-    found = entry(PlacementRequest.model_validate(task["request"]), tell)
+    found = entry(PlacementRequest.model_validate(task["request"]), send_plan)
     for choice in found.choices:
         if choice.plan_file is not None:
             refuse_unsound(choice.plan_file)
@@ -154,7 +154,7 @@ def refuse_unsound(file: PlanFile) -> None:
     if faults:
         raise InvalidPlan(
             f"planner {file.plan.planner!r} made a plan that does not verify: {faults[0]}",
-            remedy="ask another planner, and report this request: it is a fault of Penstock",
+            remedy="use another planner, and report this request: it is a bug in Penstock",
         )
 
 

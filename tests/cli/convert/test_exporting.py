@@ -46,7 +46,7 @@ def test_a_form_in_the_plan_s_place_is_told_the_line(
     words: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["export", *words]) == 64
-    assert f"{words[0]} is a form, and the plan comes first: {line}" in capsys.readouterr().err
+    assert f"{words[0]} is an export format; the plan comes first: {line}" in capsys.readouterr().err
 
 
 def test_one_file_goes_to_standard_output_or_where_it_is_told(
@@ -89,11 +89,11 @@ def test_settings_of_a_file_of_set_and_of_options(plan: str, tmp_path: Path) -> 
     ("more", "code", "said"),
     [
         pytest.param(["--to", "jobst"], 64, "did you mean jobset?", id="form"),
-        pytest.param([], 64, "Missing option '--to'", id="no form"),
+        pytest.param([], 64, "Missing option '--to'", id="no export format"),
         pytest.param(["--to", "svg", "--job", "m:a"], 65, "model would have no effect on svg", id="idle"),
         pytest.param(["--to", "jobset"], 65, "jobset needs `model` and `steps` and `image`", id="missing"),
         pytest.param(["--to", "jobset", "--set", "quue=x"], 64, "did you mean queue?", id="unknown setting"),
-        pytest.param(["--to", "jobset", "--set", "queue"], 64, "'queue' is no KEY=VALUE", id="no value"),
+        pytest.param(["--to", "jobset", "--set", "queue"], 64, "'queue' is not KEY=VALUE", id="no value"),
         pytest.param(["--to", "sbatch", "--set", "steps=x"], 65, "/steps: train up to this step", id="not a number"),
         pytest.param(["--to", "hostfile", "--against", "absent"], 65, "cannot read 'absent'", id="against nothing"),
         pytest.param(
@@ -185,7 +185,7 @@ def test_a_model_with_other_layers_is_refused_or_said_not_to_be_compared(
     (tmp_path / "made" / "job.sbatch").unlink()
     Path("mine.py").write_text(MODEL.format(names=["other", "names"]))
     assert main(command) == 1
-    assert "layer 0 of model 'mine:job' is called 'other'" in capsys.readouterr().err
+    assert "layer 0 of model 'mine:job' is 'other'" in capsys.readouterr().err
     assert not (tmp_path / "made" / "job.sbatch").exists(), "nothing is written"
     assert main([*command[:3], "jobset", *command[4:-1], "job.yaml", "--image", "i"]) == 0
     assert "warning: the mine that lies here does not fit the plan" in capsys.readouterr().err

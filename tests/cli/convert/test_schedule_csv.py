@@ -96,7 +96,7 @@ def test_a_schedule_of_other_micro_batches(
     [
         pytest.param("0F0,0F1,0B0,0B1\n1F0,1FOO3,1B0,1B1\n", ["line 2, column 2", "'1FOO3'", "such as 2F0"], id="typo"),
         pytest.param("0F0,0F1,0B0\n1F0,1B0,1F1,1B1\n", ["line 1", "0B1 is missing"], id="missing"),
-        pytest.param("0F0,0B0,0F0\n1F0,1B0\n", ["line 1, column 3", "0F0 is there twice", "column 1"], id="doubled"),
+        pytest.param("0F0,0B0,0F0\n1F0,1B0\n", ["line 1, column 3", "0F0 occurs twice", "column 1"], id="doubled"),
         pytest.param("0F0,0B0\n1B0,1F0\n", ["line 2, column 1", "1B0 stands before 1F0"], id="order"),
         pytest.param("0F0,0B0\n1F0,1I0\n", ["line 2", "1W0 is missing"], id="half-a-backward"),
         pytest.param("0F0,0B0,0W0\n1F0,1B0\n", ["line 1", "0B0 is a whole backward"], id="both"),

@@ -43,7 +43,7 @@ def test_what_cannot_be_probed_is_told(capsys: pytest.CaptureFixture[str]) -> No
     with socket.create_server(("127.0.0.1", 0)) as free:
         nobody = f"127.0.0.1:{free.getsockname()[1]}"
     for arguments, code, word in (
-        ([nobody, nobody], 1, "nobody listens"),
+        ([nobody, nobody], 1, "no process listens"),
         (["here"], 65, "host:port"),
         (["--serve", "127.0.0.1:0", nobody], 64, "either"),
         (["--serve", "203.0.113.1:0", "--cpu-devices", "1"], 65, "cannot listen"),

@@ -39,7 +39,7 @@ def job(plan: Path) -> Path:
     [
         pytest.param([], 65, "no launcher has started this process", id="no launcher"),
         pytest.param(
-            ["--directory", "nowhere"], 65, "--directory 'nowhere' is no directory on this node", id="directory"
+            ["--directory", "nowhere"], 65, "--directory 'nowhere' is not a directory on this node", id="directory"
         ),
         pytest.param(["--plan", "plan.json"], 65, "add --trace FILE", id="plan without a trace"),
         pytest.param(["--resume", "auto"], 65, "resume needs a checkpoint_directory", id="resume from nowhere"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from repository import ROOT
 
-from penstock.cli.kernels import tell_of_the_compiler
+from penstock.cli.kernels import announce_compilation
 from penstock.cli.main import main
 
 
@@ -31,10 +31,10 @@ def test_who_plans_first_hears_of_the_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    tell_of_the_compiler()
+    announce_compilation()
     assert f"once, into {tmp_path}" in capsys.readouterr().err
     (tmp_path / "of-a-kernel.nbi").touch()
-    tell_of_the_compiler()
+    announce_compilation()
     assert capsys.readouterr().err == ""
 
 

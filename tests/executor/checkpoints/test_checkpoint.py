@@ -64,7 +64,7 @@ def test_one_that_is_being_written_is_not_seen(tmp_path: Path) -> None:
     ("harm", "words"),
     [
         pytest.param(
-            lambda place: (place / "__0_0.distcp").write_text("num"), "3 of 7 bytes are there", id="truncated"
+            lambda place: (place / "__0_0.distcp").write_text("num"), "3 of 7 bytes are present", id="truncated"
         ),
         pytest.param(lambda place: (place / "__0_0.distcp").unlink(), "lacks its file '__0_0.distcp'", id="shard-gone"),
         pytest.param(lambda place: (place / MARKER).unlink(), "was not finished", id="no-marker"),
@@ -134,7 +134,7 @@ def test_a_later_generation_fences_the_earlier_ones(tmp_path: Path) -> None:
     claim(tmp_path, "run-1/10")
     with pytest.raises(OSError, match="'run-1/10' owns the checkpoints here, not 'run-1/1'"):
         refuse_superseded(tmp_path, "run-1/1")
-    with pytest.raises(UnsupportedRequest, match="this is generation 9, whose time is over"):
+    with pytest.raises(UnsupportedRequest, match="this is generation 9, which has been replaced"):
         claim(tmp_path, "run-1/9")
     claim(tmp_path, "run-2/1")
     with pytest.raises(OSError, match="'run-2/1' owns"):

@@ -16,9 +16,9 @@ import torch
 
 from penstock.executor.launched import rendezvous as meetings
 from penstock.executor.launched.environment import FIRST_PORT, Launch, read_launch
-from penstock.executor.launched.places import Presence, refuse_differences, seat
+from penstock.executor.launched.places import Presence, ranks_of_processes, refuse_differences
 from penstock.executor.launched.process import awaited, device_of
-from penstock.executor.launched.rendezvous import Meeting
+from penstock.executor.launched.rendezvous import Rendezvous
 from penstock.executor.launched.report import differs_from_one_process, launch_report
 from penstock.importers.cluster.hostlist import expand
 from penstock.schemas.bundle import JobBundle
@@ -173,7 +173,7 @@ TWO_BY_TWO = ("n1/0", "n1/1", "n0/0", "n0/1")
 def test_processes_take_their_places(
     devices: tuple[str, ...], places: tuple[str, ...], any_nodes: bool, ranks: list[int]
 ) -> None:
-    assert seat(bundle(*devices), present(*places), any_nodes=any_nodes) == ranks
+    assert ranks_of_processes(bundle(*devices), present(*places), any_nodes=any_nodes) == ranks
 
 
 @pytest.mark.parametrize(
@@ -210,21 +210,21 @@ def test_processes_take_their_places(
             ("n0/0", "n0/1", "n0/0", "n1/1"),
             False,
             Conflict,
-            "processes 0 and 2 both say that they are number 0 on n0",
+            "processes 0 and 2 both have the number 0 on n0",
             id="two in one place",
         ),
         pytest.param(
             ("n7/0", "n7/1", "n8/0"),
             True,
             UnsupportedRequest,
-            "n8 has 1 processes and can stand in for none of the plan's nodes that are left (n0 (2))",
+            "n8 has 1 processes and can replace none of the plan's nodes that are left (n0 (2))",
             id="any: none fits",
         ),
         pytest.param(
             ("n7/0", "n7/1", "n8/0", "n8/1", "n9/0", "n9/1"),
             True,
             UnsupportedRequest,
-            "n9 has 2 processes and can stand in for none of the plan's nodes that are left (none)",
+            "n9 has 2 processes and can replace none of the plan's nodes that are left (none)",
             id="any: too many",
         ),
     ],
@@ -233,13 +233,13 @@ def test_places_that_do_not_fit(
     places: tuple[str, ...], any_nodes: bool, error: type[PenstockError], words: str
 ) -> None:
     with pytest.raises(error) as caught:
-        seat(bundle(*TWO_BY_TWO), present(*places), any_nodes=any_nodes)
+        ranks_of_processes(bundle(*TWO_BY_TWO), present(*places), any_nodes=any_nodes)
     assert words in str(caught.value)
 
 
 def test_unequal_nodes_are_told_how_to_start() -> None:
     with pytest.raises(UnsupportedRequest, match=r"start a \(2\), b \(1\) \(srun --distribution=arbitrary"):
-        seat(bundle("a/0", "a/1", "b/0"), present("a/0", "b/0"))
+        ranks_of_processes(bundle("a/0", "a/1", "b/0"), present("a/0", "b/0"))
 
 
 def test_all_have_the_same_bundle_and_command_line() -> None:
@@ -268,7 +268,7 @@ def test_a_rank_finds_its_device(
     assert device_of(bundle("a/4", "a/6", kind=kind), 1, wanted) == device
 
 
-# Meeting and parting
+# Rendezvous and parting
 
 
 def free_port() -> int:
@@ -312,12 +312,12 @@ def together(calls: Sequence[Callable[[], Any]]) -> list[Any]:
 
 def test_processes_meet_hear_of_a_failure_and_leave() -> None:
     def attend(launch: Launch) -> tuple[list[Presence], str, str | None, str]:
-        meeting = Meeting(launch, 20)
+        meeting = Rendezvous(launch, 20)
         present, name = meeting.present("digest", {"steps": 3, "seed": launch.process})
         nothing = meeting.failure(0.05) if launch.process == 0 else None
-        meeting.tell_failure(f"process {launch.process} failed") if launch.process == 1 else None
+        meeting.publish_failure(f"process {launch.process} failed") if launch.process == 1 else None
         heard = meeting.watch()
-        meeting.tell_failure("a later one")
+        meeting.publish_failure("a later one")
         meeting.leave(20)
         return present, name, nothing, heard
 
@@ -333,7 +333,7 @@ def test_processes_meet_hear_of_a_failure_and_leave() -> None:
 
 
 def test_those_that_do_not_come_are_named() -> None:
-    meeting = Meeting(launches(3)[0], 0.3)
+    meeting = Rendezvous(launches(3)[0], 0.3)
     with pytest.raises(
         Unreachable, match=r"1 of 3 processes have come to 127.0.0.1:\d+ in 0.3 s; .*none of the number 1, 2\n"
     ):
@@ -343,14 +343,14 @@ def test_those_that_do_not_come_are_named() -> None:
 def test_a_store_that_nobody_opens_and_one_whose_port_is_taken() -> None:
     first, second = launches(2)
     with pytest.raises(
-        Unreachable, match=r"nobody has opened the store at 127\.0\.0\.1:\d+ within 0\.3 s: Connection refused"
+        Unreachable, match=r"no process has opened the store at 127\.0\.0\.1:\d+ within 0\.3 s: Connection refused"
     ):
-        Meeting(second, 0.3)
+        Rendezvous(second, 0.3)
     with socket.socket() as taken:
         taken.bind(("", first.port))
         taken.listen()
         with pytest.raises(Unreachable, match=f"cannot listen on port {first.port}.*\n  try: export MASTER_PORT"):
-            Meeting(first, 0.3)
+            Rendezvous(first, 0.3)
 
 
 def test_something_else_that_answers_at_the_port() -> None:
@@ -364,8 +364,8 @@ def test_something_else_that_answers_at_the_port() -> None:
 
     with socket.create_server(("127.0.0.1", second.port)) as listening:
         threading.Thread(target=greet, args=(listening,), daemon=True).start()
-        with pytest.raises(Unreachable, match=f":{second.port} is not the store at which ranks meet"):
-            Meeting(second, 0.5)
+        with pytest.raises(Unreachable, match=f":{second.port} is not the ranks' store"):
+            Rendezvous(second, 0.5)
         listening.shutdown(socket.SHUT_RDWR)
 
 
@@ -375,10 +375,10 @@ def test_slurm_knows_the_addresses_of_its_nodes(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     launch = launches(1, host="n0.nowhere.invalid", job_id="7")[0]
-    assert Meeting(launch, 5).host == "127.0.0.1"
+    assert Rendezvous(launch, 5).host == "127.0.0.1"
     (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'Node n0 not found' >&2\nexit 1\n")
-    with pytest.raises(Unreachable, match=r"'n0.nowhere.invalid', at which ranks meet, has no address here"):
-        Meeting(launch, 5)
+    with pytest.raises(Unreachable, match=r"'n0.nowhere.invalid', where ranks meet, cannot be resolved here"):
+        Rendezvous(launch, 5)
 
 
 def test_gloo_goes_over_the_interface_that_leads_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,8 +195,8 @@ def test_links_that_no_switch_explains_are_a_matrix() -> None:
 def test_hosts_that_make_no_topology_are_refused() -> None:
     pairs = even([10**9, 10**9], [1, 1])
     for hosts, word in (
-        ([host("a"), host("a")], "called 'a'"),
-        ([host("a"), host("b", 0)], "'b' offers no device"),
+        ([host("a"), host("a")], "the name 'a'"),
+        ([host("a"), host("b", 0)], "'b' has no device"),
         ([host("a"), host("b", 2)], "between the 2 devices of 'b'"),
     ):
         with pytest.raises(InvalidDocument, match=word):

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from penstock.schemas.api.agents import AgentEvent, Assignment, LogWish, SyncReply, SyncRequest
+from penstock.schemas.api.agents import AgentEvent, Assignment, LogRequest, SyncReply, SyncRequest
 
 LIMIT_S = 180.0
 HOLD_S = 20.0
@@ -29,7 +29,7 @@ class ScriptedService:
         self.events: list[AgentEvent] = []
         self.answer_with: tuple[int, bytes] | None = None
         self.forget_acks = 0
-        self.log_wishes: tuple[LogWish, ...] = ()
+        self.log_wishes: tuple[LogRequest, ...] = ()
         self._server: ThreadingHTTPServer | None = None
         self._port = 0
         self.open()

@@ -21,7 +21,7 @@ from scripted_service import LIMIT_S, ScriptedService, problem
 
 from penstock.executor.node.agent import run_agent
 from penstock.executor.node.settings import AgentSettings
-from penstock.schemas.api.agents import Assignment, LogWish, RankAssignment, digest_of
+from penstock.schemas.api.agents import Assignment, LogRequest, RankAssignment, digest_of
 from penstock.schemas.errors import Conflict, InvalidDocument, Unreachable
 
 TOY_PROJECT = """
@@ -300,7 +300,7 @@ def test_an_answer_that_passes_is_tried_again(service, project):
 @pytest.mark.parametrize(
     ("status", "error", "words"),
     [
-        (409, Conflict, "already has a living agent called 'node': incarnation x is alive"),
+        (409, Conflict, "already has a living agent with the name 'node': incarnation x is alive"),
         (404, Unreachable, "refused agent 'node' with status 404: incarnation x is alive"),
     ],
 )
@@ -410,7 +410,7 @@ def test_ranks_save_before_a_leaving_agent_says_goodbye(service, project):
     told = [event.kind for event in service.events if event.kind != "progress"]
     assert told == ["prepared", "started", "checkpoint", "checkpoint", "rank_failed", "stopped"]
     (failed,) = service.wait_for("rank_failed")
-    assert failed.data["reason"] == "agent 'node' is leaving: it was told to end"
+    assert failed.data["reason"] == "agent 'node' is leaving: it was asked to end"
     assert service.requests[-1].leaving
 
 
@@ -446,7 +446,7 @@ def test_what_ranks_write_is_kept_in_files_and_its_end_is_sent(service, project)
         wait_for_line(logs / "r/1/rank-0.log", "line 999")
         (project / "written").touch()
         wait_for_line(logs / "r/1/rank-0.log", "epoch 9")
-        service.log_wishes = (LogWish(number=5, run="r", generation=1, rank=0, max_bytes=30),)
+        service.log_wishes = (LogRequest(number=5, run="r", generation=1, rank=0, max_bytes=30),)
         service.wish(*service._wishes)
         tails = service.wait_until(lambda: [one for request in service.requests for one in request.log_tails])
     assert (tails[0].number, tails[0].path, tails[0].text) == (

@@ -66,8 +66,8 @@ def test_beyond_loopback_nothing_is_written_where_nothing_was_allowed(tmp_path: 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"output_directories": ["out"]}, "are relative; write whole paths"),
-        ({"ca": "/no/such/file"}, "is no file"),
+        ({"output_directories": ["out"]}, "are relative; give absolute paths"),
+        ({"ca": "/no/such/file"}, "is not a file"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(tmp_path: Path, given: dict[str, object], words: str):

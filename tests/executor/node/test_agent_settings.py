@@ -44,7 +44,7 @@ def test_every_variable_is_read():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        pytest.param({"server": "127.0.0.1:8642"}, "is no address; write http://host:port", id="no-scheme"),
+        pytest.param({"server": "127.0.0.1:8642"}, "is not an address; write http://host:port", id="no-scheme"),
         pytest.param({"models": {"toy": "toys"}}, "model 'toy' is 'toys'; write module:attribute", id="no-attribute"),
         pytest.param({"models": {}}, "no model is configured", id="no-model"),
         pytest.param({"directory": "/does/not/exist"}, "'/does/not/exist' does not exist", id="no-directory"),
@@ -69,7 +69,7 @@ def test_settings_that_cannot_be_are_refused(given, words):
 @pytest.mark.parametrize(
     ("environ", "words"),
     [
-        ({"PENSTOCK_AGENT_NAMES": "x"}, "PENSTOCK_AGENT_NAMES is no setting of an agent; known are"),
+        ({"PENSTOCK_AGENT_NAMES": "x"}, "PENSTOCK_AGENT_NAMES is not a setting of an agent; known are"),
         ({"PENSTOCK_AGENT_CPU_DEVICES": "two"}, "PENSTOCK_AGENT_CPU_DEVICES is 'two'; give a whole number"),
         ({"PENSTOCK_AGENT_ALLOW_ANY_MODEL": "perhaps"}, "is 'perhaps'; give true or false"),
     ],

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from penstock.executor.node.agent_state import ImpossibleStateError, Offer, Phase, Record, State, broken_invariants
 from penstock.executor.node.child_reports import PEER_LOST_GRACE_NS
 from penstock.executor.node.outbox import GATHERED, Outbox, RankKey
-from penstock.executor.node.state import STORY_LENGTH, step
+from penstock.executor.node.state import HISTORY_LENGTH, step
 from penstock.executor.node.stimuli import (
     CHECK,
     STORE,
@@ -186,9 +186,9 @@ def test_a_check_that_ends_while_the_ranks_run_already_is_no_failure():
 
 
 def test_a_repeated_reply_changes_nothing():
-    for story in (PREPARED[:1], RUNNING):
-        state, _ = play(*story)
-        again, actions = play(story[-1], state=state)
+    for history in (PREPARED[:1], RUNNING):
+        state, _ = play(*history)
+        again, actions = play(history[-1], state=state)
         assert actions == []
         assert again.runs == state.runs
 
@@ -241,8 +241,8 @@ def test_a_run_that_ends_well():
     ids=["warm-up-added", "no-warm-up", "not-said", "times-of-the-warm-up-unknown"],
 )
 def test_the_times_of_a_rank_count_from_its_first_step(steps, done, expected):
-    story = [said(RANK0, kind="step", step=number, loss=1.0, time_ns=time_ns) for number, time_ns in steps]
-    state, _ = play(*RUNNING, *story, said(RANK0, kind="done", losses=[1.0], **done), said(RANK0, kind="done"))
+    history = [said(RANK0, kind="step", step=number, loss=1.0, time_ns=time_ns) for number, time_ns in steps]
+    state, _ = play(*RUNNING, *history, said(RANK0, kind="done", losses=[1.0], **done), said(RANK0, kind="done"))
     (event,) = [event for event in state.outbox.events if event.kind == "rank_done"]
     assert event.data["step_times_ns"] == expected
 
@@ -360,7 +360,7 @@ def test_a_lost_store_fails_the_run():
     ids=["stop", "save-and-stop", "vanished"],
 )
 @pytest.mark.parametrize(
-    ("story", "ends"),
+    ("history", "ends"),
     [
         pytest.param(PREPARED[:1], [exited(CHECK, -15)], id="checking"),
         pytest.param(PREPARED, [], id="prepared"),
@@ -368,9 +368,9 @@ def test_a_lost_store_fails_the_run():
         pytest.param((*RUNNING, exited(RANK1, -9)), [exited(RANK0, -15)], id="failed"),
     ],
 )
-def test_stop_ends_every_process_and_tells_it_once(wish, gently, story, ends):
-    state, actions = play(*story, wish)
-    assert actions == ([Stop("r", 1, gently and story == RUNNING)] if ends else [])
+def test_stop_ends_every_process_and_tells_it_once(wish, gently, history, ends):
+    state, actions = play(*history, wish)
+    assert actions == ([Stop("r", 1, gently and history == RUNNING)] if ends else [])
     for one in ends:
         assert "stopped" not in told(state)
         state, _ = play(one, state=state)
@@ -425,18 +425,18 @@ def test_a_lower_generation_and_words_of_the_dead_are_ignored():
 
 
 def test_ranks_save_before_a_leaving_agent_says_that_they_are_gone():
-    state, actions = play(*RUNNING, Drain("it was told to end"))
+    state, actions = play(*RUNNING, Drain("it was asked to end"))
     assert actions == [Stop("r", 1, gently=True)]
     state, _ = play(said(RANK0, kind="checkpoint", step=2, directory="/c/step-2"), exited(RANK0), state=state)
     assert told(state) == ["prepared", "checkpoint"]
     state, _ = play(exited(RANK1), state=state)
     assert told(state) == ["prepared", "checkpoint", "rank_failed", "stopped"]
-    assert failure(state)["reason"] == "agent 'a' is leaving: it was told to end"
+    assert failure(state)["reason"] == "agent 'a' is leaving: it was asked to end"
 
 
 def test_the_store_stays_until_the_last_rank_has_saved():
     hosting = (synced(assignment(hosts_store=True)), said(STORE, kind="ready", address="me:2"), *PREPARED[1:])
-    state, actions = play(*hosting, synced(assignment("start", hosts_store=True)), Drain("it was told to end"))
+    state, actions = play(*hosting, synced(assignment("start", hosts_store=True)), Drain("it was asked to end"))
     state, actions = play(exited(RANK0), exited(RANK1), state=state)
     assert actions == [Stop("r", 1)]
     assert "stopped" not in told(state)
@@ -447,7 +447,7 @@ def test_ranks_that_saved_because_another_agent_leaves_are_not_to_blame_at_once(
     state, actions = play(*RUNNING, said(RANK0, kind="left", step=2), exited(RANK0, 0))
     assert actions == [SetTimer("r", 1, PEER_LOST_GRACE_NS)]
     state, _ = play(GraceOver("r", 1), state=state)
-    assert failure(state)["reason"] == "rank 0 ended after 2 steps: a rank of the run was told to end"
+    assert failure(state)["reason"] == "rank 0 ended after 2 steps: a rank of the run was asked to end"
 
 
 @pytest.mark.parametrize(
@@ -465,15 +465,15 @@ def test_what_happens_on_the_way_is_told(message, data):
 
 
 @pytest.mark.parametrize(
-    ("story", "kind"),
+    ("history", "kind"),
     [(PREPARED[:1], "refused"), (PREPARED, "refused")],
     ids=["checking", "prepared"],
 )
-def test_an_agent_told_to_leave_says_so_and_stops(story, kind):
-    state, _ = play(*story, Drain("it was told to end"))
+def test_an_agent_told_to_leave_says_so_and_stops(history, kind):
+    state, _ = play(*history, Drain("it was asked to end"))
     event = state.outbox.events[-1] if state.is_living else state.outbox.events[-2]
     assert event.kind == kind
-    assert "agent 'a' is leaving: it was told to end" in event.data["reason"]
+    assert "agent 'a' is leaving: it was asked to end" in event.data["reason"]
 
 
 def test_an_agent_that_leaves_takes_nothing_on():
@@ -499,7 +499,7 @@ def test_the_steps_of_each_rank_are_gathered_while_earlier_ones_are_on_their_way
     box, events = state.outbox.take(10**6)
     shown = [(event.data["rank"], event.data["step"], len(event.data["losses"])) for event in events[1:]]
     assert shown == [(0, 0, 300), (1, 0, 300)]
-    later = box.tell_step(RankKey("r", 1, 0), 300, 0.25, 1)
+    later = box.add_step(RankKey("r", 1, 0), 300, 0.25, 1)
     assert later.take(10**6)[1] == events
     (news,) = later.acknowledge(events[-1].sequence).take(10**6)[1]
     assert news.data == {"rank": 0, "step": 300, "losses": (0.25,), "times_ns": (1,)}
@@ -509,7 +509,7 @@ def test_the_steps_of_each_rank_are_gathered_while_earlier_ones_are_on_their_way
 def test_no_step_is_lost_however_long_the_service_is_away(steps):
     box = Outbox()
     for step_ in steps:
-        box = box.tell_step(RankKey("r", 1, 0), step_, step_ / 2, None)
+        box = box.add_step(RankKey("r", 1, 0), step_, step_ / 2, None)
     told_of = []
     while box:
         box, events = box.take(10**9)
@@ -526,7 +526,7 @@ def test_progress_comes_before_the_end_of_its_rank():
 def test_a_long_outbox_is_sent_in_portions():
     box = Outbox()
     for _ in range(5):
-        box = box.tell("trace", "r", 1, {"rank_trace": "x" * 1000})
+        box = box.add("trace", "r", 1, {"rank_trace": "x" * 1000})
     assert len(box.take(2500)[1]) == 2
     assert len(box.take(10)[1]) == 1
 
@@ -556,8 +556,8 @@ def test_each_invariant_is_seen(record, words):
 
 def test_the_story_is_bounded_and_leaves_steps_out():
     state, _ = play(*RUNNING, *[GraceOver("r", 9)] * 200, *[said(RANK0, kind="step", step=1)] * 3)
-    assert len(state.story) == STORY_LENGTH
-    assert state.story[-1] == "r/9 grace is over"
+    assert len(state.history) == HISTORY_LENGTH
+    assert state.history[-1] == "r/9 grace is over"
 
 
 class Node(RuleBasedStateMachine):

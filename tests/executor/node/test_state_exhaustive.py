@@ -1,6 +1,6 @@
-"""The agent's state machine under every short story: all orders of replies, words and deaths, of two generations.
+"""The agent's state machine under every short history: all orders of replies, words and deaths, of two generations.
 
-After each step the machine checks itself (`broken_invariants`); here are the promises that need the whole story.
+After each step the machine checks itself (`broken_invariants`); here are the promises that need the whole history.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def replies(*, hosts_store: bool) -> list[Stimulus]:
 
 def others() -> list[Stimulus]:
     """What children and timers may say, of both generations, whether they live or not; and being told to leave."""
-    found: list[Stimulus] = [Drain("it was told to end")]
+    found: list[Stimulus] = [Drain("it was asked to end")]
     for g in (1, 2):
         found += [Said("r", g, CHECK, {"kind": "ready"}), Said("r", g, STORE, {"kind": "ready", "address": "h:1"})]
         found += [Said("r", g, RANK, {"kind": kind, "reason": "x"}) for kind in ("ready", "done", "failed", "left")]
@@ -74,7 +74,7 @@ def others() -> list[Stimulus]:
 
 @dataclass
 class Told:
-    """A story so far: the state, the real processes, and what was ever told and started."""
+    """A history so far: the state, the real processes, and what was ever told and started."""
 
     state: State = field(default_factory=lambda: State(OFFER))
     living: frozenset[tuple[int, Process]] = frozenset()

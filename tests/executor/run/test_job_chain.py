@@ -160,7 +160,7 @@ def test_malformed_layers_are_refused(layers: list[Any], outputs: tuple[str, ...
         (LayerSpec("a", linear, ("x",), ("x", "y")), "writes ('x', 'y') but returned (Tensor)"),
         (("a", lambda: nn.Linear(9, 9)), "layer 'a' does not run on x (2, 4)"),
         (("a", Wide), "dimension 0 has to be the sample"),
-        (("a", lambda: 3), "returned int, no nn.Module"),
+        (("a", lambda: 3), "returned int, not an nn.Module"),
     ],
 )
 def test_layers_that_do_not_run_are_named(layer: Any, said: str) -> None:

@@ -84,7 +84,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "adam", {}, ModelMismatch, r"optimizer of 'block.* is SGD, the job's is Adam", id="other-optimizer"
         ),
         pytest.param("momentum", {"seed": 6}, InvalidDocument, "a run with seed 5, this one has 6", id="seed"),
-        pytest.param("momentum", {"first_step": 4}, InvalidDocument, "are for step 4 on", id="other-step"),
+        pytest.param("momentum", {"first_step": 4}, InvalidDocument, "start at step 4", id="other-step"),
         pytest.param(
             "momentum", {"segments": [0, 0, 0]}, InvalidDocument, "has 2 segments; .* there are 1", id="segments"
         ),

@@ -65,5 +65,5 @@ def test_a_death_too_many_ends_the_run(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_restarts_need_checkpoints() -> None:
-    with pytest.raises(InvalidDocument, match="no directory for any"):
+    with pytest.raises(InvalidDocument, match="no checkpoint directory"):
         run_unattended(lambda _: Work(()), "job:job", options=RunOptions(), restarts=1)

@@ -214,11 +214,11 @@ def test_tied_parameters_are_one_and_start_as_the_first() -> None:
     [
         ("a.weight", InvalidDocument, "shared_parameters is 'a.weight'"),
         ([["a.weight"]], InvalidDocument, "at least two names"),
-        ([["a.weight", 3]], InvalidDocument, "names are texts"),
+        ([["a.weight", 3]], InvalidDocument, "names have to be strings"),
         ([["a.weight", "q.weight"]], InvalidDocument, "'q.weight', which is in no layer"),
         ([["a.weight", "z.weight"], ["z.weight", "a.bias"]], InvalidDocument, "'z.weight' twice"),
         ([["a.weight", "z.wait"]], ModelMismatch, r"'z.wait', but that layer has the parameters \['weight', 'bias'\]"),
-        ([["a.weight", "z.bias"]], ModelMismatch, "to be one parameter, but are"),
+        ([["a.weight", "z.bias"]], ModelMismatch, "as one parameter, but are"),
     ],
 )
 def test_ties_that_do_not_hold_are_refused(ties: Any, kind: type[Exception], said: str) -> None:

@@ -164,7 +164,7 @@ def test_an_order_that_differs_names_both_ends() -> None:
 
 
 def test_a_gpu_that_is_not_there_is_refused_with_the_reason() -> None:
-    with pytest.raises(UnsupportedRequest, match="torch knows no device 'gpu0'"):
+    with pytest.raises(UnsupportedRequest, match="torch has no device 'gpu0'"):
         open_device("gpu0")
     with pytest.raises(UnsupportedRequest, match="device 'mps'"):
         open_device("mps")

@@ -52,9 +52,9 @@ def test_a_cable_without_a_rate_is_said() -> None:
     [
         pytest.param("", "the whole text", "empty", id="empty"),
         pytest.param("# Topology file\n", "the whole text", "no Switch and no Ca", id="comments-only"),
-        pytest.param("Segmentation fault\n", "line 1", "no line of ibnetdiscover", id="another-text"),
+        pytest.param("Segmentation fault\n", "line 1", "not a line of ibnetdiscover", id="another-text"),
         pytest.param('[1] "S-1"[1] # 4xHDR', "line 1", "before the first Switch", id="port-first"),
-        pytest.param(FABRIC[: FABRIC.index('1"[1]\t\t# lid 10')], "line 21", "no line of", id="cut-off-within"),
+        pytest.param(FABRIC[: FABRIC.index('1"[1]\t\t# lid 10')], "line 21", "not a line of", id="cut-off-within"),
         pytest.param(FABRIC[: FABRIC.index('Ca\t1 "H-00000000000000aa"')], "line 14", "is it cut off?", id="cut-off"),
         pytest.param(FABRIC.replace("[40]", "[39]", 1), "line 13", "port 39 of S-0000000000000001", id="port-twice"),
         pytest.param(FABRIC + FABRIC.split("\n\n")[2], "line 32", "there twice, first on line 16", id="block-twice"),

@@ -71,7 +71,7 @@ def test_a_reader_sees_one_state_while_others_write(database: Database):
 
 
 def test_a_value_that_no_column_takes_is_the_callers_fault(database: Database):
-    with pytest.raises(InvalidDocument, match="cannot keep such a value"):
+    with pytest.raises(InvalidDocument, match="cannot store such a value"):
         _keep_limit(database, 2**70)
 
 

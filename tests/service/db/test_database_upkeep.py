@@ -125,7 +125,7 @@ def test_what_is_there_is_replaced_only_when_that_is_said_and_nobody_works(
 ):
     file = tmp_path / "backup"
     assert penstock("backup", str(file), database=engine_url)[0] == 0
-    assert "is there already" in penstock("backup", str(file), database=engine_url)[2]
+    assert "already exists" in penstock("backup", str(file), database=engine_url)[2]
     add_job(filled, "later")
     assert "--replace" in penstock("restore", str(file), database=engine_url)[2]
     now = int(time.time() * 1000)
@@ -163,7 +163,7 @@ def test_a_torn_backup_is_refused_by_name_and_nothing_changes(
         with closing(sqlite3.connect(tmp_path / "another's.sqlite")) as file:
             file.execute("CREATE TABLE songs (name text)")
         code, _, words = penstock("restore", str(tmp_path / "another's.sqlite"), "--replace", database=engine_url)
-        assert (code, "none of Penstock's" in words) == (65, True)
+        assert (code, "not one of Penstock's" in words) == (65, True)
 
 
 def test_a_check_names_what_is_wrong(filled: Database, engine_url: str, penstock: Penstock):
@@ -212,7 +212,7 @@ def test_what_cannot_be_is_refused_in_words(filled: Database, engine_url: str, t
     wrong.write_text("no backup")
     code, _, said = penstock("restore", str(wrong), "--replace", database=engine_url)
     assert code == 65
-    assert "is no backup of a" in said
+    assert "is not a backup of a" in said
     code, _, said = penstock("check", database="mysql://user:secret@host/name")
     assert code == 65
     assert "SQLite or PostgreSQL" in said

@@ -184,5 +184,5 @@ def test_large_documents_are_deflated_and_small_ones_are_not(database: Database,
 
 
 def test_too_short_a_time_is_refused(database: Database):
-    with pytest.raises(UnsupportedRequest, match="at least 2 days are kept"):
+    with pytest.raises(UnsupportedRequest, match="keep at least 2 days"):
         prune(database, 1)

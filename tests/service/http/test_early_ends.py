@@ -93,7 +93,7 @@ def test_nobody_waits_for_a_forkserver_that_is_told_to_end_while_it_loads(capfd:
     for thread in (stopping, asking):
         thread.join(LIMIT_S)
         assert not thread.is_alive()
-    assert "the service is ending" in str(refused[0])
+    assert "the service is shutting down" in str(refused[0])
     assert not forkserver.wait_ready(0)
     with pytest.raises(Unreachable):
         forkserver.spawn()

@@ -106,7 +106,7 @@ def test_a_key_has_no_more_jobs_running_than_it_may(database: Database, queue: J
 
 def test_a_key_queues_no_more_jobs_than_it_may(queue: JobQueue, leases: Leases):
     first = add(queue, "a", key_id="k", max_queued=1)
-    with pytest.raises(QuotaExceeded, match="1 jobs of this key wait already; it may have 1") as caught:
+    with pytest.raises(QuotaExceeded, match="1 jobs of this key are waiting already; the limit is 1") as caught:
         queue.enqueue(OURS, job("b", key_id="k", max_queued=1))
     assert caught.value.retry_after_s > 0
     assert queue.enqueue(OURS, job("a", key_id="k", max_queued=1)) == (first, False)
@@ -240,7 +240,7 @@ def test_cancelling(queue: JobQueue, leases: Leases):
     assert queue.stop(OURS, running_id, "cancel").state == "running"
     assert leases.heartbeat(running) == "cancel"
     leases.finish(running, "cancelled")
-    with pytest.raises(Conflict, match="has cancelled already; it cannot finish"):
+    with pytest.raises(Conflict, match=r"has already ended \(cancelled\); cannot finish it"):
         queue.stop(OURS, running_id, "finish")
     with pytest.raises(NotFound, match="nothing-like-this"):
         queue.stop(OURS, "nothing-like-this", "cancel")
@@ -252,7 +252,7 @@ def test_a_job_is_tried_again_under_its_own_id(queue: JobQueue, leases: Leases):
         queue.retry(OURS, job_id)
     queue.stop(OURS, job_id, "cancel")
     equal = add(queue, "a")
-    with pytest.raises(Conflict, match=f"job '{equal}' has the same request and is under way"):
+    with pytest.raises(Conflict, match=f"job '{equal}' has the same request and is not finished"):
         queue.retry(OURS, job_id)
     queue.stop(OURS, equal, "cancel")
     again = queue.retry(OURS, job_id)
@@ -372,4 +372,4 @@ def test_once_an_hour_what_is_over_for_long_goes(database: Database, queue: JobQ
 def test_what_may_still_be_in_use_is_never_removed():
     with pytest.raises(InvalidDocument) as caught:
         Settings.load(keep_jobs_days=1)
-    assert "at least 2 days are kept" in caught.value.faults[0].detail
+    assert "keep at least 2 days" in caught.value.faults[0].detail

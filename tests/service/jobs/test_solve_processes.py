@@ -74,7 +74,7 @@ def test_cancel_kills_a_solver_that_is_deaf_to_sigterm(misbehaving: Server):
     client.jobs.cancel(job.id)
     assert client.jobs.get(job.id, wait_s=20).state == "cancelled"
     assert psutil.wait_procs(alive, 10)[1] == []
-    with pytest.raises(Conflict, match="has cancelled already; it cannot finish"):
+    with pytest.raises(Conflict, match=r"has already ended \(cancelled\); cannot finish it"):
         client.jobs.finish(job.id)
 
 

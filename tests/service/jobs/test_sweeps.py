@@ -94,7 +94,7 @@ def test_cancelling_a_sweep_leaves_what_others_have_asked(client: Client):
     over = ended(client, running.id)
     assert [row.state for row in over.rows] == ["cancelled", "cancelled"]
     assert over.state == "cancelled"
-    with pytest.raises(Conflict, match="has cancelled already"):
+    with pytest.raises(Conflict, match="has already ended"):
         client.sweeps.cancel(running.id)
     assert running.id in [one.id for one in client.sweeps.page().items]
 
@@ -122,10 +122,10 @@ def sweeps(tmp_path: Path) -> Iterator[Callable[[], tuple[Sweeps, JobQueue, Leas
 
 def test_what_is_refused(sweeps: Callable[[], tuple[Sweeps, JobQueue, Leases]]):
     asking, queue, _ = sweeps()
-    with pytest.raises(InvalidDocument, match=r"has 5 cases \(5 global_batch_size\); at most 4 are taken"):
+    with pytest.raises(InvalidDocument, match=r"has 5 cases \(5 global_batch_size\); the limit is 4"):
         asking.submit(EVERYBODY, request(global_batch_sizes=[1, 2, 4, 8, 16]))
     small = Principal("default", "key", frozenset({"solve"}), max_queued=1)
-    with pytest.raises(QuotaExceeded, match="has 2 cases; of this key, 1 jobs may wait"):
+    with pytest.raises(QuotaExceeded, match="has 2 cases; at most 1 jobs of this key may wait"):
         asking.submit(small, request(global_batch_sizes=[8, 16]))
     with pytest.raises(NotFound, match="no topology is stored"):
         asking.submit(EVERYBODY, request(topologies=["sha256:" + "0" * 64]))

@@ -187,7 +187,7 @@ def test_compare_says_what_it_cannot(http: httpx.Client):
 def test_buttons_of_a_job(http: httpx.Client, planned: JobOut):
     refused = send(http, f"/jobs/{planned.id}/cancel", {})
     assert refused.status_code == 409
-    assert "has succeeded already" in "".join(Page(refused.text).text)
+    assert "has already ended (succeeded)" in "".join(Page(refused.text).text)
     assert send(http, "/jobs/nobody/cancel", {}).status_code == 404
     assert send(http, f"/jobs/{planned.id}/explode", {}).status_code == 422
     strange = http.post("/plan", data=FORM, headers={"Sec-Fetch-Site": "cross-site"})

@@ -130,7 +130,7 @@ def test_a_run_from_prepare_to_done(client: Client, agents: list[Agent], start: 
     assert trace.plan_file.plan.content_hash() == trace.plan_hash
     assert trace.measured_times_per_global_batch_ns == (501, 600)
     assert trace.predicted_time_per_global_batch_ns == done.predicted_time_per_global_batch_ns > 0
-    with pytest.raises(Conflict, match="has succeeded already"):
+    with pytest.raises(Conflict, match=r"has already ended \(succeeded\)"):
         client.runs.cancel(run.id)
 
 
@@ -240,7 +240,7 @@ def test_a_name_is_free_when_its_agent_has_left_and_its_runs_fail(
     failed = client.runs.get(run.id)
     assert failed.state == "failed"
     assert failed.error is not None
-    assert re.search(r"agent 'node0' (was started anew|left) while it held ranks of this run", failed.error.detail)
+    assert re.search(r"agent 'node0' (was restarted|left) while it held ranks of this run", failed.error.detail)
     assert agents[0].assignment(run.id) is None
     stopping = agents[1].assignment(run.id)
     assert stopping is not None

@@ -147,7 +147,7 @@ def test_agents_that_answer_no_probes_are_named(client: Client, capsys: pytest.C
     try:
         silent.sync()
         assert main(["probe", "--agents", url]) == 65
-        assert "silent0 answer no probes" in capsys.readouterr().err
+        assert "silent0 do not answer probes" in capsys.readouterr().err
         assert main(["probe", "--agents", url, "127.0.0.1:1"]) == 64
     finally:
         silent.sync(leaving=True)

@@ -190,7 +190,7 @@ def test_a_dead_node_is_planned_around(server: Server, nodes: list[Node]):
 def test_a_leaving_agent_is_planned_around_at_once_and_back_in_the_next_generation(server: Server, nodes: list[Node]):
     run = begin(server, nodes)
     nodes[1].tell("checkpoint", run, step=2, directory="/shared/checkpoints/step-2")
-    nodes[1].tell("rank_failed", run, rank=1, reason="agent 'node1' is leaving: it was told to end")
+    nodes[1].tell("rank_failed", run, rank=1, reason="agent 'node1' is leaving: it was asked to end")
     nodes[1].tell("stopped", run)
     nodes[1].sync(leaving=True)
     nodes[1].vanish()
@@ -218,8 +218,8 @@ def test_nothing_left_is_said(server: Server, nodes: list[Node]):
     assert failed.state == "failed"
     assert failed.error is not None
     assert failed.error.detail == (
-        "the run cannot go on with what is left: none of the devices of topology 'two-nodes' is offered by a living "
-        "agent and free"
+        "the run cannot go on with what is left: none of the devices of topology 'two-nodes' is free and "
+        "offered by a living agent"
     )
 
 
@@ -274,7 +274,7 @@ def test_the_end_of_a_log_is_fetched_from_the_agent(server: Server, nodes: list[
         server.client.runs.log(run, 7)
     with pytest.raises(NotFound, match="has no generation 5"):
         server.client.runs.log(run, 0, generation=5)
-    with pytest.raises(Conflict, match="agent 'node1' is not there to send the log of rank 1"):
+    with pytest.raises(Conflict, match="agent 'node1' is not connected, so it cannot send the log of rank 1"):
         server.client.runs.log(run, 1)
     server.client.runs.cancel(run)
 

@@ -96,10 +96,10 @@ def test_a_rotated_key_and_its_successor_are_both_valid_for_a_while(keys: Keys):
 @pytest.mark.parametrize(
     ("tenant", "name", "scopes", "words"),
     [
-        ("Blue", "n", ["read"], "cannot be a tenant's name"),
-        ("a/b", "n", ["read"], "cannot be a tenant's name"),
-        ("", "n", ["read"], "cannot be a tenant's name"),
-        ("a" * 65, "n", ["read"], "cannot be a tenant's name"),
+        ("Blue", "n", ["read"], "is not a valid name of a tenant"),
+        ("a/b", "n", ["read"], "is not a valid name of a tenant"),
+        ("", "n", ["read"], "is not a valid name of a tenant"),
+        ("a" * 65, "n", ["read"], "is not a valid name of a tenant"),
         ("blue", "", ["read"], "1 to 128 printable"),
         ("blue", "n\n", ["read"], "1 to 128 printable"),
         ("blue", "n", ["write"], "'write' is no scope; there are read, solve, run, agent, admin"),
@@ -196,7 +196,7 @@ def test_buckets_of_many_addresses_are_forgotten():
 def test_open_requests_are_counted_until_they_leave():
     requests = OpenRequests(2)
     leave, _ = requests.enter("ann"), requests.enter("ann")
-    with pytest.raises(QuotaExceeded, match="2 requests of this key are open already"):
+    with pytest.raises(QuotaExceeded, match="2 requests of this key are already open"):
         requests.enter("ann")
     requests.enter("bob")
     leave()
@@ -239,8 +239,8 @@ def test_the_command_line_makes_lists_rotates_and_revokes(tmp_path: Path, capsys
         (["create", "--name", "n", "--scope", "read", "--expires", "soon"], 64, "1h30min or 2d, or never"),
         (["create", "--name", "n", "--scope", "read", "--expires", "99999999d"], 64, "longer than a hundred years"),
         (["create", "--name", "n"], 64, "--scope"),
-        (["rotate", "0" * 12, "--overlap", "never"], 64, "an overlap has an end"),
-        (["rotate", "0" * 12], 1, "no key '000000000000' here"),
+        (["rotate", "0" * 12, "--overlap", "never"], 64, "an overlap has to end"),
+        (["rotate", "0" * 12], 1, "there is no key '000000000000'"),
         (["revoke", "x"], 1, "`penstock keys list` lists them"),
     ],
 )

@@ -110,12 +110,12 @@ def test_each_kind_of_wrong_key_has_its_own_words(house: House):
     house.keys.revoke(revoked.split("_")[1])
     wrong = good[:-4] + ("0000" if good[-4:] != "0000" else "1111")
     cases = [
-        (None, "asks for a key, and none was sent"),
+        (None, "requires a key, and none was sent"),
         ("Basic dXNlcjpwYXNz", "not of the form `Bearer psk_…`"),
-        ("Bearer", "has not the form psk_<id>_<secret>"),
-        ("Bearer hunter2", "has not the form psk_<id>_<secret>"),
-        (f"Bearer {wrong}", "with this secret is known here"),
-        (f"Bearer psk_{'0' * 12}_{'0' * 64}", "with this secret is known here"),
+        ("Bearer", "not have the form psk_<id>_<secret>"),
+        ("Bearer hunter2", "not have the form psk_<id>_<secret>"),
+        (f"Bearer {wrong}", "with this secret"),
+        (f"Bearer psk_{'0' * 12}_{'0' * 64}", "with this secret"),
         (f"Bearer {expired}", "has expired"),
         (f"Bearer {revoked}", "was revoked"),
     ]
@@ -190,7 +190,7 @@ def test_the_client_shows_its_key_and_nobody_else(house: House, monkeypatch: pyt
     with Client(house.url, key=f"{key}\n") as client:
         client.jobs.page()
     for bad in (f"{key}\nX-Other: 1", f"{key}\x00", f"{key}é"):
-        with pytest.raises(InvalidDocument, match="characters that no key has") as malformed:
+        with pytest.raises(InvalidDocument, match="characters that a key cannot have") as malformed:
             Client(house.url, key=bad)
         assert key.split("_")[2] not in str(malformed.value)
 
@@ -390,7 +390,7 @@ def test_a_key_holds_so_many_requests_open(house: House):
         assert time.monotonic() < until
         time.sleep(0.1)
     assert answer.status_code == 429
-    assert f"{MOST_OPEN} requests of this key are open" in answer.json()["detail"]
+    assert f"{MOST_OPEN} requests of this key are already open" in answer.json()["detail"]
     canceller = house.http(house.key("blue", "solve"))
     assert canceller.post(f"/v1/jobs/{job}:cancel").status_code == 200
     for thread in threads:
@@ -501,7 +501,7 @@ def test_a_browser_signs_in_and_out(house: House):
     own = {"Origin": house.url, "Sec-Fetch-Site": "same-origin"}
     wrong = browser.post("/sign-in", data={"key": "psk_x", "next": "/runs"}, headers=own)
     assert wrong.status_code == 401
-    assert "has not the form" in wrong.text
+    assert "not have the form" in wrong.text
     entered = browser.post("/sign-in", data={"key": key, "next": "/runs"}, headers=own)
     assert (entered.status_code, entered.headers["Location"]) == (303, "/runs")
     cookie = entered.headers["Set-Cookie"]
@@ -523,7 +523,7 @@ def test_a_session_is_over_with_its_key_and_cannot_be_made_up(house: House):
     token = browser.cookies["penstock_session"]
     other = house.http()
     other.cookies["penstock_session"] = token[:-1] + ("0" if token[-1] != "0" else "1")
-    assert "session is over" in other.get("/v1/jobs").json()["detail"]
+    assert "session has expired" in other.get("/v1/jobs").json()["detail"]
     house.keys.revoke(key.split("_")[1])
     time.sleep(2.2)
     assert "was revoked" in browser.get("/v1/jobs").json()["detail"]

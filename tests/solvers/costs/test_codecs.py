@@ -226,5 +226,5 @@ def test_only_numbers_of_32_bits_are_encoded(dtype: str, encodable: tuple[int, i
 def test_an_unknown_speed_of_conversion_is_refused() -> None:
     asked = request()
     without = asked.model_copy(update={"profile": asked.profile.model_copy(update={"codec_speeds": None})})  # type: ignore[union-attr]
-    with pytest.raises(InvalidDocument, match="how fast devices convert"):
+    with pytest.raises(InvalidDocument, match="conversion speed"):
         to_problem(without)

@@ -23,7 +23,7 @@ from penstock.solvers.judge.simulate import makespan_ns, simulate
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Pin, Problem
 from penstock.solvers.model.result import Candidate
-from penstock.solvers.schedules.early_backward import early_backward as drafted
+from penstock.solvers.schedules.early_backward import early_backward as reordered
 from penstock.solvers.solve.driver import replanned_by, solve
 
 COSTS = [10, 20, 30, 40]
@@ -96,18 +96,18 @@ def test_too_little_memory_says_which_stage_lacks_how_much() -> None:
 @pytest.mark.parametrize(
     ("text", "error", "words"),
     [
-        ("bandwith=2", InvalidDocument, "no change to try"),
-        ("bandwidth", InvalidDocument, "no change to try"),
+        ("bandwith=2", InvalidDocument, "is not a known change"),
+        ("bandwidth", InvalidDocument, "is not a known change"),
         ("bandwidth=0", InvalidDocument, "not between"),
-        ("bandwidth=-1", InvalidDocument, "no factor"),
-        ("bandwidth=1/0", InvalidDocument, "no factor"),
-        ("memory=1e99999999", InvalidDocument, "no factor"),
-        ("speed=nan", InvalidDocument, "no factor"),
+        ("bandwidth=-1", InvalidDocument, "not a factor"),
+        ("bandwidth=1/0", InvalidDocument, "not a factor"),
+        ("memory=1e99999999", InvalidDocument, "not a factor"),
+        ("speed=nan", InvalidDocument, "not a factor"),
         ("devices=0", InvalidDocument, "changes nothing"),
-        ("devices=many", InvalidDocument, "no number"),
-        ("devices=-4", UnsupportedRequest, "cannot be taken away"),
-        ("micro-batches=1/3", UnsupportedRequest, "cannot be made"),
-        ("micro-batches=4", UnsupportedRequest, "cannot be made"),
+        ("devices=many", InvalidDocument, "not a number"),
+        ("devices=-4", UnsupportedRequest, "cannot be removed"),
+        ("micro-batches=1/3", UnsupportedRequest, "cannot be formed"),
+        ("micro-batches=4", UnsupportedRequest, "cannot be formed"),
         ("recompute=maybe", InvalidDocument, "not known"),
     ],
 )
@@ -196,7 +196,7 @@ def test_what_binds() -> None:
     assert "the link between stages 0 and 1 binds" in sentence(slow, judged(slow, straight(slow, 4)))
     tight = make_problem([10, 10], stash_bytes=10, nodes=(2,), global_batch_size=4, memory_bytes=19)
     allocation = straight(tight, 4)
-    orders = drafted(tight, allocation, warmup=(1, 1))
+    orders = reordered(tight, allocation, warmup=(1, 1))
     plan = Candidate("test", allocation, orders, simulate(tight, allocation, orders))
     assert "memory of n0/0 (stage 0) binds" in sentence(tight, plan)
     said = hints(tight, plan, replanned_by("relax", 4))
@@ -224,10 +224,10 @@ def test_a_layout_is_judged_beside_the_plan() -> None:
     ours = judged(problem)
     for layout in (Layout(("1",)), Layout(("1", "2", "3")), Layout(("3",), replicas=(1, 3)), Layout(())):
         compared = compare_layout(problem, ours, layout)
-        theirs = compared.drafted.plan
+        theirs = compared.reordered.plan
         assert theirs is not None
         assert compared.bound is not None
-        assert compared.drafted.fits
+        assert compared.reordered.fits
         assert theirs.value_ns == makespan_ns(problem, theirs.allocation, theirs.schedule) >= compared.bound.bound_ns
         assert sum(each.more_ns for each in compared.differences) == theirs.value_ns - ours.value_ns
         assert ("longer" in compared.sentence) == (theirs.value_ns > ours.value_ns)
@@ -236,20 +236,20 @@ def test_a_layout_is_judged_beside_the_plan() -> None:
 def test_the_plans_own_layout_takes_as_long() -> None:
     problem = small()
     allocation = chain([(2, [0, 1]), (2, [2, 3])], 4)
-    orders = drafted(problem, allocation)
+    orders = reordered(problem, allocation)
     ours = Candidate("test", allocation, orders, simulate(problem, allocation, orders))
     compared = compare_layout(problem, ours, Layout(("2",), devices=(("n0/0", "n0/1"), ("n1/0", "n1/1"))))
-    assert compared.drafted.plan is not None
-    assert compared.drafted.plan.allocation == allocation
-    assert compared.drafted.plan.value_ns <= ours.value_ns
+    assert compared.reordered.plan is not None
+    assert compared.reordered.plan.allocation == allocation
+    assert compared.reordered.plan.value_ns <= ours.value_ns
 
 
 def test_a_layout_that_does_not_fit_names_stage_and_bytes() -> None:
     problem = small(memory_bytes=200)
     compared = compare_layout(problem, judged(problem), Layout(("3",), replicas=(1, 1), num_micro_batches=1))
-    short = compared.drafted.shortage
+    short = compared.reordered.shortage
     assert short is not None
-    assert not compared.drafted.fits
+    assert not compared.reordered.fits
     assert short.missing_bytes == short.needed_bytes - 200
     assert f"stage 0 (layers 0–2) needs {short.needed_bytes} B on n0/0, which has 200 B: " in compared.sentence
     assert "with enough memory it takes" in compared.sentence
@@ -261,13 +261,13 @@ def test_a_layout_that_does_not_fit_names_stage_and_bytes() -> None:
         (Layout(("2", "2")), "stage 2 would begin with layer 2, stage 1 with layer 2"),
         (Layout(("0",)), "stage 1 would begin with layer 0"),
         (Layout(("4",)), "there is no layer 4; the last one is 3"),
-        (Layout(("layer9",)), "no layer is called 'layer9'"),
+        (Layout(("layer9",)), "no layer has the name 'layer9'"),
         (Layout(("1", "2"), replicas=(1, 1)), "2 counts for 3 stages"),
-        (Layout(("1",), replicas=(3, 3)), "cannot be"),
+        (Layout(("1",), replicas=(3, 3)), "are impossible"),
         (Layout(("1",), devices=(("n0/0",),)), "devices of 1 stages are given"),
         (Layout(("1",), devices=(("n0/0",), ("n0/0",))), "given twice"),
         (Layout(("1",), devices=(("n0/0",), ("n7/0",))), "no device 'n7/0'"),
-        (Layout(("1",), num_micro_batches=9), "cannot be 9 micro-batches"),
+        (Layout(("1",), num_micro_batches=9), "cannot be split into 9 micro-batches"),
     ],
 )
 def test_layouts_that_are_none_are_refused(layout: Layout, words: str) -> None:
@@ -280,11 +280,11 @@ def test_layouts_that_are_none_are_refused(layout: Layout, words: str) -> None:
 def test_more_stages_than_devices_and_forbidden_cuts_are_refused() -> None:
     problem = make_problem([1] * 6, nodes=(2,), cuttable=[True, True, False, True, True])
     ours = judged(problem, chain([(3, [0]), (3, [1])], 4))
-    with pytest.raises(InvalidDocument, match="3 stages need as many devices; there are 2"):
+    with pytest.raises(InvalidDocument, match="3 stages need 3 devices; there are 2"):
         compare_layout(problem, ours, Layout(("1", "2")))
     with pytest.raises(InvalidDocument, match="no cut between 'layer2' and 'layer3'"):
         compare_layout(problem, ours, Layout(("3",)))
-    with pytest.raises(UnsupportedRequest, match="cannot be drafted"):
+    with pytest.raises(UnsupportedRequest, match="does not order the stages"):
         compare_layout(problem, ours, Layout(("1",), schedule="zb-v"))
 
 

@@ -302,7 +302,7 @@ def test_programs_from_elsewhere_are_checked(rank: int, old: str, new: list[str]
 def test_what_is_no_instruction_is_refused(one: Instruction) -> None:
     problem, allocation = two_stages()
     first, second = lower(problem, allocation, gpipe(allocation))
-    with pytest.raises(InvalidPlan, match="which is no instruction"):
+    with pytest.raises(InvalidPlan, match="which is not an instruction"):
         check_programs([replace(first, epilogue=(one,)), second])
 
 

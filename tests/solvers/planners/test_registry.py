@@ -22,7 +22,7 @@ from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.planners.simple.data_parallel import data_parallel
 from penstock.solvers.schedules.catalogue import SCHEDULES, Parts, ScheduleRow
 from penstock.solvers.schedules.interleaved import looped_bfs
-from penstock.solvers.schedules.support.drafts import drafts
+from penstock.solvers.schedules.support.candidates import candidate_schedules
 from penstock.solvers.schedules.v_shape import zb_v
 from penstock.solvers.schedules.zero_bubble import zb_h1
 from penstock.solvers.solve.driver import solve
@@ -94,13 +94,13 @@ def test_option_types() -> None:
     ("given", "fault"),
     [
         ({"by": "size"}, "'size' is none of 'time', 'layers'"),
-        ({"by": 1}, "1 is no string"),
-        ({"stages": True}, "True is no integer"),
-        ({"stages": 2.5}, "2.5 is no integer"),
+        ({"by": 1}, "1 is not of type string"),
+        ({"stages": True}, "True is not of type integer"),
+        ({"stages": 2.5}, "2.5 is not of type integer"),
         ({"stages": -1}, "-1 is below 0"),
         ({"stages": 10}, "10 is above 9"),
-        ({"slack": "much"}, "'much' is no number"),
-        ({"strict": 1}, "1 is no boolean"),
+        ({"slack": "much"}, "'much' is not of type number"),
+        ({"strict": 1}, "1 is not of type boolean"),
     ],
 )
 def test_wrong_values_are_refused_with_their_place(given: dict[str, object], fault: str) -> None:
@@ -165,7 +165,7 @@ def test_a_schedule_that_does_not_exist_is_refused_wherever_it_is_named(monkeypa
         yield Proposal(data_parallel(problem, candidates(problem)[0]), ("zb-h1",))
 
     monkeypatch.setitem(PLANNERS, "bare", Planner("bare", bare, "nobody", "wrong", ("zb-h1",)))
-    with pytest.raises(InvalidPlan, match="'bare' proposes schedule 'zb-h1', which cannot be drafted"):
+    with pytest.raises(InvalidPlan, match="'bare' proposes schedule 'zb-h1', which does not order arbitrary stages"):
         solve(problem, "bare")
     others = ",".join(name for name in PLANNERS if name not in ("auto", "proposing"))
     for name, options in (("proposing", {}), ("auto", {"exclude": others})):
@@ -198,13 +198,16 @@ def test_only_schedules_for_any_stages_are_drafted() -> None:
     allocation = block_partition(problem, candidates(problem)[0], 2)
     seen = 0
     for row in SCHEDULES.values():
-        orders = [draft.orders(problem, allocation) for draft in drafts(problem, allocation, row.name, "best")]
-        assert bool(orders) == row.drafted
+        orders = [
+            candidate.orders(problem, allocation)
+            for candidate in candidate_schedules(problem, allocation, row.name, "best")
+        ]
+        assert bool(orders) == row.for_any_stages
         assert all(each.name.startswith(row.orders_of or row.name) for each in orders)
         seen += len(orders)
     assert seen > 8
     with pytest.raises(UnsupportedRequest, match="no schedule 'zero-bubbel'"):
-        drafts(problem, allocation, "zero-bubbel", "best")
+        candidate_schedules(problem, allocation, "zero-bubbel", "best")
 
 
 def test_a_schedule_with_split_backwards_is_no_reason_to_spare_a_planner() -> None:

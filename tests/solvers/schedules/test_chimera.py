@@ -127,7 +127,7 @@ def test_allocations_of_another_shape_are_refused() -> None:
     with pytest.raises(UnsupportedRequest, match="needs two pipelines or more"):
         chimera(problem, straight(problem, 4))
     for depth, pairs in ((3, 1), (4, 4)):
-        with pytest.raises(UnsupportedRequest, match="have to divide the ranks"):
+        with pytest.raises(UnsupportedRequest, match="has to divide the ranks"):
             both_ways(problem, batch_of(problem, 1), [(d,) for d in range(depth)], pairs)
 
 

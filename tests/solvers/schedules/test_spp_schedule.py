@@ -10,7 +10,7 @@ from penstock.schemas.program import BACKWARD, FORWARD
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.schedules.catalogue import SCHEDULES
 from penstock.solvers.schedules.pipeline_execution import pipeline_execution, unclamped
-from penstock.solvers.schedules.support.drafts import drafts
+from penstock.solvers.schedules.support.candidates import candidate_schedules
 
 
 def by_queues(stages: int, batches: int) -> tuple[list[list[tuple[int, int]]], int]:
@@ -80,8 +80,10 @@ def test_it_is_reached_by_its_name_and_as_a_policy() -> None:
     allocation = chain([(1, [0]), (1, [1]), (1, [2])], 20)
     assert unclamped(allocation) == (9, 5, 1)
     assert SCHEDULES["pe"].build(problem, allocation).warmup == (9, 5, 1)
-    assert [draft.warmup for draft in drafts(problem, allocation, "pe", "best")] == [(9, 5, 1)]
-    assert [draft.warmup for draft in drafts(problem, allocation, "early-backward", "pe")] == [(9, 5, 1)]
+    assert [candidate.warmup for candidate in candidate_schedules(problem, allocation, "pe", "best")] == [(9, 5, 1)]
+    assert [candidate.warmup for candidate in candidate_schedules(problem, allocation, "early-backward", "pe")] == [
+        (9, 5, 1)
+    ]
 
 
 def test_memory_clamps_it() -> None:

@@ -188,7 +188,7 @@ PATTERNS: dict[str, tuple[Pattern, str]] = {
         replace(eager(2), operations=(*eager(2).operations, PatternOperation(STEP, 1, 3, 0))),
         f"has kind {STEP}",
     ),
-    "far too deep": (eager(2, 10**7), "overlaps so many periods"),
+    "far too deep": (eager(2, 10**7), "overlaps too many periods"),
 }
 
 

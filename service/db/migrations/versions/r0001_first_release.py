@@ -13,7 +13,7 @@ down_revision = None
 
 
 def upgrade() -> None:
-    """Create the tables, and the one that told the version then."""
+    """Create the tables, and the one that held the version then."""
     op.create_table(
         "agents",
         sa.Column("id", sa.String(512), nullable=False),

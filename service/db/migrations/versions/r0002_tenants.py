@@ -1,4 +1,4 @@
-"""Tenants, API keys, sweeps, workers, retries; changes are told; the version stands in Alembic's own table.
+"""Tenants, API keys, sweeps, workers, retries; changes are announced; the version is in Alembic's own table.
 
 Revision ID: 0002
 """

@@ -13,7 +13,7 @@ NAME = "periodic-ilp"
 SOLVERS = ("highs", "cbc")
 NODES = 2000
 ROUNDING = 10**6
-"""The solvers' arithmetic is trusted to one part in so many."""
+"""The inverse of the relative error that the solvers' arithmetic is trusted to."""
 
 
 class Answer(NamedTuple):

@@ -63,7 +63,7 @@ def _refuse_form_first(args: list[str]) -> None:
 
     if args[0] in EXPORTS:
         line = shlex.join([*(args[1:] or ["PLAN"]), "--to", args[0]])
-        raise typer.BadParameter(f"{args[0]} is a form, and the plan comes first: `penstock export {line}`")
+        raise typer.BadParameter(f"{args[0]} is an export format; the plan comes first: `penstock export {line}`")
 
 
 group = typer.Typer(
@@ -184,7 +184,7 @@ def export(
     known_form(to)
     if against is not None and settings.nodes == "any":
         raise typer.BadParameter(
-            "checks the plan's own nodes, and --nodes any asks for none of them", param_hint="--against"
+            "checks the plan's own nodes, but --nodes any requests none of them", param_hint="--against"
         )
     if server is None:
         files = _made_here(plan, to, settings, against)
@@ -257,7 +257,7 @@ def known_form(to: str) -> None:
     if to not in EXPORTS:
         near = [OTHER_FORMS[to.lower()]] if to.lower() in OTHER_FORMS else difflib.get_close_matches(to, EXPORTS, 1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(EXPORTS)}"
-        raise typer.BadParameter(f"there is no form {to!r}; {hint}", param_hint="--to")
+        raise typer.BadParameter(f"there is no export format {to!r}; {hint}", param_hint="--to")
 
 
 def forms_text() -> str:
@@ -279,7 +279,7 @@ def read_settings(path: str | None, assignments: list[str], options: dict[str, A
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         if not equals:
-            raise typer.BadParameter(f"{assignment!r} is no KEY=VALUE", param_hint="--set")
+            raise typer.BadParameter(f"{assignment!r} is not KEY=VALUE", param_hint="--set")
         key = key.replace("-", "_")
         if key not in LaunchSettings.model_fields:
             near = difflib.get_close_matches(key, LaunchSettings.model_fields, 1)
@@ -303,7 +303,7 @@ def save(files: tuple[Written, ...], to: str, output: str | None) -> list[Path]:
     if output in (None, STANDARD):
         if len(files) > 1:
             names = ", ".join(each.name for each in files)
-            raise typer.BadParameter(f"{to} is {len(files)} files ({names}); say a folder for them", param_hint="-o")
+            raise typer.BadParameter(f"{to} is {len(files)} files ({names}); give a folder for them", param_hint="-o")
         sys.stdout.write(files[0].body.decode())
         return []
     target = Path(str(output))

@@ -235,7 +235,9 @@ def _kind(text: str) -> dict[str, str | float]:
     """``GB200=2.5xH100``. Raises BadParameter."""
     match = _KIND.fullmatch(text.strip())
     if match is None or not float(match[2]):
-        raise typer.BadParameter(f"{text!r} is not like GB200=2.5xH100, NAME=SPEEDxKNOWN", param_hint="--kind")
+        raise typer.BadParameter(
+            f"{text!r} does not have the form NAME=SPEEDxKNOWN, such as GB200=2.5xH100", param_hint="--kind"
+        )
     return {"name": match[1], "speed": float(match[2]), "scale_from": match[3]}
 
 
@@ -253,7 +255,7 @@ def _sources(files: list[str], options: Sources) -> list[ImportSource]:
             param_hint="--from",
         )
     if files.count(STANDARD) > 1:
-        raise typer.BadParameter("standard input can be read once", param_hint="FILE")
+        raise typer.BadParameter("standard input can be read only once", param_hint="FILE")
     each: list[str | None] = list(formats) if len(formats) == len(files) else [*formats, None][:1] * len(files)
     sources = [
         ImportSource(

@@ -98,7 +98,7 @@ def probe(
     """
     if serve is not None:
         if peers:
-            raise typer.BadParameter("a peer measures when it is asked to; give either --serve or peers")
+            raise typer.BadParameter("a peer measures only on request; give either --serve or peers")
         _serve(serve, name or socket.gethostname(), cpu_devices, fabric)
         return
     if agents is not None:
@@ -128,7 +128,7 @@ def _peers_of_agents(url: str) -> list[str]:
     if not living:
         raise NotFound(f"no agent with a device is alive at {url}", remedy="penstock agent --server …")
     if silent := [agent.id for agent in living if agent.probe_address is None]:
-        raise InvalidDocument(f"agents {', '.join(silent)} answer no probes", remedy="their probe_port is -1")
+        raise InvalidDocument(f"agents {', '.join(silent)} do not answer probes", remedy="their probe_port is -1")
     return [agent.probe_address for agent in living if agent.probe_address is not None]
 
 
@@ -182,7 +182,7 @@ def _of_processes(screen: Screen, cpu_devices: int, nodes: int, node_names: str)
 
     if cpu_devices < 2:
         raise typer.BadParameter(
-            "links of one machine are measured between two processes or more", param_hint="--cpu-devices"
+            "links of one machine are measured between at least two processes", param_hint="--cpu-devices"
         )
     link = measure_links(cpu_devices - cpu_devices % 2, progress=screen.progress)
     return measured_cluster(

@@ -62,7 +62,7 @@ def import_profile(
     if text.lstrip().startswith("{"):
         raise InvalidDocument(
             f"{file!r} is JSON, not a profile text of PipeDream or DAPPLE",
-            remedy="a profile that is a document needs no import: --profile takes it as it is",
+            remedy="a profile document needs no import: give it to --profile",
         )
     stem = "profile" if file == STANDARD else Path(file).stem
     size = micro_batch_size if micro_batch_size is not None else _size_in_name(stem)
@@ -211,7 +211,7 @@ def _size_in_name(name: str) -> int:
     found = re.search(r"(?:pbs|mbs|bs)[_=-]?(\d+)", name, re.IGNORECASE)
     if found is None:
         raise typer.BadParameter(
-            f"the name {name!r} does not tell for how many samples the times stand", param_hint="--micro-batch-size"
+            f"the name {name!r} does not say how many samples the times are for", param_hint="--micro-batch-size"
         )
     return int(found[1])
 

@@ -69,7 +69,7 @@ def layout_fields(
             raise typer.BadParameter("a layout needs its cuts", param_hint="--cuts")
         return None
     if micro_batches is not None and micro_batches < 1:
-        raise typer.BadParameter(f"{micro_batches} is no number of micro-batches", param_hint="--micro-batches")
+        raise typer.BadParameter(f"{micro_batches} is not a number of micro-batches", param_hint="--micro-batches")
     return {
         "cuts": tuple(_parts(cuts)),
         "replicas": tuple(_number(text) for text in _parts(replicas or "")),
@@ -85,7 +85,7 @@ def _parts(text: str) -> list[str]:
 
 def _number(text: str) -> int:
     if not text.isdecimal() or len(text) > 9:
-        raise typer.BadParameter(f"{text!r} is no number of devices", param_hint="--replicas")
+        raise typer.BadParameter(f"{text!r} is not a number of devices", param_hint="--replicas")
     return int(text)
 
 
@@ -101,11 +101,11 @@ def show_explanation(screen: Screen, found: wire.Explanation) -> None:
     screen.say()
     screen.say(f"{found.binds[:1].upper()}{found.binds[1:]}.")
     if found.helps:
-        screen.say(f"Of what was tried, this helps most: {found.helps}.")
+        screen.say(f"Of the changes that were tried, this helps most: {found.helps}.")
     _show_path(screen, found.path)
     _show_idle(screen, found.idle)
     if found.sensitivities:
-        screen.say("what each would give, one at a time")
+        screen.say("effect of single changes")
         screen.table(_sensitivities(found.sensitivities))
     if found.what_ifs:
         screen.say("what if")
@@ -149,7 +149,7 @@ def _show_idle(screen: Screen, idle: Sequence[wire.IdleOut]) -> None:
         table.add_row(shown_devices(each.devices), percent(each.busy_ns / max(1, each.whole_ns)), *shares)
     if len(idle) > MAX_IDLE:
         table.add_row(f"… {len(idle) - MAX_IDLE} more")
-    screen.say("where the devices' time goes; idle time by what they wait for")
+    screen.say("how the devices spend their time; idle time by cause")
     screen.table(table)
 
 

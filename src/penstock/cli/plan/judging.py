@@ -153,7 +153,7 @@ def explain(
     planner: Annotated[
         str | None,
         typer.Option(
-            help="Planner that plans anew for every change, such as dapple (default: auto, and only where the plan "
+            help="Planner that plans again for every change, such as dapple (default: auto, and only where the plan "
             "itself does not show the effect).",
             rich_help_panel=WHAT_IF,
         ),
@@ -234,7 +234,7 @@ def report(
 def _page_of(plan: str, server: str | None) -> str:
     """The file that a report is written to without ``-o``: the plan's name with .html, in the current directory."""
     if plan == STANDARD or server is not None:
-        raise typer.BadParameter("say where the report goes: -o report.html", param_hint="-o")
+        raise typer.BadParameter("name the report's file: -o report.html", param_hint="-o")
     return Path(plan).with_suffix(".html").name
 
 

@@ -12,7 +12,7 @@ import typer
 from penstock.cli.documents import STANDARD, print_json, read_document, refuse_unwritable, write_document
 from penstock.cli.durations import METAVAR, between
 from penstock.cli.groups import grouped
-from penstock.cli.kernels import tell_of_the_compiler
+from penstock.cli.kernels import announce_compilation
 from penstock.cli.options import (
     LONGEST,
     MODEL,
@@ -194,7 +194,7 @@ def place(
 def _placed(asked: PlacementRequest, server: str | None, screen: Screen) -> PlacementAnswer:
     from penstock.report.words import duration
 
-    def tell(progress: PlacementProgress) -> None:
+    def show(progress: PlacementProgress) -> None:
         done = f"{progress.job}: {progress.settled} of {progress.considered} classes of sets"
         time_ns, nodes = progress.time_per_global_batch_ns, progress.nodes
         best = "" if time_ns is None else f"; {duration(time_ns)} on {nodes} node{'s' if nodes != 1 else ''}"
@@ -203,12 +203,12 @@ def _placed(asked: PlacementRequest, server: str | None, screen: Screen) -> Plac
     if server is not None:
         screen.progress(f"{server} places {len(asked.jobs)} job{'s' if len(asked.jobs) > 1 else ''}")
         with connect(server) as client:
-            return client.placements.create(asked, on_progress=tell)
+            return client.placements.create(asked, on_progress=show)
     one_thread()
-    tell_of_the_compiler()
+    announce_compilation()
     from penstock.placing import answer
 
-    return answer(asked, tell)
+    return answer(asked, show)
 
 
 def _request(request: str | None, options: Mapping[str, Any]) -> PlacementRequest:
@@ -218,7 +218,7 @@ def _request(request: str | None, options: Mapping[str, Any]) -> PlacementReques
         more = [name for name, value in options.items() if name not in WITH_REQUEST and value not in (None, [], ())]
         if more:
             names = ", ".join("--" + name.replace("_", "-") for name in more)
-            raise typer.BadParameter(f"--request holds topology and jobs; leave {names} out")
+            raise typer.BadParameter(f"--request contains the topology and the jobs; leave out {names}")
         asked = read_document(PlacementRequest, request)
         if isinstance(asked.topology, str) and (options["nodes_from"] is not None):
             raise typer.BadParameter("--nodes-from needs the topology itself, not its hash")
@@ -265,7 +265,7 @@ def _range(text: str | None) -> dict[str, int]:
         return {}
     parts = re.fullmatch(r"(\d{1,9})(-(\d{1,9})?)?", text)
     if parts is None:
-        raise typer.BadParameter(f"{text!r} is no number of nodes; give 16, 4-16 or 4-", param_hint="--nodes")
+        raise typer.BadParameter(f"{text!r} is not a number of nodes; give 16, 4-16 or 4-", param_hint="--nodes")
     least = int(parts[1])
     if parts[2] is None:
         return {"min": least, "max": least}

@@ -11,7 +11,7 @@ import typer
 
 from penstock.cli.documents import STANDARD, print_json, refuse_unwritable, write_document
 from penstock.cli.groups import grouped
-from penstock.cli.kernels import tell_of_the_compiler
+from penstock.cli.kernels import announce_compilation
 from penstock.cli.options import (
     OUTPUT,
     AsJson,
@@ -102,7 +102,7 @@ def _solved_here(
 ) -> tuple[ResultOut, PlanFile | None]:
     """Interrupted, the best plan so far is written."""
     one_thread()
-    tell_of_the_compiler()
+    announce_compilation()
     from penstock.planning.solve import solve
     from penstock.schemas.plan import PlanFile
 
@@ -167,7 +167,7 @@ def _rows(
 ) -> Iterator[PlanComparison]:
     if server is None:
         one_thread()
-        tell_of_the_compiler()
+        announce_compilation()
         from penstock.planning.compare import compare
 
         yield from compare(asked, tuple(planners), tuple(schedules), workers)

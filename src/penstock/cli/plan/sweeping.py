@@ -10,7 +10,7 @@ import typer
 from penstock.cli import completion
 from penstock.cli.documents import print_json, read_document
 from penstock.cli.groups import grouped
-from penstock.cli.kernels import tell_of_the_compiler
+from penstock.cli.kernels import announce_compilation
 from penstock.cli.options import (
     MODEL,
     SEARCH,
@@ -135,19 +135,19 @@ def _sweep_of(
 
 def _rows_here(asked: SweepRequest, screen: Screen, where: str) -> Sequence[SweepRow]:
     one_thread()
-    tell_of_the_compiler()
+    announce_compilation()
     from penstock.planning.sweep import sweep as swept
     from penstock.scale_out import executor_of
 
     ended = 0
 
-    def tell(row: SweepRow) -> None:
+    def show(row: SweepRow) -> None:
         nonlocal ended
         ended += 1
         screen.progress(f"{ended} cases: {row.planner} on {row.topology}: {row.status or row.state}")
 
     with executor_of(where) as executor:
-        return swept(asked, executor=executor, on_row=tell)
+        return swept(asked, executor=executor, on_row=show)
 
 
 def _rows_there(server: str, asked: SweepRequest, screen: Screen) -> Sequence[SweepRow]:

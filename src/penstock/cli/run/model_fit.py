@@ -22,7 +22,7 @@ def refuse_no_reference(model: str) -> None:
     """Raise InvalidDocument for what cannot name a job, before anything is started or written."""
     module, colon, attribute = model.partition(":")
     if not (module and colon and attribute):
-        raise InvalidDocument(f"{model!r} names no job; write module:attribute, such as examples.gpt:job")
+        raise InvalidDocument(f"{model!r} does not name a job; write module:attribute, such as examples.gpt:job")
 
 
 def unlike(file: PlanFile, model: str, directory: str | None, *, elsewhere: bool = False) -> str | None:

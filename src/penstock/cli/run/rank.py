@@ -136,11 +136,11 @@ def rank(
     options = run_options(given(training, checkpoints, measured), from_the_root)
     refuse_combinations(options, check=check, restarts=0)
     if plan is not None and trace is None:
-        raise UnsupportedRequest("--plan goes into the trace, and there is none", remedy="add --trace FILE")
+        raise UnsupportedRequest("--plan is written into the trace, and there is no --trace", remedy="add --trace FILE")
     work, digest = _read(bundle)
     project = Path.cwd() if directory is None else Path(directory)
     if not project.is_dir():
-        raise UnsupportedRequest(f"--directory {directory!r} is no directory on this node")
+        raise UnsupportedRequest(f"--directory {directory!r} is not a directory on this node")
     files = Files(from_the_root(report), from_the_root(trace), from_the_root(plan))
     from penstock.executor.launched.environment import read_launch
     from penstock.importers.cluster.hostlist import expand
@@ -165,7 +165,7 @@ def rank(
         timeout_s=seconds(peer_timeout),
     )
     os.chdir(project)
-    process = Process(work, digest, launch, orders, tell=Log(work, steps), on_first=files.refuse_unwritable)
+    process = Process(work, digest, launch, orders, show=Log(work, steps), on_first=files.refuse_unwritable)
     outcome = process.run()
     files.write(work, outcome)
     _end(outcome.code)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from penstock.schemas.api.run_options import RunOptions
     from penstock.schemas.plan import PlanFile
     from penstock.schemas.trace import Trace
-    from penstock.solvers.lowering.transports import Wish
+    from penstock.solvers.lowering.transports import TransportChoice
 
 
 def register(app: typer.Typer) -> None:
@@ -167,7 +167,7 @@ def run(
         screen.say(line)
     if report.check_passed is False:
         raise RunFailed(
-            f"the run does not train what one process trains: gradients {report.gradient_check:.3g} apart, loss "
+            f"the run does not train like a single process: gradients {report.gradient_check:.3g} apart, loss "
             f"{report.loss_check:.3g}, where {report.gradient_tolerance:.3g} would be rounding"
         )
 
@@ -177,7 +177,7 @@ def refuse_combinations(options: RunOptions, *, check: bool, restarts: int, memo
     from penstock.schemas.errors import MissingExtra, UnsupportedRequest
 
     if restarts and options.checkpoint_directory is None:
-        raise UnsupportedRequest("--restarts goes on from checkpoints", remedy="add --checkpoint DIR")
+        raise UnsupportedRequest("--restarts continues from checkpoints", remedy="add --checkpoint DIR")
     if check and (options.resume or restarts):
         raise UnsupportedRequest(
             "--check compares the first step from the initial parameters, which a run that is resumed does not have",
@@ -185,7 +185,7 @@ def refuse_combinations(options: RunOptions, *, check: bool, restarts: int, memo
         )
     if check and memory:
         raise UnsupportedRequest(
-            "--measure-memory would count what --check trains, too", remedy="run them one after the other"
+            "--measure-memory would also count the memory of --check", remedy="run them one after the other"
         )
     if options.tensorboard_directory is not None and find_spec("tensorboard") is None:
         raise MissingExtra(
@@ -213,10 +213,10 @@ def _train(
     profile = file.request.profile
     assert isinstance(profile, ModelProfile)
 
-    wish = _wish(transport, devices)
+    choice = _transport_choice(transport, devices)
 
     def work(checkpoint: Checkpoint | None) -> Work:
-        found = work_after(file, checkpoint, steps, options, transport=wish)
+        found = work_after(file, checkpoint, steps, options, transport=choice)
         devices = ", ".join(program.device for program in found.programs[0])
         screen.say(f"starting {found.num_ranks} ranks on this machine: {devices}")
         return found
@@ -252,8 +252,8 @@ def other_devices(file: PlanFile, device: str) -> str | None:
         return None
     return (
         f"penstock: warning: the plan is for {len(used)} devices of kind {', '.join(kinds)}; here all ranks compute on "
-        "the CPU, in other times than predicted. --device cuda takes this machine's GPUs, `penstock export` makes jobs "
-        "for clusters"
+        "the CPU: times differ from the prediction. --device cuda takes this machine's GPUs, `penstock export` makes "
+        "jobs for clusters"
     )
 
 
@@ -271,7 +271,7 @@ def _devices(wanted: str) -> list[str]:
     return names or ["cuda:0"]
 
 
-def _wish(transport: str, devices: Sequence[str]) -> Wish:
+def _transport_choice(transport: str, devices: Sequence[str]) -> TransportChoice:
     """What the plan is lowered for, by ``--transport`` and by the devices of the ranks, which may not be the plan's."""
     match transport:
         case "auto":

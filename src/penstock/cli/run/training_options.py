@@ -1,4 +1,4 @@
-"""How ranks train, whoever starts them: options of both ``penstock run`` and ``penstock rank``."""
+"""How ranks train: options of both ``penstock run`` and ``penstock rank``."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Checkpoints:
     resume: Annotated[
         Resume | None,
         typer.Option(
-            help="Resume from the newest checkpoint; auto starts anew where there is none (default: start anew)."
+            help="Resume from the newest checkpoint; auto: from step 0 where there is none (default: from step 0)."
         ),
     ] = None
 

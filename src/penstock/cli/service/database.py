@@ -108,7 +108,7 @@ def restore(
         revision = backups.restore(opened, file, replace=replace)
     hint = "" if revision == HEAD else f", this Penstock works with {HEAD}: run `penstock db upgrade`"
     shown = {"database": opened.name, "file": str(file), "revision": revision}
-    _say(shown, f"{opened.name} holds what {file} held, at revision {revision}{hint}", as_json)
+    _say(shown, f"{opened.name} now holds the data of {file}, at revision {revision}{hint}", as_json)
 
 
 def prune(
@@ -131,7 +131,9 @@ def prune(
 
     age_s = seconds_of(older_than, "--older-than")
     if age_s is None:
-        raise typer.BadParameter("never would remove nothing; give 90d", param_hint="--older-than")
+        raise typer.BadParameter(
+            "with never, nothing would be removed; give a time such as 90d", param_hint="--older-than"
+        )
     with _opened(database) as opened:
         opened.create()
         gone = asdict(prune_now(opened, age_s / DAY_S))

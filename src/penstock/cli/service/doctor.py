@@ -120,7 +120,7 @@ def _kernels() -> Check:
 
     found, place = kept()
     if not found:
-        said = f"none compiled under {place}: the first plan waits for the compiler"
+        said = f"none compiled under {place}: the first plan takes longer"
         return Check("kernels", "note", said, kernels.REMEDY)
     return Check("kernels", "ok", f"{found} compiled under {place}")
 
@@ -131,7 +131,7 @@ def _disk(name: str, place: Path) -> Check:
         with tempfile.TemporaryFile(dir=place) as file:
             file.write(b"penstock")
     except OSError as error:
-        return Check(name, "FAILED", f"{place}: {error.strerror}", "make the directory, and make it writable")
+        return Check(name, "FAILED", f"{place}: {error.strerror}", "create the directory, and make it writable")
     verdict: Verdict = "FAILED" if free < TOO_LITTLE_BYTES else "note" if free < LITTLE_BYTES else "ok"
     return Check(name, verdict, f"{_size(free)} free in {place}", "make room")
 
@@ -146,7 +146,7 @@ def _of_service(path: Path | None, given: dict[str, str]) -> Iterator[Check]:
             "settings", "FAILED", str(error), "penstock serve --show-settings; docs/settings.md has all of them"
         )
         return
-    yield Check("settings", "ok", f"{len(origins)} given, the others as they are by default")
+    yield Check("settings", "ok", f"{len(origins)} given, defaults for the others")
     yield from _of_database(settings)
     yield _port(settings)
 
@@ -164,7 +164,7 @@ def _of_database(settings: Settings) -> Iterator[Check]:
     if is_file:
         yield _disk("database's disk", Path(url.database or ".").absolute().parent)
         if not Path(url.database or "").exists():
-            yield Check("database", "ok", f"{url.database} is not there yet: `penstock serve` makes it")
+            yield Check("database", "ok", f"{url.database} does not exist yet: `penstock serve` creates it")
             return
     try:
         database = Database(settings.database_url())
@@ -179,7 +179,7 @@ def _of_database(settings: Settings) -> Iterator[Check]:
     verdict: Verdict = "ok" if found in (HEAD, None) else "FAILED"
     remedy = "take a backup, then `penstock db upgrade`"
     yield Check("database", verdict, f"{database.name}: revision {found or 'none yet'} of {HEAD}", remedy)
-    remedy = "`penstock serve` has one of its own unless its slots are 0; `penstock worker` is one"
+    remedy = "`penstock serve` runs a worker unless its slots are 0; `penstock worker` starts another"
     if words is not None:
         yield Check("keys", "note", words, UNHEEDED_REMEDY)
     yield Check("workers", "ok" if living else "note", f"{living} alive on this database", remedy)
@@ -193,7 +193,7 @@ def _port(settings: Settings) -> Check:
         try:
             probe.bind((settings.host, settings.port))
         except OSError as error:
-            return Check("port", "note", f"{where}: {error.strerror}", "another service may have it: --port")
+            return Check("port", "note", f"{where}: {error.strerror}", "another service may use it: --port")
     return Check("port", "ok", f"{where} is free")
 
 
@@ -218,7 +218,7 @@ def _version(server: str, answer: httpx.Response) -> Check:
 
     found = answer.json()
     if found.get("name") != "penstock":
-        return Check("service", "FAILED", f"{server} is no Penstock", "name another --server")
+        return Check("service", "FAILED", f"{server} is not a Penstock service", "name another --server")
     theirs, ours = found["version"], version("penstock")
     verdict: Verdict = "ok" if theirs == ours else "note"
     return Check("service", verdict, f"Penstock {theirs} at {server}, {ours} here", "install the same version")
@@ -228,7 +228,7 @@ def _clock(answer: httpx.Response, now: float) -> Check:
     theirs = parsedate_to_datetime(answer.headers["date"]).timestamp()
     apart = theirs + 0.5 - now  # the header has whole seconds
     verdict: Verdict = "ok" if abs(apart) < CLOCK_S else "note"
-    return Check("clock", verdict, f"the service's is {apart:+.1f} s from this one's", "use NTP on both")
+    return Check("clock", verdict, f"the service's clock is {apart:+.1f} s from this one's", "use NTP on both")
 
 
 def _ready(answer: httpx.Response) -> Check:

@@ -83,7 +83,7 @@ def show(job: Id, as_json: AsJson = False, server: TheServer = LOCAL) -> None:
     Example: penstock jobs show JOB --server http://planner:8642
     """
     with connect(server) as client:
-        _tell(client, client.jobs.get(job), as_json)
+        _print_job(client, client.jobs.get(job), as_json)
 
 
 def watch(job: Id, as_json: AsJson = False, server: TheServer = LOCAL) -> None:
@@ -92,7 +92,7 @@ def watch(job: Id, as_json: AsJson = False, server: TheServer = LOCAL) -> None:
     Example: penstock jobs watch JOB --server http://planner:8642
     """
     with connect(server) as client:
-        _tell(client, watched(client, client.jobs.get(job), _screen(as_json)), as_json)
+        _print_job(client, watched(client, client.jobs.get(job), _screen(as_json)), as_json)
 
 
 def cancel(job: Id, as_json: AsJson = False, server: TheServer = LOCAL) -> None:
@@ -101,7 +101,7 @@ def cancel(job: Id, as_json: AsJson = False, server: TheServer = LOCAL) -> None:
     Example: penstock jobs cancel JOB --server http://planner:8642
     """
     with connect(server) as client:
-        _tell(client, client.jobs.cancel(job), as_json)
+        _print_job(client, client.jobs.cancel(job), as_json)
 
 
 def finish(job: Id, as_json: AsJson = False, server: TheServer = LOCAL) -> None:
@@ -110,7 +110,7 @@ def finish(job: Id, as_json: AsJson = False, server: TheServer = LOCAL) -> None:
     Example: penstock jobs finish JOB --server http://planner:8642
     """
     with connect(server) as client:
-        _tell(client, client.jobs.finish(job), as_json)
+        _print_job(client, client.jobs.finish(job), as_json)
 
 
 def retry(job: Id, as_json: AsJson = False, server: TheServer = LOCAL) -> None:
@@ -119,7 +119,7 @@ def retry(job: Id, as_json: AsJson = False, server: TheServer = LOCAL) -> None:
     Example: penstock jobs retry JOB --server http://planner:8642
     """
     with connect(server) as client:
-        _tell(client, client.jobs.retry(job), as_json)
+        _print_job(client, client.jobs.retry(job), as_json)
 
 
 def delete(job: Id, server: TheServer = LOCAL) -> None:
@@ -137,7 +137,7 @@ def _screen(as_json: bool) -> Screen:
     return Screen.of(quiet=as_json)
 
 
-def _tell(client: Client, job: JobOut, as_json: bool) -> None:
+def _print_job(client: Client, job: JobOut, as_json: bool) -> None:
     if as_json:
         print_json(job)
         return

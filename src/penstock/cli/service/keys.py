@@ -112,7 +112,7 @@ def rotate(
     """
     overlap_s = seconds_of(overlap, "--overlap")
     if overlap_s is None:
-        raise typer.BadParameter("an overlap has an end; give 0s, 1h or 2d", param_hint="--overlap")
+        raise typer.BadParameter("an overlap has to end; give 0s, 1h or 2d", param_hint="--overlap")
     with _opened(database) as keys:
         key, text = keys.rotate(id, overlap_s)
     _print_new(key, text, as_json)
@@ -163,7 +163,7 @@ def _print_new(key: Key, text: str, as_json: bool) -> None:
     until = "for ever" if key.expires_ms is None else f"until {_time(key.expires_ms)}"
     print(text)
     typer.echo(
-        f"This key of tenant {key.tenant} opens {', '.join(key.scopes)} {until}. Keep it now: only its hash is stored.",
+        f"This key of tenant {key.tenant} opens {', '.join(key.scopes)} {until}. Save it now: only its hash is stored.",
         err=True,
     )
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 WAIT_S = 20
 PATIENCE_S = 5.0
-"""How long a command tries again while the service is busy or away: somebody waits at a terminal."""
+"""How long a command tries again while the service is busy or away: a user waits at a terminal."""
 ENDED = ("succeeded", "failed", "cancelled")
 
 VARIABLE = "PENSTOCK_SERVER"
@@ -88,7 +88,7 @@ def refuse_file(source: str) -> None:
     """Raise typer.BadParameter for a plan that is given as a document: with a service it is one that it keeps."""
     if is_file(source):
         raise typer.BadParameter(
-            f"with --server PLAN is the hash or the job of a plan that the service keeps, not a file ({source!r})"
+            f"with --server PLAN is the hash or the job of a plan in the service, not a file ({source!r})"
         )
 
 
@@ -97,13 +97,13 @@ def refuse_here(**options: object) -> None:
     for name, value in options.items():
         if value:
             raise typer.BadParameter(
-                f"works on this machine only; leave it out, or ask no service (--server '', or no {VARIABLE})",
+                f"works only on this machine; leave it out, or use no service (--server '', or unset {VARIABLE})",
                 param_hint=_flag(name),
             )
 
 
 def solved_there(client: Client, request: PlanRequest, screen: Screen) -> JobOut:
-    """Ask for a plan, and tell how it goes on. Raises the error that the job met."""
+    """Request a plan, and show its progress. Raises the error of the job."""
     return watched(client, client.plans.create(request, wait=False), screen)
 
 
@@ -119,7 +119,7 @@ def watched(client: Client, job: JobOut, screen: Screen) -> JobOut:
             job = client.jobs.get(job.id, wait_s=WAIT_S)
     except KeyboardInterrupt:
         screen.done()
-        print(f"penstock: job {job.id} goes on; `penstock jobs watch` or `cancel` it", file=sys.stderr)
+        print(f"penstock: job {job.id} continues; `penstock jobs watch` or `cancel` it", file=sys.stderr)
         raise
     finally:
         screen.done()

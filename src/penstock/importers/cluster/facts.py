@@ -25,7 +25,7 @@ class Place:
 
 
 class StatedDevice(NamedTuple):
-    """What only a topology document says of a device; ``name``: behind the node's in its id."""
+    """What only a topology document says of a device; ``name``: after the node's in its id."""
 
     name: str
     context_bytes: int

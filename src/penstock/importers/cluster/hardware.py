@@ -68,7 +68,7 @@ class Hardware:
     nic_latency_ns: Figure
 
     def node_nic_bytes_per_s(self, devices: int) -> int | None:
-        """All network cards of a node with so many devices, one direction; None where the table has none."""
+        """Bandwidth of a node's network cards, by its devices, in one direction; None where the table has none."""
         if self.nic_bytes_per_s is None:
             return None
         return self.nic_bytes_per_s.value * (devices if self.nic_per_device else 1)
@@ -81,9 +81,9 @@ class Recognised:
     hardware: Hardware
     memory: Figure | None
     is_bare: bool
-    """The name told the chip alone; the form is the usual one."""
+    """The name says which chip alone; the form is the usual one."""
     is_sized: bool = False
-    """The name told the memory."""
+    """The name says how large the memory is."""
 
 
 @cache
@@ -114,16 +114,16 @@ def recognise(product: str) -> Recognised | None:
     if len(kinds) != 1:
         return None
     forms = table()[kinds[0]]
-    told = [form for form in forms if not form.words.isdisjoint(words)]
-    if len(told) > 1:
+    named = [form for form in forms if not form.words.isdisjoint(words)]
+    if len(named) > 1:
         return None
-    hardware = told[0] if told else forms[0]
+    hardware = named[0] if named else forms[0]
     rest = set(words) - hardware.words - _TELLS_NOTHING - {hardware.kind.lower()}
     sizes = [size for word in rest if (size := _size(word, hardware)) is not None]
     if len(sizes) != len(rest) or len(sizes) > 1:
         return None
     memory = sizes[0] if sizes else hardware.memory[0] if len(hardware.memory) == 1 else None
-    return Recognised(hardware, memory, is_bare=not told and len(forms) > 1, is_sized=bool(sizes))
+    return Recognised(hardware, memory, is_bare=not named and len(forms) > 1, is_sized=bool(sizes))
 
 
 def _words(product: str) -> list[str]:

@@ -4,7 +4,7 @@ A member is a name with any number of bracket groups, ``r[1-2]n[01-16]-ib``; a g
 The lower bound of a range gives the width to which its numbers are padded with zeros: ``[08-10]`` is 08, 09, 10, and
 ``[8-10]`` is 8, 9, 10. Members are separated by commas, blanks and line ends; groups further right count up faster.
 
-.. [1] Slurm, slurm.conf(5), NodeName: what may stand in brackets, and that padding is kept.
+.. [1] Slurm, slurm.conf(5), NodeName: what may be in brackets, and that padding is kept.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Report = Callable[[int, str], None]
 
 
 def expand(text: str) -> list[str]:
-    """The names that a hostlist stands for, in its order; a name that is there twice comes twice. Empty text: none.
+    """Return the names of a hostlist, in its order; a name that is there twice comes twice. Empty text: none.
 
     Raises InvalidDocument with every fault by column: brackets that do not close, no numbers in them, ranges that
     count down, names longer than 255 characters, more than 1,000,000 names.
@@ -71,7 +71,7 @@ def fold(names: Iterable[str]) -> str:
     """The short hostlist of these names, each once, in natural order (a2 before a10); ``expand`` gives them back.
 
     Numbers are folded where what stands around them is equal, further right first: r1n1, r1n2, r2n1, r2n2 become
-    ``r[1-2]n[1-2]``. Widths are kept: 09 and 10 become ``[09-10]``. A name that does not end with a number stands for
+    ``r[1-2]n[1-2]``. Widths are kept: 09 and 10 become ``[09-10]``. A name that does not end with a number is
     itself, because Slurm refuses what follows the last bracket.
 
     Raises InvalidDocument for a name that no hostlist can say: empty, or with a blank, comma or bracket.
@@ -80,7 +80,7 @@ def fold(names: Iterable[str]) -> str:
     for name in dict.fromkeys(names):
         if not name or not _MEMBER.fullmatch(name) or "[" in name:
             raise InvalidDocument(
-                f"the name {name!r} cannot stand in a hostlist", remedy="name hosts without blanks, commas and brackets"
+                f"the name {name!r} cannot be in a hostlist", remedy="name hosts without blanks, commas and brackets"
             )
         pieces = _DIGITS.split(name)
         if pieces[-1]:
@@ -152,7 +152,7 @@ def _ranges(text: str, start: int, report: Report) -> list[tuple[int, int, int]]
     for entry in entries:
         read = _RANGE.fullmatch(entry)
         if read is None:
-            report(at, f"{_shortened(entry.strip())!r} is no number and no range of numbers such as 01-16")
+            report(at, f"{_shortened(entry.strip())!r} is not a number or a range of numbers such as 01-16")
         elif read[2] and int(read[2]) < int(read[1]):
             report(at, f"the range {entry.strip()} counts down")
         else:
@@ -196,7 +196,7 @@ def _shortened(text: str, most: int = 60) -> str:
 
 
 def _unlike_a_name(member: str) -> str:
-    return f"{_shortened(member)!r} is no host name: at most {LONGEST_NAME} characters, all of them printable"
+    return f"{_shortened(member)!r} is not a host name: at most {LONGEST_NAME} characters, all of them printable"
 
 
 def _too_many(member: str) -> str:

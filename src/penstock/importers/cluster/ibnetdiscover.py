@@ -126,7 +126,7 @@ def _read_blocks(text: str, faults: Faults) -> dict[str, _Block]:
             else:
                 block.ports[int(port[1])] = (_guid(port[2]), int(port[3])), _rate(port[4] or ""), number
         else:
-            faults.add(number, f"{line[:60]!r} is no line of ibnetdiscover")
+            faults.add(number, f"{line[:60]!r} is not a line of ibnetdiscover")
     if not blocks and not faults.found:
         faults.add(None, "it has no Switch and no Ca", code="missing")
     return blocks
@@ -151,7 +151,7 @@ def _cables(blocks: dict[str, _Block], faults: Faults) -> list[tuple[End, End, i
             near = guid, port
             other = blocks.get(far[0])
             if other is None:
-                faults.add(line, f"{far[0]} is no block of this text: is it cut off?", code="unknown")
+                faults.add(line, f"{far[0]} is not a block of this text: is it cut off?", code="unknown")
                 continue
             back = other.ports.get(far[1])
             if back is not None and back[0] != near:
@@ -207,14 +207,14 @@ def _plain(description: str) -> str:
 
 def _tiers(adapters: dict[str, _Adapter], links: tuple[LinkFacts, ...]) -> dict[str, int]:
     """How many cables each switch is away from the next host, less one."""
-    beside: dict[str, list[str]] = {}
+    neighbours: dict[str, list[str]] = {}
     for link in links:
-        beside.setdefault(link.a, []).append(link.b)
-        beside.setdefault(link.b, []).append(link.a)
+        neighbours.setdefault(link.a, []).append(link.b)
+        neighbours.setdefault(link.b, []).append(link.a)
     tiers = {adapter.host: -1 for adapter in adapters.values()}
     reached = list(tiers)
     for name in reached:
-        for other in beside.get(name, ()):
+        for other in neighbours.get(name, ()):
             if other not in tiers:
                 tiers[other] = tiers[name] + 1
                 reached.append(other)

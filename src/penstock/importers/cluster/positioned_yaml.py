@@ -108,7 +108,7 @@ class _Events:
             key = self._item(event, level + 1)
             value = self._item(next(self._events), level + 1)
             if not isinstance(key, Word):
-                self._faults.add(key.at[0], "a key is no word", column=key.at[1])
+                self._faults.add(key.at[0], "a key is not a word", column=key.at[1])
             elif key.text in items:
                 detail = f"{key.text} is given twice, first on line {keys[key.text][0]}"
                 self._faults.add(key.at[0], detail, column=key.at[1], code="double")

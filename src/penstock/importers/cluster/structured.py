@@ -60,7 +60,7 @@ def _read_json(text: str, faults: Faults) -> Any:
 
 
 def _no_number(word: str) -> float:
-    raise ValueError(f"{word} is no number of JSON")
+    raise ValueError(f"{word} is not a JSON number")
 
 
 def _read_yaml(text: str, faults: Faults) -> list[Any]:
@@ -102,7 +102,7 @@ def _check_shape(text: str, faults: Faults) -> None:
             faults.stop()
 
 
-def tell_invalid(error: ValidationError, pointer: str, faults: Faults) -> None:
+def report_invalid(error: ValidationError, pointer: str, faults: Faults) -> None:
     """One fault for each field that is not of its form; ``pointer``: of the value that was read."""
     for found in error.errors(include_url=False):
         place = [str(part) for part in found["loc"]]
@@ -116,7 +116,7 @@ def tell_invalid(error: ValidationError, pointer: str, faults: Faults) -> None:
 
 
 def shortened(value: Any) -> str:
-    """A value as it is told in a message."""
+    """A value as it is shown in a message."""
     try:
         text = repr(value)
     except ValueError:
@@ -125,5 +125,5 @@ def shortened(value: Any) -> str:
 
 
 def several(names: Sequence[str]) -> str:
-    """Names as they are told in a message: the first three, and how many more."""
+    """Names as they are shown in a message: the first three, and how many more."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

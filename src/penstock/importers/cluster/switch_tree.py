@@ -49,7 +49,7 @@ def switch_facts(
     faults.stop(remedy)
     tiers = tiers_of(switches, faults)
     faults.stop(remedy)
-    kept, twins = _without_twins(sorted(switches, key=lambda switch: tiers[switch.name]))
+    kept, duplicates = _without_duplicates(sorted(switches, key=lambda switch: tiers[switch.name]))
     _check_parents(kept, faults)
     faults.stop()
     facts = [
@@ -65,7 +65,7 @@ def switch_facts(
     ]
     said = [
         f"{source}: {fold_shortly([first, *others])} are above the same switches and read as one, {first}"
-        for first, others in twins.items()
+        for first, others in duplicates.items()
     ]
     return tuple(facts), tuple(said)
 
@@ -113,7 +113,7 @@ def _check_names(switches: Sequence[Switch], faults: Faults) -> None:
         line, column = switch.below_at
         unknown = [name for name in switch.switches if name not in first]
         if unknown:
-            detail = f"{switch.name!r} is above {fold_shortly(unknown)}, which is no switch of this text"
+            detail = f"{switch.name!r} is above {fold_shortly(unknown)}, which is not a switch of this text"
             faults.add(line, detail, column=column, code="unknown")
         if len(set(switch.switches)) < len(switch.switches):
             detail = f"{switch.name!r} is above {_doubles(switch.switches)} twice"
@@ -188,12 +188,12 @@ def _cycles(left: set[str], by_name: dict[str, Switch]) -> Iterable[list[str]]:
         done.update(path)
 
 
-def _without_twins(by_tier: Sequence[Switch]) -> tuple[list[Switch], dict[str, list[str]]]:
+def _without_duplicates(by_tier: Sequence[Switch]) -> tuple[list[Switch], dict[str, list[str]]]:
     """The switches but those above the same switches as an earlier one, which is then above and below for both."""
     kept: list[Switch] = []
     instead: dict[str, str] = {}
     first: dict[frozenset[str], str] = {}
-    twins: dict[str, list[str]] = {}
+    duplicates: dict[str, list[str]] = {}
     for switch in by_tier:
         below = tuple(dict.fromkeys(instead.get(name, name) for name in switch.switches))
         name = first.setdefault(frozenset(below), switch.name) if below else switch.name
@@ -201,8 +201,8 @@ def _without_twins(by_tier: Sequence[Switch]) -> tuple[list[Switch], dict[str, l
             kept.append(replace(switch, switches=below))
         else:
             instead[switch.name] = name
-            twins.setdefault(name, []).append(switch.name)
-    return kept, twins
+            duplicates.setdefault(name, []).append(switch.name)
+    return kept, duplicates
 
 
 def _check_parents(switches: Sequence[Switch], faults: Faults) -> None:

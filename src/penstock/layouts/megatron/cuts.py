@@ -61,7 +61,9 @@ def _refuse_both(flags: Flags) -> None:
     for name in (FIRST, LAST, PER_STAGE, STAGES, WITH_EMBEDDING, WITH_LOSS):
         if flags.on(name):
             raise flags.wrong(
-                name, f"--{name} beside --{LAYOUT}: Megatron takes one of them", "leave out the one that does not count"
+                name,
+                f"--{name} together with --{LAYOUT}: Megatron takes one of them",
+                "leave out the one that does not count",
             )
 
 
@@ -85,14 +87,14 @@ def _counts(flags: Flags, layers: int, ranks: int) -> list[int]:
 
 
 def _uneven_ends(flags: Flags, layers: int, ranks: int, first: int | None, last: int | None) -> list[int]:
-    """Both ends as told, the ranks between them evenly; each rank's layers are shared evenly by its virtual stages."""
+    """Both ends as stated, the ranks between them evenly; a rank's layers are shared evenly by its virtual stages."""
     name = FIRST if first is not None else LAST
     ends = [end for end in (first, last) if end is not None]
     between = ranks - len(ends)
     each, left = divmod(layers - sum(ends), between) if between > 0 else (0, layers - sum(ends))
     if between < 0 or left or (between > 0 and each < 1):
-        told = " and ".join(map(str, ends))
-        raise _uneven(flags, name, f"{layers} layers, {told} of them on one rank each, do not share evenly")
+        stated = " and ".join(map(str, ends))
+        raise _uneven(flags, name, f"{layers} layers, {stated} of them on one rank each, do not share evenly")
     held = [*([] if first is None else [first]), *[each] * between, *([] if last is None else [last])]
     chunks = _chunks(flags, layers, ranks)
     if odd := [count for count in held if count % chunks]:

@@ -2,7 +2,7 @@
 
 Flags stand as ``--name value`` or ``--name=value``; in configurations (NeMo, Megatron-Bridge, Megatron's YAML, Python)
 as ``name: value`` or ``name=value``. Of several the last one counts, as in Megatron. Flags that change neither the
-pipeline nor what it takes are passed over; those that do and are not understood stand in ``megatron_others``.
+pipeline nor what it takes are passed over; those that do and are not understood are in ``megatron_others``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DEGREES = (
     "expert-model-parallel-size",
     "expert-tensor-parallel-size",
 )
-"""Ways of being parallel beside pipeline and replicas."""
+"""Kinds of parallelism other than pipeline and data parallelism."""
 SIZES = ("hidden-size", "num-attention-heads", "seq-length", "num-experts", "vocab-size")
 """What a profile was measured with."""
 GRADIENTS = ("bf16", "fp16", "grad-reduce-in-bf16", "accumulate-allreduce-grads-in-fp32", "grad-reduce-in-fp32")
@@ -105,7 +105,7 @@ _MOST_COMPARED = 1000
 class Flags:
     """The flags of a text that a pipeline depends on. Methods that return a value raise InvalidDocument for wrong ones.
 
-    ``found``: all of each name, in their order, as they stand there.
+    ``found``: all of each name, in their order, as in the text.
     """
 
     def __init__(self, text: str, source: str) -> None:
@@ -205,10 +205,10 @@ class Flags:
             return True
 
     def remarks(self) -> list[str]:
-        """Flags that stand there more than once and differ."""
+        """Flags that are given more than once and differ."""
         said = []
         for name, words in self.found.items():
             if len({word.text for word in words}) > 1:
                 line, _column = place(self.text, words[-1].at)
-                said.append(f"--{name} stands there {len(words)} times; the last one counts, line {line}")
+                said.append(f"--{name} is given {len(words)} times; the last one counts, line {line}")
         return said

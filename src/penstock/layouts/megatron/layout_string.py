@@ -24,7 +24,7 @@ MOST = 100_000
 
 
 class Letter(NamedTuple):
-    """One letter after repetitions are written out, and where it stands in the text."""
+    """One letter after repetitions are written out, and its place in the text."""
 
     letter: str
     at: int
@@ -53,7 +53,7 @@ def _repeated(letter: str, count: int) -> str:
 
 
 def read_layout(text: str, roles: Roles, whole: str | None = None, offset: int = 0) -> tuple[tuple[int, int], ...]:
-    """First and last layer of each stage. ``text`` stands in ``whole`` from ``offset`` on.
+    """First and last layer of each stage. ``text`` is in ``whole`` from ``offset`` on.
 
     Raises InvalidDocument with line and column for what is no layout, and for one of another model.
     """
@@ -69,7 +69,7 @@ def read_layout(text: str, roles: Roles, whole: str | None = None, offset: int =
     several = f", {roles.mtp} times m" if roles.mtp else ""
     found.stop(
         f"E, {roles.number} times t{several}, and L: the profile's layers 0–{roles.first - 1}, "
-        f"{roles.first}–{roles.last} and those behind"
+        f"{roles.first}–{roles.last} and those after"
     )
     return stages
 
@@ -116,7 +116,7 @@ def _item(text: str, at: int, fault: _Fault) -> tuple[list[Letter], int]:
 
 
 def _count(text: str, at: int, fault: _Fault) -> tuple[int, int]:
-    """``*n`` behind an item, 1 where there is none, and where it ends."""
+    """Return ``*n`` after an item, 1 where there is none, and where it ends."""
     if text[at : at + 1] != "*":
         return 1, at
     end = at + 1
@@ -150,17 +150,17 @@ def _stages(letters: list[Letter], end: int, roles: Roles, fault: _Fault) -> tup
 def _check_ends(plain: list[Letter], end: int, fault: _Fault) -> None:
     for each in plain[1:]:
         if each.letter == "E":
-            fault(each.at, "E, the embedding, is the first letter and stands there once")
+            fault(each.at, "E, the embedding, is the first letter and occurs once")
     for each in plain[:-1]:
         if each.letter == "L":
-            fault(each.at, "L, head and loss, is the last letter and stands there once")
+            fault(each.at, "L, head and loss, is the last letter and occurs once")
     if not plain or plain[0].letter != "E":
         fault(plain[0].at if plain else 0, "the first letter is E, the embedding")
     if not plain or plain[-1].letter != "L":
         fault(plain[-1].at if plain else end, "the last letter is L, head and loss")
     early = next((i for i, each in enumerate(plain) if each.letter == "m"), len(plain))
     if behind := [each for each in plain[early:] if each.letter == "t"]:
-        fault(behind[0].at, "t stands behind m; multi-token prediction comes behind all transformer layers")
+        fault(behind[0].at, "t comes after m; multi-token prediction comes after all transformer layers")
 
 
 def _check_numbers(plain: list[Letter], end: int, roles: Roles, fault: _Fault) -> None:

@@ -114,7 +114,7 @@ def _alone(text: str, given: Reading) -> Drawn:
         )
     stages = read_layout(layout, given.roles, text, text.index(layout))
     ranks = given.ranks or len(stages)
-    said = (f"as many pipeline ranks as stages, {ranks}",) if given.ranks is None else ()
+    said = (f"one pipeline rank per stage, {ranks}",) if given.ranks is None else ()
     drawn = Drawn(stages, ranks, "", rows=given.rows, assumptions=said)
     return _dealt(drawn, "another number of pipeline ranks (--pipeline-parallel-size)")
 
@@ -130,7 +130,7 @@ def _dealt(drawn: Drawn, otherwise: str) -> Drawn:
 
 
 def _recompute(flags: Flags) -> Recomputing:
-    """As the flags say; selective recomputation is not told apart."""
+    """As the flags say; selective recomputation is not distinguished."""
     granularity, method = flags.value("recompute-granularity"), flags.value("recompute-method")
     if granularity is None or granularity.text != "full":
         return NONE
@@ -153,7 +153,7 @@ def _processes(flags: Flags) -> int | None:
 
 
 def _degrees(flags: Flags, given: Reading) -> tuple[str, ...]:
-    """What to say of parallelism within layers. Raises UnsupportedRequest where it is not what devices stand for."""
+    """What to say of parallelism within layers. Raises UnsupportedRequest where it is not what devices represent."""
     tensor, context, *experts = ((name, flags.number(name) or 1) for name in DEGREES)
     spread = {f"--{name}": degree for name, degree in experts if name != DEGREES[-1] or degree != tensor[1]}
     groups = {f"--{name}": degree for name, degree in (tensor, context)}
@@ -177,8 +177,8 @@ def _compared(flags: Flags, given: Reading) -> tuple[str, ...]:
 def _gradient(flags: Flags) -> Literal["parameter", "fp32"] | None:
     """Width of gradients of 16-bit parameters by Megatron's rules; None where no flag says anything of widths.
 
-    fp32 under ``--bf16`` unless told otherwise, 16 bits under ``--fp16`` (``training/arguments.py``, validate_args); in
-    configurations ``grad_reduce_in_fp32``.
+    fp32 under ``--bf16`` unless stated otherwise, 16 bits under ``--fp16`` (``training/arguments.py``, validate_args);
+    in configurations ``grad_reduce_in_fp32``.
     """
     if not flags.found.keys() & {*GRADIENTS, MAIN_GRADIENTS}:
         return None
@@ -201,8 +201,8 @@ def _assumptions(flags: Flags, given: Reading) -> list[str]:
     if flags.on("use-distributed-optimizer"):
         said.append("--use-distributed-optimizer: optimizer states are shared out over the replicas")
     profiled = given.profile.parameter_dtype
-    if (told := next((width for width in ("bf16", "fp16") if flags.on(width)), profiled)) != profiled:
-        said.append(f"--{told}, and the profile was measured with parameters in {profiled}: judged are the profile's")
+    if (stated := next((width for width in ("bf16", "fp16") if flags.on(width)), profiled)) != profiled:
+        said.append(f"--{stated}, and the profile was measured with parameters in {profiled}: judged are the profile's")
     if changing := [name for name in CHANGING if flags.mentioned(name)]:
         said.append(changing_sentence(changing))
     return said

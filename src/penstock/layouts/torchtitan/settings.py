@@ -34,7 +34,7 @@ OLD_NAMES = {
 class Settings:
     """The tables. Methods that return a value note a fault for what is none, with its line where that can be seen.
 
-    ``remarks``: values that stand there more than once and differ.
+    ``remarks``: values that are given more than once and differ.
     """
 
     def __init__(self, text: str, source: str) -> None:
@@ -58,7 +58,7 @@ class Settings:
         return not any(self._tables.values())
 
     def get(self, table: str, name: str) -> Any:
-        """What stands there; None where nothing does."""
+        """Return the value; None where there is none."""
         return self._tables.get(table, {}).get(name)
 
     def line(self, name: str) -> int | None:
@@ -131,7 +131,7 @@ def _of_python(text: str, remarks: list[str]) -> dict[str, Any]:
         data.setdefault(table, {})[name] = values[-1][0]
         if any(value != values[-1][0] for value, _line in values):
             times, line = len(values), values[-1][1]
-            remarks.append(f"{table}.{name} stands there {times} times; the last one counts, line {line}")
+            remarks.append(f"{table}.{name} is given {times} times; the last one counts, line {line}")
     return data
 
 

@@ -41,7 +41,7 @@ EMBEDDING, NORM = "tok_embeddings", "norm"
 HEADS = {"0.3": "lm_head", "0.2": "output"}
 """What the head is called in the releases that layouts are written for, the newest first.
 
-A release drops the module of a name that it does not know without a word, and trains on without a head.
+A release silently drops the module of an unknown name, and trains without a head.
 """
 OUTPUTS = (NORM, *HEADS.values())
 WHOLE_AT_ONE_RANK = (
@@ -52,17 +52,17 @@ WHOLE_AT_ONE_RANK = (
 FIRST_LESS, LAST_LESS = (f"pipeline_parallel_{end}_stage_less_layers" for end in ("first", "last"))
 
 
-def release_of(told: str | None) -> str:
-    """The release that a layout is written for: as told, with or without a patch number, else the newest known.
+def release_of(stated: str | None) -> str:
+    """The release that a layout is written for: as stated, with or without a patch number, else the newest known.
 
     Raises UnsupportedRequest for one that layouts are not written for.
     """
     newest, *_older = HEADS
-    found = newest if told is None else ".".join(told.split(".")[:2])
+    found = newest if stated is None else ".".join(stated.split(".")[:2])
     if found not in HEADS:
         raise UnsupportedRequest(
-            f"layouts for torchtitan are written for releases {' and '.join(HEADS)}, not {told}",
-            faults=(Fault("/release", f"{told} is none of {', '.join(HEADS)}"),),
+            f"layouts for torchtitan are written for releases {' and '.join(HEADS)}, not {stated}",
+            faults=(Fault("/release", f"{stated} is none of {', '.join(HEADS)}"),),
             remedy=f"--set release={newest}, or one of the others",
         )
     return found
@@ -76,7 +76,7 @@ def write(plan: Expressed, release: str | None = None) -> str:
     said = plan.remarks()
     if fsdp and not plan.shard_states:
         said.append(
-            "torchtitan 0.2 has no whole replicas beside a pipeline: written as FSDP, which also shares out the "
+            "torchtitan 0.2 has no whole replicas of a pipeline: written as FSDP, which also shares out the "
             "optimizer states that the plan counts whole"
         )
     if fsdp and plan.ranks == 1 and plan.replicas > 1:
@@ -122,8 +122,8 @@ def read(text: str, given: Reading) -> Drawn:
     rows = said.number("parallelism", "pipeline_parallel_microbatch_size") or given.rows or 1
     if ranks == 1:  # without a pipeline nothing cuts the local batch
         rows = local or given.rows or 1
-    told = said.get("activation_checkpoint", "mode")
-    mode = told or "selective"  # torchtitan's own
+    stated = said.get("activation_checkpoint", "mode")
+    mode = stated or "selective"  # torchtitan's own
     if mode not in ("none", "full", "selective"):
         said.fault("mode", f"activation_checkpoint.mode {mode!r} is none of none, full, selective")
     if local is not None and local % rows:
@@ -135,7 +135,7 @@ def read(text: str, given: Reading) -> Drawn:
     said.faults.stop()
     assumptions = [*degrees.assumptions, *unknown, *said.remarks]
     if mode == "selective":
-        own = "" if told else "no activation_checkpoint in the text, torchtitan's own is selective: "
+        own = "" if stated else "no activation_checkpoint in the text, torchtitan's own is selective: "
         assumptions.append(f"{own}selective checkpoints are inside the profile's stashes, or they are not counted")
     return Drawn(
         stages,
@@ -181,7 +181,7 @@ class _Degrees(NamedTuple):
 def _degrees(said: Settings, ranks: int, given: Reading) -> _Degrees:
     """Left out, the degree of sharding is -1: over all replicas that ``data_parallel_replicate_degree`` leaves.
 
-    Raises UnsupportedRequest for parallelism within layers that devices do not stand for.
+    Raises UnsupportedRequest for parallelism within layers that devices do not represent.
     """
     replicate, shard = (said.number("parallelism", f"data_parallel_{kind}_degree") for kind in ("replicate", "shard"))
     groups, experts = (
@@ -202,7 +202,7 @@ def _degrees(said: Settings, ranks: int, given: Reading) -> _Degrees:
 def _gathered(said: Settings) -> str:
     """FSDP under a pipeline: ``fsdp_reshard_after_forward`` does not keep gradients sharded between micro-batches."""
     policy = said.get("parallelism", "fsdp_reshard_after_forward") or "default"
-    again = "; fsdp_reshard_after_forward always gathers parameters anew for each pass, which is not timed"
+    again = "; fsdp_reshard_after_forward always gathers parameters again for each pass, which is not timed"
     return (
         "FSDP under a pipeline keeps parameters gathered, and gradients whole until the last micro-batch: both are "
         f"counted whole, optimizer states shared out over the replicas{again if policy == 'always' else ''}"
@@ -221,7 +221,7 @@ def _compared(said: Settings, given: Reading) -> tuple[str, ...]:
 
 
 def _cut(said: Settings, schedule: str, given: Reading) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """The ranks, and the stages: as told, by split points, or as torchtitan cuts."""
+    """The ranks, and the stages: as stated, by split points, or as torchtitan cuts."""
     degree = said.number("parallelism", "pipeline_parallel_degree") or given.ranks
     parts = said.get("parallelism", "module_fqns_per_model_part")
     points = said.get("parallelism", "pipeline_parallel_split_points")

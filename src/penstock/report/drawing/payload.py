@@ -1,9 +1,12 @@
-"""What the page's script draws, as plain data: columns of blocks packed as differences, curves thinned.
+"""The drawing as JSON for the page's script: blocks in columns, packed as differences, and thinned memory curves.
 
-Times are whole nanoseconds. A strip's block i starts ``gap[i]`` after block i-1 ended (transfers may overlap, so a
-gap can be negative) and lasts ``length[i]``. A column is one number where all of its values are equal; else the base64
-of zigzag varints, of ``stage`` and ``number`` and of curves the differences between neighbours. Above ``MAX_BLOCKS``
-blocks a strip is merged to pixel columns, and ``finer`` gives a part of it in as many columns as are wanted.
+Times are integers in nanoseconds. ``payload`` returns the whole picture and ``finer`` a part of it in more detail.
+
+* A *strip* has one block for each operation or transfer of a device. Block i starts ``gap[i]`` ns after the end of
+  block i - 1, negative where transfers overlap, and lasts ``length[i]`` ns.
+* A *column* holds one value of every block. It is a plain number where all values are equal; otherwise base64 of zigzag
+  varints, and for ``stage`` and ``number`` of the differences between neighbours. Memory curves are packed likewise.
+* A picture of more than ``MAX_BLOCKS`` blocks is merged to pixel columns.
 """
 
 from __future__ import annotations
@@ -22,11 +25,11 @@ MAX_BLOCKS = 200_000
 MOST_COLUMNS = 4_000
 MAX_CURVE_POINTS = 1_000
 MAX_CURVES_POINTS = 32_000
-"""Of all different curves together."""
+"""The limit for all distinct curves together."""
 
 
 class Mark(NamedTuple):
-    """A part of the critical path: the lane, 1 where it is communication, and from when to when."""
+    """A part of the critical path: its lane, 1 where it is communication, its start and end in ns."""
 
     lane: int
     communication: int
@@ -37,13 +40,13 @@ class Mark(NamedTuple):
 def payload(
     picture: Picture, title: str, path: Sequence[Mark] = (), *, measured: Picture | None = None
 ) -> dict[str, Any]:
-    """The picture as JSON data, with the critical path as marks on its lanes; ``measured``: what a run took instead."""
+    """Return the picture as JSON data, with the critical path as marks on its lanes; ``measured``: a run's picture."""
     is_merged = picture.num_blocks > MAX_BLOCKS
     strips, lanes = list(picture.strips), list(picture.lanes)
     if is_merged:
         columns = max(32, min(MOST_COLUMNS, MAX_BLOCKS // (2 * len(lanes))))
         strips = [_coarse(strip, columns, 0, picture.end_ns) for strip in strips]
-    twins = _twins(picture, measured, strips, lanes) if measured is not None else [None] * len(lanes)
+    of_lane = _measured_strips(measured, strips, lanes) if measured is not None else [None] * len(lanes)
     curves = _Curves(lanes)
     return {
         "title": title,
@@ -58,13 +61,13 @@ def payload(
         "firsts": list(picture.firsts),
         "path": [list(mark) for mark in path],
         "strips": [_strip(strip) for strip in strips],
-        "lanes": [_lane(lane, curves, twin) for lane, twin in zip(lanes, twins, strict=True)],
+        "lanes": [_lane(lane, curves, strip) for lane, strip in zip(lanes, of_lane, strict=True)],
         "curves": curves.packed,
     }
 
 
 def finer(picture: Picture, from_ns: int, to_ns: int, columns: int) -> dict[str, Any]:
-    """The strips between two times, in at most so many columns; each block as it is where there are few enough."""
+    """Return the strips between two times, merged to ``columns`` pixel columns where they have too many blocks."""
     columns = max(1, min(columns, 4 * MOST_COLUMNS))
     cut = [_cut(strip, from_ns, to_ns) for strip in picture.strips]
     count = sum(len(strip.compute) + len(strip.communication) for strip in cut)
@@ -82,11 +85,11 @@ def _cut(strip: Strip, from_ns: int, to_ns: int) -> Strip:
     return Strip(*(blocks.where((blocks.end_ns > from_ns) & (blocks.start_ns < to_ns)) for blocks in strip))
 
 
-def _twins(picture: Picture, measured: Picture, strips: list[Strip], lanes: list[Lane]) -> list[int | None]:
-    """The strip that was measured on each lane; ranks that have no lane get one with nothing predicted on it."""
-    first, twins = len(strips), [None] * len(lanes)
+def _measured_strips(measured: Picture, strips: list[Strip], lanes: list[Lane]) -> list[int | None]:
+    """Append the measured strips and return the one of each lane; a rank without a lane gets a new, empty one."""
+    first = len(strips)
     strips.extend(measured.strips)
-    found: list[int | None] = list(twins)
+    found: list[int | None] = [None] * len(lanes)
     free = {(lane.device, lane.stages): number for number, lane in reversed(list(enumerate(lanes)))}
     for lane in measured.lanes:
         number = free.pop((lane.device, lane.stages), None)
@@ -100,7 +103,7 @@ def _twins(picture: Picture, measured: Picture, strips: list[Strip], lanes: list
 
 
 def _kinds(strips: Sequence[Strip]) -> str:
-    """The letters that there are."""
+    """Return the letters of the kinds that occur."""
     used = {part.letters[k] for strip in strips for part in strip for k in np.unique(part.kind).tolist()}
     return "".join(letter for letter in NAMES if letter in used)
 
@@ -121,19 +124,19 @@ def _blocks(blocks: Blocks) -> dict[str, Any]:
 
 
 def _column(values: np.ndarray, *, differences: bool = False) -> int | str:
-    """One number where all are equal."""
+    """Return the packed values, or one number where all are equal."""
     if len(values) and np.all(values == values[0]):
         return int(values[0])
     return b64encode(varints(np.diff(values, prepend=0) if differences else values)).decode()
 
 
-def _lane(lane: Lane, curves: _Curves, twin: int | None) -> dict[str, Any]:
+def _lane(lane: Lane, curves: _Curves, measured_strip: int | None) -> dict[str, Any]:
     curve = curves.number(lane)
     return {
         "device": lane.device,
         "node": lane.node,
         "strip": lane.strip,
-        "measured": twin,
+        "measured": measured_strip,
         "stages": list(lane.stages),
         "curve": curve,
         "capacity_bytes": lane.capacity_bytes,
@@ -144,7 +147,7 @@ def _lane(lane: Lane, curves: _Curves, twin: int | None) -> dict[str, Any]:
 
 
 class _Curves:
-    """The different memory curves of all lanes, each once."""
+    """The distinct memory curves of all lanes."""
 
     def __init__(self, lanes: Sequence[Lane]) -> None:
         self._known: dict[tuple[bytes, bytes], int] = {}
@@ -153,7 +156,7 @@ class _Curves:
         self._points = max(32, min(MAX_CURVE_POINTS, MAX_CURVES_POINTS // max(1, different)))
 
     def number(self, lane: Lane) -> int | None:
-        """The lane's curve; None where it has none."""
+        """Return the number of the lane's curve; None where it has none."""
         if not len(lane.times_ns):
             return None
         key = (lane.times_ns.tobytes(), lane.memory_bytes.tobytes())
@@ -170,9 +173,9 @@ class _Curves:
 
 
 def thinned(lane: Lane, points: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Times, bytes and bytes of activations in at most so many points.
+    """Return times, bytes and bytes of activations in at most ``points`` points.
 
-    Each stands for the highest of those it replaces, so peaks stay.
+    Each point is the highest of those that it replaces, so peaks are kept.
     """
     times, total = lane.times_ns, lane.memory_bytes
     activations = lane.activations_bytes if len(lane.activations_bytes) else np.zeros_like(total)

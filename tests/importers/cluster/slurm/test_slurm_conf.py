@@ -129,7 +129,7 @@ def test_spines_above_the_same_leaves_are_one() -> None:
             id="too-deep",
         ),
         pytest.param("BlockName=a Nodes=n1\nRingName=r Nodes=n2", "line 2, column 10", "on line 1", id="two-forms"),
-        pytest.param("BlockName=a Nodes=n1\nBlockSizes=2,x", "line 2, column 14", "'x' is no number", id="size"),
+        pytest.param("BlockName=a Nodes=n1\nBlockSizes=2,x", "line 2, column 14", "'x' is not a number", id="size"),
         pytest.param("BlockName=a Nodes=n1\nBlockSizes=2,6", "line 2, column 14", "power of two", id="size-not-of-two"),
         pytest.param("BlockSizes=1\nBlockSizes=2\nBlockName=a Nodes=n", "line 2, column 12", "twice", id="sizes-twice"),
         pytest.param("RingName=a Nodes=n1\nRingName=b Nodes=n1", "line 2, column 18", "of 'a', too", id="two-rings"),

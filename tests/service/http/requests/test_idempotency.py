@@ -47,7 +47,7 @@ def test_an_answer_is_given_again_for_a_day(database: Database):
     keys.keep(begun(keys, "a", "one"), KEPT)
     assert keys.begin("a", "k", "one") == KEPT
     begun(keys, "b", "two")  # another tenant's key is another key
-    with pytest.raises(WrongKey, match="'k' came with another request"):
+    with pytest.raises(WrongKey, match="'k' was used for another request"):
         keys.begin("a", "k", "two")
     age(database, KEPT_MS + 1000)
     begun(keys, "a", "two")
@@ -77,7 +77,7 @@ def test_a_request_that_was_lost_with_its_process_is_done_again(database: Databa
     assert not keys.renew(lost)
     keys.forget(lost)
     keys.keep(lost, KEPT)
-    with pytest.raises(Conflict, match="done by another process"), database.write() as connection:
+    with pytest.raises(Conflict, match="another process took it over"), database.write() as connection:
         lost.note(connection, "made too late")
     assert keys.renew(again), "who was taken for lost changes nothing any more"
 

@@ -78,7 +78,7 @@ def _with_job(**fields: Any) -> dict[str, Any]:
         (_changed(busy=["node[0-1]"]), 409, "all are among the busy ones"),
         (_changed(free=["node0"], busy=["node1"]), 422, "either `free` or `busy`"),
         (_with_job(nodes={"min": 3, "max": 2}), 422, "min 3 is more than max 2"),
-        (_with_job(nodes={"min": 3}), 422, "wants 3 nodes at least, and 2 are free"),
+        (_with_job(nodes={"min": 3}), 422, "needs at least 3 nodes, and 2 are free"),
         (_with_job(budget={}), 422, "a budget has"),
         (_with_job(budget={"price_per_hour": 4}), 422, "without a price"),
         (_with_job(planner="daple"), 422, "did you mean 'dapple'"),
@@ -285,6 +285,6 @@ def test_a_job_of_kubernetes_that_is_not_complete_or_not_well_described_waits(
     assert controller.once() == 0
     assert server.maps == {}
     said = caplog.text
-    assert "the annotation penstock.dev/global-batch-size of wordy-0 is no number: 'many'" in said
+    assert "the annotation penstock.dev/global-batch-size of wordy-0 is not a number: 'many'" in said
     assert "unknown: Penstock answers 404" in said
     assert "exceeded quota" in said, "and those before it did not keep it from being tried"

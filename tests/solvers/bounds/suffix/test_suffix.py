@@ -23,7 +23,7 @@ from penstock.solvers.bounds.suffix.exact_search import SuffixSearch
 from penstock.solvers.bounds.suffix.stage_line import line_of, suffix_line
 from penstock.solvers.bounds.suffix.table import suffix_bound_ns
 from penstock.solvers.improve.job_shop import Question, solve
-from penstock.solvers.improve.order import close
+from penstock.solvers.improve.order import optimise_order
 from penstock.solvers.judge.simulate import makespan_ns, simulate
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
@@ -269,6 +269,6 @@ def test_recomputation_that_runs_apart_is_not_its_model() -> None:
     apart = recomputed(plan, whole)
     value_ns = makespan_ns(problem, plan, apart)
     assert not takes(StageTimes(problem, plan, apart))
-    found = close(problem, plan, apart, overlap=True, value_ns=value_ns, effort=3.0)
+    found = optimise_order(problem, plan, apart, overlap=True, value_ns=value_ns, effort=3.0)
     assert found.bound.bound_ns <= found.value_ns <= value_ns
     assert found.value_ns < prove(problem, plan, makespan_ns(problem, plan, whole)).bound_ns

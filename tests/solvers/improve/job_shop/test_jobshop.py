@@ -12,7 +12,7 @@ from problems import chain, gpipe, make_problem, straight, warmup_orders, with_j
 
 from penstock.solvers.bounds.schedule_bound import schedule_bound
 from penstock.solvers.improve.job_shop import Question, model, solve
-from penstock.solvers.improve.order import close
+from penstock.solvers.improve.order import optimise_order
 from penstock.solvers.judge.simulate import makespan_ns, simulate
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
@@ -108,10 +108,10 @@ def test_as_judged_is_the_best_of_every_order(seed: int) -> None:
     assert judged.orders is not None
     assert makespan_ns(problem, plan, judged.orders) == found
     assert solve(Question(problem, plan, found - 1, 0, as_judged=True)).orders is None
-    closed = close(problem, plan, None, overlap=True, value_ns=10 * found, effort=10.0)
-    assert closed.bound.bound_ns == found
-    assert closed.schedule is not None
-    assert closed.value_ns == found == makespan_ns(problem, plan, closed.schedule)
+    optimised = optimise_order(problem, plan, None, overlap=True, value_ns=10 * found, effort=10.0)
+    assert optimised.bound.bound_ns == found
+    assert optimised.schedule is not None
+    assert optimised.value_ns == found == makespan_ns(problem, plan, optimised.schedule)
 
 
 def test_the_vector_of_two_stages() -> None:

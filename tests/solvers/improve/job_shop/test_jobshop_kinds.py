@@ -20,7 +20,7 @@ from penstock.solvers.bounds.schedule_bound import schedule_bound
 from penstock.solvers.improve.job_shop import Question, solve, whole_backwards
 from penstock.solvers.improve.job_shop.hint import give_hint
 from penstock.solvers.improve.job_shop.model import Model
-from penstock.solvers.improve.order import close
+from penstock.solvers.improve.order import optimise_order
 from penstock.solvers.judge.simulate import makespan_ns, simulate
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.model.problem import Problem
@@ -168,13 +168,13 @@ def test_closing_tells_of_every_better_order_and_proves_the_last() -> None:
         assert makespan_ns(problem, plan, orders) == value_ns
         heard.append(value_ns)
 
-    closed = close(problem, plan, slow, overlap=True, value_ns=value, effort=5.0, on_better=listen)
+    optimised = optimise_order(problem, plan, slow, overlap=True, value_ns=value, effort=5.0, on_better=listen)
     assert heard == sorted(heard, reverse=True)
-    assert closed.schedule is not None
-    assert closed.value_ns == heard[-1] == closed.bound.bound_ns < value
-    again = close(problem, plan, closed.schedule, overlap=True, value_ns=closed.value_ns, effort=5.0)
+    assert optimised.schedule is not None
+    assert optimised.value_ns == heard[-1] == optimised.bound.bound_ns < value
+    again = optimise_order(problem, plan, optimised.schedule, overlap=True, value_ns=optimised.value_ns, effort=5.0)
     assert again.schedule is None
-    assert again.value_ns == again.bound.bound_ns == closed.value_ns
+    assert again.value_ns == again.bound.bound_ns == optimised.value_ns
 
 
 def _one_at_a_time(plan: Allocation) -> Orders:
@@ -189,18 +189,18 @@ def test_one_stage_one_micro_batch_and_operations_without_duration(layers: list[
     plan = straight(problem, number)
     for orders in (whole_backwards(plan), _one_at_a_time(plan)):
         value = makespan_ns(problem, plan, orders)
-        closed = close(problem, plan, orders, overlap=True, value_ns=value, effort=5.0)
-        assert closed.bound.bound_ns == closed.value_ns
-        assert closed.value_ns == max(3 * number * max(layers), 3 * sum(layers) if number == 1 else 0)
+        optimised = optimise_order(problem, plan, orders, overlap=True, value_ns=value, effort=5.0)
+        assert optimised.bound.bound_ns == optimised.value_ns
+        assert optimised.value_ns == max(3 * number * max(layers), 3 * sum(layers) if number == 1 else 0)
 
 
 def test_nothing_fits_below_one_micro_batch() -> None:
     problem = make_problem([5, 5], stash_bytes=100, memory_bytes=99, nodes=(2,), global_batch_size=2)
     plan = straight(problem, 2)
     assert solve(Question(problem, plan, 10**6)).orders is None
-    closed = close(problem, plan, None, overlap=True, value_ns=10**6, effort=1.0)
-    assert closed.schedule is None
-    assert closed.value_ns == 10**6
+    optimised = optimise_order(problem, plan, None, overlap=True, value_ns=10**6, effort=1.0)
+    assert optimised.schedule is None
+    assert optimised.value_ns == 10**6
 
 
 @pytest.mark.parametrize("patience", [0, 2])
@@ -229,5 +229,7 @@ def test_patterns_and_averaging_pipelines_have_their_bound_and_no_order() -> Non
     plan = straight(problem, 2)
     operations = PatternOperation(FORWARD, 0, 0, 0), PatternOperation(BACKWARD, 0, 5, 0)
     pattern = Pattern("eager", 12, 1, operations)
-    closed = close(problem, plan, pattern, overlap=True, value_ns=30, effort=1.0, update_rule="double_buffered")
-    assert closed == (None, 30, schedule_bound(problem, plan, pattern, "double_buffered"), 0.0)
+    optimised = optimise_order(
+        problem, plan, pattern, overlap=True, value_ns=30, effort=1.0, update_rule="double_buffered"
+    )
+    assert optimised == (None, 30, schedule_bound(problem, plan, pattern, "double_buffered"), 0.0)

@@ -23,7 +23,7 @@ from penstock.solvers.solve.driver import solve
 from penstock.solvers.solve.incumbent import Found
 from penstock.solvers.solve.judging import Judge
 from penstock.solvers.solve.setting import Setting
-from penstock.solvers.solve.tasks import Polish
+from penstock.solvers.solve.tasks import LocalSearch
 
 RULES: tuple[UpdateRule, ...] = ("weight_stashing", "double_buffered", "double_grouped")
 
@@ -119,7 +119,7 @@ def proposals(judge: Judge, rule: UpdateRule, effort: float) -> Iterator[Proposa
     """The search's plans, as a task proposes them."""
     start = judge.best
     assert start is not None
-    yield from Polish(Found.of(start), (), effort)._proposals(judge)
+    yield from LocalSearch(Found.of(start), (), effort)._proposals(judge)
 
 
 def searched(problem: Problem, rule: UpdateRule, plan: Allocation, effort: float = 0.5) -> Candidate:

@@ -19,7 +19,7 @@ from penstock.solvers.model.micro_batches import Batch, batch_of
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.dapple import cost_kernel as dapple_costs
 from penstock.solvers.planners.dapple.placement import POLICIES
-from penstock.solvers.planners.dapple.search import Rules, Search, search, straight
+from penstock.solvers.planners.dapple.search import Rules, SearchResult, search, straight
 from penstock.solvers.planners.dapple.tables import Shape, layers, shape
 
 ROUNDING_NS = 2_000
@@ -41,7 +41,7 @@ def random_problem(seed: int, count: int = 6, nodes: tuple[int, ...] = (2, 2), *
     return make_problem(draw.integers(100_000, 3_000_000, count).tolist(), **(settings | changes))
 
 
-def best(found: Search) -> int | None:
+def best(found: SearchResult) -> int | None:
     return found.plans[0].latency_ns if found.plans else None
 
 

@@ -1,4 +1,4 @@
-"""``exact`` against every configuration closed by CP-SAT, its proofs, its refusals; ``auto`` without it beside it."""
+"""``exact`` against every configuration optimised by CP-SAT, its proofs, its refusals; and ``auto`` without it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from problems import make_problem
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.costs.shortages import surely_fits
-from penstock.solvers.improve.order import close
+from penstock.solvers.improve.order import optimise_order
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Pin
@@ -20,7 +20,7 @@ from penstock.solvers.model.result import CLASS_SCOPE, Result, Status
 from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.exact import joint
 from penstock.solvers.planners.exact.enumeration import Space
-from penstock.solvers.planners.exact.joint import Search
+from penstock.solvers.planners.exact.joint import BestFirstSearch
 from penstock.solvers.schedules.support.fitting import best_order
 from penstock.solvers.solve.driver import solve
 
@@ -35,7 +35,7 @@ def proven(found: Result) -> bool:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_optimum_is_that_of_every_configuration(seed: int) -> None:
-    """All 111 configurations of six reduced instances, each closed by CP-SAT under the judge's rules, none pruned."""
+    """All 111 configurations of six reduced instances, each ordered by CP-SAT under the judge's rules, none pruned."""
     problem = instance(seed, 5, 2 + seed % 3)
     space = Space.of(problem)
     values = []
@@ -45,9 +45,11 @@ def test_the_optimum_is_that_of_every_configuration(seed: int) -> None:
                 plan = space.allocation(space.batches[0], firsts, placement)
                 first = best_order(problem, plan, 2**60).trial
                 assert first is not None
-                closed = close(problem, plan, first.orders, overlap=False, value_ns=first.value_ns, effort=20.0)
-                assert closed.bound.bound_ns >= closed.value_ns
-                values.append(closed.value_ns)
+                optimised = optimise_order(
+                    problem, plan, first.orders, overlap=False, value_ns=first.value_ns, effort=20.0
+                )
+                assert optimised.bound.bound_ns >= optimised.value_ns
+                values.append(optimised.value_ns)
     assert len(values) == space.count() == 111
     result = solve(problem, "exact")
     assert result.best is not None
@@ -101,7 +103,7 @@ def test_proofs_hold_for_what_other_planners_find(seed: int, changes: dict[str, 
 
 
 def test_every_improvement_comes_with_a_bound_that_rises() -> None:
-    search = Search(Space.of(instance(1, 8)), 5.0)
+    search = BestFirstSearch(Space.of(instance(1, 8)), 5.0)
     found = [each for each in search.run() if each is not None]
     assert [f.trial.value_ns for f in found] == sorted((f.trial.value_ns for f in found), reverse=True)
     assert all(f.bound_ns <= found[-1].trial.value_ns for f in found)
@@ -194,7 +196,7 @@ def test_recomputing_need_not_leave_more_room() -> None:
             times, boundary_bytes=1_000, stash_bytes=300, count_buffers=False, recompute="auto",
             memory_bytes=rng.choice([700, 1_000, 1_300]), nodes=(2,), global_batch_size=4, micro_batch_sizes=(1,),
         )  # fmt: skip
-        search = Search(Space.of(problem), 5.0)
+        search = BestFirstSearch(Space.of(problem), 5.0)
         bounds, blocks = search._bounds()
         for number, bound in enumerate(bounds.tolist()):
             for plan in search._variants(search._allocation(number, blocks)):

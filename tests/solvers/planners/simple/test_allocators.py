@@ -80,7 +80,7 @@ def test_block_partition_cuts_only_where_the_profile_allows() -> None:
     problem = make_problem([1] * 6, nodes=(4,), cuttable=[False, True, False, False, False])
     batch = batch_of(problem, 1)
     assert [(s.first, s.last) for s in block_partition(problem, batch, 2).stages] == [(0, 1), (2, 5)]
-    with pytest.raises(UnsupportedRequest, match="3 stages need as many devices and separable blocks") as refused:
+    with pytest.raises(UnsupportedRequest, match="3 stages need 3 devices and separable blocks") as refused:
         block_partition(problem, batch, 3)
     assert refused.value.remedy == "between 1 and 2 stages"
 

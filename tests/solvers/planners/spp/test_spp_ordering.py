@@ -11,8 +11,8 @@ from problems import make_network, make_problem
 
 from penstock.solvers.model.network import Network
 from penstock.solvers.planners.spp.ordering import (
+    DeviceSet,
     Graph,
-    Twins,
     dense_bandwidths,
     device_order,
     graph_of,
@@ -30,7 +30,7 @@ def random_weights(seed: int, size: int, largest: int = 50, sparse: float = 0.0)
 
 def single(weights: np.ndarray) -> Graph:
     """Every device a set of its own: nothing contracted."""
-    return Graph(weights, tuple(Twins(d, (d,)) for d in range(len(weights))))
+    return Graph(weights, tuple(DeviceSet(d, (d,)) for d in range(len(weights))))
 
 
 def matrix_problem(weights: np.ndarray) -> Network:

@@ -23,7 +23,14 @@ from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Pin, Problem
 from penstock.solvers.planners.spp import partition as prm
 from penstock.solvers.planners.spp.guarantees import slowest_ns
-from penstock.solvers.planners.spp.partition import Part, Search, powers, pruned_replicas, search, stages_that_fit
+from penstock.solvers.planners.spp.partition import (
+    Part,
+    ThresholdSearch,
+    powers,
+    pruned_replicas,
+    search,
+    stages_that_fit,
+)
 from penstock.solvers.planners.spp.prm_kernel import LONGEST_NS, Chain, possible
 from penstock.solvers.planners.spp.tables import Depth, chain_of, windows
 
@@ -214,7 +221,7 @@ def test_the_kernel_is_its_reference(seed: int, memory: bool) -> None:
     depths = (Depth(0, 1), Depth(1, 2), Depth(3, 3), Depth(6, 3)) if memory else ()
     replicas = ((1, 2, 3, 4, 5, 6), (1, 2, 4), (2, 3))[seed % 3]
     chain = chain_for(problem, 6, replicas, unused=seed % 2 == 0, depths=depths)
-    state = Search(chain, 6)
+    state = ThresholdSearch(chain, 6)
     whole = int(chain.least_ns[-1])
     for most_ns in [whole // 7, whole // 5, whole // 4, whole // 3, whole // 2, whole, 3 * whole]:
         words = possible(chain, state._masks, most_ns)

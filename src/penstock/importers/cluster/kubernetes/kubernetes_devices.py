@@ -116,8 +116,8 @@ def _counts(resources: Mapping[str, str | int] | None, at: str, faults: Faults) 
             continue
         count = _number(value)
         if count is None:
-            told = f"{name} has to be a number of devices up to {MOST_DEVICES}; it is {shortened(value)}"
-            faults.add(None, told, at=at)
+            problem = f"{name} has to be a number of devices up to {MOST_DEVICES}; it is {shortened(value)}"
+            faults.add(None, problem, at=at)
         elif count:
             counts[name] = count
     return counts

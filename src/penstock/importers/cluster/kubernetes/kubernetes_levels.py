@@ -58,14 +58,14 @@ def read_levels(
 ) -> tuple[tuple[SwitchFacts, ...], list[str]]:
     """The switches above nodes (by pointer), NVLink domains among them, and what had to be assumed.
 
-    ``with_devices``: names of the nodes that have any; what labels others lack is not told.
+    ``with_devices``: names of the nodes that have any; labels that others lack are not reported.
     """
     places = {node.metadata.name: Place(source, pointer=pointer) for pointer, node in nodes.items()}
     labels = {node.metadata.name: node.labels for node in nodes.values()}
     keys, assumptions = _level_labels(labels.values(), topologies, faults)
     paths = {name: _path(of_node, keys) for name, of_node in labels.items()}
-    told = {name: path for name, path in paths.items() if name in with_devices}
-    assumptions += _told(told or paths, keys, bool(topologies))
+    chosen = {name: path for name, path in paths.items() if name in with_devices}
+    assumptions += _assumptions(chosen or paths, keys, bool(topologies))
     switches = make_switches(paths, places)
     switches = _without_lone_areas(switches)
     taken = [switch.name for switch in switches]
@@ -121,7 +121,7 @@ def _path(labels: Labels, keys: tuple[str, ...]) -> Path:
     )
 
 
-def _told(paths: Mapping[str, Path], keys: tuple[str, ...], by_topology: bool) -> list[str]:
+def _assumptions(paths: Mapping[str, Path], keys: tuple[str, ...], by_topology: bool) -> list[str]:
     if not keys:
         return ["no label says where nodes are in the network"]
     said = [] if by_topology else [f"nodes are joined by their labels {', '.join(keys)}, outermost first"]

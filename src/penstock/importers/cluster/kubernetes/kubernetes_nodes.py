@@ -24,7 +24,7 @@ _CLOSING_TAINTS = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/", "
 def read_k8s_nodes(text: str, source: str = "nodes.json") -> SourceFacts:
     """The nodes of a Kubernetes cluster.
 
-    Nodes that are not ready, cordoned, or whose devices cannot be told apart are said to be not usable. Raises
+    Nodes that are not ready, cordoned, or whose devices cannot be distinguished are reported as not usable. Raises
     InvalidDocument with all faults, each by the object's pointer; a text that does not parse by line and column.
     """
     faults = Faults(f"the Kubernetes objects {source!r}")

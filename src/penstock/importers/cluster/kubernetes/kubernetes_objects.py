@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from penstock.importers.cluster.kubernetes.level_paths import MOST_LEVELS
-from penstock.importers.cluster.structured import read_documents, shortened, tell_invalid
+from penstock.importers.cluster.structured import read_documents, report_invalid, shortened
 from penstock.importers.lines import Faults
 
 MOST_LABEL_CHARACTERS = 63
@@ -199,7 +199,7 @@ class Objects:
 
     @property
     def kinds_found(self) -> str:
-        """What the text holds, to be told: ``3 Pod, 1 Service``."""
+        """The kinds of objects in the text, for messages: ``3 Pod, 1 Service``."""
         counts = {
             "Node": len(self.nodes),
             "Pod": len(self.pods),
@@ -249,13 +249,13 @@ def _read_object(pointer: str, value: dict[str, Any], objects: Objects, faults: 
     kind = str(value.get("kind") or "")
     version, model = _KINDS.get(kind, ("", None))
     if model is None or not str(value.get("apiVersion") or "v1").startswith(version):
-        told = kind if kind.isidentifier() else "object without a kind"
-        objects.others[told] = objects.others.get(told, 0) + 1
+        name = kind if kind.isidentifier() else "object without a kind"
+        objects.others[name] = objects.others.get(name, 0) + 1
         return
     try:
         objects.add(pointer, model.model_validate(value))
     except ValidationError as error:
-        tell_invalid(error, pointer, faults)
+        report_invalid(error, pointer, faults)
 
 
 def _refuse_doubles(objects: Objects, faults: Faults) -> None:

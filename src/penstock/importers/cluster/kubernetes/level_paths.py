@@ -9,7 +9,7 @@ from typing import NamedTuple
 from penstock.importers.cluster.facts import Place, SwitchFacts
 
 MOST_LEVELS = 16
-"""Of a node's path, as many as Kueue takes."""
+"""The most levels that Kueue takes in a node's path."""
 
 
 class Step(NamedTuple):
@@ -35,7 +35,7 @@ def make_switches(
 ) -> tuple[SwitchFacts, ...]:
     """The switches that the nodes' paths go through, outermost first, in the order in which they are met.
 
-    Equal values under different parents are different switches (racks are numbered anew in each block): a value that
+    Equal values under different parents are different switches (racks are numbered from 0 in each block): a value that
     names one switch is its name, others are called by where they are, ``block-1/rack-7``. ``taken``: names in use.
     """
     found: dict[Path, _Found] = {}

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from penstock.importers.cluster.facts import NodeFacts, Place, SourceFacts
 from penstock.importers.cluster.kubernetes.kubernetes_levels import NVLINK_LABELS
 from penstock.importers.cluster.kubernetes.level_paths import MOST_LEVELS, Path, Step, make_switches, shared_values
-from penstock.importers.cluster.structured import read_documents, tell_invalid
+from penstock.importers.cluster.structured import read_documents, report_invalid
 from penstock.importers.lines import Faults
 
 _Name = Annotated[str, StringConstraints(min_length=1, max_length=253)]
@@ -74,7 +74,7 @@ def _instances(documents: list[Any], faults: Faults) -> dict[str, tuple[str, _In
         try:
             one = _Instance.model_validate(value)
         except ValidationError as error:
-            tell_invalid(error, pointer, faults)
+            report_invalid(error, pointer, faults)
             continue
         if one.id in instances:
             before = instances[one.id][0]

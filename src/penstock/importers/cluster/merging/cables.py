@@ -83,7 +83,7 @@ def cable_map(wiring: Wiring, hosts: Sequence[str], notes: Notes) -> tuple[Cable
             notes.leave_out(host, f"no cable of {wiring.source} leads from it to the others")
     cables = {ends: cable for ends, cable in cables.items() if ends[0] in main}
     reached = {host: None for host in hosts if host in main}
-    cables = _without_twins(_without_dead_ends(cables, reached), reached, wiring.source, notes)
+    cables = _without_duplicates(_without_dead_ends(cables, reached), reached, wiring.source, notes)
     return CableMap(wiring.source, reached, cables), set(reached)
 
 
@@ -129,25 +129,25 @@ def _without_dead_ends(cables: dict[Ends, Cable], hosts: Mapping[str, None]) -> 
     return {ends: cable for ends, cable in cables.items() if ends[0] in near and ends[1] in near}
 
 
-def _without_twins(
+def _without_duplicates(
     cables: dict[Ends, Cable], hosts: Mapping[str, None], source: str, notes: Notes
 ) -> dict[Ends, Cable]:
     """Switches with the very same neighbours become one that carries what all of them do: traffic spreads over them."""
-    told: list[str] = []
+    assumed: list[str] = []
     while True:
         alike: dict[frozenset[str], list[str]] = {}
         for name, others in _near(cables).items():
             if name not in hosts:
                 alike.setdefault(frozenset(others), []).append(name)
-        twins = {name: group[0] for group in alike.values() for name in group[1:]}
-        if not twins:
-            if told:
-                notes.assume(f"switches of {source} that join the same places are counted as one: {several(told)}")
+        duplicates = {name: group[0] for group in alike.values() for name in group[1:]}
+        if not duplicates:
+            if assumed:
+                notes.assume(f"switches of {source} that join the same places are counted as one: {several(assumed)}")
             return cables
-        told += [f"{shown(group)} as {group[0]}" for group in alike.values() if len(group) > 1]
+        assumed += [f"{shown(group)} as {group[0]}" for group in alike.values() if len(group) > 1]
         merged: dict[Ends, Cable] = {}
         for (a, b), cable in cables.items():
-            ends = _ends(twins.get(a, a), twins.get(b, b), hosts)
+            ends = _ends(duplicates.get(a, a), duplicates.get(b, b), hosts)
             before = merged.get(ends)
             if before is None:
                 merged[ends] = Cable(cable.bytes_per_s, cable.latency_ns)

@@ -1,4 +1,4 @@
-"""What two sources may not both say of one node, and how it is told."""
+"""What two sources may not both say of one node, and how it is reported."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Contradictions:
         self._found: dict[tuple[str, str, str, str], tuple[list[str], Place, Place]] = {}
 
     def add(self, node: str, one: str, place: Place, other: str, other_place: Place) -> None:
-        """``one`` stands at ``place``, ``other`` at ``other_place``."""
+        """``one`` is at ``place``, ``other`` at ``other_place``."""
         key = (one, place.source, other, other_place.source)
         self._found.setdefault(key, ([], place, other_place))[0].append(node)
 
-    def tell(self, faults: Faults) -> None:
+    def report(self, faults: Faults) -> None:
         """A fault for each."""
         for (one, _, other, _), (nodes, place, other_place) in self._found.items():
             faults.add(None, f"{one} ({place}), but {other} ({other_place})", at=shown(nodes), code="contradiction")

@@ -96,9 +96,9 @@ def _of_mesh(links: Sequence[DeviceLinkFacts], pairs: int, nvlink: NvLink | None
 
 def _carried(links: Iterable[DeviceLinkFacts], count: int, nvlink: NvLink | None, reading: Reading) -> int | None:
     """The bandwidth of ``count`` links: as the source says, else as the table has it for each."""
-    told = [link.bandwidth_bytes_per_s for link in links]
-    known = [each for each in told if each is not None]
-    if known and len(known) == len(told):
+    bandwidths = [link.bandwidth_bytes_per_s for link in links]
+    known = [each for each in bandwidths if each is not None]
+    if known and len(known) == len(bandwidths):
         return min(known)
     if nvlink is None or not count or reading.options.given.fabric_bytes_per_s is not None:
         return None

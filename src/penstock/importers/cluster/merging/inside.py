@@ -77,8 +77,8 @@ def _inside(host: Host, reading: Reading) -> Inside | None:
 
 def _indices(devices: Sequence[DeviceFacts]) -> tuple[int, ...]:
     """As the driver counts; by place where a source does not count."""
-    told = tuple(device.index for device in devices)
-    return told if len(set(told)) == len(told) else tuple(range(len(told)))
+    indices = tuple(device.index for device in devices)
+    return indices if len(set(indices)) == len(indices) else tuple(range(len(indices)))
 
 
 def _names(devices: Sequence[DeviceFacts], indices: Sequence[int]) -> tuple[str, ...]:

@@ -98,7 +98,7 @@ def join(sources: Sequence[SourceFacts], described: Sequence[str | None], notes:
     measured = _measured(sources, names)
     contradictions = Contradictions()
     hosts = {name: _host(name, nodes, measured.get(name), contradictions) for name, nodes in said.items()}
-    contradictions.tell(faults)
+    contradictions.report(faults)
     faults.stop("mend the source that is wrong, or leave it out")
     if names.joined:
         a, b = next(iter(names.joined.items()))
@@ -147,7 +147,7 @@ def _describe(
     *,
     is_known: bool,
 ) -> None:
-    """Let a text without names speak of the nodes that it is about; ``is_known``: others say which nodes there are."""
+    """Apply a text without names to the nodes that it describes; ``is_known``: others say which nodes there are."""
     if wanted is not None:
         if is_known and (unknown := [name for name in wanted if name not in said]):
             faults.add(None, f"no source names it; {node.place.source} cannot describe it", at=shown(unknown))
@@ -158,8 +158,8 @@ def _describe(
         said[NAMELESS] = [node]
         notes.assume(f"{node.place.source} names no node; it is called {NAMELESS}")
         return
-    are_told = any(each.devices is not None for nodes in said.values() for each in nodes)
-    alike = [name for name, nodes in said.items() if _may_describe(node, nodes, are_told)]
+    are_known = any(each.devices is not None for nodes in said.values() for each in nodes)
+    alike = [name for name, nodes in said.items() if _may_describe(node, nodes, are_known)]
     if not alike:
         what = "it" if node.devices is None else f"the node with {count_of(node.devices)}"
         faults.add(None, f"{what} is like none of the other sources; say which it is (--node)", at=str(node.place))
@@ -172,14 +172,14 @@ def _describe(
         )
 
 
-def _may_describe(node: NodeFacts, nodes: Sequence[NodeFacts], are_told: bool) -> bool:
-    """Whether a node is like one whose ``nodes`` sources tell of; ``are_told``: some tell what devices nodes have."""
-    told = [each.devices for each in nodes if each.devices is not None]
-    if node.devices is None or not told:
-        return not are_told
-    if len(told[0]) != len(node.devices):
+def _may_describe(node: NodeFacts, nodes: Sequence[NodeFacts], are_known: bool) -> bool:
+    """Whether a node is like one whose ``nodes`` sources tell of; ``are_known``: some tell what devices nodes have."""
+    known = [each.devices for each in nodes if each.devices is not None]
+    if node.devices is None or not known:
+        return not are_known
+    if len(known[0]) != len(node.devices):
         return False
-    return all(agree(a.product, b.product) for a, b in zip(told[0], node.devices, strict=True))
+    return all(agree(a.product, b.product) for a, b in zip(known[0], node.devices, strict=True))
 
 
 def _measured(sources: Sequence[SourceFacts], names: Names) -> dict[str, Measured]:
@@ -233,11 +233,11 @@ def _speeds(nics: Sequence[NicFacts]) -> tuple[int, int]:
 
 
 def _devices(name: str, nodes: Sequence[NodeFacts], contradictions: Contradictions) -> tuple[DeviceFacts, ...] | None:
-    told = [(node.devices, node.place) for node in nodes if node.devices is not None]
-    if not told:
+    known = [(node.devices, node.place) for node in nodes if node.devices is not None]
+    if not known:
         return None
-    devices, place = told[0]
-    for others, other_place in told[1:]:
+    devices, place = known[0]
+    for others, other_place in known[1:]:
         pairs = list(zip(devices, others, strict=False))
         words = next((found for found in map(against, pairs) if found), None)
         if len(others) != len(devices):
@@ -269,7 +269,7 @@ def usable(hosts: Mapping[str, Host], devices_per_node: int | None, notes: Notes
     Where a source says devices of some hosts, others need ``devices_per_node``. Where none has a device, as Slurm has
     it of a cluster without GPUs, all have that many: something else is meant, such as processors.
     """
-    are_told = devices_per_node is None and any(host.devices is not None for host in hosts.values())
+    are_known = devices_per_node is None and any(host.devices is not None for host in hosts.values())
     if devices_per_node is not None and hosts and not any(host.devices for host in hosts.values()):
         if uncounted := [name for name, host in hosts.items() if host.devices is not None]:
             notes.assume(
@@ -280,7 +280,7 @@ def usable(hosts: Mapping[str, Host], devices_per_node: int | None, notes: Notes
     for name, host in hosts.items():
         if host.why_not_usable:
             notes.leave_out(name, host.why_not_usable)
-        elif host.devices is None and are_told:
+        elif host.devices is None and are_known:
             notes.leave_out(name, "no source says which devices it has")
         elif host.devices is not None and not host.devices:
             notes.leave_out(name, NO_DEVICE)

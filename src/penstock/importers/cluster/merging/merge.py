@@ -56,7 +56,7 @@ def merge(
         wires = links_of(net, inside, options, notes) if len(inside) == len(hosts) else {}
     notes.stop_if_missing()
     for unused in given.unused():
-        notes.assume(f"that devices are {unused} was said for nothing: the sources say what they are")
+        notes.assume(f"that devices are {unused} has no effect: the sources say what they are")
     assumptions = notes.assumptions(hosts)
     topology = ClusterTopology.parse(
         {
@@ -128,7 +128,7 @@ def _asked_for(joined: Joined, hostlist: str | None, notes: Notes) -> dict[str, 
 def _free_only(hosts: Mapping[str, Host], notes: Notes) -> dict[str, Host]:
     if all(host.busy_devices is None for host in hosts.values()):
         raise InvalidDocument(
-            "no source says on which nodes something runs, so that the free ones cannot be told",
+            "no source says on which nodes something runs, so the free ones are unknown",
             remedy="add what `scontrol show nodes` prints, or leave --only-free out",
         )
     for name, host in hosts.items():

@@ -95,7 +95,9 @@ def _tree(wiring: Wiring, hosts: Sequence[str], notes: Notes) -> tuple[Tree, set
         below, nodes = _children(switch, switches)
         for name in below:
             if name not in switches:
-                faults.add(switch.place.line, f"{switch.name!r} is above {name!r}, which is no switch", at=switch.name)
+                faults.add(
+                    switch.place.line, f"{switch.name!r} is above {name!r}, which is not a switch", at=switch.name
+                )
             elif parent.setdefault(name, switch.name) != switch.name:
                 detail = f"it is below {parent[name]!r} and below {switch.name!r}"
                 faults.add(switch.place.line, detail, at=name)
@@ -200,7 +202,7 @@ def _links_of(
     if tree is None and net.cables is None:
         top = free_name("switch", {*insides, *net.domains})
         tree = Tree(nodes={top: list(insides)}, switches={top: []}, root=top)
-        notes.assume("no source says how nodes are joined; all hang on one switch that carries what their cards do")
+        notes.assume("no source says how nodes are joined; one switch with the bandwidth of their cards is assumed")
     if tree is not None:
         names, found = _downwards(tree, [tree.root]), _tree_links(tree, insides, cards, options, notes)
     else:
@@ -242,7 +244,7 @@ def _domain_links(
     for name, nodes in domains.items():
         wired = [node for node in nodes if insides[node].nvlink_bytes_per_s]
         if len(wired) < 2:
-            notes.assume(f"nothing tells the NVLink bandwidth of the domain {name}; it is not counted")
+            notes.assume(f"no source has the NVLink bandwidth of the domain {name}; it is not counted")
             continue
         switches.append(name)
         for node in wired:

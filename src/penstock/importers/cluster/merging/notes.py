@@ -1,4 +1,4 @@
-"""What an import has to say beside its topology: what was assumed, what was left out, what is missing."""
+"""What an import reports in addition to its topology: what was assumed, what was left out, what is missing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Notes:
         if not self._missing:
             return
         faults = tuple(
-            Fault(shown(nodes), f"{what} is not said; give {option}", "missing")
+            Fault(shown(nodes), f"{what} is unknown; give {option}", "missing")
             for (what, option), nodes in self._missing.items()
         )
         options = " ".join(dict.fromkeys(option.split(" (")[0] for _, option in self._missing))

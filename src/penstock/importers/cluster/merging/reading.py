@@ -74,8 +74,8 @@ class Options:
 
     def unused(self) -> list[str]:
         """Devices that were given for nothing."""
-        told = [f"{product}={kind}" for product, kind in self.called.items() if product not in self.used]
-        return told + ([self.usual] if self.usual is not None and "" not in self.used else [])
+        unused = [f"{product}={kind}" for product, kind in self.called.items() if product not in self.used]
+        return unused + ([self.usual] if self.usual is not None and "" not in self.used else [])
 
 
 def only(devices: Iterable[Known]) -> Hardware | None:
@@ -85,15 +85,15 @@ def only(devices: Iterable[Known]) -> Hardware | None:
 
 
 def gib(size: int) -> str:
-    """Bytes, as memory is told: ``80 GiB``."""
+    """Bytes in the unit of memory: ``80 GiB``."""
     return f"{size / 2**30:.4g} GiB"
 
 
 def gb(rate: int) -> str:
-    """Bytes a second, as the links of devices are told: ``450 GB/s``."""
+    """Bytes per second in the unit of device links: ``450 GB/s``."""
     return f"{rate / 1e9:.4g} GB/s"
 
 
 def gbit(rate: int) -> str:
-    """Bytes a second, as network cards are told: ``400 Gbit/s``."""
+    """Bytes per second in the unit of network cards: ``400 Gbit/s``."""
     return f"{rate * 8 / 1e9:.4g} Gbit/s"

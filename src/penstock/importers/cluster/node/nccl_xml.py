@@ -96,7 +96,7 @@ def read_nccl_xml(text: str, source: str = "nccl-topo.xml") -> SourceFacts:
         nics=nics or None,
     )
     return SourceFacts(
-        format="nccl-xml", source=source, nodes={"": node}, assumptions=tuple(_told(root, gpus, nvlinks))
+        format="nccl-xml", source=source, nodes={"": node}, assumptions=tuple(_assumptions(root, gpus, nvlinks))
     )
 
 
@@ -170,8 +170,8 @@ def _number(element: Element, key: str, faults: Faults, most: int = 10**6) -> in
     value = element.attributes.get(key)
     if value is not None and _NUMBER.fullmatch(value.strip()) and int(value) <= most:
         return int(value)
-    told = "is missing" if value is None else f"has to be a whole number up to {most:,}; it is {value[:40]!r}"
-    faults.add(element.line, f"{key} of <{element.tag}> {told}", column=element.column)
+    problem = "is missing" if value is None else f"has to be a whole number up to {most:,}; it is {value[:40]!r}"
+    faults.add(element.line, f"{key} of <{element.tag}> {problem}", column=element.column)
     return None
 
 
@@ -305,7 +305,7 @@ def _near(card: Element, gpus: Sequence[_Gpu]) -> tuple[int, ...]:
     return tuple(index for index, depth in depths.items() if depth == deepest) if deepest else ()
 
 
-def _told(root: Element, gpus: Sequence[_Gpu], nvlinks: _NvLinks) -> Iterator[str]:
+def _assumptions(root: Element, gpus: Sequence[_Gpu], nvlinks: _NvLinks) -> Iterator[str]:
     if gpus and gpus[0].said is None:
         yield f"a file without <gpu>: {len(gpus)} PCI devices of a display class count in the order of their addresses"
         yield "a file without <gpu> says nothing of NVLink, so not how devices reach each other"

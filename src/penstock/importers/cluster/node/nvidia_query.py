@@ -24,7 +24,7 @@ _NO_CLUSTER = re.compile(r"[0-]*|N/A")
 
 
 def read_nvidia_query(text: str, source: str = "nvidia-smi -q -x") -> SourceFacts:
-    """The devices of a node; it has no name here. Partitions stand for a device in MIG mode.
+    """The devices of a node; it has no name here. Partitions take the place of a device in MIG mode.
 
     Raises InvalidDocument with all faults by line and column.
     """

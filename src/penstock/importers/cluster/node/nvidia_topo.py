@@ -28,7 +28,7 @@ _LEGEND_ENTRY = re.compile(r"\s*(NIC[0-9]+):\s*(\S+)\s*")
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _WORD = re.compile(r"\S+")
 _AFTER = ("CPU", "NUMA")
-"""Begin the columns behind the matrix: CPU Affinity, NUMA Affinity, GPU NUMA ID."""
+"""Headings of the columns after the matrix: CPU Affinity, NUMA Affinity, GPU NUMA ID."""
 _PATHS: dict[str, Literal["nvlink", "pcie-switch", "pcie", "host-bridge", "socket"]] = {
     "C2C": "nvlink",
     "PIX": "pcie-switch",
@@ -103,8 +103,8 @@ def _read_matrix(lines: Sequence[str], faults: Faults) -> _Matrix:
     headers = [number for number, line in enumerate(lines) if _is_header(line)]
     if not headers:
         beginning = next((line.strip() for line in lines if line.strip()), "")
-        told = f"it begins with {beginning[:40]!r}" if beginning else "it is empty"
-        faults.add(None, f"there is no line of column names such as `GPU0 GPU1 …`; {told}")
+        problem = f"it begins with {beginning[:40]!r}" if beginning else "it is empty"
+        faults.add(None, f"there is no line of column names such as `GPU0 GPU1 …`; {problem}")
         faults.stop()
     start = headers[0]
     for again in headers[1:]:
@@ -164,8 +164,8 @@ def _check_rows(header: Sequence[str], rows: dict[str, _Row], line: int, faults:
         if row.name not in names:
             faults.add(row.line, f"the row {shortened(row.name)} has no column of this name", column=1)
         elif len(row.cells) < len(header):
-            told = f"{row.name} has {len(row.cells)} cells of {len(header)}; is the line cut off?"
-            faults.add(row.line, told, code="missing")
+            problem = f"{row.name} has {len(row.cells)} cells of {len(header)}; is the line cut off?"
+            faults.add(row.line, problem, code="missing")
     faults.stop()
 
 
@@ -179,7 +179,7 @@ def _check_cells(matrix: _Matrix, faults: Faults) -> None:
                 wrong = f"{there.text[:20]!r} is none of {_KNOWN}" if there.text else "it is empty"
                 faults.add(line, f"{a} to {b}: {wrong}", column=there.column)
             elif (a == b) != (there.text == "X"):
-                wanted = "has to be X, itself" if a == b else "cannot be X, which stands for itself"
+                wanted = "has to be X, itself" if a == b else "cannot be X, which means itself"
                 faults.add(line, f"{a} to {b} is {there.text}; it {wanted}", column=there.column)
             elif matrix.columns[a] < position and there.text != back.text and _is_path(back.text):
                 detail = f"{a} to {b} is {there.text}, but {b} to {a} is {back.text} (line {matrix.rows[b].line}"

@@ -13,7 +13,7 @@ MOST_LANES = 32
 
 
 def link_bandwidth(rate: str, lanes: int) -> int | None:
-    """Bytes per second of a link with so many lanes; ``rate`` such as ``16.0 GT/s PCIe``. None: neither is known.
+    """Bytes per second of a link with ``lanes`` lanes; ``rate`` such as ``16.0 GT/s PCIe``. None: neither is known.
 
     Raises ValueError for a rate that no PCI Express has, or more than MOST_LANES lanes.
     """

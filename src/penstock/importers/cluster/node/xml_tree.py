@@ -97,9 +97,10 @@ class _Builder(ContentHandler):
 def read_xml(text: str, faults: Faults, *, root: str, is_instead: dict[str, str]) -> Element:
     """The tree of a text whose outermost element is ``root``.
 
-    ``is_instead``: what a text with another outermost element is, to be told. Raises InvalidDocument where the text is
-    no XML, declares entities, or is nested deeper than MOST_LEVELS. A DOCTYPE that names a file (nvidia-smi writes one)
-    is read past and the file is not opened: expat's SAX driver opens none, and entities would need a declaration.
+    ``is_instead``: what a text with another outermost element is, for the message. Raises InvalidDocument where the
+    text is no XML, declares entities, or is nested deeper than MOST_LEVELS. A DOCTYPE that names a file (nvidia-smi
+    writes one) is read past and the file is not opened: expat's SAX driver opens none, and entities would need a
+    declaration.
     """
     begun = text.lstrip("\ufeff \t\r\n")
     if not begun:

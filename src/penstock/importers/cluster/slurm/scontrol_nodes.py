@@ -212,7 +212,7 @@ def _text_record(text: str, place: Place) -> _Record:
 
 
 def _value(text: str, key: str) -> str | None:
-    """What stands behind a key, up to the next blank: none of the values that are looked for has one."""
+    """Return what follows a key, up to the next blank: none of the values that are looked for has one."""
     start = text.find(f" {key}=")
     if start < 0:
         return None

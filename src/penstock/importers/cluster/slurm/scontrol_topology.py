@@ -16,7 +16,7 @@ from penstock.importers.lines import Faults
 _SUBJECTS = ("SwitchName", "BlockName", "AggregatedBlock", "RingName", "TorusName")
 _KEYS = (*_SUBJECTS, "Level", "LinkSpeed", "Nodes", "Switches", "BlockIndex", "BlockSize", "RingSize")
 _KNOWN = {key.lower(): key for key in (*_KEYS, "Dims", "PlacementDims", "Anchors")}
-_REMEDY = "give the whole output of `scontrol show topology`, without names behind it"
+_REMEDY = "give the whole output of `scontrol show topology`, without names after it"
 
 
 def read_scontrol_topology(text: str, source: str = "scontrol show topology") -> SourceFacts:
@@ -42,7 +42,7 @@ def read_scontrol_topology(text: str, source: str = "scontrol show topology") ->
     if records.rings:
         return ring_facts("scontrol-topology", source, records.rings, faults)
     switches = nested(records.switches, records.groups, faults) if records.groups else records.switches
-    facts, twins = switch_facts(switches, faults, source, remedy=_REMEDY)
+    facts, duplicates = switch_facts(switches, faults, source, remedy=_REMEDY)
     records.check_against_tree()
     faults.stop()
     said = [f"{source}: {LINK_SPEED}"] if records.has_link_speed else []
@@ -52,7 +52,7 @@ def read_scontrol_topology(text: str, source: str = "scontrol show topology") ->
         source=source,
         nodes=node_facts(switches, source),
         switches=facts,
-        assumptions=(*said, *twins),
+        assumptions=(*said, *duplicates),
     )
 
 

@@ -54,7 +54,7 @@ def read_slurm_conf(text: str, source: str = "topology.conf") -> SourceFacts:
         return ring_facts("slurm-conf", source, lines.rings, faults)
     blocks = lines.switches and lines.switches[0].layer == "block"
     switches = nested(lines.switches, lines.groups(), faults) if blocks else lines.switches
-    facts, twins = switch_facts(switches, faults, source)
+    facts, duplicates = switch_facts(switches, faults, source)
     said = [f"{source}: {LINK_SPEED}"] if lines.has_link_speed else []
     said += [f"{source}: {BLOCKS}"] if blocks else []
     return SourceFacts(
@@ -62,7 +62,7 @@ def read_slurm_conf(text: str, source: str = "topology.conf") -> SourceFacts:
         source=source,
         nodes=node_facts(switches, source),
         switches=facts,
-        assumptions=(*said, *twins),
+        assumptions=(*said, *duplicates),
     )
 
 
@@ -183,7 +183,7 @@ class _Lines:
                 self._sizes.append((int(size), value.place(at)))
             else:
                 number, column = value.place(at)
-                self._faults.add(number, f"the block size {size[:40]!r} is no number of nodes", column=column)
+                self._faults.add(number, f"the block size {size[:40]!r} is not a number of nodes", column=column)
             at += len(entry) + 1
         check_block_sizes(self._sizes, self._faults)
 

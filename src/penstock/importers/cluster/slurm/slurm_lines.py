@@ -37,7 +37,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What stands behind ``Key=``; ``offset``: of the value within its line."""
+    """What follows ``Key=``; ``offset``: of the value within its line."""
 
     key: str
     text: str

@@ -1,6 +1,6 @@
 """Node states of Slurm: which of them let a node take a job, and what generic resources (gres) say of devices.
 
-.. [1] Slurm, sinfo(1), NODE STATE CODES: the words, and the signs behind them.
+.. [1] Slurm, sinfo(1), NODE STATE CODES: the words, and the signs after them.
 .. [2] Slurm, gres.conf(5) and slurm.conf(5), Gres: ``name[:type]:count``, with sockets or indices in parentheses.
 """
 
@@ -56,7 +56,7 @@ MOST_DEVICES = 1024
 
 
 def state_words(states: Iterable[str]) -> list[str]:
-    """The words of states such as ``IDLE*+DRAIN``, with the signs behind them as words."""
+    """The words of states such as ``IDLE*+DRAIN``, with the signs after them as words."""
     words = []
     for state in states:
         for part in state.upper().split("+"):
@@ -109,7 +109,7 @@ def devices(counts: Counts) -> tuple[DeviceFacts, ...]:
 def tracked_devices(tres: str) -> int | None:
     """The devices that a text of trackable resources counts, ``cpu=64,gres/gpu=8,gres/gpu:h100=8``; None: none named.
 
-    ``gres/gpu`` stands for all types together.
+    ``gres/gpu`` means all types together.
     """
     counts = gres_counts(",".join(part for part in tres.split(",") if part.strip().startswith("gres/gpu")))
     if not counts:

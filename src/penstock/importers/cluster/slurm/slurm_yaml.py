@@ -104,7 +104,7 @@ class _Form:
         return [entry for entry in item.items if isinstance(entry, Mapping)]
 
     def entries(self, item: Mapping, key: str) -> list[Mapping]:
-        """The list of mappings that stands behind a key, which has to be there with an entry at least."""
+        """Return the list of mappings of a key, which has to be there with an entry at least."""
         if key not in item.items:
             self.fault(item.at, f"{key} is missing", "missing")
         found = self.mappings(item.items.get(key), key)
@@ -113,7 +113,7 @@ class _Form:
         return found
 
     def word(self, item: Mapping, *keys: str) -> str:
-        """The one name behind the first of these keys that is there."""
+        """Return the one name of the first of these keys that is there."""
         key = next((key for key in keys if key in item.items), keys[0])
         value = item.items.get(key)
         if value is None:
@@ -144,7 +144,7 @@ class _Form:
         return least
 
     def names(self, item: Mapping, key: str) -> tuple[str, ...]:
-        """The names of the hostlist, or list of hostlists, behind a key; none if it is not there."""
+        """Return the names of the hostlist, or list of hostlists, of a key; none if it is not there."""
         value = item.items.get(key)
         found: list[str] = []
         for word in value.items if isinstance(value, Sequence) else [value] if value else []:
@@ -196,13 +196,13 @@ def _block(form: _Form, item: Item) -> SourceFacts:
 
 
 def _of_switches(form: _Form, switches: list[Switch], *said: str) -> SourceFacts:
-    facts, twins = switch_facts(switches, form.faults, form.source)
+    facts, duplicates = switch_facts(switches, form.faults, form.source)
     return SourceFacts(
         format="slurm-yaml",
         source=form.source,
         nodes=node_facts(switches, form.source),
         switches=facts,
-        assumptions=(*said, *twins),
+        assumptions=(*said, *duplicates),
     )
 
 

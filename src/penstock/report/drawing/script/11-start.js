@@ -64,7 +64,7 @@ function themes() {
     restyle();
   };
   let kept = "";
-  try { kept = window.localStorage.getItem("penstock-theme") || ""; } catch { /* pages without storage begin anew */ }
+  try { kept = window.localStorage.getItem("penstock-theme") || ""; } catch { /* pages without storage start from the default */ }
   for (const each of buttons) {
     each.addEventListener("click", () => {
       try { window.localStorage.setItem("penstock-theme", each.dataset.themeChoice); } catch { /* the same */ }

@@ -12,7 +12,7 @@ function bytesOf(text) {
   return bytes;
 }
 
-/** Zigzag varints; with `sum` each is the difference from the one before. One plain number stands for all. */
+/** Zigzag varints; with `sum` each is the difference from the one before. One plain number means that all are equal to it. */
 function column(packed, count, values, sum) {
   if (typeof packed === "number") return values.fill(packed);
   const bytes = bytesOf(packed);

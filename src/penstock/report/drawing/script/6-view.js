@@ -132,8 +132,8 @@ class View {
     this.changed();
   }
 
-  /** The measured twin of a predicted block, or the other way round. */
-  twin(place) {
+  /** The measured counterpart of a predicted block, or the other way round. */
+  counterpart(place) {
     const lane = this.data.lanes[this.laneOf(place)];
     if (!lane || lane.measured === null) return null;
     const measured = lane.measured === place.strip, blocks = this.blocks(place), i = place.index;
@@ -153,7 +153,7 @@ class View {
     if (this.data.merged || place.part === "idle") return lines;
     const waited = this.reasons.waited(place, measured);
     if (waited) lines.push(waited);
-    const other = this.twin(place);
+    const other = this.counterpart(place);
     if (other) {
       const { start, end } = this.blocks(other), theirs = end[other.index] - start[other.index];
       const [real, said] = measured ? [lasts, theirs] : [theirs, lasts];

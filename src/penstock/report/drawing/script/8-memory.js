@@ -21,7 +21,7 @@ function drawOverview(drawing) {
   pen.strokeRect(x(view.from), 1, Math.max(3, x(view.to) - x(view.from)), MAP_PX - 2);
 }
 
-/** Every lane as at least one line of pixels, or every so many of them. */
+/** Every lane as at least one line of pixels, or every n-th lane. */
 function overview(drawing) {
   const { view, ratio } = drawing, raster = new Raster(), height = Math.round(MAP_PX * ratio), codes = new Uint16Array(drawing.codes.length);
   raster.resize(codes.length, height, ratio);

@@ -165,12 +165,12 @@ class Controls {
   }
 
   key(event) {
-    const { view } = this, told = (act) => () => { act(); this.reveal(); this.describe(); };
+    const { view } = this, moved = (act) => () => { act(); this.reveal(); this.describe(); };
     const actions = {
-      ArrowLeft: () => view.pan(-0.2), ArrowRight: () => view.pan(0.2), ArrowUp: told(() => view.chooseLane(-1)), ArrowDown: told(() => view.chooseLane(1)),
+      ArrowLeft: () => view.pan(-0.2), ArrowRight: () => view.pan(0.2), ArrowUp: moved(() => view.chooseLane(-1)), ArrowDown: moved(() => view.chooseLane(1)),
       "+": () => view.zoom(0.5), "=": () => view.zoom(0.5), "-": () => view.zoom(2), 0: () => view.everything(),
       Home: () => view.show(0, view.span), End: () => view.show(view.end - view.span, view.span),
-      n: told(() => view.step(1)), p: told(() => view.step(-1)), "[": told(() => view.follow(-1)), "]": told(() => view.follow(1)),
+      n: moved(() => view.step(1)), p: moved(() => view.step(-1)), "[": moved(() => view.follow(-1)), "]": moved(() => view.follow(1)),
       Enter: () => view.zoomToSelected(), m: () => { view.mark(); this.tellMeasure(); },
       Escape: () => { view.measure = null; view.only = -1; this.search.value = ""; view.select(null); this.say(""); },
       c: () => this.toggle("path"), i: () => this.toggle("idle"), k: () => this.toggle("communication"), l: () => this.toggle("links"),

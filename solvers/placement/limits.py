@@ -15,7 +15,7 @@ Objective = Literal["throughput", "throughput_per_device", "fastest_within_budge
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class PlacementLimits:
     """Between ``least`` and ``most`` hosts, within a budget of devices, price per hour, and time per global batch."""
 
     objective: Objective = "throughput"

@@ -11,7 +11,7 @@ from penstock.solvers.schedules.catalogue import SCHEDULES, ScheduleRow, schedul
 from penstock.solvers.schedules.support.recomputed import recomputed
 
 
-class Draft(NamedTuple):
+class CandidateSchedule(NamedTuple):
     """An order that is not built yet: the micro-batches that each stage keeps in flight say whether it can fit.
 
     ``apart``: recomputations are operations of their own, which may run while a gradient is awaited. ``parameters``:
@@ -35,20 +35,22 @@ class Draft(NamedTuple):
         return recomputed(allocation, orders) if self.apart else orders
 
 
-def drafts(problem: Problem, allocation: Allocation, schedule: str, policy: str) -> list[Draft]:
+def candidate_schedules(
+    problem: Problem, allocation: Allocation, schedule: str, policy: str
+) -> list[CandidateSchedule]:
     """Return every candidate order of a schedule for an allocation, each once; none of one that needs a planner.
 
     Where stages recompute, first with recomputations as operations of their own; these keep what they rebuild while
     they wait, so then also within the backwards. Raises ``UnsupportedRequest`` for a schedule that does not exist.
     """
     row = schedule_row(schedule)
-    if not row.drafted:
+    if not row.for_any_stages:
         return []
     plain = [
-        Draft(row.orders_of or row.name, vector, parameters=tuple(values.items()))
+        CandidateSchedule(row.orders_of or row.name, vector, parameters=tuple(values.items()))
         for vector in row.in_flight(problem, allocation, policy)
         for values in row.choices(allocation)
     ]
     if not any(stage.recompute for stage in allocation.stages):
         return plain
-    return [*(draft._replace(apart=True) for draft in plain), *plain]
+    return [*(candidate._replace(apart=True) for candidate in plain), *plain]

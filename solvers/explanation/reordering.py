@@ -14,13 +14,13 @@ from penstock.solvers.model.result import Candidate, Shortage
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.planners.proposal import recompute_variants
 from penstock.solvers.schedules.catalogue import SCHEDULES
-from penstock.solvers.schedules.support.drafts import drafts
+from penstock.solvers.schedules.support.candidates import candidate_schedules
 
 USUAL = ("early-backward", "gpipe")
-"""Schedules that are tried where the plan's own cannot be drafted for any allocation."""
+"""Schedules that are tried where the plan's own does not order arbitrary stages."""
 
 
-class Drafted(NamedTuple):
+class BestOrder(NamedTuple):
     """The quickest order that fits and, where none does, the one that lacks least memory; ``why``: nothing runs."""
 
     plan: Candidate | None
@@ -40,32 +40,32 @@ def best_order(
     *,
     overlap: bool = True,
     recompute: bool = True,
-) -> Drafted:
+) -> BestOrder:
     """Return the best candidate of ``schedules``; with ``recompute``, also where the request lets stages recompute."""
-    found: Drafted | None = None
+    found: BestOrder | None = None
     why = ""
     for variant in _variants(problem, allocation, schedules, recompute):
         for name in schedules:
-            for draft in drafts(problem, variant, name, "best"):
-                orders = draft.orders(problem, variant)
+            for candidate in candidate_schedules(problem, variant, name, "best"):
+                orders = candidate.orders(problem, variant)
                 try:
                     timeline = simulate(problem, variant, orders, overlap=overlap)
                 except InvalidPlan as error:
                     why = why or error.detail
                     continue
                 plan = Candidate("by-hand", variant, orders, timeline, overlap)
-                judged = Drafted(plan, largest_shortage(problem, variant, timeline))
+                judged = BestOrder(plan, largest_shortage(problem, variant, timeline))
                 found = judged if found is None or _key(judged) < _key(found) else found
-    return found or Drafted(None, None, why)
+    return found or BestOrder(None, None, why)
 
 
 def schedules_of(plan: Candidate) -> tuple[str, ...]:
-    """Return the plan's own schedule where it can be drafted for any allocation, else the usual ones."""
+    """Return the plan's own schedule where it orders arbitrary stages, else the usual ones."""
     row = SCHEDULES.get(plan.schedule.name)
-    return (row.name,) if row is not None and row.drafted else USUAL
+    return (row.name,) if row is not None and row.for_any_stages else USUAL
 
 
-def can_be_drafted(plan: Candidate) -> bool:
+def can_be_reordered(plan: Candidate) -> bool:
     """Return whether the plan is one flushed pipeline whose stages have devices of their own."""
     devices = [d for stage in plan.allocation.stages for d in stage.devices]
     apart = len(plan.allocation.pipelines) == 1 and len(set(devices)) == len(devices)
@@ -84,6 +84,6 @@ def _variants(
     return list(dict.fromkeys((allocation, *recompute_variants(problem, plain, schedules))))
 
 
-def _key(drafted: Drafted) -> tuple[int, int]:
-    assert drafted.plan is not None
-    return (drafted.shortage.missing_bytes if drafted.shortage else 0), drafted.plan.value_ns
+def _key(reordered: BestOrder) -> tuple[int, int]:
+    assert reordered.plan is not None
+    return (reordered.shortage.missing_bytes if reordered.shortage else 0), reordered.plan.value_ns
