@@ -228,8 +228,8 @@ def test_the_same_in_python_and_on_the_command_line(
 
     def plan(profile: str, topology: str, **more: Any) -> Kept:
         found = {
-            "profile": penstock.planning.answer.find_profile(profile),
-            "topology": penstock.planning.answer.find_topology(topology),
+            "profile": penstock.planning.documents.find_profile(profile),
+            "topology": penstock.planning.documents.find_topology(topology),
         }
         asked.append(PlanRequest.parse(found | more))
         return Kept()
