@@ -93,7 +93,9 @@ class FitsRow(Part):
     virtual_stages: PositiveCount
     data: PositiveCount
     micro_batch_size: PositiveCount
-    micro_batches: PositiveCount | None = Field(description="per replica and step, where the global batch is given")
+    micro_batches: PositiveCount | None = Field(
+        default=None, description="per replica and step, where the global batch is given"
+    )
     sharding: Sharding
     fullest_stage: Count
     memory: MemoryParts

@@ -88,6 +88,8 @@ class TransformerShape(Part):
             raise ValueError(f"{self.heads} heads are not a multiple of the {self.kv_heads} key and value heads")
         if self.padded_vocabulary is not None and self.padded_vocabulary < self.vocabulary:
             raise ValueError(f"a padded vocabulary of {self.padded_vocabulary} is below the {self.vocabulary} words")
+        if self.tied and self.outputs is not None:
+            raise ValueError(f"a head of {self.outputs} outputs cannot be tied to the embedding of words")
         if self.experts is not None and self.experts.dense_layers > self.layers:
             raise ValueError(f"{self.experts.dense_layers} dense layers are more than the {self.layers} layers")
         return self

@@ -16,6 +16,7 @@ from penstock.schemas.api.fits import Degree, FitsAnswer, FitsRequest, FitsRow, 
 from penstock.schemas.api.shape import TransformerShape
 from penstock.schemas.document import load_json, unreadable
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
+from penstock.schemas.quantities import MAX_WIRE_INTEGER
 from penstock.schemas.topology import ClusterTopology
 from penstock.shapes import parameters
 from penstock.shapes.hugging_face import shape_of
@@ -242,6 +243,8 @@ def _fullest(shape: TransformerShape, layout: Layout) -> _Fullest:
     stages = memory_of_stages(shape, layout)
     totals = [one.total for one in stages]
     stage = totals.index(max(totals))
+    if max(totals[stage], parameters.total(shape)) > MAX_WIRE_INTEGER:
+        raise UnsupportedRequest(f"{shape.name} would take more than 2^53 bytes on one GPU: no such model is trained")
     return _Fullest(layout, stage, stages[stage])
 
 

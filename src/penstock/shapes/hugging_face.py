@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
 from penstock.schemas.api.shape import Experts, LatentAttention, TransformerShape
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 
@@ -81,8 +83,10 @@ def shape_of(
             f"{origin} is of the family {family!r}, whose layers are not known; known are {known}",
             faults=(Fault("/model_type", f"unknown family {family!r}", "family"),),
         )
-    config = _Config(values, origin)
-    fields = read(config)
+    try:
+        fields = read(_Config(values, origin))
+    except ValidationError as error:
+        raise _not_a_transformer(origin, error) from None
     longest = fields.pop("longest")
     if fields["positions"] and sequence_length is not None and sequence_length > fields["positions"]:
         raise UnsupportedRequest(
@@ -93,14 +97,15 @@ def shape_of(
     fields["name"] = name if isinstance(name, str) and 0 < len(name) <= 512 and not name.startswith("/") else family
     try:
         return TransformerShape.model_validate(fields)
-    except ValueError as error:
-        raise InvalidDocument(f"{origin} does not describe a transformer: {_first(error)}") from None
+    except ValidationError as error:
+        raise _not_a_transformer(origin, error) from None
 
 
-def _first(error: ValueError) -> str:
-    """The first mistake in words."""
-    found = error.errors()[0] if hasattr(error, "errors") else {"loc": (), "msg": str(error)}
-    return f"{'.'.join(map(str, found['loc']))}: {found['msg']}".removeprefix(": ")
+def _not_a_transformer(origin: str, error: ValidationError) -> InvalidDocument:
+    """The error of widths that no transformer has, with the first mistake."""
+    first = error.errors()[0]
+    words = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+    return InvalidDocument(f"{origin} does not describe a transformer: {words}")
 
 
 def _llama(config: _Config) -> Fields:

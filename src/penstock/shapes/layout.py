@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from typing import get_args
 
@@ -65,18 +66,18 @@ def layers_of_stages(shape: TransformerShape, layout: Layout) -> tuple[int, ...]
     get one layer more.
     """
     stages, layers = layout.pipeline * layout.virtual_stages, shape.layers
-    if stages > layers:
-        return None
     if layers % stages == 0:
         return (layers // stages,) * stages
-    if (layers + 2) % stages == 0 and stages > 1:
-        each = (layers + 2) // stages
-        return (each - 1, *[each] * (stages - 2), each - 1)
-    if layout.framework == "megatron":
+    if layout.framework == "torch":
+        longer = layers % stages
+        return None if stages > layers else (layers // stages + 1,) * longer + (layers // stages,) * (stages - longer)
+    if (layers + 2) % stages:
         return None
-    return tuple(layers // stages + (number < layers % stages) for number in range(stages))
+    each = (layers + 2) // stages
+    return (each - 1, *[each] * (stages - 2), each - 1)
 
 
+@lru_cache(maxsize=256)
 def divisors(number: int) -> tuple[int, ...]:
     """The divisors of a number, in order."""
     small = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]

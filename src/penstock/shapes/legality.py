@@ -7,7 +7,7 @@ torchtitan asks of the same degrees. ``docs/fits.md`` lists them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.schemas.api.shape import TransformerShape
@@ -73,7 +73,7 @@ def heads(case: Case) -> tuple[str, str] | None:
 def key_value_heads(case: Case) -> tuple[str, str] | None:
     """The tensor degree divides the key and value heads; Megatron also copies them where they divide it."""
     tensor, number = case.layout.tensor, case.shape.kv_heads
-    if case.shape.latent is not None or number % tensor == 0:
+    if case.shape.latent is not None or number == case.shape.heads or number % tensor == 0:
         return None
     if case.layout.framework == "megatron" and tensor % number == 0:
         return None
@@ -130,8 +130,8 @@ def layers(case: Case) -> tuple[str, str] | None:
     stages, number = one.pipeline * one.virtual_stages, case.shape.layers
     degree, value = ("virtual_stages", one.virtual_stages) if one.virtual_stages > 1 else ("pipeline", one.pipeline)
     rest = stages // value
-    tried = [each for each in range(1, number // rest + 1) if each == 1 or _splits(case, degree, each)]
-    nearest = _nearest(degree, value, tried)
+    even = {*divisors(number), *divisors(number + 2)} if one.framework == "megatron" else {number // rest * rest}
+    nearest = _nearest(degree, value, {each // rest for each in even if each % rest == 0 and each > 0})
     if stages > number:
         return degree, f"{number} layers are fewer than {stages} stages{nearest}"
     said = f"pipeline {one.pipeline}" + (f" × virtual stages {one.virtual_stages}" if one.virtual_stages > 1 else "")
@@ -261,13 +261,6 @@ RULES: tuple[Rule, ...] = (
     cells,
     sharding,
 )
-
-
-def _splits(case: Case, degree: str, value: int) -> bool:
-    """Whether the layers can be split with another value of ``pipeline`` or ``virtual_stages``."""
-    one = case.layout
-    changed = replace(one, pipeline=value) if degree == "pipeline" else replace(one, virtual_stages=value)
-    return layers_of_stages(case.shape, changed) is not None
 
 
 def _nearest(degree: str, value: int, legal: Iterable[int]) -> str:
