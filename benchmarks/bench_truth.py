@@ -3,7 +3,7 @@
     scripts/bench-truth FOLDER
 
 FOLDER holds ``truth/simumax-b200.csv`` (cases and measured GiB, from MooreThreads/SimuMax,
-``docs/b200/b200_release_v1.2_summary.md``, Apache-2.0), ``models/*.json`` (shapes as SimuMax lists them) and
+summary of release 1.2 on B200, Apache-2.0), ``models/*.json`` (shapes as SimuMax lists them) and
 ``trainers/megatron-legality.jsonl`` (products of degrees with the verdict of Megatron-LM's own checks). None of it is
 part of this repository.
 """

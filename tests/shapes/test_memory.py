@@ -28,7 +28,7 @@ DEEPSEEK_V2 = TransformerShape(
     latent=LatentAttention(query_rank=1536, key_value_rank=512, plain_width=128, rotary_width=64, value_width=128),
 )  # fmt: skip
 
-# MooreThreads/SimuMax v1.2 (Apache-2.0), docs/b200/b200_release_v1.2_summary.md: GiB that PyTorch's allocator had on
+# MooreThreads/SimuMax (Apache-2.0), summary of release 1.2 on B200: GiB that PyTorch's allocator had on
 # the fullest of 8 B200, Megatron-Core with sequence parallelism, distributed optimizer, 4 micro-batches of a sample.
 MEASURED = [
     (LLAMA_70B, Layout(pipeline=2, data=4, global_batch_size=16), 66.55, 0.02),

@@ -4,7 +4,7 @@ Static bytes per parameter with Adam, D being the GPUs that share optimizer stat
 group): what ``_STATIC`` lists. Neither the context of driver and communication library is in it nor what the allocator
 loses to fragmentation.
 
-.. [1] Rajbhandari et al., ZeRO (2020), section 3; Megatron-LM, ``docs/source/api-guide/dist_optimizer.md``.
+.. [1] Rajbhandari et al., ZeRO (2020), section 3; Megatron-LM, guide to the distributed optimizer.
 .. [2] Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters (2021), section 2.2:
    micro-batches in flight with interleaving.
 """

@@ -1,6 +1,6 @@
 """Parameters of a transformer by what a degree of parallelism divides: tensor-parallel, replicated, experts'.
 
-.. [1] Megatron-LM, ``megatron/training/theoretical_memory_usage.py``: multi-head latent attention and experts.
+.. [1] Megatron-LM, module ``theoretical_memory_usage``: multi-head latent attention and experts.
 """
 
 from __future__ import annotations

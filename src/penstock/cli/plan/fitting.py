@@ -61,7 +61,7 @@ class Transformer:
     ] = None
     hf: Annotated[
         str | None,
-        typer.Option("--hf", metavar="FILE", help="config.json of a Hugging Face model instead of --example."),
+        typer.Option("--hf", metavar="FILE", help="File config.json of a Hugging Face model, instead of --example."),
     ] = None
     topology: Topology = None
     cluster: Cluster = None
