@@ -51,7 +51,7 @@ class Measured(NamedTuple):
 
 
 def shape_of_model(path: Path, layers: int, sequence_length: int) -> TransformerShape:
-    """The shape that a file of SimuMax's describes, with so many layers."""
+    """The shape that a file of SimuMax's describes, with another number of layers."""
     data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     experts = latent = None
     if "expert_num" in data:

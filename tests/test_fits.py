@@ -91,7 +91,7 @@ def test_bad_input_is_named(model: str, cluster: str, asked: dict[str, Any], wor
 def test_devices_that_stand_for_groups_are_refused() -> None:
     topology = catalogue.cluster("1x8xH100").model_dump(mode="json", exclude_none=True)
     topology["uniform"]["gpus"] = 2
-    with pytest.raises(UnsupportedRequest, match="stands for 2 GPUs"):
+    with pytest.raises(UnsupportedRequest, match="has 2 GPUs"):
         penstock.fits("gpt2-small", ClusterTopology.parse(topology))
     with pytest.raises(InvalidDocument, match="give either `shape` or `hugging_face`"):
         penstock.fits(LLAMA_CONFIG, "8xH100", shape=SHAPES["gpt"].model_dump())

@@ -27,9 +27,9 @@ Degree = Annotated[tuple[Value, ...], Field(min_length=1, max_length=MOST_VALUES
 class FitsRequest(Document):
     """A transformer, by its shape or by the ``config.json`` of Hugging Face, and the layouts to try on a cluster.
 
-    Every combination of the values is tried, one layout for the whole model: so many GPUs that share each layer
-    (``tensor``), each sequence (``context``) and the experts (``expert``), so many pipeline stages, and as many
-    replicas as the GPUs that are left make.
+    Every combination of the values is tried, one layout for the whole model: the number of GPUs that share each
+    layer (``tensor``), each sequence (``context``) and the experts (``expert``), and of pipeline stages. The GPUs that
+    are left make replicas.
     """
 
     kind: ClassVar[str] = "fits request"

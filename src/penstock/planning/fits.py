@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES
 from penstock.planning.documents import find_topology
-from penstock.schemas.api.fits import Degree, FitsAnswer, FitsRequest, FitsRow, MemoryParts, RefusedLayouts
+from penstock.schemas.api.fits import Degree, FitsAnswer, FitsRequest, FitsRow, MemoryParts, Module, RefusedLayouts
 from penstock.schemas.api.shape import TransformerShape
 from penstock.schemas.document import load_json, unreadable
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
@@ -61,7 +61,7 @@ def fits(
         A document, a file name, or the name of a shipped example (``"8x8xH100"``).
     more
         Fields of FitsRequest: ``tensor=8``, ``pipeline="all"``, ``sharding=("optimizer", "parameters")``, …; a single
-        value stands for a list of one.
+        value is a list of one.
 
     Raises UnsupportedRequest for a degree that no layout can have, with the rule that it breaks.
     """
@@ -126,7 +126,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _single(name: str, value: object) -> bool:
-    """Whether a value stands for a list of one."""
+    """Whether a value means a list of one."""
     if name in (*_VARIED, "sharding"):
         return isinstance(value, int | str) and value != "all"
     return name == "recompute" and isinstance(value, str) and value not in ("none", "full")
@@ -148,14 +148,14 @@ def _shape(request: FitsRequest) -> TransformerShape:
 
 
 def _cluster(request: FitsRequest) -> _Cluster:
-    """Raises InvalidDocument for a topology by hash, UnsupportedRequest for devices that stand for several GPUs."""
+    """Raises InvalidDocument for a topology by hash, UnsupportedRequest for devices with several GPUs."""
     if isinstance(request.topology, str):
         raise InvalidDocument("the topology has to be inline here, not a hash")
     nodes = request.topology.expanded().nodes
     devices = [device for node in nodes for device in node.devices]
     if grouped := next((device for device in devices if device.gpus > 1), None):
         raise UnsupportedRequest(
-            f"device {grouped.id!r} stands for {grouped.gpus} GPUs; degrees of parallelism count single GPUs",
+            f"device {grouped.id!r} has {grouped.gpus} GPUs; degrees of parallelism count single GPUs",
             remedy="a topology with a device per GPU",
         )
     memories = {max(0, device.memory_bytes - device.context_bytes) for device in devices}
@@ -177,11 +177,18 @@ def _layouts(request: FitsRequest, shape: TransformerShape, cluster: _Cluster) -
     rest = Layout(
         expert_tensor=request.expert_tensor,
         global_batch_size=request.global_batch_size,
-        recompute={"none": frozenset(), "full": FULL}.get(str(request.recompute), frozenset(request.recompute)),
+        recompute=_recomputed(request),
         sequence_parallel=request.sequence_parallel,
         framework=request.framework,
     )
     return list(layouts(cluster.gpus, asked, shardings, rest))
+
+
+def _recomputed(request: FitsRequest) -> frozenset[Module]:
+    """The modules of a layer whose activations are made again."""
+    if request.recompute == "none":
+        return frozenset()
+    return FULL if request.recompute == "full" else frozenset(request.recompute)
 
 
 def _values(
@@ -294,7 +301,7 @@ def _assumptions(
     """What the answer rests on, in sentences."""
     yield f"samples of {shape.sequence_length} tokens; Adam; computation in bf16"
     if request.global_batch_size is None:
-        yield "as many micro-batches as fill the pipeline"
+        yield "enough micro-batches to fill the pipeline"
     if not cluster.alike:
         yield "every GPU has the memory of the smallest"
     widest = max((one.layout.tensor for one in listed), default=1)

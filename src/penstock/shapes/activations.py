@@ -1,7 +1,7 @@
 """Bytes that one layer keeps of each token for its backward pass, on one GPU of the groups that run it.
 
-``megatron`` stands for Megatron-Core with Transformer Engine's fused norms and activations and flash attention.
-``torch`` stands for eager PyTorch modules with flash attention: RMSNorm works in fp32 and keeps its input and its
+``megatron`` means Megatron-Core with Transformer Engine's fused norms and activations and flash attention.
+``torch`` means eager PyTorch modules with flash attention: RMSNorm works in fp32 and keeps its input and its
 result in it, a gated feed-forward keeps four tensors instead of three.
 
 .. [1] Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022), section 4.

@@ -15,7 +15,7 @@ from penstock.schemas.api.shape import Experts, LatentAttention, TransformerShap
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 
 USUAL_LENGTH = 8192
-"""Tokens of a sample where nobody says: this, or the model's longest sequence where that is shorter."""
+"""Tokens of a sample by default: this, or the model's longest sequence where that is shorter."""
 
 Fields = dict[str, Any]
 
@@ -166,7 +166,7 @@ def _gemma3(config: _Config) -> Fields:
 
 
 def _phi(config: _Config) -> Fields:
-    """Attention and feed-forward side by side behind one LayerNorm, biases everywhere."""
+    """Attention and feed-forward side by side after one LayerNorm, biases everywhere."""
     return {
         **_llama(config),
         "gated": False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from typing import get_args
@@ -92,21 +92,17 @@ def layouts(
     A product that does not divide the GPUs comes with ``data`` 0, for the rules to refuse.
     """
     names = ("tensor", "context", "expert", "pipeline", "virtual_stages", "micro_batch_size")
-    for *degrees, sharding in product(*(asked[name] for name in names), shardings):
-        tensor, context, expert, pipeline, virtual, size = degrees
+    for degrees, sharding in product(product(*(asked[name] for name in names)), shardings):
+        tensor, context, expert, pipeline, virtual_stages, micro_batch_size = degrees
         group = tensor * context * pipeline
-        yield Layout(
+        yield replace(
+            rest,
             tensor=tensor,
             context=context,
             expert=expert,
-            expert_tensor=rest.expert_tensor,
             pipeline=pipeline,
             data=0 if gpus % group else gpus // group,
-            virtual_stages=virtual,
-            micro_batch_size=size,
-            global_batch_size=rest.global_batch_size,
+            virtual_stages=virtual_stages,
+            micro_batch_size=micro_batch_size,
             sharding=sharding,
-            recompute=rest.recompute,
-            sequence_parallel=rest.sequence_parallel,
-            framework=rest.framework,
         )

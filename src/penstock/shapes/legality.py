@@ -27,7 +27,7 @@ class Broken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A layout of a shape on so many GPUs."""
+    """A layout of a shape on a number of GPUs."""
 
     shape: TransformerShape
     layout: Layout

@@ -82,7 +82,7 @@ class Memory(NamedTuple):
 
 
 class _Layers(NamedTuple):
-    """What a GPU holds of the model: so many layers with a dense feed-forward, so many with experts, and the ends."""
+    """What a GPU holds of the model: its layers with a dense feed-forward, those with experts, and the ends."""
 
     dense: int
     sparse: int
@@ -117,10 +117,10 @@ def vocabulary_rows(shape: TransformerShape, layout: Layout) -> int:
 
 def in_flight(layout: Layout, rank: int) -> list[int]:
     """How many micro-batches each virtual stage of a rank holds at most, the first virtual stage first."""
-    most, behind, virtual = layout.micro_batches, layout.pipeline - rank, layout.virtual_stages
+    most, depth, virtual = layout.micro_batches, layout.pipeline - rank, layout.virtual_stages
     if virtual == 1:
-        return [behind if most is None else min(most, behind)]
-    chunks = 2 * (behind - 1) + (virtual - 1) * layout.pipeline + 1
+        return [depth if most is None else min(most, depth)]
+    chunks = 2 * (depth - 1) + (virtual - 1) * layout.pipeline + 1
     # warm-up goes through the virtual stages in turn, `pipeline` micro-batches of each
     rounds, rest = divmod(chunks, layout.pipeline * virtual)
     found = []

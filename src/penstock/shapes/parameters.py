@@ -45,8 +45,8 @@ def layer(shape: TransformerShape, *, dense: bool) -> Parameters:
 def embedding(shape: TransformerShape, rows: int | None = None) -> Parameters:
     """Word, position and segment vectors; ``rows`` of words where the vocabulary is padded."""
     words = (shape.vocabulary if rows is None else rows) * shape.hidden
-    beside = (shape.positions + shape.token_types) * shape.hidden
-    return Parameters(dense=words, replicated=beside + (norm_width(shape) if shape.embedding_norm else 0))
+    further = (shape.positions + shape.token_types) * shape.hidden
+    return Parameters(dense=words, replicated=further + (norm_width(shape) if shape.embedding_norm else 0))
 
 
 def head(shape: TransformerShape, rows: int | None = None) -> Parameters:
