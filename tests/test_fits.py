@@ -119,6 +119,16 @@ def test_the_most_layouts_take_less_than_two_seconds() -> None:
         penstock.fits("llama-3.1-405b", "128x8xH100", **asked, virtual_stages="all")
 
 
+def test_long_pipelines_in_many_layouts_are_refused_in_time() -> None:
+    deep = SHAPES["llama-3.1-405b"].model_copy(update={"layers": 4096})
+    asked = {"tensor": 1, "pipeline": 4096, "sharding": ["none", "optimizer"]}
+    began = time.process_time()
+    assert penstock.fits(deep, "512x8xH100", **asked).legal == 2
+    with pytest.raises(UnsupportedRequest, match="128 legal layouts have 524,288 stages; 131,072"):
+        penstock.fits(deep, "512x8xH100", **asked, micro_batch_size=list(range(1, 65)))
+    assert time.process_time() - began < 4.0
+
+
 def test_what_helps_helps() -> None:
     plain, full, sharded = (
         penstock.fits("llama-3-8b", "1x8xH100", tensor=1, pipeline=1, **more).rows[0].memory

@@ -25,6 +25,8 @@ from penstock.shapes.legality import Broken, broken
 from penstock.shapes.memory import Memory, memory_of_stages, vocabulary_rows
 
 MOST_LAYOUTS = 4096
+MOST_STAGES = 2**17
+"""Virtual stages of all legal layouts together, which is what the answer takes time for."""
 LARGEST_MICRO_BATCH = 16
 _VARIED = ("tensor", "context", "expert", "pipeline", "virtual_stages", "micro_batch_size")
 
@@ -87,6 +89,12 @@ def answer(request: FitsRequest) -> FitsAnswer:
         else:
             legal.append(layout)
     _refuse_illegal(request, legal, refused)
+    stages = sum(layout.pipeline * layout.virtual_stages for layout in legal)
+    if stages > MOST_STAGES:
+        raise UnsupportedRequest(
+            f"{len(legal)} legal layouts have {stages:,} stages; {MOST_STAGES:,} are looked at at most",
+            remedy="give fewer values for the micro-batch size, the sharding or the pipeline",
+        )
     found = sorted((_fullest(shape, layout) for layout in legal), key=partial(_rank, cluster.available_bytes))
     return FitsAnswer(
         model=shape.name,
