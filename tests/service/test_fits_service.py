@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from in_process import in_process
+from pages_read import Page
 
 import penstock
 from penstock.client import Client
@@ -72,3 +73,42 @@ def test_the_client_asks_and_a_hash_stands_for_its_topology(client: Client) -> N
 def _of_llama() -> dict[str, Any]:
     topology = catalogue.cluster("8x8xH100").model_dump(mode="json", exclude_none=True)
     return {"shape": catalogue.shape("llama-3-70b").model_dump(mode="json"), "topology": topology, "tensor": [8]}
+
+
+def look(directory: Path, query: dict[str, str]) -> httpx.Response:
+    async def asked() -> httpx.Response:
+        async with in_process(directory) as http:
+            return await http.get("/fits", params=query)
+
+    return asyncio.run(asked())
+
+
+def test_the_page_shows_the_answer_and_keeps_what_was_asked(tmp_path: Path) -> None:
+    found = penstock.fits("llama-3-8b", "1x8xH100", tensor=[2, 4])
+    answer = look(tmp_path, {"model": "llama-3-8b", "cluster": "1x8xH100", "tensor": "2,4"})
+    assert answer.status_code == 200
+    page = Page(answer.text)
+    assert f"{found.fitting} of {found.legal} legal layouts fit" in answer.text
+    assert all(f"{row.memory.total_bytes / 2**30:,.1f}" in answer.text for row in found.rows)
+    assert all(one.sentence in answer.text for one in found.refused)
+    fields = dict(next(form for form in page.forms if form.action == "/fits").fields)
+    assert (fields["model"], fields["tensor"], fields["sharding"]) == ("llama-3-8b", "2,4", "optimizer")
+    assert (page.inline, page.unnamed) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ({"tensor": "5"}, "tensor 5 does not divide 64 attention heads; nearest: tensor 2, 4, 8"),
+        ({"tensor": "x"}, "valid integer"),
+        ({"tensor": "<b>"}, "&lt;b&gt;"),
+        ({"model": "llama-4"}, "llama-3-8b"),
+        ({"cluster": "8x8xFOO"}, "no device kind"),
+        ({"recompute": "everything"}, "attention"),
+    ],
+)
+def test_the_page_says_what_is_wrong(tmp_path: Path, query: dict[str, str], words: str) -> None:
+    answer = look(tmp_path, query)
+    assert answer.status_code == 200
+    assert words in answer.text
+    assert "<b>" not in answer.text
