@@ -49,7 +49,7 @@ async def submit_sweep(request: Request, service: Access, who: Solver) -> Respon
 
 
 @router.get("/fits")
-async def fits(request: Request, service: Access, who: Solver) -> Response:
+async def fits(request: Request, service: Access, who: Reader) -> Response:
     """Which degrees of parallelism are legal and fit, by the fields of the address."""
     shown = await run_sync(fitting.fits, service.sizes, dict(request.query_params), limiter=service.heavy)
     return page(request, "fits.html", **shown)

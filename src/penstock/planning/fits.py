@@ -248,8 +248,9 @@ def _refuse_illegal(
 
 def _refuse(found: Sequence[Broken]) -> None:
     """Raise UnsupportedRequest with the rules that one layout breaks."""
+    rest = f", and {len(found) - 1} more rules are broken" if len(found) > 1 else ""
     raise UnsupportedRequest(
-        "no such layout: " + "; ".join(one.sentence.partition(";")[0] for one in found),
+        f"no such layout: {found[0].sentence.partition(';')[0]}{rest}",
         faults=tuple(Fault(f"/{one.degree}", one.sentence, one.rule.replace("_", "-")) for one in found),
     )
 
