@@ -248,7 +248,8 @@ def _refuse_illegal(
 
 def _refuse(found: Sequence[Broken]) -> None:
     """Raise UnsupportedRequest with the rules that one layout breaks."""
-    rest = f", and {len(found) - 1} more rules are broken" if len(found) > 1 else ""
+    more = len(found) - 1
+    rest = "" if more == 0 else ", and another rule is broken" if more == 1 else f", and {more} more rules are broken"
     raise UnsupportedRequest(
         f"no such layout: {found[0].sentence.partition(';')[0]}{rest}",
         faults=tuple(Fault(f"/{one.degree}", one.sentence, one.rule.replace("_", "-")) for one in found),
