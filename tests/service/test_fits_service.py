@@ -10,8 +10,10 @@ import httpx
 import pytest
 from in_process import in_process
 from pages_read import Page
+from service_process import Server
 
 import penstock
+from penstock.cli.main import main
 from penstock.client import Client
 from penstock.examples import catalogue
 from penstock.schemas.api.fits import FitsAnswer, FitsRequest
@@ -68,6 +70,16 @@ def test_the_client_asks_and_a_hash_stands_for_its_topology(client: Client) -> N
     assert found == client.fits.create(FitsRequest.parse(tiny_fits() | _of_llama()))
     by_hash = {**tiny_fits(), "topology": client.topologies.create(ClusterTopology.parse(tiny_topology())).hash}
     assert client.fits.create(by_hash) == client.fits.create(tiny_fits())
+
+
+def test_the_command_asks_a_service(shared_server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["fits", "--example", "llama-3-70b", "--cluster", "8x8xH100", "--tensor", "8"]
+    assert main(command) == 0
+    here = capsys.readouterr().out
+    assert main([*command, "--server", shared_server.url]) == 0
+    assert capsys.readouterr().out == here
+    assert main([*command, "--pipeline", "3", "--server", shared_server.url]) == 65
+    assert "pipeline 3 divides neither 80 layers" in capsys.readouterr().err
 
 
 def _of_llama() -> dict[str, Any]:
