@@ -34,6 +34,7 @@ CASES: list[tuple[str, TransformerShape, dict[str, Any], int, str]] = [
     ("batch", LLAMA, {"data": 6, "micro_batch_size": 2, "global_batch_size": 64}, 6, "nearest: 60 or 72"),
     ("experts", MIXTRAL, {"expert": 8, "data": 8}, 8, "expert 8 does not divide 12 experts; nearest: expert 4, 6, 12"),
     ("experts", LLAMA, {"expert": 2, "data": 8}, 8, "llama-3-70b has no experts; nearest: 1"),
+    ("experts", LLAMA, {"expert_tensor": 2, "data": 8}, 8, "expert tensor 2: llama-3-70b has no experts"),
     ("expert_groups", MIXTRAL, {"expert": 12, "data": 8}, 8, "= 12 does not divide 8 GPUs; nearest: expert 1, 2, 4"),
     ("expert_width", MIXTRAL, {"expert_tensor": 5, "data": 5}, 5, "expert tensor 5 does not divide the expert width"),
     ("expert_sequence_parallel", MIXTRAL, {"tensor": 2, "data": 4, "sequence_parallel": False}, 8, "leave it on"),

@@ -158,7 +158,7 @@ def batch(case: Case) -> tuple[str, str] | None:
         return None
     near = sorted({max(each, one.global_batch_size // each * each), -(-one.global_batch_size // each) * each})
     return "global_batch_size", (
-        f"micro-batch size {one.micro_batch_size} × {one.data} replicas = {each} does not divide a global batch of "
+        f"micro-batch size {one.micro_batch_size} × {_counted(one.data, 'replica')} = {each} does not divide a global batch of "
         f"{one.global_batch_size}; nearest: {' or '.join(map(str, near))}"
     )
 
@@ -167,9 +167,11 @@ def experts(case: Case) -> tuple[str, str] | None:
     """The expert degree divides the experts, and is 1 in a model without."""
     degree, shape = case.layout.expert, case.shape
     if shape.experts is None:
-        if degree == 1 and case.layout.expert_tensor == 1:
+        degrees = {"expert": degree, "expert_tensor": case.layout.expert_tensor}
+        wrong = next((name for name, value in degrees.items() if value > 1), None)
+        if wrong is None:
             return None
-        return "expert", f"expert {degree}: {shape.name} has no experts; nearest: 1"
+        return wrong, f"{wrong.replace('_', ' ')} {degrees[wrong]}: {shape.name} has no experts; nearest: 1"
     if shape.experts.number % degree == 0:
         return None
     nearest = _nearest("expert", degree, divisors(shape.experts.number))

@@ -35,7 +35,7 @@ _DEGREES = {
 """Columns of the table, by the usual abbreviations."""
 _PARTS = {
     "weights": "parameters_bytes",
-    "gradients": "gradients_bytes",
+    "grads": "gradients_bytes",
     "states": "optimizer_bytes",
     "gathered": "gathered_bytes",
     "activations": "activations_bytes",
@@ -261,7 +261,8 @@ def _table(rows: tuple[FitsRow, ...]) -> Any:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for head in ("", *(["sharding"] if shardings else [])):
         table.add_column(head, no_wrap=True)
-    for head in (*degrees, "stage", *parts, "GiB", "left"):
+    staged = ["stage"] if "PP" in degrees else []
+    for head in (*degrees, *staged, *parts, "GiB", "left"):
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
         sizes = [*(getattr(row.memory, name) for name in parts.values()), row.memory.total_bytes, row.headroom_bytes]
@@ -269,7 +270,7 @@ def _table(rows: tuple[FitsRow, ...]) -> Any:
             "fits" if row.fits else "over",
             *([row.sharding] if shardings else []),
             *(str(getattr(row, name)) for name in degrees.values()),
-            str(row.fullest_stage),
+            *([str(row.fullest_stage)] if staged else []),
             *(f"{size / _GIB:,.1f}" for size in sizes),
         )
     return table
