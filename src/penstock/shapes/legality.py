@@ -158,8 +158,8 @@ def batch(case: Case) -> tuple[str, str] | None:
         return None
     near = sorted({max(each, one.global_batch_size // each * each), -(-one.global_batch_size // each) * each})
     return "global_batch_size", (
-        f"micro-batch size {one.micro_batch_size} × {_counted(one.data, 'replica')} = {each} does not divide a global batch of "
-        f"{one.global_batch_size}; nearest: {' or '.join(map(str, near))}"
+        f"micro-batch size {one.micro_batch_size} × {_counted(one.data, 'replica')} = {each} does not divide a global "
+        f"batch of {one.global_batch_size}; nearest: {' or '.join(map(str, near))}"
     )
 
 

@@ -271,6 +271,12 @@ def _table(rows: tuple[FitsRow, ...]) -> Any:
             *([row.sharding] if shardings else []),
             *(str(getattr(row, name)) for name in degrees.values()),
             *([str(row.fullest_stage)] if staged else []),
-            *(f"{size / _GIB:,.1f}" for size in sizes),
+            *(_gib(size) for size in sizes),
         )
     return table
+
+
+def _gib(size: int) -> str:
+    """GiB with a decimal below 100."""
+    number = size / _GIB
+    return f"{number:,.1f}" if abs(number) < 100 else f"{number:,.0f}"
