@@ -1,4 +1,5 @@
-"""Models and clusters by name: shipped analytic profiles, the topologies of the papers, and forms like ``8x8xH100``.
+"""Models and clusters by name: shipped analytic profiles, shapes, the topologies of the papers, and forms like
+``8x8xH100``.
 
 No torch: planning by name needs none. The tables of devices are loaded when a form asks for them, not before: the
 service imports this module. A node of a kind is what that device is usually sold in, as
@@ -13,6 +14,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
+from penstock.examples.shapes import SHAPES
+from penstock.schemas.api.shape import TransformerShape
 from penstock.schemas.errors import InvalidDocument, NotFound
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.topology import ClusterTopology, Fabric, UniformCluster
@@ -39,6 +42,13 @@ def profile(name: str) -> ModelProfile:
     if name not in model_names():
         raise NotFound(f"there is no model {name!r} among the examples", remedy=_remedy(name, model_names()))
     return ModelProfile.read(_HERE / "profiles" / f"{name}.json")
+
+
+def shape(name: str) -> TransformerShape:
+    """The shape of transformer ``name``, with a shipped profile or without. Raises NotFound naming the nearest."""
+    if name not in SHAPES:
+        raise NotFound(f"there is no transformer {name!r} among the examples", remedy=_remedy(name, SHAPES))
+    return SHAPES[name]
 
 
 @lru_cache(maxsize=64)

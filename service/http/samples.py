@@ -46,6 +46,13 @@ def tiny_import() -> dict[str, Any]:
     return {"schema_version": 1, "sources": [{"text": text, "format": "slurm-conf"}], "options": options}
 
 
+def tiny_fits() -> dict[str, Any]:
+    """Return the question whether a transformer of a few layers fits on two nodes, by any legal pipeline."""
+    widths = {"hidden": 1024, "heads": 16, "kv_heads": 16, "head_width": 64, "ffn": 4096}
+    shape = {"name": "tiny", "layers": 4, "gated": False, "vocabulary": 50_257, "sequence_length": 1024, **widths}
+    return {"schema_version": 1, "shape": shape, "topology": tiny_topology(), "pipeline": "all"}
+
+
 def tiny_request() -> dict[str, Any]:
     """A request that is answered at once, and can be POSTed to ``/v1/plans`` as it is."""
     return {

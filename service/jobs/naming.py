@@ -12,20 +12,25 @@ from typing import Any
 from pydantic import BaseModel
 
 from penstock.examples import catalogue
+from penstock.schemas.api.fits import FitsRequest
 from penstock.schemas.api.layouts import LayoutRequest
 from penstock.schemas.api.placement import PlacementRequest
 from penstock.schemas.api.sweep import SweepRequest
-from penstock.schemas.document import Document
 from penstock.schemas.errors import Fault, InvalidDocument, PenstockError
 from penstock.schemas.request import PlanRequest
 
-NAMES: dict[str, tuple[str, Callable[[str], Document]]] = {
-    "model": ("profile", catalogue.profile),
-    "cluster": ("topology", catalogue.cluster),
-}
+Names = dict[str, tuple[str, Callable[[str], BaseModel]]]
+NAMES: Names = {"model": ("profile", catalogue.profile), "cluster": ("topology", catalogue.cluster)}
 """The field that may hold a name, with the field of the document and what finds that."""
+NAMES_OF_FITS: Names = {**NAMES, "model": ("shape", catalogue.shape)}
+"""The same where the question is about a transformer's shape."""
 
-DESCRIBED = {"PlanRequest": ("model", "cluster"), "PlacementJob": ("model",), "PlacementRequest": ("cluster",)}
+DESCRIBED = {
+    "PlanRequest": ("model", "cluster"),
+    "PlacementJob": ("model",),
+    "PlacementRequest": ("cluster",),
+    "FitsRequest": ("model", "cluster"),
+}
 """Schemas of the OpenAPI document that take names, with the fields."""
 
 
@@ -35,8 +40,9 @@ def with_documents(model: type[BaseModel], data: Any) -> Any:
     Raises InvalidDocument with a fault for each unknown name, and where both name and document are given.
     """
     faults: list[Fault] = []
+    names_of = NAMES_OF_FITS if model is FitsRequest else NAMES
     for place, pointer in _places(model, data):
-        for name, (field, find) in NAMES.items():
+        for name, (field, find) in names_of.items():
             if name not in place:
                 continue
             given = place.pop(name)
@@ -62,12 +68,12 @@ def describe_names(schemas: dict[str, Any]) -> None:
     for schema_name, names in DESCRIBED.items():
         schema = schemas[schema_name]
         for name in names:
-            field = NAMES[name][0]
+            field = (NAMES_OF_FITS if schema_name == "FitsRequest" else NAMES)[name][0]
             words = f"a shipped {name} by name, in place of `{field}`"
             schema["properties"][name] = {"type": "string", "description": words, "examples": examples[name]}
             schema["required"] = [one for one in schema["required"] if one != field]
-            either = {"oneOf": [{"required": [field]}, {"required": [name]}]}
-            schema.setdefault("allOf", []).append(either)
+            fields = (field, name, *(["hugging_face"] if field == "shape" else []))
+            schema.setdefault("allOf", []).append({"oneOf": [{"required": [one]} for one in fields]})
     words = "shipped clusters by name, in addition to `topologies`"
     schemas["Axes"]["properties"]["clusters"] = {"type": "array", "items": {"type": "string"}, "description": words}
 
@@ -76,7 +82,7 @@ def _places(model: type[BaseModel], data: Any) -> Iterator[tuple[dict[str, Any],
     """Yield where names may be, with their pointers."""
     if not isinstance(data, dict):
         return
-    if model in (PlanRequest, PlacementRequest):
+    if model in (PlanRequest, PlacementRequest, FitsRequest):
         yield data, ""
     if model in (SweepRequest, LayoutRequest) and isinstance(inner := data.get("request"), dict):
         yield inner, "/request"
@@ -84,7 +90,7 @@ def _places(model: type[BaseModel], data: Any) -> Iterator[tuple[dict[str, Any],
         yield from ((job, f"/jobs/{number}") for number, job in enumerate(jobs) if isinstance(job, dict))
 
 
-def _found(find: Callable[[str], Document], name: Any, pointer: str, faults: list[Fault]) -> Document | None:
+def _found(find: Callable[[str], BaseModel], name: Any, pointer: str, faults: list[Fault]) -> BaseModel | None:
     if not isinstance(name, str):
         faults.append(Fault(pointer, f"{pointer} is a name, not {name!r:.100}", "not-a-name"))
         return None

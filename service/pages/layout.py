@@ -28,6 +28,7 @@ HEADERS = {
 
 NAVIGATION = (
     ("/plan", "Plan"),
+    ("/fits", "Fits"),
     ("/jobs", "Jobs"),
     ("/sweeps", "Sweeps"),
     ("/runs", "Runs"),

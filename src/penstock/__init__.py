@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from penstock.planning.answer import plan as plan
     from penstock.planning.compare import compare as compare
     from penstock.planning.explain import explain as explain
+    from penstock.planning.fits import fits as fits
     from penstock.planning.judge import judge as judge
     from penstock.planning.lower import ladder as ladder
     from penstock.planning.lower import programs as programs
@@ -30,6 +31,7 @@ _API = {
     **dict.fromkeys(("Answer", "plan"), "penstock.planning.answer"),
     **dict.fromkeys(("ladder", "programs"), "penstock.planning.lower"),
     "compare": "penstock.planning.compare",
+    "fits": "penstock.planning.fits",
     "judge": "penstock.planning.judge",
     "solve": "penstock.planning.solve",
     "calibrate": "penstock.calibration.calibrate",

@@ -13,6 +13,7 @@ from typing import Any
 from penstock.schemas.api.agents import SyncReply, SyncRequest
 from penstock.schemas.api.calibration import CalibrationOut, CalibrationRequest
 from penstock.schemas.api.explanation import Explanation
+from penstock.schemas.api.fits import FitsAnswer, FitsRequest
 from penstock.schemas.api.jobs import JobEvent, JobOut, PlanComparison, ProblemDetails, ResultOut, RunOut, RunRequest
 from penstock.schemas.api.layouts import LayoutImported, LayoutRequest
 from penstock.schemas.api.placement import PlacementAnswer, PlacementRequest
@@ -50,6 +51,8 @@ DOCUMENTS: dict[str, type[Part]] = {
     "sweep": SweepOut,
     "placement-request": PlacementRequest,
     "placement": PlacementAnswer,
+    "fits-request": FitsRequest,
+    "fits": FitsAnswer,
     "layout-request": LayoutRequest,
     "layout-imported": LayoutImported,
     "launch-settings": LaunchSettings,

@@ -12,7 +12,7 @@ from penstock.cli import panels
 from penstock.cli.main import app, main
 
 PANELS = {
-    panels.PLAN: {"plan", "compare", "place", "sweep", "verify", "simulate", "explain", "report"},
+    panels.PLAN: {"plan", "compare", "place", "sweep", "verify", "simulate", "explain", "report", "fits"},
     panels.MEASURE: {"profile", "probe", "calibrate", "tune"},
     panels.RUN: {"run", "rank", "agent"},
     panels.SERVICE: {"serve", "worker", "jobs", "keys", "db", "doctor"},

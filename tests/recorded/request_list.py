@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from drawn_request import RULES, Document, drawn
 
-from penstock.planning.answer import find_profile, find_topology
+from penstock.planning.documents import find_profile, find_topology
 from penstock.schemas.request import PlanRequest
 
 DRAWN = 29

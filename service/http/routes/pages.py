@@ -12,7 +12,7 @@ from penstock.schemas.api.jobs import JobState
 from penstock.schemas.quantities import MAX_WIRE_INTEGER
 from penstock.service.http.requests.access import Access, Reader, Runner, Solver
 from penstock.service.http.requests.bodies import json_response
-from penstock.service.pages import acting, assets, comparison, overview, timelines
+from penstock.service.pages import acting, assets, comparison, fitting, overview, timelines
 from penstock.service.pages.layout import PageRoute, found_page, page
 from penstock.service.pages.sources import Sources
 
@@ -46,6 +46,13 @@ async def submit(request: Request, service: Access, who: Solver) -> Response:
 async def submit_sweep(request: Request, service: Access, who: Solver) -> Response:
     """Ask every planner, or for each value that the form lists: continue to the table that fills in."""
     return await _act(request, acting.submit_sweep, Sources.of(service, who), await acting.posted(request))
+
+
+@router.get("/fits")
+async def fits(request: Request, service: Access, who: Reader) -> Response:
+    """Which degrees of parallelism are legal and fit, by the fields of the address."""
+    shown = await run_sync(fitting.fits, service.sizes, dict(request.query_params), limiter=service.heavy)
+    return page(request, "fits.html", **shown)
 
 
 @router.get("/jobs")

@@ -1,4 +1,4 @@
-"""``/v1/plans:…``, ``/v1/profiles:calibrate``: questions about documents of one's own. Nothing is stored."""
+"""``/v1/plans:…``, ``/v1/profiles:calibrate``, ``/v1/fits``: questions about one's own documents; nothing is stored."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from penstock.schemas.api.calibration import CalibrationOut, CalibrationRequest
 from penstock.schemas.api.explanation import Explanation
+from penstock.schemas.api.fits import FitsAnswer, FitsRequest
 from penstock.schemas.api.jobs import PlanComparison, RequestChecked, Simulation, Verdict
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.quantities import MAX_WIRE_INTEGER
@@ -18,7 +19,7 @@ from penstock.service.http.requests.access import Access, Reader, Solver
 from penstock.service.http.requests.bodies import STREAM, json_response, reader, takes
 from penstock.service.http.requests.children import answered, messages_of, streamed, wants_events
 from penstock.service.http.routes.plans import Asked, Hash
-from penstock.service.http.samples import tiny_calibration, tiny_plan_file, tiny_request
+from penstock.service.http.samples import tiny_calibration, tiny_fits, tiny_plan_file, tiny_request
 from penstock.service.jobs import judging
 from penstock.service.jobs.direct_tasks import json_of, unless_gone
 from penstock.service.services import Service
@@ -165,6 +166,32 @@ async def calibrate(
         "request": asked.model_dump(mode="json"),
     }
     return await answered(request, service, task)
+
+
+@router.post(
+    "/fits",
+    responses={200: {"model": FitsAnswer}, **problems(404, 413, 415, 422)},
+    openapi_extra=takes(FitsRequest, tiny_fits()),
+)
+async def fits(
+    caller: Solver, asked: Annotated[FitsRequest, Depends(reader(FitsRequest))], service: Access
+) -> Response:
+    """Which degrees of parallelism are legal for a transformer on a cluster, and which fit into its memory.
+
+    Closed forms, no search. That nothing fits is an answer; 422 names a degree that no layout can have, with the rule
+    and the nearest legal values.
+    """
+    return json_response(await run_sync(_fitting, service, caller.tenant, asked, limiter=service.heavy))
+
+
+def _fitting(service: Service, tenant: str, asked: FitsRequest) -> FitsAnswer:
+    from penstock.planning.fits import answer
+
+    topology = asked.topology
+    if isinstance(topology, str):
+        topology = service.stores.of(tenant).topology(topology)
+        service.sizes.check(topology)
+    return answer(asked.model_copy(update={"topology": topology}))
 
 
 async def _explained(request: Request, service: Service, file: PlanFile, how: How) -> Response:

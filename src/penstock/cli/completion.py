@@ -13,6 +13,13 @@ def models(incomplete: str) -> list[str]:
     return _starting(model_names(), incomplete)
 
 
+def shapes(incomplete: str) -> list[str]:
+    """Transformers whose shape is known."""
+    from penstock.examples.shapes import SHAPES
+
+    return _starting(tuple(SHAPES), incomplete)
+
+
 def clusters(incomplete: str) -> list[str]:
     """Shipped topologies, and examples of the form."""
     from penstock.examples.catalogue import cluster_names

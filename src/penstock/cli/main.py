@@ -20,7 +20,7 @@ import typer
 from penstock.cli import compat, panels
 from penstock.cli.convert import exporting, importing, layouts, schedules
 from penstock.cli.measure import calibrating, probing, profiling, tuning
-from penstock.cli.plan import judging, placing, planning, sweeping
+from penstock.cli.plan import fitting, judging, placing, planning, sweeping
 from penstock.cli.run import rank, running
 from penstock.cli.service import database, doctor, jobs, keys, serving
 from penstock.schemas.errors import MissingExtra, PenstockError
@@ -47,6 +47,7 @@ planning.register(app)
 placing.register(app)
 sweeping.register(app)
 judging.register(app)
+fitting.register(app)
 profiling.register(app, importing.group)
 probing.register(app)
 calibrating.register(app, exporting.group)

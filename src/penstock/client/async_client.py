@@ -10,6 +10,7 @@ import httpx
 
 from penstock.client.async_connection import AsyncConnection
 from penstock.client.async_resources import (
+    AsyncFits,
     AsyncJobs,
     AsyncLayouts,
     AsyncPlacements,
@@ -48,6 +49,7 @@ class AsyncClient(OldMethods):
         self.plans = AsyncPlans(self._connection, self.jobs)
         self.runs = AsyncRuns(self._connection)
         self.sweeps = AsyncSweeps(self._connection)
+        self.fits = AsyncFits(self._connection)
         self.placements = AsyncPlacements(self._connection)
         self.profiles = AsyncProfiles(self._connection)
         self.topologies = AsyncTopologies(self._connection)

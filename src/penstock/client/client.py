@@ -13,6 +13,7 @@ from penstock.client.compat import OldMethods
 from penstock.client.connection import Connection
 from penstock.client.messages import LOCAL, Send, settings
 from penstock.client.resources import (
+    Fits,
     Jobs,
     Layouts,
     Placements,
@@ -49,6 +50,7 @@ class Client(OldMethods):
         self.plans = Plans(self._connection, self.jobs)
         self.runs = Runs(self._connection)
         self.sweeps = Sweeps(self._connection)
+        self.fits = Fits(self._connection)
         self.placements = Placements(self._connection)
         self.profiles = Profiles(self._connection)
         self.topologies = Topologies(self._connection)

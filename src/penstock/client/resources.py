@@ -17,6 +17,7 @@ from penstock.client.messages import ENDED, FIRST_PAUSE_S, WAIT_S, Send, once
 from penstock.client.refusals import error_of
 from penstock.schemas.api.calibration import CalibrationOut, CalibrationRequest
 from penstock.schemas.api.explanation import Explanation
+from penstock.schemas.api.fits import FitsAnswer, FitsRequest
 from penstock.schemas.api.jobs import (
     DocumentOut,
     DocumentPage,
@@ -404,6 +405,17 @@ class Sweeps(OldList):
     def delete(self, id: str) -> None:
         """Delete a sweep that has ended, with its cases."""
         self._connection.answer(Send("DELETE", f"/v1/sweeps/{id}", again=False))
+
+
+class Fits:
+    """Which degrees of parallelism are legal and fit into memory. Nothing of it is kept."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def create(self, request: FitsRequest | Named) -> FitsAnswer:
+        """Try the layouts of a request, by closed forms."""
+        return self._connection.document(FitsAnswer, Send("POST", "/v1/fits", request, is_safe=True))
 
 
 class Placements:

@@ -1,6 +1,6 @@
 """What a trainer's file says of the model, against the profile: widths, heads, length, vocabulary, experts.
 
-The shipped profiles' sizes are known (``examples.sizes``). Of any other profile only hidden size × length is, by what
+The shipped profiles' sizes are known (``examples.shapes``). Of any other profile only hidden size × length is, by what
 one sample sends from one transformer layer to the next.
 """
 
@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from penstock.examples import catalogue
-from penstock.examples.sizes import SIZES, Sizes
+from penstock.examples.shapes import SHAPES
 from penstock.layouts.roles import Roles
+from penstock.schemas.api.shape import TransformerShape
 from penstock.schemas.profile import ModelProfile
 
 Size = Literal["hidden", "heads", "length", "vocabulary", "experts"]
@@ -30,21 +31,27 @@ class Compared(NamedTuple):
 
 def compared(profile: ModelProfile, roles: Roles | None, said: Mapping[Size, int]) -> Compared:
     """What a file says, against what is known of the profile."""
-    known = _sizes_of(profile)
+    known = _shape_of(profile)
     if known is None:
         return _by_activations(profile, roles, said)
-    sizes: dict[str, int] = {**known._asdict(), "experts": 0}
+    sizes: dict[Size, int] = {
+        "hidden": known.hidden,
+        "heads": known.heads,
+        "length": known.sequence_length,
+        "vocabulary": known.vocabulary,
+        "experts": 0 if known.experts is None else known.experts.number,
+    }
     differing = [size for size, value in said.items() if _differ(size, value, sizes[size])]
     return Compared({size: f"the profile has {sizes[size] or 'none'}" for size in differing}, ())
 
 
-def _sizes_of(profile: ModelProfile) -> Sizes | None:
+def _shape_of(profile: ModelProfile) -> TransformerShape | None:
     """Of a shipped profile, or one that was measured of the same layers under the same name; else None."""
-    if profile.name not in SIZES or profile.name not in catalogue.model_names():
+    if profile.name not in SHAPES or profile.name not in catalogue.model_names():
         return None
     shipped = catalogue.profile(profile.name)
     same = [layer.parameter_bytes for layer in shipped.layers] == [layer.parameter_bytes for layer in profile.layers]
-    return SIZES[profile.name] if same and shipped.boundaries == profile.boundaries else None
+    return SHAPES[profile.name] if same and shipped.boundaries == profile.boundaries else None
 
 
 def _differ(size: Size, value: int, known: int) -> bool:

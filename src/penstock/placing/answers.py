@@ -12,7 +12,7 @@ from penstock.importers.cluster.hostlist import fold
 from penstock.placing.asking import Job
 from penstock.placing.cluster import Cluster
 from penstock.placing.words import reasons, reasons_without
-from penstock.planning.answer import find_profile, find_topology
+from penstock.planning.documents import find_profile, find_topology
 from penstock.schemas.api.placement import (
     Placement,
     PlacementAnswer,

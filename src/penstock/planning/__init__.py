@@ -1,5 +1,5 @@
-"""Penstock's operations as functions on documents: solve, judge, lower, compare, explain, sweep.
+"""Penstock's operations as functions on documents: solve, judge, lower, compare, explain, sweep, fits.
 
-May import: `schemas`, `convert`, `solvers`, `workers`.
+May import: `schemas`, `convert`, `shapes`, `solvers`, `workers`.
 Start reading at `solve.py`, then `answer.py` for people.
 """

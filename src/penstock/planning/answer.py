@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from penstock.compat import merged_limits
-from penstock.examples import catalogue
+from penstock.planning.documents import find_profile, find_topology
 from penstock.planning.judge import Judgement, judge
 from penstock.planning.solve import solve
 from penstock.schemas.api.jobs import ResultOut
@@ -72,22 +72,6 @@ class Answer:
     def save(self, path: str | Path) -> None:
         """Write the plan file."""
         self.file.write(path)
-
-
-def find_profile(given: str | Path | ModelProfile) -> ModelProfile:
-    """Return a profile given by value, by file, or by the name of a shipped example."""
-    if isinstance(given, ModelProfile):
-        return given
-    path = Path(given)
-    return ModelProfile.read(path) if path.suffix or path.exists() else catalogue.profile(str(given))
-
-
-def find_topology(given: str | Path | ClusterTopology) -> ClusterTopology:
-    """Return a topology given by value, by file, or by the name of a shipped example (``8x8xH100``)."""
-    if isinstance(given, ClusterTopology):
-        return given
-    path = Path(given)
-    return ClusterTopology.read(path) if path.suffix or path.exists() else catalogue.cluster(str(given))
 
 
 def plan(

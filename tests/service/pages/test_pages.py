@@ -103,7 +103,7 @@ def test_every_page_is_whole_and_no_link_is_dead(http: httpx.Client, planned: Jo
         waiting += [link.partition("#")[0] for link in inside if link.startswith("/")]
         weight = len(answer.content) + sum(len(http.get(source).content) for source in set(page.sources))
         assert weight <= MOST_BYTES, f"{address} weighs {weight} bytes, with its scripts and styles"
-    assert {"/plan", "/jobs", "/sweeps", "/runs", "/agents", "/cluster", "/health", "/docs"} <= seen
+    assert {"/plan", "/fits", "/jobs", "/sweeps", "/runs", "/agents", "/cluster", "/health", "/docs"} <= seen
     assert {f"/plan?{query}" for _, query in EXAMPLES} <= seen
 
 
@@ -228,8 +228,8 @@ def test_the_same_in_python_and_on_the_command_line(
 
     def plan(profile: str, topology: str, **more: Any) -> Kept:
         found = {
-            "profile": penstock.planning.answer.find_profile(profile),
-            "topology": penstock.planning.answer.find_topology(topology),
+            "profile": penstock.planning.documents.find_profile(profile),
+            "topology": penstock.planning.documents.find_topology(topology),
         }
         asked.append(PlanRequest.parse(found | more))
         return Kept()

@@ -19,7 +19,7 @@ from penstock.schemas.request import PlanRequest
 from penstock.service.http.samples import tiny_plan_file, tiny_request
 
 MOST_BYTES = 300_000
-PAGES = ("/", "/plan", "/jobs", "/sweeps", "/runs", "/agents", "/cluster", "/health", "/docs")
+PAGES = ("/", "/plan", "/fits", "/jobs", "/sweeps", "/runs", "/agents", "/cluster", "/health", "/docs")
 NARROW = {"width": 375, "height": 700}
 
 

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 from problems import make_problem
 
-from penstock.planning.answer import find_profile, find_topology
+from penstock.planning.documents import find_profile, find_topology
 from penstock.planning.solve import solve as answer
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.judge.simulate import simulate

@@ -1,0 +1,200 @@
+"""The closed forms of memory and legality against what others have measured: a table of errors, row by row.
+
+    scripts/bench-truth FOLDER
+
+FOLDER holds ``truth/simumax-b200.csv`` (cases and measured GiB, from MooreThreads/SimuMax,
+summary of release 1.2 on B200, Apache-2.0), ``models/*.json`` (shapes as SimuMax lists them) and
+``trainers/megatron-legality.jsonl`` (products of degrees with the verdict of Megatron-LM's own checks). None of it is
+part of this repository.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock.schemas.api.shape import Experts, LatentAttention, TransformerShape
+from penstock.shapes.layout import Layout
+from penstock.shapes.legality import broken
+from penstock.shapes.memory import memory_of_stages
+
+GIB = 2**30
+MOST_ERROR = 0.02
+MODELS = {"llama3_70b": "llama3-70b", "llama3_405b": "llama3-405b_padding_128", "deepseekv2": "deepseekv2"}
+
+NAMED_DIFFERENCES = {
+    "layers": "Megatron checks virtual stages when it builds the layers, after the checks that gave these verdicts",
+    "expert_sequence_parallel": "Megatron refuses experts under tensor without sequence parallelism when it trains",
+    "sequence_parallel": "Megatron fails at the first scatter of a sequence that tensor does not divide",
+}
+"""Where a layout is refused here and passed Megatron's argument checks: the rule, and why."""
+
+
+class Measured(NamedTuple):
+    """A row of SimuMax's table."""
+
+    case: str
+    dense: bool
+    context: int
+    measured_gib: float
+    predicted_gib: float
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, as a share of what was measured."""
+        return self.predicted_gib / self.measured_gib - 1
+
+
+def shape_of_model(path: Path, layers: int, sequence_length: int) -> TransformerShape:
+    """The shape that a file of SimuMax's describes, with another number of layers."""
+    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    experts = latent = None
+    if "expert_num" in data:
+        experts = Experts(
+            number=data["expert_num"],
+            per_token=data["topk"],
+            ffn=data.get("moe_ffn_hidden_size", data["intermediate_size"]),
+            shared_ffn=data.get("moe_shared_expert_intermediate_size", 0),
+            dense_layers=min(layers, data.get("dense_layers", 0)),
+        )
+    if data.get("attention_type") == "mla":
+        latent = LatentAttention(
+            query_rank=data["q_lora_rank"],
+            key_value_rank=data["kv_lora_rank"],
+            plain_width=data["qk_head_dim"],
+            rotary_width=data["qk_pos_emb_head_dim"],
+            value_width=data["v_head_dim"],
+        )
+    return TransformerShape(
+        name=path.stem,
+        layers=layers,
+        hidden=data["hidden_size"],
+        heads=data["head_num"],
+        kv_heads=data["kv_head_num"],
+        head_width=data["head_size"],
+        ffn=data["intermediate_size"],
+        gated=data["use_swiglu"],
+        vocabulary=data["vocab_size"],
+        sequence_length=sequence_length,
+        experts=experts,
+        latent=latent,
+    )
+
+
+def measured_rows(folder: Path) -> list[Measured]:
+    """Every row of the table with what the closed form says of it."""
+    found = []
+    with (folder / "truth" / "simumax-b200.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            found.append(_predicted(folder, row["case"], float(row["measured_alloc_gib"])))
+    return found
+
+
+def _predicted(folder: Path, case: str, measured_gib: float) -> Measured:
+    """A case is called ``llama3_70b_tp2_pp1_dp4_l12_mbc4_cef``."""
+    model = next(name for name in MODELS if case.startswith(name))
+    said = dict(re.findall(r"_(tp|cp|pp|dp|ep|l|mbc|seq)(\d+)(?=_|$)", case))
+    number = {name: int(value) for name, value in said.items()}
+    shape = shape_of_model(folder / "models" / f"{MODELS[model]}.json", number["l"], number.get("seq", 4096))
+    layout = Layout(
+        tensor=number["tp"],
+        context=number.get("cp", 1),
+        expert=number.get("ep", 1),
+        pipeline=number["pp"],
+        data=number["dp"],
+        global_batch_size=number["mbc"] * number["dp"],
+    )
+    fullest = max(stage.total for stage in memory_of_stages(shape, layout))
+    return Measured(case, shape.experts is None, layout.context, measured_gib, fullest / GIB)
+
+
+class Verdict(NamedTuple):
+    """Megatron's verdict on a product of degrees, and the rules that are broken here."""
+
+    legal: bool
+    said: str
+    broken: tuple[str, ...]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether both accept or both refuse."""
+        return self.legal == (not self.broken)
+
+    @property
+    def named(self) -> bool:
+        """Whether a difference is one of those that are known."""
+        return self.legal and set(self.broken) <= NAMED_DIFFERENCES.keys()
+
+
+def verdicts(folder: Path) -> list[Verdict]:
+    """Every row of the file of verdicts."""
+    lines = (folder / "trainers" / "megatron-legality.jsonl").read_text(encoding="utf-8").splitlines()
+    return [_verdict(json.loads(line)) for line in lines]
+
+
+def _verdict(row: dict[str, Any]) -> Verdict:
+    """The file has no vocabulary or width of a head, which no rule here needs; Megatron pads the vocabulary."""
+    experts = None if row["experts"] is None else Experts(number=row["experts"], per_token=1, ffn=row["ffn"])
+    shape = TransformerShape(
+        name=row["model"],
+        layers=row["layers"],
+        hidden=row["hidden"],
+        heads=row["heads"],
+        kv_heads=row["kv_heads"],
+        head_width=max(1, row["hidden"] // row["heads"]),
+        ffn=row["ffn"],
+        gated=True,
+        vocabulary=row["hidden"],
+        sequence_length=row["sequence"],
+        experts=experts,
+    )
+    group = row["tp"] * row["cp"] * row["pp"]
+    layout = Layout(
+        tensor=row["tp"],
+        context=row["cp"],
+        expert=row["ep"],
+        expert_tensor=1 if experts is None else row["etp"] or row["tp"],
+        pipeline=row["pp"],
+        data=0 if row["gpus"] % group else row["gpus"] // group,
+        virtual_stages=row["vpp"] or 1,
+        micro_batch_size=row["mbs"],
+        global_batch_size=row["gbs"],
+        sequence_parallel=row["sp"],
+    )
+    found = broken(shape, layout, row["gpus"])
+    return Verdict(row["result"] == "ok", row["result"], tuple(one.rule for one in found))
+
+
+def main(arguments: list[str]) -> int:
+    """Print both tables; 1 where a dense row without context parallelism is off, or a difference has no name."""
+    if len(arguments) != 1:
+        print("truth: needs the folder of measurements, which is not in the repository: scripts/bench-truth FOLDER")
+        return 64 if arguments else 0
+    folder = Path(arguments[0])
+    wrong = 0
+    print(f"{'memory of the fullest GPU':55} {'measured':>9} {'predicted':>9} {'error':>8}")
+    for row in measured_rows(folder):
+        bound = row.dense and row.context == 1
+        missed = bound and abs(row.error) > MOST_ERROR
+        wrong += missed
+        mark = "MISSED" if missed else "ok" if bound else ""
+        print(
+            f"{row.case:55} {row.measured_gib:9.2f} {row.predicted_gib:9.2f} {100 * row.error:+7.2f}% {mark}".rstrip()
+        )
+    found = verdicts(folder)
+    print(f"legality: {sum(one.agrees for one in found)} of {len(found)} verdicts agree with Megatron-LM's")
+    differing = Counter((one.broken, one.said, one.named) for one in found if not one.agrees)
+    for (rules, said, named), number in differing.items():
+        why = "; ".join(NAMED_DIFFERENCES[rule] for rule in rules) if named else f"NOT NAMED: Megatron says {said}"
+        wrong += not named
+        print(f"  {number} with {', '.join(rules) or 'no rule'}: {why}")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

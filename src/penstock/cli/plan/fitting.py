@@ -1,0 +1,282 @@
+"""``penstock fits``: which layouts of a transformer are legal on a cluster, and which fit into its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import typer
+
+from penstock.cli import completion
+from penstock.cli.documents import print_json, read_document
+from penstock.cli.groups import grouped
+from penstock.cli.options import MODEL, OUTPUT, TRAINING, AsJson, Batch, Cluster, Topology, given
+from penstock.cli.panels import PLAN
+from penstock.cli.service.remote import Server, connect
+
+if TYPE_CHECKING:
+    from penstock.cli.show import Screen
+    from penstock.schemas.api.fits import FitsAnswer, FitsRequest, FitsRow
+
+NOTHING_FITS = 3
+ALL = "all"
+_VARIED = ("tensor", "context", "expert", "pipeline", "virtual_stages", "micro_batch_size")
+_DEGREES = {
+    "TP": "tensor",
+    "CP": "context",
+    "EP": "expert",
+    "PP": "pipeline",
+    "VP": "virtual_stages",
+    "DP": "data",
+    "batch": "micro_batch_size",
+}
+"""Columns of the table, by the usual abbreviations."""
+_PARTS = {
+    "weights": "parameters_bytes",
+    "grads": "gradients_bytes",
+    "states": "optimizer_bytes",
+    "gathered": "gathered_bytes",
+    "activations": "activations_bytes",
+    "logits": "logits_bytes",
+    "dummies": "dummy_gradients_bytes",
+}
+_GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transformer:
+    """The model's shape and the cluster."""
+
+    PANEL: ClassVar[str] = MODEL
+
+    example: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Shape of a known model, such as llama-3-70b or gpt-3-175b.",
+            autocompletion=completion.shapes,
+        ),
+    ] = None
+    hf: Annotated[
+        str | None,
+        typer.Option("--hf", metavar="FILE", help="File config.json of a Hugging Face model, instead of --example."),
+    ] = None
+    topology: Topology = None
+    cluster: Cluster = None
+    sequence_length: Annotated[
+        int | None, typer.Option(help="Tokens of a sample (default: the model's; 8192 at most with --hf).")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Degrees:
+    """Degrees of parallelism: a value, several, or all."""
+
+    PANEL: ClassVar[str] = "Degrees"
+
+    tensor: Annotated[
+        str, typer.Option(metavar="N|all", help="GPUs that share every layer: 8, or 2,4,8; all: within a node.")
+    ] = ALL
+    context: Annotated[str, typer.Option(metavar="N|all", help="GPUs that share every sequence.")] = "1"
+    expert: Annotated[str, typer.Option(metavar="N|all", help="GPUs that share the experts.")] = ALL
+    expert_tensor: Annotated[int, typer.Option(metavar="N", help="GPUs that share every expert.")] = 1
+    pipeline: Annotated[str, typer.Option(metavar="N|all", help="Stages of the pipeline.")] = ALL
+    virtual_stages: Annotated[
+        str, typer.Option(metavar="N|all", help="Stages that each GPU has in turn (interleaving).")
+    ] = "1"
+    sharding: Annotated[
+        str,
+        typer.Option(
+            metavar="none|optimizer|gradients|parameters|parameters_kept|all",
+            help="What replicas share out (ZeRO-1, -2, -3): parameters_kept gathers once a step, for pipelines of "
+            "torch. A list is possible.",
+        ),
+    ] = "optimizer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """How the model is trained."""
+
+    PANEL: ClassVar[str] = TRAINING
+
+    global_batch_size: Batch = None
+    micro_batch_size: Annotated[str, typer.Option(metavar="N|all", help="Samples of a micro-batch on one replica.")] = (
+        "1"
+    )
+    recompute: Annotated[
+        str,
+        typer.Option(
+            metavar="none|full|MODULES", help="Activations made again in the backward pass: of attention,mlp,norm."
+        ),
+    ] = "none"
+    sequence_parallel: Annotated[
+        bool,
+        typer.Option(
+            "--sequence-parallel/--no-sequence-parallel",
+            help="Whether tensor parallelism also shares norms and dropout.",
+        ),
+    ] = True
+    framework: Annotated[
+        str,
+        typer.Option(
+            metavar="megatron|torch", help="Megatron-Core with Transformer Engine, or PyTorch's own modules with FSDP2."
+        ),
+    ] = "megatron"
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's command."""
+    app.command("fits", rich_help_panel=PLAN)(grouped(fits))
+
+
+def fits(
+    *,
+    transformer: Transformer,
+    degrees: Degrees,
+    work: Work,
+    rows: Annotated[
+        int | None, typer.Option(metavar="N", help="Layouts to list (default: 12).", rich_help_panel=OUTPUT)
+    ] = None,
+    as_json: AsJson = False,
+    server: Server = None,
+) -> None:
+    """Say which degrees of parallelism are legal for a transformer on a cluster, and which fit into its memory.
+
+    Closed forms, no search. Exits with 3 when nothing fits, 65 when a degree
+    that was asked for is illegal.
+
+    Example: penstock fits --example llama-3-70b --cluster 8x8xH100 --tensor 8
+    """
+    asked = _request(given(transformer, degrees, work, rows=rows))
+    if server is not None:
+        with connect(server) as client:
+            found = client.fits.create(asked)
+    else:
+        from penstock.planning.fits import answer
+
+        found = answer(asked)
+    from penstock.cli.show import Screen
+
+    if as_json:
+        print_json(found)
+    show_fits(Screen.of(quiet=as_json), asked, found)
+    if not found.fitting:
+        raise typer.Exit(NOTHING_FITS)
+
+
+def _request(options: Mapping[str, Any]) -> FitsRequest:
+    """Raises typer.BadParameter for what is missing or no number, InvalidDocument for what does not validate."""
+    for one, other in (("example", "hf"), ("cluster", "topology")):
+        if options[one] is None and options[other] is None:
+            raise typer.BadParameter(f"missing --{one} or --{other}")
+        if options[one] is not None and options[other] is not None:
+            raise typer.BadParameter(f"give either --{one} or --{other}, not both")
+    from penstock.examples import catalogue
+    from penstock.planning.fits import read_config
+    from penstock.schemas.api.fits import FitsRequest
+    from penstock.schemas.topology import ClusterTopology
+
+    fields: dict[str, Any] = {}
+    if options["topology"] is None:
+        fields["topology"] = catalogue.cluster(options["cluster"])
+    else:
+        fields["topology"] = read_document(ClusterTopology, options["topology"])
+    if options["hf"] is None:
+        fields["shape"] = catalogue.shape(options["example"])
+    else:
+        fields["hugging_face"] = read_config(Path(options["hf"]))
+    fields |= {name: _degree(name, options[name]) for name in _VARIED}
+    fields["sharding"] = _listed(options["sharding"])
+    recompute = options["recompute"]
+    fields["recompute"] = recompute if recompute in ("none", "full") else _listed(recompute)
+    same = ("expert_tensor", "sequence_length", "global_batch_size", "sequence_parallel", "framework", "rows")
+    fields |= {name: options[name] for name in same if options[name] is not None}
+    return FitsRequest.parse(fields)
+
+
+def _degree(name: str, text: str) -> str | list[int]:
+    if text == ALL:
+        return ALL
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        hint = f"--{name.replace('_', '-')}"
+        raise typer.BadParameter(
+            f"{text!r} is no number, list of numbers such as 2,4,8, or all", param_hint=hint
+        ) from None
+
+
+def _listed(text: str) -> str | list[str]:
+    return ALL if text == ALL else [part.strip() for part in text.split(",")]
+
+
+def show_fits(screen: Screen, asked: FitsRequest, found: FitsAnswer) -> None:
+    """A row per layout with the memory of its fullest GPU by part, then what is illegal and what was assumed."""
+    from penstock.report.words import amount
+
+    screen.say(
+        f"{found.model}: {found.parameters / 1e9:,.2f} billion parameters on {found.gpus} GPUs with "
+        f"{amount(found.available_bytes)} each, {asked.framework}, recomputing {_recomputed(asked)}; "
+        "GiB of the fullest GPU by part"
+    )
+    screen.table(_table(found.rows))
+    listed = f", the first {len(found.rows)} are listed" if found.legal > len(found.rows) else ""
+    screen.say(f"{found.fitting} of {found.legal} legal layouts fit{listed}; {found.tried} tried")
+    for one in found.refused:
+        screen.say(f"illegal ({one.layouts}): {one.sentence}")
+    screen.say(f"assumed: {'; '.join(found.assumptions)}")
+    if not found.fitting:
+        screen.say(f"nothing fits: {_advice(asked)}")
+
+
+def _recomputed(asked: FitsRequest) -> str:
+    return {"none": "nothing", "full": "whole layers"}.get(str(asked.recompute), " and ".join(asked.recompute))
+
+
+def _advice(asked: FitsRequest) -> str:
+    """What may help that was not asked for."""
+    ways = [
+        *(["--recompute full"] if asked.recompute != "full" else []),
+        *(["--sharding all"] if asked.sharding != ALL else []),
+        *(["--context all"] if asked.context != ALL else []),
+        *(["--pipeline all"] if asked.pipeline != ALL else []),
+        *(["--tensor all"] if asked.tensor != ALL else []),
+    ]
+    return f"try {', '.join(ways)}, or more GPUs" if ways else "more GPUs, or shorter sequences"
+
+
+def _table(rows: tuple[FitsRow, ...]) -> Any:
+    """Degrees that are 1 in every row, and parts of memory that are nowhere, have no column."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    degrees = {
+        head: name for head, name in _DEGREES.items() if head == "TP" or any(getattr(row, name) > 1 for row in rows)
+    }
+    parts = {head: name for head, name in _PARTS.items() if any(getattr(row.memory, name) for row in rows)}
+    shardings = len({row.sharding for row in rows}) > 1
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for head in ("", *(["sharding"] if shardings else [])):
+        table.add_column(head, no_wrap=True)
+    staged = ["stage"] if "PP" in degrees else []
+    for head in (*degrees, *staged, *parts, "GiB", "left"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        sizes = [*(getattr(row.memory, name) for name in parts.values()), row.memory.total_bytes, row.headroom_bytes]
+        table.add_row(
+            "fits" if row.fits else "over",
+            *([row.sharding] if shardings else []),
+            *(str(getattr(row, name)) for name in degrees.values()),
+            *([str(row.fullest_stage)] if staged else []),
+            *(_gib(size) for size in sizes),
+        )
+    return table
+
+
+def _gib(size: int) -> str:
+    """GiB with a decimal below 100."""
+    number = size / _GIB
+    return f"{number:,.1f}" if abs(number) < 100 else f"{number:,.0f}"

@@ -1,0 +1,331 @@
+"""Which layouts of a transformer are legal on a cluster, and which fit into its memory: closed forms, no search."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock.examples import catalogue
+from penstock.examples.shapes import SHAPES
+from penstock.planning.documents import find_topology
+from penstock.schemas.api.fits import Degree, FitsAnswer, FitsRequest, FitsRow, MemoryParts, Module, RefusedLayouts
+from penstock.schemas.api.shape import TransformerShape
+from penstock.schemas.document import load_json, unreadable
+from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
+from penstock.schemas.quantities import MAX_WIRE_INTEGER
+from penstock.schemas.topology import ClusterTopology
+from penstock.shapes import parameters
+from penstock.shapes.hugging_face import shape_of
+from penstock.shapes.layout import FULL, SHARDINGS, Layout, divisors, layouts
+from penstock.shapes.legality import Broken, broken
+from penstock.shapes.memory import Memory, memory_of_stages, vocabulary_rows
+
+MOST_LAYOUTS = 4096
+MOST_STAGES = 2**17
+"""Virtual stages of all legal layouts together, which is what the answer takes time for."""
+LARGEST_MICRO_BATCH = 16
+_VARIED = ("tensor", "context", "expert", "pipeline", "virtual_stages", "micro_batch_size")
+
+
+class _Cluster(NamedTuple):
+    """What of a cluster matters here."""
+
+    gpus: int
+    in_node: int
+    """GPUs of which every node has whole groups."""
+    available_bytes: int
+    alike: bool
+
+
+class _Fullest(NamedTuple):
+    layout: Layout
+    stage: int
+    memory: Memory
+
+
+def fits(
+    model: str | Path | Mapping[str, Any] | TransformerShape,
+    topology: str | Path | ClusterTopology,
+    **more: Any,
+) -> FitsAnswer:
+    """Say which layouts of a model are legal on a cluster and fit into its memory.
+
+    Parameters
+    ----------
+    model
+        A shape, the name of a shipped one (``"llama-3-70b"``), or the ``config.json`` of a Hugging Face model, by the
+        file's name or as its content.
+    topology
+        A document, a file name, or the name of a shipped example (``"8x8xH100"``).
+    more
+        Fields of FitsRequest: ``tensor=8``, ``pipeline="all"``, ``sharding=("optimizer", "parameters")``, …; a single
+        value is a list of one.
+
+    Raises UnsupportedRequest for a degree that no layout can have, with the rule that it breaks.
+    """
+    listed = {name: [value] if _single(name, value) else value for name, value in more.items()}
+    request = {**model_field(model), "topology": find_topology(topology), **listed}
+    return answer(FitsRequest.parse(request, units=True))
+
+
+def answer(request: FitsRequest) -> FitsAnswer:
+    """Answer a request with an inline topology.
+
+    Raises UnsupportedRequest for a degree that no layout can have, and for more layouts than are looked at at once;
+    InvalidDocument for a topology by hash and for a config.json that describes no transformer.
+    """
+    shape, cluster = _shape(request), _cluster(request)
+    legal: list[Layout] = []
+    refused: list[tuple[Layout, list[Broken]]] = []
+    tried = _layouts(request, shape, cluster)
+    for layout in tried:
+        wrong = broken(shape, layout, cluster.gpus)
+        if wrong:
+            refused.append((layout, wrong))
+        else:
+            legal.append(layout)
+    _refuse_illegal(request, legal, refused)
+    stages = sum(layout.pipeline * layout.virtual_stages for layout in legal)
+    if stages > MOST_STAGES:
+        raise UnsupportedRequest(
+            f"{len(legal)} legal layouts have {stages:,} stages; {MOST_STAGES:,} are looked at at most",
+            remedy="give fewer values for the micro-batch size, the sharding or the pipeline",
+        )
+    found = sorted((_fullest(shape, layout) for layout in legal), key=partial(_rank, cluster.available_bytes))
+    return FitsAnswer(
+        model=shape.name,
+        parameters=parameters.total(shape),
+        gpus=cluster.gpus,
+        available_bytes=cluster.available_bytes,
+        tried=len(tried),
+        legal=len(legal),
+        fitting=sum(one.memory.total <= cluster.available_bytes for one in found),
+        rows=tuple(_row(one, cluster.available_bytes) for one in found[: request.rows]),
+        refused=_grouped(refused),
+        assumptions=tuple(_assumptions(request, shape, cluster, found[: request.rows])),
+    )
+
+
+def model_field(model: str | Path | Mapping[str, Any] | TransformerShape) -> dict[str, Any]:
+    """The field of a request for a model by value, by name or by the file of a configuration."""
+    if isinstance(model, TransformerShape):
+        return {"shape": model}
+    if isinstance(model, Mapping):
+        return {"hugging_face": dict(model)}
+    path, name = Path(model), str(model)
+    if name in SHAPES or not (path.suffix or path.exists()):
+        return {"shape": catalogue.shape(name)}
+    return {"hugging_face": read_config(path)}
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The content of a config.json. Raises InvalidDocument where it cannot be read or is no object."""
+    try:
+        found = load_json(path.read_text(encoding="utf-8"), repr(str(path)))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidDocument(f"cannot read {str(path)!r}: {unreadable(error)}") from None
+    if not isinstance(found, dict):
+        raise InvalidDocument(f"{str(path)!r} holds {type(found).__name__}, not the object of a config.json")
+    return found
+
+
+def _single(name: str, value: object) -> bool:
+    """Whether a value means a list of one."""
+    if name in (*_VARIED, "sharding"):
+        return isinstance(value, int | str) and value != "all"
+    return name == "recompute" and isinstance(value, str) and value not in ("none", "full")
+
+
+def _shape(request: FitsRequest) -> TransformerShape:
+    if request.shape is None:
+        assert request.hugging_face is not None
+        return shape_of(request.hugging_face, sequence_length=request.sequence_length)
+    length, shape = request.sequence_length, request.shape
+    if length is None:
+        return shape
+    if shape.positions and length > shape.positions:
+        raise UnsupportedRequest(
+            f"{shape.name} has {shape.positions} learned positions, fewer than a sequence of {length} tokens",
+            faults=(Fault("/sequence_length", f"at most {shape.positions}", "length"),),
+        )
+    return shape.model_copy(update={"sequence_length": length})
+
+
+def _cluster(request: FitsRequest) -> _Cluster:
+    """Raises InvalidDocument for a topology by hash, UnsupportedRequest for devices with several GPUs."""
+    if isinstance(request.topology, str):
+        raise InvalidDocument("the topology has to be inline here, not a hash")
+    nodes = request.topology.expanded().nodes
+    devices = [device for node in nodes for device in node.devices]
+    if grouped := next((device for device in devices if device.gpus > 1), None):
+        raise UnsupportedRequest(
+            f"device {grouped.id!r} has {grouped.gpus} GPUs; degrees of parallelism count single GPUs",
+            remedy="a topology with a device per GPU",
+        )
+    memories = {max(0, device.memory_bytes - device.context_bytes) for device in devices}
+    in_node = math.gcd(*(len(node.devices) for node in nodes))
+    return _Cluster(len(devices), in_node, min(memories), len(memories) == 1)
+
+
+def _layouts(request: FitsRequest, shape: TransformerShape, cluster: _Cluster) -> list[Layout]:
+    """All that is asked for. Raises UnsupportedRequest for too many."""
+    asked = {name: _values(name, getattr(request, name), request, shape, cluster) for name in _VARIED}
+    shardings = _shardings(request)
+    number = math.prod(len(values) for values in asked.values()) * len(shardings)
+    if number > MOST_LAYOUTS:
+        said = ", ".join(f"{len(values)} of {name}" for name, values in asked.items() if len(values) > 1)
+        raise UnsupportedRequest(
+            f"{number:,} layouts are asked for ({said}); {MOST_LAYOUTS:,} are looked at at most",
+            remedy="give values instead of 'all' for some of the degrees",
+        )
+    rest = Layout(
+        expert_tensor=request.expert_tensor,
+        global_batch_size=request.global_batch_size,
+        recompute=_recomputed(request),
+        sequence_parallel=request.sequence_parallel,
+        framework=request.framework,
+    )
+    return list(layouts(cluster.gpus, asked, shardings, rest))
+
+
+def _recomputed(request: FitsRequest) -> frozenset[Module]:
+    """The modules of a layer whose activations are made again."""
+    if request.recompute == "none":
+        return frozenset()
+    return FULL if request.recompute == "full" else frozenset(request.recompute)
+
+
+def _values(
+    name: str, asked: Degree, request: FitsRequest, shape: TransformerShape, cluster: _Cluster
+) -> Sequence[int]:
+    """The values of one degree: those asked for, or all that the cluster and the model could have."""
+    if asked != "all":
+        return tuple(dict.fromkeys(asked))
+    match name:
+        case "tensor":
+            return divisors(cluster.in_node)
+        case "expert":
+            return (1,) if shape.experts is None else divisors(cluster.gpus)
+        case "pipeline":
+            return [each for each in divisors(cluster.gpus) if each <= shape.layers]
+        case "virtual_stages":
+            both = {*divisors(shape.layers), *divisors(shape.layers + 2)}
+            return sorted(each for each in both if 2 * each <= shape.layers) or (1,)
+        case "micro_batch_size":
+            most = min(LARGEST_MICRO_BATCH, request.global_batch_size or LARGEST_MICRO_BATCH)
+            return [2**power for power in range(most.bit_length())]
+        case _:
+            return divisors(cluster.gpus)
+
+
+def _shardings(request: FitsRequest) -> Sequence[Any]:
+    if request.sharding != "all":
+        return tuple(dict.fromkeys(request.sharding))
+    return [one for one in SHARDINGS if request.framework == "torch" or one != "parameters_kept"]
+
+
+def _refuse_illegal(
+    request: FitsRequest, legal: Sequence[Layout], refused: Sequence[tuple[Layout, list[Broken]]]
+) -> None:
+    """Refuse a value that was asked for and that no legal layout has. Raises UnsupportedRequest."""
+    for name in (*_VARIED, "sharding"):
+        asked = getattr(request, name)
+        for value in () if asked == "all" else asked:
+            if any(getattr(layout, name) == value for layout in legal):
+                continue
+            having = [found for layout, found in refused if getattr(layout, name) == value]
+            about = [found for found in having if any(one.degree == name for one in found)]
+            if not legal and not about:
+                continue
+            _refuse(min(about or having, key=len))
+    if not legal:
+        _refuse(min((found for _layout, found in refused), key=len))
+
+
+def _refuse(found: Sequence[Broken]) -> None:
+    """Raise UnsupportedRequest with the rules that one layout breaks."""
+    more = len(found) - 1
+    rest = "" if more == 0 else ", and another rule is broken" if more == 1 else f", and {more} more rules are broken"
+    raise UnsupportedRequest(
+        f"no such layout: {found[0].sentence.partition(';')[0]}{rest}",
+        faults=tuple(Fault(f"/{one.degree}", one.sentence, one.rule.replace("_", "-")) for one in found),
+    )
+
+
+def _fullest(shape: TransformerShape, layout: Layout) -> _Fullest:
+    stages = memory_of_stages(shape, layout)
+    totals = [one.total for one in stages]
+    stage = totals.index(max(totals))
+    if max(totals[stage], parameters.total(shape)) > MAX_WIRE_INTEGER:
+        raise UnsupportedRequest(f"{shape.name} would take more than 2^53 bytes on one GPU: no such model is trained")
+    return _Fullest(layout, stage, stages[stage])
+
+
+def _rank(available: int, one: _Fullest) -> tuple[bool, int, int, int]:
+    """Those that fit first, then most headroom, then the smallest groups."""
+    layout, total = one.layout, one.memory.total
+    return total > available, total, layout.tensor * layout.context, layout.pipeline * layout.virtual_stages
+
+
+def _row(one: _Fullest, available: int) -> FitsRow:
+    layout, memory = one.layout, one.memory
+    return FitsRow(
+        fits=memory.total <= available,
+        tensor=layout.tensor,
+        context=layout.context,
+        expert=layout.expert,
+        pipeline=layout.pipeline,
+        virtual_stages=layout.virtual_stages,
+        data=layout.data,
+        micro_batch_size=layout.micro_batch_size,
+        micro_batches=layout.micro_batches,
+        sharding=layout.sharding,
+        fullest_stage=one.stage,
+        memory=MemoryParts(
+            **{f"{name}_bytes": size for name, size in memory._asdict().items()}, total_bytes=memory.total
+        ),
+        headroom_bytes=available - memory.total,
+    )
+
+
+def _grouped(refused: Iterable[tuple[Layout, list[Broken]]]) -> tuple[RefusedLayouts, ...]:
+    """One entry per rule, of which a layout counts for the first that it breaks, the most frequent first."""
+    counts: Counter[str] = Counter()
+    first: dict[str, Broken] = {}
+    for _layout, found in refused:
+        counts[found[0].rule] += 1
+        first.setdefault(found[0].rule, found[0])
+    return tuple(
+        RefusedLayouts(rule=rule, degree=first[rule].degree, sentence=first[rule].sentence, layouts=number)
+        for rule, number in counts.most_common()
+    )
+
+
+def _assumptions(
+    request: FitsRequest, shape: TransformerShape, cluster: _Cluster, listed: Sequence[_Fullest]
+) -> Iterable[str]:
+    """What the answer rests on, in sentences."""
+    yield f"samples of {shape.sequence_length} tokens; Adam; computation in bf16"
+    if request.global_batch_size is None:
+        yield "enough micro-batches to fill the pipeline"
+    if not cluster.alike:
+        yield "every GPU has the memory of the smallest"
+    widest = max((one.layout.tensor for one in listed), default=1)
+    if widest > cluster.in_node:
+        yield f"tensor-parallel groups of {widest} GPUs span nodes, which slows every layer"
+    if shape.latent is None and widest > shape.kv_heads:
+        yield f"key and value heads are copied where tensor is above {shape.kv_heads}"
+    rows = max((vocabulary_rows(shape, one.layout) for one in listed), default=shape.vocabulary)
+    if rows > shape.vocabulary:
+        yield f"the vocabulary of {shape.vocabulary} words is padded, to {rows} rows at most"
+    if shape.experts is not None:
+        yield "tokens are routed evenly to the experts"
+    if request.hugging_face is not None and request.hugging_face.get("num_nextn_predict_layers"):
+        yield "the layers that predict further tokens are left out"
+    if request.hugging_face is not None and request.hugging_face.get("quantization_config"):
+        yield "the quantization in config.json is left out: training is in bf16"
+    yield "neither fragmentation of the allocator nor buffers of the communication library are counted"

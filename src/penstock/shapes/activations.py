@@ -1,0 +1,120 @@
+"""Bytes that one layer keeps of each token for its backward pass, on one GPU of the groups that run it.
+
+``megatron`` means Megatron-Core with Transformer Engine's fused norms and activations and flash attention.
+``torch`` means eager PyTorch modules with flash attention: RMSNorm works in fp32 and keeps its input and its
+result in it, a gated feed-forward keeps four tensors instead of three.
+
+.. [1] Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022), section 4.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import lru_cache
+from typing import NamedTuple
+
+from penstock.schemas.api.fits import Framework
+from penstock.schemas.api.shape import Experts, LatentAttention, TransformerShape
+from penstock.shapes.layout import FULL, Layout
+
+_BF16, _FP32, _MASK = 2, 4, 1
+
+
+class Kept(NamedTuple):
+    """Bytes per token: ``kept`` by every layer of every micro-batch in flight, ``again`` while one is recomputed."""
+
+    kept: Fraction
+    again: Fraction
+
+
+class _Pieces(NamedTuple):
+    """What each module of a layer keeps, and what recomputing its norms alone leaves out."""
+
+    inputs: Fraction
+    """Inputs of the norms, dropout masks, and what else nothing but full recomputation leaves out."""
+    norm: Fraction
+    attention: Fraction
+    mlp: Fraction
+
+    @property
+    def total(self) -> Fraction:
+        return sum(self, Fraction(0))
+
+
+def per_token(shape: TransformerShape, layout: Layout, *, dense: bool) -> Kept:
+    """One layer, ``dense`` or with experts, under the layout's recomputation."""
+    pieces = _pieces(
+        shape,
+        dense,
+        layout.tensor,
+        layout.tensor if layout.sequence_parallel else 1,
+        layout.expert_tensor,
+        layout.framework,
+    )
+    if layout.recompute == FULL:
+        inputs = Fraction(_BF16 * shape.hidden, layout.tensor if layout.sequence_parallel else 1)
+        return Kept(inputs, pieces.total)
+    again = sum((getattr(pieces, module) for module in layout.recompute), Fraction(0))
+    return Kept(pieces.total - again, again)
+
+
+@lru_cache(maxsize=1024)
+def _pieces(
+    shape: TransformerShape, dense: bool, tensor: int, spread: int, expert_tensor: int, framework: Framework
+) -> _Pieces:
+    """``spread``: how many GPUs share what lies between the tensor-parallel parts."""
+    hidden, norms = shape.hidden, shape.norms_per_layer
+    eager_rms = framework == "torch" and shape.norm == "rms"
+    into = _FP32 if eager_rms else _BF16
+    out = _FP32 + _BF16 if eager_rms else _BF16
+    statistics = _FP32 * (2 if shape.norm == "layer" else 1) * norms
+    masks = 2 * _MASK * hidden if shape.dropout else 0
+    inputs = Fraction(norms * into * hidden + statistics + masks, spread)
+    attention = (
+        _latent(shape, shape.latent, tensor, spread)
+        if shape.latent is not None
+        else _attention(shape, tensor, eager_rms, framework)
+    )
+    if shape.experts is None or dense:
+        mlp = _feed_forward(shape, shape.ffn, tensor, framework)
+    else:
+        inputs += Fraction(_FP32 * shape.experts.number, spread)
+        mlp = _experts(shape, shape.experts, tensor, expert_tensor, framework)
+    return _Pieces(inputs, Fraction(norms * out * hidden, spread), attention, mlp)
+
+
+def _attention(shape: TransformerShape, tensor: int, eager_rms: bool, framework: Framework) -> Fraction:
+    """Queries, keys, values, the result and its log-sum-exp; keys and values are whole heads on every GPU."""
+    queries = shape.heads * shape.head_width
+    keys = max(shape.kv_heads, tensor) * shape.head_width
+    found = _BF16 * (queries + 2 * keys) + _BF16 * queries + _FP32 * shape.heads
+    if shape.query_key_norm:
+        found += (2 * _FP32 if eager_rms else _BF16) * (queries + keys)
+    if framework == "torch" and shape.kv_heads < shape.heads:
+        found += _BF16 * queries  # the result of grouped attention is copied before the projection
+    return Fraction(found, tensor)
+
+
+def _latent(shape: TransformerShape, latent: LatentAttention, tensor: int, spread: int) -> Fraction:
+    """Both narrow projections before and after their norms, then heads of queries, keys and values."""
+    narrow = _BF16 * (2 * (latent.query_rank or 0) + 2 * latent.key_value_rank + latent.rotary_width)
+    query = latent.plain_width + latent.rotary_width
+    wide = _BF16 * shape.heads * (2 * query + 2 * latent.value_width) + _FP32 * shape.heads
+    return Fraction(narrow, spread) + Fraction(wide, tensor)
+
+
+def _feed_forward(shape: TransformerShape, width: int, tensor: int, framework: Framework) -> Fraction:
+    """Before and after the activation; with a gate both factors before, and in eager torch their first result."""
+    tensors = 2 if not shape.gated else 3 if framework == "megatron" else 4
+    return Fraction(tensors * _BF16 * width, tensor)
+
+
+def _experts(
+    shape: TransformerShape, experts: Experts, tensor: int, expert_tensor: int, framework: Framework
+) -> Fraction:
+    """Tokens as they are dispatched and come back, within the experts under an even routing, and the shared ones."""
+    copies = experts.per_token
+    dispatched = Fraction(copies * 2 * _BF16 * shape.hidden * expert_tensor, tensor)
+    within = copies * _feed_forward(shape, experts.ffn, tensor, framework)
+    shared = _feed_forward(shape, experts.shared_ffn, tensor, framework)
+    return dispatched + within + shared

@@ -1,0 +1,210 @@
+"""Memory of the GPUs of every pipeline stage by part, in bytes, at the peak of a training step under 1F1B.
+
+Static bytes per parameter with Adam, D being the GPUs that share optimizer states (data × context; of experts their own
+group): what ``_STATIC`` lists. Neither the context of driver and communication library is in it nor what the allocator
+loses to fragmentation.
+
+.. [1] Rajbhandari et al., ZeRO (2020), section 3; Megatron-LM, guide to the distributed optimizer.
+.. [2] Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters (2021), section 2.2:
+   micro-batches in flight with interleaving.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import accumulate
+from typing import NamedTuple
+
+from penstock.schemas.api.fits import Framework, Sharding
+from penstock.schemas.api.shape import TransformerShape
+from penstock.shapes import parameters
+from penstock.shapes.activations import per_token
+from penstock.shapes.layout import Layout, layers_of_stages
+from penstock.shapes.parameters import Parameters
+
+_PADDED_TO = 128
+"""Megatron pads the vocabulary to a multiple of this × the tensor degree (``--make-vocab-size-divisible-by``)."""
+_BF16 = 2
+_LOGIT = {"megatron": 4, "torch": 12}
+"""Bytes per score at the peak: fused cross-entropy holds one fp32 tensor; eager torch holds log-probabilities, their
+gradient and that of the scores."""
+
+
+class _Static(NamedTuple):
+    """Bytes per parameter on one GPU: whole, and those that are divided by the sharing group."""
+
+    parameters: int
+    parameters_shared: int
+    gradients: int
+    gradients_shared: int
+    optimizer: int
+    optimizer_shared: int
+
+
+_STATIC: dict[Framework, dict[Sharding, _Static]] = {
+    "megatron": {
+        "none": _Static(2, 0, 4, 0, 12, 0),
+        "optimizer": _Static(2, 0, 4, 0, 0, 12),
+        "gradients": _Static(2, 0, 0, 4, 0, 12),
+        "parameters": _Static(0, 2, 0, 4, 0, 12),
+    },
+    "torch": {
+        "none": _Static(4, 0, 4, 0, 8, 0),
+        "optimizer": _Static(2, 4, 4, 0, 0, 8),
+        "gradients": _Static(2, 4, 0, 4, 0, 8),
+        "parameters": _Static(0, 4, 0, 4, 0, 8),
+        "parameters_kept": _Static(2, 4, 4, 0, 0, 8),
+    },
+}
+"""Megatron: bf16 parameters, fp32 gradients; the optimizer has the fp32 parameters and both moments. Torch: fp32
+parameters, sharded by FSDP2 or under autocast, bf16 copies for the computation, fp32 gradients, both moments."""
+
+
+class Memory(NamedTuple):
+    """Bytes of one GPU by part."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    gathered: int
+    """Parameters gathered or cast for the computation, and a unit's gradient before it is reduced."""
+    activations: int
+    logits: int
+    dummy_gradients: int
+    """Transformer Engine's: one per shape of weight, returned to autograd in place of the gradient that is in fp32."""
+
+    @property
+    def total(self) -> int:
+        """All parts together."""
+        return sum(self)
+
+
+class _Layers(NamedTuple):
+    """What a GPU holds of the model: its layers with a dense feed-forward, those with experts, and the ends."""
+
+    dense: int
+    sparse: int
+    first: bool
+    last: bool
+
+
+def memory_of_stages(shape: TransformerShape, layout: Layout) -> list[Memory]:
+    """Memory of a GPU of each pipeline stage of a legal layout."""
+    tokens = Fraction(shape.sequence_length * layout.micro_batch_size, layout.context)
+    kinds = [per_token(shape, layout, dense=dense) for dense in (True, False)]
+    known: dict[_Layers, Memory] = {}
+    found = []
+    for layers, in_flight_of in _stages(shape, layout):
+        if layers not in known:
+            again = max((kind.again for kind, number in zip(kinds, layers[:2], strict=True) if number), default=0)
+            known[layers] = _without_stash(shape, layout, layers, tokens)._replace(
+                activations=math.ceil(again * tokens)
+            )
+        stash = sum(kind.kept * number for kind, number in zip(kinds, in_flight_of, strict=True)) * tokens
+        found.append(known[layers]._replace(activations=known[layers].activations + math.ceil(stash)))
+    return found
+
+
+def vocabulary_rows(shape: TransformerShape, layout: Layout) -> int:
+    """Rows of the embedding, of which each GPU of a tensor-parallel group has its part."""
+    if shape.padded_vocabulary is not None:
+        return shape.padded_vocabulary
+    multiple = layout.tensor * (_PADDED_TO if layout.framework == "megatron" else 1)
+    return math.ceil(shape.vocabulary / multiple) * multiple
+
+
+def in_flight(layout: Layout, rank: int) -> list[int]:
+    """How many micro-batches each virtual stage of a rank holds at most, the first virtual stage first."""
+    most, depth, virtual = layout.micro_batches, layout.pipeline - rank, layout.virtual_stages
+    if virtual == 1:
+        return [depth if most is None else min(most, depth)]
+    chunks = 2 * (depth - 1) + (virtual - 1) * layout.pipeline + 1
+    # warm-up goes through the virtual stages in turn, `pipeline` micro-batches of each
+    rounds, rest = divmod(chunks, layout.pipeline * virtual)
+    found = []
+    for number in range(virtual):
+        held = rounds * layout.pipeline + min(layout.pipeline, max(0, rest - number * layout.pipeline))
+        found.append(held if most is None else min(most, held))
+    return found
+
+
+def _stages(shape: TransformerShape, layout: Layout) -> Iterator[tuple[_Layers, tuple[int, int]]]:
+    """Of every rank its layers over all of its virtual stages, and of each kind layers × micro-batches in flight."""
+    split = layers_of_stages(shape, layout)
+    assert split is not None
+    starts = list(accumulate(split, initial=0))
+    dense_until = parameters.dense_layers(shape)
+    for rank in range(layout.pipeline):
+        dense = sparse = dense_in_flight = sparse_in_flight = 0
+        for number, held in enumerate(in_flight(layout, rank)):
+            stage = number * layout.pipeline + rank
+            here = min(max(dense_until - starts[stage], 0), split[stage])
+            dense, sparse = dense + here, sparse + split[stage] - here
+            dense_in_flight += here * held
+            sparse_in_flight += (split[stage] - here) * held
+        layers = _Layers(dense, sparse, first=rank == 0, last=rank == layout.pipeline - 1)
+        yield layers, (dense_in_flight, sparse_in_flight)
+
+
+def _without_stash(shape: TransformerShape, layout: Layout, layers: _Layers, tokens: Fraction) -> Memory:
+    """Everything that does not grow with the micro-batches in flight."""
+    rows = vocabulary_rows(shape, layout)
+    outputs = shape.outputs or rows
+    kinds = [parameters.layer(shape, dense=dense) for dense in (True, False)]
+    ends = [parameters.embedding(shape, rows)] if layers.first else []
+    if layers.last:
+        head = parameters.head(shape, rows)
+        shared = layers.first and shape.tied and shape.outputs is None
+        ends.append(head._replace(dense=head.dense - rows * shape.hidden) if shared else head)
+    held = kinds[0].times(layers.dense).plus(kinds[1].times(layers.sparse))
+    for end in ends:
+        held = held.plus(end)
+    units = [kind for kind, number in zip(kinds, layers[:2], strict=True) if number]
+    return Memory(
+        *_static(held, layout),
+        gathered=_gathered(layout, held, [*units, *ends]),
+        activations=0,
+        logits=math.ceil(_LOGIT[layout.framework] * tokens * outputs / layout.tensor) if layers.last else 0,
+        dummy_gradients=_dummies(shape, layout, layers, outputs),
+    )
+
+
+def _local(held: Parameters, layout: Layout) -> tuple[Fraction, Fraction]:
+    """Parameters of one GPU outside experts, and within."""
+    own = Fraction(held.dense, layout.tensor) + held.replicated
+    return own, Fraction(held.expert, layout.expert * layout.expert_tensor)
+
+
+def _static(held: Parameters, layout: Layout) -> tuple[int, int, int]:
+    """Bytes of parameters, gradients and optimizer states."""
+    static = _STATIC[layout.framework][layout.sharding]
+    groups = tuple(zip(_local(held, layout), (layout.shards, max(1, layout.expert_shards)), strict=True))
+    found = [
+        sum((number * whole + number * shared / shards for number, shards in groups), Fraction(0))
+        for whole, shared in (static[:2], static[2:4], static[4:])
+    ]
+    return math.ceil(found[0]), math.ceil(found[1]), math.ceil(found[2])
+
+
+def _gathered(layout: Layout, held: Parameters, units: list[Parameters]) -> int:
+    """What is whole for a while: two units of parameters, a unit's gradient, or the copies that autocast keeps."""
+    largest = max((sum(_local(unit, layout), Fraction(0)) for unit in units), default=Fraction(0))
+    if layout.sharding == "gradients":
+        return math.ceil(4 * largest)
+    if layout.sharding == "parameters":
+        return math.ceil((2 * _BF16 + 4) * largest)
+    if layout.framework == "torch" and layout.sharding == "none":
+        return math.ceil(_BF16 * sum(_local(held, layout), Fraction(0)))
+    return 0
+
+
+def _dummies(shape: TransformerShape, layout: Layout, layers: _Layers, outputs: int) -> int:
+    if layout.framework == "torch":
+        return 0
+    shapes: set[tuple[int, int]] = set()
+    for dense, number in ((True, layers.dense), (False, layers.sparse)):
+        shapes.update(parameters.matrices(shape, dense=dense) if number else ())
+    shapes.update({(outputs, shape.hidden)} if layers.last else ())
+    return math.ceil(Fraction(_BF16 * sum(rows * columns for rows, columns in shapes), layout.tensor))

@@ -1,0 +1,135 @@
+"""Parameters of a transformer by what a degree of parallelism divides: tensor-parallel, replicated, experts'.
+
+.. [1] Megatron-LM, module ``theoretical_memory_usage``: multi-head latent attention and experts.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from penstock.schemas.api.shape import LatentAttention, TransformerShape
+
+
+class Parameters(NamedTuple):
+    """``dense``: divided by the tensor degree; ``replicated``: norms, routers; ``expert``: by the expert degree."""
+
+    dense: int = 0
+    replicated: int = 0
+    expert: int = 0
+
+    def plus(self, other: Parameters) -> Parameters:
+        """The sum, class by class."""
+        return Parameters(*(one + two for one, two in zip(self, other, strict=True)))
+
+    def times(self, number: int) -> Parameters:
+        """So many of these."""
+        return Parameters(*(each * number for each in self))
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(self)
+
+
+@lru_cache(maxsize=64)
+def layer(shape: TransformerShape, *, dense: bool) -> Parameters:
+    """One layer; ``dense`` says which kind where the shape has experts."""
+    norms = shape.norms_per_layer * norm_width(shape)
+    found = _attention(shape).plus(Parameters(replicated=norms))
+    if shape.experts is None or dense:
+        return found.plus(_feed_forward(shape))
+    return found.plus(_experts(shape))
+
+
+def embedding(shape: TransformerShape, rows: int | None = None) -> Parameters:
+    """Word, position and segment vectors; ``rows`` of words where the vocabulary is padded."""
+    words = (shape.vocabulary if rows is None else rows) * shape.hidden
+    further = (shape.positions + shape.token_types) * shape.hidden
+    return Parameters(dense=words, replicated=further + (norm_width(shape) if shape.embedding_norm else 0))
+
+
+def head(shape: TransformerShape, rows: int | None = None) -> Parameters:
+    """The last norm and the scores, with a weight of their own even where it is tied to the embedding's."""
+    outputs = shape.outputs or (shape.vocabulary if rows is None else rows)
+    bias = outputs if shape.head_bias else 0
+    return Parameters(dense=outputs * shape.hidden + bias, replicated=norm_width(shape) if shape.final_norm else 0)
+
+
+def dense_layers(shape: TransformerShape) -> int:
+    """How many layers at the front have an ordinary feed-forward."""
+    return shape.layers if shape.experts is None else shape.experts.dense_layers
+
+
+def total(shape: TransformerShape) -> int:
+    """Parameters of the model, a tied head counted once."""
+    dense = dense_layers(shape)
+    body = layer(shape, dense=True).times(dense).plus(layer(shape, dense=False).times(shape.layers - dense))
+    tied = shape.vocabulary * shape.hidden if shape.tied else 0
+    return body.plus(embedding(shape)).plus(head(shape)).total - tied
+
+
+def norm_width(shape: TransformerShape) -> int:
+    """Parameters of one norm over the hidden width."""
+    return shape.hidden * (2 if shape.norm == "layer" else 1)
+
+
+def matrices(shape: TransformerShape, *, dense: bool) -> tuple[tuple[int, int], ...]:
+    """Rows and columns of the fused weights of one layer, undivided: of the experts those of one."""
+    hidden, width = shape.hidden, shape.head_width
+    if shape.latent is None:
+        queries, values = (shape.heads + 2 * shape.kv_heads) * width, shape.heads * width
+        found = [(queries, hidden), (hidden, values)]
+    else:
+        found = _latent_matrices(shape, shape.latent)
+    factor = 2 if shape.gated else 1
+    if shape.experts is None or dense:
+        return (*found, (factor * shape.ffn, hidden), (hidden, shape.ffn))
+    found += [(factor * shape.experts.ffn, hidden), (hidden, shape.experts.ffn)]
+    if shape.experts.shared_ffn:
+        found += [(factor * shape.experts.shared_ffn, hidden), (hidden, shape.experts.shared_ffn)]
+    return tuple(found)
+
+
+def _attention(shape: TransformerShape) -> Parameters:
+    if shape.latent is not None:
+        weights = sum(rows * columns for rows, columns in _latent_matrices(shape, shape.latent))
+        norms = (shape.latent.query_rank or 0) + shape.latent.key_value_rank
+        return Parameters(dense=weights, replicated=norms)
+    queries, keys = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
+    dense = 2 * shape.hidden * (queries + keys)
+    dense += 0 if shape.attention_biases == "none" else queries + 2 * keys
+    out_bias = shape.hidden if shape.attention_biases == "all" else 0
+    norms = 2 * shape.head_width * (2 if shape.norm == "layer" else 1) if shape.query_key_norm else 0
+    return Parameters(dense=dense + (shape.heads if shape.sinks else 0), replicated=out_bias + norms)
+
+
+def _latent_matrices(shape: TransformerShape, latent: LatentAttention) -> list[tuple[int, int]]:
+    hidden, heads, rank = shape.hidden, shape.heads, latent.query_rank
+    query = heads * (latent.plain_width + latent.rotary_width)
+    queries = [(query, hidden)] if rank is None else [(rank, hidden), (query, rank)]
+    return [
+        *queries,
+        (latent.key_value_rank + latent.rotary_width, hidden),
+        (heads * (latent.plain_width + latent.value_width), latent.key_value_rank),
+        (hidden, heads * latent.value_width),
+    ]
+
+
+def _feed_forward(shape: TransformerShape) -> Parameters:
+    first = 2 if shape.gated else 1
+    weights = (first + 1) * shape.hidden * shape.ffn
+    biases = (first * shape.ffn, shape.hidden) if shape.ffn_biases else (0, 0)
+    return Parameters(dense=weights + biases[0], replicated=biases[1])
+
+
+def _experts(shape: TransformerShape) -> Parameters:
+    experts = shape.experts
+    assert experts is not None
+    first = 2 if shape.gated else 1
+    each = (first + 1) * shape.hidden * experts.ffn
+    each += first * experts.ffn + shape.hidden if experts.biases else 0
+    router = experts.number * (shape.hidden + (1 if experts.router_bias else 0))
+    gate = shape.hidden if experts.shared_gate else 0
+    shared = (first + 1) * shape.hidden * experts.shared_ffn
+    return Parameters(dense=shared, replicated=router + gate, expert=experts.number * each)

@@ -1,0 +1,83 @@
+"""config.json as people have it: what is missing or impossible is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.schemas.errors import InvalidDocument, PenstockError, UnsupportedRequest
+from penstock.shapes.hugging_face import FAMILIES, USUAL_LENGTH, shape_of
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "vocab_size": 128256, "num_key_value_heads": 8, "hidden_size": 4096,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 14336, "max_position_embeddings": 131072,
+}  # fmt: skip
+GPT2: dict[str, Any] = {"model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12}
+
+
+def test_an_unknown_family_lists_the_known_in_one_sentence() -> None:
+    with pytest.raises(UnsupportedRequest) as caught:
+        shape_of({**LLAMA, "model_type": "bloom"})
+    assert caught.value.detail.count("\n") == 0
+    assert all(family in caught.value.detail for family in FAMILIES)
+    assert caught.value.exit_code == 65
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model_type": None}, "no 'model_type'"),
+        ({"hidden_size": None}, "has no 'hidden_size'"),
+        ({"hidden_size": "4096"}, "hidden_size '4096', which is no number"),
+        ({"hidden_size": True}, "hidden_size True, which is no number"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers 0, which is no number of at least 1"),
+        ({"hidden_size": 4097}, "no multiple of 32 heads"),
+        ({"num_key_value_heads": 5}, "32 heads are not a multiple of the 5"),
+        ({"tie_word_embeddings": "yes"}, "neither true nor false"),
+        ({"vocab_size": 2**60}, "vocabulary"),
+        ({"model_type": ["llama"]}, "not known"),
+    ],
+)
+def test_what_is_missing_or_impossible_is_named(change: dict[str, Any], words: str) -> None:
+    given = {name: value for name, value in {**LLAMA, **change}.items() if value is not None}
+    with pytest.raises(PenstockError, match=r"config\.json") as caught:
+        shape_of(given)
+    assert words in str(caught.value)
+    assert caught.value.exit_code == 65
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_family_reads_an_empty_or_a_wild_configuration(family: str) -> None:
+    for filling in ({}, dict.fromkeys(_NAMES, 2**40), dict.fromkeys(_NAMES, -1), {name: [] for name in _NAMES}):
+        with pytest.raises(PenstockError):
+            shape_of({**filling, "model_type": family})
+
+
+_NAMES = (
+    "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "num_hidden_layers", "vocab_size",
+    "n_embd", "n_layer", "n_head", "num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size",
+    "shared_expert_intermediate_size", "n_routed_experts", "n_shared_experts", "kv_lora_rank", "qk_nope_head_dim",
+    "qk_rope_head_dim", "v_head_dim",
+)  # fmt: skip
+
+
+def test_lengths() -> None:
+    assert shape_of(LLAMA).sequence_length == USUAL_LENGTH
+    assert shape_of({**LLAMA, "max_position_embeddings": 4096}).sequence_length == 4096
+    assert shape_of(LLAMA, sequence_length=32_768).sequence_length == 32_768
+    assert shape_of(GPT2).sequence_length == 1024
+    with pytest.raises(UnsupportedRequest, match="1024 learned positions"):
+        shape_of(GPT2, sequence_length=2048)
+
+
+def test_layers_with_experts_in_turn_are_refused() -> None:
+    moe = {**LLAMA, "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 768}
+    assert shape_of({**moe, "mlp_only_layers": []}).experts is not None
+    with pytest.raises(UnsupportedRequest, match="decoder_sparse_step"):
+        shape_of({**moe, "decoder_sparse_step": 2})
+
+
+def test_more_experts_per_token_than_there_are() -> None:
+    with pytest.raises(InvalidDocument, match="3 experts per token are more than the 2 experts"):
+        shape_of({**LLAMA, "model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3})

@@ -1,0 +1,179 @@
+"""``penstock.fits`` and ``penstock fits``: which layouts are legal and fit, in which order, and every refusal."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.cli.main import main
+from penstock.examples import catalogue
+from penstock.examples.shapes import SHAPES
+from penstock.planning.fits import MOST_LAYOUTS
+from penstock.schemas.api.fits import FitsAnswer
+from penstock.schemas.errors import InvalidDocument, PenstockError, UnsupportedRequest
+from penstock.schemas.topology import ClusterTopology
+
+LLAMA_CONFIG = {
+    "model_type": "llama", "vocab_size": 128256, "num_key_value_heads": 8, "hidden_size": 8192,
+    "num_hidden_layers": 80, "num_attention_heads": 64, "intermediate_size": 28672, "max_position_embeddings": 8192,
+}  # fmt: skip
+
+
+def test_rows_that_fit_come_first_and_then_by_what_is_left() -> None:
+    found = penstock.fits("llama-3-70b", "8x8xH100", rows=1000)
+    assert found.legal == len(found.rows)
+    assert found.legal + sum(one.layouts for one in found.refused) == found.tried
+    assert [row.fits for row in found.rows] == sorted((row.fits for row in found.rows), reverse=True)
+    assert [row.headroom_bytes for row in found.rows] == sorted((r.headroom_bytes for r in found.rows), reverse=True)
+    for row in found.rows:
+        parts = row.memory.model_dump()
+        total = parts.pop("total_bytes")
+        assert total == sum(parts.values())
+        assert row.headroom_bytes == found.available_bytes - total
+        assert row.fits == (row.headroom_bytes >= 0)
+        assert row.tensor * row.context * row.pipeline * row.data == found.gpus == 64
+
+
+def test_a_configuration_is_the_shape_that_it_describes(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA_CONFIG))
+    by_name, by_file, by_value = (penstock.fits(one, "8x8xH100") for one in ("llama-3-70b", path, LLAMA_CONFIG))
+    assert by_file == by_value
+    assert by_file.rows == by_name.rows
+    assert penstock.fits(SHAPES["llama-3-70b"], catalogue.cluster("8x8xH100")) == by_name
+
+
+@pytest.mark.parametrize(
+    ("asked", "pointer", "words"),
+    [
+        ({"tensor": 5}, "/tensor", "tensor 5 does not divide 64 attention heads"),
+        ({"tensor": [4, 5]}, "/tensor", "tensor 5 does not divide 64 attention heads"),
+        ({"tensor": 128}, "/tensor", "tensor 128 does not divide 64 GPUs"),
+        ({"tensor": 8, "pipeline": 3}, "/pipeline", "pipeline 3 divides neither"),
+        ({"context": 64, "tensor": 8}, "/context", "= 512 does not divide 64 GPUs"),
+        ({"expert": 2}, "/expert", "has no experts"),
+        ({"sharding": "parameters", "pipeline": 2}, "/sharding", "gathered again"),
+        ({"virtual_stages": 3}, "/virtual_stages", "virtual stages 3"),
+        ({"micro_batch_size": 3, "global_batch_size": 64, "pipeline": 4}, "/global_batch_size", "does not divide"),
+    ],
+)
+def test_an_illegal_degree_is_refused_with_its_rule(asked: dict[str, Any], pointer: str, words: str) -> None:
+    with pytest.raises(UnsupportedRequest) as caught:
+        penstock.fits("llama-3-70b", "8x8xH100", **asked)
+    assert pointer in {fault.pointer for fault in caught.value.faults}
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "asked", "words"),
+    [
+        ("llama-3-70b", "8x8xH100", {"tensor": 0}, "greater than or equal to 1"),
+        ("llama-3-70b", "8x8xH100", {"precision": "fp8"}, "precision"),
+        ("llama-3-70b", "8x8xH100", {"offload": True}, "offload"),
+        ("llama-3-70b", "8x8xH100", {"sharding": "offload"}, "parameters_kept"),
+        ("llama-3-70b", "8x8xH100", {"recompute": "selective"}, "attention"),
+        ("llama-3", "8x8xH100", {}, "llama-3-8b"),
+        ("nowhere.json", "8x8xH100", {}, "cannot read"),
+        ("gpt2-small", "2x8xFOO", {}, "no device kind 'FOO'"),
+        ("gpt2-small", "8xA100", {"sequence_length": 4096}, "1024 learned positions"),
+    ],
+)
+def test_bad_input_is_named(model: str, cluster: str, asked: dict[str, Any], words: str) -> None:
+    with pytest.raises(PenstockError, match=words):
+        penstock.fits(model, cluster, **asked)
+
+
+def test_devices_that_stand_for_groups_are_refused() -> None:
+    topology = catalogue.cluster("1x8xH100").model_dump(mode="json", exclude_none=True)
+    topology["uniform"]["gpus"] = 2
+    with pytest.raises(UnsupportedRequest, match="has 2 GPUs"):
+        penstock.fits("gpt2-small", ClusterTopology.parse(topology))
+    with pytest.raises(InvalidDocument, match="give either `shape` or `hugging_face`"):
+        penstock.fits(LLAMA_CONFIG, "8xH100", shape=SHAPES["gpt"].model_dump())
+
+
+def test_mixed_memory_counts_as_the_smallest() -> None:
+    nodes = [
+        {"name": kind, "devices": [{"id": f"{kind}/{i}", "kind": kind, "memory_bytes": size} for i in range(2)]}
+        for kind, size in (("A", 80 * 2**30), ("B", 40 * 2**30))
+    ]
+    links = [{"a": "A", "b": "B", "bandwidth_bytes_per_s": 10**9}]
+    topology = ClusterTopology.parse({"name": "mixed", "nodes": nodes, "links": links})
+    found = penstock.fits("gpt2-small", topology)
+    assert found.available_bytes == 40 * 2**30
+    assert any("smallest" in one for one in found.assumptions)
+
+
+def test_the_most_layouts_take_less_than_two_seconds() -> None:
+    asked = {"tensor": "all", "context": "all", "pipeline": "all", "sharding": "all", "framework": "torch"}
+    began = time.process_time()
+    found = penstock.fits("llama-3.1-405b", "128x8xH100", **asked, micro_batch_size=[1, 2])
+    assert MOST_LAYOUTS / 2 < found.tried <= MOST_LAYOUTS
+    assert time.process_time() - began < 2.0
+    with pytest.raises(UnsupportedRequest, match="give values instead of 'all'"):
+        penstock.fits("llama-3.1-405b", "128x8xH100", **asked, virtual_stages="all")
+
+
+def test_long_pipelines_in_many_layouts_are_refused_in_time() -> None:
+    deep = SHAPES["llama-3.1-405b"].model_copy(update={"layers": 4096})
+    asked = {"tensor": 1, "pipeline": 4096, "sharding": ["none", "optimizer"]}
+    began = time.process_time()
+    assert penstock.fits(deep, "512x8xH100", **asked).legal == 2
+    with pytest.raises(UnsupportedRequest, match="128 legal layouts have 524,288 stages; 131,072"):
+        penstock.fits(deep, "512x8xH100", **asked, micro_batch_size=list(range(1, 65)))
+    assert time.process_time() - began < 4.0
+
+
+def test_what_helps_helps() -> None:
+    plain, full, sharded = (
+        penstock.fits("llama-3-8b", "1x8xH100", tensor=1, pipeline=1, **more).rows[0].memory
+        for more in ({}, {"recompute": "full"}, {"sharding": "parameters"})
+    )
+    assert full.activations_bytes < plain.activations_bytes / 4
+    assert sharded.parameters_bytes * 7 < plain.parameters_bytes
+
+
+COMMAND = ["fits", "--example", "llama-3-70b", "--cluster", "8x8xH100"]
+
+
+def test_the_command_prints_what_python_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, "--tensor", "4,8", "--json"]) == 0
+    found = FitsAnswer.model_validate_json(capsys.readouterr().out)
+    assert found == penstock.fits("llama-3-70b", "8x8xH100", tensor=[4, 8])
+    assert main([*COMMAND, "--tensor", "4,8"]) == 0
+    shown = capsys.readouterr().out
+    assert f"{found.fitting} of {found.legal} legal layouts fit" in shown
+    assert f"{found.rows[0].memory.total_bytes / 2**30:.1f}" in shown
+    assert all(one.sentence in shown for one in found.refused)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--tensor", "5"], 65, "nearest: tensor 2, 4, 8"),
+        (["--tensor", "0"], 65, "greater than or equal to 1"),
+        (["--tensor", "x"], 64, "no number, list of numbers"),
+        (["--tensor", "1", "--pipeline", "1"], 3, "nothing fits: try --recompute full"),
+        (["--hf", "config.json"], 64, "either --example or --hf"),
+        (["--framework", "jax"], 65, "megatron"),
+        (["--recompute", "everything"], 65, "recompute"),
+        (["--offload"], 64, "No such option"),
+    ],
+)
+def test_exit_codes(words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, *words]) == code
+    told = capsys.readouterr()
+    assert said in told.out + told.err
+
+
+def test_a_configuration_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.json"
+    for text, said in (("[1]", "not the object"), ("{", "JSON"), ('{"model_type": "bloom"}', "known are llama")):
+        path.write_text(text)
+        assert main(["fits", "--hf", str(path), "--cluster", "8xH100"]) == 65
+        assert said in capsys.readouterr().err
