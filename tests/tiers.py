@@ -48,7 +48,17 @@ HERE = str(Path(__file__).parent)
 NOTHING = ModuleType("nothing")
 STARTERS = {"subprocess", "multiprocessing", "Forkserver", "executor_of", "solve_case", "torch"}
 """What modules import that start processes or take seconds to import; whoever uses their functions does so as well."""
-PROCESSES = STARTERS | {"fork", "LocalCluster", "sync_playwright", "serve", "create_app", "exec"}
+PROCESSES = STARTERS | {
+    "fork",
+    "LocalCluster",
+    "sync_playwright",
+    "serve",
+    "create_app",
+    "exec",
+    "background",
+    "run_node",
+    "SlowWay",
+}
 IMPORTS = re.compile(r"^(?:from|import) (?:torch|playwright|distributed|schemathesis)\b", re.MULTILINE)
 """Of files that the quick tier does not even import."""
 SERVERS = {"postgresql"}
