@@ -184,7 +184,7 @@ def _listed(values: Iterable[str]) -> str:
 
 
 def model_of(scope: Scope, covers: Covers) -> str:
-    """Which plans a bound covers, as certificates say it."""
+    """Which plans a bound covers, as certificates say it: stored ones are refused where these words change."""
     if scope == REQUEST_SCOPE:
         return "every plan of this request"
     if scope == SCHEDULE_SCOPE:
@@ -213,7 +213,7 @@ def _operations(covers: Covers) -> list[str]:
     """Which operations an allocation's orders are made of, where that is not the usual forward and whole backward."""
     said = []
     if covers.update_rule <= PERIODIC:
-        said.append("the same number of micro-batches in flight, without a flush")
+        said.append("as many micro-batches in flight, without a flush")
     if covers.backward == {"split"}:
         said.append("split backwards")
     if covers.recompute_runs == {"apart"}:

@@ -18,6 +18,7 @@ from penstock.schemas.coverage import (
     REQUEST_SCOPE,
     SCHEDULE_SCOPE,
     Covers,
+    Scope,
     claim,
     describe,
     model_of,
@@ -203,3 +204,27 @@ def test_plans_of_before_load_with_the_same_address() -> None:
     plan = Plan.parse(old)
     assert plan.certificates[0].covers is None
     assert b'"covers"' not in plan.canonical_json()
+
+
+@pytest.mark.parametrize(
+    ("scope", "covers", "words"),
+    [
+        ("all plans of this request", Covers(), "every plan of this request"),
+        (
+            "schedule of this allocation",
+            Covers(update_rule=frozenset({"weight_stashing"}), backward=frozenset({"split"})),
+            "this allocation, any order of its operations, as many micro-batches in flight, without a flush, "
+            "split backwards",
+        ),
+        (
+            "some plans of this request",
+            Covers(micro_batches=((1, 8),), dispatch=frozenset({"rows", "round_robin"})),
+            "plans of one pipeline, one stage per device, whole backwards, no recomputation, nothing encoded, "
+            "overlapped all-reduce, replicas in the order of the cluster, synchronous updates, in the order "
+            "early-backward, 1–8 micro-batches",
+        ),
+    ],
+)
+def test_stored_certificates_keep_their_words(scope: Scope, covers: Covers, words: str) -> None:
+    """Plans are refused where ``model`` differs from what ``covers`` means, so the words never change."""
+    assert model_of(scope, covers) == words
