@@ -48,7 +48,7 @@ def test_measured_memory(shape: TransformerShape, layout: Layout, measured_gib: 
     assert fullest / GIB == pytest.approx(measured_gib, rel=error)
 
 
-@pytest.mark.parametrize("name", SHAPES.keys() & set(catalogue.model_names()))
+@pytest.mark.parametrize("name", sorted(SHAPES.keys() & set(catalogue.model_names())))
 def test_eager_activations_are_those_of_the_shipped_layers(name: str) -> None:
     """The profiles hold what a recorder saw the modules keep; rotary tables and the padding mask are beside it."""
     shape, profile = SHAPES[name], catalogue.profile(name)

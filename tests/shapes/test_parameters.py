@@ -84,7 +84,7 @@ def test_every_family_has_a_total_to_keep() -> None:
     assert {config["model_type"] for config, _total in PUBLISHED} == FAMILIES.keys()
 
 
-@pytest.mark.parametrize("name", SHAPES.keys() & set(catalogue.model_names()))
+@pytest.mark.parametrize("name", sorted(SHAPES.keys() & set(catalogue.model_names())))
 def test_shapes_of_examples_have_their_profiles_parameters(name: str) -> None:
     width = 4 if MODELS[name].dtype == "fp32" else 2
     held = sum(layer.parameter_bytes for layer in catalogue.profile(name).layers) // width
