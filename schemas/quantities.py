@@ -27,9 +27,9 @@ _NUMBER_AND_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*(
 def _parse(text: str, units: dict[str, Any], what: str) -> int:
     match = _NUMBER_AND_UNIT.fullmatch(text)
     if match is None or match[2] not in units:
-        raise ValueError(f"{text!r} is not a {what}; write a number and one of {', '.join(units)}")
+        raise ValueError(f"{text!r} is not {what}; write a number and one of {', '.join(units)}")
     exact = Decimal(match[1]) * units[match[2]]
-    rounded = int(exact.to_integral_value(rounding="ROUND_CEILING" if what == "time" else "ROUND_FLOOR"))
+    rounded = int(exact.to_integral_value(rounding="ROUND_CEILING" if units is _TIME_NS else "ROUND_FLOOR"))
     if rounded > MAX_WIRE_INTEGER:
         raise ValueError(f"{text!r} is {rounded}, more than the largest integer in a document, 2^53 - 1")
     return rounded
@@ -37,17 +37,17 @@ def _parse(text: str, units: dict[str, Any], what: str) -> int:
 
 def parse_time_ns(text: str) -> int:
     """Nanoseconds of ``2 ms``, rounded up. ValueError names the units that exist."""
-    return _parse(text, _TIME_NS, "time")
+    return _parse(text, _TIME_NS, "a time")
 
 
 def parse_bytes(text: str) -> int:
     """Bytes of ``16 GiB``, rounded down. ValueError names the units that exist."""
-    return _parse(text, _BYTES, "amount of memory")
+    return _parse(text, _BYTES, "an amount of memory")
 
 
 def parse_bytes_per_s(text: str) -> int:
     """Bytes per second of ``25 Gbit/s``, rounded down. ValueError names the units that exist."""
-    return _parse(text, _RATE, "bandwidth")
+    return _parse(text, _RATE, "a bandwidth")
 
 
 def _within_wire(value: Any) -> Any:

@@ -67,7 +67,7 @@ def test_what_a_scheduler_prints_says_what_is_free(capsys: pytest.CaptureFixture
         (("--time-limit", "0"), 64, "not between 1ns and 11d"),
         (("--deadline", "nan"), 64, "is not a duration"),
         (("--nodes-from", sys.executable), 65, "has no known format, and does not say which nodes are free"),
-        (("--request", __file__), 64, "leave --example, --cluster, --global-batch-size, --max-plans, --planner out"),
+        (("--request", __file__), 64, "leave out --example, --cluster, --global-batch-size, --max-plans, --planner"),
     ],
 )
 def test_what_cannot_be_asked(

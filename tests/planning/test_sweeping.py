@@ -48,7 +48,7 @@ def test_cases_are_the_product_and_what_is_not_varied_stays():
 
 
 def test_too_many_cases_are_counted_and_a_contradiction_is_named():
-    with pytest.raises(InvalidDocument, match=r"has 6 cases \(3 global_batch_size × 2 planner\); at most 5 are taken"):
+    with pytest.raises(InvalidDocument, match=r"has 6 cases \(3 global_batch_size × 2 planner\); the limit is 5"):
         cases(request(global_batch_sizes=[8, 16, 32], planners=["dp", "gpipe"]), max_cases=5)
     with pytest.raises(InvalidDocument) as caught:
         request(planners=["dp", "dp"])
@@ -56,7 +56,7 @@ def test_too_many_cases_are_counted_and_a_contradiction_is_named():
     narrow = SweepRequest.parse(
         {"request": tiny_request() | {"micro_batch_sizes": [16]}, "over": {"global_batch_sizes": [8, 16]}}
     )
-    with pytest.raises(InvalidDocument, match=r"the case \{'global_batch_size': 8\} is no plan request") as caught:
+    with pytest.raises(InvalidDocument, match=r"the case \{'global_batch_size': 8\} is not a valid plan request") as caught:
         cases(narrow)
     assert "exceed the global batch of 8" in caught.value.faults[0].detail
 

@@ -233,7 +233,7 @@ def launched(bundle: JobBundle, **orders: Any) -> Process:
         opens_store=False,
     )
     given = Orders(model="mine:job", directory=".", steps=1, seed=0, wait_s=0.01, **orders)
-    return Process(bundle, "", launch, given, tell=lambda event: None, on_first=lambda: None)
+    return Process(bundle, "", launch, given, show=lambda event: None, on_first=lambda: None)
 
 
 def test_penstock_rank_keeps_to_what_its_bundle_was_lowered_for() -> None:

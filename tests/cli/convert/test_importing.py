@@ -70,7 +70,7 @@ def test_json_is_the_whole_answer(tree: str, capsys: pytest.CaptureFixture[str])
         (["TREE", "TREE", "TREE", "--from", "slurm-conf", "--from", "slurm-conf"], 64, "2 formats for 3 files"),
         (["-", "-"], 64, "standard input can be read only once"),
         (["TREE", "--kind", "GB200=fast"], 64, "'GB200=fast' does not have the form NAME=SPEEDxKNOWN"),
-        (["TREE", "--memory", "lots"], 64, "--memory: 'lots' is no amount of memory"),
+        (["TREE", "--memory", "lots"], 64, "--memory: 'lots' is not an amount of memory"),
         (["TREE", "--nic", "0 Gbit/s"], 64, "--nic: input should be greater than or equal to 1"),
         (["TREE", "--fabric", "mesh"], 64, "--fabric: input should be 'pairs', 'ports' or 'bus'"),
         (["TREE"], 65, "n[0-3]: the number of devices is unknown; give --devices-per-node 8"),

@@ -107,7 +107,7 @@ def test_a_layout_of_named_devices(data: dict[str, Any], tmp_path: Path, capsys:
         (["--cuts", "1", "--schedule", "1f1b"], 65, "did you mean 'early-backward'?"),
         (["--cuts", "1", "--schedule", "eager"], 65, "does not order the stages"),
         (["--cuts", "1", "--micro-batches", "0"], 64, "not a number of micro-batches"),
-        (["--cuts", "1", "--micro-batches", "99"], 65, "cannot be 99"),
+        (["--cuts", "1", "--micro-batches", "99"], 65, "cannot be split into 99"),
         (["--replicas", "1,1"], 64, "a layout needs its cuts"),
         (["--what-if", "bandwith=2"], 65, "is not a known change"),
         (["--what-if", "speed=2", "--planner", "daple"], 65, "dapple"),
@@ -145,7 +145,7 @@ def test_a_plan_that_lacks_memory_is_explained(
 @pytest.mark.parametrize(
     ("where", "what", "words"),
     [
-        (("plan", "pipelines", 0, "stages", 1, "layers"), [2, 7], "no range of layers"),
+        (("plan", "pipelines", 0, "stages", 1, "layers"), [2, 7], "is not a range of layers"),
         (("plan", "schedule", "rows", 0, "text"), "F0 B0 F1 B1 F2 B3 F3 B2", "cannot be simulated"),
         (("plan", "schedule", "rows", 0, "text"), "F0 F1 F2 F3 B3 B2 B1 B0", "wait"),
     ],

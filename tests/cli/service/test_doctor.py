@@ -42,7 +42,7 @@ def test_the_table_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["doctor", "--database", str(tmp_path / "no" / "such.sqlite")]) == 1
     shown = " ".join(capsys.readouterr().out.split())
     assert "FAILED" in shown
-    assert "make the directory" in shown
+    assert "create the directory" in shown
 
 
 def test_a_file_that_is_no_database(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -260,6 +260,7 @@ def test_another_tenants_things_are_not_there(house: House, blue: dict[str, list
             "jobs": [{"name": "job", "profile": by_hash["profile"], "global_batch_size": 16}],
         },
         "/v1/runs": {"plan": blue["job"][1], "model": "gpt"},
+        "/v1/fits": {"model": "gpt2-small", "topology": by_hash["topology"]},
     }
     checked = 0
     app = create_app(Settings(database=str(tmp_path / "routes.sqlite"), slots=0))

@@ -127,7 +127,7 @@ def test_an_agent_with_its_own_key_is_taken_up(secured: Secured, tmp_path: Path)
 @pytest.mark.parametrize(
     ("token", "words"),
     [
-        ("", "asks for a key, and none was sent"),
+        ("", "requires a key, and none was sent"),
         ("psk_" + "0" * 12 + "_" + "0" * 64, "with this secret"),
         ("{read}", "needs scope 'agent' or 'admin'"),
     ],
