@@ -19,7 +19,7 @@ from penstock.solvers.model.result import Candidate
 from penstock.solvers.solve import incumbent, judging
 from penstock.solvers.solve.driver import solve
 
-WALKS = (("gpipe", "simple", 14), ("dapple", "dapple", 15))
+WALKS = (("gpipe", "simple", 15), ("dapple", "dapple", 16))
 """A planner, its package, and the most modules that are entered on the way."""
 
 
