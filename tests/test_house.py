@@ -48,6 +48,12 @@ def _tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _parsed() -> None:
+    for path in _modules().values():
+        _tree(path)
+
+
 def _rooms() -> dict[str, list[Path]]:
     files = sorted(_modules().values(), key=lambda path: path.parent.as_posix())
     return {room.relative_to(ROOT).as_posix(): list(held) for room, held in groupby(files, lambda path: path.parent)}

@@ -66,7 +66,7 @@ SERVERS = {"postgresql"}
 SEARCHES = {
     *("PLANNERS", "resolve", "Session", "Question", "optimise_order", "periodic_ilp", "plan", "compare", "solve"),
     *("prove", "Relaxation", "BestFirstSearch", "SearchResult", "ShapeSearch", "ThresholdSearch", "improve", "warm"),
-    *("main", "cp_model", "tune", "sweep", "place"),
+    *("main", "cp_model", "tune", "sweep", "place", "imported", "searched", "found_overtaking", "by_spp", "_fewest"),
 }
 NIGHTLY = {"Slurm", "Sandbox"}
 LONG_S = 600

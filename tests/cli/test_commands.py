@@ -227,7 +227,13 @@ def test_simulate_refuses_what_has_no_meaning(plan: str, capsys: pytest.CaptureF
 def test_explain_without_what_ifs_is_short_and_names_what_binds(plan: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", plan, "--what-if", "none"]) == 0
     out = capsys.readouterr().out
-    for words in ("busiest device", "binds", "critical path of one step", "how the devices spend their time", "10 % less time"):
+    for words in (
+        "busiest device",
+        "binds",
+        "critical path of one step",
+        "how the devices spend their time",
+        "10 % less time",
+    ):
         assert words in out
     assert len(out.splitlines()) <= 60
     assert all(len(line) <= 110 for line in out.splitlines() if "ms" in line and line.startswith(" "))

@@ -56,7 +56,9 @@ def test_too_many_cases_are_counted_and_a_contradiction_is_named():
     narrow = SweepRequest.parse(
         {"request": tiny_request() | {"micro_batch_sizes": [16]}, "over": {"global_batch_sizes": [8, 16]}}
     )
-    with pytest.raises(InvalidDocument, match=r"the case \{'global_batch_size': 8\} is not a valid plan request") as caught:
+    with pytest.raises(
+        InvalidDocument, match=r"the case \{'global_batch_size': 8\} is not a valid plan request"
+    ) as caught:
         cases(narrow)
     assert "exceed the global batch of 8" in caught.value.faults[0].detail
 
