@@ -38,6 +38,8 @@ SLOW = frozenset(
         "tests/solvers/lowering/test_lowering_random.py::test_plans_lower_exactly_when_their_orders_have_no_circle",
         "tests/solvers/lowering/test_lowering_random.py::test_the_checks_say_what_the_reference_says",
         "tests/solvers/lowering/test_lowering_random.py::test_what_one_process_could_run_its_ranks_can",
+        "tests/placing/test_place_command.py::test_jobs_share_no_device_and_jointly_they_do_at_least_as_much",
+        "tests/test_house.py::test_no_modules_import_each_other_in_a_circle",
         "tests/test_import_rules.py::test_no_bare_import",
         "tests/convert/test_plan_size.py::test_a_plan_of_1024_rows_and_4096_micro_batches_is_below_1_mb",
     }
@@ -66,7 +68,19 @@ SERVERS = {"postgresql"}
 SEARCHES = {
     *("PLANNERS", "resolve", "Session", "Question", "optimise_order", "periodic_ilp", "plan", "compare", "solve"),
     *("prove", "Relaxation", "BestFirstSearch", "SearchResult", "ShapeSearch", "ThresholdSearch", "improve", "warm"),
-    *("main", "cp_model", "tune", "sweep", "place", "imported", "searched", "found_overtaking", "by_spp", "_fewest"),
+    *(
+        "main",
+        "cp_model",
+        "tune",
+        "sweep",
+        "place",
+        "imported",
+        "searched",
+        "found_overtaking",
+        "by_spp",
+        "_fewest",
+        "every_set",
+    ),
 }
 NIGHTLY = {"Slurm", "Sandbox"}
 LONG_S = 600

@@ -87,6 +87,11 @@ def test_named_nodes_are_asked_for_by_their_ids(script: Any, monkeypatch: pytest
         script.selectors(json.loads(files({"c": 1, "a": 1})["launch.json"]))
 
 
+def run_node(script: Any, *arguments: Any) -> None:
+    """Start the ranks of a node, as processes."""
+    script.run_node(*arguments)
+
+
 def test_ranks_get_their_places_and_the_first_that_fails_ends_the_others(script: Any, tmp_path: Path) -> None:
     program = tmp_path / "rank.py"
     program.write_text(
@@ -99,10 +104,10 @@ def test_ranks_get_their_places_and_the_first_that_fails_ends_the_others(script:
     command = f"'{sys.executable}' '{program}'"
     launch = json.loads(files({"b": 1, "a": 2}, command=command, environment=["OWN=x y"])["launch.json"])
     assert script.meeting_place(None)[1] > 0
-    script.run_node(launch, 1, "{}", ("10.0.0.1", 1234))
+    run_node(script, launch, 1, "{}", ("10.0.0.1", 1234))
     options = "--node a --job m:job --steps 3"
     assert (tmp_path / "1").read_text() == f"1 0 2 3 10.0.0.1 1234 x y rank {options}\n"
     assert (tmp_path / "2").read_text() == f"2 1 2 3 10.0.0.1 1234 x y rank {options}\n"
     launch["options"].append("fail")
     with pytest.raises(RuntimeError, match="rank 2 ended with 3"):
-        script.run_node(launch, 1, "{}", ("10.0.0.1", 1234))
+        run_node(script, launch, 1, "{}", ("10.0.0.1", 1234))

@@ -43,20 +43,20 @@ def _infinities(tree: ast.Module) -> Iterator[str]:
                 yield from names
 
 
-def _modules() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(ROOM.rglob("*.py")):
-        yield path.relative_to(ROOM).as_posix(), ast.parse(path.read_text())
+@pytest.fixture(scope="module")
+def modules() -> dict[str, ast.Module]:
+    return {path.relative_to(ROOM).as_posix(): ast.parse(path.read_text()) for path in sorted(ROOM.rglob("*.py"))}
 
 
-def test_only_the_price_list_reads_prices() -> None:
-    searches = [(name, tree) for name, tree in _modules() if not name.startswith(("model/", "costs/"))]
+def test_only_the_price_list_reads_prices(modules: dict[str, ast.Module]) -> None:
+    searches = [(name, tree) for name, tree in modules.items() if not name.startswith(("model/", "costs/"))]
     readers = {name: prices for name, tree in searches if (prices := _prices(tree))}
     assert {name: prices for name, prices in readers.items() if name not in ALLOWED} == {}, "ask solvers/costs"
     assert ALLOWED.keys() - readers.keys() == set(), "these read no prices any more: take them off the list"
 
 
-def test_there_are_two_infinities() -> None:
-    found = {name: names for name, tree in _modules() if (names := list(_infinities(tree)))}
+def test_there_are_two_infinities(modules: dict[str, ast.Module]) -> None:
+    found = {name: names for name, tree in modules.items() if (names := list(_infinities(tree)))}
     assert found.pop("costs/infinity.py") == ["NEVER_NS", "FAR_NS", "UNLIMITED"]
     assert found == {}, "take those of costs/infinity.py"
 
