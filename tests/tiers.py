@@ -26,8 +26,8 @@ Tier = Literal["quick", "standard", "everything"]
 TIERS: tuple[Tier, ...] = get_args(Tier)
 SEEDS: dict[Tier, int] = {"quick": 3, "standard": 30, "everything": sys.maxsize}
 """Of a test that draws, with each choice of its other parameters."""
-LIMIT_S = 1.0
-"""CPU time of a test in the quick tier."""
+LIMIT_S = 1.5
+"""CPU time of a test in the quick tier: a second, and half of one for what a busy machine adds."""
 SLOW = frozenset(
     {
         "tests/docs/test_citations.py::test_every_cited_section_is_in_the_theory",
