@@ -146,6 +146,7 @@ ROOMS: dict[str, set[str]] = {
     "compiled": set(),
     "model": set(),
     "costs": {"model", "compiled"},
+    "degrees": {"model", "costs"},
     "verify": {"model", "costs"},
     "lowering": {"model", "compiled", "costs"},
     "judge": {"model", "compiled", "costs"},

@@ -1,4 +1,4 @@
-"""Cost of collectives among replicas: the ring all-reduce, flat or hierarchical (ALGORITHMS 1.6)."""
+"""Cost of collectives on a ring: the all-reduce of replicas, flat or hierarchical (ALGORITHMS 1.6), and its halves."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from penstock.solvers.costs.transfer import transfer_ns
+from penstock.solvers.model.degrees import Operation
 from penstock.solvers.model.network import Network
 from penstock.solvers.model.problem import Problem
 
@@ -23,7 +24,7 @@ def all_reduce_ns(problem: Problem, size_bytes: int, devices: Sequence[int]) -> 
         return _hierarchical_ns(problem, size_bytes, devices)
     if mode == "dapple" and len(nodes) == 1:
         return transfer_ns(2 * (k - 1) * size_bytes, k * network.min_bandwidth(devices) * (k // 2))
-    return _ring(network, devices).all_reduce_ns(size_bytes)
+    return ring_of(network, devices).all_reduce_ns(size_bytes)
 
 
 class Ring(NamedTuple):
@@ -37,6 +38,19 @@ class Ring(NamedTuple):
         """Return the time of an all-reduce of ``size_bytes``, split over ``lanes`` rings that run concurrently."""
         moved = transfer_ns(2 * (self.size - 1) * size_bytes, self.size * lanes * self.bytes_per_s)
         return moved + 2 * (self.size - 1) * self.latency_ns
+
+    def time_ns(self, operation: Operation, size_bytes: int, count: int = 1) -> int:
+        """Return the time of ``count`` collectives that move ``size_bytes`` together.
+
+        ``size_bytes`` is the whole tensor of an all-gather, a reduce-scatter (each half of an all-reduce) and an
+        all-reduce, and what one device sends in all of an all-to-all or of point-to-point sends to its neighbour.
+        """
+        if self.size == 1 or size_bytes == 0:
+            return 0
+        if operation == "send":
+            return transfer_ns(size_bytes, self.bytes_per_s) + count * self.latency_ns
+        steps = (2 if operation == "all_reduce" else 1) * (self.size - 1)
+        return transfer_ns(steps * size_bytes, self.size * self.bytes_per_s) + count * steps * self.latency_ns
 
 
 def _hierarchical_ns(problem: Problem, size_bytes: int, devices: Sequence[int]) -> int:
@@ -52,12 +66,13 @@ def _rings(network: Network, devices: tuple[int, ...]) -> tuple[tuple[Ring, ...]
     groups: dict[int, list[int]] = {}
     for device in devices:
         groups.setdefault(network.node_of[device], []).append(device)
-    insides = dict.fromkeys(_ring(network, group) for group in groups.values() if len(group) > 1)
+    insides = dict.fromkeys(ring_of(network, group) for group in groups.values() if len(group) > 1)
     lanes = min(len(group) for group in groups.values()) if all(network.has_own_nic[d] for d in devices) else 1
-    return tuple(insides), _ring(network, [group[0] for group in groups.values()]), lanes
+    return tuple(insides), ring_of(network, [group[0] for group in groups.values()]), lanes
 
 
-def _ring(network: Network, devices: Sequence[int]) -> Ring:
+def ring_of(network: Network, devices: Sequence[int]) -> Ring:
+    """Return the ring over several devices in the order of the network."""
     latency = max(_latency(network, u, v) for u, v in network.ring(devices))
     return Ring(len(devices), network.min_bandwidth(devices), latency)
 

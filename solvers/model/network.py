@@ -210,6 +210,13 @@ class Network:
                 known[child] = (root, parent, known[parent][2] + 1)
         return known
 
+    def way_up(self, device: int) -> Iterator[frozenset[str]]:
+        """Yield the ends of each cable of the tree from a device's place to the root."""
+        place = self._place(device)
+        while (parent := self._parents[place][1]) is not None:
+            yield frozenset((place, parent))
+            place = parent
+
     def _find_route(self, source: int, target: int) -> Route | None:
         if self.matrix_bytes_per_s is not None:
             bandwidth = int(self.matrix_bytes_per_s[source, target])

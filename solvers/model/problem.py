@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from penstock.solvers.model.degrees import UNDIVIDED, Choice, Variant
 from penstock.solvers.model.network import Network
 from penstock.solvers.model.trainer_limits import Within
 from penstock.solvers.model.update_rules import UpdateRule
@@ -123,7 +124,10 @@ class Problem:
     ``backward_bytes`` (L - 1,) are what one sample sends over the cut after each layer; ``cuttable`` (L - 1,).
     ``codec``: whether plans may encode tensors; ``codec_speeds`` by device kind; ``encodable``: for each cut, the
     bytes and the number of one sample's tensors that the codec can encode. ``within``: the trainer that has to be able
-    to express the plan.
+    to express the plan. ``variants``: the model at the degrees that its profile knows besides 1.
+
+    At a ``choice`` of degrees (``degrees.contract``) the devices are cells of the GPUs of ``real``, numbered as in
+    ``cells``; sizes are those of one GPU, and bandwidths those of one lane between cells.
     """
 
     layer_names: tuple[str, ...]
@@ -155,6 +159,10 @@ class Problem:
     codec_speeds: dict[str, CodecSpeed] = field(default_factory=dict)
     encodable: tuple[tuple[int, int], ...] = ()
     within: Within | None = None
+    variants: tuple[Variant, ...] = ()
+    choice: Choice = UNDIVIDED
+    real: Problem | None = None
+    cells: tuple[tuple[int, ...], ...] = ()
     _costs: dict[tuple[str, int], Costs] = field(default_factory=dict, repr=False)
 
     @property
@@ -173,6 +181,10 @@ class Problem:
         if key not in self._costs:
             self._costs[key] = self._scaled(kind, rows)
         return self._costs[key]
+
+    def gpus(self, device: int) -> tuple[Device, ...]:
+        """Return the GPUs behind a device: itself, or those of its cell."""
+        return (self.devices[device],) if self.real is None else tuple(self.real.devices[g] for g in self.cells[device])
 
     def nodes(self) -> tuple[tuple[int, ...], ...]:
         """Return the devices of each node."""

@@ -1,0 +1,40 @@
+"""Degrees of parallelism inside a stage, and what the replicas of a stage share out."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from penstock.schemas.document import Part
+from penstock.schemas.quantities import Bytes, Nanoseconds, PositiveCount
+
+Sharding = Literal["none", "optimizer"]
+Framework = Literal["megatron", "torch"]
+
+
+class Degrees(Part):
+    """How many GPUs share a layer. Left out: 1 each, every device holds whole layers."""
+
+    tensor: PositiveCount = Field(default=1, description="GPUs of a node that split each layer's matrices")
+    context: PositiveCount = Field(default=1, description="groups of them that split the sequence")
+    expert: PositiveCount = Field(default=1, description="GPUs that share out a layer's experts")
+    expert_tensor: PositiveCount = Field(default=1, description="GPUs that split each expert's matrices")
+
+    def __str__(self) -> str:
+        """The degrees above 1, as in "tensor 8, context 2"."""
+        above = [f"{name.replace('_', ' ')} {value}" for name, value in self.model_dump().items() if value > 1]
+        return ", ".join(above) or "no degree above 1"
+
+
+class Collective(Part):
+    """Collectives of one layer in one pass of a micro-batch, or once a step, by each group of GPUs that runs it."""
+
+    phase: Literal["forward", "backward", "step"]
+    operation: Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
+    over: Literal["tensor", "context", "expert"]
+    bytes_per_sample: Bytes = Field(
+        description="of the whole tensors (count × ranks); of all_to_all and send what one GPU sends"
+    )
+    count: PositiveCount = 1
+    hidden_ns: Nanoseconds = Field(default=0, description="what computation hides, at the measurement's size")

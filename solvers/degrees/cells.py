@@ -1,0 +1,58 @@
+"""Cells: neighbouring GPUs of one kind that hold a replica together (tensor fastest, then context)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.model.degrees import Degrees
+from penstock.solvers.model.problem import Problem
+
+
+def cells_of(problem: Problem, degrees: Degrees) -> tuple[tuple[int, ...], ...]:
+    """Return the cells in the order of the topology; GPUs that fill none are left out.
+
+    A cell lies inside a node, or consists of whole neighbouring nodes of equal size; its GPUs are of one kind. Raises
+    UnsupportedRequest where tensor parallelism would leave a node, or no cell can be made.
+    """
+    size = degrees.cell
+    nodes = problem.nodes()
+    largest = max(len(node) for node in nodes)
+    if degrees.tensor > largest:
+        raise UnsupportedRequest(
+            f"tensor {degrees.tensor} needs {degrees.tensor} GPUs in one node, and the largest has {largest}",
+            remedy=f"a tensor degree of at most {largest}",
+        )
+    inside = [cell for node in nodes for cell in _chunks(node, size)]
+    cells = inside if size <= largest else _of_whole_nodes(nodes, size)
+    found = tuple(cell for cell in cells if len({problem.devices[gpu].kind for gpu in cell}) == 1)
+    if not found:
+        raise UnsupportedRequest(
+            f"no {size} neighbouring GPUs of one kind fill whole nodes or lie in one, as degrees {named(degrees)} ask",
+            remedy="smaller degrees, or a cluster whose nodes they fill",
+        )
+    return found
+
+
+def _chunks(node: Sequence[int], size: int) -> list[tuple[int, ...]]:
+    return [tuple(node[at : at + size]) for at in range(0, len(node) - size + 1, size)]
+
+
+def _of_whole_nodes(nodes: Sequence[Sequence[int]], size: int) -> list[tuple[int, ...]]:
+    """Return runs of neighbouring nodes of equal size; nodes that fit into no run are left out."""
+    cells: list[tuple[int, ...]] = []
+    run: list[int] = []
+    width = 0
+    for node in nodes:
+        if len(node) != width:
+            run, width = [], len(node)
+        run = [*run, *node]
+        if len(run) == size:
+            cells.append(tuple(run))
+            run = []
+    return cells
+
+
+def named(degrees: Degrees) -> str:
+    """Return the degrees above 1 in words, such as ``tensor 8, context 2``."""
+    return ", ".join(f"{name} {value}" for name, value in degrees._asdict().items() if value > 1) or "1"

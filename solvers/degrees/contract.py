@@ -1,0 +1,123 @@
+"""A request at one choice of degrees, as an ordinary problem: every planner, bound and check works on it unchanged.
+
+Devices are cells. Times are those of one GPU with the exposed time of the collectives inside a pass; memory is that of
+one GPU, of the smallest in its cell; bytes over a cut and bandwidths are those of one lane (``cell_network``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.degrees.cell_network import cell_network
+from penstock.solvers.degrees.cells import cells_of, named
+from penstock.solvers.degrees.inner_times import InnerTimes
+from penstock.solvers.model.degrees import Choice, Degrees, Variant
+from penstock.solvers.model.problem import Device, Measured, Pin, Problem
+
+
+def contract(problem: Problem, choice: Choice) -> Problem:
+    """Return the problem at these degrees and this sharding.
+
+    Times between measured sizes are interpolated, and above the largest proportional to it. Raises UnsupportedRequest
+    where the profile does not know the degrees, the cluster has no such cells, or what is asked excludes them.
+    """
+    memory = replace(problem.memory, shard_states=choice.sharding == "optimizer")
+    if choice.degrees == Degrees():
+        return replace(problem, choice=choice, memory=memory)
+    if problem.codec:
+        raise UnsupportedRequest(
+            "codec: auto goes with no degree of parallelism above 1", remedy="leave codec out, or ask for degrees of 1"
+        )
+    cells = cells_of(problem, choice.degrees)
+    variant = _variant(problem, choice.degrees)
+    inner = InnerTimes(problem, choice.degrees, cells)
+    cuts = variant.boundary_tensors
+    network = cell_network(problem.network, cells)
+    return replace(
+        problem,
+        parameter_bytes=variant.parameter_bytes,
+        trainable_bytes=variant.trainable_bytes,
+        update_ns=variant.update_ns,
+        forward_bytes=_frozen(sum(size for _name, size, _back in cut) for cut in cuts),
+        backward_bytes=_frozen(sum(back for _name, _size, back in cut) for cut in cuts),
+        boundary_tensors=cuts,
+        shared_parameters=variant.shared_parameters,
+        measured={kind: _measured(problem, variant, inner, kind) for kind in problem.kind_source},
+        linear=False,
+        kind_source={kind: (kind, 1.0) for kind in problem.kind_source},
+        devices=tuple(_cell(problem, cell, node) for cell, node in zip(cells, network.node_of, strict=True)),
+        network=network,
+        memory=memory,
+        pins=tuple(_pin(problem, pin, cells) for pin in problem.pins),
+        choice=choice,
+        real=problem,
+        cells=cells,
+        _costs={},
+    )
+
+
+def _variant(problem: Problem, degrees: Degrees) -> Variant:
+    for variant in problem.variants:
+        if variant.degrees == degrees:
+            return variant
+    known = "; ".join(named(each.degrees) for each in problem.variants)
+    raise UnsupportedRequest(
+        f"the profile has no costs at {named(degrees)}",
+        remedy=f"it has them at {known}" if known else "a profile with costs at these degrees",
+    )
+
+
+def _measured(problem: Problem, variant: Variant, inner: InnerTimes, kind: str) -> tuple[Measured, ...]:
+    """Return the times of a kind with those of collectives, which a faster kind does not shorten."""
+    source, speed = problem.kind_source[kind]
+    return tuple(
+        Measured(
+            rows=known.rows,
+            forward_ns=_faster(known.forward_ns, speed) + inner.exposed_ns(known, "forward"),
+            backward_ns=_faster(known.backward_ns, speed) + inner.exposed_ns(known, "backward"),
+            weight_ns=_faster(known.weight_ns, speed),
+            stash_bytes=known.stash_bytes,
+            workspace_bytes=known.workspace_bytes,
+        )
+        for known in variant.measured[source]
+    )
+
+
+def _faster(times_ns: np.ndarray, speed: float) -> np.ndarray:
+    return times_ns if speed == 1.0 else np.ceil(times_ns / speed).astype(np.int64)
+
+
+def _cell(problem: Problem, cell: Sequence[int], node: int) -> Device:
+    gpus = [problem.devices[gpu] for gpu in cell]
+    prices = [gpu.price for gpu in gpus]
+    known = [price for price in prices if price is not None]
+    return Device(
+        name=gpus[0].name,
+        node=node,
+        kind=gpus[0].kind,
+        memory_bytes=min(gpu.memory_bytes for gpu in gpus),
+        context_bytes=max(gpu.context_bytes for gpu in gpus),
+        price=sum(known) if len(known) == len(prices) else None,
+    )
+
+
+def _pin(problem: Problem, pin: Pin, cells: Sequence[Sequence[int]]) -> Pin:
+    """Return the pin of the cells whose GPUs are all in it: every GPU of a cell holds the cell's layers."""
+    allowed = frozenset(number for number, cell in enumerate(cells) if pin.devices.issuperset(cell))
+    if not allowed:
+        names = ", ".join(problem.devices[gpu].name for gpu in sorted(pin.devices)[:4])
+        raise UnsupportedRequest(
+            f"layers {pin.first}–{pin.last} are pinned to {names}, which fill no cell of {len(cells[0])} GPUs",
+            remedy="pin them to whole cells, or ask for smaller degrees",
+        )
+    return replace(pin, devices=allowed)
+
+
+def _frozen(values: Iterable[int]) -> np.ndarray:
+    array = np.fromiter(values, dtype=np.int64)
+    array.setflags(write=False)
+    return array

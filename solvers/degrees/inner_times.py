@@ -1,0 +1,59 @@
+"""The time that collectives inside a pass add to it: what computation does not hide.
+
+They take the time of their operation and no resource of the network: a context or expert group that leaves its node
+does not compete with transfers between stages. That is an assumption of every plan with degrees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from penstock.solvers.costs.collectives import Ring, ring_of
+from penstock.solvers.model.degrees import CellMeasured, Collective, Degrees, Over, Phase
+from penstock.solvers.model.problem import Problem
+
+
+class InnerTimes:
+    """Collectives over the groups inside cells; where groups differ, the slowest counts."""
+
+    def __init__(self, problem: Problem, degrees: Degrees, cells: Sequence[Sequence[int]]) -> None:
+        self._problem, self._degrees, self._cells = problem, degrees, cells
+
+    @cached_property
+    def _rings(self) -> dict[Over, tuple[Ring, ...]]:
+        """The distinct rings of each kind of group: tensor groups are neighbours, context groups have stride t."""
+        t, mesh = self._degrees.tensor, self._degrees.mesh
+        tensor = [cell[at : at + t] for cell in self._cells for at in range(0, len(cell), t)]
+        context = [
+            cell[start + lane : start + mesh : t]
+            for cell in self._cells
+            for start in range(0, len(cell), mesh)
+            for lane in range(t)
+        ]
+        x = self._degrees.expert * self._degrees.expert_tensor
+        expert = [cell[at : at + x] for cell in self._cells for at in range(0, len(cell), x)]
+        groups: dict[Over, list[Sequence[int]]] = {"tensor": tensor, "context": context, "expert": expert}
+        return {
+            over: tuple(dict.fromkeys(ring_of(self._problem.network, group) for group in each if len(group) > 1))
+            for over, each in groups.items()
+        }
+
+    def exposed_ns(self, measured: CellMeasured, phase: Phase) -> np.ndarray:
+        """Return (L,) ns that each layer's collectives add to one pass of the measurement's rows."""
+        return np.asarray(
+            [sum(self._exposed_ns(each) for each in own if each.phase == phase) for own in measured.collectives],
+            dtype=np.int64,
+        )
+
+    def _exposed_ns(self, collective: Collective) -> int:
+        taken = max(
+            (
+                ring.time_ns(collective.operation, collective.bytes, collective.count)
+                for ring in self._rings[collective.over]
+            ),
+            default=0,
+        )
+        return max(0, taken - collective.hidden_ns)

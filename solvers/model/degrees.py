@@ -1,0 +1,88 @@
+"""Degrees of parallelism within a stage, and what a profile knows of a model at given degrees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+Sharding = Literal["none", "optimizer"]
+"""What the replicas of a stage share out: nothing, or the optimizer's states (ZeRO-1, a distributed optimizer)."""
+Phase = Literal["forward", "backward", "step"]
+Operation = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
+Over = Literal["tensor", "context", "expert"]
+
+
+class Degrees(NamedTuple):
+    """How many GPUs share a layer: its tensors, its sequence, its experts, the tensors of an expert."""
+
+    tensor: int = 1
+    context: int = 1
+    expert: int = 1
+    expert_tensor: int = 1
+
+    @property
+    def mesh(self) -> int:
+        """Return the number of GPUs that together run one slice of a micro-batch."""
+        return self.tensor * self.context
+
+    @property
+    def cell(self) -> int:
+        """Return the number of neighbouring GPUs that hold a replica: the larger of a mesh and an expert group."""
+        return max(self.mesh, self.expert * self.expert_tensor)
+
+
+class Choice(NamedTuple):
+    """What is chosen before a pipeline is planned: the degrees, and what replicas share out."""
+
+    degrees: Degrees = Degrees()
+    sharding: Sharding = "none"
+
+
+class Collective(NamedTuple):
+    """Collectives of one layer in one pass of a micro-batch, by each group of the GPUs that run it.
+
+    ``bytes``: of the whole tensor, summed over all collectives of this kind (of ``send`` and ``all_to_all`` what one
+    GPU sends); ``count``: how many there are; ``hidden_ns``: what computation hides of their time.
+    """
+
+    phase: Phase
+    operation: Operation
+    over: Over
+    bytes: int
+    count: int = 1
+    hidden_ns: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class CellMeasured:
+    """All layers on one GPU of a mesh, for ``rows`` samples on that mesh; arrays (L,) int64, without collectives."""
+
+    rows: int
+    forward_ns: np.ndarray
+    backward_ns: np.ndarray
+    weight_ns: np.ndarray
+    stash_bytes: np.ndarray
+    workspace_bytes: np.ndarray
+    collectives: tuple[tuple[Collective, ...], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """A model at some degrees, seen from one GPU; L layers, sizes in bytes, times in ns.
+
+    ``parameter_bytes``, ``trainable_bytes``, ``update_ns``: prefix sums (L + 1,) of what one GPU holds and updates.
+    ``boundary_tensors``: for each cut its tensors' names and what one lane carries of them per sample, both ways.
+    """
+
+    degrees: Degrees
+    parameter_bytes: np.ndarray
+    trainable_bytes: np.ndarray
+    update_ns: np.ndarray
+    boundary_tensors: tuple[tuple[tuple[str, int, int], ...], ...]
+    shared_parameters: tuple[tuple[str, tuple[int, ...], int], ...]
+    measured: dict[str, tuple[CellMeasured, ...]]
+
+
+UNDIVIDED = Choice()

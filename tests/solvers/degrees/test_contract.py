@@ -1,0 +1,197 @@
+"""Cells against the GPUs that they stand for: what every lane sends, link by link, on 1,000 clusters of five forms."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from dataclasses import replace
+from fractions import Fraction
+from itertools import count, permutations, product
+from typing import get_args
+
+import pytest
+from drawn_cells import drawn_problem
+from problems import make_problem
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.bounds.schedule_bound import request_bound
+from penstock.solvers.costs.memory import static_bytes
+from penstock.solvers.costs.transfer import row_pairs, transfer
+from penstock.solvers.degrees.cells import cells_of
+from penstock.solvers.degrees.contract import contract
+from penstock.solvers.model.allocation import Stage, single_pipeline
+from penstock.solvers.model.degrees import Choice, Collective, Degrees, Sharding
+from penstock.solvers.model.problem import Pin, Problem
+from penstock.solvers.solve.driver import solve
+from penstock.solvers.verify.verifier import verify
+
+SOME = (Degrees(tensor=2), Degrees(tensor=4), Degrees(tensor=2, context=2), Degrees(tensor=1, context=4))
+CLUSTERS = 250
+"""Of each of the degrees."""
+
+
+def lanes_ns(cells: Problem, source: Stage, target: Stage, rows: int, direction: int) -> int:
+    """Every lane's route on the real network: the largest latency, and the time of the most loaded link."""
+    assert cells.real is not None
+    network = cells.real.network
+    cut = source.last if direction == 0 else target.last
+    per_row = int((cells.forward_bytes, cells.backward_bytes)[direction][cut])
+    load: Counter[int] = Counter()
+    latency = 0
+    for u, v, count in row_pairs(source, target, rows):
+        for gpu, other in zip(cells.cells[u], cells.cells[v], strict=True):
+            route = network.route(gpu, other)
+            assert route is not None
+            latency = max(latency, route.latency_ns)
+            for resource in route.resources:
+                load[resource] += count * per_row
+    taken = [-(-size * 10**9 // network.resources[link].bandwidth_bytes_per_s) for link, size in load.items()]
+    return latency + max(taken)
+
+
+@pytest.mark.parametrize("degrees", SOME, ids=str)
+def test_a_transfer_takes_what_its_lanes_take_together(degrees: Degrees) -> None:
+    compared = 0
+    for seed in range(CLUSTERS):
+        rng = random.Random(seed)
+        cells = contract(drawn_problem(rng, degrees), Choice(degrees))
+        if cells.num_devices < 2:
+            continue
+        at = rng.sample(range(cells.num_devices), rng.randint(2, cells.num_devices))
+        split = rng.randint(1, len(at) - 1)
+        stages = Stage(0, 1, tuple(sorted(at[:split]))), Stage(2, 3, tuple(sorted(at[split:])))
+        allocation = single_pipeline(stages, 1)
+        for rows, direction in product((4, 5), (0, 1)):
+            ends = stages if direction == 0 else stages[::-1]
+            found = transfer(cells, allocation, direction, rows, direction)
+            if found is None:
+                continue
+            expected = lanes_ns(cells, *ends, rows, direction)
+            assert found.duration_ns == expected, seed
+            compared += 1
+    assert compared > CLUSTERS
+
+
+@pytest.mark.parametrize("degrees", SOME, ids=str)
+def test_a_lane_has_its_part_of_each_link(degrees: Degrees) -> None:
+    """What rings of collectives ask the network: the narrowest link between any two cells, and the latency."""
+    for seed in range(CLUSTERS):
+        cells = contract(drawn_problem(random.Random(seed), degrees), Choice(degrees))
+        assert cells.real is not None
+        network = cells.real.network
+        for u, v in permutations(range(cells.num_devices), 2):
+            routes = [network.route(*lane) for lane in zip(cells.cells[u], cells.cells[v], strict=True)]
+            passing = Counter(link for route in routes if route is not None for link in route.resources)
+            part = min(network.resources[link].bandwidth_bytes_per_s // lanes for link, lanes in passing.items())
+            found = cells.network.route(u, v)
+            assert found is not None
+            assert found.latency_ns == max(route.latency_ns for route in routes if route is not None)
+            assert cells.network.bandwidth(u, v) == part, (seed, u, v)
+
+
+@pytest.mark.parametrize("degrees", SOME, ids=str)
+def test_a_pass_takes_the_time_of_its_collectives_too(degrees: Degrees) -> None:
+    """Rings written down by hand: tensor groups are neighbours, context groups every t-th GPU."""
+    for seed in range(CLUSTERS):
+        problem = drawn_problem(random.Random(seed), degrees)
+        cells = contract(problem, Choice(degrees))
+        (variant,) = problem.variants
+        for known, found in zip(variant.measured["cpu"], cells.measured["cpu"], strict=True):
+            for layer, collectives in enumerate(known.collectives):
+                added = Counter(dict.fromkeys(("forward", "backward"), 0))
+                for each in collectives:
+                    slowest = max(by_hand_ns(problem, group, each) for group in groups_of(cells, each.over))
+                    added[each.phase] += max(0, slowest - each.hidden_ns)
+                assert found.forward_ns[layer] == known.forward_ns[layer] + added["forward"]
+                assert found.backward_ns[layer] == known.backward_ns[layer] + added["backward"]
+                assert found.weight_ns[layer] == known.weight_ns[layer]
+
+
+def groups_of(cells: Problem, over: str) -> list[tuple[int, ...]]:
+    """The GPUs of each group of a collective."""
+    t = cells.choice.degrees.tensor
+    if over == "tensor":
+        return [cell[at : at + t] for cell in cells.cells for at in range(0, len(cell), t)]
+    return [cell[lane::t] for cell in cells.cells for lane in range(t)]
+
+
+def by_hand_ns(problem: Problem, group: tuple[int, ...], each: Collective) -> int:
+    """An all-reduce sends 2 (n − 1) / n of the tensor in 2 (n − 1) steps, its halves and an all-to-all half of that."""
+    n, network = len(group), problem.network
+    if each.bytes == 0:
+        return 0
+    routes = [network.route(u, v) for u, v in permutations(group, 2)]
+    narrowest = min(network.resources[link].bandwidth_bytes_per_s for route in routes if route for link in route[0])
+    order = sorted(group, key=lambda gpu: (network.node_of[gpu], gpu))
+    ring = [network.route(u, order[(at + 1) % n]) for at, u in enumerate(order)]
+    latency = max(route.latency_ns for route in ring if route)
+    steps, parts = {"send": (1, 1), "all_reduce": (2 * (n - 1), n)}.get(each.operation, (n - 1, n))
+    return math.ceil(Fraction(steps * each.bytes * 10**9, parts * narrowest)) + each.count * steps * latency
+
+
+@pytest.mark.parametrize("sharding", ["none", "optimizer"])
+def test_memory_is_that_of_one_gpu(sharding: Sharding) -> None:
+    for seed in range(40):
+        problem = drawn_problem(random.Random(seed), Degrees(tensor=2))
+        cells = contract(problem, Choice(Degrees(tensor=2), sharding))
+        (variant,) = problem.variants
+        stage = Stage(1, 2, tuple(range(cells.num_devices)))
+        own = int(variant.parameter_bytes[3] - variant.parameter_bytes[1])
+        states = problem.memory.state_factor * own
+        shared_out = -(-states // cells.num_devices) if sharding == "optimizer" else states
+        assert sum(static_bytes(cells, stage)) == 2 * own + shared_out, seed
+        assert {device.context_bytes for device in cells.devices} == {7}
+
+
+@pytest.mark.parametrize("planner", ["gpipe", "dapple", "dp", "spp"])
+def test_planners_bounds_and_judge_work_on_cells(planner: str) -> None:
+    """A solve verifies its plan; the bound on every plan of the request holds for what brute force over stages finds."""
+    for seed in range(6):
+        cells = contract(drawn_problem(random.Random(seed), Degrees(tensor=2)), Choice(Degrees(tensor=2)))
+        found = solve(cells, planner, max_plans=6).best
+        assert found is not None, seed
+        assert request_bound(cells).bound_ns <= found.value_ns
+        assert verify(cells, found.allocation, found.schedule, found.timeline, overlap=found.overlap_all_reduce) == []
+
+
+def test_degrees_of_one_change_nothing_but_the_sharding() -> None:
+    problem = make_problem([10] * 4, nodes=(2, 2))
+    for sharding in get_args(Sharding):
+        same = contract(problem, Choice(sharding=sharding))
+        changed = {name for name in same.__dataclass_fields__ if getattr(same, name) is not getattr(problem, name)}
+        assert changed == {"choice", "memory"}
+        assert same.memory == replace(problem.memory, shard_states=sharding == "optimizer")
+
+
+def test_cells_are_neighbours_of_one_kind() -> None:
+    network = replace(make_problem([1], nodes=(5, 4, 4)).network)
+    problem = make_problem([1], network=network, kinds=["a"] * 5 + ["a", "a", "b", "b"] + ["a", "a", "a", "b"])
+    assert cells_of(problem, Degrees(tensor=2)) == ((0, 1), (2, 3), (5, 6), (7, 8), (9, 10))
+    with pytest.raises(UnsupportedRequest, match="no 8 neighbouring GPUs of one kind"):
+        cells_of(problem, Degrees(context=8))
+    alike = make_problem([1], nodes=(5, 4, 4, 4))
+    assert cells_of(alike, Degrees(context=8)) == (tuple(range(5, 13)),)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "words"),
+    [
+        (Degrees(tensor=8), "tensor 8 needs 8 GPUs in one node, and the largest has 4"),
+        (Degrees(context=3), "the profile has no costs at context 3"),
+        (Degrees(tensor=4), "the profile has no costs at tensor 4"),
+    ],
+)
+def test_what_cannot_be_is_refused(degrees: Degrees, words: str) -> None:
+    with pytest.raises(UnsupportedRequest, match=words):
+        contract(make_problem([10] * 4, nodes=(4, 4)), Choice(degrees))
+
+
+def test_pins_hold_for_whole_cells() -> None:
+    drawn = (drawn_problem(random.Random(seed), Degrees(tensor=2)) for seed in count())
+    problem = next(each for each in drawn if each.num_devices >= 4)
+    pinned = replace(problem, pins=(Pin(0, 1, frozenset({0, 1, 2})),))
+    assert contract(pinned, Choice(Degrees(tensor=2))).pins == (Pin(0, 1, frozenset({0})),)
+    astride = replace(problem, pins=(Pin(0, 1, frozenset({1, 2})),))
+    with pytest.raises(UnsupportedRequest, match="fill no cell of 2 GPUs"):
+        contract(astride, Choice(Degrees(tensor=2)))
