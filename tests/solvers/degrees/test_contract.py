@@ -39,13 +39,13 @@ def lanes_ns(cells: Problem, source: Stage, target: Stage, rows: int, direction:
     per_row = int((cells.forward_bytes, cells.backward_bytes)[direction][cut])
     load: Counter[int] = Counter()
     latency = 0
-    for u, v, count in row_pairs(source, target, rows):
+    for u, v, share in row_pairs(source, target, rows):
         for gpu, other in zip(cells.cells[u], cells.cells[v], strict=True):
             route = network.route(gpu, other)
             assert route is not None
             latency = max(latency, route.latency_ns)
             for resource in route.resources:
-                load[resource] += count * per_row
+                load[resource] += share * per_row
     taken = [-(-size * 10**9 // network.resources[link].bandwidth_bytes_per_s) for link, size in load.items()]
     return latency + max(taken)
 
@@ -146,7 +146,7 @@ def test_memory_is_that_of_one_gpu(sharding: Sharding) -> None:
 
 @pytest.mark.parametrize("planner", ["gpipe", "dapple", "dp", "spp"])
 def test_planners_bounds_and_judge_work_on_cells(planner: str) -> None:
-    """A solve verifies its plan; the bound on every plan of the request holds for what brute force over stages finds."""
+    """A solve verifies its plan, and the bound on every plan of the request is not above it."""
     for seed in range(6):
         cells = contract(drawn_problem(random.Random(seed), Degrees(tensor=2)), Choice(Degrees(tensor=2)))
         found = solve(cells, planner, max_plans=6).best
