@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock.schemas.api.shape import Experts, LatentAttention, TransformerShape
+from penstock.schemas.shape import Experts, LatentAttention, TransformerShape
 from penstock.shapes.layout import Layout
 from penstock.shapes.legality import broken
 from penstock.shapes.memory import memory_of_stages

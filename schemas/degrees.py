@@ -1,4 +1,4 @@
-"""Degrees of parallelism inside a stage, and what the replicas of a stage share out."""
+"""Degrees of parallelism inside a stage, and what the replicas of a stage share out. Standard library and pydantic."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pydantic import Field
 from penstock.schemas.document import Part
 from penstock.schemas.quantities import Bytes, Nanoseconds, PositiveCount
 
-Sharding = Literal["none", "optimizer"]
 Framework = Literal["megatron", "torch"]
+Sharding = Literal["none", "optimizer", "gradients", "parameters", "parameters_kept"]
+"""ZeRO by its stages 1, 2 and 3; ``parameters_kept``: sharded parameters that stay gathered until the step's end."""
 
 
 class Degrees(Part):
@@ -34,7 +35,7 @@ class Collective(Part):
     operation: Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
     over: Literal["tensor", "context", "expert"]
     bytes_per_sample: Bytes = Field(
-        description="of the whole tensors (count × ranks); of all_to_all and send what one GPU sends"
+        description="of the whole tensors (count × ranks); of all_to_all and send what one GPU sends; in a step: in all"
     )
     count: PositiveCount = 1
     hidden_ns: Nanoseconds = Field(default=0, description="what computation hides, at the measurement's size")

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from penstock.schemas.coverage import CLASS_SCOPE, DOMAINS, FEATURES, NEUTRAL, Covers, Scope, model_of
+from penstock.schemas.degrees import Degrees, Sharding
 from penstock.schemas.document import Document, Part
 from penstock.schemas.quantities import Bytes, ContentHash, Count, Flag, Name, Nanoseconds, Number, PositiveCount
 from penstock.schemas.request import PlanRequest, UpdateRule
@@ -20,7 +21,9 @@ class Stage(Part):
     """Consecutive layers, held by one device or by several replicas."""
 
     layers: LayerRange
-    devices: Annotated[tuple[Name, ...], Field(min_length=1)]
+    devices: Annotated[tuple[Name, ...], Field(min_length=1)] = Field(
+        description="with degrees, the GPUs of one replica after the other; in a replica tensor fastest, then context"
+    )
     dispatch: Literal["rows", "round_robin"] = Field(
         default="rows", description="replicas share each micro-batch by rows, or take whole micro-batches in turn"
     )
@@ -44,7 +47,10 @@ class Pipeline(Part):
 
 
 class ScheduleRow(Part):
-    """The order of operations of some devices, in the compact text of ``schemas.program``."""
+    """The order of operations of some devices, in the compact text of ``schemas.program``.
+
+    With degrees, a device stands for the replica whose first GPU it is.
+    """
 
     devices: Annotated[tuple[Name, ...], Field(min_length=1)]
     text: str
@@ -95,7 +101,10 @@ class MemoryBreakdown(Part):
 
 
 class DevicePrediction(Part):
-    """One device during one global batch; busy + communication + idle = the whole time."""
+    """One device during one global batch; busy + communication + idle = the whole time.
+
+    With degrees, the GPUs of a replica do the same at the same time: the first stands for them.
+    """
 
     device: Name
     busy_ns: Nanoseconds
@@ -118,6 +127,13 @@ class Prediction(Part):
     basis: Literal["imported", "analytic", "measured", "calibrated"]
     expected_error: Number = Field(ge=0, le=1, description="stated relative error, from the profile")
     cost_per_sample: Number | None = Field(default=None, description="where the topology prices its devices")
+    tokens_per_s_per_gpu: Number | None = Field(
+        default=None, description="of the GPUs that the plan uses; of transformers whose shape the profile has"
+    )
+    model_flops_utilisation: Number | None = Field(
+        default=None,
+        description="FLOPs of the model's forward and backward, without recomputation, of the GPUs' dense bf16 peak",
+    )
 
 
 MicroBatchNumbers = Annotated[tuple[tuple[PositiveCount, PositiveCount], ...], Field(min_length=1)]
@@ -139,6 +155,9 @@ class Coverage(Part):
     recompute_runs: tuple[Literal["in_backward", "apart"], ...] | None = None
     codecs: tuple[Literal["none", "fp16s"], ...] | None = None
     update_rule: tuple[UpdateRule, ...] | None = None
+    degrees: Literal["any"] | tuple[Name, ...] | None = Field(
+        default=None, description="degrees of parallelism and what replicas share out, where they are a choice"
+    )
     all_reduce: tuple[Literal["overlapped", "after_backward"], ...] | None = None
     replica_order: tuple[Literal["cluster", "other"], ...] | None = None
     memory: tuple[Literal["fits", "exceeds"], ...] | None = None
@@ -208,6 +227,12 @@ class Plan(Document):
     num_micro_batches: PositiveCount
     pipelines: Annotated[tuple[Pipeline, ...], Field(min_length=1)]
     update_rule: UpdateRule
+    degrees: Degrees | None = Field(
+        default=None, description="how many GPUs share a layer; absent: 1, every device holds whole layers"
+    )
+    sharding: Sharding | None = Field(
+        default=None, description="what replicas share out; absent: as the request's memory.optimizer_sharding says"
+    )
     overlap_all_reduce: Flag = True
     schedule: PlanSchedule
     prediction: Prediction | None = Field(

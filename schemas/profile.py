@@ -6,8 +6,10 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from penstock.schemas.degrees import Collective, Degrees, Framework
 from penstock.schemas.document import Document, Part, refuse_doubles
 from penstock.schemas.quantities import Bytes, BytesPerSecond, Count, Flag, Fraction, Name, Nanoseconds, PositiveCount
+from penstock.schemas.shape import TransformerShape
 
 Scaling = Literal["linear", "measured"]
 
@@ -69,6 +71,56 @@ class Measurement(Part):
     layers: Annotated[tuple[LayerMeasurement, ...], Field(min_length=1)]
 
 
+class DividedLayer(Part):
+    """What one GPU holds of a layer that several GPUs share."""
+
+    parameter_bytes: Bytes = Field(description="as stored for training, of one GPU")
+    update_ns: Nanoseconds = Field(default=0, description="one optimizer step over the GPU's own parameters")
+
+
+class DividedCost(LayerMeasurement):
+    """A layer's cost on one GPU of those that share it: its own work and storage; collectives are listed apart."""
+
+    collectives: tuple[Collective, ...] = ()
+
+
+class DividedMeasurement(Part):
+    """All classes of layers for one micro-batch on GPUs of one kind that share it."""
+
+    device_kind: Name
+    micro_batch_size: PositiveCount
+    layers: Annotated[tuple[DividedCost, ...], Field(min_length=1)]
+
+
+class Variant(Part):
+    """The model at some degrees, seen from one GPU; ``layers`` are the profile's ``classes`` of layers."""
+
+    degrees: Degrees
+    boundary: Literal["sharded", "whole"] = Field(
+        description="what a GPU sends to the next stage: its own part of each tensor (sequence parallelism), or all of"
+        " its sequence's"
+    )
+    layers: Annotated[tuple[DividedLayer, ...], Field(min_length=1)]
+    measurements: Annotated[tuple[DividedMeasurement, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _one_entry_per_class(self) -> Self:
+        if self.degrees == Degrees():
+            raise ValueError("degrees of 1 are the profile's own layers and measurements, not a variant")
+        seen: set[tuple[str, int]] = set()
+        for m in self.measurements:
+            key = (m.device_kind, m.micro_batch_size)
+            if len(m.layers) != len(self.layers):
+                raise ValueError(
+                    f"at {self.degrees} the measurement for {key[0]!r} at {key[1]} samples has {len(m.layers)} classes"
+                    f" of layers, the variant {len(self.layers)}"
+                )
+            if key in seen:
+                raise ValueError(f"at {self.degrees} {key[0]!r} at {key[1]} samples is measured twice")
+            seen.add(key)
+        return self
+
+
 class CodecSpeed(Part):
     """How fast a kind of device converts fp32 to the codec's fp16 and back (WPipe, appendix A.3)."""
 
@@ -107,6 +159,33 @@ class ModelProfile(Document):
     )
     assumptions: tuple[str, ...] = ()
     source: ProfileSource
+    shape: TransformerShape | None = Field(
+        default=None, description="of a transformer: what degrees are legal, and how many FLOPs a sample takes"
+    )
+    framework: Framework | None = Field(default=None, description="whose kernels and memory the numbers stand for")
+    classes: tuple[Count, ...] | None = Field(
+        default=None, description="of each layer, the number of its class in every variant's `layers`"
+    )
+    variants: tuple[Variant, ...] | None = Field(
+        default=None, description="the model at other degrees of parallelism than 1"
+    )
+
+    @model_validator(mode="after")
+    def _variants_have_every_class(self) -> Self:
+        if bool(self.variants) != bool(self.classes):
+            raise ValueError("`variants` and `classes` go together: a variant has one entry per class of layers")
+        if self.classes is None or self.variants is None:
+            return self
+        if len(self.classes) != len(self.layers):
+            raise ValueError(f"{len(self.layers)} layers have {len(self.layers)} classes, not {len(self.classes)}")
+        refuse_doubles("variant", [str(variant.degrees) for variant in self.variants])
+        for variant in self.variants:
+            if max(self.classes) >= len(variant.layers):
+                raise ValueError(f"at {variant.degrees} there is no class {max(self.classes)} of layers")
+            missing = set(self.device_kinds) - {m.device_kind for m in variant.measurements}
+            if missing:
+                raise ValueError(f"at {variant.degrees} nothing is measured on {sorted(missing)[0]!r}")
+        return self
 
     @model_validator(mode="after")
     def _chain_is_whole(self) -> Self:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from penstock.schemas.degrees import Degrees, Sharding
 from penstock.schemas.document import Document, Part
 from penstock.schemas.profile import ModelProfile, PipelineProfile
 from penstock.schemas.quantities import (
@@ -111,6 +112,15 @@ class Training(Part):
     termination: Termination = Termination()
     seed: Count = 0
     target: Target | None = Field(default=None, description="stay within what this trainer can express")
+    degrees: Literal["auto"] | Degrees | Annotated[tuple[Degrees, ...], Field(min_length=1)] | None = Field(
+        default=None,
+        description="auto: all that the profile knows; or those to choose from; left out: 1 each",
+    )
+    sharding: Literal["auto"] | Sharding | Annotated[tuple[Sharding, ...], Field(min_length=1)] | None = Field(
+        default=None,
+        description="what the replicas of a stage share out; auto: with or without a sharded optimizer; left out:"
+        " as memory.optimizer_sharding says",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -131,6 +141,14 @@ class Training(Part):
         if isinstance(memory, MemoryModel) and "gradient" not in memory.model_fields_set:
             return data | {"memory": memory.model_copy(update={"gradient": "fp32"})}
         return data
+
+    @model_validator(mode="after")
+    def _one_sharding(self) -> Self:
+        if self.sharding == "none" and self.memory.optimizer_sharding == "over_replicas":
+            raise ValueError(
+                "sharding is none, and memory.optimizer_sharding is over_replicas; leave one of them out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _within_the_batch(self) -> Self:

@@ -6,7 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from penstock.schemas.api.shape import MOST, TransformerShape, Width
+from penstock.schemas.shape import MOST, TransformerShape, Width
+from penstock.schemas.degrees import Framework, Sharding
 from penstock.schemas.document import Document, Part
 from penstock.schemas.quantities import Bytes, ContentHash, Count, Flag, Name, PositiveCount
 from penstock.schemas.topology import ClusterTopology
@@ -15,8 +16,6 @@ MOST_VALUES = 64
 MOST_ROWS = 1000
 USUAL_ROWS = 12
 
-Framework = Literal["megatron", "torch"]
-Sharding = Literal["none", "optimizer", "gradients", "parameters", "parameters_kept"]
 Module = Literal["attention", "mlp", "norm"]
 
 Value = Annotated[int, Field(strict=True, ge=1, le=MOST)]

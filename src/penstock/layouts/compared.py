@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES
 from penstock.layouts.roles import Roles
-from penstock.schemas.api.shape import TransformerShape
+from penstock.schemas.shape import TransformerShape
 from penstock.schemas.profile import ModelProfile
 
 Size = Literal["hidden", "heads", "length", "vocabulary", "experts"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from penstock.schemas.api.shape import Experts, LatentAttention, TransformerShape
+from penstock.schemas.shape import Experts, LatentAttention, TransformerShape
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 
 USUAL_LENGTH = 8192

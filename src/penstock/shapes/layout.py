@@ -8,8 +8,9 @@ from functools import lru_cache
 from itertools import product
 from typing import get_args
 
-from penstock.schemas.api.fits import Framework, Module, Sharding
-from penstock.schemas.api.shape import TransformerShape
+from penstock.schemas.api.fits import Module
+from penstock.schemas.degrees import Framework, Sharding
+from penstock.schemas.shape import TransformerShape
 
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 MODULES: tuple[Module, ...] = get_args(Module)
