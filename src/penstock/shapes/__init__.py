@@ -1,5 +1,5 @@
-"""Shapes of transformers: their parameters, legal degrees of parallelism and memory per GPU, in closed form.
+"""Shapes of transformers: parameters, legal degrees of parallelism, memory per GPU and times, in closed form.
 
-May import: `schemas`.
-Start reading at `memory.py`; `layout.py` has the words, `legality.py` the rules, `hugging_face.py` reads config.json.
+May import: `schemas`, the table of devices of `executor.profiling`.
+Start reading at `memory.py`; `layout.py` has the words, `legality.py` the rules, `costs.py` times, `profiles.py` both.
 """

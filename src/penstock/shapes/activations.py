@@ -27,6 +27,22 @@ class Kept(NamedTuple):
     again: Fraction
 
 
+class Norm(NamedTuple):
+    """Bytes that a norm keeps: per element its input and its result, and ``statistics`` per token."""
+
+    before: int
+    after: int
+    statistics: int
+
+
+def norm_kept(shape: TransformerShape, framework: Framework) -> Norm:
+    """A norm over the hidden width."""
+    statistics = _FP32 * (2 if shape.norm == "layer" else 1)
+    if framework == "torch" and shape.norm == "rms":
+        return Norm(_FP32, _FP32 + _BF16, statistics)
+    return Norm(_BF16, _BF16, statistics)
+
+
 class _Pieces(NamedTuple):
     """What each module of a layer keeps, and what recomputing its norms alone leaves out."""
 
@@ -65,11 +81,9 @@ def _pieces(
     """``spread``: how many GPUs share what lies between the tensor-parallel parts."""
     hidden, norms = shape.hidden, shape.norms_per_layer
     eager_rms = framework == "torch" and shape.norm == "rms"
-    into = _FP32 if eager_rms else _BF16
-    out = _FP32 + _BF16 if eager_rms else _BF16
-    statistics = _FP32 * (2 if shape.norm == "layer" else 1) * norms
+    into, out, statistics = norm_kept(shape, framework)
     masks = 2 * _MASK * hidden if shape.dropout else 0
-    inputs = Fraction(norms * into * hidden + statistics + masks, spread)
+    inputs = Fraction(norms * (into * hidden + statistics) + masks, spread)
     attention = (
         _latent(shape, shape.latent, tensor, spread)
         if shape.latent is not None

@@ -27,9 +27,18 @@ from penstock.shapes.parameters import Parameters
 _PADDED_TO = 128
 """Megatron pads the vocabulary to a multiple of this × the tensor degree (``--make-vocab-size-divisible-by``)."""
 _BF16 = 2
-_LOGIT = {"megatron": 4, "torch": 12}
-"""Bytes per score at the peak: fused cross-entropy holds one fp32 tensor; eager torch holds log-probabilities, their
-gradient and that of the scores."""
+
+
+class Logit(NamedTuple):
+    """Bytes per score: ``kept`` from forward to backward, ``again`` while backward runs."""
+
+    kept: int
+    again: int
+
+
+LOGITS: dict[Framework, Logit] = {"megatron": Logit(4, 0), "torch": Logit(4, 8)}
+"""Fused cross-entropy holds one fp32 tensor; eager torch keeps log-probabilities, and makes their gradient and that of
+the scores."""
 
 
 class _Static(NamedTuple):
@@ -166,7 +175,7 @@ def _without_stash(shape: TransformerShape, layout: Layout, layers: _Layers, tok
         *_static(held, layout),
         gathered=_gathered(layout, held, [*units, *ends]),
         activations=0,
-        logits=math.ceil(_LOGIT[layout.framework] * tokens * outputs / layout.tensor) if layers.last else 0,
+        logits=math.ceil(sum(LOGITS[layout.framework]) * tokens * outputs / layout.tensor) if layers.last else 0,
         dummy_gradients=_dummies(shape, layout, layers, outputs),
     )
 

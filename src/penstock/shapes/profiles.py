@@ -1,0 +1,269 @@
+"""Profiles of transformers that know several tensor degrees: of a shape alone, or of a profile and its shape.
+
+At degree 1 the numbers are the profile's own; at degree t they are these, times what the closed form of `costs` says
+at t over what it says at 1. Tensor parallelism includes sequence parallelism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.executor.profiling.device_table import ANALYTIC_EXPECTED_ERROR, Dtype, device_facts
+from penstock.schemas.degrees import Degrees, Framework
+from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
+from penstock.schemas.profile import (
+    BoundaryTensor,
+    DividedCost,
+    DividedLayer,
+    DividedMeasurement,
+    Layer,
+    LayerMeasurement,
+    Measurement,
+    ModelProfile,
+    ProfileSource,
+    SharedParameter,
+    Variant,
+)
+from penstock.schemas.shape import TransformerShape
+from penstock.shapes.costs import Case, costs_of, layers_of, local_parameters
+from penstock.shapes.layout import Layout
+from penstock.shapes.legality import broken
+from penstock.shapes.memory import vocabulary_rows
+
+SIZES = (1, 2, 4, 8, 16)
+"""Samples of a micro-batch."""
+LARGEST_TENSOR = 8
+"""GPUs of a usual node: tensor parallelism stays inside."""
+_KINDS = ("Embedding", "Block", "Head")
+_KERNELS: dict[Framework, str] = {
+    "megatron": "Megatron-Core with Transformer Engine's fused norms, activations, rotary positions and cross-entropy",
+    "torch": "eager PyTorch modules with flash attention",
+}
+
+
+class _Class(NamedTuple):
+    """Layers of equal cost: which of embedding, block and head, and the first of them."""
+
+    role: int
+    first: int
+
+
+def profile_of(
+    shape: TransformerShape,
+    framework: Framework,
+    device_kinds: Sequence[str],
+    *,
+    micro_batch_sizes: Sequence[int] = SIZES,
+    tensor_degrees: Sequence[int] | None = None,
+) -> ModelProfile:
+    """The profile of a dense transformer in bf16, computed for these kinds of devices.
+
+    ``tensor_degrees``: those besides 1; left out, all that are legal up to 8. Raises UnsupportedRequest for experts,
+    latent attention and illegal degrees, NotFound for a kind that the table of devices lacks, InvalidDocument for
+    no kind or a size below 1.
+    """
+    _refuse_unknown(shape)
+    sizes = sorted(set(micro_batch_sizes))
+    if not device_kinds or not sizes or sizes[0] < 1:
+        raise InvalidDocument("a profile needs a kind of device, and micro-batches of at least 1 sample")
+    kinds = tuple(dict.fromkeys(device_kinds))
+    single = Layout(framework=framework)
+    ends = (0, *[1] * shape.layers, 2)
+    held = layers_of(Case(shape, single, device_facts(kinds[0])))
+    names = ["embedding", *(f"block.{i}" for i in range(shape.layers)), "head"]
+    boundary = 2 * shape.sequence_length * shape.hidden
+    plain = ModelProfile(
+        name=shape.name,
+        layers=tuple(
+            Layer(name=name, kind=_KINDS[role], **held[role].model_dump())
+            for name, role in zip(names, ends, strict=True)
+        ),
+        boundaries=tuple(
+            (BoundaryTensor(name=f"{name}:x", bytes_per_sample=boundary, gradient_bytes_per_sample=boundary),)
+            for name in names[:-1]
+        ),
+        shared_parameters=_tied(shape, single),
+        parameter_dtype="bf16",
+        measurements=tuple(_measured(shape, single, kind, size, ends) for kind in kinds for size in sizes),
+        scaling="measured",
+        assumptions=(
+            f"update_ns is one fused step of Adam on {kinds[0]}",
+            "the loss belongs to the last layer; decoders compute half of each square of attention",
+        ),
+        source=ProfileSource(
+            method="analytic",
+            description=f"closed form of {shape.name}'s layers, times from the table of {', '.join(kinds)}",
+            expected_error=ANALYTIC_EXPECTED_ERROR,
+        ),
+    )
+    return with_variants(plain, shape, framework, tensor_degrees=tensor_degrees)
+
+
+def with_variants(
+    profile: ModelProfile,
+    shape: TransformerShape,
+    framework: Framework,
+    *,
+    tensor_degrees: Sequence[int] | None = None,
+) -> ModelProfile:
+    """The profile with its shape and framework, and its costs at tensor degrees.
+
+    Raises UnsupportedRequest for experts, latent attention and illegal degrees, InvalidDocument where the profile's
+    layers are not embedding, the shape's blocks and head, NotFound for a kind that the table of devices lacks.
+    """
+    _refuse_unknown(shape)
+    _refuse_other_layers(profile, shape)
+    degrees, why_none = _legal(shape, framework, tensor_degrees)
+    classes, members = _classes(profile)
+    assumed = [f"kernels and memory are those of {_KERNELS[framework]}"]
+    if degrees:
+        assumed.append(
+            "at tensor degrees sequence parallelism is on, computation hides no collective, and times are"
+            " those of degree 1 times the ratio of the closed forms, in which small products and few rows of attention"
+            " lose"
+        )
+    else:
+        assumed.append(f"no tensor degree up to {LARGEST_TENSOR} is legal: {why_none}")
+    return profile.model_copy(
+        update={
+            "shape": shape,
+            "framework": framework,
+            "classes": classes if degrees else None,
+            "variants": tuple(_variant(profile, shape, framework, t, members) for t in degrees) or None,
+            "assumptions": (*profile.assumptions, *assumed),
+        }
+    )
+
+
+def _refuse_unknown(shape: TransformerShape) -> None:
+    """Raise UnsupportedRequest for layers whose times have no closed form here."""
+    what = "experts" if shape.experts is not None else "latent attention" if shape.latent is not None else None
+    if what is not None:
+        raise UnsupportedRequest(
+            f"{shape.name} has {what}, whose times are not known in closed form",
+            faults=(Fault("/shape", what, "shape"),),
+            remedy="`penstock fits` says which of its layouts are legal and fit into memory; `penstock profile --job`"
+            " measures a PyTorch model",
+        )
+
+
+def _refuse_other_layers(profile: ModelProfile, shape: TransformerShape) -> None:
+    """Raise InvalidDocument where the layers are not those of the shape."""
+    number = len(profile.layers)
+    if number != shape.layers + 2:
+        raise InvalidDocument(
+            f"{profile.name!r} has {number} layers, and {shape.name} {shape.layers + 2}: embedding, {shape.layers} "
+            "blocks and head"
+        )
+    block = (4 if profile.parameter_dtype == "fp32" else 2) * local_parameters(shape, Layout()).block
+    wrong = next((layer for layer in profile.layers[1:-1] if layer.parameter_bytes != block), None)
+    if wrong is not None:
+        raise InvalidDocument(
+            f"layer {wrong.name!r} of {profile.name!r} has {wrong.parameter_bytes} bytes of parameters, a block of "
+            f"{shape.name} {block}"
+        )
+
+
+def _legal(
+    shape: TransformerShape, framework: Framework, asked: Sequence[int] | None
+) -> tuple[tuple[int, ...], str | None]:
+    """The degrees, and the first rule that refuses one. Raises UnsupportedRequest for one that was asked for."""
+    found, why = [], None
+    for tensor in range(2, LARGEST_TENSOR + 1) if asked is None else sorted(set(asked) - {1}):
+        wrong = broken(shape, Layout(tensor=tensor, framework=framework), tensor)
+        if not wrong:
+            found.append(tensor)
+        elif asked is not None:
+            raise UnsupportedRequest(
+                wrong[0].sentence, faults=tuple(Fault(f"/{one.degree}", one.sentence, one.rule) for one in wrong)
+            )
+        why = why or (wrong[0].sentence.partition(";")[0] if wrong else None)
+    return tuple(found), why
+
+
+def _classes(profile: ModelProfile) -> tuple[tuple[int, ...], list[_Class]]:
+    """The class of each layer, and all classes in the order of their first layers."""
+    last = len(profile.layers) - 1
+    found: dict[object, int] = {}
+    numbers, members = [], []
+    for index, layer in enumerate(profile.layers):
+        role = 0 if index == 0 else 2 if index == last else 1
+        costs = tuple(tuple(m.layers[index].model_dump().values()) for m in profile.measurements)
+        key = (role, layer.parameter_bytes, layer.update_ns, costs)
+        if key not in found:
+            found[key] = len(found)
+            members.append(_Class(role, index))
+        numbers.append(found[key])
+    return tuple(numbers), members
+
+
+def _variant(
+    profile: ModelProfile, shape: TransformerShape, framework: Framework, tensor: int, members: Sequence[_Class]
+) -> Variant:
+    """The profile's own costs times the closed form at the degree over that at 1."""
+    dtype: Dtype = profile.parameter_dtype
+    first = device_facts(profile.device_kinds[0])
+    alone, shared = (Layout(tensor=t, framework=framework) for t in (1, tensor))
+    held = [layers_of(Case(shape, layout, first, dtype)) for layout in (alone, shared)]
+    measurements = []
+    for known in profile.measurements:
+        facts, size = device_facts(known.device_kind), known.micro_batch_size
+        one, divided = (
+            costs_of(Case(shape, Layout(tensor=t, framework=framework, micro_batch_size=size), facts, dtype))
+            for t in (1, tensor)
+        )
+        measurements.append(
+            DividedMeasurement(
+                device_kind=known.device_kind,
+                micro_batch_size=size,
+                layers=tuple(_cost(known.layers[each.first], one[each.role], divided[each.role]) for each in members),
+            )
+        )
+    return Variant(
+        degrees=Degrees(tensor=tensor),
+        boundary="sharded",
+        layers=tuple(_layer(profile.layers[each.first], held[0][each.role], held[1][each.role]) for each in members),
+        measurements=tuple(measurements),
+    )
+
+
+def _layer(own: Layer, alone: DividedLayer, shared: DividedLayer) -> DividedLayer:
+    return DividedLayer(
+        parameter_bytes=_scaled(own.parameter_bytes, alone.parameter_bytes, shared.parameter_bytes),
+        update_ns=_scaled(own.update_ns, alone.update_ns, shared.update_ns),
+    )
+
+
+def _cost(own: LayerMeasurement, alone: DividedCost, shared: DividedCost) -> DividedCost:
+    """Collectives are the closed form's."""
+    weight = own.backward_weight_ns
+    backward = _scaled(own.backward_ns, alone.backward_ns, shared.backward_ns)
+    if weight is not None:
+        weight = min(backward, _scaled(weight, alone.backward_weight_ns or 0, shared.backward_weight_ns or 0))
+    return DividedCost(
+        forward_ns=_scaled(own.forward_ns, alone.forward_ns, shared.forward_ns),
+        backward_ns=backward,
+        backward_weight_ns=weight,
+        stash_bytes=_scaled(own.stash_bytes, alone.stash_bytes, shared.stash_bytes),
+        workspace_bytes=_scaled(own.workspace_bytes, alone.workspace_bytes, shared.workspace_bytes),
+        collectives=shared.collectives,
+    )
+
+
+def _scaled(own: int, alone: int, shared: int) -> int:
+    """``own`` × ``shared`` / ``alone``, rounded up; ``own`` where the closed form has nothing."""
+    return -(-own * shared // alone) if alone else own
+
+
+def _tied(shape: TransformerShape, layout: Layout) -> tuple[SharedParameter, ...]:
+    if not shape.tied:
+        return ()
+    size = 2 * vocabulary_rows(shape, layout) * shape.hidden
+    return (SharedParameter(name="embedding.weight", layers=(0, shape.layers + 1), bytes=size),)
+
+
+def _measured(shape: TransformerShape, layout: Layout, kind: str, size: int, roles: Sequence[int]) -> Measurement:
+    found = costs_of(Case(shape, Layout(framework=layout.framework, micro_batch_size=size), device_facts(kind)))
+    each = [LayerMeasurement(**cost.model_dump(exclude={"collectives"})) for cost in found]
+    return Measurement(device_kind=kind, micro_batch_size=size, layers=tuple(each[role] for role in roles))

@@ -1,0 +1,130 @@
+"""What one GPU does for a layer: FLOPs, bytes and collectives by hand, times against the meta device's operations."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.examples import catalogue
+from penstock.examples.models import MODELS
+from penstock.examples.shapes import SHAPES
+from penstock.executor.profiling.device_table import device_facts
+from penstock.schemas.degrees import Collective
+from penstock.schemas.profile import DividedCost
+from penstock.schemas.shape import TransformerShape
+from penstock.shapes import parameters
+from penstock.shapes.costs import Case, costs_of, flops_per_sample, layers_of, local_parameters
+from penstock.shapes.layout import Layout
+
+H100 = device_facts("H100")
+LLAMA = SHAPES["llama-3-70b"]
+BLOCK = 1
+
+
+def _costs(shape: TransformerShape, **layout: object) -> tuple[DividedCost, ...]:
+    return costs_of(Case(shape, Layout(**layout), H100))  # type: ignore[arg-type]
+
+
+def test_flops_are_six_per_weight_and_token_and_half_the_square_of_attention() -> None:
+    embedding = LLAMA.vocabulary * LLAMA.hidden
+    norms = (2 * LLAMA.layers + 1) * LLAMA.hidden
+    weights = parameters.total(LLAMA) - embedding - norms
+    length = LLAMA.sequence_length
+    attention = LLAMA.layers * 3 * (4 * length**2 * LLAMA.hidden) // 2
+    assert flops_per_sample(LLAMA) == 6 * weights * length + attention
+
+
+def test_an_encoder_computes_the_whole_square() -> None:
+    bert = SHAPES["bert-large"]
+    decoder = bert.model_copy(update={"token_types": 0})
+    square = 4 * bert.sequence_length**2 * bert.hidden
+    assert flops_per_sample(bert) - flops_per_sample(decoder) == bert.layers * 3 * square // 2
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "llama-3-70b", "gpt-20b"])
+def test_eager_times_are_those_of_the_operations_on_the_meta_device(name: str) -> None:
+    """The profiler counts the whole square of attention and does without the losses of small products."""
+    shape, profile = SHAPES[name], catalogue.profile(name)
+    for measured in profile.measurements:
+        if measured.device_kind not in ("A100", "H100", "H200"):
+            continue
+        facts = device_facts(measured.device_kind)
+        layout = Layout(framework="torch", micro_batch_size=measured.micro_batch_size)
+        found = costs_of(Case(shape, layout, facts, MODELS[name].dtype))
+        for mine, known in zip(found[1:], (measured.layers[1], measured.layers[-1]), strict=True):
+            assert mine.forward_ns == pytest.approx(known.forward_ns, rel=0.12)
+            assert mine.backward_ns == pytest.approx(known.backward_ns, rel=0.12)
+            assert mine.stash_bytes == pytest.approx(known.stash_bytes, rel=0.003)
+
+
+@pytest.mark.parametrize("framework", ["megatron", "torch"])
+def test_eight_gpus_take_more_than_an_eighth_of_the_time_and_the_more_the_less_each_has_to_do(framework: str) -> None:
+    gains = []
+    for length in (8192, 2048, 512):
+        shape = LLAMA.model_copy(update={"sequence_length": length})
+        alone, shared = (_costs(shape, tensor=t, framework=framework)[BLOCK] for t in (1, 8))
+        gains.append(alone.forward_ns / shared.forward_ns)
+        assert 0 < (shared.backward_weight_ns or 0) < shared.backward_ns
+    assert 8 > gains[0] > gains[1] > gains[2] > 4
+
+
+def test_a_micro_batch_twice_as_large_takes_at_most_twice_as_long() -> None:
+    one, two = (_costs(LLAMA, tensor=8, micro_batch_size=b)[BLOCK] for b in (1, 2))
+    assert one.forward_ns < two.forward_ns <= 2 * one.forward_ns
+    assert two.stash_bytes == 2 * one.stash_bytes
+    assert two.workspace_bytes == one.workspace_bytes, "dummy gradients do not grow with the samples"
+
+
+def _summed(costs: DividedCost) -> dict[tuple[str, str], tuple[int, int]]:
+    return {(each.phase, each.operation): (each.bytes_per_sample, each.count) for each in costs.collectives}
+
+
+def test_collectives_with_sequence_parallelism_by_hand() -> None:
+    whole = LLAMA.sequence_length * LLAMA.hidden * 2
+    embedding, block, head = map(_summed, _costs(LLAMA, tensor=8))
+    assert embedding == {("forward", "reduce_scatter"): (whole, 1), ("backward", "all_gather"): (whole, 1)}
+    assert block == {
+        ("forward", "all_gather"): (2 * whole, 2), ("forward", "reduce_scatter"): (2 * whole, 2),
+        ("backward", "all_gather"): (4 * whole, 4), ("backward", "reduce_scatter"): (2 * whole, 2),
+        ("step", "all_reduce"): (4 * 2 * LLAMA.hidden, 1),
+    }  # fmt: skip
+    assert head == {
+        ("forward", "all_gather"): (whole, 1), ("forward", "all_reduce"): (3 * 4 * LLAMA.sequence_length, 3),
+        ("backward", "all_gather"): (whole, 1), ("backward", "reduce_scatter"): (whole, 1),
+        ("step", "all_reduce"): (4 * LLAMA.hidden, 1),
+    }  # fmt: skip
+
+
+def test_without_sequence_parallelism_an_all_reduce_moves_what_both_halves_do() -> None:
+    def moved(collectives: tuple[Collective, ...], phase: str) -> int:
+        weight = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+        return sum(weight[each.operation] * each.bytes_per_sample for each in collectives if each.phase == phase)
+
+    with_it, without = (_costs(LLAMA, tensor=8, sequence_parallel=flag)[BLOCK].collectives for flag in (True, False))
+    again = 2 * LLAMA.sequence_length * LLAMA.hidden * 2
+    assert moved(with_it, "forward") == moved(without, "forward")
+    assert moved(with_it, "backward") == moved(without, "backward") + again, "inputs gathered for weight gradients"
+    assert moved(without, "step") == 0, "every GPU has the whole gradient of norms"
+
+
+def test_one_gpu_has_no_collectives() -> None:
+    assert not any(each.collectives for each in _costs(LLAMA))
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES.keys() & set(catalogue.model_names())))
+def test_parameters_of_a_gpu_are_those_of_the_shipped_layers(name: str) -> None:
+    dtype = MODELS[name].dtype
+    case = Case(SHAPES[name], Layout(framework="torch"), device_facts("A100"), dtype)
+    profile = catalogue.profile(name)
+    for mine, known in zip(layers_of(case), (profile.layers[0], profile.layers[1], profile.layers[-1]), strict=True):
+        assert mine.parameter_bytes == known.parameter_bytes
+        assert mine.update_ns == pytest.approx(known.update_ns, abs=1)
+
+
+@pytest.mark.parametrize("framework", ["megatron", "torch"])
+def test_parameters_of_all_gpus_are_the_model_and_copies_of_norms(framework: str) -> None:
+    shape = SHAPES["gpt-3-175b"].model_copy(update={"padded_vocabulary": 51_200})
+    own = local_parameters(shape, Layout(tensor=8, framework=framework))  # type: ignore[arg-type]
+    block = parameters.layer(shape, dense=True)
+    assert 8 * own.block == block.total + 7 * block.replicated
+    assert own.head == shape.hidden * 2, "the tied weight is the embedding's"
+    assert 8 * own.embedding == 51_200 * shape.hidden + 8 * 2048 * shape.hidden

@@ -1,0 +1,84 @@
+"""Times of kernels: bounds by hand, and a few of SimuMax's measurements (Apache-2.0) with their stated errors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.executor.profiling.device_table import DeviceFacts, device_facts
+from penstock.shapes.kernels import Kernels
+
+H100 = device_facts("H100")
+B200 = replace(
+    H100,
+    kind="B200",
+    peak_flops_per_s={"fp32": 80 * 10**12, "bf16": 2250 * 10**12, "fp16": 2250 * 10**12},
+    compute_efficiency={"fp32": 0.5, "bf16": 0.51, "fp16": 0.51},
+    memory_bandwidth_bytes_per_s=8000 * 10**9,
+)
+
+
+@pytest.mark.parametrize("sizes", [(8192, 8192, 8192), (4096, 128, 8192), (1, 8192, 8192), (16, 16, 16)])
+def test_a_product_is_no_faster_than_its_arithmetic_or_half_its_bytes(sizes: tuple[int, int, int]) -> None:
+    rows, inner, columns = sizes
+    found = Kernels(H100, "bf16").product_ns(*sizes)
+    moved = 2 * (rows * inner + inner * columns + rows * columns)
+    assert found >= 2 * rows * inner * columns / H100.flops_per_s("bf16") * 1e9
+    assert found >= 0.5 * moved / H100.bytes_per_s() * 1e9
+    assert found >= H100.launch_ns
+
+
+@pytest.mark.parametrize(
+    ("sizes", "efficiency"),
+    [
+        ((4096, 8192, 57_344), 0.4866883120666592),
+        ((4096, 57_344, 8192), 0.4829140851202508),
+        ((4096, 8192, 128_256), 0.4873820268159329),
+        ((4096, 8192, 8192), 0.46252750766024464),
+        ((4096, 14_336, 8192), 0.47625752894846374),
+    ],
+)
+def test_measured_products_on_b200(sizes: tuple[int, int, int], efficiency: float) -> None:
+    rows, inner, columns = sizes
+    measured = 2 * rows * inner * columns / (efficiency * 2250e12) * 1e9
+    assert Kernels(B200, "bf16").product_ns(*sizes) == pytest.approx(measured, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("heads", "forward", "backward"),
+    [(128, 0.9966548, 0.8315752), (64, 0.8715234, 0.7294011), (16, 0.5782658, 0.7553207), (8, 0.3101809, 0.6585902)],
+)
+def test_measured_attention_on_b200(heads: int, forward: float, backward: float) -> None:
+    """The measured share of the peak counts the whole square, of which a causal kernel does half."""
+    length, width = 4096, 128
+    square = 4 * length**2 * heads * width
+    kernels = Kernels(B200, "bf16")
+    there = kernels.attention_ns(square / 2, length * heads, backward=False)
+    back = kernels.attention_ns(2.5 * square / 2, length * heads, backward=True)
+    assert there == pytest.approx(square / (forward * 2250e12) * 1e9, rel=0.35)
+    assert back == pytest.approx(2.5 * square / (backward * 2250e12) * 1e9, rel=0.2)
+
+
+def test_attention_gains_from_rows_until_the_device_is_full() -> None:
+    kernels = Kernels(H100, "bf16")
+    rates = [flops / kernels.attention_ns(flops, rows, backward=False) for rows, flops in _of_rows()]
+    assert rates == sorted(rates)
+    assert rates[-1] < H100.flops_per_s("bf16") / 1e9
+
+
+def _of_rows() -> list[tuple[int, float]]:
+    return [(rows, rows * 1e7) for rows in (1024, 16_384, 10**6)]
+
+
+def test_moving_nothing_takes_no_time_and_something_a_launch() -> None:
+    kernels = Kernels(H100, "bf16")
+    assert kernels.moved_ns(0) == 0
+    assert kernels.moved_ns(1) == H100.launch_ns
+    assert kernels.moved_ns(10**9) == pytest.approx(1e18 / H100.bytes_per_s())
+
+
+def test_single_precision_is_four_bytes_and_slower() -> None:
+    facts: DeviceFacts = H100
+    narrow, wide = (Kernels(facts, dtype).product_ns(4096, 4096, 4096) for dtype in ("bf16", "fp32"))  # type: ignore[arg-type]
+    assert wide > 2 * narrow

@@ -1,0 +1,187 @@
+"""Profiles with tensor degrees: their memory under the judge, their own numbers at degree 1, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.convert import to_problem
+from penstock.examples import catalogue
+from penstock.examples.shapes import SHAPES
+from penstock.executor.profiling.device_table import device_facts
+from penstock.schemas.degrees import Framework
+from penstock.schemas.errors import InvalidDocument, NotFound, UnsupportedRequest
+from penstock.schemas.profile import Layer, LayerMeasurement, Measurement, ModelProfile
+from penstock.schemas.request import MemoryModel, PlanRequest
+from penstock.schemas.shape import Experts, LatentAttention, TransformerShape
+from penstock.shapes import parameters
+from penstock.shapes.costs import Case, costs_of
+from penstock.shapes.layout import Layout, layers_of_stages
+from penstock.shapes.memory import memory_of_stages
+from penstock.shapes.profiles import profile_of, with_variants
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Stage, single_pipeline
+from penstock.solvers.schedules.early_backward import one_f_one_b
+
+LLAMA = SHAPES["llama-3-70b"].model_copy(update={"layers": 16})
+GPT = SHAPES["gpt-20b"].model_copy(update={"layers": 8})
+FRAMEWORKS: tuple[Framework, ...] = ("megatron", "torch")
+
+
+def _of_one_gpu(profile: ModelProfile, tensor: int) -> ModelProfile:
+    """What a GPU of a tensor-parallel group sees of the model, as a profile of whole layers."""
+    if tensor == 1:
+        return profile
+    variant = next(each for each in profile.variants or () if each.degrees.tensor == tensor)
+    classes = profile.classes or ()
+    fields = LayerMeasurement.model_fields.keys()
+    return profile.model_copy(
+        update={
+            "layers": tuple(
+                Layer(name=layer.name, parameter_bytes=variant.layers[number].parameter_bytes)
+                for layer, number in zip(profile.layers, classes, strict=True)
+            ),
+            "measurements": tuple(
+                Measurement(
+                    device_kind=known.device_kind,
+                    micro_batch_size=known.micro_batch_size,
+                    layers=tuple(LayerMeasurement(**known.layers[n].model_dump(include=fields)) for n in classes),
+                )
+                for known in variant.measurements
+            ),
+        }
+    )
+
+
+def _peaks(shape: TransformerShape, layout: Layout) -> list[int]:
+    """Of every stage of the layout under the judge, one micro-batch forward and one backward in turn."""
+    profile = _of_one_gpu(profile_of(shape, layout.framework, ("H100",), tensor_degrees=[layout.tensor]), layout.tensor)
+    rows = layout.micro_batch_size * layout.data
+    sharding = "over_replicas" if layout.sharding == "optimizer" else "none"
+    request = PlanRequest(
+        profile=profile,
+        topology=catalogue.cluster(f"{layout.pipeline}x{layout.data}xH100"),
+        global_batch_size=layout.global_batch_size or rows,
+        micro_batch_sizes=(rows,),
+        memory=MemoryModel(gradient="fp32", buffers="none", optimizer_sharding=sharding),
+    )
+    problem = to_problem(request)
+    split = layers_of_stages(shape, layout)
+    assert split is not None
+    stages, first = [], 0
+    for number, layers in enumerate(split):
+        last = first + layers + (number == 0) + (number == layout.pipeline - 1) - 1
+        stages.append(Stage(first, last, tuple(range(number * layout.data, (number + 1) * layout.data))))
+        first = last + 1
+    allocation = single_pipeline(tuple(stages), problem.global_batch_size // rows)
+    orders = one_f_one_b(problem, allocation)
+    timeline = simulate(problem, allocation, orders)
+    return [
+        timeline.uses[stage.devices[0]].memory.total - problem.devices[stage.devices[0]].context_bytes
+        for stage in stages
+    ]
+
+
+@pytest.mark.parametrize("tensor", [1, 2, 8])
+@pytest.mark.parametrize(("pipeline", "data", "sharding"), [(4, 1, "none"), (2, 2, "optimizer"), (1, 2, "optimizer")])
+@pytest.mark.parametrize("shape", [LLAMA, GPT], ids=["llama", "gpt"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_judges_memory_is_that_of_the_closed_form(
+    framework: Framework, shape: TransformerShape, pipeline: int, data: int, sharding: str, tensor: int
+) -> None:
+    layout = Layout(
+        tensor=tensor, pipeline=pipeline, data=data, framework=framework, micro_batch_size=2,
+        global_batch_size=16, sharding=sharding,  # type: ignore[arg-type]
+    )  # fmt: skip
+    known = [stage.total for stage in memory_of_stages(shape, layout)]
+    assert _peaks(shape, layout) == pytest.approx(known, rel=0.01)
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES.keys() & set(catalogue.model_names())))
+def test_a_shipped_profile_keeps_its_own_numbers(name: str) -> None:
+    profile = catalogue.profile(name)
+    found = with_variants(profile, SHAPES[name], "torch")
+    added = {"shape", "framework", "classes", "variants", "assumptions"}
+    assert found.model_dump(exclude=added) == profile.model_dump(exclude=added)
+    assert ModelProfile.model_validate_json(found.canonical_json()) == found
+    degrees = [each.degrees.tensor for each in found.variants or ()]
+    assert degrees == {"gpt": [2, 4], "gpt2-small": [2, 4], "gpt2-xl": [], "bert-base": [2, 3, 4, 6]}.get(
+        name, [2, 4, 8]
+    )
+    if degrees:
+        assert set(found.classes or ()) == {0, 1, 2}, "all blocks are alike"
+
+
+def test_heads_that_no_degree_divides_are_named() -> None:
+    found = with_variants(catalogue.profile("gpt2-xl"), SHAPES["gpt2-xl"], "torch")
+    assert (found.variants, found.classes) == (None, None)
+    assert "tensor 2 does not divide 25 attention heads" in found.assumptions[-1]
+
+
+def test_of_a_shape_alone_the_variants_are_the_closed_form_itself() -> None:
+    found = profile_of(LLAMA, "megatron", ("A100", "H100"), micro_batch_sizes=(1, 4))
+    (variant,) = (each for each in found.variants or () if each.degrees.tensor == 4)
+    layout = Layout(tensor=4, micro_batch_size=4)
+    known = costs_of(Case(LLAMA, layout, device_facts("H100")))
+    assert variant.measurements[-1].layers == known
+    assert found.device_kinds == ("A100", "H100")
+    held = variant.layers[1].parameter_bytes
+    assert held == 2 * (parameters.layer(LLAMA, dense=True).dense // 4 + 2 * LLAMA.hidden)
+
+
+def test_measured_layers_that_differ_are_classes_of_their_own() -> None:
+    profile = profile_of(LLAMA, "torch", ("H100",), micro_batch_sizes=(1,))
+    measured = profile.measurements[0]
+    slower = measured.layers[3].model_copy(update={"forward_ns": 2 * measured.layers[3].forward_ns})
+    layers = (*measured.layers[:3], slower, *measured.layers[4:])
+    changed = profile.model_copy(
+        update={"measurements": (measured.model_copy(update={"layers": layers}),), "classes": None, "variants": None}
+    )
+    found = with_variants(changed, LLAMA, "torch")
+    assert found.classes is not None
+    assert found.classes[:5] == (0, 1, 1, 2, 1)
+    for variant in found.variants or ():
+        _embedding, usual, odd, _head = variant.measurements[0].layers
+        assert odd.forward_ns == pytest.approx(2 * usual.forward_ns, abs=1)
+        assert odd.backward_ns == usual.backward_ns
+
+
+def test_a_tied_head_holds_its_norm_alone() -> None:
+    shape = SHAPES["gpt-3-175b"]
+    found = profile_of(shape, "megatron", ("A100",), micro_batch_sizes=(1,))
+    assert found.layers[-1].parameter_bytes == 2 * 2 * shape.hidden
+    (tie,) = found.shared_parameters
+    assert (tie.layers, tie.bytes) == ((0, 97), 2 * 50_304 * shape.hidden)
+    assert sum(layer.parameter_bytes for layer in found.layers) == pytest.approx(2 * 175e9, rel=0.01)
+
+
+MOE = LLAMA.model_copy(update={"name": "moe", "experts": Experts(number=8, per_token=2, ffn=1024)})
+LATENT = LLAMA.model_copy(
+    update={
+        "name": "latent",
+        "latent": LatentAttention(key_value_rank=512, plain_width=128, rotary_width=64, value_width=128),
+    }
+)
+
+
+@pytest.mark.parametrize(("shape", "what"), [(MOE, "moe has experts"), (LATENT, "latent has latent attention")])
+def test_what_has_no_closed_form_is_refused(shape: TransformerShape, what: str) -> None:
+    with pytest.raises(UnsupportedRequest, match=what) as refused:
+        profile_of(shape, "megatron", ("H100",))
+    assert "penstock fits" in (refused.value.remedy or "")
+
+
+def test_an_illegal_degree_is_refused_with_its_rule() -> None:
+    with pytest.raises(UnsupportedRequest, match="tensor 3 does not divide 64 attention heads; nearest"):
+        profile_of(LLAMA, "torch", ("H100",), tensor_degrees=[3])
+    with pytest.raises(NotFound, match="no device kind 'X9'"):
+        profile_of(LLAMA, "torch", ("X9",))
+    with pytest.raises(InvalidDocument, match="at least 1 sample"):
+        profile_of(LLAMA, "torch", ("H100",), micro_batch_sizes=(0,))
+
+
+def test_layers_of_another_model_are_refused() -> None:
+    with pytest.raises(InvalidDocument, match="'gpt2-small' has 14 layers, and llama-3-70b 18"):
+        with_variants(catalogue.profile("gpt2-small"), LLAMA, "torch")
+    wider = SHAPES["gpt2-small"].model_copy(update={"ffn": 4096})
+    with pytest.raises(InvalidDocument, match=r"layer 'block[.]0' of 'gpt2-small' has 14175744 bytes"):
+        with_variants(catalogue.profile("gpt2-small"), wider, "torch")
