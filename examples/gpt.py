@@ -2,6 +2,7 @@
 
 .. [1] Radford et al., Language Models are Unsupervised Multitask Learners (2019): GPT-2's sizes.
 .. [2] Black et al., GPT-NeoX-20B (2022), table 1: 44 layers of width 6144, head not tied.
+.. [3] Brown et al., Language Models are Few-Shot Learners (2020), table 2.1: GPT-3.
 """
 
 from __future__ import annotations
@@ -93,3 +94,8 @@ _GPT2 = partial(Config, length=1024, vocabulary=50257)
 gpt2_small = make("gpt2-small", _GPT2(blocks=12, width=768, heads=12), batch_size=64)
 gpt2_xl = make("gpt2-xl", _GPT2(blocks=48, width=1600, heads=25), batch_size=64)
 neox_20b = make("gpt-20b", Config(blocks=44, width=6144, heads=64, length=2048, vocabulary=50432), batch_size=64)
+gpt3_175b = make(
+    "gpt-3-175b",
+    Config(blocks=96, width=12_288, heads=96, length=2048, vocabulary=50257, tied=True),
+    batch_size=1536,
+)

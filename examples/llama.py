@@ -1,4 +1,4 @@
-"""LLaMA 3: RMSNorm, rotary positions, grouped-query attention, SwiGLU. 8B and 70B are for planning; ``tiny`` runs.
+"""LLaMA 3: RMSNorm, rotary positions, grouped-query attention, SwiGLU. 8B, 70B and 405B are for planning; ``tiny`` runs.
 
 .. [1] Dubey et al., The Llama 3 Herd of Models (2024), table 3: layers, widths, heads, vocabulary.
 """
@@ -121,8 +121,10 @@ def _rotated(x: Tensor) -> Tensor:
 
 _8B = Config(blocks=32, width=4096, heads=32, key_value_heads=8, inner=14_336)
 _70B = Config(blocks=80, width=8192, heads=64, key_value_heads=8, inner=28_672)
+_405B = Config(blocks=126, width=16_384, heads=128, key_value_heads=8, inner=53_248)
 _TINY = Config(blocks=2, width=32, heads=4, key_value_heads=2, inner=64, length=16, vocabulary=64)
 
 llama_8b = make("llama-3-8b", _8B, batch_size=512)
 llama_70b = make("llama-3-70b", _70B, batch_size=512)
+llama_405b = make("llama-3.1-405b", _405B, batch_size=512)
 tiny = make("llama-tiny", _TINY, batch_size=16)

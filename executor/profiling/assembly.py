@@ -36,7 +36,8 @@ def assemble(
     A tied parameter counts in the first of its layers alone.
     """
     inputs = sorted({name for names in chain.inputs for name in names})
-    ties = [SharedParameter(name=name, layers=layers, bytes=size) for name, layers, size in chain.shared_parameters()]
+    shared = chain.shared_parameters(dict(enumerate(modules)))
+    ties = [SharedParameter(name=name, layers=layers, bytes=size) for name, layers, size in shared]
     own_bytes = [parameter_bytes(module) for module in modules]
     for tie in ties:
         for layer in tie.layers[1:]:

@@ -121,10 +121,15 @@ class Chain:
                     name = f"{self.specs[i].name}.{own_name}"
                     yield first_names.get(name, name), parameter
 
-    def shared_parameters(self) -> list[tuple[str, tuple[int, ...], int]]:
-        """Name, layers and bytes of each tied parameter, as a profile lists them (``shared_parameters``)."""
-        layers = sorted({i for tie in self.ties for i in tie.layers})
-        modules = self.build_layers(layers, device="meta")
+    def shared_parameters(
+        self, modules: Mapping[int, nn.Module] | None = None
+    ) -> list[tuple[str, tuple[int, ...], int]]:
+        """Name, layers and bytes of each tied parameter, as a profile lists them (``shared_parameters``).
+
+        Bytes are those in ``modules``, by layer; left out, those in which the layers are built.
+        """
+        if modules is None:
+            modules = self.build_layers(sorted({i for tie in self.ties for i in tie.layers}), device="meta")
         found = []
         for tie in self.ties:
             parameter = tie.parameter(modules)

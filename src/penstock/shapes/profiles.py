@@ -33,8 +33,8 @@ from penstock.shapes.memory import vocabulary_rows
 
 SIZES = (1, 2, 4, 8, 16)
 """Samples of a micro-batch."""
-LARGEST_TENSOR = 8
-"""GPUs of a usual node: tensor parallelism stays inside."""
+TENSOR_DEGREES = (2, 4, 8)
+"""Those that divide the GPUs of a usual node; tensor parallelism stays inside."""
 _KINDS = ("Embedding", "Block", "Head")
 _KERNELS: dict[Framework, str] = {
     "megatron": "Megatron-Core with Transformer Engine's fused norms, activations, rotary positions and cross-entropy",
@@ -59,7 +59,7 @@ def profile_of(
 ) -> ModelProfile:
     """The profile of a dense transformer in bf16, computed for these kinds of devices.
 
-    ``tensor_degrees``: those besides 1; left out, all that are legal up to 8. Raises UnsupportedRequest for experts,
+    ``tensor_degrees``: those besides 1; left out, the legal ones of 2, 4 and 8. Raises UnsupportedRequest for experts,
     latent attention and illegal degrees, NotFound for a kind that the table of devices lacks, InvalidDocument for
     no kind or a size below 1.
     """
@@ -124,7 +124,7 @@ def with_variants(
             " lose"
         )
     else:
-        assumed.append(f"no tensor degree up to {LARGEST_TENSOR} is legal: {why_none}")
+        assumed.append(f"of the tensor degrees {', '.join(map(str, TENSOR_DEGREES))} none is legal: {why_none}")
     return profile.model_copy(
         update={
             "shape": shape,
@@ -170,7 +170,7 @@ def _legal(
 ) -> tuple[tuple[int, ...], str | None]:
     """The degrees, and the first rule that refuses one. Raises UnsupportedRequest for one that was asked for."""
     found, why = [], None
-    for tensor in range(2, LARGEST_TENSOR + 1) if asked is None else sorted(set(asked) - {1}):
+    for tensor in TENSOR_DEGREES if asked is None else sorted(set(asked) - {1}):
         wrong = broken(shape, Layout(tensor=tensor, framework=framework), tensor)
         if not wrong:
             found.append(tensor)
