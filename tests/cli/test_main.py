@@ -54,7 +54,7 @@ def inputs(tmp_path: Path) -> list[str]:
         pytest.param(["plan", "--no-such"], "No such option", id="unknown option"),
         pytest.param(["plna"], "No such command", id="unknown command"),
         pytest.param(["verify"], "Missing argument", id="missing argument"),
-        pytest.param(["plan"], "missing --profile or --example, --topology or --cluster", id="no question"),
+        pytest.param(["plan"], "missing --profile, --example or --hf, --topology or --cluster", id="no question"),
         pytest.param(["plan", "--global-batch-size", "many"], "valid integer", id="no number"),
         pytest.param(["plan", "--profile", "a", "--example", "b"], "either --profile or --example", id="both"),
         pytest.param(["plan", "--profile", "-", "--topology", "-"], "only one of the files", id="standard input twice"),

@@ -104,9 +104,7 @@ def test_a_shipped_profile_keeps_its_own_numbers(name: str) -> None:
     assert found.model_dump(exclude=added) == profile.model_dump(exclude=added)
     assert ModelProfile.model_validate_json(found.canonical_json()) == found
     degrees = [each.degrees.tensor for each in found.variants or ()]
-    assert degrees == {"gpt": [2, 4], "gpt2-small": [2, 4], "gpt2-xl": [], "bert-base": [2, 4]}.get(
-        name, [2, 4, 8]
-    )
+    assert degrees == {"gpt": [2, 4], "gpt2-small": [2, 4], "gpt2-xl": [], "bert-base": [2, 4]}.get(name, [2, 4, 8])
     if degrees:
         assert set(found.classes or ()) == {0, 1, 2}, "all blocks are alike"
 

@@ -164,6 +164,34 @@ Directory = Annotated[
 ]
 
 
+HuggingFace = Annotated[
+    str | None,
+    typer.Option(
+        "--hf",
+        metavar="FILE",
+        help="File config.json of a Hugging Face model, instead of --example.",
+        rich_help_panel=MODEL,
+    ),
+]
+SequenceLength = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Tokens of a sample of a transformer (default: the model's; 8192 at most with --hf).",
+        rich_help_panel=MODEL,
+    ),
+]
+Framework = Annotated[
+    str | None,
+    typer.Option(
+        metavar="megatron|torch",
+        help="Compute a transformer's costs with kernels and memory of Megatron-Core and Transformer Engine, or of "
+        "eager PyTorch (default: torch).",
+        rich_help_panel=MODEL,
+    ),
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Model:
     """The model's costs, by file or by name."""
@@ -181,6 +209,9 @@ class Model:
             autocompletion=completion.models,
         ),
     ] = None
+    hf: HuggingFace = None
+    sequence_length: SequenceLength = None
+    framework: Framework = None
 
 
 @dataclass(frozen=True, kw_only=True)

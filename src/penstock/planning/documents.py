@@ -2,19 +2,134 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, get_args
 
 from penstock.examples import catalogue
+from penstock.schemas.degrees import Framework
+from penstock.schemas.document import load_json, unreadable
+from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
+from penstock.schemas.shape import TransformerShape
 from penstock.schemas.topology import ClusterTopology
 
+FRAMEWORK: Framework = "torch"
+"""Whose kernels and memory a profile that is computed here has by default, as the shipped ones do."""
 
-def find_profile(given: str | Path | ModelProfile) -> ModelProfile:
-    """Return a profile given by value, by file, or by the name of a shipped example."""
+
+def find_profile(
+    given: str | Path | ModelProfile, *, framework: Framework | None = None, sequence_length: int | None = None
+) -> ModelProfile:
+    """Return a profile given by value, by file, or by the name of a shipped example.
+
+    A file may be the ``config.json`` of a Hugging Face model, whose profile is then computed for every kind of device
+    in the table. Given ``framework`` or ``sequence_length``, that of a shipped transformer is computed likewise, unless
+    it is so already. Raises InvalidDocument for files that are neither, and where a profile is of another framework.
+    """
     if isinstance(given, ModelProfile):
-        return given
-    path = Path(given)
-    return ModelProfile.read(path) if path.suffix or path.exists() else catalogue.profile(str(given))
+        return _as_it_is(given, framework, sequence_length)
+    if str(given) in catalogue.model_names():
+        shipped = catalogue.profile(str(given))
+        if _is_so(shipped, framework, sequence_length):
+            return shipped
+    elif not _is_config(Path(given)):
+        path = Path(given)
+        found = ModelProfile.read(path) if path.suffix or path.exists() else catalogue.profile(str(given))
+        return _as_it_is(found, framework, sequence_length)
+    return computed_profile(find_shape(given, sequence_length), framework)
+
+
+def computed_profile(
+    shape: TransformerShape,
+    framework: Framework | None = None,
+    device_kinds: Sequence[str] = (),
+    micro_batch_sizes: Sequence[int] = (),
+) -> ModelProfile:
+    """Return the profile of a transformer by the closed forms, for all kinds in the table where none is named.
+
+    Raises UnsupportedRequest for experts and latent attention, NotFound for an unknown kind, InvalidDocument for an
+    unknown framework.
+    """
+    if framework is not None and framework not in get_args(Framework):
+        raise InvalidDocument(f"the framework {framework!r} is none of {', '.join(get_args(Framework))}")
+    from penstock.executor.profiling.device_table import DEVICES
+    from penstock.shapes.profiles import SIZES, profile_of
+
+    return profile_of(
+        shape, framework or FRAMEWORK, device_kinds or tuple(DEVICES), micro_batch_sizes=micro_batch_sizes or SIZES
+    )
+
+
+def find_shape(
+    given: str | Path | Mapping[str, Any] | TransformerShape, sequence_length: int | None = None
+) -> TransformerShape:
+    """Return a shape given by value, by name, or as a Hugging Face model's ``config.json``, by file or content.
+
+    Raises NotFound for an unknown name, InvalidDocument and UnsupportedRequest for a configuration that cannot be read,
+    and UnsupportedRequest for more tokens than the model has learned positions.
+    """
+    if isinstance(given, Mapping):
+        from penstock.shapes.hugging_face import shape_of
+
+        return shape_of(given, sequence_length=sequence_length)
+    if isinstance(given, TransformerShape):
+        return _of_length(given, sequence_length)
+    path, name = Path(given), str(given)
+    if name in catalogue.SHAPES or not (path.suffix or path.exists()):
+        return _of_length(catalogue.shape(name), sequence_length)
+    from penstock.shapes.hugging_face import shape_of
+
+    return shape_of(read_config(path), sequence_length=sequence_length, origin=repr(str(path)))
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the content of a config.json. Raises InvalidDocument where it cannot be read or is no object."""
+    try:
+        found = load_json(path.read_text(encoding="utf-8"), repr(str(path)))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidDocument(f"cannot read {str(path)!r}: {unreadable(error)}") from None
+    if not isinstance(found, dict):
+        raise InvalidDocument(f"{str(path)!r} holds {type(found).__name__}, not the object of a config.json")
+    return found
+
+
+def _of_length(shape: TransformerShape, length: int | None) -> TransformerShape:
+    if length is None:
+        return shape
+    if shape.positions and length > shape.positions:
+        raise UnsupportedRequest(
+            f"{shape.name} has {shape.positions} learned positions, fewer than a sequence of {length} tokens",
+            faults=(Fault("/sequence_length", f"at most {shape.positions}", "length"),),
+        )
+    return shape.model_copy(update={"sequence_length": length})
+
+
+def _is_config(path: Path) -> bool:
+    """Whether a file is the configuration of a Hugging Face model; each names its family, and no profile does."""
+    return path.suffix == ".json" and path.is_file() and "model_type" in read_config(path)
+
+
+def _is_so(profile: ModelProfile, framework: Framework | None, sequence_length: int | None) -> bool:
+    same = framework is None or profile.framework == framework
+    length = None if profile.shape is None else profile.shape.sequence_length
+    return same and sequence_length in (None, length)
+
+
+def _as_it_is(profile: ModelProfile, framework: Framework | None, sequence_length: int | None) -> ModelProfile:
+    """The profile. Raises InvalidDocument where it is of another framework or length."""
+    if not _is_so(profile, framework, sequence_length):
+        has = (profile.framework or "no stated framework", _tokens(profile.shape and profile.shape.sequence_length))
+        asked = (framework or has[0], has[1] if sequence_length is None else _tokens(sequence_length))
+        raise InvalidDocument(
+            f"the profile {profile.name!r} is of {' and '.join(has)}, not of {' and '.join(asked)}",
+            remedy="the name of a shipped transformer or a config.json, whose profile is computed",
+        )
+    return profile
+
+
+def _tokens(length: int | None) -> str:
+    return "samples of unknown length" if length is None else f"samples of {length} tokens"
 
 
 def find_topology(given: str | Path | ClusterTopology) -> ClusterTopology:

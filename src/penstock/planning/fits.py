@@ -11,15 +11,13 @@ from typing import Any, NamedTuple
 
 from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES
-from penstock.planning.documents import find_topology
+from penstock.planning.documents import find_shape, find_topology, read_config
 from penstock.schemas.api.fits import Degree, FitsAnswer, FitsRequest, FitsRow, MemoryParts, Module, RefusedLayouts
-from penstock.schemas.shape import TransformerShape
-from penstock.schemas.document import load_json, unreadable
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.schemas.quantities import MAX_WIRE_INTEGER
+from penstock.schemas.shape import TransformerShape
 from penstock.schemas.topology import ClusterTopology
 from penstock.shapes import parameters
-from penstock.shapes.hugging_face import shape_of
 from penstock.shapes.layout import FULL, SHARDINGS, Layout, divisors, layouts
 from penstock.shapes.legality import Broken, broken
 from penstock.shapes.memory import Memory, memory_of_stages, vocabulary_rows
@@ -122,17 +120,6 @@ def model_field(model: str | Path | Mapping[str, Any] | TransformerShape) -> dic
     return {"hugging_face": read_config(path)}
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """The content of a config.json. Raises InvalidDocument where it cannot be read or is no object."""
-    try:
-        found = load_json(path.read_text(encoding="utf-8"), repr(str(path)))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidDocument(f"cannot read {str(path)!r}: {unreadable(error)}") from None
-    if not isinstance(found, dict):
-        raise InvalidDocument(f"{str(path)!r} holds {type(found).__name__}, not the object of a config.json")
-    return found
-
-
 def _single(name: str, value: object) -> bool:
     """Whether a value means a list of one."""
     if name in (*_VARIED, "sharding"):
@@ -141,18 +128,9 @@ def _single(name: str, value: object) -> bool:
 
 
 def _shape(request: FitsRequest) -> TransformerShape:
-    if request.shape is None:
-        assert request.hugging_face is not None
-        return shape_of(request.hugging_face, sequence_length=request.sequence_length)
-    length, shape = request.sequence_length, request.shape
-    if length is None:
-        return shape
-    if shape.positions and length > shape.positions:
-        raise UnsupportedRequest(
-            f"{shape.name} has {shape.positions} learned positions, fewer than a sequence of {length} tokens",
-            faults=(Fault("/sequence_length", f"at most {shape.positions}", "length"),),
-        )
-    return shape.model_copy(update={"sequence_length": length})
+    given = request.hugging_face if request.shape is None else request.shape
+    assert given is not None
+    return find_shape(given, request.sequence_length)
 
 
 def _cluster(request: FitsRequest) -> _Cluster:

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
+from penstock.cli import completion
 from penstock.cli.documents import STANDARD, post_document, read_plan, refuse_unwritable, write_document
 from penstock.cli.durations import SECOND_NS, seconds
-from penstock.cli.options import MEASUREMENT, MODEL, RUN, Directory, Document, Job, MeasureFor
+from penstock.cli.groups import grouped
+from penstock.cli.options import (
+    MEASUREMENT,
+    MODEL,
+    RUN,
+    Directory,
+    Document,
+    Framework,
+    HuggingFace,
+    MeasureFor,
+    SequenceLength,
+)
 from penstock.cli.panels import MEASURE
 from penstock.cli.service.remote import Post
 
@@ -19,12 +32,45 @@ if TYPE_CHECKING:
     from penstock.schemas.profile import ModelProfile
 
 MAX_DEFAULT_SIZE = 8
+OptionalJob = Annotated[
+    str | None,
+    typer.Option(
+        "--job",
+        metavar="MODULE:ATTRIBUTE",
+        help="Training job to import, such as mytrain:job or examples.gpt:job.",
+        rich_help_panel=RUN,
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transformer:
+    """A transformer whose costs are computed from its shape."""
+
+    PANEL: ClassVar[str] = MODEL
+
+    example: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Shape of a known transformer instead of --job, such as llama-3-70b.",
+            autocompletion=completion.shapes,
+        ),
+    ] = None
+    hf: HuggingFace = None
+    sequence_length: SequenceLength = None
+    framework: Framework = None
+
+    @property
+    def given(self) -> bool:
+        """Whether any of it was said."""
+        return any(value is not None for value in vars(self).values())
 
 
 def register(app: typer.Typer, importing: typer.Typer) -> None:
     """Add this module's commands."""
     importing.command("profile")(import_profile)
-    app.command("profile", rich_help_panel=MEASURE)(profile)
+    app.command("profile", rich_help_panel=MEASURE)(grouped(profile))
 
 
 def import_profile(
@@ -74,13 +120,17 @@ def import_profile(
 
 def profile(
     *,
-    job: Job,
+    job: OptionalJob = None,
+    transformer: Transformer,
     directory: Directory = None,
     analytic: Annotated[
         list[str] | None,
         typer.Option(
+            "--analytic",
+            "--kind",
             metavar="KIND",
-            help="Compute the costs for this kind of device, such as H100, instead of measuring. Repeatable.",
+            help="Compute the costs for this kind of device, such as H100, instead of measuring (default for "
+            "--example and --hf: every kind that is known). Repeatable.",
             rich_help_panel=MEASUREMENT,
         ),
     ] = None,
@@ -147,8 +197,14 @@ def profile(
 ) -> None:
     """Measure what each layer of a PyTorch model costs, or compute it for a device that is not at hand.
 
+    With --example or --hf the costs of a transformer are computed from its
+    shape, for one GPU and for several that share each layer.
+
     Example: penstock profile --job mytrain:job -o profile.json
     """
+    if job is None or transformer.given:
+        _of_transformer(job, transformer, analytic, micro_batch_size, output, post)
+        return
     if pipeline is not None:
         if analytic or post is not None:
             raise typer.BadParameter("--pipeline runs a plan here; leave out --analytic and --post")
@@ -180,6 +236,35 @@ def profile(
             progress=screen.progress,
         )
     screen.done()
+    write_document(found, output)
+    if output != STANDARD:
+        _summary(screen, found, output)
+    if post is not None:
+        post_document(screen, found, post)
+
+
+def _of_transformer(
+    job: str | None,
+    transformer: Transformer,
+    kinds: list[str] | None,
+    sizes: list[int] | None,
+    output: str,
+    post: str | None,
+) -> None:
+    """Raises typer.BadParameter where no model or more than one is given."""
+    ways = [name for name, value in (("job", job), ("example", transformer.example), ("hf", transformer.hf)) if value]
+    if not ways:
+        raise typer.BadParameter("missing --job, --example or --hf")
+    if len(ways) > 1:
+        raise typer.BadParameter(f"give either --{ways[0]} or --{ways[1]}, not both")
+    if job is not None:
+        raise typer.BadParameter("--framework and --sequence-length go with --example or --hf, not with --job")
+    from penstock.planning.documents import computed_profile, find_shape
+
+    refuse_unwritable(output)
+    screen = _screen(output)
+    shape = find_shape(transformer.example or transformer.hf or "", transformer.sequence_length)
+    found = computed_profile(shape, transformer.framework, kinds or (), sizes or ())  # type: ignore[arg-type]
     write_document(found, output)
     if output != STANDARD:
         _summary(screen, found, output)

@@ -15,8 +15,8 @@ from penstock.schemas.errors import WrongDocument
 if TYPE_CHECKING:
     from penstock.schemas.request import PlanRequest
 
-SOURCES = (("profile", "example"), ("topology", "cluster"))
-"""The two options that give a document: by file, which is the request's field, too, and by name."""
+SOURCES = (("profile", "example", "hf"), ("topology", "cluster"))
+"""The options that give a document: by file, which is the request's field, too, by name, and by a configuration."""
 
 
 def request_of(options: Mapping[str, Any]) -> PlanRequest:
@@ -26,14 +26,17 @@ def request_of(options: Mapping[str, Any]) -> PlanRequest:
     """
     if [options.get(name) for name in ("request", "profile", "topology")].count(STANDARD) > 1:
         raise typer.BadParameter("standard input can be read once; only one of the files may be -")
-    for file, name in SOURCES:
-        if options[file] is not None and options[name] is not None:
-            raise typer.BadParameter(f"give either --{file} or --{name}, not both")
+    for ways in SOURCES:
+        said = [way for way in ways if options.get(way) is not None]
+        if len(said) > 1:
+            raise typer.BadParameter(f"give either --{said[0]} or --{said[1]}, not both")
     origin = options.get("request")
     data = _request_file(origin) if origin is not None else {}
     fields = _fields(options)
     missing = [
-        f"--{file} or --{name}" for file, name in SOURCES if not (options[file] or options[name] or file in data)
+        f"{', '.join(f'--{way}' for way in ways[:-1])} or --{ways[-1]}"
+        for ways in SOURCES
+        if not (any(options.get(way) for way in ways) or ways[0] in data)
     ]
     if "global_batch_size" not in fields and "global_batch_size" not in data:
         missing.append("--global-batch-size")
@@ -110,14 +113,20 @@ def _option(text: str) -> tuple[str, Any]:
 
 def _documents(options: Mapping[str, Any]) -> dict[str, Any]:
     from penstock.examples import catalogue
+    from penstock.planning.documents import computed_profile, find_profile, find_shape
     from penstock.schemas.profile import ModelProfile, PipelineProfile
     from penstock.schemas.topology import ClusterTopology
 
     found: dict[str, Any] = {}
+    framework, length = options.get("framework"), options.get("sequence_length")
     if options["profile"] is not None:
-        found["profile"] = read_document(ModelProfile, options["profile"])
+        given = read_document(ModelProfile, options["profile"])
+        found["profile"] = find_profile(given, framework=framework, sequence_length=length)
+    elif options.get("hf") is not None:
+        found["profile"] = computed_profile(find_shape(options["hf"], length), framework)
     elif options["example"] is not None:
-        found["profile"] = catalogue.profile(options["example"])
+        shipped = catalogue.profile(options["example"]).name
+        found["profile"] = find_profile(shipped, framework=framework, sequence_length=length)
     if options.get("pipeline_profile") is not None:
         found["pipeline_profile"] = read_document(PipelineProfile, options["pipeline_profile"])
     if options["topology"] is not None:

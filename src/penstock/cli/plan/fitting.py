@@ -12,7 +12,18 @@ import typer
 from penstock.cli import completion
 from penstock.cli.documents import print_json, read_document
 from penstock.cli.groups import grouped
-from penstock.cli.options import MODEL, OUTPUT, TRAINING, AsJson, Batch, Cluster, Topology, given
+from penstock.cli.options import (
+    MODEL,
+    OUTPUT,
+    TRAINING,
+    AsJson,
+    Batch,
+    Cluster,
+    HuggingFace,
+    SequenceLength,
+    Topology,
+    given,
+)
 from penstock.cli.panels import PLAN
 from penstock.cli.service.remote import Server, connect
 
@@ -59,15 +70,10 @@ class Transformer:
             autocompletion=completion.shapes,
         ),
     ] = None
-    hf: Annotated[
-        str | None,
-        typer.Option("--hf", metavar="FILE", help="File config.json of a Hugging Face model, instead of --example."),
-    ] = None
+    hf: HuggingFace = None
     topology: Topology = None
     cluster: Cluster = None
-    sequence_length: Annotated[
-        int | None, typer.Option(help="Tokens of a sample (default: the model's; 8192 at most with --hf).")
-    ] = None
+    sequence_length: SequenceLength = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,56 @@
+"""``penstock profile`` of transformers that are not run: by name, by a Hugging Face model's configuration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.main import main
+from penstock.schemas.profile import ModelProfile
+
+GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50257, "n_positions": 1024}
+
+
+def test_the_other_framework_of_a_known_transformer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "p.json"
+    said = ["--example", "llama-3-8b", "--framework", "megatron", "--kind", "H100", "--micro-batch-size", "2"]
+    assert main(["profile", *said, "-o", str(target)]) == 0
+    found = ModelProfile.read(target)
+    assert (found.framework, found.device_kinds) == ("megatron", ("H100",))
+    assert [known.micro_batch_size for known in found.measurements] == [2]
+    assert [each.degrees.tensor for each in found.variants or ()] == [2, 4, 8]
+    assert "llama-3-8b: 34 layers, 33 cuts" in capsys.readouterr().out
+
+
+def test_a_configuration_of_a_hugging_face_model(tmp_path: Path) -> None:
+    config, target = tmp_path / "config.json", tmp_path / "p.json"
+    config.write_text(json.dumps(GPT2))
+    assert main(["profile", "--hf", str(config), "--sequence-length", "512", "-o", str(target)]) == 0
+    found = ModelProfile.read(target)
+    assert found.framework == "torch"
+    assert found.shape is not None
+    assert found.shape.sequence_length == 512
+    (tie,) = found.shared_parameters
+    assert tie.layers == (0, 13)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "missing --job, --example or --hf"),
+        (["--job", "a:b", "--hf", "config.json"], "either --job or --hf, not both"),
+        (["--example", "gpt2-small", "--hf", "config.json"], "either --example or --hf, not both"),
+        (["--job", "a:b", "--framework", "torch"], "--framework and --sequence-length go with --example or --hf"),
+    ],
+)
+def test_one_model_is_asked_for(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", *arguments]) == 64
+    assert words in capsys.readouterr().err
+
+
+def test_an_unknown_framework_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = ["--example", "llama-3-8b", "--framework", "jax", "-o", str(tmp_path / "p.json")]
+    assert main(["profile", *said]) == 65
+    assert "the framework 'jax' is none of megatron, torch" in capsys.readouterr().err

@@ -1,0 +1,46 @@
+"""The model of a request: by a Hugging Face model's configuration, and by another framework than the shipped one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.main import main
+from penstock.schemas.plan import PlanFile
+from penstock.schemas.profile import ModelProfile
+
+GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50257, "n_positions": 1024}
+ASKED = ["--cluster", "1x4xA100", "-b", "16", "--planner", "gpipe"]
+
+
+def _profile(path: Path) -> ModelProfile:
+    found = PlanFile.read(path).request.profile
+    assert isinstance(found, ModelProfile)
+    return found
+
+
+def test_a_plan_for_a_hugging_face_model(tmp_path: Path) -> None:
+    config, plan = tmp_path / "config.json", tmp_path / "plan.json"
+    config.write_text(json.dumps(GPT2))
+    assert main(["plan", "--hf", str(config), "--framework", "megatron", *ASKED, "-o", str(plan)]) == 0
+    found = _profile(plan)
+    assert (found.name, found.framework, len(found.layers)) == ("gpt2", "megatron", 14)
+
+
+def test_a_plan_for_a_shipped_transformer_at_another_length(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    assert main(["plan", "--example", "gpt2-small", "--sequence-length", "512", *ASKED, "-o", str(plan)]) == 0
+    shape = _profile(plan).shape
+    assert shape is not None
+    assert shape.sequence_length == 512
+
+
+def test_what_is_no_configuration_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"vocab_size": 50257}))
+    assert main(["plan", "--hf", str(config), *ASKED]) == 65
+    assert "has no 'model_type'" in capsys.readouterr().err
+    assert main(["plan", "--hf", str(config), "--example", "gpt2-small", *ASKED]) == 64
+    assert "either --example or --hf, not both" in capsys.readouterr().err

@@ -1,0 +1,77 @@
+"""Profiles and shapes by value, by name, by file, and by a Hugging Face model's configuration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.examples import catalogue
+from penstock.planning.documents import computed_profile, find_profile, find_shape
+from penstock.schemas.errors import InvalidDocument, NotFound, UnsupportedRequest
+
+LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336,
+    "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+}  # fmt: skip
+
+
+def _written(folder: Path, **more: Any) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps(LLAMA | more))
+    return path
+
+
+def test_a_name_with_a_dot_is_a_name() -> None:
+    assert find_profile("llama-3.1-405b").name == "llama-3.1-405b"
+
+
+def test_a_configuration_is_the_profile_of_its_shape(tmp_path: Path) -> None:
+    found = find_profile(_written(tmp_path))
+    assert found.framework == "torch"
+    assert found.shape is not None
+    assert found.shape.sequence_length == 8192
+    shipped = catalogue.profile("llama-3-8b")
+    assert found.layers[1].parameter_bytes == shipped.layers[1].parameter_bytes
+    assert [each.degrees for each in found.variants or ()] == [each.degrees for each in shipped.variants or ()]
+    assert found.device_kinds == shipped.device_kinds
+    short = find_profile(_written(tmp_path), framework="megatron", sequence_length=1024)
+    assert (short.framework, short.shape and short.shape.sequence_length) == ("megatron", 1024)
+
+
+def test_a_shipped_transformer_is_computed_anew_for_another_framework_or_length() -> None:
+    shipped = catalogue.profile("llama-3-8b")
+    assert find_profile("llama-3-8b", framework="torch", sequence_length=8192) is shipped
+    megatron = find_profile("llama-3-8b", framework="megatron")
+    assert megatron.framework == "megatron"
+    assert megatron.measurements[0].layers[1].stash_bytes < 0.7 * shipped.measurements[0].layers[1].stash_bytes
+    short = find_profile("llama-3-8b", sequence_length=4096)
+    assert short.boundaries[0][0].bytes_per_sample == shipped.boundaries[0][0].bytes_per_sample // 2
+
+
+def test_a_profile_as_it_is_has_one_framework(tmp_path: Path) -> None:
+    profile = computed_profile(find_shape("llama-3-8b"), "megatron", ("H100",), (1,))
+    assert find_profile(profile, framework="megatron") is profile
+    path = tmp_path / "profile.json"
+    path.write_bytes(profile.canonical_json())
+    assert find_profile(path) == profile
+    with pytest.raises(InvalidDocument, match="'llama-3-8b' is of megatron and samples of 8192 tokens, not of torch"):
+        find_profile(path, framework="torch")
+    with pytest.raises(InvalidDocument, match="'vgg-19' is of no stated framework"):
+        find_profile(catalogue.profile("vgg-19"), sequence_length=128)
+
+
+def test_what_is_unknown_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedRequest, match="is of the family 'mamba'"):
+        find_profile(_written(tmp_path, model_type="mamba"))
+    with pytest.raises(UnsupportedRequest, match="has experts, whose times are not known"):
+        find_profile(_written(tmp_path, model_type="mixtral", num_local_experts=8, num_experts_per_tok=2))
+    with pytest.raises(UnsupportedRequest, match="1024 learned positions, fewer than a sequence of 2048"):
+        find_profile("gpt2-small", sequence_length=2048)
+    with pytest.raises(NotFound, match="no transformer 'vgg-19'"):
+        find_profile("vgg-19", framework="megatron")
+    with pytest.raises(InvalidDocument, match="the framework 'jax' is none of megatron, torch"):
+        computed_profile(find_shape("llama-3-8b"), "jax")  # type: ignore[arg-type]
