@@ -1,11 +1,12 @@
-"""The closed forms of memory and legality against what others have measured: a table of errors, row by row.
+"""The closed forms of memory, legality and times against what others have measured: tables of errors, row by row.
 
     scripts/bench-truth FOLDER
 
 FOLDER holds ``truth/simumax-b200.csv`` (cases and measured GiB, from MooreThreads/SimuMax,
 summary of release 1.2 on B200, Apache-2.0), ``models/*.json`` (shapes as SimuMax lists them) and
-``trainers/megatron-legality.jsonl`` (products of degrees with the verdict of Megatron-LM's own checks). None of it is
-part of this repository.
+``trainers/megatron-legality.jsonl`` (products of degrees with the verdict of Megatron-LM's own checks). For times also
+``primitives/simumax-b200_bf16_ceperm.json`` (SimuMax) and ``truth/vtrain-*.csv`` (VIA-Research/vTrain, MIT). None of it
+is part of this repository.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import truth_times
 
 from penstock.schemas.shape import Experts, LatentAttention, TransformerShape
 from penstock.shapes.layout import Layout
@@ -171,7 +174,7 @@ def _verdict(row: dict[str, Any]) -> Verdict:
 
 
 def main(arguments: list[str]) -> int:
-    """Print both tables; 1 where a dense row without context parallelism is off, or a difference has no name."""
+    """Print the tables; 1 where a dense row is off, a difference has no name or a wanted figure is missed."""
     if len(arguments) != 1:
         print("truth: needs the folder of measurements, which is not in the repository: scripts/bench-truth FOLDER")
         return 64 if arguments else 0
@@ -193,7 +196,8 @@ def main(arguments: list[str]) -> int:
         why = "; ".join(NAMED_DIFFERENCES[rule] for rule in rules) if named else f"NOT NAMED: Megatron says {said}"
         wrong += not named
         print(f"  {number} with {', '.join(rules) or 'no rule'}: {why}")
-    return int(wrong > 0)
+    missed = truth_times.report(folder, lambda layers: shape_of_model(folder / "models/llama3-70b.json", layers, 4096))
+    return int(wrong + missed > 0)
 
 
 if __name__ == "__main__":

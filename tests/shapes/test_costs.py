@@ -128,3 +128,11 @@ def test_parameters_of_all_gpus_are_the_model_and_copies_of_norms(framework: str
     assert 8 * own.block == block.total + 7 * block.replicated
     assert own.head == shape.hidden * 2, "the tied weight is the embedding's"
     assert 8 * own.embedding == 51_200 * shape.hidden + 8 * 2048 * shape.hidden
+
+
+def test_key_and_value_heads_are_copied_where_they_are_fewer_than_the_gpus() -> None:
+    shape = LLAMA.model_copy(update={"kv_heads": 2})
+    own = local_parameters(shape, Layout(tensor=8)).block
+    each = 2 * LLAMA.hidden * LLAMA.head_width
+    dense, replicated, _expert = parameters.layer(shape, dense=True)
+    assert own == dense // 8 + replicated + each - each * 2 // 8, "a whole head, not a quarter of one"

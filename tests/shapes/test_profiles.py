@@ -23,6 +23,7 @@ from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.schedules.early_backward import one_f_one_b
 
 LLAMA = SHAPES["llama-3-70b"].model_copy(update={"layers": 16})
+GROUPED = LLAMA.model_copy(update={"kv_heads": 4})
 GPT = SHAPES["gpt-20b"].model_copy(update={"layers": 8})
 FRAMEWORKS: tuple[Framework, ...] = ("megatron", "torch")
 
@@ -94,6 +95,12 @@ def test_the_judges_memory_is_that_of_the_closed_form(
     )  # fmt: skip
     known = [stage.total for stage in memory_of_stages(shape, layout)]
     assert _peaks(shape, layout) == pytest.approx(known, rel=0.01)
+
+
+def test_copied_heads_are_in_both() -> None:
+    layout = Layout(tensor=8, pipeline=2, global_batch_size=4)
+    known = [stage.total for stage in memory_of_stages(GROUPED, layout)]
+    assert _peaks(GROUPED, layout) == pytest.approx(known, rel=0.01)
 
 
 @pytest.mark.parametrize("name", sorted(SHAPES.keys() & set(catalogue.model_names())))

@@ -8,7 +8,7 @@ it does half of the square; an encoder (a shape with segment vectors) does all o
 
 .. [1] Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022), section 4.2.2: the
    collectives of tensor and sequence parallelism.
-.. [2] Megatron-Core, ``tensor_parallel.layers``: the input is gathered again beside the weight gradient.
+.. [2] Megatron-Core, ``tensor_parallel.layers``: inputs are gathered again for weight gradients.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Case:
     """A shape under a layout on one kind of device: a micro-batch of ``layout.micro_batch_size`` samples."""
 
     def __init__(self, shape: TransformerShape, layout: Layout, facts: DeviceFacts, dtype: Dtype = "bf16") -> None:
-        self.shape, self.layout = shape, layout
+        self.shape, self.layout = parameters.with_copied_heads(shape, layout.tensor), layout
         self.kernels = Kernels(facts, dtype)
         self.width = self.kernels.width
         self.tokens = shape.sequence_length * layout.micro_batch_size
@@ -119,17 +119,19 @@ def costs_of(case: Case) -> tuple[DividedCost, DividedCost, DividedCost]:
 
 
 def layers_of(case: Case) -> tuple[DividedLayer, DividedLayer, DividedLayer]:
-    """What one GPU holds of each class; a tied weight is the embedding's."""
+    """What one GPU holds of each class; a tied weight is the embedding's, and its copy is updated with the head."""
+    held = local_parameters(case.shape, case.layout)
+    updated = local_parameters(case.shape.model_copy(update={"tied": False}), case.layout)
     found = [
-        DividedLayer(parameter_bytes=case.width * number, update_ns=math.ceil(_update_ns(case, number)))
-        for number in local_parameters(case.shape, case.layout)
+        DividedLayer(parameter_bytes=case.width * number, update_ns=math.ceil(_update_ns(case, own)))
+        for number, own in zip(held, updated, strict=True)
     ]
     return found[0], found[1], found[2]
 
 
 def local_parameters(shape: TransformerShape, layout: Layout) -> Classes:
     """Parameters of each class on one GPU; a tied weight counts with the embedding."""
-    rows = vocabulary_rows(shape, layout)
+    rows, shape = vocabulary_rows(shape, layout), parameters.with_copied_heads(shape, layout.tensor)
     head = parameters.head(shape, rows)
     if shape.tied:
         head = head._replace(dense=head.dense - rows * shape.hidden)
@@ -151,10 +153,10 @@ def _attention_flops_per_token(shape: TransformerShape) -> int:
 
 
 def _products(case: Case) -> list[tuple[int, int]]:
-    """Inner width and columns of a block's matrix products on one GPU; keys and values are whole heads."""
+    """Inner width and columns of a block's matrix products on one GPU."""
     shape, t = case.shape, case.layout.tensor
     queries = shape.heads * shape.head_width // t
-    keys = max(shape.kv_heads, t) * shape.head_width // t
+    keys = shape.kv_heads * shape.head_width // t
     inner, gates = shape.ffn // t, 2 if shape.gated else 1
     out = [(queries, shape.hidden), (inner, shape.hidden)]
     if case.fused:

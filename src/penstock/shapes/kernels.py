@@ -47,7 +47,7 @@ class Kernels:
         return max(self._launch_ns, arithmetic + _EXPOSED * moved / self.bytes_per_ns)
 
     def attention_ns(self, flops: float, rows: float, *, backward: bool) -> float:
-        """Flash attention over so many queries of all heads together."""
+        """Flash attention, ``rows`` being the queries of all heads together."""
         known = _BACKWARD if backward else _FORWARD
         reached = self._flops_per_ns * known.rate * rows / (rows + known.half_rows)
         return max(self._launch_ns, flops / reached)

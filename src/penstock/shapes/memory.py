@@ -101,6 +101,7 @@ class _Layers(NamedTuple):
 
 def memory_of_stages(shape: TransformerShape, layout: Layout) -> list[Memory]:
     """Memory of a GPU of each pipeline stage of a legal layout."""
+    shape = parameters.with_copied_heads(shape, layout.tensor)
     tokens = Fraction(shape.sequence_length * layout.micro_batch_size, layout.context)
     kinds = [per_token(shape, layout, dense=dense) for dense in (True, False)]
     known: dict[_Layers, Memory] = {}

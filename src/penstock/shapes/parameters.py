@@ -42,6 +42,13 @@ def layer(shape: TransformerShape, *, dense: bool) -> Parameters:
     return found.plus(_experts(shape))
 
 
+def with_copied_heads(shape: TransformerShape, tensor: int) -> TransformerShape:
+    """What the GPUs of a tensor-parallel group have together: a key and a value head for each, where it has fewer."""
+    if shape.latent is not None or shape.kv_heads >= tensor:
+        return shape
+    return shape.model_copy(update={"kv_heads": tensor})
+
+
 def embedding(shape: TransformerShape, rows: int | None = None) -> Parameters:
     """Word, position and segment vectors; ``rows`` of words where the vocabulary is padded."""
     words = (shape.vocabulary if rows is None else rows) * shape.hidden

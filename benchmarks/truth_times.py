@@ -1,0 +1,256 @@
+"""Step times of the closed forms against published measurements, after few numbers are calibrated.
+
+SimuMax on B200: the share of the peak that products reach, from one row. vTrain on A100: that share and the time that
+an operation takes at least, from the rows with 12 layers; then the layouts that the closed form picks among those that
+were measured, and what they cost over the best (regret). What collectives reach is what SimuMax measured on B200, on
+the links of the table of devices.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, quantiles
+from typing import Any, NamedTuple
+
+from uniform_steps import Links, Step
+
+from penstock.executor.profiling.device_table import DeviceFacts, device_facts
+from penstock.importers.cluster import hardware
+from penstock.schemas.shape import TransformerShape
+from penstock.shapes.layout import Layout
+
+_FITTED_LAYERS = 12
+_NODE = 8
+
+
+class Timed(NamedTuple):
+    """A step as it was measured, and as it is predicted."""
+
+    step: Step
+    measured_ms: float
+    group: tuple[int, ...] = ()
+    """Rows of a group differ in their layout only."""
+
+    @property
+    def predicted_ms(self) -> float:
+        """By the closed form."""
+        return self.step.time_ns / 1e6
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, as a share of what was measured."""
+        return self.predicted_ms / self.measured_ms - 1
+
+    def on(self, facts: DeviceFacts) -> Timed:
+        """The same step on a device with other facts."""
+        return self._replace(step=self.step._replace(facts=facts))
+
+
+def reaching(facts: DeviceFacts, share: float, launch_ns: float | None = None) -> DeviceFacts:
+    """A device whose large products reach this share of the peak, and whose operations take at least so long."""
+    launch = facts.launch_ns if launch_ns is None else round(launch_ns)
+    return replace(facts, compute_efficiency=dict.fromkeys(facts.compute_efficiency, share), launch_ns=launch)
+
+
+def simumax_rows(folder: Path, shape_of: Callable[[int], TransformerShape]) -> list[tuple[str, Timed]]:
+    """Dense rows without context parallelism; ``shape_of`` makes the model with a number of layers."""
+    primitives = json.loads((folder / "primitives" / "simumax-b200_bf16_ceperm.json").read_text(encoding="utf-8"))
+    accelerator = primitives["accelerator"]
+    facts = replace(
+        device_facts("H100"),
+        kind="B200",
+        peak_flops_per_s=dict.fromkeys(("fp32", "bf16", "fp16"), round(accelerator["op"]["matmul"]["tflops"] * 1e12)),
+        memory_bandwidth_bytes_per_s=round(accelerator["bandwidth"]["default"]["gbps"] * 1e9),
+    )
+    links = _b200_links(primitives)
+    found = []
+    with (folder / "truth" / "simumax-b200.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            case = row["case"]
+            if not case.startswith("llama") or "_cp" in case:
+                continue
+            number = {name: int(value) for name, value in re.findall(r"_(tp|pp|dp|l|mbc)(\d+)(?=_|$)", case)}
+            layout = Layout(
+                tensor=number["tp"],
+                pipeline=number["pp"],
+                data=number["dp"],
+                global_batch_size=number["mbc"] * number["dp"],
+            )
+            step = Step(shape_of(number["l"]), layout, facts, links)
+            found.append((case, Timed(step, float(row["measured_ms"]))))
+    return found
+
+
+def _b200_links(primitives: dict[str, Any]) -> Links:
+    """What all-gathers reach, and their time without bytes as that of each hop around eight GPUs."""
+    network = primitives["networks"]["high_intra_node"]
+    gather = network["op"]["all_gather"]
+    reached = round(gather["efficient_factor"] * network["bandwidth"]["gbps"] * 1e9)
+    hop_us = gather["latency_us"] + gather["fixed_latency_us"] / (_NODE - 1)
+    inside = (reached, round(hop_us * 1000))
+    return Links(inside, inside, _NODE)
+
+
+def calibrated(row: Timed) -> float:
+    """The share of the peak at which a row is predicted as it was measured, by halving."""
+    low, high = 0.05, 1.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        slow = row.on(reaching(row.step.facts, middle)).error > 0
+        low, high = (middle, high) if slow else (low, middle)
+    return low
+
+
+def vtrain_rows(path: Path, reach: float) -> list[Timed]:
+    """GPTs on nodes of eight A100: fp16, full recomputation, no sequence parallelism, 1F1B (its README)."""
+    node = hardware.usual("A100")
+    inside = (round(reach * node.fabric_bytes_per_s.value), node.fabric_latency_ns.value)
+    nic = node.node_nic_bytes_per_s(_NODE)
+    assert nic is not None
+    links = Links(inside, (nic // _NODE, node.nic_latency_ns.value), _NODE)
+    with path.open(encoding="utf-8") as file:
+        return [_vtrain_row([*row.values()], links) for row in csv.DictReader(file)]
+
+
+def _vtrain_row(values: Sequence[str], links: Links) -> Timed:
+    *numbers, measured = values[-11:]
+    gpus, batch, size, hidden, heads, layers, length, tensor, data, pipeline = (int(value) for value in numbers)
+    shape = TransformerShape(
+        name="gpt", layers=layers, hidden=hidden, heads=heads, kv_heads=heads, head_width=hidden // heads,
+        ffn=4 * hidden, gated=False, vocabulary=51_200, sequence_length=length, norm="layer",
+        attention_biases="all", ffn_biases=True, positions=length, tied=True,
+    )  # fmt: skip
+    layout = Layout(
+        tensor=tensor, data=data, pipeline=pipeline, micro_batch_size=size, global_batch_size=batch,
+        sequence_parallel=False, sharding="none",
+    )  # fmt: skip
+    step = Step(shape, layout, device_facts("A100"), links, "fp16", recompute=True, gradient_bytes=2)
+    return Timed(step, float(measured), (gpus, batch, hidden, heads, layers, length))
+
+
+def fitted(rows: Sequence[Timed]) -> DeviceFacts:
+    """The share of the peak and the shortest operation with the least mean error, by steps that become smaller."""
+    facts = rows[0].step.facts
+
+    def off(share: float, launch_ns: float) -> float:
+        return fmean(abs(math.log1p(row.on(reaching(facts, share, launch_ns)).error)) for row in rows)
+
+    best, factor = (0.4, 20_000.0), 2.0
+    least = off(*best)
+    while factor > 1.01:
+        near = [(best[0] * x, best[1] * y) for x, y in ((factor, 1), (1 / factor, 1), (1, factor), (1, 1 / factor))]
+        found = min((off(*each), each) for each in near if each[0] <= 1)
+        if found[0] < least:
+            least, best = found
+        else:
+            factor = math.sqrt(factor)
+    return reaching(facts, *best)
+
+
+class Regrets(NamedTuple):
+    """Measured time of a layout that was picked over that of the best, less 1: mean and 95th percentile of groups."""
+
+    mean: float
+    high: float
+
+    @classmethod
+    def of(cls, rows: Iterable[Timed], rule: Callable[[Timed], Any]) -> Regrets:
+        """In every group the row that is least by the rule."""
+        groups: dict[tuple[int, ...], list[Timed]] = defaultdict(list)
+        for row in rows:
+            groups[row.group].append(row)
+        each = [
+            min(group, key=rule).measured_ms / min(row.measured_ms for row in group) - 1 for group in groups.values()
+        ]
+        return cls(fmean(each), quantiles(each, n=20, method="inclusive")[-1] if len(each) > 1 else each[0])
+
+
+def least_tensor(row: Timed) -> tuple[int, int, int]:
+    """A rule of thumb: least tensor degree, then fewest stages, then the largest micro-batch."""
+    layout = row.step.layout
+    return layout.tensor, layout.pipeline, -layout.micro_batch_size
+
+
+def largest_micro_batch(row: Timed) -> tuple[int, int, int]:
+    """A rule of thumb: largest micro-batch, then least tensor degree, then fewest stages."""
+    layout = row.step.layout
+    return -layout.micro_batch_size, layout.tensor, layout.pipeline
+
+
+def spearman(rows: Sequence[Timed]) -> float:
+    """Correlation of the orders by prediction and by measurement."""
+    orders = []
+    for times in ([row.predicted_ms for row in rows], [row.measured_ms for row in rows]):
+        order = sorted(range(len(times)), key=times.__getitem__)
+        orders.append({row: place for place, row in enumerate(order)})
+    squares = sum((orders[0][row] - orders[1][row]) ** 2 for row in range(len(rows)))
+    return 1 - 6 * squares / (len(rows) * (len(rows) ** 2 - 1))
+
+
+def report(folder: Path, shape_of: Callable[[int], TransformerShape]) -> int:
+    """Print both tables; the number of wanted figures that are missed."""
+    missed = _report_simumax(simumax_rows(folder, shape_of))
+    primitives = json.loads((folder / "primitives" / "simumax-b200_bf16_ceperm.json").read_text(encoding="utf-8"))
+    reach = primitives["networks"]["high_intra_node"]["op"]["all_reduce"]["efficient_factor"]
+    rows = vtrain_rows(folder / "truth" / "vtrain-one-node.csv", reach)
+    facts = fitted([row for row in rows if row.step.shape.layers == _FITTED_LAYERS])
+    missed += _report_one_node([row.on(facts) for row in rows if row.step.shape.layers != _FITTED_LAYERS], facts)
+    return missed + _report_nodes(
+        [row.on(facts) for row in vtrain_rows(folder / "truth" / "vtrain-multi-node.csv", reach)]
+    )
+
+
+def _mark(wrong: bool) -> str:
+    return "MISSED" if wrong else "ok"
+
+
+def _report_simumax(rows: Sequence[tuple[str, Timed]]) -> int:
+    share = calibrated(rows[0][1])
+    print(
+        f"{'step, ms; the first row calibrates ' + format(share, '.3f') + ' of the peak':55} measured predicted  error"
+    )
+    missed = 0
+    for case, row in rows:
+        found = row.on(reaching(row.step.facts, share))
+        wrong = abs(found.error) > 0.12
+        missed += wrong
+        print(f"{case:55} {found.measured_ms:8.1f} {found.predicted_ms:9.1f} {100 * found.error:+6.1f}% {_mark(wrong)}")
+    return missed
+
+
+def _report_one_node(rows: Sequence[Timed], facts: DeviceFacts) -> int:
+    found = Regrets.of(rows, lambda row: row.predicted_ms)
+    rules = [Regrets.of(rows, rule) for rule in (least_tensor, largest_micro_batch)]
+    wrong = found.mean > 0.04 or found.high > 0.12 or any(found >= rule for rule in rules)
+    error = fmean(abs(row.error) for row in rows)
+    share, launch = facts.compute_efficiency["fp16"], facts.launch_ns / 1000
+    print(f"vTrain, one node, {len(rows)} layouts of 16, 20 and 24 layers; fitted on 12: {share:.3f} of the peak,")
+    print(f"  {launch:.0f} µs an operation at least; mean error {error:.1%}")
+    for name, one in zip(("closed form", "least tensor degree", "largest micro-batch"), (found, *rules), strict=True):
+        print(f"  regret of {name:21} mean {one.mean:6.1%}, 95th percentile {one.high:6.1%}")
+    print(f"  wanted: 4 % and 12 %, less than both rules: {_mark(wrong)}")
+    return int(wrong)
+
+
+def _report_nodes(rows: Sequence[Timed]) -> int:
+    groups: dict[tuple[int, ...], list[Timed]] = defaultdict(list)
+    for row in rows:
+        groups[row.group].append(row)
+    missed = 0
+    for wanted, group in zip((0.9, 0.8), sorted(groups.values(), key=len, reverse=True), strict=True):
+        regret, order = Regrets.of(group, lambda row: row.predicted_ms).mean, spearman(group)
+        wrong = regret > 0.05 or order < wanted
+        missed += wrong
+        error = fmean(abs(row.error) for row in group)
+        print(
+            f"vTrain, {group[0].group[0]} GPUs, {len(group)} layouts, same two numbers: regret {regret:.1%} "
+            f"(wanted 5 %), order {order:.2f} (wanted {wanted}), mean error {error:.0%}: {_mark(wrong)}"
+        )
+    return missed

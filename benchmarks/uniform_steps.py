@@ -1,0 +1,105 @@
+"""The time of a training step under a uniform layout, composed of the closed forms by the formula of 1F1B.
+
+With p stages and M micro-batches a step takes (M - 1) × the slowest stage + the sum of all stages + reductions and
+update: a stage computes, runs its collectives and passes its tensors on, one after the other, and nothing is hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.executor.profiling.device_table import DeviceFacts, Dtype
+from penstock.schemas.degrees import Collective
+from penstock.schemas.profile import DividedCost
+from penstock.schemas.shape import TransformerShape
+from penstock.shapes.costs import Case, costs_of, layers_of, local_parameters
+from penstock.shapes.layout import Layout, layers_of_stages
+from penstock.solvers.costs.collectives import Ring
+
+
+class Links(NamedTuple):
+    """What collectives and messages reach: bytes/s of a GPU and ns from one to the next, inside nodes and between."""
+
+    inside: tuple[int, int]
+    between: tuple[int, int]
+    node: int
+    """GPUs of a node."""
+
+    def ring(self, size: int, stride: int) -> Ring:
+        """The ring of a group whose neighbours are ``stride`` ranks apart; between nodes every GPU has its card."""
+        bytes_per_s, latency_ns = self.inside if size * stride <= self.node else self.between
+        return Ring(size, bytes_per_s, latency_ns)
+
+
+class Step(NamedTuple):
+    """A layout of a shape on one kind of device: Megatron's order of ranks, tensor fastest, then replicas."""
+
+    shape: TransformerShape
+    layout: Layout
+    facts: DeviceFacts
+    links: Links
+    dtype: Dtype = "bf16"
+    recompute: bool = False
+    gradient_bytes: int = 4
+    """Of a parameter's gradient when it is reduced."""
+
+    @property
+    def time_ns(self) -> float:
+        """One step, 1F1B."""
+        layout, case = self.layout, Case(self.shape, self.layout, self.facts, self.dtype)
+        costs = [self._pass_ns(cost, block=number == 1) for number, cost in enumerate(costs_of(case))]
+        split = layers_of_stages(self.shape, layout)
+        assert split is not None
+        assert layout.micro_batches is not None
+        stages = [layers * costs[1] for layers in split]
+        stages[0] += costs[0]
+        stages[-1] += costs[2]
+        if layout.pipeline > 1:
+            stages = [stage + self._message_ns() for stage in stages]
+        return (layout.micro_batches - 1) * max(stages) + sum(stages) + self._after_ns(case, split)
+
+    def _pass_ns(self, cost: DividedCost, *, block: bool) -> float:
+        ring = self.links.ring(self.layout.tensor, 1)
+        rows = self.layout.micro_batch_size
+        forward = cost.forward_ns + _collectives_ns(ring, cost.collectives, "forward", rows)
+        again = forward if self.recompute and block else 0
+        return forward + again + cost.backward_ns + _collectives_ns(ring, cost.collectives, "backward", rows)
+
+    def _message_ns(self) -> float:
+        """A micro-batch's tensor and its gradient, once each per stage, in as many parts as GPUs share a stage.
+
+        Without sequence parallelism Megatron scatters the tensor before it sends, and gathers it again.
+        """
+        layout = self.layout
+        size = 2 * self.shape.sequence_length * layout.micro_batch_size * self.shape.hidden
+        size //= layout.tensor
+        ring = self.links.ring(2, layout.tensor * layout.data)
+        return 2 * ring.time_ns("send", size)
+
+    def _after_ns(self, case: Case, split: Sequence[int]) -> float:
+        """Gradients reduced over the replicas, then the update, and parameters gathered where states are sharded."""
+        layout, held = self.layout, local_parameters(self.shape, self.layout)
+        updates = layers_of(case)
+        ring = self.links.ring(layout.data, layout.tensor)
+        sharded = layout.sharding == "optimizer"
+        found = []
+        for number, layers in enumerate(split):
+            classes = ((0, number == 0), (1, layers), (2, number == len(split) - 1))
+            parameters = sum(held[each] * times for each, times in classes)
+            update = sum(updates[each].update_ns * times for each, times in classes)
+            gradients = self.gradient_bytes * parameters
+            if sharded:
+                moved = ring.time_ns("reduce_scatter", gradients) + ring.time_ns("all_gather", 2 * parameters)
+            else:
+                moved = ring.time_ns("all_reduce", gradients)
+            found.append(moved + update / (layout.data if sharded else 1))
+        return max(found)
+
+
+def _collectives_ns(ring: Ring, collectives: Sequence[Collective], phase: str, rows: int) -> int:
+    return sum(
+        ring.time_ns(each.operation, rows * each.bytes_per_sample, each.count)
+        for each in collectives
+        if each.phase == phase
+    )
