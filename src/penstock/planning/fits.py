@@ -13,10 +13,10 @@ from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES
 from penstock.planning.documents import find_topology
 from penstock.schemas.api.fits import Degree, FitsAnswer, FitsRequest, FitsRow, MemoryParts, Module, RefusedLayouts
-from penstock.schemas.shape import TransformerShape
 from penstock.schemas.document import load_json, unreadable
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.schemas.quantities import MAX_WIRE_INTEGER
+from penstock.schemas.shape import TransformerShape
 from penstock.schemas.topology import ClusterTopology
 from penstock.shapes import parameters
 from penstock.shapes.hugging_face import shape_of
