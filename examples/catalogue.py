@@ -15,9 +15,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from penstock.examples.shapes import SHAPES
-from penstock.schemas.shape import TransformerShape
 from penstock.schemas.errors import InvalidDocument, NotFound
 from penstock.schemas.profile import ModelProfile
+from penstock.schemas.shape import TransformerShape
 from penstock.schemas.topology import ClusterTopology, Fabric, UniformCluster
 
 _HERE = Path(__file__).parent

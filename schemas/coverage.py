@@ -57,10 +57,11 @@ class Covers:
     may show several of these values). ``recompute_runs``: inside the backward or as an operation apart. ``all_reduce``:
     overlapped with the last backward, or after it. ``replica_order``: replicas in the cluster's order of devices.
     ``memory``: the plan fits into memory or exceeds it. ``pins``: it keeps those of the request, or breaks one.
-    ``trainer``: the target whose limits the plan keeps. ``order``: names of schedules. ``micro_batches``: how many of
-    them a step has.
+    ``trainer``: the target whose limits the plan keeps. ``degrees``: those of parallelism, and what replicas share
+    out, where the request makes them a choice. ``order``: names of schedules. ``micro_batches``: how many of them a
+    step has.
 
-    In ``trainer``, ``order`` and ``micro_batches``, whose values cannot be listed, None means any value.
+    In ``trainer``, ``degrees``, ``order`` and ``micro_batches``, whose values cannot be listed, None means any value.
     """
 
     pipelines: Values = frozenset({"one"})
@@ -76,6 +77,7 @@ class Covers:
     memory: Values = frozenset({"fits"})
     pins: Values = frozenset({"kept"})
     trainer: Values | None = frozenset({"none"})
+    degrees: Values | None = frozenset({"1"})
     order: Values | None = frozenset({"early-backward"})
     micro_batches: Ranges | None = ((1, 1),)
 
@@ -91,6 +93,7 @@ class Covers:
         return (
             closed
             and _within(self.trainer, other.trainer)
+            and _within(self.degrees, other.degrees)
             and _within(self.order, other.order)
             and _numbers_within(self.micro_batches, other.micro_batches)
         )
@@ -100,7 +103,7 @@ FEATURES: Final = tuple(field.name for field in fields(Covers))
 NEUTRAL: Final = Covers()
 """The class that names no feature."""
 EVERY_PLAN: Final = Covers(**{name: _every(name) for name in DOMAINS}, trainer=None, order=None, micro_batches=None)
-"""The class of all plans that have no features but those known here."""
+"""The class of all plans at degrees of 1 that have no features but those known here."""
 
 
 def every(*features: str) -> dict[str, Values]:
@@ -160,6 +163,8 @@ def describe(covers: Covers) -> str:
     (plans of a request fit and keep them) and for recomputation's place where nothing is recomputed.
     """
     parts = []
+    if covers.degrees is not None and covers.degrees != NEUTRAL.degrees:
+        parts.append(f"at {_listed(covers.degrees)}")
     if covers.pipelines != _every("pipelines"):
         parts.append("of one pipeline" if covers.pipelines == {"one"} else "of several pipelines")
     if covers.trainer is not None and covers.trainer != {"none"}:

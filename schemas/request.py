@@ -145,9 +145,7 @@ class Training(Part):
     @model_validator(mode="after")
     def _one_sharding(self) -> Self:
         if self.sharding == "none" and self.memory.optimizer_sharding == "over_replicas":
-            raise ValueError(
-                "sharding is none, and memory.optimizer_sharding is over_replicas; leave one of them out"
-            )
+            raise ValueError("sharding is none, and memory.optimizer_sharding is over_replicas; leave one of them out")
         return self
 
     @model_validator(mode="after")

@@ -157,7 +157,7 @@ ROOMS: dict[str, set[str]] = {
     "explanation": {"model", "costs", "judge", "schedules", "bounds", "improve", "planners"},
     "solve": {
         *("model", "compiled", "costs", "judge", "schedules", "bounds", "improve", "planners"),
-        *("verify", "lowering", "explanation"),
+        *("verify", "lowering", "explanation", "degrees"),
     },
     "placement": {"model", "costs", "bounds", "planners", "solve"},
 }

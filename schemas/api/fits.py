@@ -6,10 +6,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from penstock.schemas.shape import MOST, TransformerShape, Width
 from penstock.schemas.degrees import Framework, Sharding
 from penstock.schemas.document import Document, Part
 from penstock.schemas.quantities import Bytes, ContentHash, Count, Flag, Name, PositiveCount
+from penstock.schemas.shape import MOST, TransformerShape, Width
 from penstock.schemas.topology import ClusterTopology
 
 MOST_VALUES = 64

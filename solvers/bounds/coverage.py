@@ -7,7 +7,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from penstock.schemas.coverage import CLASS_SCOPE, EVERY_PLAN, REQUEST_SCOPE, Covers, Scope, Values, every, ranges_of
+from penstock.schemas.coverage import (
+    CLASS_SCOPE,
+    EVERY_PLAN,
+    NEUTRAL,
+    REQUEST_SCOPE,
+    Covers,
+    Scope,
+    Values,
+    every,
+    ranges_of,
+)
 from penstock.schemas.program import INPUT, RECOMPUTE, WEIGHT
 from penstock.solvers.bounds.one_pipeline.layer_costs import numbers_of
 from penstock.solvers.model.allocation import Allocation, Stage
@@ -55,6 +65,7 @@ def features_of(
         memory=_one("fits" if fits else "exceeds"),
         pins=_one("kept" if broken_pin(problem, allocation) is None else "broken"),
         trainer=_one(within.trainer if within is not None and kept else "none"),
+        degrees=_degrees(problem),
         order=_one(schedule.name),
         micro_batches=ranges_of([allocation.num_micro_batches]),
     )
@@ -80,6 +91,7 @@ def allowed(problem: Problem) -> Covers:
             "codecs": frozenset({"none", "fp16s"} if problem.codec else {"none"}),
             "update_rule": frozenset(problem.update_rules),
             "trainer": None,
+            "degrees": frozenset(map(str, problem.choices)) or _degrees(problem),
             "order": None,
             "micro_batches": allowed_numbers(problem),
             **limits,
@@ -124,11 +136,15 @@ def class_bound(problem: Problem, covers: Covers, bound_ns: int, method: str) ->
 
 
 def every_plan(problem: Problem) -> Covers:
-    """Return all plans that keep the pins, under the request's rules; micro-batches up to the request's largest."""
+    """Return all plans at the problem's degrees that keep the pins, under the request's rules.
+
+    They have up to the request's largest number of micro-batches.
+    """
     least = min(number for number, _most in allowed_numbers(problem))
     numbers = ((least, max(least, problem.global_batch_size)),)
     rules = frozenset(problem.update_rules)
-    return replace(EVERY_PLAN, update_rule=rules, micro_batches=numbers, pins=_one("kept"))
+    at = _degrees(problem)
+    return replace(EVERY_PLAN, update_rule=rules, degrees=at, micro_batches=numbers, pins=_one("kept"))
 
 
 def whatever_is_pinned(bound: Bound) -> Bound:
@@ -142,7 +158,8 @@ def one_pipeline(problem: Problem) -> Covers:
     Devices may hold several stages, which may recompute.
     """
     free = every("devices", "recompute", "recompute_runs", "all_reduce", "replica_order", "memory")
-    return Covers(**free, trainer=None, order=None, micro_batches=allowed_numbers(problem))
+    at = _degrees(problem)
+    return Covers(**free, trainer=None, degrees=at, order=None, micro_batches=allowed_numbers(problem))
 
 
 def stages_apart(problem: Problem) -> Covers:
@@ -154,6 +171,7 @@ def stages_apart(problem: Problem) -> Covers:
         **every("recompute_runs", "all_reduce", "replica_order"),
         recompute=frozenset({"none", "stage"}),
         trainer=None,
+        degrees=_degrees(problem),
         order=None,
         micro_batches=ranges_of(batch.num_micro_batches for batch in batches_tried(problem)),
     )
@@ -181,6 +199,7 @@ def contiguous(problem: Problem, numbers: Iterable[int]) -> Covers:
         recompute=_modes(problem),
         all_reduce=_reductions(problem),
         trainer=None,
+        degrees=_degrees(problem),
         order=None,
         micro_batches=ranges_of(numbers),
     )
@@ -193,6 +212,7 @@ def target_plans(problem: Problem) -> Covers:
         **every("devices", "backward", "recompute", "recompute_runs", "replica_order"),
         all_reduce=_reductions(problem),
         trainer=_one(problem.within.trainer),
+        degrees=_degrees(problem),
         order=frozenset(problem.within.schedules),
         micro_batches=allowed_numbers(problem),
     )
@@ -206,6 +226,11 @@ def _reductions(problem: Problem) -> Values:
 def orders_of(plan: Covers) -> Covers:
     """Return the class of a plan's allocation under any order of operations, even one that no trainer can express."""
     return replace(plan, order=None, trainer=None)
+
+
+def _degrees(problem: Problem) -> Values:
+    """Return the degrees that the problem is at."""
+    return NEUTRAL.degrees if problem.choice is None else _one(str(problem.choice))
 
 
 def _one(value: str) -> Values:

@@ -28,7 +28,7 @@ def cells_of(problem: Problem, degrees: Degrees) -> tuple[tuple[int, ...], ...]:
     found = tuple(cell for cell in cells if len({problem.devices[gpu].kind for gpu in cell}) == 1)
     if not found:
         raise UnsupportedRequest(
-            f"no {size} neighbouring GPUs of one kind fill whole nodes or lie in one, as degrees {named(degrees)} ask",
+            f"no {size} neighbouring GPUs of one kind fill whole nodes or lie in one, as {degrees} asks",
             remedy="smaller degrees, or a cluster whose nodes they fill",
         )
     return found
@@ -51,8 +51,3 @@ def _of_whole_nodes(nodes: Sequence[Sequence[int]], size: int) -> list[tuple[int
             cells.append(tuple(run))
             run = []
     return cells
-
-
-def named(degrees: Degrees) -> str:
-    """Return the degrees above 1 in words, such as ``tensor 8, context 2``."""
-    return ", ".join(f"{name} {value}" for name, value in degrees._asdict().items() if value > 1) or "1"

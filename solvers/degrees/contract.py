@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.degrees.cell_network import cell_network
-from penstock.solvers.degrees.cells import cells_of, named
+from penstock.solvers.degrees.cells import cells_of
 from penstock.solvers.degrees.inner_times import InnerTimes
 from penstock.solvers.model.degrees import Choice, Degrees, Variant
 from penstock.solvers.model.problem import Device, Measured, Pin, Problem
@@ -25,9 +25,12 @@ def contract(problem: Problem, choice: Choice) -> Problem:
     Times between measured sizes are interpolated, and above the largest proportional to it. Raises UnsupportedRequest
     where the profile does not know the degrees, the cluster has no such cells, or what is asked excludes them.
     """
-    memory = replace(problem.memory, shard_states=choice.sharding == "optimizer")
+    _refuse_unplanned(choice)
+    memory = problem.memory
+    if choice.sharding is not None:
+        memory = replace(memory, shard_states=choice.sharding == "optimizer")
     if choice.degrees == Degrees():
-        return replace(problem, choice=choice, memory=memory)
+        return replace(problem, choices=(choice,), choice=choice, memory=memory)
     if problem.codec:
         raise UnsupportedRequest(
             "codec: auto goes with no degree of parallelism above 1", remedy="leave codec out, or ask for degrees of 1"
@@ -41,7 +44,7 @@ def contract(problem: Problem, choice: Choice) -> Problem:
         problem,
         parameter_bytes=variant.parameter_bytes,
         trainable_bytes=variant.trainable_bytes,
-        update_ns=variant.update_ns,
+        update_ns=_updates(problem, variant, inner),
         forward_bytes=_frozen(sum(size for _name, size, _back in cut) for cut in cuts),
         backward_bytes=_frozen(sum(back for _name, _size, back in cut) for cut in cuts),
         boundary_tensors=cuts,
@@ -53,6 +56,7 @@ def contract(problem: Problem, choice: Choice) -> Problem:
         network=network,
         memory=memory,
         pins=tuple(_pin(problem, pin, cells) for pin in problem.pins),
+        choices=(choice,),
         choice=choice,
         real=problem,
         cells=cells,
@@ -60,13 +64,33 @@ def contract(problem: Problem, choice: Choice) -> Problem:
     )
 
 
+def _refuse_unplanned(choice: Choice) -> None:
+    """Raise UnsupportedRequest for what replicas share out in ways that plans do not have."""
+    if choice.sharding in (None, "none", "optimizer"):
+        return
+    if choice.sharding == "parameters_kept":
+        remedy = "optimizer, which takes the same memory with parameters that stay gathered until the step's end"
+    else:
+        remedy = "optimizer; `penstock fits` says what the memory of the others is"
+    raise UnsupportedRequest(f"plans do not have sharding {choice.sharding}", remedy=remedy)
+
+
+def _updates(problem: Problem, variant: Variant, inner: InnerTimes) -> np.ndarray:
+    """Return the prefix sums of updates with the collectives of a step: what a cell's GPUs add up among themselves."""
+    known = variant.measured[next(iter(problem.kind_source.values()))[0]][0]
+    step = np.concatenate(([0], np.cumsum(inner.exposed_ns(known, "step"))))
+    found = np.asarray(variant.update_ns + step)
+    found.setflags(write=False)
+    return found
+
+
 def _variant(problem: Problem, degrees: Degrees) -> Variant:
     for variant in problem.variants:
         if variant.degrees == degrees:
             return variant
-    known = "; ".join(named(each.degrees) for each in problem.variants)
+    known = "; ".join(str(each.degrees) for each in problem.variants)
     raise UnsupportedRequest(
-        f"the profile has no costs at {named(degrees)}",
+        f"the profile has no costs at {degrees}",
         remedy=f"it has them at {known}" if known else "a profile with costs at these degrees",
     )
 

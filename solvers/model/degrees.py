@@ -7,8 +7,14 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-Sharding = Literal["none", "optimizer"]
-"""What the replicas of a stage share out: nothing, or the optimizer's states (ZeRO-1, a distributed optimizer)."""
+Sharding = Literal["none", "optimizer", "gradients", "parameters", "parameters_kept"]
+_SHARDED: dict[Sharding, str] = {
+    "none": "nothing sharded",
+    "optimizer": "optimizer sharded",
+    "gradients": "gradients sharded",
+    "parameters": "parameters sharded",
+    "parameters_kept": "parameters sharded and kept",
+}
 Phase = Literal["forward", "backward", "step"]
 Operation = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
 Over = Literal["tensor", "context", "expert"]
@@ -32,12 +38,23 @@ class Degrees(NamedTuple):
         """Return the number of neighbouring GPUs that hold a replica: the larger of a mesh and an expert group."""
         return max(self.mesh, self.expert * self.expert_tensor)
 
+    def __str__(self) -> str:
+        """Return the degrees above 1 in words, such as ``tensor 8, context 2``; ``tensor 1`` where there are none."""
+        above = {name: value for name, value in self._asdict().items() if value > 1} or {"tensor": self.tensor}
+        return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in above.items())
+
 
 class Choice(NamedTuple):
-    """What is chosen before a pipeline is planned: the degrees, and what replicas share out."""
+    """What is chosen before a pipeline is planned: the degrees, and what replicas share out (None: as memory rules)."""
 
     degrees: Degrees = Degrees()
-    sharding: Sharding = "none"
+    sharding: Sharding | None = None
+
+    def __str__(self) -> str:
+        """Return the choice in words, by which bounds name it: ``tensor 8, optimizer sharding``."""
+        if self.sharding is None:
+            return str(self.degrees)
+        return f"{self.degrees}, {_SHARDED[self.sharding]}"
 
 
 class Collective(NamedTuple):
@@ -83,6 +100,3 @@ class Variant:
     boundary_tensors: tuple[tuple[tuple[str, int, int], ...], ...]
     shared_parameters: tuple[tuple[str, tuple[int, ...], int], ...]
     measured: dict[str, tuple[CellMeasured, ...]]
-
-
-UNDIVIDED = Choice()

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from penstock.solvers.model.degrees import UNDIVIDED, Choice, Variant
+from penstock.solvers.model.degrees import Choice, Variant
 from penstock.solvers.model.network import Network
 from penstock.solvers.model.trainer_limits import Within
 from penstock.solvers.model.update_rules import UpdateRule
@@ -124,7 +124,8 @@ class Problem:
     ``backward_bytes`` (L - 1,) are what one sample sends over the cut after each layer; ``cuttable`` (L - 1,).
     ``codec``: whether plans may encode tensors; ``codec_speeds`` by device kind; ``encodable``: for each cut, the
     bytes and the number of one sample's tensors that the codec can encode. ``within``: the trainer that has to be able
-    to express the plan. ``variants``: the model at the degrees that its profile knows besides 1.
+    to express the plan. ``variants``: the model at the degrees that its profile knows besides 1. ``choices``: of
+    degrees and sharding that the request allows; none: a request that says nothing of them.
 
     At a ``choice`` of degrees (``degrees.contract``) the devices are cells of the GPUs of ``real``, numbered as in
     ``cells``; sizes are those of one GPU, and bandwidths those of one lane between cells.
@@ -160,7 +161,8 @@ class Problem:
     encodable: tuple[tuple[int, int], ...] = ()
     within: Within | None = None
     variants: tuple[Variant, ...] = ()
-    choice: Choice = UNDIVIDED
+    choices: tuple[Choice, ...] = ()
+    choice: Choice | None = None
     real: Problem | None = None
     cells: tuple[tuple[int, ...], ...] = ()
     _costs: dict[tuple[str, int], Costs] = field(default_factory=dict, repr=False)

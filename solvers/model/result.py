@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from penstock.schemas.coverage import CLASS_SCOPE, REQUEST_SCOPE, SCHEDULE_SCOPE, Covers, Scope, model_of
 from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.degrees import Choice
 from penstock.solvers.model.schedule import Schedule
 from penstock.solvers.model.timeline import Timeline
 from penstock.solvers.model.update_rules import UpdateRule
@@ -110,7 +111,10 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A planner's result. ``best`` is None if infeasible, if no plan was found, or if the limit was reached first."""
+    """A planner's result. ``best`` is None if infeasible, if no plan was found, or if the limit was reached first.
+
+    ``choice``: the degrees and the sharding of the problem that the best plan, or the shortage, belongs to.
+    """
 
     status: Status
     why: str
@@ -119,3 +123,4 @@ class Result:
     shortage: Shortage | None = None
     seconds: float = 0.0
     unfinished: tuple[str, ...] = ()
+    choice: Choice | None = None

@@ -37,6 +37,7 @@ def solve(
     max_plans: int | None = None,
     gap: float = 0.0,
     workers: int | None = None,
+    hints: bool = True,
     on_incumbent: Callable[[Candidate], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Result:
@@ -44,8 +45,9 @@ def solve(
 
     ``max_plans``: plans that each planner may have judged. ``on_incumbent`` is called with every improvement,
     ``on_progress`` with these, bounds, and who is at work. ``workers``: processes for a large request, by default as
-    many as processors; the answer does not depend on it. Raises ``UnsupportedRequest`` and ``InvalidDocument`` as
-    ``Planner.check`` does, and where the planner cannot take the request.
+    many as processors; the answer does not depend on it. ``hints``: whether ``auto`` says what would help.
+    Raises ``UnsupportedRequest`` and ``InvalidDocument`` as ``Planner.check`` does, and where the planner cannot take
+    the request.
     """
     row = resolve(planner)
     values = row.check(problem.update_rules, schedule, options or {})
@@ -62,7 +64,7 @@ def solve(
         if state.best is None and state.shortage is not None and state.status is not Status.TIME_LIMIT:
             run(state, [[Remedy(row.name, values, feasible)]], workforce)
     state.choose_codecs()
-    return state.result(why(state, closely=row.asks_others, replanned_by=replanned_by))
+    return state.result(why(state, closely=row.asks_others and hints, replanned_by=replanned_by))
 
 
 def run(state: State, every_round: Iterable[list[Task]], workforce: Workforce) -> None:

@@ -11,7 +11,7 @@ from penstock.solvers.explanation.what_if import Replan
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.plan_shape import layers_need, micro_batches, shape
-from penstock.solvers.model.result import Bound, Candidate, Shortage, Status
+from penstock.solvers.model.result import REQUEST_SCOPE, Bound, Candidate, Shortage, Status
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.schedules.catalogue import SCHEDULES
 from penstock.solvers.schedules.early_backward import ACR_THRESHOLD, activation_communication_ratio
@@ -46,7 +46,7 @@ def _found(state: State, best: Candidate, replan: Replan | None) -> str:
         )
     if state.codec_note:
         parts.append(state.codec_note)
-    parts += [_distance(best, bound) for bound in state.proofs.shown(best) if bound.bound_ns > 0]
+    parts += [_distance(best, bound, _whose(state, bound)) for bound in state.proofs.shown(best) if bound.bound_ns > 0]
     if replan is not None and not state.setting.deadline.passed:
         parts += hints(state.problem, best, replan)
     if state.unfinished:
@@ -54,11 +54,17 @@ def _found(state: State, best: Candidate, replan: Replan | None) -> str:
     return "; ".join(parts)
 
 
-def _distance(best: Candidate, bound: Bound) -> str:
+def _whose(state: State, bound: Bound) -> str:
+    """Return which plans a bound covers; where degrees are a choice, those at the degrees of this search."""
+    chosen = state.problem.choice
+    return bound.model if chosen is None or bound.scope != REQUEST_SCOPE else f"every plan at {chosen}"
+
+
+def _distance(best: Candidate, bound: Bound, whose: str) -> str:
     """Return how far the plan is above a bound, and which plans that bound covers."""
     if best.value_ns <= bound.bound_ns + bound.tolerance_ns:
-        return f"it meets the lower bound on {bound.model}"
-    return f"{100 * (best.value_ns / bound.bound_ns - 1):.2f} % above the lower bound on {bound.model}"
+        return f"it meets the lower bound on {whose}"
+    return f"{100 * (best.value_ns / bound.bound_ns - 1):.2f} % above the lower bound on {whose}"
 
 
 def _shape(state: State, best: Candidate) -> str:

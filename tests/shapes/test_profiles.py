@@ -10,7 +10,7 @@ from penstock.examples.shapes import SHAPES
 from penstock.executor.profiling.device_table import device_facts
 from penstock.schemas.degrees import Framework
 from penstock.schemas.errors import InvalidDocument, NotFound, UnsupportedRequest
-from penstock.schemas.profile import Layer, LayerMeasurement, Measurement, ModelProfile
+from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import MemoryModel, PlanRequest
 from penstock.schemas.shape import Experts, LatentAttention, TransformerShape
 from penstock.shapes import parameters
@@ -18,8 +18,10 @@ from penstock.shapes.costs import Case, costs_of
 from penstock.shapes.layout import Layout, layers_of_stages
 from penstock.shapes.memory import memory_of_stages
 from penstock.shapes.profiles import profile_of, with_variants
+from penstock.solvers.degrees.contract import contract
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Stage, single_pipeline
+from penstock.solvers.model.degrees import Choice, Degrees, Sharding
 from penstock.solvers.schedules.early_backward import one_f_one_b
 
 LLAMA = SHAPES["llama-3-70b"].model_copy(update={"layers": 16})
@@ -28,44 +30,18 @@ GPT = SHAPES["gpt-20b"].model_copy(update={"layers": 8})
 FRAMEWORKS: tuple[Framework, ...] = ("megatron", "torch")
 
 
-def _of_one_gpu(profile: ModelProfile, tensor: int) -> ModelProfile:
-    """What a GPU of a tensor-parallel group sees of the model, as a profile of whole layers."""
-    if tensor == 1:
-        return profile
-    variant = next(each for each in profile.variants or () if each.degrees.tensor == tensor)
-    classes = profile.classes or ()
-    fields = LayerMeasurement.model_fields.keys()
-    return profile.model_copy(
-        update={
-            "layers": tuple(
-                Layer(name=layer.name, parameter_bytes=variant.layers[number].parameter_bytes)
-                for layer, number in zip(profile.layers, classes, strict=True)
-            ),
-            "measurements": tuple(
-                Measurement(
-                    device_kind=known.device_kind,
-                    micro_batch_size=known.micro_batch_size,
-                    layers=tuple(LayerMeasurement(**known.layers[n].model_dump(include=fields)) for n in classes),
-                )
-                for known in variant.measurements
-            ),
-        }
-    )
-
-
 def _peaks(shape: TransformerShape, layout: Layout) -> list[int]:
     """Of every stage of the layout under the judge, one micro-batch forward and one backward in turn."""
-    profile = _of_one_gpu(profile_of(shape, layout.framework, ("H100",), tensor_degrees=[layout.tensor]), layout.tensor)
     rows = layout.micro_batch_size * layout.data
-    sharding = "over_replicas" if layout.sharding == "optimizer" else "none"
+    sharding: Sharding = "optimizer" if layout.sharding == "optimizer" else "none"
     request = PlanRequest(
-        profile=profile,
-        topology=catalogue.cluster(f"{layout.pipeline}x{layout.data}xH100"),
+        profile=profile_of(shape, layout.framework, ("H100",)),
+        topology=catalogue.cluster(f"{layout.pipeline * layout.data}x{layout.tensor}xH100"),
         global_batch_size=layout.global_batch_size or rows,
         micro_batch_sizes=(rows,),
-        memory=MemoryModel(gradient="fp32", buffers="none", optimizer_sharding=sharding),
+        memory=MemoryModel(gradient="fp32", buffers="none"),
     )
-    problem = to_problem(request)
+    problem = contract(to_problem(request), Choice(Degrees(tensor=layout.tensor), sharding))
     split = layers_of_stages(shape, layout)
     assert split is not None
     stages, first = [], 0
@@ -74,8 +50,7 @@ def _peaks(shape: TransformerShape, layout: Layout) -> list[int]:
         stages.append(Stage(first, last, tuple(range(number * layout.data, (number + 1) * layout.data))))
         first = last + 1
     allocation = single_pipeline(tuple(stages), problem.global_batch_size // rows)
-    orders = one_f_one_b(problem, allocation)
-    timeline = simulate(problem, allocation, orders)
+    timeline = simulate(problem, allocation, one_f_one_b(problem, allocation))
     return [
         timeline.uses[stage.devices[0]].memory.total - problem.devices[stage.devices[0]].context_bytes
         for stage in stages

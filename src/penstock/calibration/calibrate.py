@@ -20,6 +20,7 @@ from penstock.calibration.fitting import fit
 from penstock.calibration.links import changed, changes
 from penstock.calibration.observations import Observations, StageTime, StepTime, observe
 from penstock.convert import from_plan, to_problem
+from penstock.convert.degrees import at_choice_of
 from penstock.planning.judge import judge
 from penstock.schemas.api.calibration import CalibratedRun, CalibrationOut, CalibrationRequest
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
@@ -159,7 +160,8 @@ def _topology(files: Sequence[PlanFile]) -> ClusterTopology:
 
 
 def _problem(file: PlanFile, profile: ModelProfile, topology: ClusterTopology) -> Problem:
-    return to_problem(file.request.model_copy(update={"profile": profile, "topology": topology}))
+    problem = to_problem(file.request.model_copy(update={"profile": profile, "topology": topology}))
+    return at_choice_of(problem, file.plan)
 
 
 def _measured_ns(trace: Trace) -> int:

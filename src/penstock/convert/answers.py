@@ -8,15 +8,19 @@ from importlib.metadata import version
 
 from pydantic import ValidationError
 
+from penstock.convert.degrees import to_degrees
 from penstock.convert.plans import home_stages
 from penstock.convert.requests import inline_documents
+from penstock.executor.profiling.device_table import DEVICES
 from penstock.schemas import plan as wire
 from penstock.schemas.api.jobs import Infeasibility, ResultOut
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.program import KINDS, WEIGHT, print_row
 from penstock.schemas.request import FP32_GRADIENTS, PlanRequest
+from penstock.shapes.flops import flops_per_sample
 from penstock.solvers.costs.charges import untimed
+from penstock.solvers.degrees.contract import contract
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, Candidate, Result
@@ -37,6 +41,8 @@ def to_plan(problem: Problem, request: PlanRequest, candidate: Candidate, bounds
         num_micro_batches=allocation.num_micro_batches,
         pipelines=tuple(_wire_pipeline(problem, pipeline) for pipeline in allocation.pipelines),
         update_rule=candidate.update_rule,
+        degrees=None if problem.choice is None else to_degrees(problem.choice.degrees),
+        sharding=None if problem.choice is None else problem.choice.sharding,
         overlap_all_reduce=candidate.overlap_all_reduce,
         schedule=_wire_schedule(problem, allocation, candidate.schedule),
         prediction=to_prediction(problem, profile, candidate.timeline),
@@ -60,7 +66,7 @@ def _wire_stage(problem: Problem, stage: Stage) -> wire.Stage:
     whole = ((stage.first, stage.last),)
     return wire.Stage(
         layers=(stage.first, stage.last),
-        devices=tuple(problem.devices[d].name for d in stage.devices),
+        devices=tuple(gpu.name for d in stage.devices for gpu in problem.gpus(d)),
         dispatch=stage.dispatch,
         recompute="full" if stage.recompute == whole else stage.recompute or "none",
     )
@@ -139,7 +145,23 @@ def _prediction(problem: Problem, profile: ModelProfile, timeline: Timeline) -> 
         basis=profile.source.method,
         expected_error=profile.source.expected_error,
         cost_per_sample=_cost_per_sample(problem, timeline),
+        **_pace(problem, profile, timeline),
     )
+
+
+def _pace(problem: Problem, profile: ModelProfile, timeline: Timeline) -> dict[str, float]:
+    """Return tokens per second and GPU, and the part of the GPUs' peak that the model's FLOPs take, where known."""
+    if profile.shape is None or profile.parameter_dtype != "bf16":
+        return {}
+    gpus = [gpu for d in timeline.uses for gpu in problem.gpus(d)]
+    seconds = timeline.time_per_global_batch_ns / 1e9
+    tokens = problem.global_batch_size * profile.shape.sequence_length
+    found = {"tokens_per_s_per_gpu": tokens / seconds / len(gpus)}
+    if all(gpu.kind in DEVICES for gpu in gpus):
+        peak = sum(DEVICES[gpu.kind].peak_flops_per_s["bf16"] for gpu in gpus)
+        flops = problem.global_batch_size * flops_per_sample(profile.shape)
+        found["model_flops_utilisation"] = flops / seconds / peak
+    return found
 
 
 def _cost_per_sample(problem: Problem, timeline: Timeline) -> float | None:
@@ -233,6 +255,8 @@ def _versions() -> dict[str, str]:
 
 def to_result(problem: Problem, request: PlanRequest, result: Result) -> ResultOut:
     """A planner's result as a document."""
+    if result.choice is not None:
+        problem = contract(problem, result.choice)
     plan = to_plan(problem, request, result.best, result.bounds) if result.best is not None else None
     shortage = result.shortage
     infeasibility = None

@@ -32,9 +32,10 @@ def from_plan(plan: wire.Plan, problem: Problem) -> tuple[Allocation, Schedule]:
                     Fault(f"{where}/layers", f"{[first, last]} is not a range of layers 0…{problem.num_layers - 1}")
                 )
                 continue
-            unknown = [name for name in stage.devices if name not in number_of]
-            if unknown:
-                faults.append(Fault(f"{where}/devices", f"the topology has no device {unknown[0]!r}"))
+            try:
+                devices = _devices(problem, stage.devices, number_of)
+            except InvalidPlan as error:
+                faults.append(Fault(f"{where}/devices", error.detail))
                 continue
             ranges = {"none": (), "full": ((first, last),)}.get(stage.recompute, stage.recompute)  # type: ignore[arg-type]
             outside = [r for r in ranges if not first <= r[0] <= r[1] <= last]
@@ -45,7 +46,6 @@ def from_plan(plan: wire.Plan, problem: Problem) -> tuple[Allocation, Schedule]:
                 continue
             codecs = (None, *(pipeline.codecs or (None,) * (len(pipeline.stages) - 1)), None)
             coded = codecs[s] is not None, codecs[s + 1] is not None
-            devices = tuple(number_of[n] for n in stage.devices)
             stages.append(Stage(first, last, devices, stage.dispatch, tuple(ranges), coded))
         first_batch, last_batch = pipeline.micro_batches
         if not first_batch <= last_batch < plan.num_micro_batches:
@@ -58,6 +58,28 @@ def from_plan(plan: wire.Plan, problem: Problem) -> tuple[Allocation, Schedule]:
         raise InvalidPlan("the plan does not fit its request", faults=tuple(faults))
     allocation = Allocation(tuple(pipelines), plan.num_micro_batches)
     return allocation, _schedule(plan.schedule, allocation, number_of)
+
+
+def _devices(problem: Problem, names: tuple[str, ...], number_of: dict[str, int]) -> tuple[int, ...]:
+    """Return a stage's devices by number; with degrees the cells whose GPUs are named. Raises InvalidPlan."""
+    if problem.real is None:
+        unknown = [name for name in names if name not in number_of]
+        if unknown:
+            raise InvalidPlan(f"the topology has no device {unknown[0]!r}")
+        return tuple(number_of[name] for name in names)
+    size = len(problem.cells[0])
+    found = []
+    for at in range(0, len(names), size):
+        cell = number_of.get(names[at])
+        own = () if cell is None else tuple(gpu.name for gpu in problem.gpus(cell))
+        if own != names[at : at + size]:
+            raise InvalidPlan(
+                f"{', '.join(names[at : at + size])} are not {size} neighbouring GPUs in the topology's order that hold"
+                f" a replica at {problem.choice}"
+            )
+        assert cell is not None
+        found.append(cell)
+    return tuple(found)
 
 
 def _batch_faults(plan: wire.Plan, problem: Problem) -> list[Fault]:

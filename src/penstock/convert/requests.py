@@ -8,6 +8,7 @@ from difflib import get_close_matches
 import networkx as nx
 import numpy as np
 
+from penstock.convert.degrees import choices_of, variants_of
 from penstock.layouts.limits import within_of
 from penstock.layouts.roles import transformer_of
 from penstock.schemas.amounts import exact
@@ -79,6 +80,8 @@ def to_problem(request: PlanRequest) -> Problem:
         pins=_pins(request, devices),
         seed=request.seed,
         within=None if request.target is None else within_of(request.target, profile, transformer_of(request)),
+        variants=variants_of(profile),
+        choices=choices_of(request, profile),
     )
 
 

@@ -12,8 +12,8 @@ from typing import Literal, NamedTuple
 from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES
 from penstock.layouts.roles import Roles
-from penstock.schemas.shape import TransformerShape
 from penstock.schemas.profile import ModelProfile
+from penstock.schemas.shape import TransformerShape
 
 Size = Literal["hidden", "heads", "length", "vocabulary", "experts"]
 _PADDING = 100

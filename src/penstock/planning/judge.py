@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from penstock.convert import from_plan, to_prediction, to_problem
 from penstock.convert.answers import certificates_of
+from penstock.convert.degrees import at_choice_of, choice_of
 from penstock.layouts.limits import faults as faults_beyond
 from penstock.schemas.coverage import describe
 from penstock.schemas.errors import InvalidPlan
@@ -18,6 +19,7 @@ from penstock.solvers.bounds.schedule_bound import request_bound, schedule_bound
 from penstock.solvers.costs.memory import shortages
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.degrees import Choice
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import REQUEST_SCOPE, Candidate
@@ -44,6 +46,9 @@ class Judgement:
 def judge(file: PlanFile) -> Judgement:
     """Simulate and verify a plan of any origin; return it with the simulated prediction filled in."""
     problem = to_problem(file.request)
+    if (foreign := _foreign_choice(problem, file.plan)) is not None:
+        return Judgement(file.plan, None, (foreign,), problem)
+    problem = at_choice_of(problem, file.plan)
     rule, overlap = file.plan.update_rule, file.plan.overlap_all_reduce
     try:
         allocation, schedule = from_plan(file.plan, problem)
@@ -66,6 +71,21 @@ def judge(file: PlanFile) -> Judgement:
             update={"certificates": _proven_again(problem, judged, allocation, schedule, timeline)}
         )
     return Judgement(judged, timeline, tuple(faults), problem, allocation, schedule)
+
+
+def _foreign_choice(problem: Problem, plan: Plan) -> str | None:
+    """Return why a plan's degrees and sharding are not those of its request, or None if they are."""
+    choice = choice_of(plan)
+    if choice is None and problem.choices:
+        return f"The plan does not say its degrees; the request allows {_listed(problem.choices)}."
+    if choice is not None and choice not in problem.choices:
+        allows = f"allows {_listed(problem.choices)}" if problem.choices else "says nothing of degrees and sharding"
+        return f"The plan is at {choice}; the request {allows}."
+    return None
+
+
+def _listed(choices: tuple[Choice, ...]) -> str:
+    return "; ".join(map(str, choices))
 
 
 def _proven_again(

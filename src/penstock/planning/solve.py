@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from penstock.convert import to_plan, to_problem, to_result
 from penstock.layouts.limits import faults as faults_beyond
@@ -14,7 +15,7 @@ from penstock.schemas.request import PlanRequest
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Candidate, Progress, Result
 from penstock.solvers.planners.catalogue import PLANNERS, resolve
-from penstock.solvers.solve import driver
+from penstock.solvers.solve import choices, driver
 
 
 def solve(
@@ -39,24 +40,27 @@ def solve_problem(
     on_progress: Callable[[Progress], None] | None = None,
     workers: int | None = None,
 ) -> Result:
+    """Answer a request that is a problem already, as ``solve``."""
     refuse_unsupported(request)
 
-    def on_candidate(candidate: Candidate) -> None:
+    def announce(at: Problem, plan: Candidate) -> None:
         if on_incumbent is not None:
-            on_incumbent(to_plan(problem, request, candidate, ()))
+            on_incumbent(to_plan(at, request, plan, ()))
 
-    result = driver.solve(
-        problem,
-        request.planner,
-        schedule=request.schedule,
-        time_limit_ns=request.termination.time_limit_ns,
-        max_plans=request.termination.max_plans,
-        gap=request.termination.gap,
-        options=request.options,
-        on_incumbent=on_candidate,
-        on_progress=on_progress,
-        workers=workers,
-    )
+    limits = request.termination
+    asked: dict[str, Any] = {
+        "planner": request.planner,
+        "schedule": request.schedule,
+        "time_limit_ns": limits.time_limit_ns,
+        "max_plans": limits.max_plans,
+        "gap": limits.gap,
+        "options": request.options,
+        "on_progress": on_progress,
+        "workers": workers,
+    }
+    if problem.choices:
+        return choices.solve(problem, on_incumbent=lambda found: announce(*found), **asked)
+    result = driver.solve(problem, on_incumbent=lambda plan: announce(problem, plan), **asked)
     if problem.within is not None and result.best is not None:
         beyond = faults_beyond(problem, result.best.allocation, result.best.schedule, problem.within)
         if beyond:

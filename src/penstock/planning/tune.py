@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from penstock.convert import from_plan, to_plan, to_problem
+from penstock.convert.degrees import at_choice_of
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.solvers.judge.simulate import simulate
@@ -53,7 +54,7 @@ def settings(file: PlanFile, max_pipelines: int) -> list[Setting]:
             f"the plan has {file.plan.update_rule} updates; only pipelines that average elastically have two degrees",
             remedy="plan with --planner avgpipe --update-rule elastic_averaging",
         )
-    problem = to_problem(file.request)
+    problem = at_choice_of(to_problem(file.request), file.plan)
     allocation, _ = from_plan(file.plan, problem)
     tuner = Tuner(problem, candidates(problem), allocation.pipelines[0].stages, max_pipelines)
     chosen = next(tuner.settings("profile"))

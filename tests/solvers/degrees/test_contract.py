@@ -8,7 +8,6 @@ from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
 from itertools import count, permutations, product
-from typing import get_args
 
 import pytest
 from drawn_cells import drawn_problem
@@ -110,6 +109,7 @@ def test_a_pass_takes_the_time_of_its_collectives_too(degrees: Degrees) -> None:
 
 def groups_of(cells: Problem, over: str) -> list[tuple[int, ...]]:
     """The GPUs of each group of a collective."""
+    assert cells.choice is not None
     t = cells.choice.degrees.tensor
     if over == "tensor":
         return [cell[at : at + t] for cell in cells.cells for at in range(0, len(cell), t)]
@@ -157,10 +157,10 @@ def test_planners_bounds_and_judge_work_on_cells(planner: str) -> None:
 
 def test_degrees_of_one_change_nothing_but_the_sharding() -> None:
     problem = make_problem([10] * 4, nodes=(2, 2))
-    for sharding in get_args(Sharding):
+    for sharding in ("none", "optimizer"):
         same = contract(problem, Choice(sharding=sharding))
         changed = {name for name in same.__dataclass_fields__ if getattr(same, name) is not getattr(problem, name)}
-        assert changed == {"choice", "memory"}
+        assert changed == {"choices", "choice", "memory"}
         assert same.memory == replace(problem.memory, shard_states=sharding == "optimizer")
 
 

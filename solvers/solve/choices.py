@@ -1,0 +1,273 @@
+"""A request that leaves degrees of parallelism open: every choice is an ordinary problem (``degrees.contract``).
+
+First every choice gets the bound on all of its plans, from its load: their minimum is the request's, before the first
+search. Then the choices are searched in rounds of growing effort, the lowest bound first; a choice whose bound is
+not below the best plan is ruled out, and after each round the better half goes on (successive halving). The last one
+left gets the whole effort of the request. The certificate is the minimum over the choices of the best bound of each:
+a choice that was left behind keeps its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from penstock.schemas.coverage import CLASS_SCOPE, REQUEST_SCOPE
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.bounds.coverage import allowed
+from penstock.solvers.bounds.schedule_bound import request_bound
+from penstock.solvers.degrees.contract import contract
+from penstock.solvers.model.deadline import Deadline
+from penstock.solvers.model.degrees import Choice
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Bound, Candidate, Progress, Result, Status
+from penstock.solvers.planners.catalogue import EXCLUDE, PHASES, resolve
+from penstock.solvers.solve import driver
+
+FIRST, GROWTH = 1, 8
+"""Plans of each planner that are simulated for every choice at first, and the factor from round to round."""
+CAUSES = 3
+"""How many choices without a plan a sentence gives the reason for."""
+
+
+class Found(NamedTuple):
+    """A plan and the problem that it is a plan of."""
+
+    problem: Problem
+    plan: Candidate
+
+
+@dataclass
+class Searched:
+    """What is known of one choice: the bound on all of its plans, and the result of its best search."""
+
+    problem: Problem
+    bound: Bound
+    result: Result | None = None
+
+    @property
+    def choice(self) -> Choice:
+        """The choice."""
+        assert self.problem.choice is not None
+        return self.problem.choice
+
+    @property
+    def value_ns(self) -> int | None:
+        """The time of its best plan; None as long as there is none."""
+        return None if self.result is None or self.result.best is None else self.result.best.value_ns
+
+    @property
+    def impossible(self) -> bool:
+        """Whether it is proven that it has no plan."""
+        return self.result is not None and self.result.status is Status.INFEASIBLE
+
+    def take(self, result: Result) -> bool:
+        """Keep the result of a search, and the higher bound; return whether its plan is better than the known one."""
+        found = [each for each in result.bounds if each.scope == REQUEST_SCOPE]
+        self.bound = max((self.bound, *found), key=lambda each: each.bound_ns)
+        known = self.value_ns
+        better = result.best is not None and (known is None or result.best.value_ns < known)
+        if better or self.result is None or known is None:
+            self.result = result
+        return better
+
+
+def solve(
+    problem: Problem,
+    planner: str = "auto",
+    *,
+    time_limit_ns: int | None = None,
+    max_plans: int | None = None,
+    gap: float = 0.0,
+    on_incumbent: Callable[[Found], None] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    **more: Any,
+) -> Result:
+    """Return the best plan over all choices of a request, with a bound that holds for all of them.
+
+    The parameters are those of ``driver.solve``; ``on_incumbent`` is called with the problem of each plan as well.
+    Raises UnsupportedRequest where no choice can be made, or the planner can take none of them.
+    """
+    deadline, asked = Deadline(time_limit_ns), {"planner": planner, **more}
+    search = Search(problem, deadline, max_plans, gap, on_incumbent, on_progress, asked)
+    search.run()
+    return search.outcome()
+
+
+class Search:
+    """The rounds of a solve over choices."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        deadline: Deadline,
+        max_plans: int | None,
+        gap: float,
+        on_incumbent: Callable[[Found], None] | None,
+        on_progress: Callable[[Progress], None] | None,
+        asked: Mapping[str, Any],
+    ) -> None:
+        self.problem, self.deadline, self.max_plans, self.gap, self.asked = problem, deadline, max_plans, gap, asked
+        self.on_incumbent, self.on_progress = on_incumbent, on_progress
+        self.best: Searched | None = None
+        self.refused: dict[Choice, UnsupportedRequest] = {}
+        self.choices: list[Searched] = []
+        for choice in problem.choices:
+            try:
+                cells = contract(problem, choice)
+            except UnsupportedRequest as refused:
+                self.refused[choice] = refused
+            else:
+                self.choices.append(Searched(cells, request_bound(cells)))
+
+    def run(self) -> None:
+        """Search until one choice is left and has had its effort, or none can hold a better plan.
+
+        In the first round choices of few cells come first: their plans are found soonest.
+        """
+        left = sorted(self.choices, key=lambda each: (each.problem.num_devices, each.bound.bound_ns))
+        effort = FIRST
+        while left and not self.deadline.passed:
+            final = len(left) == 1 or (self.max_plans is not None and self.max_plans <= effort)
+            for number, each in enumerate(left):
+                if self._is_open(each):
+                    self._search(each, self.max_plans if final else effort, len(left) - number, final=final)
+            left = sorted(filter(self._is_open, left), key=_by_value)
+            if final:
+                return
+            left = left[: max(1, len(left) // 2)]
+            effort *= GROWTH
+
+    def _is_open(self, each: Searched) -> bool:
+        """Return whether a choice may hold a better plan than the best one, by more than the gap that was asked for."""
+        if each.impossible or each.choice in self.refused:
+            return False
+        best_ns = None if self.best is None else self.best.value_ns
+        return best_ns is None or best_ns > each.bound.bound_ns * (1.0 + self.gap)
+
+    def _search(self, each: Searched, effort: int | None, waiting: int, *, final: bool) -> None:
+        """Search one choice; of the time left, as much as each of those that wait gets, and half for later rounds."""
+        left_s = self.deadline.left_s
+        limit_ns = None if left_s is None else int(1e9 * left_s / (waiting if final else 2 * waiting))
+
+        def on_incumbent(plan: Candidate) -> None:
+            best_ns = None if self.best is None else self.best.value_ns
+            if self.on_incumbent is not None and (best_ns is None or plan.value_ns < best_ns):
+                self.on_incumbent(Found(each.problem, plan))
+
+        def on_progress(progress: Progress) -> None:
+            if self.on_progress is not None:
+                known = [value for value in (progress.value_ns, self.best and self.best.value_ns) if value is not None]
+                working = tuple(f"{name} at {each.choice}" for name in progress.working)
+                self.on_progress(Progress(min(known, default=None), self._bound(), working))
+
+        try:
+            result = driver.solve(
+                each.problem,
+                **(self.asked if final else self._planners_only()),
+                time_limit_ns=limit_ns,
+                max_plans=effort,
+                gap=self.gap,
+                hints=final,
+                on_incumbent=on_incumbent,
+                on_progress=on_progress,
+            )
+        except UnsupportedRequest as refused:
+            self.refused[each.choice] = refused
+            return
+        each.take(result)
+        best_ns = None if self.best is None else self.best.value_ns
+        if each.value_ns is not None and (best_ns is None or each.value_ns < best_ns):
+            self.best = each
+
+    def _planners_only(self) -> dict[str, Any]:
+        """Return what is asked of the rounds before the last: planners in this process, without a search afterwards."""
+        if not resolve(self.asked["planner"]).asks_others:
+            return {**self.asked, "workers": 1}
+        options = self.asked.get("options") or {}
+        excluded = ",".join((*filter(None, [options.get(EXCLUDE.name)]), *PHASES))
+        return {**self.asked, "options": {**options, EXCLUDE.name: excluded}, "workers": 1}
+
+    # ---- what came of it ---------------------------------------------------------------------------------------------
+
+    def _bound(self) -> Bound:
+        """Return the least of the choices' bounds: no plan of the request takes less."""
+        possible = [each for each in self.choices if not each.impossible and each.choice not in self.refused]
+        least = min(possible or self.choices, key=lambda each: each.bound.bound_ns)
+        covers = allowed(self.problem)
+        method = f"the least, of {least.choice}: {least.bound.method}"
+        return Bound(REQUEST_SCOPE, covers, least.bound.bound_ns, method, least.bound.tolerance_ns)
+
+    def outcome(self) -> Result:
+        """Return the answer. Raises UnsupportedRequest where every choice is refused."""
+        if len(self.refused) == len(self.problem.choices):
+            raise next(iter(self.refused.values()))
+        if self.best is None:
+            return self._nothing()
+        result, choice = self.best.result, self.best.choice
+        assert result is not None
+        assert result.best is not None
+        bound = self._bound()
+        own = tuple(
+            replace(each, scope=CLASS_SCOPE) if each.scope == REQUEST_SCOPE else each
+            for each in result.bounds
+            if each.scope != REQUEST_SCOPE or each.bound_ns > bound.bound_ns
+        )
+        optimal = result.best.value_ns <= bound.bound_ns + bound.tolerance_ns
+        return replace(
+            result,
+            status=Status.OPTIMAL if optimal else Status.FEASIBLE,
+            why="; ".join([f"{choice}: {result.why}", *self._others(result.best.value_ns, bound)]),
+            bounds=(bound, *own),
+            seconds=self.deadline.seconds,
+            choice=choice,
+        )
+
+    def _others(self, best_ns: int, bound: Bound) -> Iterator[str]:
+        """Yield how far the plan is above the bound over all choices, and what the next best choice takes."""
+        if best_ns <= bound.bound_ns + bound.tolerance_ns:
+            yield f"it meets the lower bound over {_choices(len(self.choices))}"
+        else:
+            above = 100 * (best_ns / bound.bound_ns - 1)
+            yield f"{above:.2f} % above the lower bound over {_choices(len(self.choices))} ({bound.method})"
+        others = [each for each in self.choices if each is not self.best and each.value_ns is not None]
+        if others:
+            nearest = min(others, key=_by_value)
+            assert nearest.value_ns is not None
+            longer = 100 * (nearest.value_ns / best_ns - 1)
+            yield f"the next best choice found, {nearest.choice}, takes {longer:.1f} % longer"
+        if self.refused:
+            choice, why = next(iter(self.refused.items()))
+            more = f", and {len(self.refused) - 1} more" if len(self.refused) > 1 else ""
+            yield f"left out: {choice} ({why.detail}){more}"
+
+    def _nothing(self) -> Result:
+        """Return why there is no plan: proven only where it is proven of every choice."""
+        known = [each for each in self.choices if each.result is not None]
+        if not known:
+            return Result(Status.TIME_LIMIT, "the time limit came before any choice of degrees was searched")
+        statuses = {each.result.status for each in known if each.result is not None}
+        proven = statuses == {Status.INFEASIBLE} and len(known) + len(self.refused) == len(self.problem.choices)
+        late = Status.TIME_LIMIT in statuses or len(known) < len(self.choices)
+        status = Status.INFEASIBLE if proven else Status.TIME_LIMIT if late else Status.NONE_FOUND
+        nearest = min(known, key=_by_shortage)
+        assert nearest.result is not None
+        others = [(each.choice, each.result) for each in known if each is not nearest]
+        causes = [f"{choice}: {result.why}" for choice, result in others if result is not None]
+        more = f"; and {len(causes) - CAUSES} more choices" if len(causes) > CAUSES else ""
+        why = "; ".join([f"{nearest.choice}: {nearest.result.why}", *causes[:CAUSES]]) + more
+        return replace(nearest.result, status=status, why=why, seconds=self.deadline.seconds, choice=nearest.choice)
+
+
+def _by_value(each: Searched) -> tuple[bool, int, int]:
+    return each.value_ns is None, each.value_ns or 0, each.bound.bound_ns
+
+
+def _by_shortage(each: Searched) -> tuple[bool, int]:
+    short = None if each.result is None else each.result.shortage
+    return short is None, 0 if short is None else short.missing_bytes
+
+
+def _choices(number: int) -> str:
+    return "one choice of degrees" if number == 1 else f"{number} choices of degrees"

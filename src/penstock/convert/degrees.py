@@ -1,0 +1,154 @@
+"""Degrees in: a profile's variants, the choices that a request allows, and the problem that a plan was made for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, product
+
+import numpy as np
+
+from penstock.schemas import degrees as wire
+from penstock.schemas.errors import Fault, InvalidDocument
+from penstock.schemas.plan import Plan
+from penstock.schemas.profile import DividedMeasurement, ModelProfile
+from penstock.schemas.profile import Variant as ProfileVariant
+from penstock.schemas.request import PlanRequest
+from penstock.solvers.degrees.contract import contract
+from penstock.solvers.model.degrees import CellMeasured, Choice, Collective, Degrees, Sharding, Variant
+from penstock.solvers.model.problem import Problem
+
+AUTO_SHARDING: tuple[Sharding, ...] = ("none", "optimizer")
+"""What ``sharding: auto`` chooses from."""
+
+
+def degrees_of(given: wire.Degrees | None) -> Degrees:
+    """Return degrees of a document; None: 1 each."""
+    return Degrees() if given is None else Degrees(**given.model_dump())
+
+
+def to_degrees(degrees: Degrees) -> wire.Degrees:
+    """Return degrees as documents have them."""
+    return wire.Degrees(**degrees._asdict())
+
+
+def choices_of(request: PlanRequest, profile: ModelProfile) -> tuple[Choice, ...]:
+    """Return the choices that a request allows; none where it says nothing of degrees and sharding.
+
+    Raises InvalidDocument for degrees that the profile has no costs at.
+    """
+    if request.degrees is None and request.sharding is None:
+        return ()
+    known = [Degrees(), *(degrees_of(variant.degrees) for variant in profile.variants or ())]
+    degrees = _asked(request, known)
+    unknown = [(number, each) for number, each in enumerate(degrees) if each not in known]
+    if unknown:
+        raise InvalidDocument(
+            f"the profile {profile.name!r} has no costs at {unknown[0][1]}",
+            faults=tuple(Fault("/degrees", f"{each} is not in the profile") for _number, each in unknown),
+            remedy=_remedy(profile, known),
+        )
+    sharding = request.sharding
+    shardings: Sequence[Sharding | None]
+    if sharding is None or isinstance(sharding, tuple):
+        shardings = (None,) if sharding is None else tuple(dict.fromkeys(sharding))
+    else:
+        shardings = AUTO_SHARDING if sharding == "auto" else (sharding,)
+    return tuple(Choice(*each) for each in product(degrees, shardings))
+
+
+def _asked(request: PlanRequest, known: list[Degrees]) -> list[Degrees]:
+    if request.degrees is None:
+        return [Degrees()]
+    if request.degrees == "auto":
+        return known
+    given = request.degrees if isinstance(request.degrees, tuple) else (request.degrees,)
+    return list(dict.fromkeys(degrees_of(each) for each in given))  # type: ignore[arg-type]
+
+
+def _remedy(profile: ModelProfile, known: list[Degrees]) -> str:
+    if len(known) > 1:
+        return "it has them at " + "; ".join(map(str, known))
+    return "a profile with degrees: `penstock profile --example NAME --framework megatron`, or `--hf config.json`"
+
+
+def choice_of(plan: Plan) -> Choice | None:
+    """Return the choice that a plan states; None where it states none."""
+    if plan.degrees is None and plan.sharding is None:
+        return None
+    return Choice(degrees_of(plan.degrees), plan.sharding)
+
+
+def at_choice_of(problem: Problem, plan: Plan) -> Problem:
+    """Return the problem at the degrees and the sharding of a plan.
+
+    Raises InvalidPlan where the request does not allow them, UnsupportedRequest where no cells can be made.
+    """
+    choice = choice_of(plan)
+    return problem if choice is None else contract(problem, choice)
+
+
+# ---- variants --------------------------------------------------------------------------------------------------------
+
+
+def variants_of(profile: ModelProfile) -> tuple[Variant, ...]:
+    """Return the model at each of the degrees that the profile has costs at besides 1."""
+    return tuple(_variant(profile, variant) for variant in profile.variants or ())
+
+
+def _variant(profile: ModelProfile, variant: ProfileVariant) -> Variant:
+    assert profile.classes is not None
+    classes = np.asarray(profile.classes)
+    held = [variant.layers[number] for number in profile.classes]
+    trained = [each.parameter_bytes * layer.trainable for each, layer in zip(held, profile.layers, strict=True)]
+    degrees = degrees_of(variant.degrees)
+    lanes = degrees.mesh if variant.boundary == "sharded" else degrees.context
+    points = sorted(variant.measurements, key=lambda each: each.micro_batch_size)
+    return Variant(
+        degrees=degrees,
+        parameter_bytes=_prefix(each.parameter_bytes for each in held),
+        trainable_bytes=_prefix(trained),
+        update_ns=_prefix(each.update_ns for each in held),
+        boundary_tensors=tuple(
+            tuple((t.name, -(-t.bytes_per_sample // lanes), -(-t.gradient_bytes_per_sample // lanes)) for t in cut)
+            for cut in profile.boundaries
+        ),
+        shared_parameters=tuple((s.name, s.layers, -(-s.bytes // degrees.tensor)) for s in profile.shared_parameters),
+        measured={
+            kind: tuple(_measured(each, classes) for each in points if each.device_kind == kind)
+            for kind in profile.device_kinds
+        },
+    )
+
+
+def _measured(given: DividedMeasurement, classes: np.ndarray) -> CellMeasured:
+    """Return a measurement with an entry for each layer instead of each class."""
+    rows, layers = given.micro_batch_size, given.layers
+
+    def every(values: Iterable[int]) -> np.ndarray:
+        found = np.fromiter(values, dtype=np.int64)[classes]
+        found.setflags(write=False)
+        return found
+
+    collectives = [tuple(_collective(each, rows) for each in layer.collectives) for layer in layers]
+    return CellMeasured(
+        rows=rows,
+        forward_ns=every(layer.forward_ns for layer in layers),
+        backward_ns=every(layer.backward_ns for layer in layers),
+        weight_ns=every(
+            layer.backward_ns // 2 if layer.backward_weight_ns is None else layer.backward_weight_ns for layer in layers
+        ),
+        stash_bytes=every(layer.stash_bytes for layer in layers),
+        workspace_bytes=every(layer.workspace_bytes for layer in layers),
+        collectives=tuple(collectives[number] for number in classes),
+    )
+
+
+def _collective(given: wire.Collective, rows: int) -> Collective:
+    moved = given.bytes_per_sample * (1 if given.phase == "step" else rows)
+    return Collective(given.phase, given.operation, given.over, moved, given.count, given.hidden_ns)
+
+
+def _prefix(values: Iterable[int]) -> np.ndarray:
+    array = np.asarray([*accumulate(values, initial=0)], dtype=np.int64)
+    array.setflags(write=False)
+    return array

@@ -1,0 +1,46 @@
+"""FLOPs that a transformer takes for a sample: of matrix products alone, and none twice.
+
+.. [1] Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters (2021), appendix: 2 FLOPs per
+   weight and token forwards, twice as many backwards.
+"""
+
+from __future__ import annotations
+
+from penstock.schemas.shape import TransformerShape
+from penstock.shapes import parameters
+
+
+def flops_per_sample(shape: TransformerShape) -> int:
+    """Return the FLOPs of one sample's forward and backward, without recomputation.
+
+    6 per token and weight of a matrix that the token goes through (of experts, those that it is sent to; the embedding
+    is looked up), and 6 × 2 per pair of tokens and width of the heads for attention, half of it where attention is
+    causal.
+    """
+    weights = shape.hidden * (shape.outputs or shape.vocabulary)
+    dense = parameters.dense_layers(shape)
+    for is_dense, number in ((True, dense), (False, shape.layers - dense)):
+        if number:
+            weights += number * _weights(shape, dense=is_dense)
+    pairs = shape.sequence_length**2
+    causal = not shape.token_types
+    attention = 12 * shape.layers * shape.heads * _head_width(shape) * pairs
+    return 6 * weights * shape.sequence_length + (attention // 2 if causal else attention)
+
+
+def _weights(shape: TransformerShape, *, dense: bool) -> int:
+    """Return the weights of a layer's matrices that one token goes through."""
+    sizes = [rows * columns for rows, columns in parameters.matrices(shape, dense=dense)]
+    if dense or shape.experts is None:
+        return sum(sizes)
+    routed = slice(-4, -2) if shape.experts.shared_ffn else slice(-2, None)
+    router = shape.hidden * shape.experts.number
+    return sum(sizes) + (shape.experts.per_token - 1) * sum(sizes[routed]) + router
+
+
+def _head_width(shape: TransformerShape) -> int:
+    """Return the mean width of a head's scores and of its values."""
+    latent = shape.latent
+    if latent is None:
+        return shape.head_width
+    return (latent.plain_width + latent.rotary_width + latent.value_width) // 2
