@@ -11,6 +11,7 @@ from penstock.schemas.degrees import Framework
 from penstock.schemas.document import load_json, unreadable
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
+from penstock.schemas.request import PlanRequest
 from penstock.schemas.shape import TransformerShape
 from penstock.schemas.topology import ClusterTopology
 
@@ -59,6 +60,22 @@ def computed_profile(
     return profile_of(
         shape, framework or FRAMEWORK, device_kinds or tuple(DEVICES), micro_batch_sizes=micro_batch_sizes or SIZES
     )
+
+
+def with_open_degrees(request: PlanRequest) -> PlanRequest:
+    """Return the request with degrees and sharding to choose, where it says nothing of them and plans may have some.
+
+    A request with a target or with codecs, and one whose devices are groups of GPUs, stays at degrees of 1.
+    """
+    profile, topology = request.profile, request.topology
+    if isinstance(profile, str) or isinstance(topology, str) or not profile.variants:
+        return request
+    groups = any(device.gpus > 1 for node in topology.expanded().nodes for device in node.devices)
+    if groups or request.target is not None or request.codec is not None:
+        return request
+    degrees = "auto" if request.degrees is None else request.degrees
+    settled = request.sharding is not None or request.memory.optimizer_sharding != "none"
+    return request.model_copy(update={"degrees": degrees, "sharding": request.sharding if settled else "auto"})
 
 
 def find_shape(
