@@ -14,6 +14,7 @@ from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.shape import TransformerShape
 from penstock.schemas.topology import ClusterTopology
+from penstock.shapes.hugging_face import shape_of
 
 FRAMEWORK: Framework = "torch"
 """Whose kernels and memory a profile that is computed here has by default, as the shipped ones do."""
@@ -87,16 +88,12 @@ def find_shape(
     and UnsupportedRequest for more tokens than the model has learned positions.
     """
     if isinstance(given, Mapping):
-        from penstock.shapes.hugging_face import shape_of
-
         return shape_of(given, sequence_length=sequence_length)
     if isinstance(given, TransformerShape):
         return _of_length(given, sequence_length)
     path, name = Path(given), str(given)
     if name in catalogue.SHAPES or not (path.suffix or path.exists()):
         return _of_length(catalogue.shape(name), sequence_length)
-    from penstock.shapes.hugging_face import shape_of
-
     return shape_of(read_config(path), sequence_length=sequence_length, origin=repr(str(path)))
 
 

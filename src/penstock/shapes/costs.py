@@ -139,13 +139,6 @@ def local_parameters(shape: TransformerShape, layout: Layout) -> Classes:
     return Classes(*(math.ceil(Fraction(held.dense, layout.tensor)) + held.replicated for held in each))
 
 
-def flops_per_sample(shape: TransformerShape) -> int:
-    """Floating-point operations that one sample needs, forward and backward: six per weight and token, attention."""
-    weights = shape.layers * sum(rows * columns for rows, columns in parameters.matrices(shape, dense=True))
-    weights += shape.hidden * (shape.outputs or shape.vocabulary)
-    return shape.sequence_length * (6 * weights + 3 * shape.layers * _attention_flops_per_token(shape))
-
-
 def _attention_flops_per_token(shape: TransformerShape) -> int:
     """Of the two products with all heads, over the positions that a token sees: half of them in a decoder."""
     seen_twice = shape.sequence_length * (2 if shape.token_types else 1)
