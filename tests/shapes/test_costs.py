@@ -62,7 +62,7 @@ def _summed(costs: DividedCost) -> dict[tuple[str, str], tuple[int, int]]:
     return {(each.phase, each.operation): (each.bytes_per_sample, each.count) for each in costs.collectives}
 
 
-def test_collectives_with_sequence_parallelism_by_hand() -> None:
+def test_megatrons_collectives_by_hand() -> None:
     whole = LLAMA.sequence_length * LLAMA.hidden * 2
     embedding, block, head = map(_summed, _costs(LLAMA, tensor=8))
     assert embedding == {("forward", "reduce_scatter"): (whole, 1), ("backward", "all_gather"): (whole, 1)}
@@ -76,6 +76,15 @@ def test_collectives_with_sequence_parallelism_by_hand() -> None:
         ("backward", "all_gather"): (whole, 1), ("backward", "reduce_scatter"): (whole, 1),
         ("step", "all_reduce"): (4 * LLAMA.hidden, 1),
     }  # fmt: skip
+
+
+def test_torch_keeps_what_megatron_gathers_again() -> None:
+    whole = LLAMA.sequence_length * LLAMA.hidden * 2
+    _embedding, block, head = _costs(LLAMA, tensor=8, framework="torch")
+    assert _summed(block)["backward", "all_gather"] == (2 * whole, 2)
+    assert ("backward", "all_gather") not in _summed(head)
+    alone = _costs(LLAMA, framework="torch")[BLOCK].stash_bytes
+    assert block.stash_bytes == pytest.approx((alone - 2 * whole) / 8 + 2 * whole, rel=1e-6)
 
 
 def test_without_sequence_parallelism_an_all_reduce_moves_what_both_halves_do() -> None:
