@@ -91,7 +91,7 @@ def _trace(tensor: int) -> _Traced:
     """The second pass: in the first, new operations are also run on whole shapes, to see how they are divided."""
     with torch.device("meta"):
         block = Block(CONFIG).to(torch.bfloat16)
-    parallelize_module(block, init_device_mesh("cpu", (tensor,)), PLAN)  # type: ignore[arg-type]
+    parallelize_module(block, init_device_mesh("cpu", (tensor,)), PLAN)
     own = {_storage(parameter)._cdata for parameter in block.parameters()}
     for _ in range(2):
         kept: dict[int, torch.UntypedStorage] = {}
