@@ -129,14 +129,15 @@ class Search:
         left = sorted(self.choices, key=lambda each: (each.problem.num_devices, each.bound.bound_ns))
         effort = FIRST
         while left and not self.deadline.passed:
-            final = len(left) == 1 or (self.max_plans is not None and self.max_plans <= effort)
+            final = len(left) == 1
             for number, each in enumerate(left):
                 if self._is_open(each):
-                    self._search(each, self.max_plans if final else effort, len(left) - number, final=final)
+                    self._search(each, effort, len(left) - number, final=final)
             left = sorted(filter(self._is_open, left), key=_by_value)
             if final:
                 return
-            left = left[: max(1, len(left) // 2)]
+            exhausted = self.max_plans is not None and self.max_plans <= effort
+            left = left[: 1 if exhausted else max(1, len(left) // 2)]
             effort *= GROWTH
 
     def _is_open(self, each: Searched) -> bool:
@@ -146,8 +147,12 @@ class Search:
         best_ns = None if self.best is None else self.best.value_ns
         return best_ns is None or best_ns > each.bound.bound_ns * (1.0 + self.gap)
 
-    def _search(self, each: Searched, effort: int | None, waiting: int, *, final: bool) -> None:
-        """Search one choice; of the time left, as much as each of those that wait gets, and half for later rounds."""
+    def _search(self, each: Searched, effort: int, waiting: int, *, final: bool) -> None:
+        """Search one choice, in the last round with all that was asked for and in others with ``effort`` plans.
+
+        Of the time left it has as much as each of those that wait; half is for later rounds.
+        """
+        most = self.max_plans if final else min(effort, self.max_plans or effort)
         left_s = self.deadline.left_s
         limit_ns = None if left_s is None else int(1e9 * left_s / (waiting if final else 2 * waiting))
 
@@ -158,7 +163,8 @@ class Search:
 
         def on_progress(progress: Progress) -> None:
             if self.on_progress is not None:
-                known = [value for value in (progress.value_ns, self.best and self.best.value_ns) if value is not None]
+                best_ns = None if self.best is None else self.best.value_ns
+                known = [value for value in (progress.value_ns, best_ns) if value is not None]
                 working = tuple(f"{name} at {each.choice}" for name in progress.working)
                 self.on_progress(Progress(min(known, default=None), self._bound(), working))
 
@@ -167,7 +173,7 @@ class Search:
                 each.problem,
                 **(self.asked if final else self._planners_only()),
                 time_limit_ns=limit_ns,
-                max_plans=effort,
+                max_plans=most,
                 gap=self.gap,
                 hints=final,
                 on_incumbent=on_incumbent,

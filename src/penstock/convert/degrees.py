@@ -73,7 +73,7 @@ def _asked(request: PlanRequest, known: list[Degrees]) -> list[Degrees]:
     if request.degrees == "auto":
         return known
     given = request.degrees if isinstance(request.degrees, tuple) else (request.degrees,)
-    return list(dict.fromkeys(degrees_of(each) for each in given))  # type: ignore[arg-type]
+    return list(dict.fromkeys(degrees_of(each) for each in given))
 
 
 def _remedy(profile: ModelProfile, known: list[Degrees]) -> str:
@@ -146,7 +146,7 @@ def _measured(given: DividedMeasurement, classes: np.ndarray) -> CellMeasured:
     rows, layers = given.micro_batch_size, given.layers
 
     def every(values: Iterable[int]) -> np.ndarray:
-        found = np.fromiter(values, dtype=np.int64)[classes]
+        found: np.ndarray = np.fromiter(values, dtype=np.int64)[classes]
         found.setflags(write=False)
         return found
 
