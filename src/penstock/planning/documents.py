@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from penstock.examples import catalogue
+from penstock.examples.shapes import SHAPES
 from penstock.schemas.degrees import Framework
 from penstock.schemas.document import load_json, unreadable
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
@@ -14,6 +15,7 @@ from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.shape import TransformerShape
 from penstock.schemas.topology import ClusterTopology
+from penstock.shapes.hugging_face import shape_of
 
 FRAMEWORK: Framework = "torch"
 """Whose kernels and memory a profile that is computed here has by default, as the shipped ones do."""
@@ -87,16 +89,12 @@ def find_shape(
     and UnsupportedRequest for more tokens than the model has learned positions.
     """
     if isinstance(given, Mapping):
-        from penstock.shapes.hugging_face import shape_of
-
         return shape_of(given, sequence_length=sequence_length)
     if isinstance(given, TransformerShape):
         return _of_length(given, sequence_length)
     path, name = Path(given), str(given)
-    if name in catalogue.SHAPES or not (path.suffix or path.exists()):
+    if name in SHAPES or not (path.suffix or path.exists()):
         return _of_length(catalogue.shape(name), sequence_length)
-    from penstock.shapes.hugging_face import shape_of
-
     return shape_of(read_config(path), sequence_length=sequence_length, origin=repr(str(path)))
 
 
@@ -136,7 +134,8 @@ def _is_so(profile: ModelProfile, framework: Framework | None, sequence_length: 
 def _as_it_is(profile: ModelProfile, framework: Framework | None, sequence_length: int | None) -> ModelProfile:
     """The profile. Raises InvalidDocument where it is of another framework or length."""
     if not _is_so(profile, framework, sequence_length):
-        has = (profile.framework or "no stated framework", _tokens(profile.shape and profile.shape.sequence_length))
+        length = None if profile.shape is None else profile.shape.sequence_length
+        has = (profile.framework or "no stated framework", _tokens(length))
         asked = (framework or has[0], has[1] if sequence_length is None else _tokens(sequence_length))
         raise InvalidDocument(
             f"the profile {profile.name!r} is of {' and '.join(has)}, not of {' and '.join(asked)}",
