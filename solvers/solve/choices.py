@@ -145,7 +145,7 @@ class Search:
             asked = {**self.asked, "planner": QUICK, "options": {}} if plans is None else self._planners_only()
             most = None if plans is None else min(plans, self.max_plans or plans)
             self._round(left, asked, most)
-            left = self._nearest(left, near)
+            left = self._nearest(left, near, untried=plans is None)
         self._round(left[:1], self.asked, self.max_plans, final=True)
 
     @property
@@ -153,7 +153,7 @@ class Search:
         return resolve(self.asked["planner"]).asks_others
 
     def _round(self, left: list[Searched], asked: Mapping[str, Any], most: int | None, *, final: bool = False) -> None:
-        """Search the choices that are open; of the time left each gets as much as those that wait, half is for later."""
+        """Search the open choices; of the time left each gets as much as those that wait, and later rounds half."""
         for number, each in enumerate(left):
             left_s = self.deadline.left_s
             parts = 1 if final else 2 * (len(left) - number)
@@ -161,12 +161,16 @@ class Search:
             if self._is_open(each) and not self.deadline.passed:
                 self._search(each, {**asked, "time_limit_ns": limit_ns, "max_plans": most, "hints": final})
 
-    def _nearest(self, left: list[Searched], near: float) -> list[Searched]:
-        """Return the open choices, the best first, as far as they are near the best plan; all where there is none."""
+    def _nearest(self, left: list[Searched], near: float, *, untried: bool) -> list[Searched]:
+        """Return the open choices, the best first, as far as they are near the best plan; all where there is none.
+
+        ``untried``: also those that have no plan yet.
+        """
         ranked = sorted(filter(self._is_open, left), key=_by_value)
         if self.best is None or self.best.value_ns is None:
             return ranked
-        return [each for each in ranked if each.value_ns is not None and each.value_ns <= near * self.best.value_ns]
+        limit_ns = near * self.best.value_ns
+        return [each for each in ranked if (untried if each.value_ns is None else each.value_ns <= limit_ns)]
 
     def _is_open(self, each: Searched) -> bool:
         """Return whether a choice may hold a better plan than the best one, by more than the gap that was asked for."""

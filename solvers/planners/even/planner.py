@@ -110,7 +110,7 @@ def _alike(problem: Problem) -> tuple[int, int]:
 
 
 def _parts(ranks: int, blocks: int, batch: Batch) -> Iterator[int]:
-    """Yield how many parts of the model a rank may have: several where they are equal, ends counted as layers or not."""
+    """Yield how many parts a rank may have: several where they are equal, whether ends count as layers or not."""
     yield 1
     if ranks > 1 and batch.num_micro_batches % ranks == 0:
         for parts in range(2, blocks // ranks + 1):
