@@ -8,9 +8,9 @@ from penstock.examples import catalogue
 from penstock.examples.models import MODELS
 from penstock.examples.shapes import SHAPES
 from penstock.executor.profiling.device_table import device_facts
-from penstock.schemas.degrees import Collective
 from penstock.schemas.profile import DividedCost
-from penstock.schemas.shape import TransformerShape
+from penstock.schemas.transformers.degrees import Collective
+from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes import parameters
 from penstock.shapes.costs import Case, costs_of, layers_of, local_parameters
 from penstock.shapes.layout import Layout

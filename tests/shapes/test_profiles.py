@@ -8,11 +8,11 @@ from penstock.convert import to_problem
 from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES
 from penstock.executor.profiling.device_table import device_facts
-from penstock.schemas.degrees import Framework
 from penstock.schemas.errors import InvalidDocument, NotFound, UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import MemoryModel, PlanRequest
-from penstock.schemas.shape import Experts, LatentAttention, TransformerShape
+from penstock.schemas.transformers.degrees import Framework
+from penstock.schemas.transformers.shape import Experts, LatentAttention, TransformerShape
 from penstock.shapes import parameters
 from penstock.shapes.costs import Case, costs_of
 from penstock.shapes.layout import Layout, layers_of_stages

@@ -7,13 +7,13 @@ from itertools import accumulate, product
 
 import numpy as np
 
-from penstock.schemas import degrees as wire
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.schemas.plan import Plan
 from penstock.schemas.profile import DividedMeasurement, ModelProfile
 from penstock.schemas.profile import Variant as ProfileVariant
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.transformers import degrees as wire
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.model.degrees import CellMeasured, Choice, Collective, Degrees, Sharding, Variant
 from penstock.solvers.model.problem import Problem

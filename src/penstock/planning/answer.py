@@ -12,13 +12,13 @@ from penstock.planning.documents import find_profile, find_topology, with_open_d
 from penstock.planning.judge import Judgement, judge
 from penstock.planning.solve import solve
 from penstock.schemas.api.jobs import ResultOut
-from penstock.schemas.degrees import Degrees, Sharding
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile, PipelineProfile
 from penstock.schemas.quantities import Scalar
 from penstock.schemas.request import MemoryModel, NetworkModel, Pin, PlanRequest, Recompute, Target, UpdateRule
 from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.transformers.degrees import Degrees, Sharding
 from penstock.solvers.model.result import REQUEST_SCOPE, Progress
 
 

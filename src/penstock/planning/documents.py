@@ -8,13 +8,13 @@ from typing import Any, get_args
 
 from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES
-from penstock.schemas.degrees import Framework
 from penstock.schemas.document import load_json, unreadable
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
-from penstock.schemas.shape import TransformerShape
 from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.transformers.degrees import Framework
+from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes.hugging_face import shape_of
 
 FRAMEWORK: Framework = "torch"

@@ -14,8 +14,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-from penstock.schemas.degrees import Framework
-from penstock.schemas.shape import Experts, LatentAttention, TransformerShape
+from penstock.schemas.transformers.degrees import Framework
+from penstock.schemas.transformers.shape import Experts, LatentAttention, TransformerShape
 from penstock.shapes.layout import FULL, Layout
 
 _BF16, _FP32, _MASK = 2, 4, 1

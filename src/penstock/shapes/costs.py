@@ -18,9 +18,9 @@ from fractions import Fraction
 from typing import Literal, NamedTuple
 
 from penstock.executor.profiling.device_table import DeviceFacts, Dtype
-from penstock.schemas.degrees import Collective, Framework
 from penstock.schemas.profile import DividedCost, DividedLayer
-from penstock.schemas.shape import TransformerShape
+from penstock.schemas.transformers.degrees import Collective, Framework
+from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes import parameters
 from penstock.shapes.activations import before_scores, norm_kept, per_token
 from penstock.shapes.kernels import Kernels

@@ -9,8 +9,8 @@ from itertools import product
 from typing import get_args
 
 from penstock.schemas.api.fits import Module
-from penstock.schemas.degrees import Framework, Sharding
-from penstock.schemas.shape import TransformerShape
+from penstock.schemas.transformers.degrees import Framework, Sharding
+from penstock.schemas.transformers.shape import TransformerShape
 
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 MODULES: tuple[Module, ...] = get_args(Module)

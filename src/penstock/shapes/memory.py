@@ -17,8 +17,8 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import NamedTuple
 
-from penstock.schemas.degrees import Framework, Sharding
-from penstock.schemas.shape import TransformerShape
+from penstock.schemas.transformers.degrees import Framework, Sharding
+from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes import parameters
 from penstock.shapes.activations import before_scores, per_token
 from penstock.shapes.layout import Layout, layers_of_stages
