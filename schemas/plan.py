@@ -49,7 +49,7 @@ class Pipeline(Part):
 class ScheduleRow(Part):
     """The order of operations of some devices, in the compact text of ``schemas.program``.
 
-    With degrees, a device stands for the replica whose first GPU it is.
+    With degrees, a device means the replica whose first GPU it is.
     """
 
     devices: Annotated[tuple[Name, ...], Field(min_length=1)]
@@ -103,7 +103,7 @@ class MemoryBreakdown(Part):
 class DevicePrediction(Part):
     """One device during one global batch; busy + communication + idle = the whole time.
 
-    With degrees, the GPUs of a replica do the same at the same time: the first stands for them.
+    With degrees, the GPUs of a replica do the same at the same time; the first one is listed.
     """
 
     device: Name

@@ -162,7 +162,7 @@ class ModelProfile(Document):
     shape: TransformerShape | None = Field(
         default=None, description="of a transformer: what degrees are legal, and how many FLOPs a sample takes"
     )
-    framework: Framework | None = Field(default=None, description="whose kernels and memory the numbers stand for")
+    framework: Framework | None = Field(default=None, description="whose kernels and memory the numbers describe")
     classes: tuple[Count, ...] | None = Field(
         default=None, description="of each layer, the number of its class in every variant's `layers`"
     )

@@ -185,7 +185,7 @@ class Problem:
         return self._costs[key]
 
     def gpus(self, device: int) -> tuple[Device, ...]:
-        """Return the GPUs behind a device: itself, or those of its cell."""
+        """Return the GPUs of a device: itself, or those of its cell."""
         return (self.devices[device],) if self.real is None else tuple(self.real.devices[g] for g in self.cells[device])
 
     def nodes(self) -> tuple[tuple[int, ...], ...]:

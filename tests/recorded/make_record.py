@@ -1,6 +1,6 @@
 """Write the record anew, or ask everything again and compare: ``python tests/recorded/make_record.py [--check]``.
 
-Sixty requests, each with one worker process and with two, then forty exchanges with a service of its own; about two
+61 requests, each with one worker process and with two, then forty exchanges with a service of its own; about two
 minutes. With ``--check`` nothing is written, and the exit code is 1 where something differs that the phase in
 ``CHANGES.md`` does not allow.
 """

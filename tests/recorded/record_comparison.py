@@ -70,9 +70,14 @@ class Difference(NamedTuple):
 
 
 def differences(old: Any, new: Any, path: tuple[str, ...] = ()) -> Iterator[Difference]:
-    """All leaves in which two JSON values differ; lists of other lengths differ as a whole."""
+    """All leaves in which two JSON values differ; lists of other lengths differ as a whole.
+
+    A field that is None is one that is absent, as in canonical JSON: a new optional field is no difference.
+    """
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
+            if old.get(key) is None and new.get(key) is None:
+                continue
             yield from differences(old.get(key, MISSING), new.get(key, MISSING), (*path, key))
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for number, (a, b) in enumerate(zip(old, new, strict=True)):

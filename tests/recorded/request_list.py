@@ -28,6 +28,7 @@ SHIPPED: tuple[tuple[str, str, str, int, Document], ...] = (
     ("model-parallel", "gnmt-16", "4x1xV100", 64, {"planner": "model-parallel"}),
     ("dapple", "vgg-19", "dapple-config-b", 64, {"planner": "dapple", "micro_batch_sizes": [8, 16]}),
     ("hetpipe", "vgg-19", "2x4xV100", 64, {"planner": "hetpipe", "micro_batch_sizes": [8, 16]}),
+    ("even", "gpt2-small", "4xA100", 32, {"planner": "even", "micro_batch_sizes": [4]}),
     ("interleaved", "gpt2-small", "4xA100", 32, {"planner": "interleaved", "micro_batch_sizes": [4]}),
     ("zero-bubble", "gpt2-small", "4x1xV100", 32, {"planner": "zero-bubble", "micro_batch_sizes": [4]}),
     ("chimera", "bert-base", "4x1xV100", 32, {"planner": "chimera", "micro_batch_sizes": [4]}),

@@ -54,7 +54,7 @@ def test_the_service_answers_as_recorded(tmp_path_factory: pytest.TempPathFactor
 
 def test_the_record_is_of_everything_that_can_be_asked(recorded: dict[str, Record]) -> None:
     assert tuple(recorded) == NAMES
-    assert len(NAMES) == 60
+    assert len(NAMES) == 61
     assert len(read(RECORDED_EXCHANGES)) == 40
     requests = [request_of(name) for name in NAMES]
     assert {each.planner for each in requests} == set(PLANNERS)

@@ -1,8 +1,8 @@
 """``even``: equal stages one after the other, equally replicated on all devices, under 1F1B or interleaved 1F1B.
 
-Every such layout is looked at: ranks, parts of the model on each, rows of a micro-batch, and how many layers of a part
-recompute (none, as few as memory needs, or all). One that cannot fit, by what it holds for certain, is left out; the
-others are simulated from the least bound on. These are the layouts that trainers with degrees of parallelism run
+Every such layout is looked at: ranks, parts of the model on each, rows of a micro-batch, and as few layers of a part
+recomputing as memory needs. One that cannot fit, by what it holds for certain, is left out; the others are simulated
+from the least bound on. These are the layouts that trainers with degrees of parallelism run
 (Narayanan et al., SC 2021, section 3), and what a plan has to be better than.
 """
 
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
 from penstock.solvers.planners.proposal import Proposal, unreachable, whole_backwards_bound_ns
 from penstock.solvers.planners.trainer.planner import batches
 from penstock.solvers.schedules.support.fitting import Trial, judged
@@ -36,36 +38,84 @@ MOST_OPERATIONS = 400_000
 
 
 class Layout(NamedTuple):
-    """An allocation, a bound on its time, and the schedule's name; in their order layouts are simulated."""
+    """Stages without recomputation, and a plan in which the first ``layers`` of each that are alike recompute.
+
+    Layouts are simulated in the order of their bound.
+    """
 
     bound_ns: int
     number: int
-    schedule: str
-    allocation: Allocation
+    layers: int
+    plan: Allocation
+    even: Even
+
+
+@dataclass(frozen=True)
+class Even:
+    """Equal stages on equally many devices; ``span``: the layers that are alike, the last one excluded."""
+
+    problem: Problem
+    stages: tuple[Stage, ...]
+    batch: Batch
+    parts: int
+    span: tuple[int, int]
+    number: int
+
+    def layout(self, least: int) -> Layout | None:
+        """Return the layout with as few layers recomputing as may fit, ``least`` at least; None where none can."""
+        longest = max(stage.last - stage.first + 1 for stage in self.stages)
+        numbers = range(least, longest + 1)
+        if self.problem.recompute == "never":
+            numbers = range(least, 1)
+        elif self.problem.recompute == "always":
+            numbers = range(max(least, longest), longest + 1)
+        for layers in numbers:
+            plan = self._plan(layers)
+            if _may_fit(self.problem, plan, self.batch):
+                return Layout(_least_ns(self.problem, plan), self.number, layers, plan, self)
+        return None
+
+    def orders(self, plan: Allocation) -> Orders:
+        """Return 1F1B, or interleaved 1F1B where ranks have several parts."""
+        return order_of(self.problem, plan, "early-backward" if self.parts == 1 else "interleaved", _ranks(plan))
+
+    def _plan(self, layers: int) -> Allocation:
+        return single_pipeline(tuple(self._again(stage, layers) for stage in self.stages), self.batch.num_micro_batches)
+
+    def _again(self, stage: Stage, layers: int) -> Stage:
+        """Return the stage with its first layers of the span recomputing, each from its own input."""
+        if self.problem.recompute == "always":
+            return replace(stage, recompute=((stage.first, stage.last),))
+        low, stop = max(stage.first, self.span[0]), min(stage.last + 1, self.span[1])
+        return replace(stage, recompute=tuple((layer, layer) for layer in range(low, min(stop, low + layers))))
 
 
 def proposals(problem: Problem, _options: Mapping[str, object]) -> Iterator[Proposal]:
-    """The quickest even layouts that fit, the best first.
+    """Yield the quickest even layouts that fit, the best first.
 
     Raises ``UnsupportedRequest`` where none can be made or none fits.
     """
-    layouts = sorted(_layouts(problem))
+    waiting = [layout for even in _every(problem) if (layout := even.layout(0)) is not None]
+    possible = bool(waiting)
+    heapify(waiting)
     found: list[Trial] = []
     spent = 0
-    for layout in layouts:
-        plan = layout.allocation
+    while waiting:
+        layout = heappop(waiting)
         last_ns = found[KEPT - 1].value_ns if len(found) >= KEPT else NEVER_NS
-        spent += len(plan.stages) * plan.num_micro_batches
         if layout.bound_ns >= last_ns or (found and spent > MOST_OPERATIONS):
             break
+        spent += len(layout.plan.stages) * layout.plan.num_micro_batches
         with suppress(UnsupportedRequest):  # micro-batches that do not go into groups
-            trial = judged(problem, plan, order_of(problem, plan, layout.schedule, _ranks(plan)), last_ns).trial
-            found = sorted([*found, *([trial] if trial else [])], key=lambda each: each.value_ns)[:KEPT]
+            outcome = judged(problem, layout.plan, layout.even.orders(layout.plan), last_ns)
+            found = sorted([*found, *filter(None, [outcome.trial])], key=lambda each: each.value_ns)[:KEPT]
+            if outcome.short and (more := layout.even.layout(layout.layers + 1)) is not None:
+                heappush(waiting, more)
     if not found:
         raise UnsupportedRequest(
             f"no even layout of {problem.num_layers} layers on {problem.num_devices} devices fits into memory"
-            if layouts
-            else "no layout of equal stages goes with this request's layers, micro-batches and pins",
+            if possible
+            else "no layout of equal stages goes with this request's layers, micro-batches, memory and pins",
             remedy="planner 'auto', whose stages may differ",
         )
     for trial in found:
@@ -77,8 +127,8 @@ def _ranks(plan: Allocation) -> int:
     return len({stage.devices for stage in plan.stages})
 
 
-def _layouts(problem: Problem) -> Iterator[Layout]:
-    """Yield the layouts that may fit."""
+def _every(problem: Problem) -> Iterator[Even]:
+    """Yield ranks × parts × micro-batches."""
     first, blocks = _alike(problem)
     number = 0
     for ranks in (each for each in range(1, min(problem.num_devices, blocks) + 1) if problem.num_devices % each == 0):
@@ -89,14 +139,11 @@ def _layouts(problem: Problem) -> Iterator[Layout]:
                 ends = _ends(problem, first, blocks, ranks * parts)
                 if ends is None:
                     continue
-                stages = [Stage(i, j - 1, places[s % ranks]) for s, (i, j) in enumerate(pairwise(ends))]
-                for plan in _recomputing(problem, stages, batch, (first, first + blocks)):
+                stages = tuple(Stage(i, j - 1, places[s % ranks]) for s, (i, j) in enumerate(pairwise(ends)))
+                plain = single_pipeline(stages, batch.num_micro_batches)
+                if broken_pin(problem, plain) is None and unreachable(problem, plain) is None:
                     number += 1
-                    yield Layout(_least_ns(problem, plan), number, _schedule(parts), plan)
-
-
-def _schedule(parts: int) -> str:
-    return "early-backward" if parts == 1 else "interleaved"
+                    yield Even(problem, stages, batch, parts, (first, first + blocks), number)
 
 
 def _alike(problem: Problem) -> tuple[int, int]:
@@ -133,31 +180,6 @@ def _ends(problem: Problem, first: int, blocks: int, number: int) -> list[int] |
     ends[0], ends[-1] = 0, problem.num_layers
     cuts = [end - 1 for end in ends[1:-1]]
     return ends if min(sizes) > 0 and bool(problem.cuttable[cuts].all()) else None
-
-
-def _recomputing(problem: Problem, stages: list[Stage], batch: Batch, span: tuple[int, int]) -> Iterator[Allocation]:
-    """Yield the layout with as little recomputation as may fit, and with all layers of the span recomputing."""
-    longest = max(stage.last - stage.first + 1 for stage in stages)
-    allowed = {"never": [0], "always": [longest]}.get(problem.recompute, range(longest + 1))
-
-    def plan(layers: int) -> Allocation:
-        return single_pipeline(tuple(_again(stage, layers, span, problem) for stage in stages), batch.num_micro_batches)
-
-    few = next((layers for layers in allowed if _may_fit(problem, plan(layers), batch)), None)
-    if few is None:
-        return
-    for layers in dict.fromkeys((few, allowed[-1])):
-        made = plan(layers)
-        if broken_pin(problem, made) is None and unreachable(problem, made) is None:
-            yield made
-
-
-def _again(stage: Stage, layers: int, span: tuple[int, int], problem: Problem) -> Stage:
-    """Return the stage with its first ``layers`` of the span recomputing, each from its own input."""
-    if problem.recompute == "always":
-        return replace(stage, recompute=((stage.first, stage.last),))
-    low, stop = max(stage.first, span[0]), min(stage.last + 1, span[1])
-    return replace(stage, recompute=tuple((layer, layer) for layer in range(low, min(stop, low + layers))))
 
 
 def _may_fit(problem: Problem, plan: Allocation, batch: Batch) -> bool:

@@ -1,7 +1,7 @@
 """FLOPs that a transformer takes for a sample: of matrix products alone, and none twice.
 
 .. [1] Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters (2021), appendix: 2 FLOPs per
-   weight and token forwards, twice as many backwards.
+   weight and token forwards, 4 backwards.
 """
 
 from __future__ import annotations

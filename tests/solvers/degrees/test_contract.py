@@ -1,4 +1,4 @@
-"""Cells against the GPUs that they stand for: what every lane sends, link by link, on 1,000 clusters of five forms."""
+"""Cells against the GPUs that they are: what every lane sends, link by link, on 1,000 clusters of five forms."""
 
 from __future__ import annotations
 
