@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD, WEIGHT
 from penstock.solvers.compiled.decorators import compiled
-from penstock.solvers.judge.indices import never_negative
+from penstock.solvers.compiled.indices import never_negative
 from penstock.solvers.judge.operation_tables import DURATION, LINES
 from penstock.solvers.model.schedule import STEP
 

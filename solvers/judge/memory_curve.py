@@ -170,8 +170,8 @@ def _costs(
         np.concatenate((times.start[arrays.first_gradient[used]], steps.end[freed])),
         np.concatenate((gradients[used], -gradients[steps.place[freed]])),
     )
-    behind = Spans(*(column[:0] for column in steps)) if tables.periodic else steps
-    apart = _lists(len(static), lane_of_place[behind.place], behind.start, behind.end)
+    after = Spans(*(column[:0] for column in steps)) if tables.periodic else steps
+    apart = _lists(len(static), lane_of_place[after.place], after.start, after.end)
     return Costs(_operation_bytes(tables, lanes), static, *changes, *apart, *_reduced_by_lane(tables, lanes, *reduced))
 
 
