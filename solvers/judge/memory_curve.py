@@ -141,14 +141,19 @@ def _streams(tables: Tables, lanes: Lanes) -> Streams:
 
 def _received(tables: Tables, lanes: Lanes) -> np.ndarray:
     """Return the bytes that each operation reads from messages, by its line in the lanes' table."""
-    found = np.zeros((len(lanes.slot_stage), STEP + 1, 2), dtype=np.int64)
-    for slot, s in enumerate(lanes.slot_stage):
-        classes = tables.memory[s]
+    return _stage_messages(tables)[list(lanes.slot_stage)].reshape(-1)
+
+
+@lru_cache(maxsize=32)
+def _stage_messages(tables: Tables) -> np.ndarray:
+    """Return (stages, 6, 2): the bytes that each kind of operation reads from messages, by row class."""
+    found = np.zeros((len(tables.memory), STEP + 1, 2), dtype=np.int64)
+    for s, classes in enumerate(tables.memory):
         for c in (0, 1):
             held = classes[min(c, len(classes) - 1)]
-            found[slot, FORWARD, c] = held.received_input
-            found[slot, [BACKWARD, INPUT], c] = held.received_gradient
-    return found.reshape(-1)
+            found[s, FORWARD, c] = held.received_input
+            found[s, [BACKWARD, INPUT], c] = held.received_gradient
+    return found
 
 
 def _costs(

@@ -286,9 +286,10 @@ def _steps_after_rows(
                 if chains.start[g] < chains.start[g + 1]:
                     reduced[s] = max(reduced[s], int(bucket_end[chains.start[g + 1] - 1]))
     start, end = [0] * len(lanes.slot_stage), [0] * len(lanes.slot_stage)
-    summed = np.split(tie_end[lanes.arrays.halt_tie], lanes.arrays.halt_start[1:-1])
-    for done, own, slots in zip(lane_ns.tolist(), summed, lanes.slots, strict=True):
-        t = max(done, int(own.max(initial=0)))
+    lane_of_tie = np.repeat(np.arange(len(lane_ns)), np.diff(lanes.arrays.halt_start))
+    done = lane_ns.copy()
+    np.maximum.at(done, lane_of_tie, tie_end[lanes.arrays.halt_tie])
+    for t, slots in zip(done.tolist(), lanes.slots, strict=True):
         for slot in sorted(slots, key=lambda k: (last[k], k)):
             s = lanes.slot_stage[slot]
             start[slot] = max(t, reduced[s])
