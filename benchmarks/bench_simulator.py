@@ -154,8 +154,8 @@ def _problem(forward: np.ndarray, boundary: np.ndarray, batches: int, network: s
 
 def _pattern(count: int) -> Pattern:
     down = [PatternOperation(FORWARD, s, s % 3, s // 3) for s in range(count)]
-    behind = [count + 2 * (count - 1 - s) for s in range(count)]
-    up = [PatternOperation(BACKWARD, s, t % 3, t // 3) for s, t in enumerate(behind)]
+    times = [count + 2 * (count - 1 - s) for s in range(count)]
+    up = [PatternOperation(BACKWARD, s, t % 3, t // 3) for s, t in enumerate(times)]
     return Pattern("1f1b", 3, 1, (*down, *up))
 
 

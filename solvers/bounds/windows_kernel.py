@@ -1,7 +1,7 @@
 """``windows.window_bound_ns`` for many plans at once: head, work, windows and tail of chains given as arrays.
 
-BOUNDS section 2. The plain function is the twin; here a channel's kind is a number, and the work of a stage (its
-micro-batches of every size) counts beside the windows, which take each micro-batch for a small one.
+BOUNDS section 2. The plain function is the reference; here a channel's kind is a number, and the work of a stage (its
+micro-batches of every size) counts in addition to the windows, which take each micro-batch for a small one.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
@@ -24,7 +24,7 @@ SERIAL, APART, FREE = 0, 1, 2
 class Chains(NamedTuple):
     """(N, S) int64 each, times in ns; of N plans with S stages.
 
-    ``out`` goes from a stage to the next, ``back`` to the one before; ``channel`` is that behind a stage; ``limit``
+    ``out`` goes from a stage to the next, ``back`` to the one before; ``channel`` is that after a stage; ``limit``
     is how many micro-batches a stage can have in flight; ``work`` is all that it computes in a step.
     """
 
@@ -127,19 +127,19 @@ def _end(
 def own(forward: int, backward: int, around: int, limit: int, ahead: int, slowest: int, batches: int) -> int:
     """From the first possible start on a resource to the end of its last backward."""
     ahead, slowest = max(ahead, forward), max(slowest, backward)
-    before, behind = forward + around, around + backward
+    before, after = forward + around, around + backward
     turn = forward + around + backward
     span = (batches - 1) * max(ahead, slowest) + turn
     work = batches * (forward + backward)
     first = _idle(before, forward, ahead, limit)
-    last = _idle(behind, backward, slowest, limit)
+    last = _idle(after, backward, slowest, limit)
     if limit < batches:
         turns, left = (batches - 1) // limit, (batches - 1) % limit
         chain = (turns + 1) * turn + left * forward
         area = (2 * batches * turn // limit + (forward + backward) * (limit - 1)) // 2
         return max(span, work + first + last, chain, area)
     reached = max(span, work + max(first, last))
-    return max(reached, work + first + last) if reached >= before + behind else reached
+    return max(reached, work + first + last) if reached >= before + after else reached
 
 
 @inner

@@ -79,5 +79,5 @@ loop: Any = _decorator(cache=True, _nrt=False)
 inner: Any = _part
 """A step of such a loop: compiled as a part of each kernel that takes it, never called from Python."""
 
-beside: Any = _decorator(cache=True, nogil=True)
-"""May allocate, and runs beside other threads: the door of a batch, whose plans have nothing to do with each other."""
+threaded: Any = _decorator(cache=True, nogil=True)
+"""May allocate, and runs in several threads at once: for batches of plans that do not depend on each other."""

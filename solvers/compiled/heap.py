@@ -7,6 +7,9 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.solvers.compiled.decorators import inner
+from penstock.solvers.compiled.indices import never_negative
+
+never_negative(__name__)
 
 LAST = 2**63 - 1
 """The largest key."""

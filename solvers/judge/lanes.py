@@ -1,7 +1,8 @@
-"""Rows of a schedule as *lanes*: devices that hold the same stages and run the same operations at the same time.
+"""Rows of a schedule as *lanes*, and the state in which the event clock begins to time them.
 
-A lane represents all its devices: its operation times are those of the slowest replica. A *slot* is one stage on
-one lane; slots are numbered by stage, then lane, so that slot = stage when every stage lies on one lane.
+The devices of a lane hold the same stages and run the same operations at the same time: their times are those of the
+slowest replica. A *slot* is one stage on one lane; slots are numbered by stage, then lane, so that slot = stage when
+every stage lies on one lane.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ import numpy as np
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import KINDS, RECOMPUTE
 from penstock.solvers.compiled.fields import Fields
-from penstock.solvers.judge.operation_tables import Tables
+from penstock.solvers.costs.reductions import Chains
+from penstock.solvers.costs.ties import Ties
+from penstock.solvers.judge.clocks.state import NOWHERE, TOUCHED, State, lanes_of_rounds, waits_of_halts
+from penstock.solvers.judge.operation_tables import FlowTables, Tables
 from penstock.solvers.judge.scan_kernel import DUPLICATE, EARLY, GOOD, OUT_OF_ROUND, Scan, find_missing, scan_lane
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
@@ -279,3 +283,68 @@ def _what_is_wrong(tables: Tables, lanes: Lanes, status: int, lane: int, at: int
     if status == OUT_OF_ROUND:
         return f"{what} is out of order in {where}: gradients of a round come between its step and the one before."
     return f"{what} is in {where}, whose devices do not run it."
+
+
+def new_state(flows: FlowTables, chains: Chains, ties: Ties, lanes: LaneTables) -> State:
+    """Return the state of the event clock before anything has begun.
+
+    Not made by a kernel, since kernels that allocate many arrays are slow to compile.
+    """
+    num_lanes, num_flows, num_chains = len(lanes.lane_start) - 1, len(flows.flow_ns), len(chains.stage)
+    num_ties, halts, resources = len(ties.tie_ns), len(lanes.halt_start) - 1, len(flows.watch_start) - 1
+    users, watch = num_flows + num_chains + num_ties, int(flows.watch_start[-1])
+    transfers, routes = int(flows.flow_offset[-1]), flows.resource_start[: num_flows + 1]
+    at_once = transfers if (routes[1:] == routes[:-1]).any() else 0
+    events = num_lanes + users + num_chains + at_once + 1
+    closing = lanes_of_rounds(chains, lanes)
+    words, word = _parts(
+        np.int64,
+        {
+            **dict.fromkeys(("event_time", "event_code"), events),
+            **dict.fromkeys(("position", "time", "touched"), num_lanes),
+            **dict.fromkeys(("head", "tail"), num_flows),
+            **dict.fromkeys(("where", "fresh"), users),
+            **dict.fromkeys(("watch_first", "watch_second"), watch),
+            **dict.fromkeys(("watch_size", "freed"), resources),
+            **dict.fromkeys(("candidate_first", "candidate_second"), users + resources + 1),
+            **dict.fromkeys(("bucket", "bucket_round"), num_chains),
+            **dict.fromkeys(("closing", "closing_place"), len(lanes.slot_lane)),
+            **dict.fromkeys(("halt_left", "halt_next"), halts),
+            **dict.fromkeys(("tie_left", "tie_round", "tie_ready"), num_ties),
+            "size": TOUCHED + 1,
+            "bucket_ready": len(chains.bucket_ns),
+            "lanes_left": len(closing),
+        },
+    )
+    marks = {"busy": num_lanes, "is_touched": num_lanes, "taken": resources, "halt_passed": halts}
+    flags, flag = _parts(np.bool_, {**marks, "arrived": flows.places})
+    word["position"][:] = lanes.lane_start[:-1]
+    word["head"][:] = word["tail"][:] = flows.flow_offset[:-1]
+    word["where"][:] = NOWHERE
+    word["bucket"][:] = chains.start[:-1]
+    word["lanes_left"][:] = closing
+    word["closing_place"][:] = lanes.round_start[:-1] - 1
+    word["halt_left"][:] = waits_of_halts(chains, ties, lanes) if num_ties else 1
+    word["tie_left"][:] = lanes.tie_start[1:] - lanes.tie_start[:-1]
+    return State(
+        words=words,
+        flags=flags,
+        start=np.empty(len(lanes.batch), np.int64),
+        done=np.zeros(2 * int(flows.base[-1]), np.uint16),
+        sent=np.full(transfers, -1, np.int64),
+        order=np.empty(transfers, np.int32),
+        bucket_start=np.full(int(chains.run_start[num_chains]), -1, np.int64),
+        tie_start=np.full(int(ties.run_start[num_ties]), -1, np.int64),
+        **word,
+        **flag,
+    )
+
+
+def _parts(dtype: type, sizes: dict[str, int]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Return an array of zeros, and its parts by name."""
+    whole: np.ndarray = np.zeros(sum(sizes.values()), dtype)
+    parts, at = {}, 0
+    for name, size in sizes.items():
+        parts[name] = whole[at : at + size]
+        at += size
+    return whole, parts

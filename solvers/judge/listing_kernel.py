@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD, WEIGHT
 from penstock.solvers.compiled.decorators import compiled
-from penstock.solvers.judge.indices import never_negative
+from penstock.solvers.compiled.indices import never_negative
 from penstock.solvers.judge.operation_tables import DURATION, LINES
 from penstock.solvers.model.schedule import STEP
 
@@ -61,8 +61,7 @@ def transfer_list(flows: Any, sent: np.ndarray) -> tuple[np.ndarray, np.ndarray,
     direction = np.empty(sent.size, dtype=np.int8)
     end = np.empty_like(sent)
     for flow in range(flows.flow_ns.size):
-        low, high = flows.flow_offset[flow], flows.flow_offset[flow + 1]
-        stage[low:high] = flows.flow_stage[flow]
-        direction[low:high] = flows.flow_direction[flow]
-        end[low:high] = sent[low:high] + flows.flow_ns[flow]
+        s, way, takes = flows.flow_stage[flow], flows.flow_direction[flow], flows.flow_ns[flow]
+        for k in range(flows.flow_offset[flow], flows.flow_offset[flow + 1]):
+            stage[k], direction[k], end[k] = s, way, sent[k] + takes
     return stage, direction, end

@@ -141,14 +141,19 @@ def _streams(tables: Tables, lanes: Lanes) -> Streams:
 
 def _received(tables: Tables, lanes: Lanes) -> np.ndarray:
     """Return the bytes that each operation reads from messages, by its line in the lanes' table."""
-    found = np.zeros((len(lanes.slot_stage), STEP + 1, 2), dtype=np.int64)
-    for slot, s in enumerate(lanes.slot_stage):
-        classes = tables.memory[s]
+    return _stage_messages(tables)[list(lanes.slot_stage)].reshape(-1)
+
+
+@lru_cache(maxsize=32)
+def _stage_messages(tables: Tables) -> np.ndarray:
+    """Return (stages, 6, 2): the bytes that each kind of operation reads from messages, by row class."""
+    found = np.zeros((len(tables.memory), STEP + 1, 2), dtype=np.int64)
+    for s, classes in enumerate(tables.memory):
         for c in (0, 1):
             held = classes[min(c, len(classes) - 1)]
-            found[slot, FORWARD, c] = held.received_input
-            found[slot, [BACKWARD, INPUT], c] = held.received_gradient
-    return found.reshape(-1)
+            found[s, FORWARD, c] = held.received_input
+            found[s, [BACKWARD, INPUT], c] = held.received_gradient
+    return found
 
 
 def _costs(
@@ -170,8 +175,8 @@ def _costs(
         np.concatenate((times.start[arrays.first_gradient[used]], steps.end[freed])),
         np.concatenate((gradients[used], -gradients[steps.place[freed]])),
     )
-    behind = Spans(*(column[:0] for column in steps)) if tables.periodic else steps
-    apart = _lists(len(static), lane_of_place[behind.place], behind.start, behind.end)
+    after = Spans(*(column[:0] for column in steps)) if tables.periodic else steps
+    apart = _lists(len(static), lane_of_place[after.place], after.start, after.end)
     return Costs(_operation_bytes(tables, lanes), static, *changes, *apart, *_reduced_by_lane(tables, lanes, *reduced))
 
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from penstock.solvers.compiled.decorators import compiled, inner, loop
 from penstock.solvers.compiled.fields import Fields
+from penstock.solvers.compiled.indices import never_negative
 from penstock.solvers.costs.infinity import NEVER_NS
-from penstock.solvers.judge.indices import never_negative
 from penstock.solvers.judge.operation_tables import DURATION
 
 never_negative(__name__)
@@ -137,7 +137,8 @@ def _merge(
 ) -> int:
     """Walk through a lane's events in time; writes the curve where it has room, and the first peak.
 
-    Only the lane's own operations can raise what it holds, so a peak is looked for at their starts and ends alone.
+    Only the lane's own operations can raise what it holds, so a peak is looked for at their starts and ends alone; and
+    without a curve, which send buffers have vanished only where they could be a peak if none had.
     """
     low, high = streams.begin[lane], streams.received[lane]
     for k in range(low, high):
@@ -154,7 +155,7 @@ def _merge(
         walk.peak[BUFFERS] = buffers
     if curve.shape[1] > 0:
         curve[0, 0], curve[1, 0], written = 0, static + buffers, 1
-    which, other = _least(walk, low, high)
+    which, other = _least(walk, low, high) if curve.shape[1] > 0 else (-1, NEVER_NS)
     while True:
         t = min(own, NEVER_NS - 1)
         while other <= t:
@@ -187,6 +188,13 @@ def _merge(
             continue
         reached = static + gradients + kept + buffers + work
         if reached > highest:
+            for k in range(low, high):
+                while walk.head[k] <= t:
+                    buffers -= streams.size[k]
+                    walk.place[k] += 1
+                    _head(streams, posted.freed, posted.order, walk, k)
+            reached = static + gradients + kept + buffers + work
+        if reached > highest:
             highest = reached
             walk.peak[GRADIENTS], walk.peak[KEPT], walk.peak[BUFFERS], walk.peak[WORK] = gradients, kept, buffers, work
         written = _note(curve, written, t, reached)
@@ -209,7 +217,7 @@ def _communication(
     """Nanoseconds in which a lane computes, and in which it does not while one of its transfers or reductions runs.
 
     It communicates alone only in the gaps between what it computes: until ``reach``, when the last of all that has
-    begun ends, or not before the next begins.
+    begun ends, or not before the next begins. What it receives is looked at first: it mostly fills the gap.
     """
     low, high = streams.begin[lane], streams.begin[lane + 1]
     for k in range(low, high):
@@ -227,12 +235,14 @@ def _communication(
                     reach = max(reach, costs.reductions[reduction, 1])
                     reduction += 1
                 following = costs.reductions[reduction, 0]
-                for k in range(low, high):
+                for k in range(high - 1, low - 1, -1):
                     while walk.head[k] <= free:
                         reach = max(reach, walk.head[k] + streams.duration[k])
                         walk.place[k] += 1
                         _head(streams, times.sent, times.order, walk, k)
                     following = min(following, walk.head[k])
+                    if reach >= end:
+                        break
                 if reach <= free:
                     free = min(end, following)
                     continue

@@ -2,7 +2,7 @@
 
 A program posts the receive of an operation where decision 6 puts it: before the later of the previous operation of the
 same stage and direction and the second operation before the one that reads the message. A lane gets there when the
-operation before has ended, at the beginning of the run where there is none; optimizer steps stand behind receives.
+operation before has ended, at the beginning of the run where there is none; optimizer steps come after receives.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
@@ -15,12 +15,17 @@ import numpy as np
 
 from penstock.schemas.program import FORWARD, INPUT, LOOK_AHEAD
 from penstock.solvers.compiled.decorators import compiled
-from penstock.solvers.judge.indices import never_negative
+from penstock.solvers.compiled.heap import pop, push
+from penstock.solvers.compiled.indices import never_negative
 from penstock.solvers.judge.operation_tables import DURATION, LINES, NOWHERE
 from penstock.solvers.judge.operation_tables import INPUT as INPUT_PLACE
 from penstock.solvers.model.schedule import STEP
 
 never_negative(__name__)
+
+WITHOUT, STEPS = -1, -2
+LATEST = LOOK_AHEAD + 2
+"""How many operations of a lane are at hand, the last ones: a receive is posted at the end of one of them."""
 
 
 class Posted(NamedTuple):
@@ -43,40 +48,51 @@ def post_receives(flows: Any, lanes: Any, times: Any, received: np.ndarray) -> P
     size = np.zeros(lanes.row.size, dtype=np.int64)
     first = np.zeros(lanes.lane_start.size - 1, dtype=np.int64)
     when = np.zeros(flows.places, dtype=np.int64)
-    previous = np.full((lanes.slot_lane.size, 2), -1, dtype=np.int64)
-    place = np.empty(lanes.row.size, dtype=np.int64)
+    ways, previous = _ways(received.size), np.full(2 * lanes.slot_lane.size, -1, dtype=np.int64)
+    place, end = np.empty(LATEST, dtype=np.int64), np.empty(LATEST, dtype=np.int64)
+    row, batch, table, start = lanes.row, lanes.batch, lanes.table, times.start
     for lane in range(first.size):
         count = 0
         for i in range(lanes.lane_start[lane], lanes.lane_start[lane + 1]):
-            line = lanes.row[i]
-            kind = line // 2 % (STEP + 1)
-            if kind == STEP:
+            line = row[i]
+            if ways[line] == STEPS:
                 continue
-            if kind <= INPUT:
-                slot, direction = line // LINES, 0 if kind == FORWARD else 1
-                before = max(previous[slot, direction], count - LOOK_AHEAD, 0)
-                previous[slot, direction] = count
+            if ways[line] != WITHOUT:
+                before = max(previous[ways[line]], count - LOOK_AHEAD, 0)
+                previous[ways[line]] = count
                 posted = 0
                 if before == 0:
                     first[lane] += received[line]
                 else:
-                    j = place[before - 1]
-                    size[j] += received[line]
-                    posted = times.start[j] + lanes.table[lanes.row[j], DURATION]
-                if lanes.table[line, INPUT_PLACE] != NOWHERE:
-                    k = lanes.table[line, INPUT_PLACE] + lanes.batch[i]
+                    size[place[(before - 1) % LATEST]] += received[line]
+                    posted = end[(before - 1) % LATEST]
+                if table[line, INPUT_PLACE] != NOWHERE:
+                    k = table[line, INPUT_PLACE] + batch[i]
                     when[k] = max(when[k], posted)
-            place[count] = i
+            place[count % LATEST], end[count % LATEST] = i, start[i] + table[line, DURATION]
             count += 1
     freed, order = _freed(flows, times, when)
     return Posted(size, first, freed, order)
 
 
 @compiled
+def _ways(lines: int) -> np.ndarray:
+    """Of each line of the lanes' table 2 slot + direction of what it reads; WITHOUT if it reads nothing, STEPS."""
+    ways = np.full(lines, WITHOUT, dtype=np.int64)
+    for line in range(lines):
+        kind = line // 2 % (STEP + 1)
+        if kind == STEP:
+            ways[line] = STEPS
+        elif kind <= INPUT:
+            ways[line] = 2 * (line // LINES) + (0 if kind == FORWARD else 1)
+    return ways
+
+
+@compiled
 def _freed(flows: Any, times: Any, when: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """``Posted.freed`` and ``Posted.order``; ``when``: the last posting for each place of ``arrived``."""
     total = flows.base[flows.base.size - 1]
-    freed, order = np.empty_like(times.sent), times.order.copy()
+    freed, order, sent, held = np.empty_like(times.sent), times.order.copy(), times.sent, flows.flow_ns
     for flow in range(flows.flow_ns.size):
         low, high = flows.flow_offset[flow], flows.flow_offset[flow + 1]
         direction = flows.flow_direction[flow]
@@ -85,10 +101,19 @@ def _freed(flows: Any, times: Any, when: np.ndarray) -> tuple[np.ndarray, np.nda
         base = direction * total + flows.base[receiver] - flows.first[receiver]
         sorted_so_far = True
         for k in range(low, high):
-            freed[k] = max(times.sent[k], when[base + times.order[k]]) + flows.flow_ns[flow]
+            freed[k] = max(sent[k], when[base + order[k]]) + held[flow]
             sorted_so_far = sorted_so_far and (k == low or freed[k - 1] <= freed[k])
         if not sorted_so_far:
-            by_time = np.argsort(freed[low:high], kind="mergesort")
-            freed[low:high] = freed[low:high][by_time]
-            order[low:high] = order[low:high][by_time]
+            _sort(freed[low:high], order[low:high])
     return freed, order
+
+
+@compiled
+def _sort(freed: np.ndarray, order: np.ndarray) -> None:
+    """Put messages in the order of ``freed``; those of one instant stay in the order of sending."""
+    time, place, sent = np.empty_like(freed), np.empty_like(freed), order.copy()
+    for k in range(freed.size):
+        push(time, place, 0, k, freed[k], k)
+    for k in range(freed.size):
+        freed[k], order[k] = time[0], sent[place[0]]
+        pop(time, place, 0, freed.size - k)

@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.solvers.compiled.decorators import compiled, inner, loop
 from penstock.solvers.compiled.fields import Fields
-from penstock.solvers.judge.indices import never_negative
+from penstock.solvers.compiled.indices import never_negative
 from penstock.solvers.judge.operation_tables import LINES
 from penstock.solvers.model.schedule import STEP
 

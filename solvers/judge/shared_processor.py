@@ -7,7 +7,7 @@ device k), takes a *global batch of its own* through M micro-batches and updates
 such an allocation has the micro-batches 0 to M - 1, ``num_micro_batches`` is M, and operation (kind, stage,
 micro-batch) means a micro-batch of the global batch of that stage's pipeline. An iteration trains N global batches:
 ``time_per_global_batch_ns`` is its length over N, rounded up. Each row of the schedule holds one stage: a device stands
-in N rows, whose operations run beside each other.
+in N rows, whose operations run at the same time.
 
 **Sharing.** Each operation uses a share u of its device's processor (``utilisation``). While operations run on a device
 together, all of them run at the speed min(1, 1 / Σu). Shares are whole millionths, speeds whole 720720ths, rounded down

@@ -29,7 +29,7 @@ The gradient of a parameter whose layers lie in different stages of a pipeline (
 the stages that hold any of its layers, in all pipelines, add it up in one all-reduce. A lane comes to its first tie
 after all its operations and after the buckets of all its stages' groups, to each later one, in the order of the
 profile, when the one before has ended; its steps follow the last. A tie is ready when all its lanes have come, and
-waits for the resources of its ring like a bucket, with the number of the tie behind those of all buckets. In a
+waits for the resources of its ring like a bucket, with the number of the tie after those of all buckets. In a
 periodic plan a lane comes to its ties where the step of its lowest stage with a copy could start, once a round, and
 that step starts when the last of them has ended. No rank sums ties under other rules than synchronous and
 double-buffered updates, so nothing is charged there.
@@ -69,11 +69,10 @@ from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import context_bytes, weight_bytes
 from penstock.solvers.judge.clocks.channels import EVENTS, FREE, FULL, HALF
 from penstock.solvers.judge.clocks.events import run_events
-from penstock.solvers.judge.clocks.state import new_state
 from penstock.solvers.judge.clocks.ties import tied_starts
 from penstock.solvers.judge.clocks.worklist import run_worklist
 from penstock.solvers.judge.deadlock import deadlock
-from penstock.solvers.judge.lanes import Lanes, Times, make_lanes
+from penstock.solvers.judge.lanes import Lanes, Times, make_lanes, new_state
 from penstock.solvers.judge.listing_kernel import gradient_ends, most_in_flight, operation_ends, transfer_list
 from penstock.solvers.judge.memory_curve import MemoryProfile, Spans
 from penstock.solvers.judge.operation_tables import DURATION, FLOW, LINES, Tables, cost_tables
@@ -256,7 +255,7 @@ def _ends(tables: Tables, lanes: Lanes, ran: Ran, unrolled: Unrolled | None) -> 
     tie = np.repeat(np.arange(len(tables.sums)), tables.ties.rounds)
     tied = Spans(tie, ran.tie_start, ran.tie_start + tables.ties.tie_ns[tie])
     if unrolled is None:
-        steps = _steps_behind(tables, lanes, lane_ns, bucket_end, tied.end)
+        steps = _steps_after_rows(tables, lanes, lane_ns, bucket_end, tied.end)
         last = int(steps.end.max())
         return Ends(lane_ns, steps, reduced, tied, last, (0, last), 1)
     batches = tables.allocation.num_micro_batches // unrolled.rounds
@@ -275,7 +274,7 @@ def _cycle(done: np.ndarray, whole: int) -> int:
     return len(done) - 1
 
 
-def _steps_behind(
+def _steps_after_rows(
     tables: Tables, lanes: Lanes, lane_ns: np.ndarray, bucket_end: np.ndarray, tie_end: np.ndarray
 ) -> Spans:
     """Return one step of each slot, after the lane's operations and ties and the reductions of the stage's groups."""
@@ -287,9 +286,10 @@ def _steps_behind(
                 if chains.start[g] < chains.start[g + 1]:
                     reduced[s] = max(reduced[s], int(bucket_end[chains.start[g + 1] - 1]))
     start, end = [0] * len(lanes.slot_stage), [0] * len(lanes.slot_stage)
-    summed = np.split(tie_end[lanes.arrays.halt_tie], lanes.arrays.halt_start[1:-1])
-    for done, own, slots in zip(lane_ns.tolist(), summed, lanes.slots, strict=True):
-        t = max(done, int(own.max(initial=0)))
+    lane_of_tie = np.repeat(np.arange(len(lane_ns)), np.diff(lanes.arrays.halt_start))
+    done = lane_ns.copy()
+    np.maximum.at(done, lane_of_tie, tie_end[lanes.arrays.halt_tie])
+    for t, slots in zip(done.tolist(), lanes.slots, strict=True):
         for slot in sorted(slots, key=lambda k: (last[k], k)):
             s = lanes.slot_stage[slot]
             start[slot] = max(t, reduced[s])

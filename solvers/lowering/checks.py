@@ -23,7 +23,7 @@ from penstock.solvers.lowering.kernels import (
     END_RANK,
     END_SENDS,
     END_STAGE,
-    SEAT,
+    PARTICIPANT,
     Wiring,
 )
 
@@ -76,19 +76,19 @@ class _Check:
 
     @cached_property
     def waiting(self) -> np.ndarray:
-        """Return the channel end, or the seat (a rank's part in a collective), that each rank waits for, or -1."""
+        """Return the channel end that each rank waits for, or as which participant of a collective it waits, or -1."""
         return np.zeros(len(self.programs), dtype=np.int64)
 
     @cached_property
-    def taken(self) -> np.ndarray:
-        """Return how often each seat was taken."""
+    def joined(self) -> np.ndarray:
+        """Return how often each participant has joined its collective."""
         return np.zeros(len(self.wiring.table), dtype=np.int64)
 
     def run(self, transport: Transport) -> None:
         passes = [(False, False)] if transport == "gloo" else [(False, True), (True, False)]
         for rendezvous, ordered in passes:
             found = kernel.advance(
-                self.wiring, self.codes, self.starts, rendezvous, ordered, self.at, self.waiting, self.taken
+                self.wiring, self.codes, self.starts, rendezvous, ordered, self.at, self.waiting, self.joined
             )
             finding, where, detail = map(int, found)
             if finding == kernel.OK:
@@ -136,18 +136,18 @@ class _Check:
     def missing(self, rank: int) -> int:
         """Return the rank that a waiting one waits for."""
         waits, wiring = int(self.waiting[rank]), self.wiring
-        if waits > SEAT:
+        if waits > PARTICIPANT:
             return int(wiring.ends[wiring.ends[waits, END_PARTNER], END_RANK])
-        seat = SEAT - waits
-        low, high = wiring.bounds[wiring.table[seat] : wiring.table[seat] + 2]
-        late = [other for other in wiring.seats[low:high] if self.taken[other] < self.taken[seat]]
-        return int(wiring.seat_rank[late[0]])
+        participant = PARTICIPANT - waits
+        low, high = wiring.bounds[wiring.table[participant] : wiring.table[participant] + 2]
+        late = [other for other in wiring.participants[low:high] if self.joined[other] < self.joined[participant]]
+        return int(wiring.participant_rank[late[0]])
 
     def wait(self, rank: int) -> str:
         waits = int(self.waiting[rank])
         if self.at[rank] >= self.starts[rank + 1] or waits == -1:
             return ""
-        if waits <= SEAT:
+        if waits <= PARTICIPANT:
             word = WORDS[self.codes[self.at[rank], 0]].removeprefix("WAIT_")
             return f" and waits for the {word} of rank {self.missing(rank)}"
         ends = self.wiring.ends

@@ -2,8 +2,8 @@
 
 Instructions are rows of an int32 array: word (index in ``WORDS``), stage, micro-batch, channel. Stages held by ranks,
 the channels of all ranks ("ends") and the buckets of all stages are numbered through. The two ends of an exchange
-share *slots*, one for each of its micro-batches. A *seat* is one rank's part in what several ranks do together: a
-bucket, a tie, or the norm.
+share *slots*, one for each of its micro-batches. A *participant* is one rank in one collective: a bucket, a tie, or the
+norm.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
@@ -61,8 +61,9 @@ class Wiring(NamedTuple):
     ``lists`` (4 H + 1): bounds in ``members`` (ends) of what a held stage receives forward, sends forward, receives
     backward, sends backward.
     ``sources`` (B + 1): bounds in ``source_held`` of the held stages that add to a bucket's gradients.
-    ``table`` (B + R T + R): of each seat (buckets; ties of each rank; the norm of each rank) what it is part of, or -1
-    where it is not taken. ``bounds``: of each such thing its seats in ``seats``. ``seat_rank``: whose a seat is.
+    ``table`` (B + R T + R): the collective of each participant (buckets; ties of each rank; the norm of each rank), or
+    -1 where the rank is in none. ``bounds``: of each collective its participants in ``participants``.
+    ``participant_rank``: the rank of each participant.
     ``num_micro_batches``: of all global batches, ``per_batch`` of one, ``first_class`` of its first row class.
     """
 
@@ -76,8 +77,8 @@ class Wiring(NamedTuple):
     source_held: np.ndarray
     table: np.ndarray
     bounds: np.ndarray
-    seats: np.ndarray
-    seat_rank: np.ndarray
+    participants: np.ndarray
+    participant_rank: np.ndarray
     num_slots: int
     num_pairs: int
     num_micro_batches: int
@@ -91,8 +92,8 @@ HELD_COLUMNS = 15
 END_RANK, END_STAGE, END_DIRECTION, END_SENDS, END_WITHIN, END_TURN, END_MODULUS, END_SLOT, END_ROWS = range(9)
 END_PARTNER, END_PAIR = 10, 11
 _OPEN_FIRST, _OPEN_COUNT, _QUEUED = range(3)
-SEAT = -2
-"""A rank that waits at seat i has ``SEAT - i`` in ``waiting``."""
+PARTICIPANT = -2
+"""A rank that waits as participant i has ``PARTICIPANT - i`` in ``waiting``."""
 
 
 @compiled
@@ -175,10 +176,10 @@ def _slot(ends: Any, end: int, m: int) -> Any:
 
 
 class Run(NamedTuple):
-    """Where all programs stand; R ranks, H held stages, seats as in ``Wiring``.
+    """Where all programs stand; R ranks, H held stages, participants as in ``Wiring``.
 
-    ``at`` (R,) the next instruction; ``waiting`` (R,) for which of its ends, or at which seat, a rank waits, or -1;
-    ``taken`` how often each seat was, ``left`` how often it was waited for to the end. ``done`` (H, M): a bit for each
+    ``at`` (R,) the next instruction; ``waiting`` (R,) for which of its ends, or as which participant, a rank waits, or
+    -1; how often each participant has ``joined`` and ``left`` its collective. ``done`` (H, M): a bit for each
     operation that ran; ``made`` (H, 2): backwards, and steps; ``reduced``: 1 a bucket is begun, 2 it is over.
     ``slots``: what has been sent and posted; ``sequence`` of each message in its pair, ``counts`` (pairs, 2) of both
     sides. Ranks in the ``queue``, from where up to where in ``cursor``. ``book`` (R + 1, 3): first of a rank's receives
@@ -187,7 +188,7 @@ class Run(NamedTuple):
 
     at: np.ndarray
     waiting: np.ndarray
-    taken: np.ndarray
+    joined: np.ndarray
     left: np.ndarray
     done: np.ndarray
     made: np.ndarray
@@ -205,25 +206,25 @@ class Run(NamedTuple):
 
 @compiled
 def advance(
-    wiring: Wiring, codes: Any, starts: Any, rendezvous: bool, ordered: bool, at: Any, waiting: Any, taken: Any
+    wiring: Wiring, codes: Any, starts: Any, rendezvous: bool, ordered: bool, at: Any, waiting: Any, joined: Any
 ) -> tuple[int, int, int]:
     """Run all programs: ``codes`` (N, 4), rank r's from ``starts[r]`` on. Returns (finding, where, detail).
 
     A receive is posted without waiting; F, B and I wait for the messages of theirs to be sent. Under ``rendezvous`` a
     send waits until its receive is posted. ``ordered``: the n-th message from one rank to another is the n-th receive.
-    ``at`` (R) tells where each rank stopped, ``waiting`` (R) for which of its ends, or at which seat, or -1; ``taken``
-    (seats) how often each seat was taken.
+    ``at`` (R) tells where each rank stopped, ``waiting`` (R) for which of its ends, or as which participant, or -1;
+    ``joined`` how often each participant has joined its collective.
     """
     ranks, num_held = len(wiring.held_of), len(wiring.held)
     book = _new_book(codes, starts)
     at[:] = starts[:-1]
     waiting[:] = -1
-    taken[:] = 0
+    joined[:] = 0
     run = Run(
         at,
         waiting,
-        taken,
-        np.zeros(len(taken), np.int64),
+        joined,
+        np.zeros(len(joined), np.int64),
         np.zeros((num_held, wiring.num_micro_batches), np.uint8),
         np.zeros((num_held, 2), np.int64),
         np.zeros(len(wiring.sources), np.uint8),
@@ -280,7 +281,7 @@ def _instruction(wiring: Wiring, run: Run, rank: int, word: int, stage: int, num
     if word in (_REDUCE, _WAIT_REDUCE):
         return _reduce_word(wiring, run, rank, h, word, number)
     if word in (_REDUCE_SHARED, _NORM, _WAIT_NORM):
-        return _seat_word(wiring, run, rank, word, number)
+        return _collective_word(wiring, run, rank, word, number)
     if word == _STEP:
         return _step_word(wiring, run, h, number)
     if word == _VERSION:
@@ -406,38 +407,38 @@ def _step_word(wiring: Wiring, run: Run, h: int, number: int) -> int:
 
 
 @inner
-def _seat_word(wiring: Wiring, run: Run, rank: int, word: int, number: int) -> int:
+def _collective_word(wiring: Wiring, run: Run, rank: int, word: int, number: int) -> int:
     """A rank takes its part in the sum of a tie or in the norm, or waits for the norm."""
     num_buckets, ranks = len(wiring.sources) - 1, len(wiring.held_of)
     ties = (len(wiring.table) - num_buckets) // ranks - 1
     if word == _REDUCE_SHARED and number >= ties:
         return BAD_BUCKET
-    seat = num_buckets + (rank * ties + number if word == _REDUCE_SHARED else ranks * ties + rank)
-    if wiring.table[seat] < 0:
+    participant = num_buckets + (rank * ties + number if word == _REDUCE_SHARED else ranks * ties + rank)
+    if wiring.table[participant] < 0:
         return BAD_BUCKET
-    takes = word != _WAIT_NORM and run.waiting[rank] != SEAT - seat
-    return _meet(wiring, run, rank, seat, takes, word != _NORM)
+    takes = word != _WAIT_NORM and run.waiting[rank] != PARTICIPANT - participant
+    return _meet(wiring, run, rank, participant, takes, word != _NORM)
 
 
 @loop
-def _meet(wiring: Wiring, run: Run, rank: int, seat: int, takes: bool, waits: bool) -> int:
-    """Take a seat, wait until all seats of the same thing have been taken as often, or both."""
-    low, high = wiring.bounds[wiring.table[seat]], wiring.bounds[wiring.table[seat] + 1]
+def _meet(wiring: Wiring, run: Run, rank: int, participant: int, takes: bool, waits: bool) -> int:
+    """Join a collective, wait until all its participants have joined it as often, or both."""
+    low, high = wiring.bounds[wiring.table[participant]], wiring.bounds[wiring.table[participant] + 1]
     if takes:
-        run.taken[seat] += 1
+        run.joined[participant] += 1
         for k in range(low, high):
-            other = wiring.seat_rank[wiring.seats[k]]
-            if run.waiting[other] == SEAT - wiring.seats[k]:
+            other = wiring.participant_rank[wiring.participants[k]]
+            if run.waiting[other] == PARTICIPANT - wiring.participants[k]:
                 _wake(run, other)
     run.waiting[rank] = -1
     if waits:
-        if run.taken[seat] <= run.left[seat]:
+        if run.joined[participant] <= run.left[participant]:
             return TOO_EARLY
         for k in range(low, high):
-            if run.taken[wiring.seats[k]] <= run.left[seat]:
-                run.waiting[rank] = SEAT - seat
+            if run.joined[wiring.participants[k]] <= run.left[participant]:
+                run.waiting[rank] = PARTICIPANT - participant
                 return STUCK
-        run.left[seat] += 1
+        run.left[participant] += 1
     return OK
 
 

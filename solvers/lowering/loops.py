@@ -47,7 +47,7 @@ def folded(program: Program, codes: np.ndarray, span: Length) -> Program:
     shift = span.body * program.num_micro_batches
     begin, size, times = _steady(program, codes, span, shift)
     ahead = missing * shift
-    behind = begin + times * size
+    rest = begin + times * size
     return replace(
         program,
         batches=span.batches,
@@ -55,7 +55,7 @@ def folded(program: Program, codes: np.ndarray, span: Length) -> Program:
         body=_instructions(codes[begin : begin + size]),
         repeat=times + missing,
         body_batches=span.body,
-        epilogue=_instructions(_ahead(codes[behind:], ahead)),
+        epilogue=_instructions(_ahead(codes[rest:], ahead)),
     )
 
 

@@ -54,7 +54,7 @@ class _Run:
         self.at = [0] * len(own)
         self.done: list[list[Code]] = [[] for _ in own]
         self.arrived: Counter[tuple[int, int, int, int]] = Counter()
-        self.taken: Counter[int] = Counter()
+        self.joined: Counter[int] = Counter()
         self.waited: Counter[int] = Counter()
 
     def advance(self, rank: int) -> bool:
@@ -84,14 +84,14 @@ class _Run:
         wanted = self.wiring.held[held, HELD_EXPECTED + 2 * direction + smaller]
         return self.arrived[rank, stage, direction, m] == int(wanted)
 
-    def meet(self, seat: int, takes: bool) -> bool:
+    def meet(self, participant: int, takes: bool) -> bool:
         if takes:
-            self.taken[seat] += 1
+            self.joined[participant] += 1
             return True
-        low, high = self.wiring.bounds[self.wiring.table[seat] : self.wiring.table[seat] + 2]
-        if any(self.taken[other] <= self.waited[seat] for other in self.wiring.seats[low:high].tolist()):
+        low, high = self.wiring.bounds[self.wiring.table[participant] : self.wiring.table[participant] + 2]
+        if any(self.joined[other] <= self.waited[participant] for other in self.wiring.participants[low:high].tolist()):
             return False
-        self.waited[seat] += 1
+        self.waited[participant] += 1
         return True
 
     def send(self, rank: int, code: Code) -> None:

@@ -23,7 +23,7 @@ from penstock.solvers.lowering.kernels import (
     Wiring,
 )
 from penstock.solvers.lowering.layout import own_micro_batches
-from penstock.solvers.lowering.seats import seats_of
+from penstock.solvers.lowering.participants import participants_of
 
 _WAYS = ("forward", "backward")
 _Key = tuple[int, str, int, int, int]
@@ -69,7 +69,7 @@ def wire(programs: Sequence[Program]) -> Wiring:
         ends=rows,
         lists=lists,
         members=members,
-        **seats_of(programs, held)._asdict(),
+        **participants_of(programs, held)._asdict(),
         num_slots=num_slots,
         num_pairs=num_pairs,
         num_micro_batches=count,

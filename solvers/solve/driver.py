@@ -2,7 +2,7 @@
 
 Every task is one planner's search, or one attempt to improve or prove a plan, with a judge of its own (``judging``), as
 if it were run alone. ``tasks`` defines the tasks and their rounds, ``workers`` runs them, ``incumbent`` keeps the best
-plan of all, ``proofs`` decides when it is good enough, and ``why`` makes the sentence for the answer.
+plan of all and decides when it is good enough, and ``why`` makes the sentence for the answer.
 """
 
 from __future__ import annotations

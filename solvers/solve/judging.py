@@ -23,8 +23,7 @@ from penstock.solvers.planners.proposal import Proposal, recompute_variants, unr
 from penstock.solvers.schedules.catalogue import ScheduleRow, schedule_row
 from penstock.solvers.schedules.support.candidates import CandidateSchedule, candidate_schedules
 from penstock.solvers.schedules.support.fitting import Vector, lowered, may_lack
-from penstock.solvers.solve.incumbent import Found, Incumbent, Obstacles, Outcome, key_of
-from penstock.solvers.solve.proofs import Proofs
+from penstock.solvers.solve.incumbent import Found, Incumbent, Obstacles, Outcome, Proofs, key_of
 from penstock.solvers.solve.setting import Setting
 
 MOST_FUTILE = 16

@@ -14,8 +14,7 @@ from penstock.solvers.costs.memory import free_bytes, spare_bytes, static_bytes
 from penstock.solvers.improve.tabu.path_kernel import KINDS, Search, prepare
 from penstock.solvers.improve.tabu.search_kernel import Clock, search_orders
 from penstock.solvers.judge.clocks.channels import EVENTS
-from penstock.solvers.judge.clocks.state import new_state
-from penstock.solvers.judge.lanes import Lanes, make_lanes
+from penstock.solvers.judge.lanes import Lanes, make_lanes, new_state
 from penstock.solvers.judge.operation_tables import LINES, cost_tables
 from penstock.solvers.judge.simulate import clock_for, simulate
 from penstock.solvers.model.allocation import Allocation

@@ -19,7 +19,7 @@ KINDS = STEP + 1
 
 @Fields.register
 class Search(NamedTuple):
-    """What the search keeps beside the judge's arrays; N operations, K slots, M micro-batches.
+    """What the search keeps in addition to the judge's arrays; N operations, K slots, M micro-batches.
 
     ``place`` (K, 2, M): where a slot's forward and its B or I of a micro-batch stand, -1 nowhere. ``weight`` (K,) of a
     micro-batch in flight, ``room`` (L,) of a lane for them, ``level`` (N,) what is in flight after each operation.

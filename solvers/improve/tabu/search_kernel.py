@@ -176,7 +176,7 @@ def _end(
     bucket_start: np.ndarray,
     tie_start: np.ndarray,
 ) -> tuple[int, int]:
-    """When the steps behind all lanes end, NEVER_NS if a lane is blocked, and the operation that the last waits for."""
+    """When the steps after all lanes end, NEVER_NS if a lane is blocked, and the operation that the last waits for."""
     for lane in range(position.size):
         if position[lane] < lanes.lane_start[lane + 1]:
             return NEVER_NS, -1

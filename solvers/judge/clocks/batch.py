@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.solvers.compiled.decorators import beside, inner, loop
+from penstock.solvers.compiled.decorators import inner, loop, threaded
+from penstock.solvers.compiled.indices import never_negative
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.judge.clocks.channels import (
     FULL,
@@ -26,18 +27,17 @@ from penstock.solvers.judge.clocks.channels import (
     new_channels,
     put,
 )
-from penstock.solvers.judge.indices import never_negative
 
 never_negative(__name__)
 
-FORWARD_NS, BACKWARD_NS, UPDATE_NS, BEHIND_NS = 0, 2, 4, 5
+FORWARD_NS, BACKWARD_NS, UPDATE_NS, AFTER_NS = 0, 2, 4, 5
 """Columns of a piece: forward and backward by row class, the step, and what follows the last backward at least."""
 OUT_NS, BACK_NS = 0, 2
 """Columns of a hop, by row class; -1 where nothing travels."""
 
 
 class Plans(NamedTuple):
-    """N plans of at most S stages: how many stages, their pieces, the hops behind them, the warm-ups; (N, S) int32."""
+    """N plans of at most S stages: how many stages, their pieces, the hops after them, the warm-ups; (N, S) int32."""
 
     stages: np.ndarray
     pieces: np.ndarray
@@ -75,7 +75,7 @@ class Chain(NamedTuple):
     channel: int
 
 
-@beside
+@threaded
 def private_makespans(
     pieces: np.ndarray,
     hops: np.ndarray,
@@ -111,7 +111,7 @@ def private_makespans(
         chain = Chain(stage, hop, plans.warmups[n], count, batches, cut, channel)
         makespans[n] = _makespan(chain, walk)
         for s in range(count):
-            ready[n, s] = walk.time[s] + stage[s, BEHIND_NS] - stage[s, UPDATE_NS]
+            ready[n, s] = walk.time[s] + stage[s, AFTER_NS] - stage[s, UPDATE_NS]
 
 
 @loop
@@ -146,7 +146,7 @@ def _makespan(chain: Chain, walk: Walk) -> int:
     for s in range(chain.stages):
         if walk.done[s] < chain.batches:
             return NEVER_NS
-        last = max(last, walk.time[s] + chain.stage[s, BEHIND_NS])
+        last = max(last, walk.time[s] + chain.stage[s, AFTER_NS])
     return last
 
 
@@ -171,7 +171,7 @@ def _forward_is_next(chain: Chain, walk: Walk, s: int) -> bool:
 
 @loop
 def _run(chain: Chain, walk: Walk, s: int) -> int:
-    """Run a stage until it blocks; bits of the stages that received something: 1 the one before, 4 the one behind."""
+    """Run a stage until it blocks; bits of the stages that received something: 1 the one before, 4 the next one."""
     woken = 0
     t = walk.time[s]
     last = chain.stages - 1

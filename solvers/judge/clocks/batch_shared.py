@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.solvers.compiled.decorators import beside, inner, loop
+from penstock.solvers.compiled.decorators import inner, loop, threaded
 from penstock.solvers.compiled.heap import pop_time, push_time
+from penstock.solvers.compiled.indices import never_negative
 from penstock.solvers.costs.infinity import NEVER_NS
-from penstock.solvers.judge.indices import never_negative
 
 never_negative(__name__)
 
@@ -86,7 +86,7 @@ class State(NamedTuple):
     users: np.ndarray
 
 
-@beside
+@threaded
 def shared_makespans(
     pieces: np.ndarray,
     hops: np.ndarray,

@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 
 from penstock.solvers.compiled.decorators import inner, loop
+from penstock.solvers.compiled.indices import never_negative
 from penstock.solvers.judge.clocks.state import READY, State, free, later, make_fresh, touch_stage
 from penstock.solvers.judge.clocks.ties import buckets_over
 from penstock.solvers.judge.operation_tables import DURATION
 from penstock.solvers.model.schedule import STEP
+
+never_negative(__name__)
 
 
 @inner

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.solvers.compiled.decorators import compiled, inner, loop
+from penstock.solvers.compiled.indices import never_negative
 from penstock.solvers.costs.infinity import NEVER_NS
-from penstock.solvers.judge.indices import never_negative
 
 never_negative(__name__)
 
@@ -30,7 +30,8 @@ class Channels(NamedTuple):
 
     All but ``queued`` by 2 edge + way (2 S,). When a channel is ``free`` (half duplex: that of way 0 stands for both).
     Since when the ``first`` transfer waits, NEVER_NS where none does, and ``what`` it is. Those after it are ``queued``
-    (places, 2), ready time and what, from ``base`` on: the first ``put`` have come, the first ``got`` have left.
+    (places, 2), ready time and what, from ``base`` on: the first ``put`` have come, the first ``got`` have left, since
+    there were none.
     """
 
     free: np.ndarray
@@ -89,6 +90,7 @@ def get(channels: Channels, channel: int) -> int:
     got = channels.got[channel]
     if got == channels.put[channel]:
         channels.first[channel] = NEVER_NS
+        channels.put[channel] = channels.got[channel] = 0
         return found
     place = channels.base[channel] + got
     channels.first[channel] = channels.queued[place, 0]

@@ -16,6 +16,7 @@ from typing import Any
 
 from penstock.solvers.compiled.decorators import inner, loop
 from penstock.solvers.compiled.heap import pop, pop_time, push
+from penstock.solvers.compiled.indices import never_negative
 from penstock.solvers.judge.clocks.chains import announce_buckets, close, end_bucket, lead_column
 from penstock.solvers.judge.clocks.state import (
     CANDIDATES,
@@ -42,6 +43,8 @@ from penstock.solvers.judge.clocks.ties import end_tie, halt_ready, step_has_to_
 from penstock.solvers.judge.operation_tables import DURATION, FLOW, INPUT, LINES, OTHER, OUTPUT, STAGE
 from penstock.solvers.judge.operation_tables import NOWHERE as NO_PLACE
 from penstock.solvers.model.schedule import STEP
+
+never_negative(__name__)
 
 
 @loop
@@ -173,7 +176,7 @@ def _lower_key(flows: Any, state: State, flow: int, m: int) -> None:
 def _user(flows: Any, second: int) -> Any:
     """The user whose head has this second key; a chain's key names the chain: it has one waiting bucket at a time.
 
-    Ties are numbered behind the chains.
+    Ties are numbered after the chains.
     """
     rank, m = second >> SHIFT, second & MASK
     s, direction = rank >> 2, rank & 3

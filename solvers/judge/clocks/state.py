@@ -11,10 +11,9 @@ import numpy as np
 from penstock.solvers.compiled.decorators import compiled, inner, loop
 from penstock.solvers.compiled.fields import Fields
 from penstock.solvers.compiled.heap import push_time
-from penstock.solvers.costs.reductions import Chains
-from penstock.solvers.costs.ties import Ties
-from penstock.solvers.judge.lanes import LaneTables
-from penstock.solvers.judge.operation_tables import FlowTables
+from penstock.solvers.compiled.indices import never_negative
+
+never_negative(__name__)
 
 OPERATION, SENT, READY, REDUCED = 0, 1, 2, 3
 EVENTS, FRESH, FREED, CANDIDATES, TOUCHED = 0, 1, 2, 3, 4
@@ -27,7 +26,8 @@ MASK = (1 << 32) - 1
 class State(NamedTuple):
     """Everything that changes while events run; ``size`` counts the entries of the lists and heaps.
 
-    Arrays of integers that are not results are parts of ``words``, those of booleans parts of ``flags``.
+    Arrays of integers that are not results are parts of ``words``, those of booleans parts of ``flags``. Made by
+    ``lanes.new_state``.
     """
 
     words: np.ndarray
@@ -70,68 +70,6 @@ class State(NamedTuple):
     tie_round: np.ndarray
     tie_ready: np.ndarray
     tie_start: np.ndarray
-
-
-def new_state(flows: FlowTables, chains: Chains, ties: Ties, lanes: LaneTables) -> State:
-    """Return the state before anything has begun. Made here: what allocates many arrays is slow to compile."""
-    num_lanes, num_flows, num_chains = len(lanes.lane_start) - 1, len(flows.flow_ns), len(chains.stage)
-    num_ties, halts, resources = len(ties.tie_ns), len(lanes.halt_start) - 1, len(flows.watch_start) - 1
-    users, watch = num_flows + num_chains + num_ties, int(flows.watch_start[-1])
-    transfers, routes = int(flows.flow_offset[-1]), flows.resource_start[: num_flows + 1]
-    at_once = transfers if (routes[1:] == routes[:-1]).any() else 0
-    events = num_lanes + users + num_chains + at_once + 1
-    closing = lanes_of_rounds(chains, lanes)
-    words, word = _parts(
-        np.int64,
-        {
-            **dict.fromkeys(("event_time", "event_code"), events),
-            **dict.fromkeys(("position", "time", "touched"), num_lanes),
-            **dict.fromkeys(("head", "tail"), num_flows),
-            **dict.fromkeys(("where", "fresh"), users),
-            **dict.fromkeys(("watch_first", "watch_second"), watch),
-            **dict.fromkeys(("watch_size", "freed"), resources),
-            **dict.fromkeys(("candidate_first", "candidate_second"), users + resources + 1),
-            **dict.fromkeys(("bucket", "bucket_round"), num_chains),
-            **dict.fromkeys(("closing", "closing_place"), len(lanes.slot_lane)),
-            **dict.fromkeys(("halt_left", "halt_next"), halts),
-            **dict.fromkeys(("tie_left", "tie_round", "tie_ready"), num_ties),
-            "size": TOUCHED + 1,
-            "bucket_ready": len(chains.bucket_ns),
-            "lanes_left": len(closing),
-        },
-    )
-    marks = {"busy": num_lanes, "is_touched": num_lanes, "taken": resources, "halt_passed": halts}
-    flags, flag = _parts(np.bool_, {**marks, "arrived": flows.places})
-    word["position"][:] = lanes.lane_start[:-1]
-    word["head"][:] = word["tail"][:] = flows.flow_offset[:-1]
-    word["where"][:] = NOWHERE
-    word["bucket"][:] = chains.start[:-1]
-    word["lanes_left"][:] = closing
-    word["closing_place"][:] = lanes.round_start[:-1] - 1
-    word["halt_left"][:] = waits_of_halts(chains, ties, lanes) if num_ties else 1
-    word["tie_left"][:] = lanes.tie_start[1:] - lanes.tie_start[:-1]
-    return State(
-        words=words,
-        flags=flags,
-        start=np.empty(len(lanes.batch), np.int64),
-        done=np.zeros(2 * int(flows.base[-1]), np.uint16),
-        sent=np.full(transfers, -1, np.int64),
-        order=np.empty(transfers, np.int32),
-        bucket_start=np.full(int(chains.run_start[num_chains]), -1, np.int64),
-        tie_start=np.full(int(ties.run_start[num_ties]), -1, np.int64),
-        **word,
-        **flag,
-    )
-
-
-def _parts(dtype: type, sizes: dict[str, int]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return an array of zeros, and its parts by name."""
-    whole: np.ndarray = np.zeros(sum(sizes.values()), dtype)
-    parts, at = {}, 0
-    for name, size in sizes.items():
-        parts[name] = whole[at : at + size]
-        at += size
-    return whole, parts
 
 
 @loop

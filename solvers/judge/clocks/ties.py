@@ -1,6 +1,6 @@
 """Sums of tied parameters: when all ranks are there, and when each goes on.
 
-A *halt* is where a lane stands while it waits: a lane itself behind its row in a flushed step, a slot before its step
+A *halt* is where a lane stands while it waits: a lane itself after its row in a flushed step, a slot before its step
 in a periodic plan. ``lanes.halt_tie[lanes.halt_start[h]:]`` are the ties of halt h in the order in which it sums them,
 ``lanes.tie_halt[lanes.tie_start[k]:]`` the halts of tie k.
 """
@@ -14,7 +14,10 @@ from typing import Any
 import numpy as np
 
 from penstock.solvers.compiled.decorators import compiled, inner
+from penstock.solvers.compiled.indices import never_negative
 from penstock.solvers.judge.clocks.state import READY, State, free, later, touch
+
+never_negative(__name__)
 
 
 @inner

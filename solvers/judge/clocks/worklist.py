@@ -19,6 +19,7 @@ import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD
 from penstock.solvers.compiled.decorators import compiled, inner, loop
+from penstock.solvers.compiled.indices import never_negative
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.judge.clocks.chains import bucket_starts
 from penstock.solvers.judge.clocks.channels import (
@@ -32,7 +33,6 @@ from penstock.solvers.judge.clocks.channels import (
     new_channels,
     put,
 )
-from penstock.solvers.judge.indices import never_negative
 from penstock.solvers.judge.operation_tables import (
     CHANNEL,
     DURATION,
@@ -56,25 +56,23 @@ class Walk(NamedTuple):
     """What the worklist changes; S stages, which are slots, L lanes.
 
     ``arrived``: when inputs arrive, -1 before that is known. ``position`` and ``time`` (L,); ``blocked`` (L,): for
-    which place of ``arrived`` a lane waits, -1: it does not wait. ``start``, ``sent`` and ``order`` as the judge has
-    them, ``tail`` of each flow. Lanes to ``visit``. ``own`` (L,): the first stage of each lane, ``after`` (S,): the
+    which place of ``arrived`` a lane waits, -1: it does not wait. What waits for a shared channel of ``channels`` is
+    the place where it arrives. Lanes to ``visit``. ``own`` (L,): the first stage of each lane, ``after`` (S,): the
     next one of the same lane; -1: none. ``places`` (2 S, 2): from and up to which place of ``arrived`` inputs come over
-    a channel, by 2 edge + way.
+    a channel, by 2 edge + way; ``hops`` (2 S, 4): the lane that receives them, their first place of row class 1, and
+    the time that they take, by row class.
     """
 
     arrived: np.ndarray
     position: np.ndarray
     time: np.ndarray
     blocked: np.ndarray
-    start: np.ndarray
-    sent: np.ndarray
-    order: np.ndarray
-    tail: np.ndarray
     channels: Channels
     visit: np.ndarray
     own: np.ndarray
     after: np.ndarray
     places: np.ndarray
+    hops: np.ndarray
 
 
 @compiled
@@ -87,33 +85,34 @@ def run_worklist(
     number of operations is blocked for ever.
     """
     num_lanes = lanes.lane_start.size - 1
-    transfers = flows.flow_offset[flows.flow_offset.size - 1] if record else 0
     walk = Walk(
         np.full(flows.places, -1, dtype=np.int64),
         lanes.lane_start[:-1].copy(),
         np.zeros(num_lanes, dtype=np.int64),
         np.full(num_lanes, -1, dtype=np.int64),
-        np.empty(lanes.batch.size if record else 0, dtype=np.int64),
-        np.empty(transfers, dtype=np.int64),
-        np.empty(transfers, dtype=np.int32),
-        flows.flow_offset.copy(),
         new_channels(flows.base, channel),
         np.arange(num_lanes),
         np.full(num_lanes, -1, dtype=np.int64),
         np.empty(lanes.slot_lane.size, dtype=np.int64),
         np.zeros((2 * lanes.slot_lane.size, 2), dtype=np.int64),
+        np.zeros((2 * lanes.slot_lane.size, 4), dtype=np.int64),
     )
     _list_stages(flows, lanes, walk)
-    _work(lanes, walk, channel, record)
+    _work(lanes, walk, channel)
+    transfers = flows.flow_offset[flows.flow_offset.size - 1] if record else 0
+    start = np.empty(lanes.batch.size if record else 0, dtype=np.int64)
+    sent, order = np.empty(transfers, dtype=np.int64), np.empty(transfers, dtype=np.int32)
     bucket_start = np.zeros(chains.bucket_ns.size if record else 0, dtype=np.int64)
+    if record:
+        _record(lanes, walk, flows.flow_offset.copy(), start, sent, order)
     if bucket_start.size > 0:
-        bucket_starts(chains, lanes, walk.start, bucket_start)
-    return walk.position, walk.time, walk.start, walk.sent, walk.order, bucket_start
+        bucket_starts(chains, lanes, start, bucket_start)
+    return walk.position, walk.time, start, sent, order, bucket_start
 
 
 @loop
 def _list_stages(flows: Any, lanes: Any, walk: Walk) -> None:
-    """Fill ``own``, ``after`` and ``places``."""
+    """Fill ``own``, ``after``, ``places`` and ``hops``."""
     stages = walk.after.size
     for s in range(stages - 1, -1, -1):
         lane = lanes.slot_lane[s]
@@ -128,31 +127,35 @@ def _list_stages(flows: Any, lanes: Any, walk: Walk) -> None:
             cut = max(low, min(low + flows.cut - flows.first[receiver], high))
             walk.places[2 * edge + way, 0] = low if lanes.table[line, FLOW] >= 0 else cut
             walk.places[2 * edge + way, 1] = high if lanes.table[line + 1, FLOW] >= 0 else cut
+            walk.hops[2 * edge + way, 0] = lanes.slot_lane[receiver]
+            walk.hops[2 * edge + way, 1] = cut
+            walk.hops[2 * edge + way, 2] = lanes.table[line, FLOW_NS]
+            walk.hops[2 * edge + way, 3] = lanes.table[line + 1, FLOW_NS]
 
 
 @loop
-def _work(lanes: Any, walk: Walk, channel: int, record: bool) -> None:
+def _work(lanes: Any, walk: Walk, channel: int) -> None:
     """Visit lanes until none can go on; with channels for both ways carry what can be carried after each visit."""
     waiting, stages = walk.visit.size, walk.after.size
     while True:
         while waiting > 0:
             waiting -= 1
             lane = walk.visit[waiting]
-            waiting = _run(lanes, walk, channel, record, lane, waiting)
+            waiting = _run(lanes, walk, channel, lane, waiting)
             if channel == HALF:
                 s = walk.own[lane]
                 while s >= 0:
                     for edge in range(max(0, s - 1), min(s + 1, stages - 1)):
-                        waiting = _settle(lanes, walk, record, edge, waiting)
+                        waiting = _settle(lanes, walk, edge, waiting)
                     s = walk.after[s]
         found = earliest_waiting(walk.channels, stages) if channel == HALF else -1
         if found < 0:
             break
-        waiting = _take(lanes, walk, record, found, waiting)
+        waiting = _take(walk, found, waiting)
 
 
 @inner
-def _run(lanes: Any, walk: Walk, channel: int, record: bool, lane: int, waiting: int) -> int:
+def _run(lanes: Any, walk: Walk, channel: int, lane: int, waiting: int) -> int:
     """Run a lane until it blocks; what it makes is there at once, is carried, or waits for its channel.
 
     Returns how many lanes are to be visited, as ``_arrive``, ``_settle`` and ``_take`` do.
@@ -167,19 +170,19 @@ def _run(lanes: Any, walk: Walk, channel: int, record: bool, lane: int, waiting:
                 walk.blocked[lane] = place + m
                 break
             t = max(t, a)
-        if record:
-            walk.start[i] = t
         t += lanes.table[row, DURATION]
         i += 1
+        place = lanes.table[row, OUTPUT] + m
         if lanes.table[row, OUTPUT] == NOWHERE:
             continue
-        if lanes.table[row, FLOW] < 0:
-            waiting = _arrive(lanes, walk, row, m, t, waiting)
-        elif channel == HALF:
-            put(walk.channels, _channel(lanes, row), t, i - 1)
-        else:
-            number = _channel(lanes, row) if channel != FREE else -1
-            waiting = _send(lanes, walk, number, record, row, m, t, waiting)
+        end = t
+        if lanes.table[row, FLOW] >= 0:
+            if channel == HALF:
+                put(walk.channels, _channel(lanes, row), t, place)
+                continue
+            takes = lanes.table[row, FLOW_NS]
+            end = takes + (t if channel == FREE else carry(walk.channels, _channel(lanes, row), t, takes))
+        waiting = _arrive(walk, lanes.slot_lane[lanes.table[row, OTHER]], place, end, waiting)
     walk.position[lane] = i
     walk.time[lane] = t
     return waiting
@@ -192,11 +195,9 @@ def _channel(lanes: Any, row: int) -> int:
 
 
 @inner
-def _arrive(lanes: Any, walk: Walk, row: int, m: int, t: int, waiting: int) -> int:
-    """What a row has made of a micro-batch arrives; the lane that waits for it is to be visited."""
-    place = lanes.table[row, OUTPUT] + m
+def _arrive(walk: Walk, lane: int, place: int, t: int, waiting: int) -> int:
+    """An input of a lane arrives at its place; if the lane waits for it, it is to be visited."""
     walk.arrived[place] = t
-    lane = lanes.slot_lane[lanes.table[row, OTHER]]
     if walk.blocked[lane] != place:
         return waiting
     walk.blocked[lane] = -1
@@ -205,21 +206,7 @@ def _arrive(lanes: Any, walk: Walk, row: int, m: int, t: int, waiting: int) -> i
 
 
 @inner
-def _send(lanes: Any, walk: Walk, channel: int, record: bool, row: int, m: int, ready: int, waiting: int) -> int:
-    """Carry what a row has made of a micro-batch, over a channel or (-1) none."""
-    takes = lanes.table[row, FLOW_NS]
-    start = carry(walk.channels, channel, ready, takes) if channel >= 0 else ready
-    if record:
-        flow = lanes.table[row, FLOW]
-        place = walk.tail[flow]
-        walk.sent[place] = start
-        walk.order[place] = m
-        walk.tail[flow] = place + 1
-    return _arrive(lanes, walk, row, m, start + takes, waiting)
-
-
-@inner
-def _settle(lanes: Any, walk: Walk, record: bool, edge: int, waiting: int) -> int:
+def _settle(lanes: Any, walk: Walk, edge: int, waiting: int) -> int:
     """Carry all transfers of an edge that can be carried for certain."""
     while True:
         forward, backward = walk.channels.first[2 * edge], walk.channels.first[2 * edge + 1]
@@ -231,15 +218,17 @@ def _settle(lanes: Any, walk: Walk, record: bool, edge: int, waiting: int) -> in
                 return waiting
         elif forward == NEVER_NS and not goes_first(1, backward, _soonest(lanes, walk, edge, 0, backward)):
             return waiting
-        waiting = _take(lanes, walk, record, 2 * edge + way, waiting)
+        waiting = _take(walk, 2 * edge + way, waiting)
 
 
 @inner
-def _take(lanes: Any, walk: Walk, record: bool, channel: int, waiting: int) -> int:
+def _take(walk: Walk, channel: int, waiting: int) -> int:
     """The channel of an edge carries what has been waiting longest of one way (``channel`` is 2 edge + way)."""
     ready = walk.channels.first[channel]
-    i = get(walk.channels, channel)
-    return _send(lanes, walk, channel & ~1, record, lanes.row[i], lanes.batch[i], ready, waiting)
+    place = get(walk.channels, channel)
+    takes = walk.hops[channel, 3 if place >= walk.hops[channel, 1] else 2]
+    end = carry(walk.channels, channel & ~1, ready, takes) + takes
+    return _arrive(walk, walk.hops[channel, 0], place, end, waiting)
 
 
 @inner
@@ -268,3 +257,24 @@ def _soonest(lanes: Any, walk: Walk, edge: int, way: int, enough: int) -> int:
             t += lanes.table[row, DURATION]
         i += 1
     return NEVER_NS if i == stop else t
+
+
+@loop
+def _record(lanes: Any, walk: Walk, tail: np.ndarray, start: np.ndarray, sent: np.ndarray, order: np.ndarray) -> None:
+    """Write the starts of operations, and of transfers flow by flow, which follow from when inputs arrive.
+
+    ``tail``: the next place of each flow. A flow is sent by one lane, in the order in which that makes it.
+    """
+    for lane in range(walk.time.size):
+        t = 0
+        for i in range(lanes.lane_start[lane], walk.position[lane]):
+            row, m = lanes.row[i], lanes.batch[i]
+            place, flow = lanes.table[row, INPUT], lanes.table[row, FLOW]
+            if place != NOWHERE:
+                t = max(t, walk.arrived[place + m])
+            start[i] = t
+            t += lanes.table[row, DURATION]
+            if flow >= 0:
+                sent[tail[flow]] = walk.arrived[lanes.table[row, OUTPUT] + m] - lanes.table[row, FLOW_NS]
+                order[tail[flow]] = m
+                tail[flow] += 1

@@ -36,7 +36,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, Candidate
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.planners.proposal import unreachable
-from penstock.solvers.solve.proofs import shown
+from penstock.solvers.solve.incumbent import shown
 from penstock.solvers.verify.verifier import check_allocation, check_rows, verify
 
 READERS: dict[str, Callable[[str, Reading], Drawn]] = {

@@ -11,7 +11,7 @@ from penstock.schemas.coverage import Covers, claim
 from penstock.solvers.bounds.coverage import allowed, features_of_candidate
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import REQUEST_SCOPE, SCHEDULE_SCOPE, Bound, Candidate, Result
-from penstock.solvers.solve.proofs import Proofs
+from penstock.solvers.solve.incumbent import Proofs
 
 
 class Claim(NamedTuple):

@@ -14,7 +14,7 @@ from penstock.solvers.model.problem import Pin
 from penstock.solvers.model.result import Candidate
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.solve.driver import solve
-from penstock.solvers.solve.proofs import Proofs
+from penstock.solvers.solve.incumbent import Proofs
 from penstock.solvers.solve.setting import Setting
 
 OTHER_KINDS = "hetpipe,zero-bubble,chimera"

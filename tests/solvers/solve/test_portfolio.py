@@ -30,8 +30,7 @@ from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.solve import workers as crew
 from penstock.solvers.solve.driver import run as run_rounds
 from penstock.solvers.solve.driver import solve
-from penstock.solvers.solve.incumbent import Found, State
-from penstock.solvers.solve.proofs import Proofs
+from penstock.solvers.solve.incumbent import Found, Proofs, State
 from penstock.solvers.solve.setting import Setting
 from penstock.solvers.solve.tasks import Ask
 from penstock.solvers.solve.workers import Here, Workers, Workforce

@@ -19,8 +19,9 @@ from penstock.solvers.model.result import Candidate
 from penstock.solvers.solve import incumbent, judging
 from penstock.solvers.solve.driver import solve
 
-WALKS = (("gpipe", "simple", 15), ("dapple", "dapple", 16))
-"""A planner, its package, and the most modules that are entered on the way."""
+WALKS = (("gpipe", "simple"), ("dapple", "dapple"))
+"""A planner and its package."""
+MOST_MODULES = 14
 
 
 def entered(call: Callable[[], object]) -> set[str]:
@@ -41,8 +42,8 @@ def entered(call: Callable[[], object]) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize(("planner", "package", "most"), WALKS, ids=[planner for planner, *_rest in WALKS])
-def test_a_request_passes_few_modules(planner: str, package: str, most: int) -> None:
+@pytest.mark.parametrize(("planner", "package"), WALKS, ids=[planner for planner, _package in WALKS])
+def test_a_request_passes_few_modules(planner: str, package: str) -> None:
     request = PlanRequest.parse(
         {
             "profile": find_profile("gpt2-small"),
@@ -61,7 +62,7 @@ def test_a_request_passes_few_modules(planner: str, package: str, most: int) -> 
     )
     sys.stdout.write(f"{planner}: {len(walked)} modules\n  " + "\n  ".join(walked) + "\n")
     assert "penstock.solvers.solve.driver" in walked
-    assert len(walked) <= most
+    assert len(walked) <= MOST_MODULES
 
 
 @pytest.mark.parametrize("planner", ["dp", "gpipe"])

@@ -21,10 +21,9 @@ from random_plans import (
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
 from penstock.solvers.judge.clocks.channels import EVENTS, FREE, FULL, HALF
 from penstock.solvers.judge.clocks.events import run_events
-from penstock.solvers.judge.clocks.state import new_state
 from penstock.solvers.judge.clocks.ties import tied_starts
 from penstock.solvers.judge.clocks.worklist import run_worklist
-from penstock.solvers.judge.lanes import Lanes, LaneTables, make_lanes
+from penstock.solvers.judge.lanes import Lanes, LaneTables, make_lanes, new_state
 from penstock.solvers.judge.operation_tables import DURATION, FLOW, LINES, Tables, cost_tables
 from penstock.solvers.judge.simulate import clock_for
 from penstock.solvers.model.problem import Problem

@@ -28,9 +28,8 @@ from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.schedules.gpipe import gpipe
 from penstock.solvers.schedules.pipeline_execution import pipeline_execution
 from penstock.solvers.solve.driver import solve
-from penstock.solvers.solve.incumbent import State
+from penstock.solvers.solve.incumbent import Proofs, State
 from penstock.solvers.solve.judging import Judge
-from penstock.solvers.solve.proofs import Proofs
 from penstock.solvers.solve.setting import Setting
 
 INSTANCES = 200

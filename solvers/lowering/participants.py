@@ -11,19 +11,19 @@ from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import Held, Program
 
 
-class Seats(NamedTuple):
+class Participants(NamedTuple):
     """The arrays of ``Wiring`` with these names."""
 
     sources: np.ndarray
     source_held: np.ndarray
     table: np.ndarray
     bounds: np.ndarray
-    seats: np.ndarray
-    seat_rank: np.ndarray
+    participants: np.ndarray
+    participant_rank: np.ndarray
 
 
-def seats_of(programs: Sequence[Program], held: Sequence[tuple[int, Held]]) -> Seats:
-    """Number the seats: all buckets in the order of the held stages, the ties of each rank, the norm of each rank.
+def participants_of(programs: Sequence[Program], held: Sequence[tuple[int, Held]]) -> Participants:
+    """Number the participants: buckets in the order of the held stages, the ties of each rank, the norm of each rank.
 
     Raises InvalidPlan where the buckets of a rank do not cover each of its layers once, a group is not there, or its
     ranks do not all have the same buckets in it.
@@ -47,7 +47,7 @@ def seats_of(programs: Sequence[Program], held: Sequence[tuple[int, Held]]) -> S
             sources.append(holds)
             ranks.append(rank)
     for (group, first, last), own in parties.items():
-        if sorted(ranks[seat] for seat in own) != list(groups[group]):
+        if sorted(ranks[participant] for participant in own) != list(groups[group]):
             raise InvalidPlan(f"not all ranks of group {group} have a bucket of layers {first} to {last}")
     for program in programs:
         for k, tie in enumerate(ties):
@@ -60,13 +60,13 @@ def seats_of(programs: Sequence[Program], held: Sequence[tuple[int, Held]]) -> S
     table = np.full(len(ranks), -1, dtype=np.int64)
     for number, own in enumerate(parties.values()):
         table[own] = number
-    return Seats(
+    return Participants(
         sources=_bounds([len(own) for own in sources]),
         source_held=_ints([h for own in sources for h in own]),
         table=table,
         bounds=_bounds([len(own) for own in parties.values()]),
-        seats=_ints([seat for own in parties.values() for seat in own]),
-        seat_rank=_ints(ranks),
+        participants=_ints([participant for own in parties.values() for participant in own]),
+        participant_rank=_ints(ranks),
     )
 
 

@@ -2,8 +2,8 @@
 
 That takes five instructions at every access, which is a fifth to a third of what a clock or a merge does.
 A module that calls ``never_negative(__name__)`` promises it for all its kernels: what they index counts from the front,
-``a[a.size - 1]`` instead of ``a[-1]``. With ``NUMBA_BOUNDSCHECK=1`` (and a cache of its own) numba raises IndexError
-where the promise is broken.
+``a[a.size - 1]`` instead of ``a[-1]``. ``scripts/check-indices`` has numba raise IndexError where the promise is
+broken.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False

@@ -13,8 +13,8 @@ from random_plans import random_allocation, random_orders, random_problem
 from penstock.solvers.compiled.decorators import compiled, inner
 from penstock.solvers.compiled.fields import Fields
 from penstock.solvers.judge.clocks.events import run_events
-from penstock.solvers.judge.clocks.state import new_state, restore
-from penstock.solvers.judge.lanes import make_lanes
+from penstock.solvers.judge.clocks.state import restore
+from penstock.solvers.judge.lanes import make_lanes, new_state
 from penstock.solvers.judge.operation_tables import cost_tables
 
 

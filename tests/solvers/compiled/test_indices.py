@@ -8,7 +8,7 @@ import numba
 import numpy as np
 import pytest
 
-from penstock.solvers.judge import indices
+from penstock.solvers.compiled import indices
 
 
 def _kernels() -> list[Callable[[np.ndarray, int], int]]:
