@@ -20,7 +20,7 @@ from penstock.schemas.quantities import (
     Scalar,
 )
 from penstock.schemas.topology import ClusterTopology
-from penstock.schemas.transformers.degrees import Degrees, Sharding
+from penstock.schemas.transformers.degrees import Asked, Degrees, Sharding
 
 UpdateRule = Literal["synchronous", "weight_stashing", "double_buffered", "double_grouped", "elastic_averaging"]
 Recompute = Literal["never", "auto", "always"]
@@ -116,7 +116,7 @@ class Training(Part):
         default=None,
         description="auto: all that the profile knows; or those to choose from; left out: 1 each",
     )
-    sharding: Literal["auto"] | Sharding | Annotated[tuple[Sharding, ...], Field(min_length=1)] | None = Field(
+    sharding: Asked | Annotated[tuple[Sharding, ...], Field(min_length=1)] | None = Field(
         default=None,
         description="what the replicas of a stage share out; auto: with or without a sharded optimizer; left out:"
         " as memory.optimizer_sharding says",

@@ -14,6 +14,10 @@ Sharding = Literal["none", "optimizer", "gradients", "parameters", "parameters_k
 """ZeRO by its stages 1, 2 and 3; ``parameters_kept``: sharded parameters that stay gathered until the step's end."""
 
 
+Asked = Literal["auto", "none", "optimizer", "gradients", "parameters", "parameters_kept"]
+"""A sharding, or the choice among those that plans may have."""
+
+
 class Degrees(Part):
     """How many GPUs share a layer. Left out: 1 each, every device holds whole layers."""
 

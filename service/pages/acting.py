@@ -9,6 +9,7 @@ from urllib.parse import parse_qs
 
 from fastapi import Request
 
+from penstock.planning.documents import with_open_degrees
 from penstock.report.drawing.figure import fetched_figure
 from penstock.schemas.amounts import exact
 from penstock.schemas.api.explanation import Explanation
@@ -77,7 +78,7 @@ def form(sources: Sources, query: dict[str, str]) -> dict[str, Any]:
 def submit(sources: Sources, values: Values) -> Outcome:
     """Ask for a plan: on to its plan where it is known already, else to its job; or what is wrong."""
     try:
-        job = sources.submit(forms.request_of(sources, values))
+        job = sources.submit(with_open_degrees(forms.request_of(sources, values)))
     except PenstockError as error:
         return _again(sources, values, error)
     return Outcome(f"/plans/{job.result.plan_hash}" if job.result and job.result.plan_hash else f"/jobs/{job.id}")

@@ -71,6 +71,17 @@ def _sizes(text: str) -> Any:
     return [_whole(part) for part in text.replace(",", " ").split()]
 
 
+def _degrees(text: str) -> Any:
+    return text if text == "auto" else [{"tensor": each} for each in _sizes(text)]
+
+
+def _tensors(degrees: Any) -> str:
+    """Tensor degrees as people type them; others are in the request that the form begins from."""
+    if isinstance(degrees, str):
+        return degrees
+    return ", ".join(str(each["tensor"]) for each in (degrees if isinstance(degrees, list) else [degrees]))
+
+
 def _seconds(limit_ns: int) -> str:
     return f"{limit_ns / 10**9:g} s"
 
@@ -89,6 +100,8 @@ FIELDS = (
     _Field("micro_batch_sizes", "/micro_batch_sizes", _sizes, lambda sizes: ", ".join(map(str, sizes))),
     _Field("planner", "/planner", str),
     _Field("schedule", "/schedule", str),
+    _Field("tensor", "/degrees", _degrees, _tensors),
+    _Field("sharding", "/sharding", str),
     _Field("recompute", "/recompute", str),
     _Field("codec", "/codec", str),
     _Field("optimizer", "/memory/optimizer", str),

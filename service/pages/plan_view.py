@@ -150,6 +150,10 @@ def _figures(plan: Plan) -> Iterator[tuple[str, str]]:
     if best is not None:
         yield "no plan of this request can beat", duration(best.bound_ns)
         yield "above that, at most", percent(best.gap)
+    if p.tokens_per_s_per_gpu is not None:
+        yield "tokens/s per GPU", f"{p.tokens_per_s_per_gpu:,.0f}"
+    if p.model_flops_utilisation is not None:
+        yield "MFU", percent(p.model_flops_utilisation)
     if p.cost_per_sample is not None:
         yield "cost per sample", f"{p.cost_per_sample:.3g}"
 

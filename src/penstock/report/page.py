@@ -114,6 +114,10 @@ def _figures(plan: Plan, trace: Trace | None) -> str:
     if best is not None:
         entries.append(("lower bound on all plans of this request", duration(best.bound_ns)))
         entries.append(("gap to that bound", percent(best.gap)))
+    if p.tokens_per_s_per_gpu is not None:
+        entries.append(("tokens/s per GPU", f"{p.tokens_per_s_per_gpu:,.0f}"))
+    if p.model_flops_utilisation is not None:
+        entries.append(("MFU", percent(p.model_flops_utilisation)))
     if p.cost_per_sample is not None:
         entries.append(("cost per sample", f"{p.cost_per_sample:.3g}"))
     if trace is not None and trace.measured_times_per_global_batch_ns:

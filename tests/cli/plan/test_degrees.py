@@ -1,0 +1,84 @@
+"""``penstock plan --tensor … --sharding …``: what the request says, and what the answer prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli.main import main
+from penstock.examples import catalogue
+from penstock.planning.documents import with_open_degrees
+from penstock.schemas.plan import PlanFile
+from penstock.schemas.request import PlanRequest
+
+QUESTION = (
+    "plan",
+    "--example",
+    "llama-3-8b",
+    "--cluster",
+    "1x4xH100",
+    "-b",
+    "8",
+    "--max-plans",
+    "1",
+    "--planner",
+    "even",
+)
+
+
+def test_degrees_are_chosen_where_the_profile_has_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.json"
+    assert main([*QUESTION, "-o", str(path)]) == 0
+    file, said = PlanFile.read(path), capsys.readouterr().out
+    assert (file.request.degrees, file.request.sharding) == ("auto", "auto")
+    assert file.plan.degrees is not None
+    assert f"degrees    {file.plan.degrees}, sharding {file.plan.sharding}" in said
+    assert "tokens/s per GPU, MFU" in said
+    covers = file.plan.certificates[0].covers
+    assert covers is not None
+    assert set(covers.degrees or ()) == {
+        f"tensor {tensor}, {sharded} sharded" for tensor in (1, 2, 4, 8) for sharded in ("nothing", "optimizer")
+    }
+    assert main(["verify", str(path)]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_a_pinned_choice_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.json"
+    assert main([*QUESTION, "--tensor", "4", "--sharding", "optimizer", "-o", str(path)]) == 0
+    plan = PlanFile.read(path).plan
+    assert (plan.degrees and plan.degrees.tensor, plan.sharding) == (4, "optimizer")
+    assert [len(stage.devices) for stage in plan.pipelines[0].stages] == [4]
+    capsys.readouterr()
+    assert main(["run", str(path), "--job", "examples.gpt:job", "--steps", "1"]) == 65
+    assert "executor runs no plan at tensor 4" in capsys.readouterr().err
+    assert main(["export", str(path), "--to", "megatron", "-o", str(tmp_path / "x")]) == 65
+    assert "a layout for megatron is not written at tensor 4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (("--tensor", "3"), 65, "has no costs at tensor 3"),
+        (("--tensor", "8"), 65, "tensor 8 needs 8 GPUs in one node, and the largest has 4"),
+        (("--tensor", "many"), 64, "'many' is neither auto nor numbers such as 1,2,4,8"),
+        (("--sharding", "parameters"), 65, "plans do not have sharding parameters"),
+        (("--sharding", "all"), 65, "'parameters_kept'"),
+    ],
+)
+def test_what_cannot_be_is_said(
+    options: tuple[str, ...], code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*QUESTION, *options]) == code
+    assert words in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("fields", [{"target": "megatron"}, {"codec": "auto"}, {"profile": "vgg-19"}], ids=str)
+def test_other_requests_stay_at_degrees_of_one(fields: dict[str, Any]) -> None:
+    name = fields.get("profile", "llama-3-8b")
+    more = {key: value for key, value in fields.items() if key != "profile"}
+    profile, topology = catalogue.profile(name), catalogue.cluster("1x4xH100")
+    request = PlanRequest(profile=profile, topology=topology, global_batch_size=8, **more)
+    assert with_open_degrees(request) is request
