@@ -114,19 +114,29 @@ def _reached(function: FunctionType) -> frozenset[str]:
     waiting, met = [_plain(function)], set()
     while waiting:
         one = waiting.pop()
-        if one in met:
-            continue
-        met.add(one)
-        for name, value in _loaded(one):
-            names.add(name)
-            if not _is_ours(value):
-                names |= STARTERS & vars(_module_of(value)).keys()
-                continue
-            family = value.__mro__ if isclass(value) else ()
-            names.update(one.__name__ for one in family)
-            parts = [part for one in family for part in vars(one).values()] if family else [value]
-            waiting += [_plain(part) for part in parts if isfunction(_plain(part)) and _is_ours(part)]
+        if one not in met:
+            met.add(one)
+            of_its_own, next_ones = _uses_itself(one)
+            names |= of_its_own
+            waiting += next_ones
     return frozenset(names)
+
+
+@cache
+def _uses_itself(function: FunctionType) -> tuple[frozenset[str], tuple[FunctionType, ...]]:
+    """The names that a function loads itself, and the functions of the tests among them."""
+    names: set[str] = set()
+    functions: list[FunctionType] = []
+    for name, value in _loaded(function):
+        names.add(name)
+        if not _is_ours(value):
+            names |= STARTERS & vars(_module_of(value)).keys()
+            continue
+        family = value.__mro__ if isclass(value) else ()
+        names.update(one.__name__ for one in family)
+        parts = [part for one in family for part in vars(one).values()] if family else [value]
+        functions += [_plain(part) for part in parts if isfunction(_plain(part)) and _is_ours(part)]
+    return frozenset(names), tuple(functions)
 
 
 def _loaded(function: FunctionType) -> Iterator[tuple[str, object]]:
