@@ -26,6 +26,14 @@ Tier = Literal["quick", "standard", "everything"]
 TIERS: tuple[Tier, ...] = get_args(Tier)
 SEEDS: dict[Tier, int] = {"quick": 3, "standard": 30, "everything": sys.maxsize}
 """Of a test that draws, with each choice of its other parameters."""
+FEWER = {
+    "test_recorded.py::test_a_request_is_answered_as_recorded": 20,
+    "test_critical_path.py::test_a_longer_operation_lengthens_the_step_if_it_is_on_the_path": 15,
+    "test_jobshop_kinds.py::test_a_judged_step_is_a_solution_above_the_optimum_and_the_bounds": 15,
+    "test_jobshop_kinds.py::test_the_optimum_is_the_best_of_every_order": 2,
+    "test_overtaking.py::test_orders_found_run_and_keep_to_the_room": 6,
+}
+"""Seeds in the standard tier of tests whose seeds take long, with each choice of their other parameters."""
 LIMIT_S = 1.5
 """CPU time of a test in the quick tier: a second, and half of one for what a busy machine adds."""
 SLOW = frozenset(
