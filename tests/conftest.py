@@ -16,7 +16,16 @@ from cpu_time import CpuTimes
 from hypothesis import settings
 from tiers import FEWER, IMPORTS, LIMIT_S, SEEDS, SLOW, TIERS, Tier, tier_of
 
-LONGEST = ("scripts/test_soak.py", "slurm/test_slurm.py", "test_end_to_end.py")
+LONGEST = (
+    "scripts/test_soak.py",
+    "slurm/test_slurm.py",
+    "test_end_to_end.py",
+    "solve/test_portfolio.py",
+    "planners/test_planners.py",
+    "jobs/test_solve_processes.py",
+    "run/test_launch.py",
+    "recorded/test_recorded.py",
+)
 SHORTEST = "solvers"
 """A folder of many short files, which fill what is left at the end."""
 HERE = Path(__file__).parent
