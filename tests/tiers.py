@@ -33,6 +33,7 @@ FEWER = {
     "test_jobshop_kinds.py::test_the_optimum_is_the_best_of_every_order": 2,
     "test_all_plans.py::test_never_above_any_planners_plan": 4,
     "test_chunked_planners.py::test_plans_are_judged_verified_and_above_the_bounds": 3,
+    "test_request_bound.py::test_no_planner_has_a_better_plan": 8,
     "test_overtaking.py::test_orders_found_run_and_keep_to_the_room": 6,
 }
 """Seeds in the standard tier of tests whose seeds take long, with each choice of their other parameters."""
