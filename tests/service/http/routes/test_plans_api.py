@@ -143,7 +143,7 @@ def test_jobs_in_pages(client: Client, planned: Any):
 def test_infeasible_is_a_result(client: Client):
     topology = tiny_topology()
     topology["uniform"]["memory_bytes"] = 50_000_000
-    job = client.plans.create(PlanRequest.parse(tiny_request() | {"topology": topology}))
+    job = client.plans.create(PlanRequest.parse(tiny_request() | {"planner": "gpipe", "topology": topology}))
     assert job.state == "succeeded"
     assert job.result is not None
     assert (job.result.status, job.result.plan) == ("infeasible", None)
