@@ -14,9 +14,18 @@ from typing import Any
 import pytest
 from cpu_time import CpuTimes
 from hypothesis import settings
-from tiers import IMPORTS, LIMIT_S, SEEDS, SLOW, TIERS, Tier, tier_of
+from tiers import FEWER, IMPORTS, LIMIT_S, SEEDS, SLOW, TIERS, Tier, tier_of
 
-LONGEST = ("scripts/test_soak.py", "slurm/test_slurm.py", "test_end_to_end.py")
+LONGEST = (
+    "scripts/test_soak.py",
+    "slurm/test_slurm.py",
+    "test_end_to_end.py",
+    "solve/test_portfolio.py",
+    "planners/test_planners.py",
+    "jobs/test_solve_processes.py",
+    "run/test_launch.py",
+    "recorded/test_recorded.py",
+)
 SHORTEST = "solvers"
 """A folder of many short files, which fill what is left at the end."""
 HERE = Path(__file__).parent
@@ -83,17 +92,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     tier: Tier = config.getoption("--tier")
     places = {each: place for place, each in enumerate(TIERS)}
     kept = [item for item in items if places[tier_of(item)] <= places[tier]]
-    kept = _sampled(kept, SEEDS[tier])
+    kept = _sampled(kept, tier)
     chosen = set(kept)
     if left := [item for item in items if item not in chosen]:
         config.hook.pytest_deselected(items=left)
     items[:] = sorted(kept, key=_turn)
 
 
-def _sampled(items: list[pytest.Item], most: int) -> list[pytest.Item]:
+def _sampled(items: list[pytest.Item], tier: Tier) -> list[pytest.Item]:
     """Of each test with seeds, at most so many, at equal distances; other parameters are all tried."""
     tests = [_without_seed(item) for item in items]
-    steps = {test: math.ceil(number / most) for test, number in Counter(tests).items()}
+    steps = {test: math.ceil(number / _most_seeds(test, tier)) for test, number in Counter(tests).items()}
     met: Counter[str] = Counter()
     kept = []
     for item, test in zip(items, tests, strict=True):
@@ -101,6 +110,11 @@ def _sampled(items: list[pytest.Item], most: int) -> list[pytest.Item]:
             kept.append(item)
         met[test] += 1
     return kept
+
+
+def _most_seeds(test: str, tier: Tier) -> int:
+    name = test.partition("[")[0].rpartition("/")[2]
+    return FEWER.get(name, SEEDS[tier]) if tier == "standard" else SEEDS[tier]
 
 
 def _without_seed(item: pytest.Item) -> str:

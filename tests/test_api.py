@@ -158,14 +158,14 @@ def test_infeasible_is_an_answer_with_stage_device_bytes_and_remedy() -> None:
 
 
 def test_compare_has_a_row_for_each_planner() -> None:
-    request = penstock.plan("gpt2-small", "2x4xV100", global_batch_size=16, planner="dp").request
+    request = penstock.plan("gpt2-small", "2x2xV100", global_batch_size=8, planner="dp").request
     rows = list(penstock.compare(request))
     assert {row.planner for row in rows} >= {"auto", "dp", "gpipe", "model-parallel", "dapple"}
     best = next(row for row in rows if row.planner == "auto")
     for row in rows:
         assert row.iteration_ns is None or best.iteration_ns <= row.iteration_ns
         assert row.gap is None or row.gap >= 0
-        assert row.speedup_vs_one_device is None or row.speedup_vs_one_device <= 8
+        assert row.speedup_vs_one_device is None or row.speedup_vs_one_device <= 4
 
 
 def test_one_device_is_the_yardstick_of_speedups() -> None:

@@ -1,4 +1,4 @@
-"""Profile, plan, run: a real service, two real agents, four real ranks; and what remains of a run when one dies.
+"""Profile, plan, run: a real service, two real agents, ranks of both; and what remains of a run when one dies.
 
 The training project owns packages called ``schemas``, ``service`` and ``tests``, as training projects do.
 """
@@ -28,8 +28,8 @@ from penstock.schemas.trace import Trace
 
 LIMIT_S = 120.0
 LAYERS, BATCH, MICRO_BATCHES, STEPS = 8, 16, 8, 4
-SETTINGS = {"PENSTOCK_AGENT_HOLD_S": "2", "PENSTOCK_AGENT_TIMEOUT_S": "10"}
-"""How soon a dead agent is noticed: there is none that is only slow."""
+SETTINGS = {"PENSTOCK_AGENT_HOLD_S": "2", "PENSTOCK_AGENT_TIMEOUT_S": "10", "PENSTOCK_WARM_UP": "false"}
+"""How soon a dead agent is noticed: there is none that is only slow. Only the kernels that are needed are loaded."""
 COMMAND = [sys.executable, "-P", "-m", "penstock.cli.main"]
 
 PROJECT = {
@@ -198,25 +198,36 @@ def request_for_a_plan(cluster):
         [*COMMAND, "profile", *options, *size, "--device", "cpu", "-o", str(path)], check=True, cwd=cluster.directory
     )
     profile = ModelProfile.read(path)
-    link = {"bandwidth_bytes_per_s": 10**9, "latency_ns": 50_000}
-    uniform = UniformCluster(
-        nodes=2,
-        devices_per_node=2,
-        kind="cpu",
-        memory_bytes=2**30,
-        fabric=Fabric(**link),
-        nic=Fabric(**link),
-        node_names="host{}",
-    )
     return PlanRequest(
         profile=profile,
-        topology=ClusterTopology(name="two hosts", uniform=uniform),
+        topology=topology(devices_per_node=2),
         global_batch_size=BATCH,
         micro_batch_sizes=(BATCH // MICRO_BATCHES,),
         planner="gpipe",
         schedule="early-backward",
         options={"stages": 4},
     )
+
+
+def topology(devices_per_node: int) -> ClusterTopology:
+    """So many of the devices of each agent."""
+    link = {"bandwidth_bytes_per_s": 10**9, "latency_ns": 50_000}
+    uniform = UniformCluster(
+        nodes=2,
+        devices_per_node=devices_per_node,
+        kind="cpu",
+        memory_bytes=2**30,
+        fabric=Fabric(**link),
+        nic=Fabric(**link),
+        node_names="host{}",
+    )
+    return ClusterTopology(name="two hosts", uniform=uniform)
+
+
+@pytest.fixture(scope="module")
+def request_for_two_ranks(request_for_a_plan):
+    """The same for one device of each agent: half as many processes to start."""
+    return request_for_a_plan.model_copy(update={"topology": topology(devices_per_node=1), "options": {"stages": 2}})
 
 
 def ask(cluster: Cluster, request: PlanRequest) -> JobOut:
@@ -230,9 +241,20 @@ def ask(cluster: Cluster, request: PlanRequest) -> JobOut:
 @pytest.fixture(scope="module")
 def plan(cluster, request_for_a_plan):
     """The hash of a plan of four stages, made by the service."""
-    result = ask(cluster, request_for_a_plan).result
+    return planned(cluster, request_for_a_plan, 4)
+
+
+@pytest.fixture(scope="module")
+def plan_for_two_ranks(cluster, request_for_two_ranks):
+    """The hash of a plan with a stage on each agent."""
+    return planned(cluster, request_for_two_ranks, 2)
+
+
+def planned(cluster: Cluster, request: PlanRequest, stages: int) -> str:
+    """The hash of the service's plan, which has a device for each of so many stages."""
+    result = ask(cluster, request).result
     assert result.plan is not None, result.why
-    assert [len(stage.devices) for stage in result.plan.pipelines[0].stages] == [1, 1, 1, 1]
+    assert [len(stage.devices) for stage in result.plan.pipelines[0].stages] == [1] * stages
     return result.plan_hash
 
 
@@ -263,11 +285,11 @@ def test_the_last_step_is_traced_on_every_rank(cluster, good_run):
         assert {f"{one.rank}{kind}{i}" for kind in "FB" for i in range(MICRO_BATCHES)} <= instructions
 
 
-def test_a_plan_without_a_flush_trains_in_segments_between_checkpoints(cluster, request_for_a_plan):
+def test_a_plan_without_a_flush_trains_in_segments_between_checkpoints(cluster, request_for_two_ranks):
     """2BW through the service: programs for each stretch between halts, and what one process trains by that rule."""
     cluster.gate.unlink(missing_ok=True)
     fields = {"planner": "pipedream-2bw", "schedule": "auto", "update_rules": ("double_buffered",), "options": {}}
-    periodic = request_for_a_plan.model_copy(update=fields)
+    periodic = request_for_two_ranks.model_copy(update=fields)
     result = ask(cluster, periodic).result
     assert result.plan is not None, result.why
     saved = cluster.directory / "saved"
@@ -279,21 +301,21 @@ def test_a_plan_without_a_flush_trains_in_segments_between_checkpoints(cluster, 
     assert sorted(one.name for one in saved.glob("step-*")) == ["step-3", "step-5"]
 
 
-def test_run_by_the_command_line_through_the_service(cluster, plan, capsys):
+def test_run_by_the_command_line_through_the_service(cluster, plan_for_two_ranks, capsys):
     cluster.gate.unlink(missing_ok=True)
     trace = cluster.directory / "trace.json"
-    command = ["run", plan, "--job", "toy", "--steps", "2", "--server", cluster.url]
+    command = ["run", plan_for_two_ranks, "--job", "toy", "--steps", "2", "--server", cluster.url]
     assert main([*command, "--trace", str(trace)]) == 0
     out = capsys.readouterr().out
     for words in ("on host0, host1: succeeded", "measured", "predicted"):
         assert words in out
-    assert len(Trace.read(trace).ranks) == 4
+    assert len(Trace.read(trace).ranks) == 2
     assert main([*command, "--device", "cuda"]) == 64
 
 
-def test_training_goes_on_while_the_service_is_dead(cluster, plan, good_run):
+def test_training_goes_on_while_the_service_is_dead(cluster, plan_for_two_ranks, good_run):
     cluster.gate.touch()
-    run = cluster.start_run(plan)
+    run = cluster.start_run(plan_for_two_ranks)
     assert cluster.run_when(run, lambda run: run.steps_done >= 1).state == "running"
     cluster.processes["service"].kill()
     cluster.processes["service"].wait()
@@ -306,17 +328,17 @@ def test_training_goes_on_while_the_service_is_dead(cluster, plan, good_run):
     assert done.step_times_ns != good_run.step_times_ns
 
 
-def test_a_killed_rank_fails_the_run_and_is_named(cluster, plan):
+def test_a_killed_rank_fails_the_run_and_is_named(cluster, plan_for_two_ranks):
     cluster.gate.touch()
-    run = cluster.start_run(plan)
+    run = cluster.start_run(plan_for_two_ranks)
     assert cluster.run_when(run, lambda run: run.steps_done >= 2).state == "running"
     everyone = cluster.ranks("host0") + cluster.ranks("host1")
-    assert len(everyone) == 4
-    everyone[2].kill()
+    assert len(everyone) == 2
+    everyone[1].kill()
     failed = cluster.run_when(run, ended)
     assert failed.state == "failed"
     assert failed.error.code == "run-failed"
-    sentence = r"rank 2 on agent 'host1' failed at step 2, instruction \d+ \(2\w+\): .* signal 9"
+    sentence = r"rank 1 on agent 'host1' failed at step 2, instruction \d+ \(1\w+\): .* signal 9"
     assert re.match(sentence, failed.error.detail), failed.error.detail
     assert psutil.wait_procs(everyone, LIMIT_S)[1] == []
 
@@ -336,22 +358,22 @@ def test_a_killed_agent_takes_its_ranks_along(cluster, plan):
     assert re.search(r"agent 'host[01]'", failed.error.detail)
 
 
-def test_an_agent_may_come_back_and_a_cancelled_run_leaves_no_rank(cluster, plan):
+def test_an_agent_may_come_back_and_a_cancelled_run_leaves_no_rank(cluster, plan_for_two_ranks):
     cluster.wait_until_gone("host1")
     cluster.start_agent("host1")
     cluster.gate.touch()
-    run = cluster.start_run(plan)
+    run = cluster.start_run(plan_for_two_ranks)
     assert cluster.run_when(run, lambda run: run.steps_done >= 1).state == "running"
     everyone = cluster.ranks("host0") + cluster.ranks("host1")
-    assert len(everyone) == 4
+    assert len(everyone) == 2
     assert cluster.client.post(f"/v1/runs/{run}:cancel").json()["state"] == "cancelled"
     assert psutil.wait_procs(everyone, LIMIT_S)[1] == []
 
 
-def test_a_model_whose_layers_are_not_the_plans_is_refused(cluster, request_for_a_plan):
-    profile = request_for_a_plan.profile
+def test_a_model_whose_layers_are_not_the_plans_is_refused(cluster, request_for_two_ranks):
+    profile = request_for_two_ranks.profile
     renamed = [layer.model_copy(update={"name": f"other{i}"}) for i, layer in enumerate(profile.layers)]
-    other = request_for_a_plan.model_copy(update={"profile": profile.model_copy(update={"layers": tuple(renamed)})})
+    other = request_for_two_ranks.model_copy(update={"profile": profile.model_copy(update={"layers": tuple(renamed)})})
     job = ask(cluster, other)
     file = PlanFile(plan=job.result.plan, request=other)
     run = cluster.run_when(cluster.start_run(file.model_dump(mode="json", exclude_none=True)), ended)

@@ -13,6 +13,7 @@ from pathlib import Path
 import networkx
 import pytest
 from repository import ROOT
+from tiers import FEWER
 
 FOLDERS = ("schemas", "solvers", "executor", "service", "src/penstock", "examples")
 MOST_FILES = 15
@@ -84,6 +85,13 @@ def test_a_room_says_what_it_holds_and_where_to_start(room: str) -> None:
     assert start, text
     for name in re.findall(r"`([\w/]+(?:\.py|/))`", start[1]):
         assert (ROOT / room / name).exists(), f"{room}/__init__.py names {name}"
+
+
+@pytest.mark.parametrize("name", FEWER)
+def test_a_test_with_fewer_seeds_is_there_and_has_seeds(name: str) -> None:
+    file, _, test = name.partition("::")
+    (path,) = (ROOT / "tests").rglob(file)
+    assert re.search(rf"^def {test}\([^)]*\bseed: int\b", path.read_text(encoding="utf-8"), re.MULTILINE)
 
 
 def _functions() -> Iterator[tuple[str, str, int]]:

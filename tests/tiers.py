@@ -26,6 +26,17 @@ Tier = Literal["quick", "standard", "everything"]
 TIERS: tuple[Tier, ...] = get_args(Tier)
 SEEDS: dict[Tier, int] = {"quick": 3, "standard": 30, "everything": sys.maxsize}
 """Of a test that draws, with each choice of its other parameters."""
+FEWER = {
+    "test_recorded.py::test_a_request_is_answered_as_recorded": 20,
+    "test_critical_path.py::test_a_longer_operation_lengthens_the_step_if_it_is_on_the_path": 15,
+    "test_jobshop_kinds.py::test_a_judged_step_is_a_solution_above_the_optimum_and_the_bounds": 15,
+    "test_jobshop_kinds.py::test_the_optimum_is_the_best_of_every_order": 2,
+    "test_all_plans.py::test_never_above_any_planners_plan": 4,
+    "test_chunked_planners.py::test_plans_are_judged_verified_and_above_the_bounds": 3,
+    "test_request_bound.py::test_no_planner_has_a_better_plan": 8,
+    "test_overtaking.py::test_orders_found_run_and_keep_to_the_room": 6,
+}
+"""Seeds in the standard tier of tests whose seeds take long, with each choice of their other parameters."""
 LIMIT_S = 1.5
 """CPU time of a test in the quick tier: a second, and half of one for what a busy machine adds."""
 SLOW = frozenset(
@@ -114,19 +125,29 @@ def _reached(function: FunctionType) -> frozenset[str]:
     waiting, met = [_plain(function)], set()
     while waiting:
         one = waiting.pop()
-        if one in met:
-            continue
-        met.add(one)
-        for name, value in _loaded(one):
-            names.add(name)
-            if not _is_ours(value):
-                names |= STARTERS & vars(_module_of(value)).keys()
-                continue
-            family = value.__mro__ if isclass(value) else ()
-            names.update(one.__name__ for one in family)
-            parts = [part for one in family for part in vars(one).values()] if family else [value]
-            waiting += [_plain(part) for part in parts if isfunction(_plain(part)) and _is_ours(part)]
+        if one not in met:
+            met.add(one)
+            of_its_own, next_ones = _uses_itself(one)
+            names |= of_its_own
+            waiting += next_ones
     return frozenset(names)
+
+
+@cache
+def _uses_itself(function: FunctionType) -> tuple[frozenset[str], tuple[FunctionType, ...]]:
+    """The names that a function loads itself, and the functions of the tests among them."""
+    names: set[str] = set()
+    functions: list[FunctionType] = []
+    for name, value in _loaded(function):
+        names.add(name)
+        if not _is_ours(value):
+            names |= STARTERS & vars(_module_of(value)).keys()
+            continue
+        family = value.__mro__ if isclass(value) else ()
+        names.update(one.__name__ for one in family)
+        parts = [part for one in family for part in vars(one).values()] if family else [value]
+        functions += [_plain(part) for part in parts if isfunction(_plain(part)) and _is_ours(part)]
+    return frozenset(names), tuple(functions)
 
 
 def _loaded(function: FunctionType) -> Iterator[tuple[str, object]]:

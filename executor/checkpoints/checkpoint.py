@@ -23,12 +23,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+from penstock.schemas.errors import InvalidDocument, RunFailed, UnsupportedRequest
 
 MARKER = "complete"
 _STEP = re.compile(r"step-(0|[1-9][0-9]{0,14})")
 _PARTIAL = ".step-*.*"
 _OWNER = ".owner"
+
+
+class CheckpointFailed(RunFailed):
+    """A checkpoint could not be written; the ones before it are as they were."""
 
 
 @dataclass(frozen=True, slots=True)

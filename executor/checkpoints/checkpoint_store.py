@@ -17,18 +17,14 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from penstock.executor.checkpoints import checkpoint as files
-from penstock.executor.checkpoints.checkpoint import About
+from penstock.executor.checkpoints.checkpoint import About, CheckpointFailed
 from penstock.executor.checkpoints.checkpoint_state import restore, state_of
 from penstock.executor.program.interpreter import Interpreter
 from penstock.executor.run.work import batches_per_step
-from penstock.schemas.errors import NotFound, RunFailed, UnsupportedRequest
+from penstock.schemas.errors import NotFound, UnsupportedRequest
 
 SAVE_LIMIT = timedelta(minutes=30)
 """How long ranks wait for the slowest disk."""
-
-
-class CheckpointFailed(RunFailed):
-    """A checkpoint could not be written; the ones before it are as they were."""
 
 
 class Checkpoints:

@@ -36,13 +36,12 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import torch
 import torch.distributed as dist
 
 from penstock.executor.checkpoints.checkpoint import About
-from penstock.executor.checkpoints.checkpoint_store import Checkpoints
 from penstock.executor.checkpoints.shutdown import GracefulShutdown, ShutdownRequested
 from penstock.executor.children import die_with
 from penstock.executor.gpu import open_device
@@ -70,6 +69,9 @@ from penstock.executor.transport import (
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.errors import InvalidDocument, PenstockError
 from penstock.schemas.program import Program
+
+if TYPE_CHECKING:
+    from penstock.executor.checkpoints.checkpoint_store import Checkpoints
 
 TIMEOUT_S = 60.0
 
@@ -192,6 +194,8 @@ class Rank:
         given, options, program = self.assignment, self.options, self.program
         if options.checkpoint_directory is None:
             return None
+        from penstock.executor.checkpoints.checkpoint_store import Checkpoints  # a second, mostly torch's
+
         about = About(
             step=0,
             batches=0,

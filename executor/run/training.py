@@ -10,12 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from penstock.executor.checkpoints.checkpoint_store import CheckpointFailed, Checkpoints
+from penstock.executor.checkpoints.checkpoint import CheckpointFailed
 from penstock.executor.checkpoints.shutdown import GracefulShutdown, ShutdownRequested
 from penstock.executor.program.actions import StepResult
 from penstock.executor.program.interpreter import Interpreter
@@ -26,6 +26,9 @@ from penstock.executor.run.metrics import Metrics
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.program import Program
+
+if TYPE_CHECKING:
+    from penstock.executor.checkpoints.checkpoint_store import Checkpoints
 
 Say = Callable[[Mapping[str, Any]], None]
 

@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -124,15 +125,21 @@ def place_of(entry: Entry, root: Path) -> tuple[Path, str]:
 
 def chosen_tests(entry: Entry, root: Path) -> list[str]:
     """The files that should kill it: those of its group, first what imports its module."""
-    places = {path.stem: path for path in (root / "tests").rglob("test_*.py")}
-    chosen = [places[name] for name in TESTS[entry["group"]]]
-    chosen.sort(key=lambda path: not _imports(path, entry["module"]))
+    chosen = [_places_of_tests(root)[name] for name in TESTS[entry["group"]]]
+    chosen.sort(key=lambda path: entry["module"] not in _imported(path))
     return [path.relative_to(root).as_posix() for path in chosen]
 
 
-def _imports(path: Path, module: str) -> bool:
+@cache
+def _places_of_tests(root: Path) -> dict[str, Path]:
+    return {path.stem: path for path in (root / "tests").rglob("test_*.py")}
+
+
+@cache
+def _imported(path: Path) -> frozenset[str | None]:
+    """The modules that a file imports names from."""
     nodes = ast.walk(ast.parse(path.read_text()))
-    return any(isinstance(node, ast.ImportFrom) and node.module == module for node in nodes)
+    return frozenset(node.module for node in nodes if isinstance(node, ast.ImportFrom))
 
 
 def copied(directory: Path) -> dict[str, str]:

@@ -22,8 +22,8 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> str:
     return path
 
 
-def planned(profile: str, sizes: list[int]) -> PlanFile:
-    """AvgPipe's plan of two stages."""
+def planned(profile: str, sizes: list[int], stages: int = 2) -> PlanFile:
+    """AvgPipe's plan of two stages, or of another number."""
     return plan(
         profile,
         "2xV100",
@@ -31,7 +31,7 @@ def planned(profile: str, sizes: list[int]) -> PlanFile:
         micro_batch_sizes=sizes,
         planner="avgpipe",
         update_rules=["elastic_averaging"],
-        options={"stages": 2, "pipelines": 2},
+        options={"stages": stages, "pipelines": 2},
     ).file
 
 
@@ -68,7 +68,7 @@ def test_the_command_runs_each_setting_on_ranks(
     profile: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan, best = str(tmp_path / "plan.json"), str(tmp_path / "best.json")
-    planned(profile, [8]).write(plan)
+    planned(profile, [8], stages=1).write(plan)
     assert main(["tune", plan, "--job", "examples.gpt:tiny", "--batches", "1", "-o", best]) == 0
     out = capsys.readouterr().out
     assert out.count("per global batch, judged") == 2

@@ -35,7 +35,7 @@ from penstock.workers.forkserver import Forkserver
 REQUESTS: dict[str, tuple[dict[str, Any], sa.Table]] = {
     "/v1/sweeps": (tiny_sweep(), sweeps),
     "/v1/runs": ({"schema_version": 1, "plan": tiny_plan_file(), "model": "gpt", "steps": 3}, runs),
-    "/v1/plans": (tiny_request(), jobs),
+    "/v1/plans": (tiny_request() | {"planner": "gpipe"}, jobs),
 }
 """What is asked, and the table whose rows it makes; no job is worked at, and each is cancelled before the next try."""
 

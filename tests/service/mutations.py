@@ -18,8 +18,8 @@ from penstock.service.http.routes.runs import RUN_EXAMPLE
 from penstock.service.http.samples import tiny_plan_file, tiny_profile, tiny_request, tiny_sweep, tiny_topology
 
 SAMPLES: dict[str, Any] = {
-    "/v1/plans:validate": tiny_request(),
-    "/v1/plans": tiny_request(),
+    "/v1/plans:validate": tiny_request() | {"planner": "gpipe"},
+    "/v1/plans": tiny_request() | {"planner": "gpipe"},
     "/v1/plans:verify": tiny_plan_file(),
     "/v1/plans:simulate": tiny_plan_file(),
     "/v1/plans:explain": tiny_plan_file(),

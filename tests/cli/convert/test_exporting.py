@@ -123,6 +123,7 @@ def test_a_model_that_ranks_would_not_find_is_noted(
     plan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("penstock.cli.run.model_fit._answer", lambda _question: {"kind": "ready"})
     Path("m.py").touch()
 
     def noted(*more: str) -> bool:

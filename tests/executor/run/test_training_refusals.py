@@ -18,8 +18,7 @@ from pipelines import Part, programs_of
 from rank_pool import HERE, SEED
 from torch._C._distributed_c10d import TCPStore
 
-from penstock.executor.checkpoints.checkpoint import newest
-from penstock.executor.checkpoints.checkpoint_store import CheckpointFailed
+from penstock.executor.checkpoints.checkpoint import CheckpointFailed, newest
 from penstock.executor.run.rank import Rank
 from penstock.schemas.errors import InvalidDocument, ModelMismatch, NotFound, PenstockError, UnsupportedRequest
 

@@ -22,7 +22,7 @@ async def _a_plan_and_its_story(url: str) -> None:
     heard: list[JobEvent] = []
     async with AsyncClient(url) as client:
         await client.wait_until_ready()
-        request = PlanRequest.parse(tiny_request() | {"global_batch_size": 48})
+        request = PlanRequest.parse(tiny_request() | {"planner": "gpipe", "global_batch_size": 48})
         job = await client.plans.create(request, on_event=heard.append)
         assert job.result is not None
         told = [event async for event in client.jobs.events(job.id)]

@@ -14,7 +14,7 @@ from penstock.service.http.samples import tiny_request
 def test_plan_waits_and_tells_the_story(client: Client):
     heard: list[JobEvent] = []
     client.wait_until_ready()
-    request = PlanRequest.parse(tiny_request() | {"global_batch_size": 40})
+    request = PlanRequest.parse(tiny_request() | {"planner": "gpipe", "global_batch_size": 40})
     job = client.plans.create(request, on_event=heard.append)
     assert job.result is not None
     assert [event.sequence for event in heard] == list(range(1, len(heard) + 1))
@@ -29,7 +29,7 @@ def test_plan_waits_and_tells_the_story(client: Client):
 
 
 def test_a_known_plan_has_no_story_to_tell(client: Client):
-    request = PlanRequest.parse(tiny_request() | {"global_batch_size": 44})
+    request = PlanRequest.parse(tiny_request() | {"planner": "gpipe", "global_batch_size": 44})
     first = client.plans.create(request)
     heard: list[JobEvent] = []
     again = client.plans.create(request, on_event=heard.append)

@@ -8,6 +8,6 @@ from fuzz_routes import fuzz_routes
 
 
 def test_schemathesis_finds_nothing(tmp_path: Path):
-    code, report = fuzz_routes(tmp_path, examples=2, seed=1, limit_s=20)
+    code, report = fuzz_routes(tmp_path, examples=2, seed=1, limit_s=10)
     assert code == 0, report
     assert "Coverage" in report

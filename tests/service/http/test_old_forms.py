@@ -46,7 +46,9 @@ def test_an_old_form_answers_as_the_new_one(http: httpx.Client, planned: Any, fo
 
 
 def test_a_job_is_deleted_in_the_old_form(http: httpx.Client):
-    job = http.post("/v1/plans", json=tiny_request() | {"seed": 77}, headers={"Prefer": "wait=60"}).json()
+    job = http.post(
+        "/v1/plans", json=tiny_request() | {"planner": "gpipe", "seed": 77}, headers={"Prefer": "wait=60"}
+    ).json()
     assert http.delete(f"/v1/plans/{job['id']}").status_code == 204
     assert http.get(f"/v1/jobs/{job['id']}").status_code == 404
 

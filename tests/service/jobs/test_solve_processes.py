@@ -52,7 +52,7 @@ def start(start_server: Callable[..., Any], pids_file: Path) -> Callable[..., An
 
 
 def request(seed: int, **changes: Any) -> PlanRequest:
-    return PlanRequest.parse(tiny_request() | {"seed": seed} | changes)
+    return PlanRequest.parse(tiny_request() | {"planner": "gpipe", "seed": seed} | changes)
 
 
 def with_incumbent(client: Client, seed: int, **changes: Any) -> JobOut:

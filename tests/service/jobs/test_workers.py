@@ -165,12 +165,14 @@ def test_a_service_without_a_worker_and_solvers_without_memory(
         assert done.result.plan is not None
         for seed, reason in ((EAT, "its limit of 256 MiB"), (BE_KILLED, "killed by SIGKILL, and not by the service")):
             with pytest.raises(PenstockError, match=reason):
-                client.plans.create(PlanRequest.parse(tiny_request() | {"seed": seed}))
+                client.plans.create(PlanRequest.parse(tiny_request() | {"planner": "gpipe", "seed": seed}))
             failed = client.jobs.page(limit=1).items[0]
             assert failed.error is not None
             assert failed.error.code == "out-of-memory"
             assert client.jobs.incumbent(failed.id).prediction is not None
-        job = client.plans.create(PlanRequest.parse(tiny_request() | {"seed": HANG_FIRST_TIME}), wait=False)
+        job = client.plans.create(
+            PlanRequest.parse(tiny_request() | {"planner": "gpipe", "seed": HANG_FIRST_TIME}), wait=False
+        )
         next(event for event in client.jobs.events(job.id) if event.kind == "progress")
         client.jobs.finish(job.id)  # long before the next heartbeat, which is 10 s away
         finished = client.jobs.get(job.id, wait_s=20)

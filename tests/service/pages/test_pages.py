@@ -131,7 +131,7 @@ def test_plan_again_begins_with_the_same_request(http: httpx.Client, client: Cli
         "pins": [{"layers": [0, 0], "devices": ["node0/0"]}],
         **request_more,
     }
-    request = PlanRequest.parse(tiny_request() | more)
+    request = PlanRequest.parse(tiny_request() | {"planner": "gpipe"} | more)
     job = client.plans.create(request)
     assert job.result is not None
     found = form(read(http, f"/plan?from={job.id}"), "/plan")

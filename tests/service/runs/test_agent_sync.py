@@ -273,7 +273,7 @@ def test_a_name_is_free_when_the_held_call_breaks_off(
 def test_a_silent_agent_fails_its_runs(
     start_server: Callable[..., Any], tiny: PlanFile, make_agent: Callable[..., Agent]
 ):
-    server = start_server(agent_timeout_s=0.5)
+    server = start_server(agent_timeout_s=0.5, slots=0)
     server.load_judge()
     agents = [make_agent(server.url, name) for name in ("node0", "node1")]
     for agent in agents:
@@ -285,7 +285,7 @@ def test_a_silent_agent_fails_its_runs(
 def test_a_run_survives_a_restart_of_the_service(
     start_server: Callable[..., Any], tiny: PlanFile, make_agent: Callable[..., Agent]
 ):
-    server = start_server()
+    server = start_server(slots=0)
     server.load_judge()
     agents = [make_agent(server.url, name) for name in ("node0", "node1")]
     for agent in agents:
@@ -293,7 +293,7 @@ def test_a_run_survives_a_restart_of_the_service(
     run = server.client.runs.create(tiny, "gpt", wait=False)
     prepare(agents, run.id)
     assert server.stop() == 0
-    server = start_server()
+    server = start_server(slots=0)
     for rank, agent in enumerate(agents):
         agent.http.close()
         agent.http = httpx.Client(base_url=server.url)

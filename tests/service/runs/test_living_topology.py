@@ -121,7 +121,7 @@ def test_agents_are_peers_of_each_other(
     start_server: Callable[..., Server], start_agent: Callable[..., Any], tmp_path: Path
 ) -> None:
     """Real agents; what was measured between and inside them is what the service answers with from then on."""
-    server = start_server()
+    server = start_server(slots=0)
     start_agent(server.url, "node0", "--cpu-devices", "2")
     start_agent(server.url, "node1", "--cpu-devices", "1")
     deadline = time.monotonic() + 60

@@ -350,7 +350,7 @@ def test_devices_that_share_in_part_are_refused() -> None:
 def test_operations_that_take_no_time_stay_in_the_order_of_their_needs(shape: str) -> None:
     """Of operations that start at once on a rank, a gradient's goes before the one that waits for it."""
     seen = 0
-    for seed in range(12):
+    for seed in range(8):
         rng = random.Random(seed)
         forward = [rng.choice([0, 0, 5]) for _ in range(6)]
         backward = [rng.choice([0, 1, 9]) for _ in range(6)]

@@ -123,10 +123,11 @@ def test_the_answer_depends_on_neither_workers_nor_delays(problem: Problem, plan
 
 @pytest.mark.usefixtures("forking")
 def test_auto_gives_the_same_bytes_with_any_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    for seed, changes in ((0, {}), (1, {"memory_bytes": 60_000_000})):
-        problem = replace(four_devices(seed, 6, **changes), update_rules=frozenset(get_args(UpdateRule)))
+    for seed, changes, numbers in ((0, {}, (4,)), (1, {"memory_bytes": 60_000_000}, (1, 2, 4))):
+        drawn = four_devices(seed, 5, global_batch_size=8, **changes)
+        problem = replace(drawn, update_rules=frozenset(get_args(UpdateRule)))
         found = set()
-        for workers in (1, 2, 4):
+        for workers in numbers:
             monkeypatch.setattr(crew, "SMALL", 0)
             how: dict[str, Any] = {"workers": workers, "time_limit_ns": 10**11, "options": {"exclude": "closing"}}
             result = solve(problem, "auto", **how)

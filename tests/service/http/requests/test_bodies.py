@@ -48,11 +48,18 @@ def test_a_compressed_body_is_the_same_body(ask: Ask, coding: str, pack: Callabl
     assert packed.json() == plain.json()
 
 
+def _gigabyte() -> bytes:
+    """A gigabyte of zeros as one gzip stream, without compressing more than two megabytes of it."""
+    packer = zlib.compressobj(9, wbits=31)
+    first, repeated = (packer.compress(bytes(2**20)) + packer.flush(zlib.Z_FULL_FLUSH) for _ in range(2))
+    return first + repeated * 1000 + packer.flush()
+
+
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
         pytest.param(gzip.compress(b" " * (LIMIT_BYTES + 1)), 413, "more than 48.8 KiB (50,000 bytes)", id="bomb"),
-        pytest.param(gzip.compress(b" " * 10**9, 9), 413, "more than 48.8 KiB (50,000 bytes)", id="large bomb"),
+        pytest.param(_gigabyte(), 413, "more than 48.8 KiB (50,000 bytes)", id="large bomb"),
         pytest.param(gzip.compress(b"{}")[:-4], 422, "cut off", id="cut off"),
         pytest.param(gzip.compress(b"{}") + b"more", 422, "after its end", id="more after the end"),
         pytest.param(gzip.compress(b"{}") + gzip.compress(b"{}"), 422, "after its end", id="two in one"),

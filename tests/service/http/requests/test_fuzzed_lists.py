@@ -21,7 +21,7 @@ from penstock.service.http.requests.bodies import BODY_MODELS
 from penstock.service.http.requests.parsing import LARGE_BYTES, parse
 from penstock.service.http.routes import plans  # noqa: F401  (its bodies are known then)
 
-COUNT = 300
+COUNT = 150
 
 
 def test_no_long_list_holds_the_service_or_is_answered_at_length(tmp_path: Path):

@@ -180,7 +180,7 @@ def test_what_is_not_there(http: httpx.Client, method: str, path: str, body: Any
 
 
 def test_a_body_beyond_the_limit(start_server: Any):
-    http = start_server(max_body_bytes=1024).client._http
+    http = start_server(max_body_bytes=1024, slots=0).client._http
     answer = http.post("/v1/plans", json=tiny_request())
     assert (answer.status_code, answer.json()["code"]) == (413, "too-large")
     assert "more than 1.00 KiB (1,024 bytes)" in answer.json()["detail"]

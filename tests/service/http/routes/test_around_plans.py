@@ -72,7 +72,7 @@ def test_jobs_are_found_by_tag_profile_planner_and_state(client: Client):
 
 
 def test_a_job_is_deleted_and_its_plan_stays(client: Client, http: httpx.Client):
-    request = PlanRequest.parse(tiny_request() | {"global_batch_size": 52})
+    request = PlanRequest.parse(tiny_request() | {"planner": "gpipe", "global_batch_size": 52})
     job = client.plans.create(request)
     assert job.result is not None
     client.jobs.delete(job.id)

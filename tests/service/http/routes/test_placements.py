@@ -29,11 +29,13 @@ GATE = "penstock.dev/placement"
 
 
 def test_the_service_places_as_python_does(client: Client) -> None:
-    asked = PlacementRequest.parse(tiny_placement())
+    asked = PlacementRequest.parse(_with_job(planner="gpipe"))
     found = client.placements.create(asked)
     assert found == answer(asked)
     assert found.choices[0].hostlist
-    by_hash = tiny_placement() | {"topology": client.topologies.create(ClusterTopology.parse(tiny_topology())).hash}
+    by_hash = _with_job(planner="gpipe") | {
+        "topology": client.topologies.create(ClusterTopology.parse(tiny_topology())).hash
+    }
     by_hash["jobs"][0]["profile"] = client.profiles.create(ModelProfile.parse(tiny_profile())).hash
     assert client.placements.create(PlacementRequest.parse(by_hash)) == found
 

@@ -52,7 +52,7 @@ def test_the_openapi_document_has_all_that_it_refers_to(http: httpx.Client):
 
 
 def test_a_new_request_is_a_job_and_a_known_one_an_answer(http: httpx.Client):
-    body = tiny_request() | {"global_batch_size": 24}
+    body = tiny_request() | {"planner": "gpipe", "global_batch_size": 24}
     first = http.post("/v1/plans", json=body)
     assert first.status_code == 202
     assert first.headers["location"] == f"/v1/jobs/{first.json()['id']}"
@@ -131,7 +131,7 @@ def test_events_as_a_stream_and_as_pages(http: httpx.Client, planned: Any):
 
 
 def test_jobs_in_pages(client: Client, planned: Any):
-    client.plans.create(PlanRequest.parse(tiny_request() | {"global_batch_size": 12}))
+    client.plans.create(PlanRequest.parse(tiny_request() | {"planner": "gpipe", "global_batch_size": 12}))
     first = client.jobs.page(limit=1)
     assert first.next_cursor is not None
     assert first.items[0].result is None
@@ -143,7 +143,7 @@ def test_jobs_in_pages(client: Client, planned: Any):
 def test_infeasible_is_a_result(client: Client):
     topology = tiny_topology()
     topology["uniform"]["memory_bytes"] = 50_000_000
-    job = client.plans.create(PlanRequest.parse(tiny_request() | {"topology": topology}))
+    job = client.plans.create(PlanRequest.parse(tiny_request() | {"planner": "gpipe", "topology": topology}))
     assert job.state == "succeeded"
     assert job.result is not None
     assert (job.result.status, job.result.plan) == ("infeasible", None)

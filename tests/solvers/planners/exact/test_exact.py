@@ -75,7 +75,7 @@ CHANGES: list[dict[str, Any]] = [
     {"shared": True, "transfer": "nic", "form": "bus", "full_duplex": False},
     {"channel": "full", "overlap_all_reduce": True, "bucket_bytes": 500_000},
     {"channel": "none", "micro_batch_sizes": (12, 8, 5)},
-    {"recompute": "auto", "stash_bytes": 10**6, "memory_bytes": 30_000_000},
+    {"recompute": "auto", "stash_bytes": 10**6, "memory_bytes": 32_000_000},
     {"recompute": "always", "stash_bytes": 10**6, "memory_bytes": 40_000_000},
     {"stash_bytes": 10**6, "memory_bytes": 80_000_000},
     {"kinds": ["fast", "fast", "cpu", "cpu"], "speed": {"fast": 2.0}},
