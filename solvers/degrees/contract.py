@@ -25,7 +25,6 @@ def contract(problem: Problem, choice: Choice) -> Problem:
     Times between measured sizes are interpolated, and above the largest proportional to it. Raises UnsupportedRequest
     where the profile does not know the degrees, the cluster has no such cells, or what is asked excludes them.
     """
-    _refuse_unplanned(choice)
     memory = problem.memory
     if choice.sharding is not None:
         memory = replace(memory, shard_states=choice.sharding == "optimizer")
@@ -62,17 +61,6 @@ def contract(problem: Problem, choice: Choice) -> Problem:
         cells=cells,
         _costs={},
     )
-
-
-def _refuse_unplanned(choice: Choice) -> None:
-    """Raise UnsupportedRequest for what replicas share out in ways that plans do not have."""
-    if choice.sharding in (None, "none", "optimizer"):
-        return
-    if choice.sharding == "parameters_kept":
-        remedy = "optimizer, which takes the same memory with parameters that stay gathered until the step's end"
-    else:
-        remedy = "optimizer; `penstock fits` says what the memory of the others is"
-    raise UnsupportedRequest(f"plans do not have sharding {choice.sharding}", remedy=remedy)
 
 
 def _updates(problem: Problem, variant: Variant, inner: InnerTimes) -> np.ndarray:

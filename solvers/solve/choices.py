@@ -222,8 +222,11 @@ class Search:
     # ---- what came of it ---------------------------------------------------------------------------------------------
 
     def _bound(self) -> Bound:
-        """Return the least of the choices' bounds: no plan of the request takes less."""
-        possible = [each for each in self.choices if not each.impossible and each.choice not in self.refused]
+        """Return the least of the choices' bounds: no plan of the request takes less.
+
+        A choice that the planner cannot take may have plans all the same.
+        """
+        possible = [each for each in self.choices if not each.impossible]
         least = min(possible or self.choices, key=lambda each: each.bound.bound_ns)
         covers = allowed(self.problem)
         method = f"the least, of {least.choice}: {least.bound.method}"

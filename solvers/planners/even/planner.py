@@ -131,7 +131,8 @@ def _every(problem: Problem) -> Iterator[Even]:
     """Yield ranks × parts × micro-batches."""
     first, blocks = _alike(problem)
     number = 0
-    for ranks in (each for each in range(1, min(problem.num_devices, blocks) + 1) if problem.num_devices % each == 0):
+    most = min(problem.num_devices, blocks + 2)
+    for ranks in (each for each in range(1, most + 1) if problem.num_devices % each == 0):
         width = problem.num_devices // ranks
         places = [tuple(range(rank * width, (rank + 1) * width)) for rank in range(ranks)]
         for batch in batches(problem, width):
@@ -160,7 +161,7 @@ def _parts(ranks: int, blocks: int, batch: Batch) -> Iterator[int]:
     """Yield how many parts a rank may have: several where they are equal, whether ends count as layers or not."""
     yield 1
     if ranks > 1 and batch.num_micro_batches % ranks == 0:
-        for parts in range(2, blocks // ranks + 1):
+        for parts in range(2, (blocks + 2) // ranks + 1):
             if blocks % (ranks * parts) == 0 or (blocks + 2) % (ranks * parts) == 0:
                 yield parts
 
@@ -179,7 +180,8 @@ def _ends(problem: Problem, first: int, blocks: int, number: int) -> list[int] |
     ends = [first + layers for layers in accumulate(sizes, initial=0)]
     ends[0], ends[-1] = 0, problem.num_layers
     cuts = [end - 1 for end in ends[1:-1]]
-    return ends if min(sizes) > 0 and bool(problem.cuttable[cuts].all()) else None
+    filled = all(i < j for i, j in pairwise(ends))
+    return ends if filled and bool(problem.cuttable[cuts].all()) else None
 
 
 def _may_fit(problem: Problem, plan: Allocation, batch: Batch) -> bool:

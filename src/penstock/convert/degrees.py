@@ -64,7 +64,20 @@ def choices_of(request: PlanRequest, profile: ModelProfile, topology: ClusterTop
         shardings = (None,) if sharding is None else tuple(dict.fromkeys(sharding))
     else:
         shardings = AUTO_SHARDING if sharding == "auto" else (sharding,)
+    for each in shardings:
+        _refuse_unplanned(each)
     return tuple(Choice(*each) for each in product(degrees, shardings))
+
+
+def _refuse_unplanned(sharding: Sharding | None) -> None:
+    """Raise UnsupportedRequest for what replicas share out in ways that plans do not have."""
+    if sharding in (None, *AUTO_SHARDING):
+        return
+    if sharding == "parameters_kept":
+        remedy = "optimizer, which takes the same memory with parameters that stay gathered until the step's end"
+    else:
+        remedy = "optimizer; `penstock fits` says what the memory of the others is"
+    raise UnsupportedRequest(f"plans do not have sharding {sharding}", remedy=remedy)
 
 
 def _asked(request: PlanRequest, known: list[Degrees]) -> list[Degrees]:

@@ -45,9 +45,9 @@ def every_time_ns(problem: Problem) -> Iterator[int]:
     devices, layers, batch = problem.num_devices, problem.num_layers, problem.global_batch_size
     blocks = layers - 2
     again = range(layers + 1) if problem.recompute == "auto" else range(1)
-    for ranks, parts, rows, recomputing in product((1, 2, 4), range(1, blocks + 1), range(1, batch + 1), again):
+    for ranks, parts, rows, recomputing in product((1, 2, 4), range(1, layers + 1), range(1, batch + 1), again):
         width, number = devices // ranks, batch // rows
-        if rows * number != batch or rows % width or ranks * parts > blocks or (ranks == 1 and parts > 1):
+        if rows * number != batch or rows % width or (ranks == 1 and parts > 1):
             continue
         count = ranks * parts
         if blocks % count == 0:
@@ -57,7 +57,9 @@ def every_time_ns(problem: Problem) -> Iterator[int]:
             sizes[0], sizes[-1] = sizes[0] - 1, sizes[-1] - 1
         else:
             sizes = [blocks // count + (part < blocks % count) for part in range(count)]
-        if (parts > 1 and number % ranks) or (parts > 1 and blocks % count and (blocks + 2) % count) or 0 in sizes:
+        if parts > 1 and (number % ranks or (blocks % count and (blocks + 2) % count)):
+            continue
+        if 0 in sizes[1:-1] or count > blocks + 2:
             continue
         stages, at = [], 1
         for part, size in enumerate(sizes):
