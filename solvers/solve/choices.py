@@ -247,7 +247,8 @@ class Search:
             for each in result.bounds
             if each.scope != REQUEST_SCOPE or each.bound_ns > bound.bound_ns
         )
-        optimal = result.best.value_ns <= bound.bound_ns + bound.tolerance_ns
+        sound = all(result.best.value_ns >= each.bound_ns for each in result.bounds)  # as ``incumbent.State.result``
+        optimal = sound and result.best.value_ns <= bound.bound_ns + bound.tolerance_ns
         return replace(
             result,
             status=Status.OPTIMAL if optimal else Status.FEASIBLE,
@@ -281,7 +282,7 @@ class Search:
         if not known:
             return Result(Status.TIME_LIMIT, "the time limit came before any choice of degrees was searched")
         statuses = {each.result.status for each in known if each.result is not None}
-        proven = statuses == {Status.INFEASIBLE} and len(known) + len(self.refused) == len(self.problem.choices)
+        proven = all(each.impossible for each in self.choices)
         late = Status.TIME_LIMIT in statuses or len(known) < len(self.choices)
         status = Status.INFEASIBLE if proven else Status.TIME_LIMIT if late else Status.NONE_FOUND
         nearest = min(known, key=_by_shortage)

@@ -151,9 +151,10 @@ def test_an_exchange_that_is_named_keeps_its_status() -> None:
 
 
 def test_other_types_missing_fields_and_lengths_are_differences() -> None:
-    old = {"a": 1, "b": [1, 2], "c": None}
+    old = {"a": 1, "b": [1, 2], "c": 3}
     for new in ({**old, "a": True}, {**old, "b": [1]}, {"a": 1, "b": [1, 2]}, {**old, "d": 1}):
         assert len(faults(FIXED, {"this": old}, {"this": new})) == 1, new
+    assert faults(FIXED, {"this": old}, {"this": {**old, "d": None}}) == []
 
 
 def test_a_record_without_a_phase_is_refused() -> None:
