@@ -67,7 +67,7 @@ class Step(NamedTuple):
         return forward + again + cost.backward_ns + _collectives_ns(ring, cost.collectives, "backward", rows)
 
     def _message_ns(self) -> float:
-        """A micro-batch's tensor and its gradient, once each per stage, in as many parts as GPUs share a stage.
+        """A micro-batch's tensor and its gradient, once each per stage, a part by each GPU that shares it.
 
         Without sequence parallelism Megatron scatters the tensor before it sends, and gathers it again.
         """
