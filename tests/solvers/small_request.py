@@ -28,3 +28,23 @@ def a_request(**changes: object) -> PlanRequest:
     topology = {"name": "c", "nodes": nodes, "links": links} | changes.pop("topology", {})
     profile |= changes.pop("profile", {})
     return PlanRequest.parse({"profile": profile, "topology": topology, "global_batch_size": 8} | changes)
+
+
+DIVIDED = {"forward_ns": 6, "backward_ns": 12, "stash_bytes": 4, "workspace_bytes": 1}
+GATHER = {"phase": "forward", "operation": "all_gather", "over": "tensor", "bytes_per_sample": 3}
+
+
+def with_degrees(profile: dict[str, object] | None = None, **changes: object) -> PlanRequest:
+    """The same with the model on two GPUs each, of which it may choose."""
+    layers = [{"parameter_bytes": 50 * i, "update_ns": i} for i in range(4)]
+    costs = [DIVIDED, DIVIDED, DIVIDED | {"collectives": [GATHER]}, DIVIDED]
+    measured = {"device_kind": "V100", "micro_batch_size": 2, "layers": costs}
+    variant = {"degrees": {"tensor": 2}, "boundary": "sharded", "layers": layers, "measurements": [measured]}
+    known = {"classes": [0, 1, 2, 3], "variants": [variant]} | (profile or {})
+    topology = {"nodes": [_node(name) for name in ("a", "b")]}
+    return a_request(profile=known, **({"topology": topology, "degrees": "auto", "micro_batch_sizes": [2]} | changes))
+
+
+def _node(name: str) -> dict[str, object]:
+    devices = [{"id": f"{name}/{d}", "kind": "V100", "memory_bytes": 3000} for d in range(2)]
+    return {"name": name, "devices": devices, "fabric": {"bandwidth_bytes_per_s": 10**9}}

@@ -35,9 +35,7 @@ def simulate_page(
     refuse_unreachable(run)
     clock = Clock(run, costs.M)
     clock.run_all()
-    _flushed_steps(run)
-    run.time = run.end
-    run.window = (0, run.time)
+    finish_flushed(run)
     return run
 
 
@@ -85,7 +83,8 @@ def refuse_unreachable(run: Run) -> None:
 # Section 5: the steps of a flushed plan.
 
 
-def _flushed_steps(run: Run) -> None:
+def finish_flushed(run: Run) -> None:
+    """The steps after a flushed plan's rows and buckets, and what it takes in all."""
     for k, lane in enumerate(run.lanes):
         last = {operation[1]: place for place, operation in enumerate(lane.row) if operation[0] in (B, W)}
         held = [s for s in range(len(run.costs.stages)) if k in run.lanes_of(s)]
@@ -98,6 +97,8 @@ def _flushed_steps(run: Run) -> None:
             start = max([free, *reduced])
             free = start + run.costs.step(s)
             run.steps[s, k] = (start, free)
+    run.time = run.end
+    run.window = (0, run.time)
 
 
 # Section 6.

@@ -1,0 +1,216 @@
+"""Degrees in documents: what a variant has to be, and that readers which do not know degrees refuse plans that have."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from subprocess import run
+from typing import Any
+
+import pytest
+from small_request import with_degrees
+
+from penstock.schemas.degrees import Degrees
+from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.plan import Plan
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.request import PlanRequest
+from penstock.service.http.samples import tiny_plan_file
+
+Json = dict[str, Any]
+BEFORE = "c4d0594b0845dd35ebbf0cc3a3a4dd667c1d6c9f"
+"""The last commit whose documents know no degrees."""
+ROOT = Path(__file__).parents[2]
+
+
+def profile() -> Json:
+    """A profile of four layers with a variant, as it is stored."""
+    found = with_degrees().profile
+    assert isinstance(found, ModelProfile)
+    return json.loads(found.canonical_json())  # type: ignore[no-any-return]
+
+
+def variant(data: Json) -> Json:
+    return data["variants"][0]  # type: ignore[no-any-return]
+
+
+# ---- what a variant has to be ----------------------------------------------------------------------------------------
+
+
+def _of_degrees_1(data: Json) -> None:
+    variant(data)["degrees"] = {"tensor": 1}
+
+
+def _short_measurement(data: Json) -> None:
+    variant(data)["measurements"][0]["layers"].pop()
+
+
+def _measured_twice(data: Json) -> None:
+    variant(data)["measurements"] *= 2
+
+
+def _without_classes(data: Json) -> None:
+    del data["classes"]
+
+
+def _without_variants(data: Json) -> None:
+    del data["variants"]
+
+
+def _too_few_classes(data: Json) -> None:
+    data["classes"].pop()
+
+
+def _unknown_class(data: Json) -> None:
+    data["classes"][0] = 4
+
+
+def _same_twice(data: Json) -> None:
+    data["variants"] *= 2
+
+
+def _unmeasured_kind(data: Json) -> None:
+    data["measurements"].append(data["measurements"][0] | {"device_kind": "A100"})
+
+
+def _weights_longer(data: Json) -> None:
+    variant(data)["measurements"][0]["layers"][0]["backward_weight_ns"] = 99
+
+
+def _unknown_field(data: Json) -> None:
+    variant(data)["degrees"]["pipeline"] = 2
+
+
+def _no_degree(data: Json) -> None:
+    variant(data)["degrees"]["tensor"] = 0
+
+
+FAULTS: dict[Callable[[Json], None], str] = {
+    _of_degrees_1: "degrees of 1 are the profile's own layers and measurements, not a variant",
+    _short_measurement: "at tensor 2 the measurement for 'V100' at 2 samples has 3 classes of layers, the variant 4",
+    _measured_twice: "at tensor 2 'V100' at 2 samples is measured twice",
+    _without_classes: "`variants` and `classes` go together: a variant has one entry per class of layers",
+    _without_variants: "`variants` and `classes` go together: a variant has one entry per class of layers",
+    _too_few_classes: "4 layers have 4 classes, not 3",
+    _unknown_class: "at tensor 2 there is no class 4 of layers",
+    _same_twice: "tensor 2",
+    _unmeasured_kind: "at tensor 2 nothing is measured on 'A100'",
+    _weights_longer: "backward_weight_ns 99 is a part of backward_ns, at most 12",
+    _unknown_field: "pipeline",
+    _no_degree: "tensor",
+}
+
+
+@pytest.mark.parametrize("spoil", FAULTS, ids=lambda spoil: spoil.__name__.strip("_"))
+def test_a_variant_that_is_none_is_refused(spoil: Callable[[Json], None]) -> None:
+    data = profile()
+    ModelProfile.parse(deepcopy(data))
+    spoil(data)
+    with pytest.raises(InvalidDocument) as raised:
+        ModelProfile.parse(data)
+    said = [raised.value.detail, *(f"{fault.pointer} {fault.detail}" for fault in raised.value.faults)]
+    assert any(FAULTS[spoil] in each for each in said), said
+
+
+def test_a_profile_with_variants_is_read_as_it_was_written() -> None:
+    data = profile()
+    again = ModelProfile.parse(data)
+    assert again == with_degrees().profile
+    assert json.loads(again.canonical_json()) == data
+    assert [str(each.degrees) for each in again.variants or ()] == ["tensor 2"]
+
+
+def test_degrees_in_words() -> None:
+    assert str(Degrees(tensor=8, context=2)) == "tensor 8, context 2"
+    assert str(Degrees(expert_tensor=4)) == "expert tensor 4"
+
+
+@pytest.mark.parametrize(
+    ("memory", "refused"), [({"optimizer_sharding": "over_replicas"}, True), ({}, False), ({"optimizer": "sgd"}, False)]
+)
+def test_sharding_is_said_once(memory: Json, refused: bool) -> None:
+    if not refused:
+        assert with_degrees(sharding="none", memory=memory).sharding == "none"
+        return
+    with pytest.raises(InvalidDocument) as raised:
+        with_degrees(sharding="none", memory=memory)
+    said = [raised.value.detail, *(fault.detail for fault in raised.value.faults)]
+    assert any("sharding is none, and memory.optimizer_sharding is over_replicas" in each for each in said)
+
+
+def test_new_fields_that_are_left_out_are_in_no_document() -> None:
+    """So the addresses of documents without them stay what they are."""
+    request = with_degrees(profile={"classes": None, "variants": None}, degrees=None)
+    assert not {"degrees", "sharding"} & set(json.loads(request.canonical_json()))
+    assert not {"classes", "variants", "shape", "framework"} & set(json.loads(request.canonical_json())["profile"])
+    plan = json.loads(Plan.parse(tiny_plan_file()["plan"]).canonical_json())
+    assert not {"degrees", "sharding"} & set(plan)
+
+
+# ---- the release before ----------------------------------------------------------------------------------------------
+
+
+READER = """
+import json, sys
+from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.plan import Plan
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.request import PlanRequest
+for name, data in json.load(sys.stdin).items():
+    kind = {"plan": Plan, "profile": ModelProfile, "request": PlanRequest}[name.split()[0]]
+    try:
+        kind.parse(data)
+    except InvalidDocument as error:
+        print(name, "refused", *(fault.pointer for fault in error.faults), sep="|")
+    else:
+        print(name, "read", sep="|")
+"""
+
+
+@pytest.fixture(scope="module")
+def release_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The schemas of a release that knows no degrees."""
+    place = tmp_path_factory.mktemp("before")
+    archive = run(["git", "archive", BEFORE, "schemas"], cwd=ROOT, capture_output=True, check=False)
+    if archive.returncode:
+        pytest.skip("this checkout does not have the release before degrees")
+    (place / "penstock").mkdir()
+    (place / "penstock" / "__init__.py").write_text("")
+    run(["tar", "-x", "-C", str(place / "penstock")], input=archive.stdout, check=True)
+    return place
+
+
+def test_the_release_before_reads_no_plan_with_degrees(release_before: Path) -> None:
+    """It would take each GPU for a replica; what says nothing of degrees it reads as ever."""
+    plan = json.loads(Plan.parse(tiny_plan_file()["plan"]).canonical_json())
+    without = with_degrees(profile={"classes": None, "variants": None}, degrees=None)
+    asked = json.loads(PlanRequest.parse(json.loads(with_degrees().canonical_json())).canonical_json())
+    old = json.loads(without.canonical_json())
+    documents = {
+        "plan": plan,
+        "plan degrees": plan | {"degrees": {"tensor": 2}},
+        "plan sharding": plan | {"sharding": "optimizer"},
+        "profile variants": profile(),
+        "profile": old["profile"],
+        "request": old,
+        "request degrees": asked | {"profile": old["profile"]},
+    }
+    found = run(
+        [sys.executable, "-c", READER],
+        input=json.dumps(documents),
+        env={"PYTHONPATH": str(release_before), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    said = dict(line.split("|", 1) for line in found.stdout.splitlines())
+    assert {name: said[name] for name in ("plan", "profile", "request")} == dict.fromkeys(
+        ("plan", "profile", "request"), "read"
+    )
+    assert said["plan degrees"] == "refused|/degrees"
+    assert said["plan sharding"] == "refused|/sharding"
+    assert said["request degrees"] == "refused|/degrees"
+    assert set(said["profile variants"].split("|")) >= {"refused", "/classes", "/variants"}

@@ -1,0 +1,297 @@
+"""What a plan with degrees costs, from its documents and the real GPUs in plain Python: the oracle of cells.
+
+Nothing of ``penstock.solvers.degrees`` and ``penstock.solvers.costs`` is called. Every GPU of a replica is a lane; what
+the lanes of a stage send, they send at the same time, over their own routes in the topology as it is. The rest is the
+simulator that is written from docs/theory/judge.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from functools import cache
+from itertools import accumulate
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from page_clock import Lane as Row
+from page_clock import Run
+from page_costs import Costs, Transfer, time, up
+from page_documents import read_request
+from page_network import Links
+
+from penstock.schemas.program import parse_row
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.model.problem import Device, Measured
+
+Json = dict[str, Any]
+GPUs = tuple[int, ...]
+
+
+class Lane(NamedTuple):
+    """What one GPU sends to another: over which resources, with which latency, how many bytes."""
+
+    route: list[Hashable]
+    latency: int
+    bytes: int
+
+
+def degrees_of(plan: Json) -> dict[str, int]:
+    """The degrees that a plan states."""
+    names = ("tensor", "context", "expert", "expert_tensor")
+    return {name: (plan.get("degrees") or {}).get(name, 1) for name in names}
+
+
+def replicas(topology: SimpleNamespace, size: int) -> list[GPUs]:
+    """All neighbouring GPUs of one kind, ``size`` at a time: inside nodes, or nodes of equal size one after another."""
+    nodes: dict[int, list[int]] = {}
+    for gpu, node in enumerate(topology.network.node_of):
+        nodes.setdefault(node, []).append(gpu)
+    found: list[GPUs] = []
+    if size <= max(map(len, nodes.values())):
+        for own in nodes.values():
+            found += [tuple(own[at : at + size]) for at in range(0, len(own) - size + 1, size)]
+    else:
+        run: list[list[int]] = []
+        for own in nodes.values():
+            run = [*run, own] if not run or len(run[0]) == len(own) else [own]
+            if len(run) * len(own) == size:
+                found.append(tuple(gpu for node in run for gpu in node))
+                run = []
+    return [gpus for gpus in found if len({topology.devices[gpu].kind for gpu in gpus}) == 1]
+
+
+class LaneLinks:
+    """Routes between replicas: what their lanes use together."""
+
+    def __init__(self, plain: Links, cells: Sequence[GPUs]) -> None:
+        self.plain, self.cells = plain, cells
+        self.bandwidth = plain.bandwidth
+        self.route, self.width = cache(self._route), cache(self._width)
+
+    def lanes(self, u: int, v: int) -> Iterator[tuple[list[Hashable], int] | None]:
+        """The route of each lane from one replica to another."""
+        for one, other in zip(self.cells[u], self.cells[v], strict=True):
+            yield self.plain.route(one, other)
+
+    def _route(self, u: int, v: int) -> tuple[list[Hashable], int] | None:
+        routes = [route for route in self.lanes(u, v) if route is not None]
+        if len(routes) < len(self.cells[u]):
+            return None
+        used = dict.fromkeys(resource for route in routes for resource in route[0])
+        return list(used), max(route[1] for route in routes)
+
+    def _width(self, u: int, v: int) -> int:
+        """Of one lane, while all of them send."""
+        routes = [route[0] for route in self.lanes(u, v) if route is not None]
+        if len(routes) < len(self.cells[u]):
+            return 0
+        every = [resource for route in routes for resource in route]
+        return min(self.bandwidth[resource] // every.count(resource) for resource in every)
+
+    def node(self, cell: int) -> int:
+        """The node of the first GPU."""
+        return self.plain.node(self.cells[cell][0])
+
+    def has_cable(self, cell: int) -> bool:
+        """Whether a cable ends at each GPU itself."""
+        return all(map(self.plain.has_cable, self.cells[cell]))
+
+    def least_width(self, cells: Sequence[int]) -> int:
+        """The least between any two."""
+        return min(self.width(u, v) for u in cells for v in cells if u != v)
+
+    def ring(self, cells: Sequence[int]) -> list[tuple[int, int]]:
+        """Node by node."""
+        order = sorted(cells, key=lambda cell: (self.node(cell), cell))
+        return list(zip(order, order[1:] + order[:1], strict=True))
+
+
+class LaneCosts(Costs):
+    """Section 3 of the page between replicas of several GPUs."""
+
+    @property
+    def links(self) -> LaneLinks:  # type: ignore[override]
+        """Between replicas."""
+        return self._links
+
+    @links.setter
+    def links(self, plain: Links) -> None:
+        self._links = LaneLinks(plain, self.problem.cells)
+
+    def _on_wires(self, s: int, t: int, direction: int, rows: int) -> Transfer | None:
+        """The sum of what the lanes put on each resource."""
+        lanes = list(self.lanes(s, t, direction, rows))
+        load: dict[Hashable, int] = {}
+        for lane in lanes:
+            for resource in lane.route:
+                load[resource] = load.get(resource, 0) + lane.bytes
+        if not load:
+            return None
+        longest = max(time(size, self.links.bandwidth[resource]) for resource, size in load.items())
+        return Transfer(max(lane.latency for lane in lanes) + longest, frozenset(load))
+
+    def lanes(self, s: int, t: int, direction: int, rows: int) -> Iterator[Lane]:
+        """All that the GPUs of a stage send to those of another."""
+        for u, a, b in self.slices(s, rows):
+            for v, c, d in self.slices(t, rows):
+                k = min(b, d) - max(a, c)
+                if k <= 0 or u == v:
+                    continue
+                for route in self.links.lanes(u, v):
+                    assert route is not None
+                    yield Lane(*route, self.message(s, direction, k))
+
+
+# ---- documents -------------------------------------------------------------------------------------------------------
+
+
+def read_file(file: Json) -> Run:
+    """A plan file's plan, before its clock has run: what every stage and lane does."""
+    plan = file["plan"]
+    degrees = degrees_of(plan)
+    size = max(degrees["tensor"] * degrees["context"], degrees["expert"] * degrees["expert_tensor"])
+    real = read_request(file["request"])
+    cells = replicas(real, size)
+    problem = at_degrees(real, file["request"], degrees, plan.get("sharding"), cells)
+    names = [device.name for device in real.devices]
+    first_of = {names[gpus[0]]: number for number, gpus in enumerate(cells)}
+
+    def held(devices: list[str]) -> tuple[int, ...]:
+        found = [first_of[name] for name in devices[::size]]
+        assert [names[gpu] for cell in found for gpu in cells[cell]] == devices
+        return tuple(found)
+
+    pipelines = []
+    for pipeline in plan["pipelines"]:
+        stages = []
+        for each in pipeline["stages"]:
+            first, last = each["layers"]
+            again = {"none": (), "full": ((first, last),)}.get(str(each["recompute"]), each["recompute"])
+            ranges = tuple((a, b) for a, b in again)
+            stages.append(Stage(first, last, held(each["devices"]), each["dispatch"], ranges))
+        pipelines.append(Pipeline(tuple(stages), tuple(pipeline["micro_batches"])))
+    allocation = Allocation(tuple(pipelines), plan["num_micro_batches"])
+    costs = LaneCosts(problem, allocation, plan["overlap_all_reduce"])  # type: ignore[arg-type]
+    lanes = []
+    for row in plan["schedule"]["rows"]:
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for cell in (first_of[name] for name in row["devices"]):
+            own = tuple(s for s, stage in enumerate(costs.stages) if cell in stage.devices)
+            alike.setdefault(own if len(own) == 1 else (), []).append(cell)
+        for own, several in alike.items():
+            lanes.append(Row(tuple(several), [tuple(each) for each in parse_row(row["text"], *own)]))  # type: ignore[misc]
+    return Run(costs, "synchronous", [costs.M] * len(costs.stages), lanes, tied=costs.ties("synchronous"))
+
+
+def at_degrees(
+    real: SimpleNamespace, request: Json, degrees: dict[str, int], sharding: str | None, cells: list[GPUs]
+) -> SimpleNamespace:
+    """What one GPU of each replica computes, holds and sends."""
+    profile = request["profile"]
+    variant = next(each for each in profile["variants"] if degrees_of(each) == degrees)
+    held = [variant["layers"][number] for number in profile["classes"]]
+    size = [each["parameter_bytes"] for each in held]
+    lanes = degrees["context"] * (degrees["tensor"] if variant["boundary"] == "sharded" else 1)
+    inner = Inner(Links(real.network), degrees, cells, profile["classes"])
+    points = sorted(variant["measurements"], key=lambda each: each["micro_batch_size"])
+    steps = inner.exposed(points[0], "step")
+    shared = real.memory.shard_states if sharding is None else sharding == "optimizer"
+    return SimpleNamespace(
+        **{name: getattr(real, name) for name in ("num_layers", "global_batch_size", "network", "rules")},
+        cells=cells,
+        parameter_bytes=list(accumulate(size, initial=0)),
+        trainable_bytes=list(
+            accumulate((p if x["trainable"] else 0 for p, x in zip(size, profile["layers"], strict=True)), initial=0)
+        ),
+        update_ns=list(accumulate((x["update_ns"] + t for x, t in zip(held, steps, strict=True)), initial=0)),
+        forward_bytes=[sum(up(t["bytes_per_sample"], lanes) for t in cut) for cut in profile["boundaries"]],
+        backward_bytes=[sum(up(t["gradient_bytes_per_sample"], lanes) for t in cut) for cut in profile["boundaries"]],
+        shared_parameters=[
+            (tie["name"], tie["layers"], up(tie["bytes"], degrees["tensor"])) for tie in profile["shared_parameters"]
+        ],
+        measured={
+            kind: tuple(inner.measured(each, speed) for each in points if each["device_kind"] == known)
+            for kind, (known, speed) in real.kind_source.items()
+            if any(each["device_kind"] == known for each in points)
+        },
+        linear=False,
+        kind_source={kind: (kind, 1) for kind in real.kind_source},
+        encodable=[],
+        devices=[
+            Device(
+                real.devices[gpus[0]].name,
+                real.devices[gpus[0]].node,
+                real.devices[gpus[0]].kind,
+                min(real.devices[gpu].memory_bytes for gpu in gpus),
+                max(real.devices[gpu].context_bytes for gpu in gpus),
+                None,
+            )
+            for gpus in cells
+        ],
+        memory=SimpleNamespace(
+            **{
+                name: getattr(real.memory, name)
+                for name in ("gradient_factor", "state_factor", "headroom_bytes", "count_buffers")
+            },
+            shard_states=shared,
+        ),
+        pipeline_run=None,
+    )
+
+
+class Inner:
+    """Collectives inside replicas: the slowest group's time, beyond what computation hides."""
+
+    def __init__(self, links: Links, degrees: dict[str, int], cells: list[GPUs], classes: list[int]) -> None:
+        self.links, self.classes = links, classes
+        t = degrees["tensor"]
+        self.groups = {
+            "tensor": [gpus[at : at + t] for gpus in cells for at in range(0, len(gpus), t)],
+            "context": [gpus[lane::t] for gpus in cells for lane in range(t)],
+        }
+
+    def exposed(self, measurement: Json, phase: str) -> list[int]:
+        """What each layer's collectives of a phase add."""
+        found = []
+        for number in self.classes:
+            own = [each for each in measurement["layers"][number]["collectives"] if each["phase"] == phase]
+            rows = 1 if phase == "step" else measurement["micro_batch_size"]
+            found.append(sum(max(0, self.taken(each, rows) - each["hidden_ns"]) for each in own))
+        return found
+
+    def taken(self, collective: Json, rows: int) -> int:
+        """Of an all-gather's whole tensor each member sends the n-th part n − 1 times; an all-reduce is two of them."""
+        moved = collective["bytes_per_sample"] * rows
+        taken = 0
+        for group in self.groups[collective["over"]]:
+            n = len(group)
+            if n == 1 or moved == 0:
+                continue
+            width = self.links.least_width(group)
+            late = max(self.links.route(u, v)[1] for u, v in self.links.ring(group))
+            if collective["operation"] == "send":
+                steps, sent = 1, time(moved, width)
+            else:
+                steps = (n - 1) * (2 if collective["operation"] == "all_reduce" else 1)
+                sent = time(steps * moved, n * width)
+            taken = max(taken, sent + collective["count"] * steps * late)
+        return taken
+
+    def measured(self, measurement: Json, speed: float) -> Measured:
+        """Of each layer, with its collectives, which no faster device shortens."""
+        held = [measurement["layers"][number] for number in self.classes]
+
+        def faster(values: list[int]) -> list[int]:
+            return values if speed == 1 else [-int(-value // speed) for value in values]
+
+        def both(name: str) -> list[int]:
+            own = faster([each[f"{name}_ns"] for each in held])
+            return [a + b for a, b in zip(own, self.exposed(measurement, name), strict=True)]
+
+        halves = [
+            each["backward_ns"] // 2 if each["backward_weight_ns"] is None else each["backward_weight_ns"]
+            for each in held
+        ]
+        sizes = [[each[name] for each in held] for name in ("stash_bytes", "workspace_bytes")]
+        rows = measurement["micro_batch_size"]
+        return Measured(rows, both("forward"), both("backward"), faster(halves), *sizes)  # type: ignore[arg-type]

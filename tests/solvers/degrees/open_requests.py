@@ -1,0 +1,104 @@
+"""Small random requests that leave degrees open: those of the audit, with a model that some GPUs can share."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+from random_requests import request_of
+
+from penstock.solvers.model.degrees import CellMeasured, Choice, Collective, Degrees, Sharding, Variant
+from penstock.solvers.model.network import Network
+from penstock.solvers.model.problem import Problem
+
+DEGREES = (Degrees(tensor=2), Degrees(tensor=4), Degrees(context=2), Degrees(tensor=2, context=2), Degrees(tensor=3))
+LAYERS, DEVICES = 4, 6
+
+
+def open_request(seed: int) -> Problem:
+    """A request of at most four layers and six GPUs with two or three choices, some of which have no cells."""
+    rng = random.Random(f"open {seed}")
+    problem = _small(rng)
+    degrees = rng.sample(DEGREES, rng.randint(1, 2))
+    open_to = [*([Degrees()] if rng.random() < 0.6 or len(degrees) == 1 else []), *degrees]
+    shardings: list[Sharding | None] = rng.choice([[None], [None], ["none"], ["optimizer"], ["none", "optimizer"]])
+    return replace(
+        problem,
+        network=_divisible(problem.network),
+        update_rules=problem.update_rules if seed % 8 == 7 else frozenset({"synchronous"}),
+        variants=tuple(_variant(rng, problem, each) for each in degrees),
+        choices=tuple(Choice(*each) for each in product(open_to, shardings))[:3],
+        _costs={},
+    )
+
+
+def _small(rng: random.Random) -> Problem:
+    """One of the audit's requests that is small enough, without codecs and targets."""
+    while True:
+        problem = request_of(rng.randrange(10**6))
+        small = problem.num_layers <= LAYERS and problem.num_devices <= DEVICES
+        if small and max(map(len, problem.nodes())) > 1 and problem.within is None and not problem.codec:
+            return problem
+
+
+def _divisible(network: Network) -> Network:
+    """Every bandwidth a multiple of 12, so that lanes have whole parts of it."""
+    insides = tuple(
+        inside and inside._replace(bandwidth_bytes_per_s=12 * inside.bandwidth_bytes_per_s)
+        for inside in network.insides
+    )
+    cables = tuple(cable._replace(bandwidth_bytes_per_s=12 * cable.bandwidth_bytes_per_s) for cable in network.cables)
+    return replace(network, insides=insides, cables=cables, resources=[], _ids={}, _routes={}, _narrowest={})
+
+
+def _variant(rng: random.Random, problem: Problem, degrees: Degrees) -> Variant:
+    """About the degrees' part of everything, and a few collectives."""
+    part = rng.uniform(0.7, 1.6) / degrees.cell
+
+    def some(values: np.ndarray) -> np.ndarray:
+        return np.array([int(each * part * rng.uniform(0.6, 1.4)) for each in values.tolist()], dtype=np.int64)
+
+    def prefix(values: np.ndarray) -> np.ndarray:
+        return np.concatenate(([0], np.cumsum(values)))
+
+    parameters = some(np.diff(problem.parameter_bytes))
+    trained = np.diff(problem.trainable_bytes) > 0
+    (points,) = problem.measured.values()
+    measured = []
+    for known in points:
+        backward = some(known.backward_ns)
+        weight = np.array([rng.randint(0, each) for each in backward.tolist()], dtype=np.int64)
+        own = tuple(_collectives(rng, degrees, known.rows) for _ in range(problem.num_layers))
+        times = some(known.forward_ns), backward, weight
+        measured.append(CellMeasured(known.rows, *times, some(known.stash_bytes), some(known.workspace_bytes), own))
+    return Variant(
+        degrees=degrees,
+        parameter_bytes=prefix(parameters),
+        trainable_bytes=prefix(parameters * trained),
+        update_ns=prefix(some(np.diff(problem.update_ns))),
+        boundary_tensors=tuple(
+            tuple((name, -(-a // degrees.mesh), -(-b // degrees.mesh)) for name, a, b in cut)
+            for cut in problem.boundary_tensors
+        ),
+        shared_parameters=tuple(
+            (name, own, -(-size // degrees.tensor)) for name, own, size in problem.shared_parameters
+        ),
+        measured=dict.fromkeys(problem.measured, tuple(measured)),
+    )
+
+
+def _collectives(rng: random.Random, degrees: Degrees, rows: int) -> tuple[Collective, ...]:
+    names = [name for name in ("tensor", "context") if getattr(degrees, name) > 1]
+    return tuple(
+        Collective(
+            rng.choice(("forward", "backward", "step")),
+            rng.choice(("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send")),
+            rng.choice(names),  # type: ignore[arg-type]
+            rows * rng.randint(0, 60),
+            rng.randint(1, 2),
+            rng.choice((0, rng.randint(0, 20))),
+        )
+        for _ in range(rng.choice((0, 0, 1, 2)))
+    )

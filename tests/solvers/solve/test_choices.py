@@ -1,0 +1,255 @@
+"""A search over choices of degrees: statuses, refusals, effort, limits, and what its certificate is worth."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from problems import make_problem
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.bounds.coverage import allowed
+from penstock.solvers.bounds.schedule_bound import request_bound
+from penstock.solvers.degrees.contract import contract
+from penstock.solvers.model.degrees import CellMeasured, Choice, Degrees, Sharding, Variant
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import CLASS_SCOPE, REQUEST_SCOPE, Result, Status
+from penstock.solvers.solve import choices, driver
+
+ONE, TWO, FOUR = Degrees(), Degrees(tensor=2), Degrees(tensor=4)
+HOLDS_ALL, HOLDS_NONE = 2**40, 10
+SHARDINGS: tuple[Sharding, ...] = ("gradients", "parameters", "parameters_kept")
+
+
+def open_problem(asked: tuple[Choice, ...], factor: float = 1.0, seed: int = 0, **changes: Any) -> Problem:
+    """Four layers on two nodes of four GPUs; t GPUs take a t-th of the time and memory of one, times ``factor``."""
+    rng = random.Random(seed)
+    forward = [rng.randint(800, 1600) for _ in range(4)]
+    settings = {"boundary_bytes": 40, "parameter_bytes": 400, "stash_bytes": 100, "nodes": (4, 4), "transfer": "nic"}
+    settings |= {"global_batch_size": 8, "micro_batch_sizes": (1, 2, 4), "shared": True}
+    problem = make_problem(forward, **(settings | changes))  # type: ignore[arg-type]
+    variants = tuple(divided(problem, degrees, factor) for degrees in (TWO, FOUR))
+    return replace(problem, variants=variants, choices=asked)
+
+
+def divided(problem: Problem, degrees: Degrees, factor: float) -> Variant:
+    """The model on the GPUs of a cell."""
+    (known,) = problem.measured["cpu"]
+
+    def part(values: np.ndarray) -> np.ndarray:
+        return np.ceil(values * factor / degrees.cell).astype(np.int64)
+
+    times = part(known.forward_ns), part(known.backward_ns), part(known.weight_ns)
+    sizes = part(known.stash_bytes), known.workspace_bytes
+    return Variant(
+        degrees=degrees,
+        parameter_bytes=problem.parameter_bytes // degrees.cell,
+        trainable_bytes=problem.trainable_bytes // degrees.cell,
+        update_ns=problem.update_ns,
+        boundary_tensors=tuple((("x", 40 // degrees.cell, 40 // degrees.cell),) for _ in range(3)),
+        shared_parameters=(),
+        measured={"cpu": (CellMeasured(1, *times, *sizes, ((),) * 4),)},
+    )
+
+
+def asked(*degrees: Degrees, sharding: Sharding | None = None) -> tuple[Choice, ...]:
+    return tuple(Choice(each, sharding) for each in degrees)
+
+
+def certificate(result: Result) -> int:
+    """The bound on all plans of the request: one, and the first."""
+    (bound,) = [each for each in result.bounds if each.scope == REQUEST_SCOPE]
+    assert result.bounds[0] is bound
+    return bound.bound_ns
+
+
+# ---- answers ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_best_choice_wins_and_the_certificate_covers_all() -> None:
+    for factor, best in ((0.4, FOUR), (3.0, ONE)):
+        problem = open_problem(asked(ONE, TWO, FOUR), factor)
+        result = choices.solve(problem, "dapple", max_plans=6)
+        assert result.choice is not None
+        assert factor < 1 or result.choice.degrees == best
+        alone = [driver.solve(contract(problem, each), "dapple", max_plans=6).best for each in problem.choices]
+        assert result.best is not None
+        assert result.best.value_ns == min(each.value_ns for each in alone if each is not None)
+        bounds = [request_bound(contract(problem, each)).bound_ns for each in problem.choices]
+        assert min(bounds) <= certificate(result) <= result.best.value_ns
+        assert allowed(problem) <= result.bounds[0].covers
+        assert result.bounds[0].covers.degrees == {"tensor 1", "tensor 2", "tensor 4"}
+        assert all(str(result.choice) in (each.covers.degrees or ()) for each in result.bounds)
+
+
+def test_a_bound_of_one_choice_is_not_one_of_the_request() -> None:
+    """What is proven of the best plan's own choice alone keeps its class."""
+    result = choices.solve(open_problem(asked(ONE, TWO, FOUR)), "dapple", max_plans=6)
+    for bound in result.bounds[1:]:
+        assert bound.scope != REQUEST_SCOPE
+        if bound.scope == CLASS_SCOPE:
+            assert bound.covers.degrees == {str(result.choice)}
+
+
+@pytest.mark.xfail(strict=True, reason="a choice that the planner refuses is left out of the certificate")
+def test_a_certificate_covers_choices_that_the_planner_refuses() -> None:
+    """Planner ``interleaved`` needs two devices; a plan on one cell of four GPUs takes less than any that it makes."""
+    problem = open_problem(asked(ONE, FOUR), 0.2, nodes=(4,))
+    result = choices.solve(problem, "interleaved", max_plans=4)
+    cells = contract(problem, Choice(FOUR))
+    other = driver.solve(cells, "dp").best
+    assert result.choice == Choice(ONE)
+    assert other is not None
+    assert certificate(result) <= other.value_ns
+
+
+@pytest.mark.xfail(strict=True, reason="a choice that the planner refuses counts as proven to have no plan")
+def test_what_the_planner_refuses_is_not_infeasible() -> None:
+    """No layer fits on a GPU; a quarter of the model does, and planner ``interleaved`` does not take one cell."""
+    problem = open_problem(asked(ONE, FOUR), nodes=(4,), memory_bytes=790)
+    light = replace(problem.variants[1], parameter_bytes=problem.parameter_bytes // 8)
+    problem = replace(problem, variants=(replace(light, trainable_bytes=light.parameter_bytes),))
+    assert driver.solve(contract(problem, Choice(ONE)), "interleaved").status is Status.INFEASIBLE
+    assert driver.solve(contract(problem, Choice(FOUR)), "dp").best is not None
+    assert choices.solve(problem, "interleaved", max_plans=4).status is Status.NONE_FOUND
+
+
+# ---- no plan ---------------------------------------------------------------------------------------------------------
+
+
+def test_infeasible_is_said_only_where_every_choice_is() -> None:
+    none = choices.solve(open_problem(asked(ONE, TWO), memory_bytes=HOLDS_NONE), "dapple", max_plans=4)
+    assert (none.status, none.best) == (Status.INFEASIBLE, None)
+    assert "tensor 1: " in none.why
+    assert "tensor 2: " in none.why
+    one = open_problem(asked(ONE, FOUR), memory_bytes=790)
+    assert driver.solve(contract(one, Choice(ONE)), "dapple", max_plans=4).status is Status.INFEASIBLE
+    some = choices.solve(one, "dapple", max_plans=4)
+    assert some.choice == Choice(FOUR)
+    assert some.best is not None
+
+
+def test_what_a_search_does_not_find_is_not_infeasible() -> None:
+    """Planner ``dp`` holds all layers on each device; the request could be planned in stages."""
+    problem = open_problem(asked(ONE, TWO), memory_bytes=1500)
+    result = choices.solve(problem, "dp", max_plans=4)
+    assert result.status is Status.NONE_FOUND
+    assert result.shortage is not None
+    assert choices.solve(problem, "dapple", max_plans=20).best is not None
+
+
+def test_a_limit_that_has_passed_ends_the_search() -> None:
+    result = choices.solve(open_problem(asked(ONE, TWO)), "dapple", time_limit_ns=0)
+    assert (result.status, result.best) == (Status.TIME_LIMIT, None)
+
+
+@pytest.mark.parametrize("limit_s", [0.3, 1.0])
+def test_limits_are_kept(limit_s: float) -> None:
+    """Within what one plan of the planner in hand takes."""
+    problem = open_problem(
+        tuple(Choice(*each) for each in ((d, s) for d in (ONE, TWO, FOUR) for s in ("none", "optimizer"))),  # type: ignore[arg-type]
+        nodes=(4, 4, 4, 4),
+    )
+    found: list[choices.Found] = []
+    result = choices.solve(
+        problem, "auto", time_limit_ns=int(limit_s * 1e9), on_incumbent=found.append, workers=0, options={}
+    )
+    assert result.seconds < limit_s + 8
+    assert result.best is None or certificate(result) <= result.best.value_ns
+
+
+# ---- refused choices -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_sharding_that_plans_do_not_have_is_refused_by_name(sharding: Sharding) -> None:
+    with pytest.raises(UnsupportedRequest, match=f"plans do not have sharding {sharding}"):
+        choices.solve(open_problem(asked(ONE, TWO, sharding=sharding)), "dapple")
+    mixed = open_problem((Choice(TWO, sharding), Choice(TWO, "optimizer")))
+    result = choices.solve(mixed, "dapple", max_plans=2)
+    assert result.choice == Choice(TWO, "optimizer")
+    assert f"left out: {mixed.choices[0]} (plans do not have sharding {sharding})" in result.why
+
+
+def test_choices_without_cells_are_left_out() -> None:
+    problem = open_problem(asked(ONE, FOUR), nodes=(2, 2))
+    result = choices.solve(problem, "dapple", max_plans=2)
+    assert result.choice == Choice(ONE)
+    assert "left out: tensor 4 (tensor 4 needs 4 GPUs in one node, and the largest has 2)" in result.why
+    with pytest.raises(UnsupportedRequest, match="tensor 4 needs 4 GPUs in one node"):
+        choices.solve(replace(problem, choices=asked(FOUR)), "dapple")
+
+
+def test_codecs_go_with_degrees_of_1_only() -> None:
+    problem = replace(open_problem(asked(ONE, TWO)), codec=True, encodable=((0, 0),) * 3)
+    result = choices.solve(problem, "dapple", max_plans=2)
+    assert result.choice == Choice(ONE)
+    assert "left out: tensor 2 (codec: auto goes with no degree of parallelism above 1)" in result.why
+    with pytest.raises(UnsupportedRequest, match="codec: auto"):
+        choices.solve(replace(problem, choices=asked(TWO)), "dapple", max_plans=2)
+
+
+# ---- effort ----------------------------------------------------------------------------------------------------------
+
+
+def outline(result: Result) -> tuple[object, ...]:
+    """All that an answer says, but how long it took."""
+    assert result.best is not None
+    rows = [(row.devices, row.operations.tolist()) for row in result.best.schedule.rows]  # type: ignore[union-attr]
+    return result.status, result.choice, result.why, result.bounds, result.best.allocation, rows
+
+
+def test_a_number_of_plans_gives_the_same_answer_every_time() -> None:
+    problem = open_problem(asked(ONE, TWO, FOUR), 1.3, seed=3)
+    first, again = (outline(choices.solve(problem, "dapple", max_plans=3)) for _ in range(2))
+    assert first == again
+
+
+def test_the_answer_does_not_depend_on_the_processes_that_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no request is too small to be given to processes."""
+    monkeypatch.setattr("penstock.solvers.solve.workers.SMALL", 0)
+    problem = open_problem(asked(ONE, FOUR), 1.2)
+    few = [outline(choices.solve(problem, "dapple", max_plans=1, workers=number)) for number in (0, 1)]
+    assert few[0] == few[1]
+
+
+def searches(monkeypatch: pytest.MonkeyPatch, gap: float) -> int:
+    """How many searches a solve makes."""
+    made: list[object] = []
+    solve = driver.solve
+
+    def counted(problem: Problem, *args: Any, **more: Any) -> Result:
+        made.append(problem.choice)
+        return solve(problem, *args, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(driver, "solve", counted)
+        result = choices.solve(open_problem(asked(ONE, TWO, FOUR), 1.1, seed=1), "dapple", max_plans=4, gap=gap)
+    assert result.best is not None
+    assert gap > 1 or len(set(made)) == len({ONE, TWO, FOUR})
+    return len(made)
+
+
+def test_a_gap_ends_the_search_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert searches(monkeypatch, 100.0) == 1
+    assert searches(monkeypatch, 0.0) > 3
+
+
+def test_incumbents_get_better_and_say_their_choice() -> None:
+    problem = open_problem(asked(ONE, TWO, FOUR), 1.1, seed=2)
+    found: list[choices.Found] = []
+    told = []
+    result = choices.solve(problem, "dapple", max_plans=4, on_incumbent=found.append, on_progress=told.append)
+    values = [each.plan.value_ns for each in found]
+    assert values == sorted(values, reverse=True)
+    assert len(set(values)) == len(values)
+    assert result.best is not None
+    assert values[-1] == result.best.value_ns
+    assert found[-1].problem.choice == result.choice
+    assert told
+    lowest = [each.bound.bound_ns for each in told]
+    assert max(lowest) <= result.best.value_ns
+    assert all(each.bound.scope == REQUEST_SCOPE for each in told)
