@@ -127,7 +127,7 @@ class Uniform:
         recomputed: tuple[frozenset, ...] = (frozenset(), FULL)
         for pipeline, chunks, size, again in product(divisors(cells.num_devices), parts, sizes, recomputed):
             data = cells.num_devices // pipeline
-            if pipeline * chunks <= layers and size * data <= batch and (pipeline > 1 or chunks == 1):
+            if pipeline * chunks <= layers + 2 and size * data <= batch and (pipeline > 1 or chunks == 1):
                 assert cells.choice.sharding is not None
                 yield Layout(
                     tensor=tensor, pipeline=pipeline, data=data, virtual_stages=chunks, micro_batch_size=size,

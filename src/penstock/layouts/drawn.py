@@ -146,7 +146,7 @@ def placed(problem: Problem, within: Within, drawn: Drawn, world: Sequence[int])
 
 
 def ordered(problem: Problem, within: Within, drawn: Drawn, allocation: Allocation) -> Orders:
-    """The trainer's order on the stages. Raises InvalidDocument for micro-batches that are no multiple of its groups."""
+    """The trainer's order on the stages. Raises InvalidDocument for micro-batches that do not go into its groups."""
     group = _group(within, drawn, allocation.num_micro_batches)
     return order_of(problem, allocation, drawn.schedule, group)
 

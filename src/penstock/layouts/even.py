@@ -90,8 +90,9 @@ def even_layout(
         recompute=FULL if recompute == "full" else frozenset(),
         framework=profile.framework or "megatron",
     )
-    _refuse_illegal(to_problem(request), profile, layout)
-    request, cells = _at(request, Choice(Degrees(tensor=tensor), sharding))
+    problem = to_problem(request)
+    _refuse_illegal(problem, profile, layout)
+    request, cells = _at(problem, request, Choice(Degrees(tensor=tensor), sharding))
     even = Even(profile, cells)
     allocation = even.allocation(layout)
     overlap = cells.rules.overlap_all_reduce
@@ -165,9 +166,8 @@ def _refuse_illegal(problem: Problem, profile: ModelProfile, layout: Layout) -> 
         )
 
 
-def _at(request: PlanRequest, choice: Choice) -> tuple[PlanRequest, Problem]:
-    """The problem at the choice, and a request that allows it."""
-    problem = to_problem(request)
+def _at(problem: Problem, request: PlanRequest, choice: Choice) -> tuple[PlanRequest, Problem]:
+    """A request that allows the choice, and its problem there."""
     if choice == Choice() and not problem.choices:
         return request, problem
     if choice not in problem.choices:
