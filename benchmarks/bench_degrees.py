@@ -27,11 +27,11 @@ from penstock.convert.answers import to_prediction
 from penstock.examples.catalogue import cluster, profile, shape
 from penstock.layouts.even import Even
 from penstock.planning.solve import solve
-from penstock.schemas.degrees import Degrees, Framework
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.plan import Plan, Prediction
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest, Termination
+from penstock.schemas.transformers.degrees import Degrees, Framework
 from penstock.shapes.layout import FULL, Layout, divisors
 from penstock.shapes.legality import broken
 from penstock.shapes.profiles import profile_of

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import truth_times
 
-from penstock.schemas.shape import Experts, LatentAttention, TransformerShape
+from penstock.schemas.transformers.shape import Experts, LatentAttention, TransformerShape
 from penstock.shapes.layout import Layout
 from penstock.shapes.legality import broken
 from penstock.shapes.memory import memory_of_stages

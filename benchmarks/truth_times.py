@@ -23,7 +23,7 @@ from uniform_steps import Links, Step
 
 from penstock.executor.profiling.device_table import DeviceFacts, device_facts
 from penstock.importers.cluster import hardware
-from penstock.schemas.shape import TransformerShape
+from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes.layout import Layout
 
 _FITTED_LAYERS = 12

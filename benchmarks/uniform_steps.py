@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.executor.profiling.device_table import DeviceFacts, Dtype
-from penstock.schemas.degrees import Collective
 from penstock.schemas.profile import DividedCost
-from penstock.schemas.shape import TransformerShape
+from penstock.schemas.transformers.degrees import Collective
+from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes.costs import Case, costs_of, layers_of, local_parameters
 from penstock.shapes.layout import Layout, layers_of_stages
 from penstock.solvers.costs.collectives import Ring
@@ -67,7 +67,7 @@ class Step(NamedTuple):
         return forward + again + cost.backward_ns + _collectives_ns(ring, cost.collectives, "backward", rows)
 
     def _message_ns(self) -> float:
-        """A micro-batch's tensor and its gradient, once each per stage, in as many parts as GPUs share a stage.
+        """A micro-batch's tensor and its gradient, once each per stage, a part by each GPU that shares it.
 
         Without sequence parallelism Megatron scatters the tensor before it sends, and gathers it again.
         """

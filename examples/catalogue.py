@@ -17,8 +17,8 @@ from pathlib import Path
 from penstock.examples.shapes import SHAPES
 from penstock.schemas.errors import InvalidDocument, NotFound
 from penstock.schemas.profile import ModelProfile
-from penstock.schemas.shape import TransformerShape
 from penstock.schemas.topology import ClusterTopology, Fabric, UniformCluster
+from penstock.schemas.transformers.shape import TransformerShape
 
 _HERE = Path(__file__).parent
 _CLUSTER = re.compile(r"(?:(?P<nodes>[0-9]+)x)?(?P<devices>[0-9]+)x(?P<kind>[A-Za-z][A-Za-z0-9-]*)")

@@ -1,4 +1,4 @@
-"""LLaMA 3: RMSNorm, rotary positions, grouped-query attention, SwiGLU. 8B, 70B and 405B are for planning; ``tiny`` runs.
+"""LLaMA 3: RMSNorm, rotary positions, grouped-query attention, SwiGLU. 8B to 405B are for planning; ``tiny`` runs.
 
 .. [1] Dubey et al., The Llama 3 Herd of Models (2024), table 3: layers, widths, heads, vocabulary.
 """

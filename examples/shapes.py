@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from penstock.schemas.shape import TransformerShape
+from penstock.schemas.transformers.shape import TransformerShape
 
 
 def _gpt(

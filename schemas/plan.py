@@ -8,10 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from penstock.schemas.coverage import CLASS_SCOPE, DOMAINS, FEATURES, NEUTRAL, Covers, Scope, model_of
-from penstock.schemas.degrees import Degrees, Sharding
 from penstock.schemas.document import Document, Part
 from penstock.schemas.quantities import Bytes, ContentHash, Count, Flag, Name, Nanoseconds, Number, PositiveCount
 from penstock.schemas.request import PlanRequest, UpdateRule
+from penstock.schemas.transformers.degrees import Degrees, Sharding
 
 LayerRange = tuple[Count, Count]
 """First and last layer, both included."""

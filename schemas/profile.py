@@ -6,10 +6,10 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from penstock.schemas.degrees import Collective, Degrees, Framework
 from penstock.schemas.document import Document, Part, refuse_doubles
 from penstock.schemas.quantities import Bytes, BytesPerSecond, Count, Flag, Fraction, Name, Nanoseconds, PositiveCount
-from penstock.schemas.shape import TransformerShape
+from penstock.schemas.transformers.degrees import Collective, Degrees, Framework
+from penstock.schemas.transformers.shape import TransformerShape
 
 Scaling = Literal["linear", "measured"]
 

@@ -6,7 +6,6 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from penstock.schemas.degrees import Degrees, Sharding
 from penstock.schemas.document import Document, Part
 from penstock.schemas.profile import ModelProfile, PipelineProfile
 from penstock.schemas.quantities import (
@@ -21,6 +20,7 @@ from penstock.schemas.quantities import (
     Scalar,
 )
 from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.transformers.degrees import Degrees, Sharding
 
 UpdateRule = Literal["synchronous", "weight_stashing", "double_buffered", "double_grouped", "elastic_averaging"]
 Recompute = Literal["never", "auto", "always"]

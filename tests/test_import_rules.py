@@ -154,7 +154,7 @@ ROOMS: dict[str, set[str]] = {
     "bounds": {"model", "compiled", "costs", "schedules"},
     "improve": {"model", "compiled", "costs", "judge", "schedules", "bounds"},
     "planners": {"model", "compiled", "costs", "judge", "schedules", "bounds", "improve"},
-    "explanation": {"model", "costs", "judge", "schedules", "bounds", "improve", "planners"},
+    "explanation": {"model", "costs", "judge", "schedules", "bounds", "improve", "planners", "degrees"},
     "solve": {
         *("model", "compiled", "costs", "judge", "schedules", "bounds", "improve", "planners"),
         *("verify", "lowering", "explanation", "degrees"),

@@ -6,11 +6,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from penstock.schemas.degrees import Framework, Sharding
 from penstock.schemas.document import Document, Part
 from penstock.schemas.quantities import Bytes, ContentHash, Count, Flag, Name, PositiveCount
-from penstock.schemas.shape import MOST, TransformerShape, Width
 from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.transformers.degrees import Framework, Sharding
+from penstock.schemas.transformers.shape import MOST, TransformerShape, Width
 
 MOST_VALUES = 64
 MOST_ROWS = 1000

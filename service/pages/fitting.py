@@ -8,8 +8,8 @@ from typing import Any
 from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES
 from penstock.schemas.api.fits import FitsAnswer, FitsRequest
-from penstock.schemas.degrees import Framework, Sharding
 from penstock.schemas.errors import PenstockError
+from penstock.schemas.transformers.degrees import Framework, Sharding
 from penstock.service.pages.form import CLUSTER_FORMS
 from penstock.service.security.sizes import Sizes
 

@@ -10,7 +10,6 @@ import numpy as np
 from penstock.schemas.coverage import (
     CLASS_SCOPE,
     EVERY_PLAN,
-    NEUTRAL,
     REQUEST_SCOPE,
     Covers,
     Scope,
@@ -230,7 +229,7 @@ def orders_of(plan: Covers) -> Covers:
 
 def _degrees(problem: Problem) -> Values:
     """Return the degrees that the problem is at."""
-    return NEUTRAL.degrees if problem.choice is None else _one(str(problem.choice))
+    return _one("1" if problem.choice is None else str(problem.choice))
 
 
 def _one(value: str) -> Values:

@@ -1,6 +1,6 @@
 """What a simulated plan's time is made of, what binds it, and what would make it shorter. Pure: no input, no output.
 
 May import: `solvers.model`, `solvers.costs`, `solvers.judge`, `solvers.schedules`, `solvers.bounds`,
-`solvers.improve`, `solvers.planners`.
+`solvers.improve`, `solvers.planners`, `solvers.degrees`.
 Start reading at `what_if.py`.
 """

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+from penstock.solvers.degrees.contract import contract
 from penstock.solvers.improve.remedies import extended
 from penstock.solvers.model.allocation import Allocation, Stage
 from penstock.solvers.model.network import Cable, Inside, Network
@@ -52,9 +53,10 @@ def change(problem: Problem, plan: Candidate, text: str) -> Change:
 
 def default_changes(problem: Problem, plan: Candidate) -> list[str]:
     """Return the changes to try when none is named, as far as they apply to this request."""
-    node = sum(1 for device in problem.devices if device.node == problem.devices[-1].node)
+    gpus = problem.real or problem
+    node = sum(1 for device in gpus.devices if device.node == gpus.devices[-1].node)
     asked = ["bandwidth=1/2", "bandwidth=2", "bandwidth=4", "memory=1/2", "memory=2"]
-    asked += [f"devices=-{node}"] if node < problem.num_devices else []
+    asked += [f"devices=-{node}"] if node < gpus.num_devices else []
     asked += [f"devices=+{node}"]
     asked += ["micro-batches=1/2", "micro-batches=2"]
     asked += ["recompute=never", "recompute=here", "recompute=everywhere", "speed=2"]
@@ -69,13 +71,28 @@ def _is_possible(problem: Problem, plan: Candidate, text: str) -> bool:
     return True
 
 
+def _of_gpus(problem: Problem, changed: Callable[[Problem], Problem | None]) -> Problem | None:
+    """Return the changed problem; with degrees the GPUs' own is changed, whose collectives take another time then."""
+    if problem.real is None or problem.choice is None:
+        return changed(problem)
+    real = changed(problem.real)
+    return None if real is None else contract(real, problem.choice)
+
+
 # ---- links -----------------------------------------------------------------------------------------------------------
 
 
 def with_network(
     problem: Problem, bandwidth: Fraction = Fraction(1), latency: Fraction = Fraction(1), link: str | None = None
 ) -> Problem:
-    """Return the problem with bandwidth and latency of all links, or of the one named, scaled by these factors."""
+    """Return the problem with bandwidth and latency of all links, or of the one named, scaled by these factors.
+
+    With degrees, collectives among the GPUs of a replica take another time as well, if all links change.
+    """
+    if problem.real is not None and link is None:
+        changed_gpus = _of_gpus(problem, lambda gpus: with_network(gpus, bandwidth, latency))
+        assert changed_gpus is not None
+        return changed_gpus
     old = problem.network
 
     def wide(bytes_per_s: int) -> int:
@@ -160,6 +177,10 @@ def with_memory(problem: Problem, factor: Fraction, devices: frozenset[int] | No
 
 def with_speed(problem: Problem, factor: Fraction) -> Problem:
     """Return the problem with every device ``factor`` times as fast."""
+    if problem.real is not None:
+        faster = _of_gpus(problem, lambda gpus: with_speed(gpus, factor))
+        assert faster is not None
+        return faster
     sources = {kind: (source, speed * float(factor)) for kind, (source, speed) in problem.kind_source.items()}
     return replace(problem, kind_source=sources, _costs={})
 
@@ -236,13 +257,15 @@ def _devices(problem: Problem, plan: Candidate, value: str) -> Change:
     if count == 0 or abs(count) > MOST:
         raise InvalidDocument(f"devices={value} changes nothing", remedy="devices=+8 or devices=-8")
     if count < 0:
-        if -count >= problem.num_devices:
-            raise UnsupportedRequest(f"there are {problem.num_devices} devices; {-count} cannot be removed")
+        held = (problem.real or problem).num_devices
+        if -count >= held:
+            raise UnsupportedRequest(f"there are {held} devices; {-count} cannot be removed")
         used = {d for stage in plan.allocation.stages for d in stage.devices}
-        changed = without_devices(problem, -count)
+        changed = _of_gpus(problem, lambda gpus: without_devices(gpus, -count))
+        assert changed is not None
         sentence = f"{-count} device{'s' if count < -1 else ''} less"
         return Change(f"devices={count}", sentence, changed, max(used) < changed.num_devices)
-    wider = with_devices(problem, count)
+    wider = _of_gpus(problem, lambda gpus: with_devices(gpus, count))
     if wider is None:
         raise UnsupportedRequest(
             f"this topology does not say how {count} more devices would be connected",

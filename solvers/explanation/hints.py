@@ -50,7 +50,8 @@ def hints(problem: Problem, plan: Candidate, replan: Replan) -> list[str]:
 def _gains(problem: Problem, plan: Candidate, replan: Replan) -> Iterator[Gain]:
     if (more := more_memory(problem, plan)) is not None:
         yield Gain("half as much memory again on its fullest devices (re-drafted)", more.time_ns)
-    node = sum(1 for device in problem.devices if device.node == problem.devices[-1].node)
+    gpus = problem.real or problem
+    node = sum(1 for device in gpus.devices if device.node == gpus.devices[-1].node)
     texts = ["bandwidth=2", "recompute=here"] if problem.recompute != "never" else ["bandwidth=2"]
     planned = problem.num_layers * problem.num_devices <= SMALL and plan.update_rule == "synchronous"
     for text in [*texts, f"devices=+{node}"] if planned else texts:

@@ -93,7 +93,7 @@ def _more_devices(problem: Problem) -> Iterator[Remedy]:
     nodes = problem.nodes()
     last = problem.network.node_names[-1]
     hung_on = any(cable.a == last or cable.b == last for cable in problem.network.cables)
-    size = len(nodes[-1])
+    size, each = len(nodes[-1]), len(problem.cells[-1]) if problem.cells else 1
     copies = 1
     while hung_on and copies <= MAX_NODE_COPIES and problem.num_devices + copies * size <= MAX_DEVICES:
         if problem.num_devices + (copies // 2) * size >= problem.num_layers:
@@ -101,7 +101,7 @@ def _more_devices(problem: Problem) -> Iterator[Remedy]:
         kind = problem.devices[-1].kind
         plural = "s" if copies > 1 else ""
         yield Remedy(
-            f"more stages: {copies} more node{plural} like {last!r} ({copies * size} devices of kind {kind!r})",
+            f"more stages: {copies} more node{plural} like {last!r} ({copies * size * each} devices of kind {kind!r})",
             extended(problem, copies),
         )
         copies = 2 * copies + 1

@@ -57,7 +57,8 @@ class Choice(NamedTuple):
         return f"{self.degrees}, {_SHARDED[self.sharding]}"
 
 
-class Collective(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Collective:
     """Collectives of one layer in one pass of a micro-batch, by each group of the GPUs that run it.
 
     ``bytes``: of the whole tensor, summed over all collectives of this kind (of ``send`` and ``all_to_all`` what one

@@ -24,6 +24,7 @@ from penstock.solvers.planners.avgpipe import planner as avgpipe
 from penstock.solvers.planners.chunked import planner as chunked
 from penstock.solvers.planners.contiguous_bound import planner as relax
 from penstock.solvers.planners.dapple import planner as dapple
+from penstock.solvers.planners.even import planner as even
 from penstock.solvers.planners.exact import planner as exact
 from penstock.solvers.planners.hetpipe import planner as hetpipe
 from penstock.solvers.planners.madpipe import planner as madpipe
@@ -67,7 +68,8 @@ class Planner:
 
     ``auto`` asks it from ``least_devices`` on, first where that is more than one, and up to ``most_devices`` if any
     other planner takes more; ``target``: its plans stay within what another trainer can express, so that ``auto`` asks
-    it for requests with a target, and for no others. Raises ``UnsupportedRequest`` for a schedule that does not exist.
+    it for requests with a target, and for no others; ``degrees``: ``auto`` asks it where degrees of parallelism are a
+    choice. Raises ``UnsupportedRequest`` for a schedule that does not exist.
     """
 
     name: str
@@ -84,6 +86,7 @@ class Planner:
     least_devices: int = 1
     most_devices: int = MAX_DENSE_DEVICES
     target: bool = False
+    degrees: bool = False
     options: Options = ()
     simple: tuple[Simple, ...] = ()
 
@@ -182,6 +185,17 @@ PLANNERS: dict[str, Planner] = {
             makes=planned_apart,
             options=model_parallel.OPTIONS,
             simple=(Simple("synchronous", flushed("model-parallel"), "straight"),),
+        ),
+        Planner(
+            "even",
+            even.proposals,
+            "Megatron-LM (Narayanan et al., SC 2021), section 3",
+            "equal stages, equally replicated, 1F1B or interleaved: every layout that people write by hand",
+            ("early-backward", "interleaved"),
+            parts=(),
+            tier=Tier.SIMPLE,
+            makes=one_pipeline,
+            degrees=True,
         ),
         Planner(
             "dapple",

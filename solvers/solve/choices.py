@@ -1,10 +1,11 @@
 """A request that leaves degrees of parallelism open: every choice is an ordinary problem (``degrees.contract``).
 
 First every choice gets the bound on all of its plans, from its load: their minimum is the request's, before the first
-search. Then the choices are searched in rounds of growing effort, the lowest bound first; a choice whose bound is
-not below the best plan is ruled out, and after each round the better half goes on (successive halving). The last one
-left gets the whole effort of the request. The certificate is the minimum over the choices of the best bound of each:
-a choice that was left behind keeps its own.
+search. Then the choices are searched in rounds: planner ``even``, which takes little time, then all planners with few
+plans, then with more. A choice whose bound is not below the best plan is ruled out, and after each round only those go
+on that are near the best (successive halving, with the distance instead of the half). The best one gets the whole
+effort of the request. The certificate is the minimum over the choices of the best bound of each: a choice that was
+left out of a round keeps its own.
 """
 
 from __future__ import annotations
@@ -25,8 +26,19 @@ from penstock.solvers.model.result import Bound, Candidate, Progress, Result, St
 from penstock.solvers.planners.catalogue import EXCLUDE, PHASES, resolve
 from penstock.solvers.solve import driver
 
-FIRST, GROWTH = 1, 8
-"""Plans of each planner that are simulated for every choice at first, and the factor from round to round."""
+QUICK = "even"
+"""The planner that ranks the choices first."""
+
+
+class Round(NamedTuple):
+    """Plans of each planner that are simulated, None for planner ``QUICK`` alone; who is ``near`` the best goes on."""
+
+    plans: int | None
+    near: float
+
+
+ROUNDS = (Round(None, 1.4), Round(1, 1.12), Round(8, 1.03))
+"""Of planner ``auto``; another one has no first round."""
 CAUSES = 3
 """How many choices without a plan a sentence gives the reason for."""
 
@@ -127,17 +139,38 @@ class Search:
         In the first round choices of few cells come first: their plans are found soonest.
         """
         left = sorted(self.choices, key=lambda each: (each.problem.num_devices, each.bound.bound_ns))
-        effort = FIRST
-        while left and not self.deadline.passed:
-            final = len(left) == 1 or (self.max_plans is not None and self.max_plans <= effort)
-            for number, each in enumerate(left):
-                if self._is_open(each):
-                    self._search(each, self.max_plans if final else effort, len(left) - number, final=final)
-            left = sorted(filter(self._is_open, left), key=_by_value)
-            if final:
-                return
-            left = left[: max(1, len(left) // 2)]
-            effort *= GROWTH
+        for plans, near in ROUNDS if self._asks_others else ROUNDS[1:]:
+            if len(left) == 1:
+                break
+            asked = {**self.asked, "planner": QUICK, "options": {}} if plans is None else self._planners_only()
+            most = None if plans is None else min(plans, self.max_plans or plans)
+            self._round(left, asked, most)
+            left = self._nearest(left, near, untried=plans is None)
+        self._round(left[:1], self.asked, self.max_plans, final=True)
+
+    @property
+    def _asks_others(self) -> bool:
+        return resolve(self.asked["planner"]).asks_others
+
+    def _round(self, left: list[Searched], asked: Mapping[str, Any], most: int | None, *, final: bool = False) -> None:
+        """Search the open choices; of the time left each gets as much as those that wait, and later rounds half."""
+        for number, each in enumerate(left):
+            left_s = self.deadline.left_s
+            parts = 1 if final else 2 * (len(left) - number)
+            limit_ns = None if left_s is None else int(1e9 * left_s / parts)
+            if self._is_open(each) and not self.deadline.passed:
+                self._search(each, {**asked, "time_limit_ns": limit_ns, "max_plans": most, "hints": final})
+
+    def _nearest(self, left: list[Searched], near: float, *, untried: bool) -> list[Searched]:
+        """Return the open choices, the best first, as far as they are near the best plan; all where there is none.
+
+        ``untried``: also those that have no plan yet.
+        """
+        ranked = sorted(filter(self._is_open, left), key=_by_value)
+        if self.best is None or self.best.value_ns is None:
+            return ranked
+        limit_ns = near * self.best.value_ns
+        return [each for each in ranked if (untried if each.value_ns is None else each.value_ns <= limit_ns)]
 
     def _is_open(self, each: Searched) -> bool:
         """Return whether a choice may hold a better plan than the best one, by more than the gap that was asked for."""
@@ -146,10 +179,8 @@ class Search:
         best_ns = None if self.best is None else self.best.value_ns
         return best_ns is None or best_ns > each.bound.bound_ns * (1.0 + self.gap)
 
-    def _search(self, each: Searched, effort: int | None, waiting: int, *, final: bool) -> None:
-        """Search one choice; of the time left, as much as each of those that wait gets, and half for later rounds."""
-        left_s = self.deadline.left_s
-        limit_ns = None if left_s is None else int(1e9 * left_s / (waiting if final else 2 * waiting))
+    def _search(self, each: Searched, asked: Mapping[str, Any]) -> None:
+        """Search one choice; keep its bound, and its plan if it is better than what was known of it."""
 
         def on_incumbent(plan: Candidate) -> None:
             best_ns = None if self.best is None else self.best.value_ns
@@ -158,23 +189,22 @@ class Search:
 
         def on_progress(progress: Progress) -> None:
             if self.on_progress is not None:
-                known = [value for value in (progress.value_ns, self.best and self.best.value_ns) if value is not None]
+                best_ns = None if self.best is None else self.best.value_ns
+                known = [value for value in (progress.value_ns, best_ns) if value is not None]
                 working = tuple(f"{name} at {each.choice}" for name in progress.working)
                 self.on_progress(Progress(min(known, default=None), self._bound(), working))
 
         try:
             result = driver.solve(
                 each.problem,
-                **(self.asked if final else self._planners_only()),
-                time_limit_ns=limit_ns,
-                max_plans=effort,
+                **asked,
                 gap=self.gap,
-                hints=final,
                 on_incumbent=on_incumbent,
                 on_progress=on_progress,
             )
         except UnsupportedRequest as refused:
-            self.refused[each.choice] = refused
+            if asked["planner"] == self.asked["planner"]:
+                self.refused[each.choice] = refused
             return
         each.take(result)
         best_ns = None if self.best is None else self.best.value_ns
@@ -183,7 +213,7 @@ class Search:
 
     def _planners_only(self) -> dict[str, Any]:
         """Return what is asked of the rounds before the last: planners in this process, without a search afterwards."""
-        if not resolve(self.asked["planner"]).asks_others:
+        if not self._asks_others:
             return {**self.asked, "workers": 1}
         options = self.asked.get("options") or {}
         excluded = ",".join((*filter(None, [options.get(EXCLUDE.name)]), *PHASES))

@@ -1,4 +1,4 @@
-"""What one GPU does for a layer: FLOPs, bytes and collectives by hand, times against the meta device's operations."""
+"""What one GPU does for a layer: bytes and collectives by hand, times against the meta device's operations."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from penstock.examples import catalogue
 from penstock.examples.models import MODELS
 from penstock.examples.shapes import SHAPES
 from penstock.executor.profiling.device_table import device_facts
-from penstock.schemas.degrees import Collective
 from penstock.schemas.profile import DividedCost
-from penstock.schemas.shape import TransformerShape
+from penstock.schemas.transformers.degrees import Collective
+from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes import parameters
-from penstock.shapes.costs import Case, costs_of, flops_per_sample, layers_of, local_parameters
+from penstock.shapes.costs import Case, costs_of, layers_of, local_parameters
 from penstock.shapes.layout import Layout
 
 H100 = device_facts("H100")
@@ -22,22 +22,6 @@ BLOCK = 1
 
 def _costs(shape: TransformerShape, **layout: object) -> tuple[DividedCost, ...]:
     return costs_of(Case(shape, Layout(**layout), H100))  # type: ignore[arg-type]
-
-
-def test_flops_are_six_per_weight_and_token_and_half_the_square_of_attention() -> None:
-    embedding = LLAMA.vocabulary * LLAMA.hidden
-    norms = (2 * LLAMA.layers + 1) * LLAMA.hidden
-    weights = parameters.total(LLAMA) - embedding - norms
-    length = LLAMA.sequence_length
-    attention = LLAMA.layers * 3 * (4 * length**2 * LLAMA.hidden) // 2
-    assert flops_per_sample(LLAMA) == 6 * weights * length + attention
-
-
-def test_an_encoder_computes_the_whole_square() -> None:
-    bert = SHAPES["bert-large"]
-    decoder = bert.model_copy(update={"token_types": 0})
-    square = 4 * bert.sequence_length**2 * bert.hidden
-    assert flops_per_sample(bert) - flops_per_sample(decoder) == bert.layers * 3 * square // 2
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "llama-3-70b", "gpt-20b"])
@@ -78,7 +62,7 @@ def _summed(costs: DividedCost) -> dict[tuple[str, str], tuple[int, int]]:
     return {(each.phase, each.operation): (each.bytes_per_sample, each.count) for each in costs.collectives}
 
 
-def test_collectives_with_sequence_parallelism_by_hand() -> None:
+def test_megatrons_collectives_by_hand() -> None:
     whole = LLAMA.sequence_length * LLAMA.hidden * 2
     embedding, block, head = map(_summed, _costs(LLAMA, tensor=8))
     assert embedding == {("forward", "reduce_scatter"): (whole, 1), ("backward", "all_gather"): (whole, 1)}
@@ -92,6 +76,15 @@ def test_collectives_with_sequence_parallelism_by_hand() -> None:
         ("backward", "all_gather"): (whole, 1), ("backward", "reduce_scatter"): (whole, 1),
         ("step", "all_reduce"): (4 * LLAMA.hidden, 1),
     }  # fmt: skip
+
+
+def test_torch_keeps_what_megatron_gathers_again() -> None:
+    whole = LLAMA.sequence_length * LLAMA.hidden * 2
+    _embedding, block, head = _costs(LLAMA, tensor=8, framework="torch")
+    assert _summed(block)["backward", "all_gather"] == (2 * whole, 2)
+    assert ("backward", "all_gather") not in _summed(head)
+    alone = _costs(LLAMA, framework="torch")[BLOCK].stash_bytes
+    assert block.stash_bytes == pytest.approx((alone - 2 * whole) / 8 + 2 * whole, rel=1e-6)
 
 
 def test_without_sequence_parallelism_an_all_reduce_moves_what_both_halves_do() -> None:

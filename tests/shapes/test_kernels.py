@@ -80,5 +80,5 @@ def test_moving_nothing_takes_no_time_and_something_a_launch() -> None:
 
 def test_single_precision_is_four_bytes_and_slower() -> None:
     facts: DeviceFacts = H100
-    narrow, wide = (Kernels(facts, dtype).product_ns(4096, 4096, 4096) for dtype in ("bf16", "fp32"))  # type: ignore[arg-type]
+    narrow, wide = (Kernels(facts, dtype).product_ns(4096, 4096, 4096) for dtype in ("bf16", "fp32"))
     assert wide > 2 * narrow

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.examples.shapes import SHAPES
-from penstock.schemas.shape import Experts, TransformerShape
+from penstock.schemas.transformers.shape import Experts, TransformerShape
 from penstock.shapes.layout import Layout, layers_of_stages
 from penstock.shapes.legality import RULES, broken
 

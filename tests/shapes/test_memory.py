@@ -12,7 +12,7 @@ from torch import nn
 from penstock.examples import catalogue
 from penstock.examples.models import MODELS
 from penstock.examples.shapes import SHAPES
-from penstock.schemas.shape import Experts, LatentAttention, TransformerShape
+from penstock.schemas.transformers.shape import Experts, LatentAttention, TransformerShape
 from penstock.shapes import parameters
 from penstock.shapes.activations import per_token
 from penstock.shapes.layout import FULL, SHARDINGS, Layout

@@ -11,7 +11,7 @@ from penstock.examples import catalogue, gpt, llama
 from penstock.examples.models import MODELS
 from penstock.examples.shapes import SHAPES
 from penstock.executor.run.job import LayerSpec
-from penstock.schemas.shape import Experts, TransformerShape
+from penstock.schemas.transformers.shape import Experts, TransformerShape
 from penstock.shapes import parameters
 from penstock.shapes.hugging_face import FAMILIES, shape_of
 

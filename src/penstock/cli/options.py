@@ -282,6 +282,30 @@ class Training(Costs):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Degrees:
+    """How many GPUs share a layer, and what replicas share out."""
+
+    PANEL: ClassVar[str] = TRAINING
+
+    tensor: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N[,N...]|auto",
+            help="GPUs that split each layer: 8, or several to choose from, 1,2,4,8 (default: auto, all that the "
+            "profile has costs at; 1 with --target or --codec).",
+        ),
+    ] = None
+    sharding: Annotated[
+        str | None,
+        typer.Option(
+            metavar="none|optimizer|auto",
+            help="What the replicas of a stage share out (default: auto where the profile has tensor degrees, else "
+            "nothing).",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Limits:
     """When a search ends."""
 

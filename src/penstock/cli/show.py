@@ -205,6 +205,12 @@ def prediction_lines(plan: Plan) -> list[str]:
         f"{plan.global_batch_size / total * 1e9:,.1f} samples/s, bubble {percent(p.bubble)}, "
         f"peak memory {amount(p.peak_memory_bytes)}"
     ]
+    if plan.degrees is not None:
+        shared = "" if plan.sharding is None else f", sharding {plan.sharding}"
+        lines.append(f"degrees    {plan.degrees}{shared}")
+    if p.tokens_per_s_per_gpu is not None:
+        mfu = "" if p.model_flops_utilisation is None else f", MFU {percent(p.model_flops_utilisation)}"
+        lines.append(f"pace       {p.tokens_per_s_per_gpu:,.0f} tokens/s per GPU{mfu}")
     if (versions := max(use.memory.versions_bytes for use in p.devices)) > 0:
         lines.append(
             f"versions   {plan.update_rule} updates keep up to {amount(versions)} of other weights on a device"

@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from penstock.convert.degrees import to_degrees
 from penstock.convert.plans import home_stages
 from penstock.convert.requests import inline_documents
-from penstock.executor.profiling.device_table import DEVICES
 from penstock.schemas import plan as wire
 from penstock.schemas.api.jobs import Infeasibility, ResultOut
 from penstock.schemas.errors import UnsupportedRequest
@@ -153,6 +152,8 @@ def _pace(problem: Problem, profile: ModelProfile, timeline: Timeline) -> dict[s
     """Return tokens per second and GPU, and the part of the GPUs' peak that the model's FLOPs take, where known."""
     if profile.shape is None or profile.parameter_dtype != "bf16":
         return {}
+    from penstock.executor.profiling.device_table import DEVICES
+
     gpus = [gpu for d in timeline.uses for gpu in problem.gpus(d)]
     seconds = timeline.time_per_global_batch_ns / 1e9
     tokens = problem.global_batch_size * profile.shape.sequence_length

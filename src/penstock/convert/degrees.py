@@ -7,12 +7,13 @@ from itertools import accumulate, product
 
 import numpy as np
 
-from penstock.schemas import degrees as wire
-from penstock.schemas.errors import Fault, InvalidDocument
+from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.schemas.plan import Plan
 from penstock.schemas.profile import DividedMeasurement, ModelProfile
 from penstock.schemas.profile import Variant as ProfileVariant
 from penstock.schemas.request import PlanRequest
+from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.transformers import degrees as wire
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.model.degrees import CellMeasured, Choice, Collective, Degrees, Sharding, Variant
 from penstock.solvers.model.problem import Problem
@@ -31,10 +32,11 @@ def to_degrees(degrees: Degrees) -> wire.Degrees:
     return wire.Degrees(**degrees._asdict())
 
 
-def choices_of(request: PlanRequest, profile: ModelProfile) -> tuple[Choice, ...]:
+def choices_of(request: PlanRequest, profile: ModelProfile, topology: ClusterTopology) -> tuple[Choice, ...]:
     """Return the choices that a request allows; none where it says nothing of degrees and sharding.
 
-    Raises InvalidDocument for degrees that the profile has no costs at.
+    Raises InvalidDocument for degrees that the profile has no costs at, and for those of devices that are groups of
+    GPUs already.
     """
     if request.degrees is None and request.sharding is None:
         return ()
@@ -47,6 +49,15 @@ def choices_of(request: PlanRequest, profile: ModelProfile) -> tuple[Choice, ...
             faults=tuple(Fault("/degrees", f"{each} is not in the profile") for _number, each in unknown),
             remedy=_remedy(profile, known),
         )
+    group = next((each for node in topology.nodes for each in node.devices if each.gpus > 1), None)
+    if group is not None:
+        if request.degrees != "auto" and degrees != [Degrees()]:
+            raise InvalidDocument(
+                f"device {group.id!r} is a group of {group.gpus} GPUs; degrees are of topologies with a device per GPU",
+                faults=(Fault("/degrees", "not with groups of GPUs"),),
+                remedy="write each GPU as a device, or leave degrees out",
+            )
+        degrees = [Degrees()]
     sharding = request.sharding
     shardings: Sequence[Sharding | None]
     if sharding is None or isinstance(sharding, tuple):
@@ -62,7 +73,7 @@ def _asked(request: PlanRequest, known: list[Degrees]) -> list[Degrees]:
     if request.degrees == "auto":
         return known
     given = request.degrees if isinstance(request.degrees, tuple) else (request.degrees,)
-    return list(dict.fromkeys(degrees_of(each) for each in given))  # type: ignore[arg-type]
+    return list(dict.fromkeys(degrees_of(each) for each in given))
 
 
 def _remedy(profile: ModelProfile, known: list[Degrees]) -> str:
@@ -76,6 +87,16 @@ def choice_of(plan: Plan) -> Choice | None:
     if plan.degrees is None and plan.sharding is None:
         return None
     return Choice(degrees_of(plan.degrees), plan.sharding)
+
+
+def refuse_divided(plan: Plan, what: str) -> None:
+    """Raise UnsupportedRequest for a plan whose layers several GPUs share; ``what`` cannot be done with it yet."""
+    degrees = degrees_of(plan.degrees)
+    if degrees != Degrees():
+        raise UnsupportedRequest(
+            f"{what} at {degrees}: only plans whose devices hold whole layers",
+            remedy="plan with --tensor 1 (degrees: [{}] in a request)",
+        )
 
 
 def at_choice_of(problem: Problem, plan: Plan) -> Problem:
@@ -125,7 +146,7 @@ def _measured(given: DividedMeasurement, classes: np.ndarray) -> CellMeasured:
     rows, layers = given.micro_batch_size, given.layers
 
     def every(values: Iterable[int]) -> np.ndarray:
-        found = np.fromiter(values, dtype=np.int64)[classes]
+        found: np.ndarray = np.fromiter(values, dtype=np.int64)[classes]
         found.setflags(write=False)
         return found
 

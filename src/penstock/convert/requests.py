@@ -81,7 +81,7 @@ def to_problem(request: PlanRequest) -> Problem:
         seed=request.seed,
         within=None if request.target is None else within_of(request.target, profile, transformer_of(request)),
         variants=variants_of(profile),
-        choices=choices_of(request, profile),
+        choices=choices_of(request, profile, topology),
     )
 
 

@@ -13,7 +13,7 @@ from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES
 from penstock.layouts.roles import Roles
 from penstock.schemas.profile import ModelProfile
-from penstock.schemas.shape import TransformerShape
+from penstock.schemas.transformers.shape import TransformerShape
 
 Size = Literal["hidden", "heads", "length", "vocabulary", "experts"]
 _PADDING = 100

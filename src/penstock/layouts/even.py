@@ -17,11 +17,11 @@ from penstock.convert.requests import inline_documents
 from penstock.layouts.drawn import Drawn, by_hand, ordered, placed, world_of
 from penstock.layouts.limits import within_of
 from penstock.layouts.roles import roles_of
-from penstock.schemas.degrees import Framework
 from penstock.schemas.errors import Fault, InvalidDocument, InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest, Target
+from penstock.schemas.transformers.degrees import Framework
 from penstock.shapes.layout import FULL, Layout, layers_of_stages
 from penstock.shapes.legality import broken
 from penstock.solvers.bounds.schedule_bound import schedule_bound

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import groupby
 
+from penstock.convert.degrees import refuse_divided
 from penstock.layouts import deepspeed, ranges
 from penstock.layouts.drawn import Expressed
 from penstock.layouts.limits import faults, order_name, recomputing_of, within_of
@@ -32,6 +33,7 @@ def layout_text(file: PlanFile, to: str, release: str | None = None) -> str:
     Raises InvalidPlan for a plan that does not verify, UnsupportedRequest where the trainer cannot express it: which
     stage, and why.
     """
+    refuse_divided(file.plan, f"a layout for {to} is not written")
     judgement = judge(file)
     allocation, schedule = judgement.allocation, judgement.schedule
     if judgement.faults or allocation is None or schedule is None:

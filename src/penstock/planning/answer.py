@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from penstock.compat import merged_limits
-from penstock.planning.documents import find_profile, find_topology
+from penstock.planning.documents import find_profile, find_topology, with_open_degrees
 from penstock.planning.judge import Judgement, judge
 from penstock.planning.solve import solve
 from penstock.schemas.api.jobs import ResultOut
@@ -18,6 +18,7 @@ from penstock.schemas.profile import ModelProfile, PipelineProfile
 from penstock.schemas.quantities import Scalar
 from penstock.schemas.request import MemoryModel, NetworkModel, Pin, PlanRequest, Recompute, Target, UpdateRule
 from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.transformers.degrees import Degrees, Sharding
 from penstock.solvers.model.result import REQUEST_SCOPE, Progress
 
 
@@ -96,6 +97,8 @@ def plan(
     target: Target | None = None,
     pins: Sequence[Pin | Mapping[str, object]] | None = None,
     pipeline_profile: PipelineProfile | Mapping[str, object] | None = None,
+    degrees: Literal["auto"] | Degrees | Mapping[str, int] | Sequence[Degrees | Mapping[str, int]] | None = None,
+    sharding: Literal["auto"] | Sharding | Sequence[Sharding] | None = None,
     workers: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     termination: Mapping[str, object] | None = None,
@@ -110,6 +113,10 @@ def plan(
         Samples per optimizer step.
     micro_batch_sizes
         Candidate sizes in samples; by default powers of two up to what the profile can cost.
+    degrees, sharding
+        How many GPUs share a layer, such as ``{"tensor": 8}`` or a list to choose from, and what replicas share
+        out. Left out, both are chosen, from what the profile has costs at; without such costs, or with a target or
+        codecs, they are 1 and nothing.
     time_limit
         ``"10s"``, ``"5min"``, or seconds as a number. The best plan by then is returned.
     max_plans
@@ -149,6 +156,8 @@ def plan(
         "target": target,
         "pins": pins,
         "pipeline_profile": pipeline_profile,
+        "degrees": degrees,
+        "sharding": sharding,
     }
     request = PlanRequest.parse(
         {
@@ -159,6 +168,7 @@ def plan(
         },
         units=True,
     )
+    request = with_open_degrees(request)
     return Answer(solve(request, on_progress=on_progress, workers=workers), request)
 
 

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any, get_args
 
 from penstock.examples import catalogue
-from penstock.schemas.degrees import Framework
+from penstock.examples.shapes import SHAPES
 from penstock.schemas.document import load_json, unreadable
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
-from penstock.schemas.shape import TransformerShape
+from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.transformers.degrees import Framework
+from penstock.schemas.transformers.shape import TransformerShape
+from penstock.shapes.hugging_face import shape_of
 
 FRAMEWORK: Framework = "torch"
 """Whose kernels and memory a profile that is computed here has by default, as the shipped ones do."""
@@ -61,6 +64,22 @@ def computed_profile(
     )
 
 
+def with_open_degrees(request: PlanRequest) -> PlanRequest:
+    """Return the request with degrees and sharding to choose, where it says nothing of them and plans may have some.
+
+    A request with a target or with codecs, and one whose devices are groups of GPUs, stays at degrees of 1.
+    """
+    profile, topology = request.profile, request.topology
+    if isinstance(profile, str) or isinstance(topology, str) or not profile.variants:
+        return request
+    groups = any(device.gpus > 1 for node in topology.expanded().nodes for device in node.devices)
+    if groups or request.target is not None or request.codec is not None:
+        return request
+    degrees = "auto" if request.degrees is None else request.degrees
+    settled = request.sharding is not None or request.memory.optimizer_sharding != "none"
+    return request.model_copy(update={"degrees": degrees, "sharding": request.sharding if settled else "auto"})
+
+
 def find_shape(
     given: str | Path | Mapping[str, Any] | TransformerShape, sequence_length: int | None = None
 ) -> TransformerShape:
@@ -70,16 +89,12 @@ def find_shape(
     and UnsupportedRequest for more tokens than the model has learned positions.
     """
     if isinstance(given, Mapping):
-        from penstock.shapes.hugging_face import shape_of
-
         return shape_of(given, sequence_length=sequence_length)
     if isinstance(given, TransformerShape):
         return _of_length(given, sequence_length)
     path, name = Path(given), str(given)
-    if name in catalogue.SHAPES or not (path.suffix or path.exists()):
+    if name in SHAPES or not (path.suffix or path.exists()):
         return _of_length(catalogue.shape(name), sequence_length)
-    from penstock.shapes.hugging_face import shape_of
-
     return shape_of(read_config(path), sequence_length=sequence_length, origin=repr(str(path)))
 
 
@@ -119,7 +134,8 @@ def _is_so(profile: ModelProfile, framework: Framework | None, sequence_length: 
 def _as_it_is(profile: ModelProfile, framework: Framework | None, sequence_length: int | None) -> ModelProfile:
     """The profile. Raises InvalidDocument where it is of another framework or length."""
     if not _is_so(profile, framework, sequence_length):
-        has = (profile.framework or "no stated framework", _tokens(profile.shape and profile.shape.sequence_length))
+        length = None if profile.shape is None else profile.shape.sequence_length
+        has = (profile.framework or "no stated framework", _tokens(length))
         asked = (framework or has[0], has[1] if sequence_length is None else _tokens(sequence_length))
         raise InvalidDocument(
             f"the profile {profile.name!r} is of {' and '.join(has)}, not of {' and '.join(asked)}",

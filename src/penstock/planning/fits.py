@@ -15,8 +15,8 @@ from penstock.planning.documents import find_shape, find_topology, read_config
 from penstock.schemas.api.fits import Degree, FitsAnswer, FitsRequest, FitsRow, MemoryParts, Module, RefusedLayouts
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.schemas.quantities import MAX_WIRE_INTEGER
-from penstock.schemas.shape import TransformerShape
 from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes import parameters
 from penstock.shapes.layout import FULL, SHARDINGS, Layout, divisors, layouts
 from penstock.shapes.legality import Broken, broken

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from penstock.report.bounds import bound_sentences
 from penstock.report.words import amount, duration, percent, ranges
 from penstock.schemas.topology import ClusterTopology
+from penstock.solvers.degrees.shares import exposed_share
 from penstock.solvers.model.plan_shape import is_data_parallel, micro_batches, shape
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def sentences(judgement: Judgement, timeline: Timeline) -> Iterator[str]:
     total = plan.prediction.time_per_global_batch_ns
     stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
     yield _shape(plan, stages)
+    yield from _degrees(judgement)
     busiest = max(plan.prediction.devices, key=lambda use: use.busy_ns)
     holder = next(number for number, stage in enumerate(stages) if busiest.device in stage.devices)
     yield (
@@ -82,6 +84,26 @@ def _shape(plan: Plan, stages: list[Stage]) -> str:
             "order, and then their parameters are averaged."
         )
     return f"{cut} Each step runs {batches} in the {plan.schedule.name} order."
+
+
+def _degrees(judgement: Judgement) -> Iterator[str]:
+    """Describe how GPUs share layers, what replicas share out, and the time of collectives among the GPUs."""
+    problem = judgement.problem
+    if problem.choice is None:
+        return
+    size, sharding = len(problem.cells[0]) if problem.cells else 1, problem.choice.sharding
+    said = [f"{size} GPUs hold each replica of a stage together ({problem.choice.degrees})"] if size > 1 else []
+    if sharding not in (None, "none"):
+        said.append("replicas share out the optimizer's states")
+    if said:
+        sentence = " and ".join(said)
+        yield f"{sentence[0].upper()}{sentence[1:]}."
+    share = exposed_share(problem, judgement.allocation) if judgement.allocation is not None else 0
+    if share:
+        yield (
+            f"Of the time of passes, {percent(float(share))} is communication among these GPUs that computation does "
+            "not hide."
+        )
 
 
 def _rest(bubble: float, timeline: Timeline, busiest: DevicePrediction) -> str:

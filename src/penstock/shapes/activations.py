@@ -2,7 +2,8 @@
 
 ``megatron`` means Megatron-Core with Transformer Engine's fused norms and activations and flash attention.
 ``torch`` means eager PyTorch modules with flash attention: RMSNorm works in fp32 and keeps its input and its
-result in it, a gated feed-forward keeps four tensors instead of three.
+result in it, a gated feed-forward keeps four tensors instead of three. Under tensor parallelism by DTensor the inputs
+of column-parallel products are kept as they are gathered, whole on every GPU; Megatron keeps a part and gathers again.
 
 .. [1] Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022), section 4.
 """
@@ -13,8 +14,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-from penstock.schemas.degrees import Framework
-from penstock.schemas.shape import Experts, LatentAttention, TransformerShape
+from penstock.schemas.transformers.degrees import Framework
+from penstock.schemas.transformers.shape import Experts, LatentAttention, TransformerShape
 from penstock.shapes.layout import FULL, Layout
 
 _BF16, _FP32, _MASK = 2, 4, 1
@@ -74,6 +75,16 @@ def per_token(shape: TransformerShape, layout: Layout, *, dense: bool) -> Kept:
     return Kept(pieces.total - again, again)
 
 
+def before_scores(shape: TransformerShape, layout: Layout) -> Fraction:
+    """Bytes per token that the head keeps apart from scores: the last norm's input, and what the scores are made of."""
+    spread = layout.tensor if layout.sequence_parallel else 1
+    norm = norm_kept(shape, layout.framework)
+    whole = _BF16 if layout.framework == "torch" else 0
+    shared = (norm.after - whole) * shape.hidden
+    shared += norm.before * shape.hidden + norm.statistics if shape.final_norm else 0
+    return whole * shape.hidden + Fraction(shared, spread)
+
+
 @lru_cache(maxsize=1024)
 def _pieces(
     shape: TransformerShape, dense: bool, tensor: int, spread: int, expert_tensor: int, framework: Framework
@@ -81,7 +92,7 @@ def _pieces(
     """``spread``: how many GPUs share what lies between the tensor-parallel parts."""
     hidden, norms = shape.hidden, shape.norms_per_layer
     eager_rms = framework == "torch" and shape.norm == "rms"
-    into, out, statistics = norm_kept(shape, framework)
+    into, _after, statistics = norm_kept(shape, framework)
     masks = 2 * _MASK * hidden if shape.dropout else 0
     inputs = Fraction(norms * (into * hidden + statistics) + masks, spread)
     attention = (
@@ -94,7 +105,14 @@ def _pieces(
     else:
         inputs += Fraction(_FP32 * shape.experts.number, spread)
         mlp = _experts(shape, shape.experts, tensor, expert_tensor, framework)
-    return _Pieces(inputs, Fraction(norms * out * hidden, spread), attention, mlp)
+    return _Pieces(inputs, _norm_results(shape, framework, spread), attention, mlp)
+
+
+def _norm_results(shape: TransformerShape, framework: Framework, spread: int) -> Fraction:
+    """Results of a layer's norms; in torch what attention and feed-forward read of them is whole on every GPU."""
+    norms, after = shape.norms_per_layer, norm_kept(shape, framework).after
+    gathered = min(norms, 2) if framework == "torch" else 0
+    return shape.hidden * (gathered * _BF16 + Fraction(norms * after - gathered * _BF16, spread))
 
 
 def _attention(shape: TransformerShape, tensor: int, eager_rms: bool, framework: Framework) -> Fraction:

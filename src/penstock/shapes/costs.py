@@ -18,11 +18,11 @@ from fractions import Fraction
 from typing import Literal, NamedTuple
 
 from penstock.executor.profiling.device_table import DeviceFacts, Dtype
-from penstock.schemas.degrees import Collective
 from penstock.schemas.profile import DividedCost, DividedLayer
-from penstock.schemas.shape import TransformerShape
+from penstock.schemas.transformers.degrees import Collective, Framework
+from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes import parameters
-from penstock.shapes.activations import norm_kept, per_token
+from penstock.shapes.activations import before_scores, norm_kept, per_token
 from penstock.shapes.kernels import Kernels
 from penstock.shapes.layout import Layout
 from penstock.shapes.memory import LOGITS, vocabulary_rows
@@ -47,13 +47,15 @@ _SHARDED: tuple[Listed, Listed, Listed] = (
     (
         ("forward", "all_gather", 2),
         ("forward", "reduce_scatter", 2),
-        ("backward", "all_gather", 4),
+        ("backward", "all_gather", 2),
         ("backward", "reduce_scatter", 2),
     ),
-    (("forward", "all_gather", 1), ("backward", "all_gather", 1), ("backward", "reduce_scatter", 1)),
+    (("forward", "all_gather", 1), ("backward", "reduce_scatter", 1)),
 )
-"""Of embedding, block and head with sequence parallelism: backward, each input of a divided product is gathered again
-for the gradient of its weight [2]_."""
+"""Of embedding, block and head with sequence parallelism."""
+_AGAIN: dict[Framework, tuple[int, int, int]] = {"megatron": (0, 2, 1), "torch": (0, 0, 0)}
+"""How many inputs of divided products are gathered again for the gradient of their weights: Megatron keeps a part of
+each [2]_, torch's DTensor all of it."""
 _WHOLE: tuple[Listed, Listed, Listed] = (
     (("forward", "all_reduce", 1),),
     (("forward", "all_reduce", 2), ("backward", "all_reduce", 2)),
@@ -137,13 +139,6 @@ def local_parameters(shape: TransformerShape, layout: Layout) -> Classes:
         head = head._replace(dense=head.dense - rows * shape.hidden)
     each = (parameters.embedding(shape, rows), parameters.layer(shape, dense=True), head)
     return Classes(*(math.ceil(Fraction(held.dense, layout.tensor)) + held.replicated for held in each))
-
-
-def flops_per_sample(shape: TransformerShape) -> int:
-    """Floating-point operations that one sample needs, forward and backward: six per weight and token, attention."""
-    weights = shape.layers * sum(rows * columns for rows, columns in parameters.matrices(shape, dense=True))
-    weights += shape.hidden * (shape.outputs or shape.vocabulary)
-    return shape.sequence_length * (6 * weights + 3 * shape.layers * _attention_flops_per_token(shape))
 
 
 def _attention_flops_per_token(shape: TransformerShape) -> int:
@@ -278,7 +273,7 @@ def _loss_bytes(case: Case) -> tuple[int, int]:
 def _stash(case: Case) -> Classes:
     """Bytes kept for the backward pass: the tokens' numbers at both ends, the head's norm and scores.
 
-    A norm's result is kept by what reads it: that of the last block by the head.
+    A norm's result is kept by what reads it, that of the last block by the head; in torch as it was gathered, whole.
     """
     shape, layout = case.shape, case.layout
     scale = Fraction(case.width, 2)
@@ -286,12 +281,12 @@ def _stash(case: Case) -> Classes:
     block = per_token(shape, layout, dense=True)
     norm = norm_kept(shape, layout.framework)
     before = Fraction(norm.before * shape.hidden + norm.statistics, case.spread) if shape.embedding_norm else 0
-    last = norm.before + norm.after if shape.final_norm else norm.after
-    inputs = Fraction(last * shape.hidden + (norm.statistics if shape.final_norm else 0), case.spread)
     return Classes(
         math.ceil(case.tokens * (_IDS + scale * before)),
         math.ceil(case.tokens * scale * block.kept),
-        math.ceil(case.tokens * (_IDS + scale * inputs + LOGITS[layout.framework].kept * case.outputs)),
+        math.ceil(
+            case.tokens * (_IDS + scale * before_scores(shape, layout) + LOGITS[layout.framework].kept * case.outputs)
+        ),
     )
 
 
@@ -319,8 +314,12 @@ def _collectives(case: Case) -> tuple[tuple[Collective, ...], ...]:
     hidden = case.shape.sequence_length * case.shape.hidden * case.width
     held = (parameters.embedding(case.shape), parameters.layer(case.shape, dense=True), parameters.head(case.shape))
     found = []
-    for known, own in zip(_SHARDED if sharded else _WHOLE, held, strict=True):
-        listed = [_collective(phase, operation, hidden, count) for phase, operation, count in known]
+    gathered = _AGAIN[case.layout.framework] if sharded else (0, 0, 0)
+    for known, own, again in zip(_SHARDED if sharded else _WHOLE, held, gathered, strict=True):
+        counts = {(phase, operation): count for phase, operation, count in known}
+        if again:
+            counts["backward", "all_gather"] = counts.get(("backward", "all_gather"), 0) + again
+        listed = [_collective(phase, operation, hidden, count) for (phase, operation), count in counts.items()]
         if sharded and own.replicated:
             listed.append(_collective("step", "all_reduce", _FP32 * own.replicated, 1))
         found.append(listed)

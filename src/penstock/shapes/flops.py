@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from penstock.schemas.shape import TransformerShape
+from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes import parameters
 
 

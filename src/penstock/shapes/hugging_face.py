@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
-from penstock.schemas.shape import Experts, LatentAttention, TransformerShape
+from penstock.schemas.transformers.shape import Experts, LatentAttention, TransformerShape
 
 USUAL_LENGTH = 8192
 """Tokens of a sample by default: this, or the model's longest sequence where that is shorter."""

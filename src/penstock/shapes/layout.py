@@ -9,7 +9,7 @@ from itertools import product
 from typing import get_args
 
 from penstock.schemas.api.fits import Module
-from penstock.schemas.degrees import Framework, Sharding
+from penstock.schemas.transformers.degrees import Framework, Sharding
 
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 MODULES: tuple[Module, ...] = get_args(Module)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock.schemas.shape import TransformerShape
+from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes.layout import Layout, divisors, layers_of_stages
 
 _NEAR = 3

@@ -17,10 +17,10 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import NamedTuple
 
-from penstock.schemas.degrees import Framework, Sharding
-from penstock.schemas.shape import TransformerShape
+from penstock.schemas.transformers.degrees import Framework, Sharding
+from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes import parameters
-from penstock.shapes.activations import per_token
+from penstock.shapes.activations import before_scores, per_token
 from penstock.shapes.layout import Layout, layers_of_stages
 from penstock.shapes.parameters import Parameters
 
@@ -176,7 +176,7 @@ def _without_stash(shape: TransformerShape, layout: Layout, layers: _Layers, tok
         *_static(held, layout),
         gathered=_gathered(layout, held, [*units, *ends]),
         activations=0,
-        logits=math.ceil(sum(LOGITS[layout.framework]) * tokens * outputs / layout.tensor) if layers.last else 0,
+        logits=_scores(shape, layout, tokens, outputs) if layers.last else 0,
         dummy_gradients=_dummies(shape, layout, layers, outputs),
     )
 
@@ -208,6 +208,12 @@ def _gathered(layout: Layout, held: Parameters, units: list[Parameters]) -> int:
     if layout.framework == "torch" and layout.sharding == "none":
         return math.ceil(_BF16 * sum(_local(held, layout), Fraction(0)))
     return 0
+
+
+def _scores(shape: TransformerShape, layout: Layout, tokens: Fraction, outputs: int) -> int:
+    """The scores of a micro-batch and what they are made of."""
+    each = Fraction(sum(LOGITS[layout.framework]) * outputs, layout.tensor)
+    return math.ceil(tokens * (each + before_scores(shape, layout)))
 
 
 def _dummies(shape: TransformerShape, layout: Layout, layers: _Layers, outputs: int) -> int:

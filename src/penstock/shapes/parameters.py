@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from penstock.schemas.shape import LatentAttention, TransformerShape
+from penstock.schemas.transformers.shape import LatentAttention, TransformerShape
 
 
 class Parameters(NamedTuple):

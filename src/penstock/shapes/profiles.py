@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.executor.profiling.device_table import ANALYTIC_EXPECTED_ERROR, Dtype, device_facts
-from penstock.schemas.degrees import Degrees, Framework
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.schemas.profile import (
     BoundaryTensor,
@@ -25,7 +24,8 @@ from penstock.schemas.profile import (
     SharedParameter,
     Variant,
 )
-from penstock.schemas.shape import TransformerShape
+from penstock.schemas.transformers.degrees import Degrees, Framework
+from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes.costs import Case, costs_of, layers_of, local_parameters
 from penstock.shapes.layout import Layout
 from penstock.shapes.legality import broken

@@ -19,9 +19,10 @@ SOURCES = (("profile", "example", "hf"), ("topology", "cluster"))
 """The options that give a document: by file, which is the request's field, too, by name, and by a configuration."""
 
 
-def request_of(options: Mapping[str, Any]) -> PlanRequest:
+def request_of(options: Mapping[str, Any], *, open_degrees: bool = False) -> PlanRequest:
     """The request of a command's options (None or absent: not given).
 
+    ``open_degrees``: whether degrees are a choice where nothing is said of them (``documents.with_open_degrees``).
     Raises typer.BadParameter for what is missing or contradicts itself, InvalidDocument for what does not validate.
     """
     if [options.get(name) for name in ("request", "profile", "topology")].count(STANDARD) > 1:
@@ -42,9 +43,11 @@ def request_of(options: Mapping[str, Any]) -> PlanRequest:
         missing.append("--global-batch-size")
     if missing:
         raise typer.BadParameter(f"missing {', '.join(missing)}")
+    from penstock.planning.documents import with_open_degrees
     from penstock.schemas.request import PlanRequest
 
-    return PlanRequest.parse(_merged(data, fields | _documents(options)), units=True, origin=origin or "")
+    found = PlanRequest.parse(_merged(data, fields | _documents(options)), units=True, origin=origin or "")
+    return with_open_degrees(found) if open_degrees else found
 
 
 def _request_file(source: str) -> dict[str, Any]:
@@ -67,6 +70,8 @@ def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
     same = ("global_batch_size", "planner", "schedule", "recompute", "codec", "seed", "target")
     fields = {name: options.get(name) for name in same}
     fields["micro_batch_sizes"] = options.get("micro_batch_size") or None
+    fields["degrees"] = _degrees(options.get("tensor"))
+    fields["sharding"] = options.get("sharding")
     fields["update_rules"] = _rules(options.get("update_rule"))
     fields["pins"] = [_pin(text) for text in options.get("pin") or ()] or None
     parts = {
@@ -82,6 +87,15 @@ def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
     for part, values in parts.items():
         fields[part] = {name: value for name, value in values.items() if value is not None} or None
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _degrees(text: str | None) -> str | list[dict[str, int]] | None:
+    if text is None or text == "auto":
+        return text
+    values = text.split(",")
+    if not all(value.strip().isdecimal() for value in values):
+        raise typer.BadParameter(f"{text!r} is neither auto nor numbers such as 1,2,4,8", param_hint="--tensor")
+    return [{"tensor": int(value)} for value in values]
 
 
 def _rules(given: list[str] | None) -> list[str] | None:

@@ -181,7 +181,7 @@ def _request(options: Mapping[str, Any]) -> FitsRequest:
         if options[one] is not None and options[other] is not None:
             raise typer.BadParameter(f"give either --{one} or --{other}, not both")
     from penstock.examples import catalogue
-    from penstock.planning.fits import read_config
+    from penstock.planning.documents import read_config
     from penstock.schemas.api.fits import FitsRequest
     from penstock.schemas.topology import ClusterTopology
 

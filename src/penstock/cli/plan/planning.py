@@ -16,6 +16,7 @@ from penstock.cli.options import (
     OUTPUT,
     AsJson,
     Choice,
+    Degrees,
     Limits,
     Output,
     Planner,
@@ -57,6 +58,7 @@ def plan(
     schedule: Schedule = None,
     choice: Choice,
     training: Training,
+    degrees: Degrees,
     limits: Limits,
     output: Output = None,
     as_json: AsJson = False,
@@ -76,7 +78,8 @@ def plan(
 
     Example: penstock plan --example gpt2-small --cluster 2x4xV100 -b 64 -o plan.json
     """
-    asked = request_of(given(question, training, limits, choice, request=request, planner=planner, schedule=schedule))
+    options = given(question, training, degrees, limits, choice, request=request, planner=planner, schedule=schedule)
+    asked = request_of(options, open_degrees=True)
     refuse_unwritable(output)
     from penstock.cli.show import Screen, show_answer, show_result
 
@@ -137,6 +140,7 @@ def compare(
     schedule: Schedules = None,
     choice: Choice,
     training: Training,
+    degrees: Degrees,
     limits: Limits,
     as_json: AsJson = False,
     server: Server = None,
@@ -144,11 +148,12 @@ def compare(
     """Ask every planner the same question, and list their answers side by side.
 
     Planners whose update rule changes the mathematics of training take part
-    with --update-rule all.
+    with --update-rule all. Degrees of parallelism are 1 unless --tensor says
+    otherwise.
 
     Example: penstock compare --example gpt2-small --cluster 2x4xV100 -b 64
     """
-    asked = request_of(given(question, training, limits, choice, request=request))
+    asked = request_of(given(question, training, degrees, limits, choice, request=request))
     from penstock.cli.show import Screen, show_comparison
 
     screen = Screen.of(quiet=as_json)

@@ -1,0 +1,185 @@
+"""``even``: equal stages one after the other, equally replicated on all devices, under 1F1B or interleaved 1F1B.
+
+Every such layout is looked at: ranks, parts of the model on each, rows of a micro-batch, and how many layers of a part
+recompute (none, as few as memory needs, or all). One that cannot fit, by what it holds for certain, is left out; the
+others are simulated from the least bound on. These are the layouts that trainers with degrees of parallelism run
+(Narayanan et al., SC 2021, section 3), and what a plan has to be better than.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.costs.memory import activation_bytes, free_bytes, static_bytes
+from penstock.solvers.costs.stage import stage_costs
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.micro_batches import Batch
+from penstock.solvers.model.pins import broken_pin
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.planners.proposal import Proposal, unreachable, whole_backwards_bound_ns
+from penstock.solvers.planners.trainer.planner import batches
+from penstock.solvers.schedules.support.fitting import Trial, judged
+from penstock.solvers.schedules.trainer_orders import order_of
+
+KEPT = 3
+"""Layouts that are proposed, the quickest first."""
+MOST_OPERATIONS = 400_000
+"""Micro-batches × stages of all layouts that are simulated, after the first."""
+
+
+class Layout(NamedTuple):
+    """An allocation, a bound on its time, and the schedule's name; in their order layouts are simulated."""
+
+    bound_ns: int
+    number: int
+    schedule: str
+    allocation: Allocation
+
+
+def proposals(problem: Problem, _options: Mapping[str, object]) -> Iterator[Proposal]:
+    """The quickest even layouts that fit, the best first.
+
+    Raises ``UnsupportedRequest`` where none can be made or none fits.
+    """
+    layouts = sorted(_layouts(problem))
+    found: list[Trial] = []
+    spent = 0
+    for layout in layouts:
+        plan = layout.allocation
+        last_ns = found[KEPT - 1].value_ns if len(found) >= KEPT else NEVER_NS
+        spent += len(plan.stages) * plan.num_micro_batches
+        if layout.bound_ns >= last_ns or (found and spent > MOST_OPERATIONS):
+            break
+        with suppress(UnsupportedRequest):  # micro-batches that do not go into groups
+            trial = judged(problem, plan, order_of(problem, plan, layout.schedule, _ranks(plan)), last_ns).trial
+            found = sorted([*found, *([trial] if trial else [])], key=lambda each: each.value_ns)[:KEPT]
+    if not found:
+        raise UnsupportedRequest(
+            f"no even layout of {problem.num_layers} layers on {problem.num_devices} devices fits into memory"
+            if layouts
+            else "no layout of equal stages goes with this request's layers, micro-batches and pins",
+            remedy="planner 'auto', whose stages may differ",
+        )
+    for trial in found:
+        overlaps = (problem.rules.overlap_all_reduce,)
+        yield Proposal(trial.allocation, (trial.orders.name,), overlaps=overlaps, fixed=trial.orders)
+
+
+def _ranks(plan: Allocation) -> int:
+    return len({stage.devices for stage in plan.stages})
+
+
+def _layouts(problem: Problem) -> Iterator[Layout]:
+    """Yield the layouts that may fit."""
+    first, blocks = _alike(problem)
+    number = 0
+    for ranks in (each for each in range(1, min(problem.num_devices, blocks) + 1) if problem.num_devices % each == 0):
+        width = problem.num_devices // ranks
+        places = [tuple(range(rank * width, (rank + 1) * width)) for rank in range(ranks)]
+        for batch in batches(problem, width):
+            for parts in _parts(ranks, blocks, batch):
+                ends = _ends(problem, first, blocks, ranks * parts)
+                if ends is None:
+                    continue
+                stages = [Stage(i, j - 1, places[s % ranks]) for s, (i, j) in enumerate(pairwise(ends))]
+                for plan in _recomputing(problem, stages, batch, (first, first + blocks)):
+                    number += 1
+                    yield Layout(_least_ns(problem, plan), number, _schedule(parts), plan)
+
+
+def _schedule(parts: int) -> str:
+    return "early-backward" if parts == 1 else "interleaved"
+
+
+def _alike(problem: Problem) -> tuple[int, int]:
+    """Return the first of the longest run of layers that cost the same, and how many there are."""
+    costs = problem.costs(problem.devices[0].kind, 1)
+    sums = (costs.forward_ns, costs.backward_ns, costs.stash_bytes, problem.parameter_bytes)
+    table = np.stack([np.diff(each) for each in sums])
+    changes = np.flatnonzero((table[:, 1:] != table[:, :-1]).any(axis=0)) + 1
+    edges = [0, *changes.tolist(), problem.num_layers]
+    return max(((i, j - i) for i, j in pairwise(edges)), key=lambda run: (run[1], -run[0]))
+
+
+def _parts(ranks: int, blocks: int, batch: Batch) -> Iterator[int]:
+    """Yield how many parts a rank may have: several where they are equal, whether ends count as layers or not."""
+    yield 1
+    if ranks > 1 and batch.num_micro_batches % ranks == 0:
+        for parts in range(2, blocks // ranks + 1):
+            if blocks % (ranks * parts) == 0 or (blocks + 2) % (ranks * parts) == 0:
+                yield parts
+
+
+def _ends(problem: Problem, first: int, blocks: int, number: int) -> list[int] | None:
+    """Return where parts begin and the model ends: equal runs of the layers that are alike, the rest with the ends.
+
+    Where they do not divide, both ends count as one layer each, or else the first parts have one more. None: a part
+    would end where none may.
+    """
+    if blocks % number and (blocks + 2) % number == 0 and number > 1:
+        each = (blocks + 2) // number
+        sizes = [each - 1, *[each] * (number - 2), each - 1]
+    else:
+        sizes = [blocks // number + (part < blocks % number) for part in range(number)]
+    ends = [first + layers for layers in accumulate(sizes, initial=0)]
+    ends[0], ends[-1] = 0, problem.num_layers
+    cuts = [end - 1 for end in ends[1:-1]]
+    return ends if min(sizes) > 0 and bool(problem.cuttable[cuts].all()) else None
+
+
+def _recomputing(problem: Problem, stages: list[Stage], batch: Batch, span: tuple[int, int]) -> Iterator[Allocation]:
+    """Yield the layout with as little recomputation as may fit, and with all layers of the span recomputing."""
+    longest = max(stage.last - stage.first + 1 for stage in stages)
+    allowed = {"never": [0], "always": [longest]}.get(problem.recompute, range(longest + 1))
+
+    def plan(layers: int) -> Allocation:
+        return single_pipeline(tuple(_again(stage, layers, span, problem) for stage in stages), batch.num_micro_batches)
+
+    few = next((layers for layers in allowed if _may_fit(problem, plan(layers), batch)), None)
+    if few is None:
+        return
+    for layers in dict.fromkeys((few, allowed[-1])):
+        made = plan(layers)
+        if broken_pin(problem, made) is None and unreachable(problem, made) is None:
+            yield made
+
+
+def _again(stage: Stage, layers: int, span: tuple[int, int], problem: Problem) -> Stage:
+    """Return the stage with its first ``layers`` of the span recomputing, each from its own input."""
+    if problem.recompute == "always":
+        return replace(stage, recompute=((stage.first, stage.last),))
+    low, stop = max(stage.first, span[0]), min(stage.last + 1, span[1])
+    return replace(stage, recompute=tuple((layer, layer) for layer in range(low, min(stop, low + layers))))
+
+
+def _may_fit(problem: Problem, plan: Allocation, batch: Batch) -> bool:
+    """Return whether every rank can hold its states, and the micro-batches in flight at its first backward."""
+    ranks, number = _ranks(plan), plan.num_micro_batches
+    parts = len(plan.stages) // ranks
+    for rank in range(ranks):
+        own = plan.stages[rank::ranks]
+        ahead = ranks - rank - 1 if parts == 1 else 2 * (ranks - rank - 1) + (parts - 1) * ranks
+        held = sum(static_bytes(problem, stage).total for stage in own)
+        kept = [activation_bytes(problem, stage, batch.most_rows) for stage in own]
+        if held + min(ahead + 1, number * parts) * min(kept) > free_bytes(problem, own[0].devices):
+            return False
+    return True
+
+
+def _least_ns(problem: Problem, plan: Allocation) -> int:
+    """Return a bound on the plan's time: the busiest rank's work, or what ``whole_backwards_bound_ns`` says."""
+    work: dict[tuple[int, ...], int] = {}
+    rows = -(-problem.global_batch_size // plan.num_micro_batches)
+    for stage in plan.stages:
+        cost = stage_costs(problem, stage, rows)
+        each = cost.forward_ns + cost.backward_ns + cost.recompute_ns
+        work[stage.devices] = work.get(stage.devices, 0) + plan.num_micro_batches * each
+    return max(max(work.values()), whole_backwards_bound_ns(problem, plan))
