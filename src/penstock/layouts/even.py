@@ -158,11 +158,11 @@ def _refuse_illegal(problem: Problem, profile: ModelProfile, layout: Layout) -> 
     gpus = layout.tensor * len(cells_of(problem, Degrees(tensor=layout.tensor)))
     group = layout.tensor * layout.pipeline
     counted = replace(layout, data=0 if gpus % group else gpus // group)
-    wrong = [] if profile.shape is None else broken(profile.shape, counted, gpus)
-    if wrong:
+    rules = [] if profile.shape is None else broken(profile.shape, counted, gpus)
+    if rules:
         raise UnsupportedRequest(
-            f"no such layout: {wrong[0].sentence}",
-            faults=tuple(Fault(f"/{one.degree}", one.sentence, one.rule.replace("_", "-")) for one in wrong),
+            f"no such layout: {rules[0].sentence}",
+            faults=tuple(Fault(f"/{one.degree}", one.sentence, one.rule.replace("_", "-")) for one in rules),
         )
 
 
