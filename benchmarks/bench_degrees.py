@@ -27,6 +27,7 @@ from penstock.convert.answers import to_prediction
 from penstock.examples.catalogue import cluster, profile, shape
 from penstock.layouts.even import Even
 from penstock.planning.solve import solve
+from penstock.schemas.api.fits import Module
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.plan import Plan, Prediction
 from penstock.schemas.profile import ModelProfile
@@ -124,7 +125,7 @@ class Uniform:
         tensor, layers, batch = cells.choice.degrees.tensor, self.profile.shape.layers, cells.global_batch_size
         parts = sorted({*divisors(layers), *divisors(layers + 2)})
         sizes = [2**power for power in range(batch.bit_length())]
-        recomputed: tuple[frozenset, ...] = (frozenset(), FULL)
+        recomputed: tuple[frozenset[Module], ...] = (frozenset(), FULL)
         for pipeline, chunks, size, again in product(divisors(cells.num_devices), parts, sizes, recomputed):
             data = cells.num_devices // pipeline
             if pipeline * chunks <= layers + 2 and size * data <= batch and (pipeline > 1 or chunks == 1):

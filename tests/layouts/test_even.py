@@ -116,7 +116,7 @@ def test_one_gpu_runs_all_layers() -> None:
 
 def test_recomputation_is_of_every_transformer_layer_by_itself() -> None:
     request = _request("1x8xH100", 8)
-    plain, again = (penstock.even_layout(request, pipeline=2, recompute=how) for how in ("none", "full"))  # type: ignore[arg-type]
+    plain, again = (penstock.even_layout(request, pipeline=2, recompute=how) for how in ("none", "full"))
     assert [stage.recompute for stage in again.file.plan.pipelines[0].stages] == [
         ((1, 1), (2, 2), (3, 3)),
         ((4, 4), (5, 5), (6, 6)),
