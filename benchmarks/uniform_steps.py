@@ -49,7 +49,7 @@ class Step(NamedTuple):
         """One step, 1F1B."""
         layout, case = self.layout, Case(self.shape, self.layout, self.facts, self.dtype)
         costs = [self._pass_ns(cost, block=number == 1) for number, cost in enumerate(costs_of(case))]
-        split = layers_of_stages(self.shape, layout)
+        split = layers_of_stages(self.shape.layers, layout)
         assert split is not None
         assert layout.micro_batches is not None
         stages = [layers * costs[1] for layers in split]

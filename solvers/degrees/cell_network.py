@@ -47,19 +47,40 @@ def _inside(inside: Inside | None, lanes: int) -> Inside | None:
 
 
 def _cables(network: Network, cells: Sequence[Sequence[int]]) -> tuple[Cable, ...]:
-    """Return the cables that lanes pass, each with one lane's part; those of a cell's other GPUs are left out."""
+    """Return the cables of the tree that lanes pass, each with one lane's part.
+
+    Those of a cell's other GPUs are left out: the first one's own cable is as slow as the slowest of them.
+    """
     lanes = _lanes_through(network, cells)
     names = _alone(network, cells)
     others = {network.device_names[gpu] for cell in cells for gpu in cell[1:]}
+    tree = network.tree
+    kept = [network.cables[number] for number in sorted(tree.edges[ends]["cable"] for ends in tree.edges)]
+    parts = {
+        edge: (cable.bandwidth_bytes_per_s // lanes.get(edge, 1), cable.latency_ns)
+        for cable in kept
+        if (edge := frozenset(cable[:2]))
+    }
+    for cell in cells:
+        own = [frozenset(ends) for gpu in cell for ends in tree.edges(network.place(gpu)) if _is_leaf(network, gpu)]
+        if _is_leaf(network, cell[0]):
+            found = [parts[edge] for edge in own]
+            parts[own[0]] = min(part for part, _late in found), max(late for _part, late in found)
     return tuple(
         cable._replace(
             a=names.get(cable.a, cable.a),
             b=names.get(cable.b, cable.b),
-            bandwidth_bytes_per_s=max(1, cable.bandwidth_bytes_per_s // lanes.get(frozenset(cable[:2]), 1)),
+            bandwidth_bytes_per_s=max(1, parts[edge][0]),
+            latency_ns=parts[edge][1],
         )
-        for cable in network.cables
-        if cable.a not in others and cable.b not in others
+        for cable in kept
+        if (edge := frozenset(cable[:2])) and cable.a not in others and cable.b not in others
     )
+
+
+def _is_leaf(network: Network, gpu: int) -> bool:
+    """Return whether a GPU, or its node, has one cable."""
+    return bool(network.tree.degree(network.place(gpu)) == 1)
 
 
 def _lanes_through(network: Network, cells: Sequence[Sequence[int]]) -> dict[frozenset[str], int]:

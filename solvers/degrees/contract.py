@@ -15,8 +15,11 @@ from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.degrees.cell_network import cell_network
 from penstock.solvers.degrees.cells import cells_of
 from penstock.solvers.degrees.inner_times import InnerTimes
-from penstock.solvers.model.degrees import Choice, Degrees, Variant
+from penstock.solvers.model.degrees import Choice, Degrees, Sharding, Variant
 from penstock.solvers.model.problem import Device, Measured, Pin, Problem
+
+PLANNED: tuple[Sharding, ...] = ("none", "optimizer")
+"""What plans may share out; others are known by name."""
 
 
 def contract(problem: Problem, choice: Choice) -> Problem:
@@ -25,6 +28,7 @@ def contract(problem: Problem, choice: Choice) -> Problem:
     Times between measured sizes are interpolated, and above the largest proportional to it. Raises UnsupportedRequest
     where the profile does not know the degrees, the cluster has no such cells, or what is asked excludes them.
     """
+    refuse_unplanned(choice.sharding)
     memory = problem.memory
     if choice.sharding is not None:
         memory = replace(memory, shard_states=choice.sharding == "optimizer")
@@ -63,6 +67,17 @@ def contract(problem: Problem, choice: Choice) -> Problem:
     )
 
 
+def refuse_unplanned(sharding: Sharding | None) -> None:
+    """Raise UnsupportedRequest for what replicas share out in ways that plans do not have."""
+    if sharding in (None, *PLANNED):
+        return
+    if sharding == "parameters_kept":
+        remedy = "optimizer, which takes the same memory with parameters that stay gathered until the step's end"
+    else:
+        remedy = "optimizer; `penstock fits` says what the memory of the others is"
+    raise UnsupportedRequest(f"plans do not have sharding {sharding}", remedy=remedy)
+
+
 def _updates(problem: Problem, variant: Variant, inner: InnerTimes) -> np.ndarray:
     """Return the prefix sums of updates with the collectives of a step: what a cell's GPUs add up among themselves."""
     known = variant.measured[next(iter(problem.kind_source.values()))[0]][0]
@@ -89,8 +104,8 @@ def _measured(problem: Problem, variant: Variant, inner: InnerTimes, kind: str) 
     return tuple(
         Measured(
             rows=known.rows,
-            forward_ns=_faster(known.forward_ns, speed) + inner.exposed_ns(known, "forward"),
-            backward_ns=_faster(known.backward_ns, speed) + inner.exposed_ns(known, "backward"),
+            forward_ns=_faster(known.forward_ns, speed) + inner.exposed_ns(known, "forward", speed),
+            backward_ns=_faster(known.backward_ns, speed) + inner.exposed_ns(known, "backward", speed),
             weight_ns=_faster(known.weight_ns, speed),
             stash_bytes=known.stash_bytes,
             workspace_bytes=known.workspace_bytes,

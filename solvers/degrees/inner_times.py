@@ -41,14 +41,15 @@ class InnerTimes:
             for over, each in groups.items()
         }
 
-    def exposed_ns(self, measured: CellMeasured, phase: Phase) -> np.ndarray:
-        """Return (L,) ns that each layer's collectives add to one pass of the measurement's rows."""
-        return np.asarray(
-            [sum(self._exposed_ns(each) for each in own if each.phase == phase) for own in measured.collectives],
-            dtype=np.int64,
-        )
+    def exposed_ns(self, measured: CellMeasured, phase: Phase, speed: float = 1.0) -> np.ndarray:
+        """Return (L,) ns that each layer's collectives add to one pass of the measurement's rows.
 
-    def _exposed_ns(self, collective: Collective) -> int:
+        On a kind that is ``speed`` times as fast as the measured one, computation hides the less.
+        """
+        each_layer = [[each for each in own if each.phase == phase] for own in measured.collectives]
+        return np.asarray([sum(self._exposed_ns(each, speed) for each in own) for own in each_layer], dtype=np.int64)
+
+    def _exposed_ns(self, collective: Collective, speed: float) -> int:
         taken = max(
             (
                 ring.time_ns(collective.operation, collective.bytes, collective.count)
@@ -56,4 +57,4 @@ class InnerTimes:
             ),
             default=0,
         )
-        return max(0, taken - collective.hidden_ns)
+        return max(0, taken - int(collective.hidden_ns / speed))

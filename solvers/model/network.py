@@ -212,7 +212,7 @@ class Network:
 
     def way_up(self, device: int) -> Iterator[frozenset[str]]:
         """Yield the ends of each cable of the tree from a device's place to the root."""
-        place = self._place(device)
+        place = self.place(device)
         while (parent := self._parents[place][1]) is not None:
             yield frozenset((place, parent))
             place = parent
@@ -227,9 +227,10 @@ class Network:
         inside = self.insides[node]
         if node == self.node_of[target]:
             return self._route_inside(node, inside, source, target) if inside is not None else None
-        return self._route_between(self._place(source), self._place(target))
+        return self._route_between(self.place(source), self.place(target))
 
-    def _place(self, device: int) -> str:
+    def place(self, device: int) -> str:
+        """Return where a device is in the tree: at a cable of its own, or at its node."""
         return self.device_names[device] if device in self._wired_devices else self.node_names[self.node_of[device]]
 
     def _route_inside(self, node: int, inside: Inside, source: int, target: int) -> Route:

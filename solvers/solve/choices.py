@@ -283,7 +283,8 @@ class Search:
             return Result(Status.TIME_LIMIT, "the time limit came before any choice of degrees was searched")
         statuses = {each.result.status for each in known if each.result is not None}
         proven = all(each.impossible for each in self.choices)
-        late = Status.TIME_LIMIT in statuses or len(known) < len(self.choices)
+        taken = [each for each in self.choices if each.choice not in self.refused]
+        late = Status.TIME_LIMIT in statuses or len(known) < len(taken)
         status = Status.INFEASIBLE if proven else Status.TIME_LIMIT if late else Status.NONE_FOUND
         nearest = min(known, key=_by_shortage)
         assert nearest.result is not None

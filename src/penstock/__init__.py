@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from penstock import errors as errors
     from penstock.calibration.calibrate import calibrate as calibrate
     from penstock.importers.topology import import_topology as import_topology
+    from penstock.layouts.even import EvenLayout as EvenLayout
+    from penstock.layouts.even import even_layout as even_layout
     from penstock.layouts.exporting import layout_text as layout_text
     from penstock.layouts.importing import import_layout as import_layout
     from penstock.placing import place as place
@@ -38,6 +40,7 @@ _API = {
     "explain": "penstock.planning.explain",
     "place": "penstock.placing",
     "import_topology": "penstock.importers.topology",
+    **dict.fromkeys(("EvenLayout", "even_layout"), "penstock.layouts.even"),
     "import_layout": "penstock.layouts.importing",
     "layout_text": "penstock.layouts.exporting",
     "Layout": "penstock.solvers.explanation.layout",

@@ -176,14 +176,12 @@ def test_a_certificate_of_another_choice_is_a_fault() -> None:
     assert fault.startswith("Certificate 0 does not cover every plan of the request, as it says")
 
 
-@pytest.mark.xfail(strict=True, reason="the judge compares with the plans at the plan's own choice only")
 def test_a_certificate_of_one_choice_does_not_cover_the_request() -> None:
     request, plan = answered()
     (fault,) = faults(request, covering(plan, "tensor 2"))
     assert fault.startswith("Certificate 0 does not cover every plan of the request, as it says")
 
 
-@pytest.mark.xfail(strict=True, reason="the judge proves a bound at the plan's own choice, and says that it is all")
 def test_a_plan_judged_again_has_no_certificate_beyond_its_choice() -> None:
     request, plan = answered()
     found = judge(PlanFile(plan=plan.model_copy(update={"prediction": None}), request=request))

@@ -1,9 +1,10 @@
-"""These tests import what lies in ``scripts/``."""
+"""These tests import what lies in ``scripts/`` and ``benchmarks/``."""
 
 from __future__ import annotations
 
 import sys
 
+from repository import ROOT
 from scripts_path import SCRIPTS
 
-sys.path.append(str(SCRIPTS))
+sys.path += [str(SCRIPTS), str(ROOT / "benchmarks")]

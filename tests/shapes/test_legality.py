@@ -95,8 +95,8 @@ def test_what_trainers_run_is_legal(shape: TransformerShape, given: dict[str, An
 def test_layers_are_split_as_the_frameworks_do() -> None:
     """With embedding and head 126 layers are 128, which 128 stages share evenly: the ends hold no layer."""
     llama = SHAPES["llama-3.1-405b"]
-    split = layers_of_stages(llama, Layout(pipeline=16, virtual_stages=8))
+    split = layers_of_stages(llama.layers, Layout(pipeline=16, virtual_stages=8))
     assert split == (0, *[1] * 126, 0)
-    assert layers_of_stages(llama, Layout(pipeline=4)) == (31, 32, 32, 31)
-    assert layers_of_stages(llama, Layout(pipeline=5)) is None
-    assert layers_of_stages(llama, Layout(pipeline=5, framework="torch")) == (26, 25, 25, 25, 25)
+    assert layers_of_stages(llama.layers, Layout(pipeline=4)) == (31, 32, 32, 31)
+    assert layers_of_stages(llama.layers, Layout(pipeline=5)) is None
+    assert layers_of_stages(llama.layers, Layout(pipeline=5, framework="torch")) == (26, 25, 25, 25, 25)

@@ -42,7 +42,7 @@ def _peaks(shape: TransformerShape, layout: Layout) -> list[int]:
         memory=MemoryModel(gradient="fp32", buffers="none"),
     )
     problem = contract(to_problem(request), Choice(Degrees(tensor=layout.tensor), sharding))
-    split = layers_of_stages(shape, layout)
+    split = layers_of_stages(shape.layers, layout)
     assert split is not None
     stages, first = [], 0
     for number, layers in enumerate(split):

@@ -14,12 +14,9 @@ from penstock.schemas.profile import Variant as ProfileVariant
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.transformers import degrees as wire
-from penstock.solvers.degrees.contract import contract
+from penstock.solvers.degrees.contract import PLANNED, contract, refuse_unplanned
 from penstock.solvers.model.degrees import CellMeasured, Choice, Collective, Degrees, Sharding, Variant
 from penstock.solvers.model.problem import Problem
-
-AUTO_SHARDING: tuple[Sharding, ...] = ("none", "optimizer")
-"""What ``sharding: auto`` chooses from."""
 
 
 def degrees_of(given: wire.Degrees | None) -> Degrees:
@@ -63,21 +60,10 @@ def choices_of(request: PlanRequest, profile: ModelProfile, topology: ClusterTop
     if sharding is None or isinstance(sharding, tuple):
         shardings = (None,) if sharding is None else tuple(dict.fromkeys(sharding))
     else:
-        shardings = AUTO_SHARDING if sharding == "auto" else (sharding,)
+        shardings = PLANNED if sharding == "auto" else (sharding,)
     for each in shardings:
-        _refuse_unplanned(each)
+        refuse_unplanned(each)
     return tuple(Choice(*each) for each in product(degrees, shardings))
-
-
-def _refuse_unplanned(sharding: Sharding | None) -> None:
-    """Raise UnsupportedRequest for what replicas share out in ways that plans do not have."""
-    if sharding in (None, *AUTO_SHARDING):
-        return
-    if sharding == "parameters_kept":
-        remedy = "optimizer, which takes the same memory with parameters that stay gathered until the step's end"
-    else:
-        remedy = "optimizer; `penstock fits` says what the memory of the others is"
-    raise UnsupportedRequest(f"plans do not have sharding {sharding}", remedy=remedy)
 
 
 def _asked(request: PlanRequest, known: list[Degrees]) -> list[Degrees]:

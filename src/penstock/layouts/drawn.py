@@ -10,14 +10,18 @@ from typing import Literal
 
 from penstock.importers.cluster.hostlist import expand
 from penstock.layouts.roles import Roles
-from penstock.schemas.errors import Fault, InvalidDocument
+from penstock.schemas.errors import Fault, InvalidDocument, InvalidPlan
 from penstock.schemas.profile import ModelProfile
+from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Candidate
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.trainer_limits import Recomputing, Within
+from penstock.solvers.planners.proposal import unreachable
 from penstock.solvers.schedules.interleaved import groups_go
 from penstock.solvers.schedules.trainer_orders import order_of, ranks_of_stages
+from penstock.solvers.verify.verifier import check_allocation, check_rows, verify
 
 NONE = Recomputing()
 
@@ -105,8 +109,8 @@ class Expressed:
         ]
 
 
-def placed(problem: Problem, within: Within, drawn: Drawn, world: Sequence[int]) -> tuple[Allocation, Orders]:
-    """The stages on the devices that ranks count through (``world_of``), and the trainer's order.
+def placed(problem: Problem, within: Within, drawn: Drawn, world: Sequence[int]) -> Allocation:
+    """The stages on the devices that ranks count through (``world_of``).
 
     Raises InvalidDocument where devices, ranks, batch and micro-batches do not fit each other.
     """
@@ -131,7 +135,6 @@ def placed(problem: Problem, within: Within, drawn: Drawn, world: Sequence[int])
             "replicas: micro-batches would not be equal",
             "another micro-batch size (--micro-batch-size) or global batch size",
         )
-    group = _group(within, drawn, number)
     held = [tuple(world[r * replicas : (r + 1) * replicas]) for r in range(drawn.ranks)]
     rank_of = ranks_of_stages(drawn.schedule, drawn.ranks, len(drawn.stages) // drawn.ranks)
     plain = [Stage(first, last, held[r]) for r, (first, last) in zip(rank_of, drawn.stages, strict=True)]
@@ -139,8 +142,23 @@ def placed(problem: Problem, within: Within, drawn: Drawn, world: Sequence[int])
         Stage(stage.first, stage.last, stage.devices, "rows", within.segments(stage, drawn.recompute))
         for stage in plain
     )
-    allocation = single_pipeline(stages, number)
-    return allocation, order_of(problem, allocation, drawn.schedule, group)
+    return single_pipeline(stages, number)
+
+
+def ordered(problem: Problem, within: Within, drawn: Drawn, allocation: Allocation) -> Orders:
+    """The trainer's order on the stages. Raises InvalidDocument for micro-batches that do not go into its groups."""
+    group = _group(within, drawn, allocation.num_micro_batches)
+    return order_of(problem, allocation, drawn.schedule, group)
+
+
+def by_hand(problem: Problem, allocation: Allocation, orders: Orders, overlap: bool) -> tuple[Candidate, list[str]]:
+    """The plan, judged as it is, and what verification finds wrong. Raises InvalidPlan where it cannot be simulated."""
+    faults = check_allocation(problem, allocation) or check_rows(problem, allocation, orders)
+    if faults or (apart := unreachable(problem, allocation)) is not None:
+        raise InvalidPlan(f"the layout cannot be simulated: {faults[0] if faults else apart}")
+    timeline = simulate(problem, allocation, orders, overlap=overlap)
+    faults = verify(problem, allocation, orders, timeline, overlap=overlap)
+    return Candidate("by-hand", allocation, orders, timeline, overlap), faults
 
 
 def differing(problem: Problem, within: Within, drawn: Drawn, world: Sequence[int]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from penstock.convert.answers import gradients_of_target
 from penstock.convert.explanations import to_layout
 from penstock.convert.requests import inline_documents
 from penstock.layouts import deepspeed, ranges
-from penstock.layouts.drawn import Drawn, Reading, differing, placed, world_of, wrong
+from penstock.layouts.drawn import Drawn, Reading, by_hand, differing, ordered, placed, world_of, wrong
 from penstock.layouts.limits import refuse_beyond
 from penstock.layouts.megatron import megatron
 from penstock.layouts.roles import roles_of, transformer_of
@@ -20,7 +20,6 @@ from penstock.layouts.torchtitan import torchtitan
 from penstock.planning.solve import solve
 from penstock.report.words import amount, duration, percent
 from penstock.schemas.api.layouts import LayoutImported, LayoutRequest, Rival
-from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import FP32_GRADIENTS, MemoryModel, PlanRequest
 from penstock.solvers.bounds.coverage import allowed, features_of, whatever_is_pinned
@@ -35,16 +34,13 @@ from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, Candidate
 from penstock.solvers.model.schedule import Orders
-from penstock.solvers.planners.proposal import unreachable
 from penstock.solvers.solve.incumbent import shown
-from penstock.solvers.verify.verifier import check_allocation, check_rows, verify
 
 READERS: dict[str, Callable[[str, Reading], Drawn]] = {
     "megatron": megatron.read,
     "torchtitan": torchtitan.read,
     "deepspeed": deepspeed.read,
 }
-PLANNER = "by-hand"
 
 
 def import_layout(
@@ -71,7 +67,7 @@ def import_layout(
     overlap = problem.rules.overlap_all_reduce
     if drawn is not None and drawn.overlap is not None:
         overlap = drawn.overlap
-    theirs, faults = _judged(problem, allocation, orders, overlap)
+    theirs, faults = by_hand(problem, allocation, orders, overlap)
     short = shortages(problem, allocation, theirs.timeline)
     free = _free_bounds(problem, keeping=broken_pin(problem, allocation) is None)
     features = features_of(problem, allocation, orders, overlap=overlap, fits=not short)
@@ -141,18 +137,10 @@ def _read(asked: LayoutRequest, request: PlanRequest, problem: Problem) -> tuple
     if asked.pipeline_parallel_size not in (None, drawn.ranks):
         raise wrong(f"it has {drawn.ranks} pipeline ranks, not {asked.pipeline_parallel_size}")
     world = world_of(problem, asked.nodes, asked.devices_per_node)
-    allocation, orders = placed(problem, problem.within, drawn, world)
+    allocation = placed(problem, problem.within, drawn, world)
+    orders = ordered(problem, problem.within, drawn, allocation)
     said = differing(problem, problem.within, drawn, world)
     return allocation, orders, replace(drawn, assumptions=(*drawn.assumptions, *said))
-
-
-def _judged(problem: Problem, allocation: Allocation, orders: Orders, overlap: bool) -> tuple[Candidate, list[str]]:
-    faults = check_allocation(problem, allocation) or check_rows(problem, allocation, orders)
-    if faults or (apart := unreachable(problem, allocation)) is not None:
-        raise InvalidPlan(f"the layout cannot be simulated: {faults[0] if faults else apart}")
-    timeline = simulate(problem, allocation, orders, overlap=overlap)
-    faults = verify(problem, allocation, orders, timeline, overlap=overlap)
-    return Candidate(PLANNER, allocation, orders, timeline, overlap), faults
 
 
 def _sentences(problem: Problem, theirs: Candidate, missing_bytes: int, counted_whole: bool) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.convert import from_plan, to_prediction, to_problem
 from penstock.convert.answers import certificates_of
@@ -48,7 +48,7 @@ def judge(file: PlanFile) -> Judgement:
     problem = to_problem(file.request)
     if (foreign := _foreign_choice(problem, file.plan)) is not None:
         return Judgement(file.plan, None, (foreign,), problem)
-    problem = at_choice_of(problem, file.plan)
+    choices, problem = problem.choices, at_choice_of(problem, file.plan)
     rule, overlap = file.plan.update_rule, file.plan.overlap_all_reduce
     try:
         allocation, schedule = from_plan(file.plan, problem)
@@ -62,13 +62,14 @@ def judge(file: PlanFile) -> Judgement:
     except InvalidPlan as error:
         return Judgement(file.plan, None, (error.detail, *(f"{f.pointer}: {f.detail}" for f in error.faults)), problem)
     faults = verify(problem, allocation, schedule, timeline, overlap=overlap, update_rule=rule)
-    faults += _claims(file.plan, file.request, problem, allocation, schedule, timeline)
+    asked = replace(problem, choices=choices)  # a bound on every plan of the request covers all choices
+    faults += _claims(file.plan, file.request, asked, allocation, schedule, timeline)
     assert isinstance(file.request.profile, ModelProfile)
     judged = file.plan.model_copy(update={"prediction": to_prediction(problem, file.request.profile, timeline)})
     unjudged = file.plan.prediction is None and bool(judged.certificates)
     if (unjudged or any(certificate.covers is None for certificate in judged.certificates)) and not faults:
         judged = judged.model_copy(
-            update={"certificates": _proven_again(problem, judged, allocation, schedule, timeline)}
+            update={"certificates": _proven_again(asked, judged, allocation, schedule, timeline)}
         )
     return Judgement(judged, timeline, tuple(faults), problem, allocation, schedule)
 

@@ -10,7 +10,6 @@ from typing import get_args
 
 from penstock.schemas.api.fits import Module
 from penstock.schemas.transformers.degrees import Framework, Sharding
-from penstock.schemas.transformers.shape import TransformerShape
 
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 MODULES: tuple[Module, ...] = get_args(Module)
@@ -59,14 +58,14 @@ class Layout:
         return self.global_batch_size // (self.micro_batch_size * self.data)
 
 
-def layers_of_stages(shape: TransformerShape, layout: Layout) -> tuple[int, ...] | None:
-    """Layers of each virtual stage in the model's order; None where the framework cannot split them.
+def layers_of_stages(layers: int, layout: Layout) -> tuple[int, ...] | None:
+    """Transformer layers of each virtual stage in the model's order; None where the framework cannot split them.
 
     Megatron splits evenly, or evenly with embedding and head counted as a layer each
     (``--account-for-embedding-in-pipeline-split``, ``--account-for-loss-in-pipeline-split``). In torch the first stages
     get one layer more.
     """
-    stages, layers = layout.pipeline * layout.virtual_stages, shape.layers
+    stages = layout.pipeline * layout.virtual_stages
     if layers % stages == 0:
         return (layers // stages,) * stages
     if layout.framework == "torch":

@@ -125,7 +125,7 @@ def sequence_parallel(case: Case) -> tuple[str, str] | None:
 def layers(case: Case) -> tuple[str, str] | None:
     """The layers can be split over all virtual stages."""
     one = case.layout
-    if layers_of_stages(case.shape, one) is not None:
+    if layers_of_stages(case.shape.layers, one) is not None:
         return None
     stages, number = one.pipeline * one.virtual_stages, case.shape.layers
     degree, value = ("virtual_stages", one.virtual_stages) if one.virtual_stages > 1 else ("pipeline", one.pipeline)

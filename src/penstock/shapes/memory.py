@@ -142,7 +142,7 @@ def in_flight(layout: Layout, rank: int) -> list[int]:
 
 def _stages(shape: TransformerShape, layout: Layout) -> Iterator[tuple[_Layers, tuple[int, int]]]:
     """Of every rank its layers over all of its virtual stages, and of each kind layers × micro-batches in flight."""
-    split = layers_of_stages(shape, layout)
+    split = layers_of_stages(shape.layers, layout)
     assert split is not None
     starts = list(accumulate(split, initial=0))
     dense_until = parameters.dense_layers(shape)

@@ -94,7 +94,6 @@ def test_a_bound_of_one_choice_is_not_one_of_the_request() -> None:
             assert bound.covers.degrees == {str(result.choice)}
 
 
-@pytest.mark.xfail(strict=True, reason="a choice that the planner refuses is left out of the certificate")
 def test_a_certificate_covers_choices_that_the_planner_refuses() -> None:
     """Planner ``interleaved`` needs two devices; a plan on one cell of four GPUs takes less than any that it makes."""
     problem = open_problem(asked(ONE, FOUR), 0.2, nodes=(4,))
@@ -106,7 +105,6 @@ def test_a_certificate_covers_choices_that_the_planner_refuses() -> None:
     assert certificate(result) <= other.value_ns
 
 
-@pytest.mark.xfail(strict=True, reason="a choice that the planner refuses counts as proven to have no plan")
 def test_what_the_planner_refuses_is_not_infeasible() -> None:
     """No layer fits on a GPU; a quarter of the model does, and planner ``interleaved`` does not take one cell."""
     problem = open_problem(asked(ONE, FOUR), nodes=(4,), memory_bytes=790)

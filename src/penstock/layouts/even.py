@@ -1,0 +1,177 @@
+"""The plain layout that people write by hand: equal stages one after the other, equally replicated, 1F1B.
+
+Transformer layers are split as the framework of the profile splits them, the embedding is with the first and the head
+with the last; ranks count as Megatron's do (``tp-cp-ep-dp-pp``): tensor fastest, then replicas, then stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import Literal, NamedTuple
+
+from penstock.convert import to_plan, to_problem
+from penstock.convert.degrees import to_degrees
+from penstock.convert.requests import inline_documents
+from penstock.layouts.drawn import Drawn, by_hand, ordered, placed, world_of
+from penstock.layouts.limits import within_of
+from penstock.layouts.roles import roles_of
+from penstock.schemas.errors import Fault, InvalidDocument, InvalidPlan, UnsupportedRequest
+from penstock.schemas.plan import PlanFile
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.request import PlanRequest, Target
+from penstock.schemas.transformers.degrees import Framework
+from penstock.shapes.layout import FULL, Layout, layers_of_stages
+from penstock.shapes.legality import broken
+from penstock.solvers.bounds.schedule_bound import schedule_bound
+from penstock.solvers.costs.memory import shortages
+from penstock.solvers.degrees.cells import cells_of
+from penstock.solvers.degrees.contract import contract
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.degrees import Choice, Degrees, Sharding
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
+from penstock.solvers.model.trainer_limits import Recomputing, Within
+
+_TRAINERS: dict[Framework, Target] = {"megatron": "megatron", "torch": "torchtitan"}
+"""Whose micro-batch groups and recomputation a framework's layouts have."""
+
+
+class EvenLayout(NamedTuple):
+    """A layout as a judged plan; ``missing_bytes``: what the GPU that lacks most memory lacks."""
+
+    file: PlanFile
+    missing_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether every GPU has the memory."""
+        return self.missing_bytes == 0
+
+
+def even_layout(
+    request: PlanRequest,
+    *,
+    tensor: int = 1,
+    pipeline: int = 1,
+    virtual_stages: int = 1,
+    micro_batch_size: int = 1,
+    sharding: Sharding | None = None,
+    recompute: Literal["none", "full"] = "none",
+) -> EvenLayout:
+    """Judge the plain layout of a request's model on all of its GPUs.
+
+    Parameters
+    ----------
+    request
+        Model, cluster and batch. Where it does not allow the layout's tensor degree and sharding, the plan's request
+        is the same with these two.
+    tensor, pipeline, virtual_stages
+        GPUs that share a layer, stages in a row, and parts of the model on each of them; replicas are what remains.
+    micro_batch_size
+        Samples of a micro-batch on one replica, as trainers count them; a plan counts those of all replicas.
+    sharding
+        What replicas share out; None: as the request's memory model says.
+    recompute
+        ``full``: every transformer layer keeps its input only.
+
+    A layout that does not fit into memory is an answer. Raises UnsupportedRequest for a layout that the framework
+    cannot train, and for a profile whose transformer layers are not known; InvalidDocument for a batch that the
+    micro-batches or the order cannot share.
+    """
+    profile, _topology = inline_documents(request)
+    layout = Layout(
+        tensor=tensor,
+        pipeline=pipeline,
+        virtual_stages=virtual_stages,
+        micro_batch_size=micro_batch_size,
+        global_batch_size=request.global_batch_size,
+        recompute=FULL if recompute == "full" else frozenset(),
+        framework=profile.framework or "megatron",
+    )
+    problem = to_problem(request)
+    _refuse_illegal(problem, profile, layout)
+    request, cells = _at(problem, request, Choice(Degrees(tensor=tensor), sharding))
+    even = Even(profile, cells)
+    allocation = even.allocation(layout)
+    overlap = cells.rules.overlap_all_reduce
+    found, faults = by_hand(cells, allocation, even.orders(layout, allocation), overlap)
+    short = shortages(cells, allocation, found.timeline)
+    if faults and not short:
+        raise InvalidPlan(f"the layout does not verify: {faults[0]}")
+    bounds = () if short else (schedule_bound(cells, allocation, found.schedule, overlap=overlap),)
+    file = PlanFile(plan=to_plan(cells, request, found, bounds), request=request)
+    return EvenLayout(file, short[0].missing_bytes if short else 0)
+
+
+class Even:
+    """The plain layouts of a model at one choice of degrees. Raises UnsupportedRequest where roles are not known."""
+
+    def __init__(self, profile: ModelProfile, cells: Problem) -> None:
+        self.cells, self._world = cells, world_of(cells, "", None)
+        self._within: Within = within_of(_TRAINERS[profile.framework or "megatron"], profile)
+        roles = roles_of(profile)
+        if roles is None:
+            raise UnsupportedRequest(
+                f"the names of the layers of {profile.name!r} do not say which are embedding, transformer layers and "
+                "head, so they have no plain layout",
+                remedy="name them so (embedding, block.0 …, head), or write the plan's stages by hand",
+            )
+        self._first, self._blocks = roles.first, roles.number
+
+    def allocation(self, layout: Layout) -> Allocation:
+        """The stages. Raises UnsupportedRequest where they cannot be equal, InvalidDocument where replicas cannot."""
+        return placed(self.cells, self._within, self._drawn(layout), self._world)
+
+    def orders(self, layout: Layout, allocation: Allocation) -> Orders:
+        """1F1B, interleaved with virtual stages. Raises InvalidDocument for micro-batches that it does not take."""
+        return ordered(self.cells, self._within, self._drawn(layout), allocation)
+
+    def _drawn(self, layout: Layout) -> Drawn:
+        split = layers_of_stages(self._blocks, layout)
+        if split is None:
+            raise UnsupportedRequest(
+                f"{self._blocks} transformer layers cannot be split over {layout.pipeline} stages of "
+                f"{layout.virtual_stages} parts each"
+            )
+        return Drawn(
+            stages=self._ranges(split),
+            ranks=layout.pipeline,
+            schedule="early-backward" if layout.virtual_stages == 1 else "interleaved",
+            rows=layout.micro_batch_size,
+            recompute=Recomputing("uniform", 1) if layout.recompute == FULL else Recomputing(),
+        )
+
+    def _ranges(self, split: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        """First and last layer of each stage, with what comes before and after the transformer layers."""
+        edges = [self._first + blocks for blocks in accumulate(split, initial=0)]
+        edges[0], edges[-1] = 0, self.cells.num_layers
+        return tuple((first, end - 1) for first, end in pairwise(edges))
+
+
+def _refuse_illegal(problem: Problem, profile: ModelProfile, layout: Layout) -> None:
+    """Raise UnsupportedRequest for what the framework cannot train; GPUs that fill no cell are not counted."""
+    named = ("tensor", "pipeline", "virtual_stages", "micro_batch_size")
+    if wrong := [f"{name} {value}" for name in named if (value := getattr(layout, name)) < 1]:
+        raise InvalidDocument(f"a layout's numbers are at least 1, and it has {', '.join(wrong)}")
+    gpus = layout.tensor * len(cells_of(problem, Degrees(tensor=layout.tensor)))
+    group = layout.tensor * layout.pipeline
+    counted = replace(layout, data=0 if gpus % group else gpus // group)
+    rules = [] if profile.shape is None else broken(profile.shape, counted, gpus)
+    if rules:
+        raise UnsupportedRequest(
+            f"no such layout: {rules[0].sentence}",
+            faults=tuple(Fault(f"/{one.degree}", one.sentence, one.rule.replace("_", "-")) for one in rules),
+        )
+
+
+def _at(problem: Problem, request: PlanRequest, choice: Choice) -> tuple[PlanRequest, Problem]:
+    """A request that allows the choice, and its problem there."""
+    if choice == Choice() and not problem.choices:
+        return request, problem
+    if choice not in problem.choices:
+        pinned = {"degrees": to_degrees(choice.degrees), "sharding": choice.sharding}
+        request = request.model_copy(update=pinned)
+        problem = to_problem(request)
+    return request, contract(problem, choice)
