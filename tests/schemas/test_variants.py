@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from small_request import with_degrees
 
-from penstock.schemas.degrees import Degrees
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.plan import Plan
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
+from penstock.schemas.transformers.degrees import Degrees
 from penstock.service.http.samples import tiny_plan_file
 
 Json = dict[str, Any]
