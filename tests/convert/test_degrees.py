@@ -122,9 +122,9 @@ def test_the_answer_to_a_request_has_no_fault() -> None:
 def test_a_plan_at_a_choice_that_is_not_allowed_is_a_fault() -> None:
     plan = planned(with_degrees())
     only = with_degrees(degrees={"tensor": 1})
-    assert faults(only, plan) == ("The plan is at tensor 2; the request allows tensor 1.",)
+    assert faults(only, plan) == ("The plan is at tensor 2; the request allows degrees of 1 with nothing sharded.",)
     silent = with_degrees(degrees=None)
-    assert faults(silent, plan) == ("The plan is at tensor 2; the request says nothing of degrees and sharding.",)
+    assert faults(silent, plan) == ("The plan is at tensor 2; the request allows degrees of 1 with nothing sharded.",)
     shared = with_degrees(sharding="optimizer")
     assert faults(shared, plan) == (
         "The plan is at tensor 2; the request allows tensor 1, optimizer sharded; tensor 2, optimizer sharded.",

@@ -56,7 +56,7 @@ from penstock.planning.judge import judge
 from penstock.planning.lower import programs
 from penstock.schemas.plan import PlanFile
 
-how = {"global_batch_size": 32, "micro_batch_sizes": [2]}
+how = {"global_batch_size": 32, "micro_batch_sizes": [2], "degrees": {"tensor": 1}}
 said["auto"] = penstock.plan("gpt2-small", "1x4xV100", **how).status, taken()
 asked = penstock.plan("gpt2-small", "1x4xV100", schedule="two-more", **how)
 said["two-more"] = asked.file.plan.schedule.name, asked.file.plan.planner, taken()

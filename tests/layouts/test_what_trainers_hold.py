@@ -216,7 +216,7 @@ def test_the_shipped_sizes_are_those_of_the_profiles() -> None:
     source = "".join((Path(catalogue.__file__).parent / f"{name}.py").read_text() for name in ("gpt", "llama", "bert"))
     pairs = {(int(w.replace("_", "")), int(h)) for w, h in re.findall(r"width=(\d[\d_]*), heads=(\d+)", source)}
     assert {(sizes.hidden, sizes.heads) for sizes in shapes.values()} <= pairs
-    assert len(shapes) == 10
+    assert len(shapes) == 12
 
 
 AGREEING = "--hidden-size 768 --num-attention-heads 12 --seq-length 1024 --vocab-size 50304"

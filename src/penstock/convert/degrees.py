@@ -18,6 +18,9 @@ from penstock.solvers.degrees.contract import PLANNED, contract, refuse_unplanne
 from penstock.solvers.model.degrees import CellMeasured, Choice, Collective, Degrees, Sharding, Variant
 from penstock.solvers.model.problem import Problem
 
+UNDIVIDED = ((Choice(),), (Choice(sharding="none"),))
+"""Choices of a request whose plans are those of one that says nothing of degrees and sharding."""
+
 
 def degrees_of(given: wire.Degrees | None) -> Degrees:
     """Return degrees of a document; None: 1 each."""
@@ -30,7 +33,7 @@ def to_degrees(degrees: Degrees) -> wire.Degrees:
 
 
 def choices_of(request: PlanRequest, profile: ModelProfile, topology: ClusterTopology) -> tuple[Choice, ...]:
-    """Return the choices that a request allows; none where it says nothing of degrees and sharding.
+    """Return the choices that a request allows; none where it says nothing of them, or degrees of 1 alone.
 
     Raises InvalidDocument for degrees that the profile has no costs at, and for those of devices that are groups of
     GPUs already.
@@ -63,7 +66,8 @@ def choices_of(request: PlanRequest, profile: ModelProfile, topology: ClusterTop
         shardings = PLANNED if sharding == "auto" else (sharding,)
     for each in shardings:
         refuse_unplanned(each)
-    return tuple(Choice(*each) for each in product(degrees, shardings))
+    found = tuple(Choice(*each) for each in product(degrees, shardings))
+    return () if found in UNDIVIDED else found
 
 
 def _asked(request: PlanRequest, known: list[Degrees]) -> list[Degrees]:

@@ -13,7 +13,7 @@ from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
-from penstock.schemas.transformers.degrees import Framework
+from penstock.schemas.transformers.degrees import Degrees, Framework
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes.hugging_face import shape_of
 
@@ -67,7 +67,8 @@ def computed_profile(
 def with_open_degrees(request: PlanRequest) -> PlanRequest:
     """Return the request with degrees and sharding to choose, where it says nothing of them and plans may have some.
 
-    A request with a target or with codecs, and one whose devices are groups of GPUs, stays at degrees of 1.
+    A request with a target or with codecs, and one whose devices are groups of GPUs, stays at degrees of 1. Where
+    degrees of 1 are asked for, and nothing is said of sharding, nothing is sharded.
     """
     profile, topology = request.profile, request.topology
     if isinstance(profile, str) or isinstance(topology, str) or not profile.variants:
@@ -76,8 +77,13 @@ def with_open_degrees(request: PlanRequest) -> PlanRequest:
     if groups or request.target is not None or request.codec is not None:
         return request
     degrees = "auto" if request.degrees is None else request.degrees
-    settled = request.sharding is not None or request.memory.optimizer_sharding != "none"
+    settled = request.sharding is not None or request.memory.optimizer_sharding != "none" or _are_one(degrees)
     return request.model_copy(update={"degrees": degrees, "sharding": request.sharding if settled else "auto"})
+
+
+def _are_one(degrees: object) -> bool:
+    given = degrees if isinstance(degrees, tuple) else (degrees,)
+    return all(each == Degrees() for each in given)
 
 
 def find_shape(

@@ -80,7 +80,7 @@ def _foreign_choice(problem: Problem, plan: Plan) -> str | None:
     if choice is None and problem.choices:
         return f"The plan does not say its degrees; the request allows {_listed(problem.choices)}."
     if choice is not None and choice not in problem.choices:
-        allows = f"allows {_listed(problem.choices)}" if problem.choices else "says nothing of degrees and sharding"
+        allows = f"allows {_listed(problem.choices)}" if problem.choices else "allows degrees of 1 with nothing sharded"
         return f"The plan is at {choice}; the request {allows}."
     return None
 

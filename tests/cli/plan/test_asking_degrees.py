@@ -82,3 +82,11 @@ def test_other_requests_stay_at_degrees_of_one(fields: dict[str, Any]) -> None:
     profile, topology = catalogue.profile(name), catalogue.cluster("1x4xH100")
     request = PlanRequest(profile=profile, topology=topology, global_batch_size=8, **more)
     assert with_open_degrees(request) is request
+
+
+def test_degrees_of_one_alone_are_no_choice(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    assert main([*QUESTION, "--tensor", "1", "-o", str(path)]) == 0
+    file = PlanFile.read(path)
+    assert file.request.sharding is None
+    assert (file.plan.degrees, file.plan.sharding) == (None, None)
