@@ -120,7 +120,7 @@ def test_exit_codes(
 
 @pytest.mark.parametrize(("met", "code"), [(RuntimeError("ours"), 70), (KeyboardInterrupt(), 130)])
 def test_what_nobody_expects(met: BaseException, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(options: object) -> None:
+    def fails(options: object, **_more: object) -> None:
         raise met
 
     monkeypatch.setattr(planning, "request_of", fails)

@@ -301,7 +301,7 @@ def test_an_interrupted_search_writes_its_best_plan(
     assert main(["plan", *asked, "-o", str(plan)]) == 130
     said = capsys.readouterr()
     assert said.err.endswith("penstock: interrupted\n")
-    assert said.out.splitlines()[-1] == f"the best plan so far, by dp, is written to {plan}"
+    assert said.out.splitlines()[-1] == f"the best plan so far, by even, is written to {plan}"
     assert main(["verify", str(plan)]) == 0
 
 

@@ -79,6 +79,10 @@ class Even:
         """Return 1F1B, or interleaved 1F1B where ranks have several parts."""
         return order_of(self.problem, plan, "early-backward" if self.parts == 1 else "interleaved", _ranks(plan))
 
+    def leanest(self) -> Allocation:
+        """Return the plan that recomputes as much as the request allows."""
+        return self._plan(0 if self.problem.recompute == "never" else self.problem.num_layers)
+
     def _plan(self, layers: int) -> Allocation:
         return single_pipeline(tuple(self._again(stage, layers) for stage in self.stages), self.batch.num_micro_batches)
 
@@ -91,12 +95,23 @@ class Even:
 
 
 def proposals(problem: Problem, _options: Mapping[str, object]) -> Iterator[Proposal]:
-    """Yield the quickest even layouts that fit, the best first.
+    """Yield the quickest even layouts that fit, the best first; where none does, some that lack the least."""
+    every = list(_every(problem))
+    found = _quickest(problem, [layout for even in every if (layout := even.layout(0)) is not None])
+    for trial in found:
+        yield _proposal(problem, trial.allocation, trial.orders)
+    for even in every[-KEPT:] if not found else ():
+        plan = even.leanest()
+        with suppress(UnsupportedRequest):  # micro-batches that do not go into groups
+            yield _proposal(problem, plan, even.orders(plan))
 
-    Raises ``UnsupportedRequest`` where none can be made or none fits.
-    """
-    waiting = [layout for even in _every(problem) if (layout := even.layout(0)) is not None]
-    possible = bool(waiting)
+
+def _proposal(problem: Problem, plan: Allocation, orders: Orders) -> Proposal:
+    return Proposal(plan, (orders.name,), overlaps=(problem.rules.overlap_all_reduce,), fixed=orders)
+
+
+def _quickest(problem: Problem, waiting: list[Layout]) -> list[Trial]:
+    """Return the quickest layouts that fit, simulated from the least bound on; one that does not makes the next."""
     heapify(waiting)
     found: list[Trial] = []
     spent = 0
@@ -106,21 +121,12 @@ def proposals(problem: Problem, _options: Mapping[str, object]) -> Iterator[Prop
         if layout.bound_ns >= last_ns or (found and spent > MOST_OPERATIONS):
             break
         spent += len(layout.plan.stages) * layout.plan.num_micro_batches
-        with suppress(UnsupportedRequest):  # micro-batches that do not go into groups
+        with suppress(UnsupportedRequest):
             outcome = judged(problem, layout.plan, layout.even.orders(layout.plan), last_ns)
             found = sorted([*found, *filter(None, [outcome.trial])], key=lambda each: each.value_ns)[:KEPT]
             if outcome.short and (more := layout.even.layout(layout.layers + 1)) is not None:
                 heappush(waiting, more)
-    if not found:
-        raise UnsupportedRequest(
-            f"no even layout of {problem.num_layers} layers on {problem.num_devices} devices fits into memory"
-            if possible
-            else "no layout of equal stages goes with this request's layers, micro-batches, memory and pins",
-            remedy="planner 'auto', whose stages may differ",
-        )
-    for trial in found:
-        overlaps = (problem.rules.overlap_all_reduce,)
-        yield Proposal(trial.allocation, (trial.orders.name,), overlaps=overlaps, fixed=trial.orders)
+    return found
 
 
 def _ranks(plan: Allocation) -> int:

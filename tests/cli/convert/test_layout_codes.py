@@ -56,7 +56,7 @@ def test_a_layout_that_does_not_fit_is_3(tmp_path: Path, capsys: pytest.CaptureF
 def test_a_layout_that_cannot_be_simulated_is_65(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("penstock.layouts.importing.unreachable", lambda *_given: "no path from node0/0 to node0/1")
+    monkeypatch.setattr("penstock.layouts.drawn.unreachable", lambda *_given: "no path from node0/0 to node0/1")
     layout = tmp_path / "layout.json"
     layout.write_text(json.dumps({"layers": [[0, 6], [7, LAST]], "num_micro_batches": 4}))
     asked = ["--from", "ranges", "--example", "gpt2-small", "--cluster", "1x2xV100", "-b", "8", "--alone"]

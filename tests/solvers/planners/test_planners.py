@@ -85,7 +85,8 @@ def test_every_plan_is_the_judges_and_auto_is_never_worse(
             assert result.status in (Status.INFEASIBLE, Status.NONE_FOUND)
             continue
         best = result.best
-        values[name] = best.value_ns
+        if not planner.degrees:  # which ``auto`` asks only where degrees are a choice
+            values[name] = best.value_ns
         assert best.update_rule in rules
         how: dict[str, Any] = {"overlap": best.overlap_all_reduce, "update_rule": best.update_rule}
         timeline = simulate(problem, best.allocation, best.schedule, **how)
