@@ -58,12 +58,12 @@ NOT_RUN = {
     "penstock import layout train.sh --from megatron --example llama-3-8b --cluster 2x8xH100": (
         "other-trainers.md has it"
     ),
-    f"{ADDED} -b 32 --micro-batch-size 2 --schedule two-more -o two-more.json": ADDS,
+    f"{ADDED} -b 32 --micro-batch-size 2 --tensor 1 --schedule two-more -o two-more.json": ADDS,
     "penstock verify two-more.json": ADDS,
     "penstock simulate two-more.json --chrome-trace two-more-trace.json": ADDS,
     "penstock export two-more.json --to bundle -o two-more-job.json": ADDS,
-    f"{ADDED} -b 16 --micro-batch-size 4 --planner equal --set stages=4 -o equal.json": ADDS,
-    f"{ADDED} -b 16 --micro-batch-size 4 --planner equal --schedule gpipe -o equal.json": ADDS,
+    f"{ADDED} -b 16 --micro-batch-size 4 --tensor 1 --planner equal --set stages=4 -o equal.json": ADDS,
+    f"{ADDED} -b 16 --micro-batch-size 4 --tensor 1 --planner equal --schedule gpipe -o equal.json": ADDS,
     "penstock verify equal.json": ADDS,
 }
 """Commands of ours that are only parsed, and why."""
@@ -103,6 +103,8 @@ def key() -> str:
 
 
 SMALLER = {
+    "plan --example llama-3-70b --framework megatron --cluster 8x8xH100": "{} --planner even",
+    "plan --example llama-3-8b --cluster 1x8xH100": "{} --planner even",
     "plan --example llama-3-70b --cluster 8x8xH100": "plan --example gpt2-small --cluster 2x8xH100 --planner gpipe",
     "penstock plan --example bert-48 --cluster dapple-config-a --global-batch-size 64": "{} --planner dapple",
     "penstock compare --example bert-48 --cluster dapple-config-a --global-batch-size 64": "{} --planner gpipe",

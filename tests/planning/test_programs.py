@@ -22,6 +22,7 @@ def planned(planner: str, rule: str, **more: object) -> PlanFile:
         planner=planner,
         update_rules=[rule],
         termination={"max_plans": 8},
+        degrees={"tensor": 1},
         **more,
     ).file
 
