@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.examples import catalogue
+from penstock.planning.documents import with_open_degrees
 from penstock.planning.explain import Judged
 from penstock.planning.plan_schedules import schedule_csv
 from penstock.report.bounds import bound_sentences, widest
@@ -24,6 +25,7 @@ from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.transformers.degrees import Degrees
 
 MAX_ROWS = 100
 MEMORY_PARTS = (
@@ -92,9 +94,27 @@ def command(request: PlanRequest) -> str:
     for name, value in given.pop("options", {}).items():
         words += ["--set", f"{name}={value}"]
     words += _termination(given.pop("termination", {}))
+    words += [] if model is None else _degrees(request, given)
     if given or model is None or cluster is None:
         words = ["--request", "request.json"]
     return shlex.join(["penstock", "plan", *words, "-o", "plan.json"])
+
+
+def _degrees(request: PlanRequest, given: dict[str, Any]) -> Iterator[str]:
+    """Yield the options for degrees and sharding, taken from what is given; none where the command chooses alike."""
+    assert isinstance(request.profile, ModelProfile)
+    silent = request.model_copy(update={"degrees": None, "sharding": None})
+    chosen = with_open_degrees(silent)
+    if (chosen.degrees, chosen.sharding) == (request.degrees, request.sharding):
+        for name in ("degrees", "sharding"):
+            given.pop(name, None)
+        return
+    degrees = request.degrees if isinstance(request.degrees, tuple) else (request.degrees or Degrees(),)
+    if all(each == "auto" or each == Degrees(tensor=each.tensor) for each in degrees):
+        given.pop("degrees", None)
+        yield from ("--tensor", ",".join("auto" if each == "auto" else str(each.tensor) for each in degrees))
+    if isinstance(given.get("sharding"), str):
+        yield from ("--sharding", given.pop("sharding"))
 
 
 def _termination(given: dict[str, Any]) -> Iterator[str]:
