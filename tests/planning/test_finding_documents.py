@@ -37,7 +37,7 @@ def test_a_configuration_is_the_profile_of_its_shape(tmp_path: Path) -> None:
     shipped = catalogue.profile("llama-3-8b")
     assert found.layers[1].parameter_bytes == shipped.layers[1].parameter_bytes
     assert [each.degrees for each in found.variants or ()] == [each.degrees for each in shipped.variants or ()]
-    assert found.device_kinds == shipped.device_kinds
+    assert set(found.device_kinds) == set(shipped.device_kinds)
     short = find_profile(_written(tmp_path), framework="megatron", sequence_length=1024)
     assert (short.framework, short.shape and short.shape.sequence_length) == ("megatron", 1024)
 

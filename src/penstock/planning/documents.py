@@ -17,6 +17,8 @@ from penstock.schemas.transformers.degrees import Degrees, Framework
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes.hugging_face import shape_of
 
+UPDATE_KIND = "A100"
+"""The kind on which updates are costed where a profile is computed for all kinds, as in the shipped ones."""
 FRAMEWORK: Framework = "torch"
 """Whose kernels and memory a profile that is computed here has by default, as the shipped ones do."""
 
@@ -59,9 +61,8 @@ def computed_profile(
     from penstock.executor.profiling.device_table import DEVICES
     from penstock.shapes.profiles import SIZES, profile_of
 
-    return profile_of(
-        shape, framework or FRAMEWORK, device_kinds or tuple(DEVICES), micro_batch_sizes=micro_batch_sizes or SIZES
-    )
+    kinds = tuple(device_kinds) or (UPDATE_KIND, *(kind for kind in DEVICES if kind != UPDATE_KIND))
+    return profile_of(shape, framework or FRAMEWORK, kinds, micro_batch_sizes=micro_batch_sizes or SIZES)
 
 
 def with_open_degrees(request: PlanRequest) -> PlanRequest:
