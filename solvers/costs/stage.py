@@ -5,7 +5,10 @@ Times are in ns and sizes in bytes; a stage on devices of several kinds is as sl
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
+
+import numpy as np
 
 from penstock.solvers.costs.transfer import transfer_ns
 from penstock.solvers.model.allocation import Stage
@@ -98,3 +101,13 @@ def conversion_ns(problem: Problem, stage: Stage, kind: str, rows: int) -> tuple
 def update_ns(problem: Problem, stage: Stage) -> int:
     """Return the time of one optimizer step over the stage's layers."""
     return int(problem.update_ns[stage.last + 1] - problem.update_ns[stage.first])
+
+
+def layers_alike(problem: Problem) -> tuple[int, int]:
+    """Return the first of the longest run of layers that cost the same, and how many there are."""
+    costs = problem.costs(problem.devices[0].kind, 1)
+    sums = (costs.forward_ns, costs.backward_ns, costs.stash_bytes, problem.parameter_bytes)
+    table = np.stack([np.diff(each) for each in sums])
+    changes = np.flatnonzero((table[:, 1:] != table[:, :-1]).any(axis=0)) + 1
+    edges = [0, *changes.tolist(), problem.num_layers]
+    return max(((i, j - i) for i, j in pairwise(edges)), key=lambda run: (run[1], -run[0]))

@@ -107,6 +107,11 @@ def solve(
     return search.outcome()
 
 
+def least_bound(problem: Problem) -> Bound:
+    """Return the bound on every plan of a request that leaves choices open, from the load of each."""
+    return Search(problem, Deadline(None), None, 0.0, None, None, {}).bound()
+
+
 class Search:
     """The rounds of a solve over choices."""
 
@@ -192,7 +197,7 @@ class Search:
                 best_ns = None if self.best is None else self.best.value_ns
                 known = [value for value in (progress.value_ns, best_ns) if value is not None]
                 working = tuple(f"{name} at {each.choice}" for name in progress.working)
-                self.on_progress(Progress(min(known, default=None), self._bound(), working))
+                self.on_progress(Progress(min(known, default=None), self.bound(), working))
 
         try:
             result = driver.solve(
@@ -221,7 +226,7 @@ class Search:
 
     # ---- what came of it ---------------------------------------------------------------------------------------------
 
-    def _bound(self) -> Bound:
+    def bound(self) -> Bound:
         """Return the least of the choices' bounds: no plan of the request takes less.
 
         A choice that the planner cannot take may have plans all the same.
@@ -241,7 +246,7 @@ class Search:
         result, choice = self.best.result, self.best.choice
         assert result is not None
         assert result.best is not None
-        bound = self._bound()
+        bound = self.bound()
         own = tuple(
             replace(each, scope=CLASS_SCOPE) if each.scope == REQUEST_SCOPE else each
             for each in result.bounds

@@ -15,12 +15,10 @@ from heapq import heapify, heappop, heappush
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-import numpy as np
-
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import activation_bytes, free_bytes, static_bytes
-from penstock.solvers.costs.stage import stage_costs
+from penstock.solvers.costs.stage import layers_alike, stage_costs
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import broken_pin
@@ -135,7 +133,7 @@ def _ranks(plan: Allocation) -> int:
 
 def _every(problem: Problem) -> Iterator[Even]:
     """Yield ranks × parts × micro-batches."""
-    first, blocks = _alike(problem)
+    first, blocks = layers_alike(problem)
     number = 0
     most = min(problem.num_devices, blocks + 2)
     for ranks in (each for each in range(1, most + 1) if problem.num_devices % each == 0):
@@ -151,16 +149,6 @@ def _every(problem: Problem) -> Iterator[Even]:
                 if broken_pin(problem, plain) is None and unreachable(problem, plain) is None:
                     number += 1
                     yield Even(problem, stages, batch, parts, (first, first + blocks), number)
-
-
-def _alike(problem: Problem) -> tuple[int, int]:
-    """Return the first of the longest run of layers that cost the same, and how many there are."""
-    costs = problem.costs(problem.devices[0].kind, 1)
-    sums = (costs.forward_ns, costs.backward_ns, costs.stash_bytes, problem.parameter_bytes)
-    table = np.stack([np.diff(each) for each in sums])
-    changes = np.flatnonzero((table[:, 1:] != table[:, :-1]).any(axis=0)) + 1
-    edges = [0, *changes.tolist(), problem.num_layers]
-    return max(((i, j - i) for i, j in pairwise(edges)), key=lambda run: (run[1], -run[0]))
 
 
 def _parts(ranks: int, blocks: int, batch: Batch) -> Iterator[int]:

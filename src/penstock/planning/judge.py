@@ -25,6 +25,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import REQUEST_SCOPE, Candidate
 from penstock.solvers.model.schedule import Orders, Schedule
 from penstock.solvers.model.timeline import Timeline
+from penstock.solvers.solve.choices import least_bound
 from penstock.solvers.verify.verifier import check_allocation, check_rows, check_rule, verify
 
 TIME_TOLERANCE = 1e-6
@@ -48,7 +49,7 @@ def judge(file: PlanFile) -> Judgement:
     problem = to_problem(file.request)
     if (foreign := _foreign_choice(problem, file.plan)) is not None:
         return Judgement(file.plan, None, (foreign,), problem)
-    choices, problem = problem.choices, at_choice_of(problem, file.plan)
+    whole, problem = problem, at_choice_of(problem, file.plan)
     rule, overlap = file.plan.update_rule, file.plan.overlap_all_reduce
     try:
         allocation, schedule = from_plan(file.plan, problem)
@@ -62,14 +63,14 @@ def judge(file: PlanFile) -> Judgement:
     except InvalidPlan as error:
         return Judgement(file.plan, None, (error.detail, *(f"{f.pointer}: {f.detail}" for f in error.faults)), problem)
     faults = verify(problem, allocation, schedule, timeline, overlap=overlap, update_rule=rule)
-    asked = replace(problem, choices=choices)  # a bound on every plan of the request covers all choices
+    asked = replace(problem, choices=whole.choices)  # a bound on every plan of the request covers all choices
     faults += _claims(file.plan, file.request, asked, allocation, schedule, timeline)
     assert isinstance(file.request.profile, ModelProfile)
     judged = file.plan.model_copy(update={"prediction": to_prediction(problem, file.request.profile, timeline)})
     unjudged = file.plan.prediction is None and bool(judged.certificates)
     if (unjudged or any(certificate.covers is None for certificate in judged.certificates)) and not faults:
         judged = judged.model_copy(
-            update={"certificates": _proven_again(asked, judged, allocation, schedule, timeline)}
+            update={"certificates": _proven_again(problem, judged, allocation, schedule, timeline, whole)}
         )
     return Judgement(judged, timeline, tuple(faults), problem, allocation, schedule)
 
@@ -90,12 +91,16 @@ def _listed(choices: tuple[Choice, ...]) -> str:
 
 
 def _proven_again(
-    problem: Problem, plan: Plan, allocation: Allocation, schedule: Schedule, timeline: Timeline
+    problem: Problem, plan: Plan, allocation: Allocation, schedule: Schedule, timeline: Timeline, whole: Problem
 ) -> tuple[Certificate, ...]:
-    """Return new certificates for a plan whose own do not state what they cover, or belong to another plan."""
+    """Return new certificates for a plan whose own do not state what they cover, or belong to another plan.
+
+    ``problem`` is at the plan's degrees, ``whole`` is the request's, which may leave them open.
+    """
     own = schedule_bound(problem, allocation, schedule, plan.update_rule, plan.overlap_all_reduce)
     candidate = Candidate(plan.planner, allocation, schedule, timeline, plan.overlap_all_reduce, plan.update_rule)
-    return certificates_of(candidate, (request_bound(problem), own))
+    wide = least_bound(whole) if whole.choices else request_bound(problem)
+    return certificates_of(candidate, (wide, own))
 
 
 def _claims(
