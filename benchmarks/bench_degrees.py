@@ -36,13 +36,12 @@ from penstock.schemas.transformers.degrees import Degrees, Framework
 from penstock.shapes.layout import FULL, Layout, divisors
 from penstock.shapes.legality import broken
 from penstock.shapes.profiles import profile_of
-from penstock.solvers.costs.memory import activation_bytes, free_bytes, shortages, static_bytes
-from penstock.solvers.costs.stage import stage_costs
+from penstock.solvers.costs.memory import shortages
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.planners.proposal import whole_backwards_bound_ns
+from penstock.solvers.planners.even.planner import least_ns, may_fit
 from penstock.solvers.solve.warm import warm
 
 BEST = 10
@@ -114,7 +113,7 @@ class Uniform:
                 self.counts["illegal"] += 1
                 continue
             allocation = even.allocation(layout)
-            if too_large(even.cells, layout, allocation):
+            if not may_fit(even.cells, allocation):
                 self.counts["too large"] += 1
                 continue
             yield least_ns(even.cells, allocation), self.counts["layouts"], layout, allocation, even
@@ -149,31 +148,6 @@ class Uniform:
             return
         found = Judged(timeline.time_per_global_batch_ns, layout, to_prediction(even.cells, self.profile, timeline))
         self.best = sorted([*self.best, found], key=lambda each: each.time_ns)[:BEST]
-
-
-def too_large(cells: Problem, layout: Layout, allocation: Allocation) -> bool:
-    """Whether what is held at some rank's first backward exceeds its memory: states, and micro-batches in flight."""
-    number, ranks, chunks = allocation.num_micro_batches, layout.pipeline, layout.virtual_stages
-    rows = -(-cells.global_batch_size // number)
-    for rank in range(ranks):
-        own = allocation.stages[rank::ranks]
-        ahead = ranks - rank - 1 if chunks == 1 else 2 * (ranks - rank - 1) + (chunks - 1) * ranks
-        flying = min(ahead + 1, number * chunks)
-        held = sum(static_bytes(cells, stage).total for stage in own)
-        held += flying * min(activation_bytes(cells, stage, rows) for stage in own)
-        if held > free_bytes(cells, own[0].devices):
-            return True
-    return False
-
-
-def least_ns(cells: Problem, allocation: Allocation) -> int:
-    """The work of the busiest rank, and with a stage on each that of a first micro-batch on the stages before it."""
-    number = allocation.num_micro_batches
-    work: Counter[tuple[int, ...]] = Counter()
-    for stage in allocation.stages:
-        costs = stage_costs(cells, stage, -(-cells.global_batch_size // number))
-        work[stage.devices] += number * (costs.forward_ns + costs.backward_ns + costs.recompute_ns)
-    return max(max(work.values()), whole_backwards_bound_ns(cells, allocation))
 
 
 class Answered(NamedTuple):

@@ -53,6 +53,11 @@ class LayerMeasurement(Part):
     stash_bytes: Bytes = Field(description="storage newly kept alive from forward to backward, each storage once")
     workspace_bytes: Bytes = Field(default=0, description="needed only while the layer runs")
 
+    @property
+    def weight_ns(self) -> int:
+        """The weight-gradient part of the backward: half of it, rounded down, where it was not measured."""
+        return self.backward_ns // 2 if self.backward_weight_ns is None else self.backward_weight_ns
+
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         if self.backward_weight_ns is not None and self.backward_weight_ns > self.backward_ns:

@@ -176,6 +176,13 @@ class ClusterTopology(Document):
             return self.uniform.nodes * self.uniform.devices_per_node
         return sum(len(node.devices) for node in self.nodes)
 
+    @property
+    def group(self) -> tuple[str, int] | None:
+        """The first device that is several GPUs, with their number; None where every device is one."""
+        if self.uniform is not None:
+            return (f"{self.uniform.node_names.format(0)}/0", self.uniform.gpus) if self.uniform.gpus > 1 else None
+        return next(((each.id, each.gpus) for node in self.nodes for each in node.devices if each.gpus > 1), None)
+
     def expanded(self) -> ClusterTopology:
         """The same cluster with ``uniform`` written out as nodes and links."""
         if self.uniform is None:

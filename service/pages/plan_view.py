@@ -16,7 +16,7 @@ from penstock.report.cluster_map import cluster_map, traffic_table
 from penstock.report.drawing.picture import Picture
 from penstock.report.explained import PARTS, SPANS, share_name
 from penstock.report.memory import peaks
-from penstock.report.sentences import subtitle
+from penstock.report.sentences import pace, subtitle
 from penstock.report.traffic import traffic
 from penstock.report.words import amount, duration, percent, ranges
 from penstock.schemas.api.explanation import Explanation, IdleOut
@@ -170,10 +170,7 @@ def _figures(plan: Plan) -> Iterator[tuple[str, str]]:
     if best is not None:
         yield "no plan of this request can beat", duration(best.bound_ns)
         yield "above that, at most", percent(best.gap)
-    if p.tokens_per_s_per_gpu is not None:
-        yield "tokens/s per GPU", f"{p.tokens_per_s_per_gpu:,.0f}"
-    if p.model_flops_utilisation is not None:
-        yield "MFU", percent(p.model_flops_utilisation)
+    yield from pace(p)
     if p.cost_per_sample is not None:
         yield "cost per sample", f"{p.cost_per_sample:.3g}"
 

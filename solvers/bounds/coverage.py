@@ -7,16 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from penstock.schemas.coverage import (
-    CLASS_SCOPE,
-    EVERY_PLAN,
-    REQUEST_SCOPE,
-    Covers,
-    Scope,
-    Values,
-    every,
-    ranges_of,
-)
+from penstock.schemas.coverage import CLASS_SCOPE, EVERY_PLAN, REQUEST_SCOPE, Covers, Scope, Values, every, ranges_of
 from penstock.schemas.program import INPUT, RECOMPUTE, WEIGHT
 from penstock.solvers.bounds.one_pipeline.layer_costs import numbers_of
 from penstock.solvers.model.allocation import Allocation, Stage

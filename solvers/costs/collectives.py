@@ -36,8 +36,7 @@ class Ring(NamedTuple):
 
     def all_reduce_ns(self, size_bytes: int, lanes: int = 1) -> int:
         """Return the time of an all-reduce of ``size_bytes``, split over ``lanes`` rings that run concurrently."""
-        moved = transfer_ns(2 * (self.size - 1) * size_bytes, self.size * lanes * self.bytes_per_s)
-        return moved + 2 * (self.size - 1) * self.latency_ns
+        return self._rounds_ns(2, size_bytes, lanes=lanes)
 
     def time_ns(self, operation: Operation, size_bytes: int, count: int = 1) -> int:
         """Return the time of ``count`` collectives that move ``size_bytes`` together.
@@ -49,8 +48,13 @@ class Ring(NamedTuple):
             return 0
         if operation == "send":
             return transfer_ns(size_bytes, self.bytes_per_s) + count * self.latency_ns
-        steps = (2 if operation == "all_reduce" else 1) * (self.size - 1)
-        return transfer_ns(steps * size_bytes, self.size * self.bytes_per_s) + count * steps * self.latency_ns
+        return self._rounds_ns(2 if operation == "all_reduce" else 1, size_bytes, count)
+
+    def _rounds_ns(self, rounds: int, size_bytes: int, count: int = 1, lanes: int = 1) -> int:
+        """Return the time in which every part of the tensor goes ``rounds`` times around the ring."""
+        steps = rounds * (self.size - 1)
+        moved = transfer_ns(steps * size_bytes, self.size * lanes * self.bytes_per_s)
+        return moved + count * steps * self.latency_ns
 
 
 def _hierarchical_ns(problem: Problem, size_bytes: int, devices: Sequence[int]) -> int:

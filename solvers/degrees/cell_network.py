@@ -56,11 +56,8 @@ def _cables(network: Network, cells: Sequence[Sequence[int]]) -> tuple[Cable, ..
     others = {network.device_names[gpu] for cell in cells for gpu in cell[1:]}
     tree = network.tree
     kept = [network.cables[number] for number in sorted(tree.edges[ends]["cable"] for ends in tree.edges)]
-    parts = {
-        edge: (cable.bandwidth_bytes_per_s // lanes.get(edge, 1), cable.latency_ns)
-        for cable in kept
-        if (edge := frozenset(cable[:2]))
-    }
+    edges = {frozenset(cable[:2]): cable for cable in kept}
+    parts = {edge: (cable.bandwidth_bytes_per_s // lanes[edge], cable.latency_ns) for edge, cable in edges.items()}
     for cell in cells:
         own = [frozenset(ends) for gpu in cell for ends in tree.edges(network.place(gpu)) if _is_leaf(network, gpu)]
         if _is_leaf(network, cell[0]):
@@ -73,8 +70,8 @@ def _cables(network: Network, cells: Sequence[Sequence[int]]) -> tuple[Cable, ..
             bandwidth_bytes_per_s=max(1, parts[edge][0]),
             latency_ns=parts[edge][1],
         )
-        for cable in kept
-        if (edge := frozenset(cable[:2])) and cable.a not in others and cable.b not in others
+        for edge, cable in edges.items()
+        if cable.a not in others and cable.b not in others
     )
 
 

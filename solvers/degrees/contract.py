@@ -6,7 +6,7 @@ one GPU, of the smallest in its cell; bytes over a cut and bandwidths are those 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from penstock.solvers.degrees.cell_network import cell_network
 from penstock.solvers.degrees.cells import cells_of
 from penstock.solvers.degrees.inner_times import InnerTimes
 from penstock.solvers.model.degrees import Choice, Degrees, Sharding, Variant
-from penstock.solvers.model.problem import Device, Measured, Pin, Problem
+from penstock.solvers.model.problem import Device, Measured, Pin, Problem, frozen
 
 PLANNED: tuple[Sharding, ...] = ("none", "optimizer")
 """What plans may share out; others are known by name."""
@@ -48,8 +48,8 @@ def contract(problem: Problem, choice: Choice) -> Problem:
         parameter_bytes=variant.parameter_bytes,
         trainable_bytes=variant.trainable_bytes,
         update_ns=_updates(problem, variant, inner),
-        forward_bytes=_frozen(sum(size for _name, size, _back in cut) for cut in cuts),
-        backward_bytes=_frozen(sum(back for _name, _size, back in cut) for cut in cuts),
+        forward_bytes=frozen(sum(size for _name, size, _back in cut) for cut in cuts),
+        backward_bytes=frozen(sum(back for _name, _size, back in cut) for cut in cuts),
         boundary_tensors=cuts,
         shared_parameters=variant.shared_parameters,
         measured={kind: _measured(problem, variant, inner, kind) for kind in problem.kind_source},
@@ -82,9 +82,7 @@ def _updates(problem: Problem, variant: Variant, inner: InnerTimes) -> np.ndarra
     """Return the prefix sums of updates with the collectives of a step: what a cell's GPUs add up among themselves."""
     known = variant.measured[next(iter(problem.kind_source.values()))[0]][0]
     step = np.concatenate(([0], np.cumsum(inner.exposed_ns(known, "step"))))
-    found = np.asarray(variant.update_ns + step)
-    found.setflags(write=False)
-    return found
+    return frozen(variant.update_ns + step)
 
 
 def _variant(problem: Problem, degrees: Degrees) -> Variant:
@@ -142,9 +140,3 @@ def _pin(problem: Problem, pin: Pin, cells: Sequence[Sequence[int]]) -> Pin:
             remedy="pin them to whole cells, or ask for smaller degrees",
         )
     return replace(pin, devices=allowed)
-
-
-def _frozen(values: Iterable[int]) -> np.ndarray:
-    array = np.fromiter(values, dtype=np.int64)
-    array.setflags(write=False)
-    return array

@@ -53,10 +53,9 @@ def change(problem: Problem, plan: Candidate, text: str) -> Change:
 
 def default_changes(problem: Problem, plan: Candidate) -> list[str]:
     """Return the changes to try when none is named, as far as they apply to this request."""
-    gpus = problem.real or problem
-    node = sum(1 for device in gpus.devices if device.node == gpus.devices[-1].node)
+    node = last_node_size(problem)
     asked = ["bandwidth=1/2", "bandwidth=2", "bandwidth=4", "memory=1/2", "memory=2"]
-    asked += [f"devices=-{node}"] if node < gpus.num_devices else []
+    asked += [f"devices=-{node}"] if node < (problem.real or problem).num_devices else []
     asked += [f"devices=+{node}"]
     asked += ["micro-batches=1/2", "micro-batches=2"]
     asked += ["recompute=never", "recompute=here", "recompute=everywhere", "speed=2"]
@@ -71,12 +70,15 @@ def _is_possible(problem: Problem, plan: Candidate, text: str) -> bool:
     return True
 
 
-def _of_gpus(problem: Problem, changed: Callable[[Problem], Problem | None]) -> Problem | None:
-    """Return the changed problem; with degrees the GPUs' own is changed, whose collectives take another time then."""
-    if problem.real is None or problem.choice is None:
-        return changed(problem)
-    real = changed(problem.real)
-    return None if real is None else contract(real, problem.choice)
+def _of_gpus(problem: Problem, changed: Problem) -> Problem:
+    """Return a changed problem of GPUs at the problem's degrees, where their collectives may take another time."""
+    return changed if problem.real is None or problem.choice is None else contract(changed, problem.choice)
+
+
+def last_node_size(problem: Problem) -> int:
+    """Return the number of GPUs in the last node."""
+    gpus = (problem.real or problem).devices
+    return sum(1 for gpu in gpus if gpu.node == gpus[-1].node)
 
 
 # ---- links -----------------------------------------------------------------------------------------------------------
@@ -90,9 +92,7 @@ def with_network(
     With degrees, collectives among the GPUs of a replica take another time as well, if all links change.
     """
     if problem.real is not None and link is None:
-        changed_gpus = _of_gpus(problem, lambda gpus: with_network(gpus, bandwidth, latency))
-        assert changed_gpus is not None
-        return changed_gpus
+        return _of_gpus(problem, with_network(problem.real, bandwidth, latency))
     old = problem.network
 
     def wide(bytes_per_s: int) -> int:
@@ -178,9 +178,7 @@ def with_memory(problem: Problem, factor: Fraction, devices: frozenset[int] | No
 def with_speed(problem: Problem, factor: Fraction) -> Problem:
     """Return the problem with every device ``factor`` times as fast."""
     if problem.real is not None:
-        faster = _of_gpus(problem, lambda gpus: with_speed(gpus, factor))
-        assert faster is not None
-        return faster
+        return _of_gpus(problem, with_speed(problem.real, factor))
     sources = {kind: (source, speed * float(factor)) for kind, (source, speed) in problem.kind_source.items()}
     return replace(problem, kind_source=sources, _costs={})
 
@@ -256,22 +254,22 @@ def _devices(problem: Problem, plan: Candidate, value: str) -> Change:
         raise InvalidDocument(f"devices={value!r} is not a number", remedy="devices=+8 or devices=-8") from None
     if count == 0 or abs(count) > MOST:
         raise InvalidDocument(f"devices={value} changes nothing", remedy="devices=+8 or devices=-8")
+    gpus = problem.real or problem
     if count < 0:
-        held = (problem.real or problem).num_devices
+        held = gpus.num_devices
         if -count >= held:
             raise UnsupportedRequest(f"there are {held} devices; {-count} cannot be removed")
         used = {d for stage in plan.allocation.stages for d in stage.devices}
-        changed = _of_gpus(problem, lambda gpus: without_devices(gpus, -count))
-        assert changed is not None
+        changed = _of_gpus(problem, without_devices(gpus, -count))
         sentence = f"{-count} device{'s' if count < -1 else ''} less"
         return Change(f"devices={count}", sentence, changed, max(used) < changed.num_devices)
-    wider = _of_gpus(problem, lambda gpus: with_devices(gpus, count))
+    wider = with_devices(gpus, count)
     if wider is None:
         raise UnsupportedRequest(
             f"this topology does not say how {count} more devices would be connected",
             remedy="write the larger topology and plan for it",
         )
-    return Change(f"devices=+{count}", f"{count} more device{'s' if count > 1 else ''}", wider, True)
+    return Change(f"devices=+{count}", f"{count} more device{'s' if count > 1 else ''}", _of_gpus(problem, wider), True)
 
 
 def _memory(problem: Problem, _plan: Candidate, value: str) -> Change:

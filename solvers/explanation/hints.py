@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from penstock.schemas.errors import PenstockError
 from penstock.solvers.explanation.binding import binding, more_memory
-from penstock.solvers.explanation.changes import change
+from penstock.solvers.explanation.changes import change, last_node_size
 from penstock.solvers.explanation.critical_path import path_of_run
 from penstock.solvers.explanation.idle import idle_split
 from penstock.solvers.explanation.run import Run
@@ -50,8 +50,7 @@ def hints(problem: Problem, plan: Candidate, replan: Replan) -> list[str]:
 def _gains(problem: Problem, plan: Candidate, replan: Replan) -> Iterator[Gain]:
     if (more := more_memory(problem, plan)) is not None:
         yield Gain("half as much memory again on its fullest devices (re-drafted)", more.time_ns)
-    gpus = problem.real or problem
-    node = sum(1 for device in gpus.devices if device.node == gpus.devices[-1].node)
+    node = last_node_size(problem)
     texts = ["bandwidth=2", "recompute=here"] if problem.recompute != "never" else ["bandwidth=2"]
     planned = problem.num_layers * problem.num_devices <= SMALL and plan.update_rule == "synchronous"
     for text in [*texts, f"devices=+{node}"] if planned else texts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,6 +12,18 @@ from penstock.solvers.model.degrees import Choice, Variant
 from penstock.solvers.model.network import Network
 from penstock.solvers.model.trainer_limits import Within
 from penstock.solvers.model.update_rules import UpdateRule
+
+
+def frozen(values: Iterable[int]) -> np.ndarray:
+    """Return the values as an array (n,) int64 that cannot be written to."""
+    array = np.fromiter(values, dtype=np.int64)
+    array.setflags(write=False)
+    return array
+
+
+def prefix(values: Iterable[int]) -> np.ndarray:
+    """Return the prefix sums of n values, (n + 1,) int64, that cannot be written to."""
+    return frozen(np.concatenate(([0], np.cumsum(frozen(values)))))
 
 
 @dataclass(frozen=True, slots=True)

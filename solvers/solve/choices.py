@@ -74,15 +74,13 @@ class Searched:
         """Whether it is proven that it has no plan."""
         return self.result is not None and self.result.status is Status.INFEASIBLE
 
-    def take(self, result: Result) -> bool:
-        """Keep the result of a search, and the higher bound; return whether its plan is better than the known one."""
+    def take(self, result: Result) -> None:
+        """Keep the higher bound, and the result of a search whose plan is better than the known one."""
         found = [each for each in result.bounds if each.scope == REQUEST_SCOPE]
         self.bound = max((self.bound, *found), key=lambda each: each.bound_ns)
         known = self.value_ns
-        better = result.best is not None and (known is None or result.best.value_ns < known)
-        if better or self.result is None or known is None:
+        if known is None or (result.best is not None and result.best.value_ns < known):
             self.result = result
-        return better
 
 
 def solve(
@@ -154,6 +152,11 @@ class Search:
         self._round(left[:1], self.asked, self.max_plans, final=True)
 
     @property
+    def best_ns(self) -> int | None:
+        """The time of the best plan; None as long as there is none."""
+        return None if self.best is None else self.best.value_ns
+
+    @property
     def _asks_others(self) -> bool:
         return resolve(self.asked["planner"]).asks_others
 
@@ -172,30 +175,27 @@ class Search:
         ``untried``: also those that have no plan yet.
         """
         ranked = sorted(filter(self._is_open, left), key=_by_value)
-        if self.best is None or self.best.value_ns is None:
+        if self.best_ns is None:
             return ranked
-        limit_ns = near * self.best.value_ns
+        limit_ns = near * self.best_ns
         return [each for each in ranked if (untried if each.value_ns is None else each.value_ns <= limit_ns)]
 
     def _is_open(self, each: Searched) -> bool:
         """Return whether a choice may hold a better plan than the best one, by more than the gap that was asked for."""
         if each.impossible or each.choice in self.refused:
             return False
-        best_ns = None if self.best is None else self.best.value_ns
-        return best_ns is None or best_ns > each.bound.bound_ns * (1.0 + self.gap)
+        return self.best_ns is None or self.best_ns > each.bound.bound_ns * (1.0 + self.gap)
 
     def _search(self, each: Searched, asked: Mapping[str, Any]) -> None:
         """Search one choice; keep its bound, and its plan if it is better than what was known of it."""
 
         def on_incumbent(plan: Candidate) -> None:
-            best_ns = None if self.best is None else self.best.value_ns
-            if self.on_incumbent is not None and (best_ns is None or plan.value_ns < best_ns):
+            if self.on_incumbent is not None and (self.best_ns is None or plan.value_ns < self.best_ns):
                 self.on_incumbent(Found(each.problem, plan))
 
         def on_progress(progress: Progress) -> None:
             if self.on_progress is not None:
-                best_ns = None if self.best is None else self.best.value_ns
-                known = [value for value in (progress.value_ns, best_ns) if value is not None]
+                known = [value for value in (progress.value_ns, self.best_ns) if value is not None]
                 working = tuple(f"{name} at {each.choice}" for name in progress.working)
                 self.on_progress(Progress(min(known, default=None), self.bound(), working))
 
@@ -212,8 +212,7 @@ class Search:
                 self.refused[each.choice] = refused
             return
         each.take(result)
-        best_ns = None if self.best is None else self.best.value_ns
-        if each.value_ns is not None and (best_ns is None or each.value_ns < best_ns):
+        if each.value_ns is not None and (self.best_ns is None or each.value_ns < self.best_ns):
             self.best = each
 
     def _planners_only(self) -> dict[str, Any]:

@@ -69,8 +69,8 @@ class Even:
             numbers = range(max(least, longest), longest + 1)
         for layers in numbers:
             plan = self._plan(layers)
-            if _may_fit(self.problem, plan, self.batch):
-                return Layout(_least_ns(self.problem, plan), self.number, layers, plan, self)
+            if may_fit(self.problem, plan):
+                return Layout(least_ns(self.problem, plan), self.number, layers, plan, self)
         return None
 
     def orders(self, plan: Allocation) -> Orders:
@@ -127,6 +127,11 @@ def _quickest(problem: Problem, waiting: list[Layout]) -> list[Trial]:
     return found
 
 
+def _rows(problem: Problem, plan: Allocation) -> int:
+    """Return the samples of the largest micro-batch."""
+    return -(-problem.global_batch_size // plan.num_micro_batches)
+
+
 def _ranks(plan: Allocation) -> int:
     return len({stage.devices for stage in plan.stages})
 
@@ -178,7 +183,7 @@ def _ends(problem: Problem, first: int, blocks: int, number: int) -> list[int] |
     return ends if filled and bool(problem.cuttable[cuts].all()) else None
 
 
-def _may_fit(problem: Problem, plan: Allocation, batch: Batch) -> bool:
+def may_fit(problem: Problem, plan: Allocation) -> bool:
     """Return whether every rank can hold its states, and the micro-batches in flight at its first backward."""
     ranks, number = _ranks(plan), plan.num_micro_batches
     parts = len(plan.stages) // ranks
@@ -186,18 +191,17 @@ def _may_fit(problem: Problem, plan: Allocation, batch: Batch) -> bool:
         own = plan.stages[rank::ranks]
         ahead = ranks - rank - 1 if parts == 1 else 2 * (ranks - rank - 1) + (parts - 1) * ranks
         held = sum(static_bytes(problem, stage).total for stage in own)
-        kept = [activation_bytes(problem, stage, batch.most_rows) for stage in own]
+        kept = [activation_bytes(problem, stage, _rows(problem, plan)) for stage in own]
         if held + min(ahead + 1, number * parts) * min(kept) > free_bytes(problem, own[0].devices):
             return False
     return True
 
 
-def _least_ns(problem: Problem, plan: Allocation) -> int:
+def least_ns(problem: Problem, plan: Allocation) -> int:
     """Return a bound on the plan's time: the busiest rank's work, or what ``whole_backwards_bound_ns`` says."""
     work: dict[tuple[int, ...], int] = {}
-    rows = -(-problem.global_batch_size // plan.num_micro_batches)
     for stage in plan.stages:
-        cost = stage_costs(problem, stage, rows)
+        cost = stage_costs(problem, stage, _rows(problem, plan))
         each = cost.forward_ns + cost.backward_ns + cost.recompute_ns
         work[stage.devices] = work.get(stage.devices, 0) + plan.num_micro_batches * each
     return max(max(work.values()), whole_backwards_bound_ns(problem, plan))

@@ -238,7 +238,7 @@ def _moved(given: Measurement, found: dict[int, Layers], problem: Problem) -> Me
     )
     layers = []
     for i, layer in enumerate(given.layers):
-        part = layer.backward_ns // 2 if layer.backward_weight_ns is None else layer.backward_weight_ns
+        part = layer.weight_ns
         times = layer.forward_ns * forward[i], (layer.backward_ns - part) * inputs[i], part * weight[i]
         if given.micro_batch_size == rows:
             times = tuple(float(each[i]) for each in found[rows])  # type: ignore[assignment]
@@ -292,7 +292,7 @@ def _unaccounted(
 
 def _scaled(profile: ModelProfile, factor: float) -> ModelProfile:
     def times(layer: LayerMeasurement) -> LayerMeasurement:
-        weight = layer.backward_ns // 2 if layer.backward_weight_ns is None else layer.backward_weight_ns
+        weight = layer.weight_ns
         return _with_times(layer, layer.forward_ns * factor, (layer.backward_ns - weight) * factor, weight * factor)
 
     return profile.model_copy(

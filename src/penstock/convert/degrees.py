@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, product
+from itertools import product
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.transformers import degrees as wire
 from penstock.solvers.degrees.contract import PLANNED, contract, refuse_unplanned
 from penstock.solvers.model.degrees import CellMeasured, Choice, Collective, Degrees, Sharding, Variant
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import Problem, frozen, prefix
 
 UNDIVIDED = ((Choice(),), (Choice(sharding="none"),))
 """Choices of a request whose plans are those of one that says nothing of degrees and sharding."""
@@ -49,11 +49,10 @@ def choices_of(request: PlanRequest, profile: ModelProfile, topology: ClusterTop
             faults=tuple(Fault("/degrees", f"{each} is not in the profile") for _number, each in unknown),
             remedy=_remedy(profile, known),
         )
-    group = next((each for node in topology.nodes for each in node.devices if each.gpus > 1), None)
-    if group is not None:
+    if (group := topology.group) is not None:
         if request.degrees != "auto" and degrees != [Degrees()]:
             raise InvalidDocument(
-                f"device {group.id!r} is a group of {group.gpus} GPUs; degrees are of topologies with a device per GPU",
+                f"device {group[0]!r} is a group of {group[1]} GPUs; degrees are of topologies with a device per GPU",
                 faults=(Fault("/degrees", "not with groups of GPUs"),),
                 remedy="write each GPU as a device, or leave degrees out",
             )
@@ -129,9 +128,9 @@ def _variant(profile: ModelProfile, variant: ProfileVariant) -> Variant:
     points = sorted(variant.measurements, key=lambda each: each.micro_batch_size)
     return Variant(
         degrees=degrees,
-        parameter_bytes=_prefix(each.parameter_bytes for each in held),
-        trainable_bytes=_prefix(trained),
-        update_ns=_prefix(each.update_ns for each in held),
+        parameter_bytes=prefix(each.parameter_bytes for each in held),
+        trainable_bytes=prefix(trained),
+        update_ns=prefix(each.update_ns for each in held),
         boundary_tensors=tuple(
             tuple((t.name, -(-t.bytes_per_sample // lanes), -(-t.gradient_bytes_per_sample // lanes)) for t in cut)
             for cut in profile.boundaries
@@ -149,18 +148,14 @@ def _measured(given: DividedMeasurement, classes: np.ndarray) -> CellMeasured:
     rows, layers = given.micro_batch_size, given.layers
 
     def every(values: Iterable[int]) -> np.ndarray:
-        found: np.ndarray = np.fromiter(values, dtype=np.int64)[classes]
-        found.setflags(write=False)
-        return found
+        return frozen(np.fromiter(values, dtype=np.int64)[classes])
 
     collectives = [tuple(_collective(each, rows) for each in layer.collectives) for layer in layers]
     return CellMeasured(
         rows=rows,
         forward_ns=every(layer.forward_ns for layer in layers),
         backward_ns=every(layer.backward_ns for layer in layers),
-        weight_ns=every(
-            layer.backward_ns // 2 if layer.backward_weight_ns is None else layer.backward_weight_ns for layer in layers
-        ),
+        weight_ns=every(layer.weight_ns for layer in layers),
         stash_bytes=every(layer.stash_bytes for layer in layers),
         workspace_bytes=every(layer.workspace_bytes for layer in layers),
         collectives=tuple(collectives[number] for number in classes),
@@ -170,9 +165,3 @@ def _measured(given: DividedMeasurement, classes: np.ndarray) -> CellMeasured:
 def _collective(given: wire.Collective, rows: int) -> Collective:
     moved = given.bytes_per_sample * (1 if given.phase == "step" else rows)
     return Collective(given.phase, given.operation, given.over, moved, given.count, given.hidden_ns)
-
-
-def _prefix(values: Iterable[int]) -> np.ndarray:
-    array = np.asarray([*accumulate(values, initial=0)], dtype=np.int64)
-    array.setflags(write=False)
-    return array

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Set
 from difflib import get_close_matches
 
 import networkx as nx
@@ -28,6 +28,8 @@ from penstock.solvers.model.problem import (
     PipelineRun,
     Problem,
     RankRun,
+    frozen,
+    prefix,
 )
 
 OPTIMIZER_STATES = {"sgd": 0, "momentum": 1, "adam": 2}
@@ -43,11 +45,11 @@ def to_problem(request: PlanRequest) -> Problem:
     network = network_of(topology)
     return Problem(
         layer_names=tuple(layer.name for layer in profile.layers),
-        parameter_bytes=_prefix(layer.parameter_bytes for layer in profile.layers),
-        trainable_bytes=_prefix(layer.parameter_bytes if layer.trainable else 0 for layer in profile.layers),
-        update_ns=_prefix(layer.update_ns for layer in profile.layers),
-        forward_bytes=_frozen(sum(t.bytes_per_sample for t in cut) for cut in profile.boundaries),
-        backward_bytes=_frozen(sum(t.gradient_bytes_per_sample for t in cut) for cut in profile.boundaries),
+        parameter_bytes=prefix(layer.parameter_bytes for layer in profile.layers),
+        trainable_bytes=prefix(layer.parameter_bytes if layer.trainable else 0 for layer in profile.layers),
+        update_ns=prefix(layer.update_ns for layer in profile.layers),
+        forward_bytes=frozen(sum(t.bytes_per_sample for t in cut) for cut in profile.boundaries),
+        backward_bytes=frozen(sum(t.gradient_bytes_per_sample for t in cut) for cut in profile.boundaries),
         boundary_tensors=tuple(
             tuple((t.name, t.bytes_per_sample, t.gradient_bytes_per_sample) for t in cut) for cut in profile.boundaries
         ),
@@ -115,18 +117,6 @@ def inline_documents(request: PlanRequest) -> tuple[ModelProfile, ClusterTopolog
     return request.profile, request.topology
 
 
-def _frozen(values: Iterable[int]) -> np.ndarray:
-    array = np.fromiter(values, dtype=np.int64)
-    array.setflags(write=False)
-    return array
-
-
-def _prefix(values: Iterable[int]) -> np.ndarray:
-    array = np.concatenate(([0], np.cumsum(np.fromiter(values, dtype=np.int64))))
-    array.setflags(write=False)
-    return array
-
-
 def _measured(profile: ModelProfile) -> dict[str, tuple[Measured, ...]]:
     return {
         kind: tuple(
@@ -141,14 +131,11 @@ def _measured(profile: ModelProfile) -> dict[str, tuple[Measured, ...]]:
 def _one_measurement(m: Measurement) -> Measured:
     return Measured(
         rows=m.micro_batch_size,
-        forward_ns=_frozen(layer.forward_ns for layer in m.layers),
-        backward_ns=_frozen(layer.backward_ns for layer in m.layers),
-        weight_ns=_frozen(
-            layer.backward_ns // 2 if layer.backward_weight_ns is None else layer.backward_weight_ns
-            for layer in m.layers
-        ),
-        stash_bytes=_frozen(layer.stash_bytes for layer in m.layers),
-        workspace_bytes=_frozen(layer.workspace_bytes for layer in m.layers),
+        forward_ns=frozen(layer.forward_ns for layer in m.layers),
+        backward_ns=frozen(layer.backward_ns for layer in m.layers),
+        weight_ns=frozen(layer.weight_ns for layer in m.layers),
+        stash_bytes=frozen(layer.stash_bytes for layer in m.layers),
+        workspace_bytes=frozen(layer.workspace_bytes for layer in m.layers),
     )
 
 

@@ -74,8 +74,7 @@ def with_open_degrees(request: PlanRequest) -> PlanRequest:
     profile, topology = request.profile, request.topology
     if isinstance(profile, str) or isinstance(topology, str) or not profile.variants:
         return request
-    groups = any(device.gpus > 1 for node in topology.expanded().nodes for device in node.devices)
-    if groups or request.target is not None or request.codec is not None:
+    if request.target is not None or request.codec is not None or topology.group is not None:
         return request
     degrees = "auto" if request.degrees is None else request.degrees
     settled = request.sharding is not None or request.memory.optimizer_sharding != "none" or _are_one(degrees)

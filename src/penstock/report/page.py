@@ -16,7 +16,7 @@ from penstock.report.drawing.payload import Mark, payload
 from penstock.report.drawing.picture import NAMES, Picture, Piece, picture_of_timeline, picture_of_trace
 from penstock.report.explained import explained, marks
 from penstock.report.memory import peaks
-from penstock.report.sentences import subtitle
+from penstock.report.sentences import pace, subtitle
 from penstock.report.tables import table
 from penstock.report.traffic import traffic
 from penstock.report.words import amount, duration, percent, ranges
@@ -114,10 +114,7 @@ def _figures(plan: Plan, trace: Trace | None) -> str:
     if best is not None:
         entries.append(("lower bound on all plans of this request", duration(best.bound_ns)))
         entries.append(("gap to that bound", percent(best.gap)))
-    if p.tokens_per_s_per_gpu is not None:
-        entries.append(("tokens/s per GPU", f"{p.tokens_per_s_per_gpu:,.0f}"))
-    if p.model_flops_utilisation is not None:
-        entries.append(("MFU", percent(p.model_flops_utilisation)))
+    entries += pace(p)
     if p.cost_per_sample is not None:
         entries.append(("cost per sample", f"{p.cost_per_sample:.3g}"))
     if trace is not None and trace.measured_times_per_global_batch_ns:

@@ -13,7 +13,7 @@ from penstock.solvers.model.plan_shape import is_data_parallel, micro_batches, s
 
 if TYPE_CHECKING:
     from penstock.planning.judge import Judgement
-    from penstock.schemas.plan import DevicePrediction, Plan, Stage
+    from penstock.schemas.plan import DevicePrediction, Plan, Prediction, Stage
     from penstock.solvers.model.timeline import Timeline
 
 
@@ -104,6 +104,14 @@ def _degrees(judgement: Judgement) -> Iterator[str]:
             f"Of the time of passes, {percent(float(share))} is communication among these GPUs that computation does "
             "not hide."
         )
+
+
+def pace(prediction: Prediction) -> Iterator[tuple[str, str]]:
+    """Yield name and value of what is known of a transformer's pace."""
+    if prediction.tokens_per_s_per_gpu is not None:
+        yield "tokens/s per GPU", f"{prediction.tokens_per_s_per_gpu:,.0f}"
+    if prediction.model_flops_utilisation is not None:
+        yield "MFU", percent(prediction.model_flops_utilisation)
 
 
 def _rest(bubble: float, timeline: Timeline, busiest: DevicePrediction) -> str:
