@@ -32,6 +32,7 @@ DOMAINS: Final[dict[str, tuple[str, ...]]] = {
     "dispatch": ("rows", "round_robin"),
     "backward": ("whole", "split"),
     "recompute": ("none", "stage", "segments"),
+    "recompute_modules": ("none", "some"),
     "recompute_runs": ("in_backward", "apart"),
     "codecs": ("none", "fp16s"),
     "update_rule": ("synchronous", "weight_stashing", "double_buffered", "double_grouped", "elastic_averaging"),
@@ -54,7 +55,8 @@ class Covers:
     ``pipelines``: one, or several that share a step. ``devices``: whether each holds one stage or may hold several.
     ``dispatch``: replicas share micro-batches by rows or take whole ones in turn. ``backward``: whole, or split into
     input and weight gradients. ``recompute``: what stages recompute: nothing, the whole stage, or parts of it (a plan
-    may show several of these values). ``recompute_runs``: inside the backward or as an operation apart. ``all_reduce``:
+    may show several of these values). ``recompute_modules``: whether any of them recomputes single modules of its
+    layers. ``recompute_runs``: inside the backward or as an operation apart. ``all_reduce``:
     overlapped with the last backward, or after it. ``replica_order``: replicas in the cluster's order of devices.
     ``memory``: the plan fits into memory or exceeds it. ``pins``: it keeps those of the request, or breaks one.
     ``trainer``: the target whose limits the plan keeps. ``degrees``: those of parallelism, and what replicas share
@@ -69,6 +71,7 @@ class Covers:
     dispatch: Values = frozenset({"rows"})
     backward: Values = frozenset({"whole"})
     recompute: Values = frozenset({"none"})
+    recompute_modules: Values = frozenset({"none"})
     recompute_runs: Values = frozenset({"in_backward"})
     codecs: Values = frozenset({"none"})
     update_rule: Values = frozenset({"synchronous"})
@@ -143,6 +146,7 @@ _PHRASES: Final[dict[str, dict[frozenset[str], str]]] = {
         frozenset({"stage"}): "every stage recomputing",
         frozenset({"none", "stage"}): "each stage recomputing whole or not at all",
     },
+    "recompute_modules": {frozenset({"some"}): "recomputation of modules"},
     "recompute_runs": {
         frozenset({"in_backward"}): "recomputation inside the backwards",
         frozenset({"apart"}): "recomputation apart from the backwards",
@@ -160,7 +164,8 @@ def describe(covers: Covers) -> str:
     """The class as a noun phrase without its head: ``of one pipeline, whole backwards, synchronous updates``.
 
     Empty for the class of every plan. Every feature that is restricted is named, but for ``memory`` and ``pins``
-    (plans of a request fit and keep them) and for recomputation's place where nothing is recomputed.
+    (plans of a request fit and keep them), for recomputation's place where nothing is recomputed, and for modules
+    where none is recomputed by itself: what is said of recomputation is of whole layers then, as it always was.
     """
     parts = []
     if covers.degrees is not None and covers.degrees != NEUTRAL.degrees:
@@ -171,8 +176,9 @@ def describe(covers: Covers) -> str:
         parts.append(f"within the limits of {_listed(covers.trainer)}")
     for name, phrases in _PHRASES.items():
         values = getattr(covers, name)
-        nothing_again = name == "recompute_runs" and covers.recompute == {"none"}
-        if values != _every(name) and not nothing_again:
+        nothing_again = name == "recompute_runs" and covers.recompute == covers.recompute_modules == {"none"}
+        no_modules = name == "recompute_modules" and values == {"none"}
+        if values != _every(name) and not nothing_again and not no_modules:
             parts.append(phrases.get(values) or f"{name.replace('_', ' ')} {_listed(values)}")
     if covers.update_rule != _every("update_rule"):
         parts.append(f"{_listed(covers.update_rule)} updates")

@@ -8,13 +8,24 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from penstock.schemas.coverage import CLASS_SCOPE, DOMAINS, FEATURES, NEUTRAL, Covers, Scope, model_of
-from penstock.schemas.document import Document, Part
+from penstock.schemas.document import Document, Part, refuse_doubles
 from penstock.schemas.quantities import Bytes, ContentHash, Count, Flag, Name, Nanoseconds, Number, PositiveCount
 from penstock.schemas.request import PlanRequest, UpdateRule
-from penstock.schemas.transformers.degrees import Degrees, Sharding
+from penstock.schemas.transformers.degrees import Degrees, Module, Sharding
 
 LayerRange = tuple[Count, Count]
 """First and last layer, both included."""
+
+
+class RecomputedModules(Part):
+    """Modules that every layer of a stage makes again before its backward."""
+
+    modules: Annotated[tuple[Module, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Self:
+        refuse_doubles("module", list(self.modules))
+        return self
 
 
 class Stage(Part):
@@ -27,7 +38,9 @@ class Stage(Part):
     dispatch: Literal["rows", "round_robin"] = Field(
         default="rows", description="replicas share each micro-batch by rows, or take whole micro-batches in turn"
     )
-    recompute: Literal["none", "full"] | tuple[LayerRange, ...] = "none"
+    recompute: Literal["none", "full"] | tuple[LayerRange, ...] | RecomputedModules = Field(
+        default="none", description="whole layers from their inputs, those of some ranges, or modules of every layer"
+    )
 
 
 class Pipeline(Part):
@@ -152,6 +165,9 @@ class Coverage(Part):
     dispatch: tuple[Literal["rows", "round_robin"], ...] | None = None
     backward: tuple[Literal["whole", "split"], ...] | None = None
     recompute: tuple[Literal["none", "stage", "segments"], ...] | None = None
+    recompute_modules: tuple[Literal["none", "some"], ...] | None = Field(
+        default=None, description="whether stages may recompute single modules of their layers"
+    )
     recompute_runs: tuple[Literal["in_backward", "apart"], ...] | None = None
     codecs: tuple[Literal["none", "fp16s"], ...] | None = None
     update_rule: tuple[UpdateRule, ...] | None = None

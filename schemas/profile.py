@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from penstock.schemas.document import Document, Part, refuse_doubles
 from penstock.schemas.quantities import Bytes, BytesPerSecond, Count, Flag, Fraction, Name, Nanoseconds, PositiveCount
-from penstock.schemas.transformers.degrees import Collective, Degrees, Framework
+from penstock.schemas.transformers.degrees import Collective, Degrees, Framework, ModuleCost
 from penstock.schemas.transformers.shape import TransformerShape
 
 Scaling = Literal["linear", "measured"]
@@ -87,6 +87,22 @@ class DividedCost(LayerMeasurement):
     """A layer's cost on one GPU of those that share it: its own work and storage; collectives are listed apart."""
 
     collectives: tuple[Collective, ...] = ()
+    modules: tuple[ModuleCost, ...] | None = Field(
+        default=None, description="those that can be recomputed by themselves; the others are kept, or the whole layer"
+    )
+
+    @model_validator(mode="after")
+    def _modules_are_parts(self) -> Self:
+        modules = self.modules or ()
+        refuse_doubles("module", [each.module for each in modules])
+        freed = sum(each.freed_bytes for each in modules)
+        if freed > self.stash_bytes:
+            raise ValueError(f"modules free {freed} bytes of a stash of {self.stash_bytes}")
+        for each in modules:
+            other = next((made.phase for made in each.collectives if made.phase != "forward"), None)
+            if other is not None:
+                raise ValueError(f"{each.module} is recomputed by its forward, without collectives of phase {other!r}")
+        return self
 
 
 class DividedMeasurement(Part):

@@ -9,14 +9,12 @@ from pydantic import Field, model_validator
 from penstock.schemas.document import Document, Part
 from penstock.schemas.quantities import Bytes, ContentHash, Count, Flag, Name, PositiveCount
 from penstock.schemas.topology import ClusterTopology
-from penstock.schemas.transformers.degrees import Framework, Sharding
+from penstock.schemas.transformers.degrees import Framework, Module, Sharding
 from penstock.schemas.transformers.shape import MOST, TransformerShape, Width
 
 MOST_VALUES = 64
 MOST_ROWS = 1000
 USUAL_ROWS = 12
-
-Module = Literal["attention", "mlp", "norm"]
 
 Value = Annotated[int, Field(strict=True, ge=1, le=MOST)]
 Degree = Annotated[tuple[Value, ...], Field(min_length=1, max_length=MOST_VALUES)] | Literal["all"]

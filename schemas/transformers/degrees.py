@@ -14,6 +14,10 @@ Sharding = Literal["none", "optimizer", "gradients", "parameters", "parameters_k
 """ZeRO by its stages 1, 2 and 3; ``parameters_kept``: sharded parameters that stay gathered until the step's end."""
 
 
+Module = Literal["attention", "mlp", "norm"]
+"""What of a layer is recomputed by itself: attention with its projections, the whole feed-forward (Megatron's ``mlp``),
+the norms of the hidden width (Megatron's ``layernorm``). Its ``core_attn`` keeps nothing under flash attention."""
+
 Asked = Literal["auto", "none", "optimizer", "gradients", "parameters", "parameters_kept"]
 """A sharding, or the choice among those that plans may have."""
 
@@ -43,3 +47,12 @@ class Collective(Part):
     )
     count: PositiveCount = 1
     hidden_ns: Nanoseconds = Field(default=0, description="what computation hides, at the measurement's size")
+
+
+class ModuleCost(Part):
+    """What it costs one GPU to make a module's activations again before the layer's backward, and what that frees."""
+
+    module: Module
+    forward_ns: Nanoseconds = Field(description="of the module's forward, without collectives")
+    freed_bytes: Bytes = Field(description="of the layer's stash; they are there while the layer runs backward")
+    collectives: tuple[Collective, ...] = Field(default=(), description="of the module's forward")

@@ -47,6 +47,7 @@ def features_of(
         dispatch=_one("round_robin" if in_turn else "rows"),
         backward=_one("split" if split else "whole"),
         recompute=frozenset(_recomputed(stage) for stage in stages),
+        recompute_modules=_one("some" if any(stage.modules for stage in stages) else "none"),
         recompute_runs=_where_recomputed(stages, kinds),
         codecs=_one("fp16s" if any(True in stage.coded for stage in stages) else "none"),
         update_rule=_one(update_rule),
@@ -77,6 +78,7 @@ def allowed(problem: Problem) -> Covers:
         **{  # type: ignore[arg-type]
             **whole,
             "recompute": frozenset(modes),
+            "recompute_modules": modules_known(problem) if problem.recompute == "auto" else _one("none"),
             "all_reduce": _reductions(problem),
             "codecs": frozenset({"none", "fp16s"} if problem.codec else {"none"}),
             "update_rule": frozenset(problem.update_rules),
@@ -134,7 +136,14 @@ def every_plan(problem: Problem) -> Covers:
     numbers = ((least, max(least, problem.global_batch_size)),)
     rules = frozenset(problem.update_rules)
     at = _degrees(problem)
-    return replace(EVERY_PLAN, update_rule=rules, degrees=at, micro_batches=numbers, pins=_one("kept"))
+    return replace(
+        EVERY_PLAN,
+        recompute_modules=modules_known(problem),
+        update_rule=rules,
+        degrees=at,
+        micro_batches=numbers,
+        pins=_one("kept"),
+    )
 
 
 def whatever_is_pinned(bound: Bound) -> Bound:
@@ -148,8 +157,14 @@ def one_pipeline(problem: Problem) -> Covers:
     Devices may hold several stages, which may recompute.
     """
     free = every("devices", "recompute", "recompute_runs", "all_reduce", "replica_order", "memory")
-    at = _degrees(problem)
-    return Covers(**free, trainer=None, degrees=at, order=None, micro_batches=allowed_numbers(problem))
+    return Covers(
+        **free,
+        recompute_modules=modules_known(problem),
+        trainer=None,
+        degrees=_degrees(problem),
+        order=None,
+        micro_batches=allowed_numbers(problem),
+    )
 
 
 def stages_apart(problem: Problem) -> Covers:
@@ -171,6 +186,13 @@ def planned_apart(problem: Problem) -> Covers:
     """Return the plans of ``stages_apart`` that recompute as the request says: all that planners of such plans make."""
     again = _one("in_backward") if problem.recompute == "never" else every("recompute_runs")["recompute_runs"]
     return replace(stages_apart(problem), recompute=_modes(problem), recompute_runs=again)
+
+
+def modules_known(problem: Problem) -> Values:
+    """Return whether plans may recompute single modules: at degrees where the profile knows their costs."""
+    degrees = {choice.degrees for choice in problem.choices}
+    known = any(variant.modules for variant in problem.variants if variant.degrees in degrees)
+    return every("recompute_modules")["recompute_modules"] if known else _one("none")
 
 
 def _modes(problem: Problem) -> Values:
@@ -235,7 +257,7 @@ def _recomputed(stage: Stage) -> str:
 
 def _where_recomputed(stages: tuple[Stage, ...], kinds: Kinds) -> Values:
     apart = {stage for kind, stage in kinds if kind == RECOMPUTE}
-    inside = [s for s, stage in enumerate(stages) if stage.recompute and s not in apart]
+    inside = [s for s, stage in enumerate(stages) if stage.recomputes and s not in apart]
     if not apart:
         return _one("in_backward")
     return frozenset({"apart", "in_backward"}) if inside else _one("apart")

@@ -11,7 +11,9 @@ pipelines, recomputation of any segments, any order, any update rule. All condit
 * During the backward of a stage, when it takes time, the device has also that stage's gradients, the largest workspace
   of its layers, and the stash of each of its layers, kept since the forward or rebuilt: of all layers together where
   nothing recomputes; where plans may recompute, at least of the layer with the largest, because every layer is kept or
-  lies in a segment that is rebuilt at once. A device computes at least the least slice of the smallest micro-batch.
+  lies in a segment that is rebuilt at once, and of a layer that recomputes modules the kept and the rebuilt part of its
+  stash are there together while it runs backward. A device computes at least the least slice of the smallest
+  micro-batch.
 * In a flushed step the gradients of all stages of a device stay until it steps after all its operations, so during the
   last backward all of them are there at once. Without a flush, a stage may step before another one's first backward.
 

@@ -6,7 +6,6 @@ with the actual classes.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -284,7 +283,7 @@ class StageTimes:
         """Return a backward's workspace, with what it rebuilds unless that is an operation of its own."""
         stage, rows = self.allocation.stages[s], self.classes[c][0]
         return (
-            stage_costs(self.problem, replace(stage, recompute=()), rows) if self.recomputes_apart else self.costs[s][c]
+            stage_costs(self.problem, stage.plain, rows) if self.recomputes_apart else self.costs[s][c]
         ).workspace_bytes
 
     def _flight_bytes(self, s: int, c: int) -> int:

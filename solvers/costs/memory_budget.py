@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from penstock.solvers.costs.memory import free_bytes, static_bytes, transient_bytes
 from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.model.allocation import Allocation, Stage
@@ -17,7 +15,7 @@ def needed_bytes(problem: Problem, stage: Stage, rows: int, *, buffers: bool = F
 
     A recomputing stage has rebuilt its stash by then. ``buffers``: whether to add an upper estimate of buffers.
     """
-    whole = replace(stage, recompute=())
+    whole = stage.plain
     costs = stage_costs(problem, whole, rows)
     passing = transient_bytes(problem, whole, rows) if buffers else costs.workspace_bytes
     return static_bytes(problem, stage).total + costs.kept_bytes + (passing if costs.backward_ns or buffers else 0)

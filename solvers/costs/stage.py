@@ -19,6 +19,8 @@ from penstock.solvers.model.problem import Problem
 class StageCosts(NamedTuple):
     """Costs of one micro-batch on a stage's slowest replica: times in ns, bytes kept from F to B, workspace.
 
+    ``recompute_ns`` is spent in the backward where recomputation is no operation of its own, and ``workspace_bytes``
+    includes what it rebuilds at once: a segment, or the recomputed modules of one layer.
     ``kept_bytes`` includes the input of each recomputed segment, except a stage's own input where that counts as a
     receive buffer. An input is a whole cut: profiles do not tell whether two cuts carry the same tensor.
     """
@@ -58,6 +60,11 @@ def _slice_costs(problem: Problem, stage: Stage, kind: str, rows: int) -> StageC
         if first > i or not problem.memory.count_buffers:
             kept += input_bytes(problem, first, rows)
         rebuilt = max(rebuilt, part)
+    if stage.modules:
+        modules = costs.again(stage.modules)
+        again += int(modules.recompute_ns[j] - modules.recompute_ns[i])
+        kept -= int(modules.freed_bytes[j] - modules.freed_bytes[i])
+        rebuilt = max(rebuilt, int(modules.rebuilt_bytes[i:j].max()))
     return StageCosts(
         int(costs.forward_ns[j] - costs.forward_ns[i]) + coding[0],
         int(costs.backward_ns[j] - costs.backward_ns[i]) + coding[1],

@@ -107,6 +107,10 @@ def _measured(problem: Problem, variant: Variant, inner: InnerTimes, kind: str) 
             weight_ns=_faster(known.weight_ns, speed),
             stash_bytes=known.stash_bytes,
             workspace_bytes=known.workspace_bytes,
+            modules={
+                name: (_faster(each.forward_ns, speed) + inner.exposed_ns(each, "forward", speed), each.freed_bytes)
+                for name, each in known.modules.items()
+            },
         )
         for known in variant.measured[source]
     )

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from penstock.solvers.costs.collectives import Ring, ring_of
-from penstock.solvers.model.degrees import CellMeasured, Collective, Degrees, Over, Phase
+from penstock.solvers.model.degrees import CellMeasured, CellModule, Collective, Degrees, Over, Phase
 from penstock.solvers.model.problem import Problem
 
 
@@ -41,7 +41,7 @@ class InnerTimes:
             for over, each in groups.items()
         }
 
-    def exposed_ns(self, measured: CellMeasured, phase: Phase, speed: float = 1.0) -> np.ndarray:
+    def exposed_ns(self, measured: CellMeasured | CellModule, phase: Phase, speed: float = 1.0) -> np.ndarray:
         """Return (L,) ns that each layer's collectives add to one pass of the measurement's rows.
 
         On a kind that is ``speed`` times as fast as the measured one, computation hides the less.

@@ -316,7 +316,8 @@ def _recompute(problem: Problem, plan: Candidate, value: str) -> Change:
     def changed(stage: Stage) -> Stage:
         if value == "here" and fullest not in stage.devices:
             return stage
-        return replace(stage, recompute=() if value == "never" else ((stage.first, stage.last),))
+        again = () if value == "never" else ((stage.first, stage.last),)
+        return replace(stage, recompute=again, modules=())
 
     pipelines = tuple(replace(p, stages=tuple(changed(s) for s in p.stages)) for p in plan.allocation.pipelines)
     allocation = replace(plan.allocation, pipelines=pipelines)

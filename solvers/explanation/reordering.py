@@ -77,9 +77,7 @@ def _variants(
 ) -> list[Allocation]:
     if not recompute or problem.recompute == "never":
         return [allocation]
-    pipelines = tuple(
-        replace(p, stages=tuple(replace(stage, recompute=()) for stage in p.stages)) for p in allocation.pipelines
-    )
+    pipelines = tuple(replace(p, stages=tuple(stage.plain for stage in p.stages)) for p in allocation.pipelines)
     plain = replace(allocation, pipelines=pipelines)
     return list(dict.fromkeys((allocation, *recompute_variants(problem, plain, schedules))))
 

@@ -1,4 +1,4 @@
-"""From a plan to a better one: neighbourhoods, orders of operations, job shop, tabu search, remedies.
+"""From a plan to a better one: neighbourhoods, recomputation, orders of operations, job shop, tabu search, remedies.
 
 May import: `solvers.model`, `solvers.compiled`, `solvers.costs`, `solvers.judge`, `solvers.schedules`,
 `solvers.bounds`.

@@ -181,7 +181,7 @@ def _halts(tables: Tables, held: list[tuple[int, ...]], slot_of: np.ndarray, slo
 
 def _recomputes_apart(allocation: Allocation, pairs: list[tuple[int, int]], parts: list[np.ndarray]) -> list[bool]:
     """Return for each slot whether its row has R operations for the stage."""
-    if not any(stage.recompute for stage in allocation.stages):
+    if not any(stage.recomputes for stage in allocation.stages):
         return [False] * len(pairs)
     with_own = [set(part[part[:, 0] == RECOMPUTE, 1].tolist()) for part in parts]
     return [s in with_own[lane] for s, lane in pairs]

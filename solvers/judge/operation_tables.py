@@ -296,7 +296,7 @@ def _operation_table(flows: FlowTables, duration_ns: np.ndarray, waits: np.ndarr
 def _stage_memory(problem: Problem, allocation: Allocation, s: int, c: int, rows: int, moves: Moves) -> StageMemory:
     stage = allocation.stages[s]
     cost = stage_costs(problem, stage, rows)
-    plain = cost if not stage.recompute else stage_costs(problem, replace(stage, recompute=()), rows)
+    plain = stage_costs(problem, stage.plain, rows) if stage.recomputes else cost
     received_input = _buffer(problem, allocation, s, allocation.previous(s), rows, (0, c), moves)
     return StageMemory(
         stash=cost.kept_bytes + _handed_input(problem, allocation, s, rows, received_input),
@@ -323,7 +323,7 @@ def _handed_input(problem: Problem, allocation: Allocation, s: int, rows: int, r
 
 
 def _rebuilt(problem: Problem, stage: Stage, rows: int, plain: StageCosts, cost: StageCosts) -> int:
-    """Return the bytes that recomputing every segment at once adds to those kept."""
+    """Return the bytes that recomputing everything at once adds to those kept."""
     return plain.kept_bytes - cost.kept_bytes + recomputed_inputs(problem, stage, stage_rows(stage, rows))
 
 

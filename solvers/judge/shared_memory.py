@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -145,7 +145,7 @@ def _add_lane(
     classes = row_classes(problem.global_batch_size, allocation.num_micro_batches)
     rows = np.repeat([size for size, _count in classes], [count for _size, count in classes])
     costs = [stage_costs(problem, stage, size) for size, _count in classes]
-    plain = [stage_costs(problem, replace(stage, recompute=()), size) for size, _count in classes]
+    plain = [stage_costs(problem, stage.plain, size) for size, _count in classes]
 
     def per_batch(values: list[int]) -> np.ndarray:
         return np.repeat(np.asarray(values, dtype=np.int64), [count for _size, count in classes])

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
+
+from penstock.solvers.model.degrees import Modules
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
     """Layers ``first`` to ``last`` (both included) on ``devices`` (indices of the problem, in replica order).
 
-    ``coded``: whether tensors are encoded on the edges to the previous and to the next stage (``codecs``).
+    ``recompute``: ranges of layers that are recomputed whole, each from its input; or ``modules``: those that every
+    layer recomputes, one layer at a time. ``coded``: whether tensors are encoded on the edges to the previous and to
+    the next stage (``codecs``).
     """
 
     first: int
@@ -20,6 +24,17 @@ class Stage:
     dispatch: Literal["rows", "round_robin"] = "rows"
     recompute: tuple[tuple[int, int], ...] = ()
     coded: tuple[bool, bool] = (False, False)
+    modules: Modules = ()
+
+    @property
+    def recomputes(self) -> bool:
+        """Return whether any layer, or any part of one, is recomputed."""
+        return bool(self.recompute or self.modules)
+
+    @property
+    def plain(self) -> Stage:
+        """Return the stage with nothing recomputed."""
+        return replace(self, recompute=(), modules=()) if self.recomputes else self
 
     @property
     def replicas(self) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -18,6 +19,15 @@ _SHARDED: dict[Sharding, str] = {
 Phase = Literal["forward", "backward", "step"]
 Operation = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
 Over = Literal["tensor", "context", "expert"]
+Module = Literal["attention", "mlp", "norm"]
+Modules = tuple[Module, ...]
+"""Modules of a layer that are recomputed by themselves, in this order."""
+
+
+def modules_of(named: Iterable[Container[Module]]) -> Modules:
+    """Return the modules that are in all of these, in their order."""
+    every = list(named)
+    return tuple(module for module in get_args(Module) if all(module in each for each in every))
 
 
 class Degrees(NamedTuple):
@@ -74,6 +84,15 @@ class Collective:
 
 
 @dataclass(frozen=True, eq=False)
+class CellModule:
+    """A module of all layers: arrays (L,) int64 of its forward in ns and of the stash that recomputing it frees."""
+
+    forward_ns: np.ndarray
+    freed_bytes: np.ndarray
+    collectives: tuple[tuple[Collective, ...], ...]
+
+
+@dataclass(frozen=True, eq=False)
 class CellMeasured:
     """All layers on one GPU of a mesh, for ``rows`` samples on that mesh; arrays (L,) int64, without collectives."""
 
@@ -84,6 +103,7 @@ class CellMeasured:
     stash_bytes: np.ndarray
     workspace_bytes: np.ndarray
     collectives: tuple[tuple[Collective, ...], ...]
+    modules: dict[Module, CellModule] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,3 +121,8 @@ class Variant:
     boundary_tensors: tuple[tuple[tuple[str, int, int], ...], ...]
     shared_parameters: tuple[tuple[str, tuple[int, ...], int], ...]
     measured: dict[str, tuple[CellMeasured, ...]]
+
+    @property
+    def modules(self) -> Modules:
+        """Return the modules that have costs of their own in every measurement."""
+        return modules_of(point.modules for points in self.measured.values() for point in points)

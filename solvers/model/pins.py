@@ -236,7 +236,7 @@ def _split(problem: Problem, allocation: Allocation) -> Allocation | None:
         for (first, last), count in zip(pieces, counts, strict=True):
             own, devices = devices[:count], devices[count:]
             again = ((first, last),) if stage.recompute else ()
-            stages.append(Stage(first, last, tuple(own), stage.dispatch, again))
+            stages.append(Stage(first, last, tuple(own), stage.dispatch, again, modules=stage.modules))
     return Allocation((Pipeline(tuple(stages), allocation.pipelines[0].micro_batches),), allocation.num_micro_batches)
 
 

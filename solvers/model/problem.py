@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import cached_property
+from itertools import combinations
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from penstock.solvers.model.degrees import Choice, Variant
+from penstock.solvers.model.degrees import Choice, Module, Modules, Variant, modules_of
 from penstock.solvers.model.network import Network
 from penstock.solvers.model.trainer_limits import Within
 from penstock.solvers.model.update_rules import UpdateRule
@@ -38,12 +41,22 @@ class Device:
     price: float | None
 
 
+class Again(NamedTuple):
+    """What recomputing a set of modules in every layer costs: prefix sums (L + 1,) int64 of its time and of the stash
+    that it frees, and (L,) what of that is there again while a layer runs backward."""
+
+    recompute_ns: np.ndarray
+    freed_bytes: np.ndarray
+    rebuilt_bytes: np.ndarray
+
+
 @dataclass(frozen=True, eq=False)
 class Costs:
     """Costs of a slice of ``rows`` samples on one kind of device.
 
     All arrays are prefix sums of shape (L + 1,), int64: layers [i, j) cost ``a[j] - a[i]``; ``workspace_bytes``
-    is per layer, shape (L,).
+    is per layer, shape (L,). ``modules``: of each that can be recomputed by itself, arrays (L,) of its time and of the
+    stash that it frees.
     """
 
     forward_ns: np.ndarray
@@ -51,11 +64,21 @@ class Costs:
     weight_ns: np.ndarray
     stash_bytes: np.ndarray
     workspace_bytes: np.ndarray
+    modules: dict[Module, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    _again: dict[Modules, Again] = field(default_factory=dict, repr=False)
+
+    def again(self, modules: Modules) -> Again:
+        """Return what recomputing these modules costs, computed once. No layer frees more than its stash."""
+        if modules not in self._again:
+            time_ns, freed = (np.sum([self.modules[each][which] for each in modules], axis=0) for which in (0, 1))
+            freed = np.minimum(freed, np.diff(self.stash_bytes))
+            self._again[modules] = Again(prefix(time_ns), prefix(freed), freed)
+        return self._again[modules]
 
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """One measurement of all layers: arrays of shape (L,), int64, for ``rows`` samples."""
+    """One measurement of all layers: arrays of shape (L,), int64, for ``rows`` samples; ``modules`` as in ``Costs``."""
 
     rows: int
     forward_ns: np.ndarray
@@ -63,6 +86,7 @@ class Measured:
     weight_ns: np.ndarray
     stash_bytes: np.ndarray
     workspace_bytes: np.ndarray
+    modules: dict[Module, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +221,17 @@ class Problem:
             self._costs[key] = self._scaled(kind, rows)
         return self._costs[key]
 
+    @cached_property
+    def modules(self) -> Modules:
+        """Return the modules that have costs of their own in every measurement; none at degrees of 1."""
+        return modules_of(point.modules for points in self.measured.values() for point in points)
+
+    @cached_property
+    def module_sets(self) -> tuple[Modules, ...]:
+        """Return the sets of modules that stages may recompute, none of them empty; none unless recompute is auto."""
+        sizes = range(1, len(self.modules) + 1) if self.recompute == "auto" else ()
+        return tuple(each for size in sizes for each in combinations(self.modules, size))
+
     def gpus(self, device: int) -> tuple[Device, ...]:
         """Return the GPUs of a device: itself, or those of its cell."""
         return (self.devices[device],) if self.real is None else tuple(self.real.devices[g] for g in self.cells[device])
@@ -215,37 +250,47 @@ class Problem:
     def _scaled(self, kind: str, rows: int) -> Costs:
         source, speed = self.kind_source[kind]
         points = self.measured[source]
-        names = ("forward_ns", "backward_ns", "weight_ns", "stash_bytes", "workspace_bytes")
+        sizes = [point.rows for point in points]
+
+        def at_rows(known: list[np.ndarray], *, time: bool) -> np.ndarray:
+            exact = _at_rows(sizes, known, rows, self.linear)
+            return np.ceil(exact / speed).astype(np.int64) if time and speed != 1.0 else exact
+
         values = {}
-        for name in names:
-            exact = _at_rows(points, name, rows, self.linear)
-            if name.endswith("_ns") and speed != 1.0:
-                exact = np.ceil(exact / speed).astype(np.int64)
+        for name in ("forward_ns", "backward_ns", "weight_ns", "stash_bytes", "workspace_bytes"):
+            exact = at_rows([getattr(point, name) for point in points], time=name.endswith("_ns"))
             values[name] = exact if name == "workspace_bytes" else np.concatenate(([0], np.cumsum(exact)))
             values[name].setflags(write=False)
-        return Costs(**values)
+        return Costs(
+            **values,
+            modules={
+                module: (
+                    at_rows([point.modules[module][0] for point in points], time=True),
+                    -at_rows([-point.modules[module][1] for point in points], time=False),  # rounded down
+                )
+                for module in self.modules
+            },
+        )
 
 
-def _at_rows(points: tuple[Measured, ...], name: str, rows: int, linear: bool) -> np.ndarray:
-    """Return each layer's value at ``rows`` samples, rounded up; (L,) int64.
+def _at_rows(sizes: list[int], points: list[np.ndarray], rows: int, linear: bool) -> np.ndarray:
+    """Return each layer's value at ``rows`` samples, rounded up; (L,) int64. ``points``: values at measured ``sizes``.
 
     Linear scaling is proportional from the nearest measurement at or above ``rows`` (else the largest);
     measured scaling interpolates between neighbours, is clamped below the smallest and proportional above.
     """
     if rows == 0:
-        return np.zeros_like(getattr(points[0], name))
-    above = [p for p in points if p.rows >= rows]
-    below = [p for p in points if p.rows <= rows]
-    if above and above[0].rows == rows:
-        return np.asarray(getattr(above[0], name))
-    if linear or not above:
-        base = above[0] if above else points[-1]
-        return _ceil_ratio(getattr(base, name), rows, base.rows)
-    if not below:
-        return np.asarray(getattr(above[0], name))
-    low, high = below[-1], above[0]
-    step = getattr(high, name) - getattr(low, name)
-    return np.asarray(getattr(low, name) + _ceil_ratio(step, rows - low.rows, high.rows - low.rows))
+        return np.zeros_like(points[0])
+    at = bisect_left(sizes, rows)
+    if at < len(sizes) and sizes[at] == rows:
+        return np.asarray(points[at])
+    if linear or at == len(sizes):
+        base = min(at, len(sizes) - 1)
+        return _ceil_ratio(points[base], rows, sizes[base])
+    if at == 0:
+        return np.asarray(points[0])
+    step = points[at] - points[at - 1]
+    return np.asarray(points[at - 1] + _ceil_ratio(step, rows - sizes[at - 1], sizes[at] - sizes[at - 1]))
 
 
 def _ceil_ratio(values: np.ndarray, numerator: int, denominator: int) -> np.ndarray:

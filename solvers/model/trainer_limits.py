@@ -96,7 +96,10 @@ class Within:
             and equal
             and by_rows
             and known
-            and any(all(self.segments(stage, how) == stage.recompute for stage in stages) for how in self.ways(stages))
+            and any(
+                all(self.segments(stage, how) == stage.recompute and not stage.modules for stage in stages)
+                for how in self.ways(stages)
+            )
         )
 
     def segments(self, stage: Stage, how: Recomputing) -> tuple[tuple[int, int], ...]:

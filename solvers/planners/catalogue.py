@@ -41,9 +41,11 @@ from penstock.solvers.schedules.catalogue import SCHEDULES, SYNCHRONOUS, Parts, 
 from penstock.solvers.schedules.names import remedy_for
 
 Proposals = Callable[[Problem, Mapping[str, object]], Iterator[Proposal]]
-PHASES = ("polish", "closing")
+PHASES = ("polish", "selective", "closing")
 """What follows the planners in ``auto``."""
-EXCLUDE = Option("exclude", "", "contained planners to leave out, separated by commas; also 'polish' and 'closing'")
+EXCLUDE = Option(
+    "exclude", "", "contained planners to leave out, separated by commas; also polish, selective and closing"
+)
 
 
 class Tier(IntEnum):

@@ -65,8 +65,8 @@ def _recomputing(allocation: Allocation, numbers: set[int]) -> Allocation:
     for pipeline in allocation.pipelines:
         stages: list[Stage] = []
         for stage in pipeline.stages:
-            again = ((stage.first, stage.last),) if number in numbers else stage.recompute
-            stages.append(replace(stage, recompute=again))
+            whole = replace(stage, recompute=((stage.first, stage.last),), modules=())
+            stages.append(whole if number in numbers else stage)
             number += 1
         pipelines.append(Pipeline(tuple(stages), pipeline.micro_batches))
     return Allocation(tuple(pipelines), allocation.num_micro_batches)

@@ -34,7 +34,7 @@ Key = tuple[int, int, tuple[object, ...], int, str]
 
 def key_of(value_ns: int, allocation: Allocation, schedule: Schedule) -> Key:
     """Return what plans are ranked by; the least is the best."""
-    stages = tuple((s.first, s.last, s.devices, s.dispatch, s.recompute) for s in allocation.stages)
+    stages = tuple((s.first, s.last, s.devices, s.dispatch, s.recompute, s.modules) for s in allocation.stages)
     used = len({d for s in allocation.stages for d in s.devices})
     warmup = sum(schedule.warmup) if isinstance(schedule, Orders) else 0
     return value_ns, used, (stages, allocation.num_micro_batches), warmup, schedule.name

@@ -13,6 +13,9 @@ three:
 2. a neighbourhood search from the best plan, while its order is improved or proven;
 3. the same improvement or proof for what that search has made of the plan.
 
+At degrees where the profile knows modules of layers, the stages of the best plan recompute those instead of whole
+layers before each of the last two and at the end, where that is quicker.
+
 Where a plan of several pipelines or with split backwards is best, the best of all others is searched from and its
 order optimised as well. With a target there is only the first round: later ones make plans beyond its limits.
 """
@@ -33,6 +36,7 @@ from penstock.solvers.bounds.trainer import within_bounds
 from penstock.solvers.improve.neighbourhood import flushed, steady
 from penstock.solvers.improve.order import optimise_order
 from penstock.solvers.improve.remedies import find_remedy
+from penstock.solvers.improve.selective import lighter
 from penstock.solvers.model.network import MAX_DENSE_DEVICES
 from penstock.solvers.model.options import checked
 from penstock.solvers.model.problem import Problem
@@ -144,6 +148,27 @@ class LocalSearch:
 
 
 @dataclass(frozen=True)
+class Selective:
+    """Recompute modules instead of whole layers, in the plan's order."""
+
+    start: Found
+    name: str = "selective"
+    makes: Covers | None = None
+
+    def run(self, setting: Setting, link: Link) -> Outcome:
+        """Return the plan with as little recomputation as fits, if that is quicker."""
+        judge, start = Judge(setting, link), self.start
+        judge.offer(start.candidate(setting.problem))
+        assert isinstance(start.schedule, Orders)
+        found = lighter(
+            setting.problem, start.allocation, start.schedule, start.overlap, lambda: setting.deadline.passed
+        )
+        if found is not None:
+            judge.judge_all(self.name, [Proposal(found[0], (), overlaps=(start.overlap,), fixed=found[1])])
+        return judge.outcome()
+
+
+@dataclass(frozen=True)
 class OptimiseOrder:
     """Find a better order of a plan's allocation, or prove that there is none; ``effort`` as in ``optimise_order``."""
 
@@ -245,6 +270,7 @@ def rounds(state: State, planner: Planner, values: Mapping[str, object]) -> Iter
     only_planners = setting.first_feasible or setting.problem.within is not None
     optimised: set[object] = set()
     for number in range(0 if only_planners or setting.problem.num_devices > MAX_DENSE_DEVICES else ORDER_ROUNDS):
+        yield from _selective(state, excluded)
         following: list[Task] = []
         for start in _starts(state):
             if number == 0 and "polish" not in excluded and _can_search_from(state, start):
@@ -255,6 +281,22 @@ def rounds(state: State, planner: Planner, values: Mapping[str, object]) -> Iter
                 following.append(OptimiseOrder(start, _effort(setting)))
             optimised.add(start.allocation)
         yield following
+    if not only_planners:
+        yield from _selective(state, excluded)
+
+
+def _selective(state: State, excluded: set[str]) -> Iterator[list[Task]]:
+    """Yield a round for the best plans whose stages recompute, where single modules may be recomputed."""
+    if "selective" in excluded or not state.problem.module_sets:
+        return
+    starts = [start for start in _starts(state) if start.update_rule == "synchronous"]
+    tasks: list[Task] = [
+        Selective(start)
+        for start in starts
+        if isinstance(start.schedule, Orders) and any(stage.recomputes for stage in start.allocation.stages)
+    ]
+    if tasks:
+        yield tasks
 
 
 def first_tasks(setting: Setting, values: Mapping[str, object]) -> list[Task]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
@@ -108,7 +107,7 @@ def _sizes(clock: Clock, s: int, rows: int) -> tuple[int, int, int, int]:
     """Return (kept, workspace, rebuilt within a backward, rebuilt by a separate recomputation), in bytes."""
     problem, stage = clock.problem, clock.allocation.stages[s]
     cost = stage_costs(problem, stage, rows)
-    plain = stage_costs(problem, replace(stage, recompute=()), rows)
+    plain = stage_costs(problem, stage.plain, rows)
     inputs = {first: input_bytes(problem, first, stage_rows(stage, rows)) for first, _last in stage.recompute}
     counted = sum(size for first, size in inputs.items() if first > stage.first or not problem.memory.count_buffers)
     whole = plain.kept_bytes + counted - cost.kept_bytes

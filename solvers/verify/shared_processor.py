@@ -8,7 +8,7 @@ its duration in the last nanosecond and not before (rules: ``solvers.judge.share
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
@@ -366,7 +366,7 @@ def _kept(run: _Iteration, s: int) -> Iterator[tuple[int, int, int]]:
     for m, rows in enumerate(run.rows):
         forward, backward = run.at[s, FORWARD, m], run.at[s, BACKWARD, m]
         cost = stage_costs(problem, stage, rows)
-        plain = stage_costs(problem, replace(stage, recompute=()), rows)
+        plain = stage_costs(problem, stage.plain, rows)
         yield forward.start_ns, backward.end_ns, cost.kept_bytes
         yield forward.start_ns, forward.end_ns, plain.workspace_bytes
         yield backward.start_ns, backward.end_ns, cost.workspace_bytes

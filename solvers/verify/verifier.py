@@ -197,6 +197,12 @@ def _check_stage(problem: Problem, allocation: Allocation, s: int, stage: Stage)
                 "which is no segment of it in order."
             )
         reached = last + 1
+    if stage.modules and (stage.recompute or not set(stage.modules) <= set(problem.modules)):
+        named, known = " and ".join(stage.modules), " and ".join(problem.modules) or "no module"
+        faults.append(
+            f"Stage {s} recomputes {named}, of layers that it "
+            + ("recomputes whole." if stage.recompute else f"has no such costs of: the profile knows those of {known}.")
+        )
     for m in (0, allocation.num_micro_batches - 1):
         rows = micro_batch_rows(problem.global_batch_size, allocation.num_micro_batches, m)
         slices = [slice_bounds(rows, stage.replicas, i) for i in range(stage.replicas)]

@@ -70,7 +70,7 @@ def _moved(problem: Problem, stages: Stages, cuts: list[int]) -> Iterator[Stages
     yield from _merged(stages)
     yield from _split(stages, cuts)
     if problem.recompute == "auto":
-        yield from _recomputing(stages)
+        yield from _recomputing(problem, stages)
 
 
 def _other_cuts(stages: Stages, cuts: list[int]) -> Iterator[Stages]:
@@ -132,7 +132,8 @@ def _merged(stages: Stages) -> Iterator[Stages]:
     for s, (one, two) in enumerate(pairwise(stages)):
         both = Stage(one.first, two.last, tuple(sorted(one.devices + two.devices)))
         for devices in dict.fromkeys((both.devices, one.devices, two.devices)):
-            yield _with(stages, s, (_layers(replace(both, devices=devices, recompute=one.recompute), one.first),))
+            again = replace(both, devices=devices, recompute=one.recompute, modules=one.modules)
+            yield _with(stages, s, (_layers(again, one.first),))
 
 
 def _split(stages: Stages, cuts: list[int]) -> Iterator[Stages]:
@@ -150,10 +151,13 @@ def _split(stages: Stages, cuts: list[int]) -> Iterator[Stages]:
                     yield _with(stages, s, (front, replace(_layers(stage, inside[at] + 1), devices=there)), 1)
 
 
-def _recomputing(stages: Stages) -> Iterator[Stages]:
+def _recomputing(problem: Problem, stages: Stages) -> Iterator[Stages]:
     for s, stage in enumerate(stages):
-        again = () if stage.recompute else ((stage.first, stage.last),)
-        yield _with(stages, s, (replace(stage, recompute=again),), 1)
+        whole = replace(stage, recompute=((stage.first, stage.last),), modules=())
+        others = [whole if stage.plain == stage else stage.plain]
+        others += [replace(stage.plain, modules=each) for each in problem.module_sets]
+        for other in others:
+            yield _with(stages, s, (other,), 1)
 
 
 def _with(stages: Stages, s: int, new: Stages, old: int = 2) -> Stages:

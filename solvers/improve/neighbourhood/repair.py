@@ -72,9 +72,10 @@ class Repairs:
         lasts = [*(self._cuts[k] for k in cuts), freed[-1].last]
         firsts = [freed[0].first, *(last + 1 for last in lasts[:-1])]
         again = 2 * sum(bool(stage.recompute) for stage in freed) > len(freed)
+        modules = () if again or any(stage.recompute for stage in freed) else max(stage.modules for stage in freed)
         groups = [tuple(sorted(devices[i:j])) for i, j in pairwise((0, *places, len(devices)))]
         return tuple(
-            Stage(first, last, group, recompute=((first, last),) if again else ())
+            Stage(first, last, group, recompute=((first, last),) if again else (), modules=modules)
             for first, last, group in zip(firsts, lasts, groups, strict=True)
         )
 

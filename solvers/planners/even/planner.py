@@ -1,9 +1,9 @@
 """``even``: equal stages one after the other, equally replicated on all devices, under 1F1B or interleaved 1F1B.
 
-Every such layout is looked at: ranks, parts of the model on each, rows of a micro-batch, and as few layers of a part
-recomputing as memory needs. One that cannot fit, by what it holds for certain, is left out; the others are simulated
-from the least bound on. These are the layouts that trainers with degrees of parallelism run
-(Narayanan et al., SC 2021, section 3), and what a plan has to be better than.
+Every such layout is looked at: ranks, parts of the model on each, rows of a micro-batch, and as little recomputation
+as memory needs: of whole layers of a part, or of the same modules of every layer. One that cannot fit, by what it
+holds for certain, is left out; the others are simulated from the least bound on. These are the layouts that trainers
+with degrees of parallelism run (Narayanan et al., SC 2021, section 3), and what a plan has to be better than.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -18,8 +19,9 @@ from typing import NamedTuple
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import activation_bytes, free_bytes, static_bytes
-from penstock.solvers.costs.stage import layers_alike, stage_costs
+from penstock.solvers.costs.stage import input_bytes, layers_alike, stage_costs, stage_rows
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.degrees import Modules
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
@@ -35,15 +37,26 @@ MOST_OPERATIONS = 400_000
 """Micro-batches × stages of all layouts that are simulated, after the first."""
 
 
+Way = int | Modules
+"""How stages recompute: so many of their first layers that are alike, or these modules of every layer."""
+
+
+class Saved(NamedTuple):
+    """What recomputation takes, and what it frees of a micro-batch's stash."""
+
+    time_ns: int
+    freed_bytes: int
+
+
 class Layout(NamedTuple):
-    """Stages without recomputation, and a plan in which the first ``layers`` of each that are alike recompute.
+    """A plan that recomputes in one of the ways of even stages, by its number.
 
     Layouts are simulated in the order of their bound.
     """
 
     bound_ns: int
     number: int
-    layers: int
+    way: int
     plan: Allocation
     even: Even
 
@@ -60,36 +73,65 @@ class Even:
     number: int
 
     def layout(self, least: int) -> Layout | None:
-        """Return the layout with as few layers recomputing as may fit, ``least`` at least; None where none can."""
-        longest = max(stage.last - stage.first + 1 for stage in self.stages)
-        numbers = range(least, longest + 1)
-        if self.problem.recompute == "never":
-            numbers = range(least, 1)
-        elif self.problem.recompute == "always":
-            numbers = range(max(least, longest), longest + 1)
-        for layers in numbers:
-            plan = self._plan(layers)
+        """Return the layout with as little recomputation as may fit, from a number of ``ways`` on; None: none can."""
+        for number, way in enumerate(self.ways[least:], least):
+            plan = self._plan(way)
             if may_fit(self.problem, plan):
-                return Layout(least_ns(self.problem, plan), self.number, layers, plan, self)
+                return Layout(least_ns(self.problem, plan), self.number, number, plan, self)
         return None
+
+    @cached_property
+    def ways(self) -> tuple[Way, ...]:
+        """Return how stages may recompute, from what takes least time on, as long as it keeps less."""
+        longest = max(stage.last - stage.first + 1 for stage in self.stages)
+        if self.problem.recompute != "auto":
+            return (0,) if self.problem.recompute == "never" else (longest,)
+        layers = tuple(range(longest + 1))
+        if not self.problem.module_sets:
+            return layers
+        one = self._saved(replace(self._layer, recompute=((self.span[0], self.span[0]),)))
+        saved: dict[Way, Saved] = {number: Saved(number * one.time_ns, number * one.freed_bytes) for number in layers}
+        for modules in self.problem.module_sets:
+            each = self._saved(replace(self._layer, modules=modules))
+            saved[modules] = Saved(longest * each.time_ns, longest * each.freed_bytes)
+        found: list[Way] = []
+        for way in sorted(saved, key=lambda way: saved[way]):
+            if not found or saved[way].freed_bytes > saved[found[-1]].freed_bytes:
+                found.append(way)
+        return tuple(found)
+
+    @property
+    def _layer(self) -> Stage:
+        """The first of the layers that are alike, alone."""
+        return Stage(self.span[0], self.span[0], self.stages[0].devices)
+
+    def _saved(self, again: Stage) -> Saved:
+        """Return what recomputing one layer takes and frees, its input kept."""
+        costs, plain = (stage_costs(self.problem, each, self.batch.most_rows) for each in (again, again.plain))
+        freed = plain.kept_bytes - costs.kept_bytes
+        if again.recompute and self.problem.memory.count_buffers:
+            freed -= input_bytes(self.problem, again.first, stage_rows(again, self.batch.most_rows))
+        return Saved(costs.recompute_ns, freed)
 
     def orders(self, plan: Allocation) -> Orders:
         """Return 1F1B, or interleaved 1F1B where ranks have several parts."""
         return order_of(self.problem, plan, "early-backward" if self.parts == 1 else "interleaved", _ranks(plan))
 
     def leanest(self) -> Allocation:
-        """Return the plan that recomputes as much as the request allows."""
+        """Return the plan that recomputes as many layers as the request allows."""
         return self._plan(0 if self.problem.recompute == "never" else self.problem.num_layers)
 
-    def _plan(self, layers: int) -> Allocation:
-        return single_pipeline(tuple(self._again(stage, layers) for stage in self.stages), self.batch.num_micro_batches)
+    def _plan(self, way: Way) -> Allocation:
+        return single_pipeline(tuple(self._again(stage, way) for stage in self.stages), self.batch.num_micro_batches)
 
-    def _again(self, stage: Stage, layers: int) -> Stage:
-        """Return the stage with its first layers of the span recomputing, each from its own input."""
+    def _again(self, stage: Stage, way: Way) -> Stage:
+        """Return the stage with modules, or its first layers of the span recomputing, each from its own input."""
+        if not isinstance(way, int):
+            return replace(stage, modules=way)
         if self.problem.recompute == "always":
             return replace(stage, recompute=((stage.first, stage.last),))
         low, stop = max(stage.first, self.span[0]), min(stage.last + 1, self.span[1])
-        return replace(stage, recompute=tuple((layer, layer) for layer in range(low, min(stop, low + layers))))
+        return replace(stage, recompute=tuple((layer, layer) for layer in range(low, min(stop, low + way))))
 
 
 def proposals(problem: Problem, _options: Mapping[str, object]) -> Iterator[Proposal]:
@@ -122,7 +164,7 @@ def _quickest(problem: Problem, waiting: list[Layout]) -> list[Trial]:
         with suppress(UnsupportedRequest):
             outcome = judged(problem, layout.plan, layout.even.orders(layout.plan), last_ns)
             found = sorted([*found, *filter(None, [outcome.trial])], key=lambda each: each.value_ns)[:KEPT]
-            if outcome.short and (more := layout.even.layout(layout.layers + 1)) is not None:
+            if outcome.short and (more := layout.even.layout(layout.way + 1)) is not None:
                 heappush(waiting, more)
     return found
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from penstock.schemas.coverage import every
-from penstock.solvers.bounds.coverage import class_bound, contiguous
+from penstock.solvers.bounds.coverage import class_bound, contiguous, modules_known
 from penstock.solvers.costs.buckets import stage_all_reduce_ns
 from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.costs.transfer import transfer
@@ -121,7 +121,8 @@ def certified(problem: Problem, batch: Batch, value_ns: int) -> Bound | None:
     if ratio is None:
         return None
     bound_ns = int(value_ns / ratio * Fraction(999_999, 1_000_000))
-    covers = replace(contiguous(problem, [batch.num_micro_batches]), recompute=every("recompute")["recompute"])
+    recomputing = {"recompute": every("recompute")["recompute"], "recompute_modules": modules_known(problem)}
+    covers = replace(contiguous(problem, [batch.num_micro_batches]), **recomputing)
     method = f"SPP, theorem 1: its plan takes less than {float(ratio):.2f} times the least possible"
     return class_bound(problem, covers, bound_ns, method)
 

@@ -63,7 +63,7 @@ def wpipe(problem: Problem, allocation: Allocation, *, policy: WarmUp = "A") -> 
         lag = warm_up(depth, i, policy) - 1
         for group in (0, 1):
             part = group * depth + i
-            recomputes = bool(allocation.stages[part].recompute)
+            recomputes = allocation.stages[part].recomputes
             for m in range(number):
                 add(FORWARD, part, m, group * number + m, late_ns)
                 back = (group if group else 2) * number + m + lag

@@ -7,7 +7,6 @@ B, or W where the backward is split; what R rebuilds from R on.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
@@ -198,7 +197,7 @@ class Chained:
         """Return the duration, the bytes taken at the start and those freed at the end of an operation."""
         stage = self.allocation.stages[s]
         cost, kept = stage_costs(self.problem, stage, rows), activation_bytes(self.problem, stage, rows)
-        plain = stage_costs(self.problem, replace(stage, recompute=()), rows)
+        plain = stage_costs(self.problem, stage.plain, rows)
         again = plain.kept_bytes - cost.kept_bytes if apart else 0
         with_again = 0 if apart else cost.recompute_ns
         return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import version
+from typing import Literal
 
 from pydantic import ValidationError
 
@@ -62,12 +63,15 @@ def _wire_pipeline(problem: Problem, pipeline: Pipeline) -> wire.Pipeline:
 
 
 def _wire_stage(problem: Problem, stage: Stage) -> wire.Stage:
-    whole = ((stage.first, stage.last),)
+    recompute: Literal["none", "full"] | tuple[wire.LayerRange, ...] | wire.RecomputedModules
+    recompute = "full" if stage.recompute == ((stage.first, stage.last),) else stage.recompute or "none"
+    if stage.modules:
+        recompute = wire.RecomputedModules(modules=stage.modules)
     return wire.Stage(
         layers=(stage.first, stage.last),
         devices=tuple(gpu.name for d in stage.devices for gpu in problem.gpus(d)),
         dispatch=stage.dispatch,
-        recompute="full" if stage.recompute == whole else stage.recompute or "none",
+        recompute=recompute,
     )
 
 

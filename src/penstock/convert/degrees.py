@@ -9,13 +9,22 @@ import numpy as np
 
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.schemas.plan import Plan
-from penstock.schemas.profile import DividedMeasurement, ModelProfile
+from penstock.schemas.profile import DividedCost, DividedMeasurement, ModelProfile
 from penstock.schemas.profile import Variant as ProfileVariant
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.transformers import degrees as wire
 from penstock.solvers.degrees.contract import PLANNED, contract, refuse_unplanned
-from penstock.solvers.model.degrees import CellMeasured, Choice, Collective, Degrees, Sharding, Variant
+from penstock.solvers.model.degrees import (
+    CellMeasured,
+    CellModule,
+    Choice,
+    Collective,
+    Degrees,
+    Module,
+    Sharding,
+    Variant,
+)
 from penstock.solvers.model.problem import Problem, frozen, prefix
 
 UNDIVIDED = ((Choice(),), (Choice(sharding="none"),))
@@ -150,6 +159,7 @@ def _measured(given: DividedMeasurement, classes: np.ndarray) -> CellMeasured:
     def every(values: Iterable[int]) -> np.ndarray:
         return frozen(np.fromiter(values, dtype=np.int64)[classes])
 
+    known = {each.module for layer in layers for each in layer.modules or ()}
     collectives = [tuple(_collective(each, rows) for each in layer.collectives) for layer in layers]
     return CellMeasured(
         rows=rows,
@@ -159,6 +169,18 @@ def _measured(given: DividedMeasurement, classes: np.ndarray) -> CellMeasured:
         stash_bytes=every(layer.stash_bytes for layer in layers),
         workspace_bytes=every(layer.workspace_bytes for layer in layers),
         collectives=tuple(collectives[number] for number in classes),
+        modules={module: _module(layers, module, rows, classes) for module in sorted(known)},
+    )
+
+
+def _module(layers: Sequence[DividedCost], module: Module, rows: int, classes: np.ndarray) -> CellModule:
+    """Return what recomputing a module costs in each layer; nothing in those that do not have it."""
+    own = [next((each for each in layer.modules or () if each.module == module), None) for layer in layers]
+    moved = [tuple(_collective(made, rows) for made in each.collectives) if each else () for each in own]
+    return CellModule(
+        forward_ns=frozen(each.forward_ns if each else 0 for each in own)[classes],
+        freed_bytes=frozen(each.freed_bytes if each else 0 for each in own)[classes],
+        collectives=tuple(moved[number] for number in classes),
     )
 
 

@@ -10,6 +10,7 @@ from penstock.schemas import plan as wire
 from penstock.schemas.errors import Fault, InvalidDocument, InvalidPlan
 from penstock.schemas.program import parse_row
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.model.degrees import Choice, Modules, modules_of
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders, Pattern, PatternOperation, Row, Schedule
 
@@ -37,16 +38,14 @@ def from_plan(plan: wire.Plan, problem: Problem) -> tuple[Allocation, Schedule]:
             except InvalidPlan as error:
                 faults.append(Fault(f"{where}/devices", error.detail))
                 continue
-            ranges = {"none": (), "full": ((first, last),)}.get(stage.recompute, stage.recompute)  # type: ignore[arg-type]
-            outside = [r for r in ranges if not first <= r[0] <= r[1] <= last]
-            if outside:
-                faults.append(
-                    Fault(f"{where}/recompute", f"{list(outside[0])} is not a range within layers {[first, last]}")
-                )
+            try:
+                ranges, modules = _again(problem, stage)
+            except InvalidPlan as error:
+                faults.append(Fault(f"{where}/recompute", error.detail))
                 continue
             codecs = (None, *(pipeline.codecs or (None,) * (len(pipeline.stages) - 1)), None)
             coded = codecs[s] is not None, codecs[s + 1] is not None
-            stages.append(Stage(first, last, devices, stage.dispatch, tuple(ranges), coded))
+            stages.append(Stage(first, last, devices, stage.dispatch, ranges, coded, modules))
         first_batch, last_batch = pipeline.micro_batches
         if not first_batch <= last_batch < plan.num_micro_batches:
             faults.append(
@@ -58,6 +57,24 @@ def from_plan(plan: wire.Plan, problem: Problem) -> tuple[Allocation, Schedule]:
         raise InvalidPlan("the plan does not fit its request", faults=tuple(faults))
     allocation = Allocation(tuple(pipelines), plan.num_micro_batches)
     return allocation, _schedule(plan.schedule, allocation, number_of)
+
+
+def _again(problem: Problem, stage: wire.Stage) -> tuple[tuple[wire.LayerRange, ...], Modules]:
+    """Return the ranges that a stage recomputes whole, and its recomputed modules. Raises InvalidPlan."""
+    first, last = stage.layers
+    if isinstance(stage.recompute, wire.RecomputedModules):
+        unknown = [module for module in stage.recompute.modules if module not in problem.modules]
+        if unknown:
+            known = f"those of {', '.join(problem.modules)}" if problem.modules else "those of no module"
+            at = problem.choice or Choice()
+            raise InvalidPlan(f"the profile has no costs of recomputing {unknown[0]} at {at.degrees}; it has {known}")
+        return (), modules_of([stage.recompute.modules])
+    if isinstance(stage.recompute, str):
+        return () if stage.recompute == "none" else (stage.layers,), ()
+    outside = [each for each in stage.recompute if not first <= each[0] <= each[1] <= last]
+    if outside:
+        raise InvalidPlan(f"{list(outside[0])} is not a range within layers {[first, last]}")
+    return stage.recompute, ()
 
 
 def _devices(problem: Problem, names: tuple[str, ...], number_of: dict[str, int]) -> tuple[int, ...]:

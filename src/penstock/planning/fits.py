@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES
 from penstock.planning.documents import find_shape, find_topology, read_config
-from penstock.schemas.api.fits import Degree, FitsAnswer, FitsRequest, FitsRow, MemoryParts, Module, RefusedLayouts
+from penstock.schemas.api.fits import Degree, FitsAnswer, FitsRequest, FitsRow, MemoryParts, RefusedLayouts
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.schemas.quantities import MAX_WIRE_INTEGER
 from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.transformers.degrees import Module
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes import parameters
 from penstock.shapes.layout import FULL, SHARDINGS, Layout, divisors, layouts

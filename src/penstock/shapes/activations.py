@@ -14,9 +14,9 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-from penstock.schemas.transformers.degrees import Framework
+from penstock.schemas.transformers.degrees import Framework, Module
 from penstock.schemas.transformers.shape import Experts, LatentAttention, TransformerShape
-from penstock.shapes.layout import FULL, Layout
+from penstock.shapes.layout import FULL, MODULES, Layout
 
 _BF16, _FP32, _MASK = 2, 4, 1
 
@@ -60,19 +60,18 @@ class _Pieces(NamedTuple):
 
 def per_token(shape: TransformerShape, layout: Layout, *, dense: bool) -> Kept:
     """One layer, ``dense`` or with experts, under the layout's recomputation."""
-    pieces = _pieces(
-        shape,
-        dense,
-        layout.tensor,
-        layout.tensor if layout.sequence_parallel else 1,
-        layout.expert_tensor,
-        layout.framework,
-    )
+    pieces = _pieces_of(shape, layout, dense=dense)
     if layout.recompute == FULL:
         inputs = Fraction(_BF16 * shape.hidden, layout.tensor if layout.sequence_parallel else 1)
         return Kept(inputs, pieces.total)
     again = sum((getattr(pieces, module) for module in layout.recompute), Fraction(0))
     return Kept(pieces.total - again, again)
+
+
+def kept_by_modules(shape: TransformerShape, layout: Layout) -> dict[Module, Fraction]:
+    """Bytes per token that recomputing each module of a dense layer frees."""
+    pieces = _pieces_of(shape, layout, dense=True)
+    return {module: getattr(pieces, module) for module in MODULES}
 
 
 def before_scores(shape: TransformerShape, layout: Layout) -> Fraction:
@@ -83,6 +82,11 @@ def before_scores(shape: TransformerShape, layout: Layout) -> Fraction:
     shared = (norm.after - whole) * shape.hidden
     shared += norm.before * shape.hidden + norm.statistics if shape.final_norm else 0
     return whole * shape.hidden + Fraction(shared, spread)
+
+
+def _pieces_of(shape: TransformerShape, layout: Layout, *, dense: bool) -> _Pieces:
+    spread = layout.tensor if layout.sequence_parallel else 1
+    return _pieces(shape, dense, layout.tensor, spread, layout.expert_tensor, layout.framework)
 
 
 @lru_cache(maxsize=1024)

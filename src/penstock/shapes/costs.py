@@ -6,9 +6,15 @@ product for queries, keys and values, ``torch`` eager modules with flash attenti
 it does half of the square; an encoder (a shape with segment vectors) does all of it. Collectives are listed with
 ``hidden_ns`` 0: neither framework promises that computation hides them.
 
+A module of a block is recomputed by its whole forward, as Megatron's ``--recompute-modules mlp`` and torch's checkpoint
+of a module do: attention and feed-forward with the product that leads out of them and its reduce-scatter, from the
+result of the norm before. The norms are recomputed from their own inputs (Megatron's ``layernorm``).
+
 .. [1] Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022), section 4.2.2: the
    collectives of tensor and sequence parallelism.
 .. [2] Megatron-Core, ``tensor_parallel.layers``: inputs are gathered again for weight gradients.
+.. [3] Megatron-Core, ``TransformerLayer`` and ``TransformerConfig.recompute_modules``: normal checkpointing of ``mlp``,
+   output-discarding of ``layernorm``.
 """
 
 from __future__ import annotations
@@ -19,12 +25,12 @@ from typing import Literal, NamedTuple
 
 from penstock.executor.profiling.device_table import DeviceFacts, Dtype
 from penstock.schemas.profile import DividedCost, DividedLayer
-from penstock.schemas.transformers.degrees import Collective, Framework
+from penstock.schemas.transformers.degrees import Collective, Framework, Module, ModuleCost
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes import parameters
-from penstock.shapes.activations import before_scores, norm_kept, per_token
+from penstock.shapes.activations import before_scores, kept_by_modules, norm_kept, per_token
 from penstock.shapes.kernels import Kernels
-from penstock.shapes.layout import Layout
+from penstock.shapes.layout import MODULES, Layout
 from penstock.shapes.memory import LOGITS, vocabulary_rows
 
 _FP32 = 4
@@ -74,6 +80,28 @@ class Classes(NamedTuple):
     head: int
 
 
+class _Products(NamedTuple):
+    """Inner width and columns of a block's matrix products on one GPU."""
+
+    into_attention: list[tuple[int, int]]
+    into_mlp: list[tuple[int, int]]
+    out_of_attention: tuple[int, int]
+    out_of_mlp: tuple[int, int]
+
+    def of(self, module: Module) -> list[tuple[int, int]]:
+        """Those of a module's forward."""
+        if module == "norm":
+            return []
+        attention = module == "attention"
+        into, out = (self.into_attention, self.out_of_attention) if attention else (self.into_mlp, self.out_of_mlp)
+        return [*into, out]
+
+    @property
+    def all(self) -> list[tuple[int, int]]:
+        """All of them."""
+        return [*self.into_attention, *self.into_mlp, self.out_of_attention, self.out_of_mlp]
+
+
 class _Times(NamedTuple):
     """ns of the passes; ``weight`` is the part of ``backward`` that makes weight gradients."""
 
@@ -117,7 +145,7 @@ def costs_of(case: Case) -> tuple[DividedCost, DividedCost, DividedCost]:
         )
         for time, kept, needed, collectives in zip(times, stash, workspace, _collectives(case), strict=True)
     ]
-    return found[0], found[1], found[2]
+    return found[0], found[1].model_copy(update={"modules": _modules(case)}), found[2]
 
 
 def layers_of(case: Case) -> tuple[DividedLayer, DividedLayer, DividedLayer]:
@@ -147,31 +175,77 @@ def _attention_flops_per_token(shape: TransformerShape) -> int:
     return 2 * seen_twice * shape.heads * shape.head_width
 
 
-def _products(case: Case) -> list[tuple[int, int]]:
-    """Inner width and columns of a block's matrix products on one GPU."""
+def _products(case: Case) -> _Products:
     shape, t = case.shape, case.layout.tensor
     queries = shape.heads * shape.head_width // t
     keys = shape.kv_heads * shape.head_width // t
     inner, gates = shape.ffn // t, 2 if shape.gated else 1
-    out = [(queries, shape.hidden), (inner, shape.hidden)]
-    if case.fused:
-        return [(shape.hidden, queries + 2 * keys), (shape.hidden, gates * inner), *out]
-    return [(shape.hidden, width) for width in (queries, keys, keys, *[inner] * gates)] + out
+    attention, mlp = ([queries + 2 * keys], [gates * inner]) if case.fused else ([queries, keys, keys], [inner] * gates)
+    into = [[(shape.hidden, width) for width in each] for each in (attention, mlp)]
+    return _Products(into[0], into[1], (queries, shape.hidden), (inner, shape.hidden))
 
 
 def _block(case: Case) -> _Times:
-    kernels, tokens, products = case.kernels, case.tokens, _products(case)
+    kernels, tokens, products = case.kernels, case.tokens, _products(case).all
     forward = sum(kernels.product_ns(tokens, inner, columns) for inner, columns in products)
     inputs = sum(kernels.product_ns(tokens, columns, inner) for inner, columns in products)
     weights = sum(_weight_ns(case, inner, columns) for inner, columns in products)
-    queries = case.shape.heads / case.layout.tensor
-    flops = _attention_flops_per_token(case.shape) * tokens / case.layout.tensor
-    forward += kernels.attention_ns(flops, tokens * queries, backward=False)
-    inputs += kernels.attention_ns(_BACKWARD_ATTENTION * flops, tokens * queries, backward=True)
-    elementwise = _norms(case) + _around_attention(case) + _activations(case)
+    flops, rows = _attention(case)
+    forward += kernels.attention_ns(flops, rows, backward=False)
+    inputs += kernels.attention_ns(_BACKWARD_ATTENTION * flops, rows, backward=True)
+    elementwise = _norms(case) + _sums(case) + _query_key_norms(case) + _around_attention(case) + _activations(case)
     forward += sum(kernels.moved_ns(there) for there, _back in elementwise)
     inputs += sum(kernels.moved_ns(back) for _there, back in elementwise)
     return _Times(forward, inputs + weights, weights)
+
+
+def _attention(case: Case) -> tuple[float, float]:
+    """FLOPs of attention's forward on one GPU, and its rows: the queries of all heads."""
+    tensor = case.layout.tensor
+    flops = _attention_flops_per_token(case.shape) * case.tokens / tensor
+    return flops, case.tokens * (case.shape.heads / tensor)
+
+
+def _modules(case: Case) -> tuple[ModuleCost, ...]:
+    """What recomputing each module of a block costs and frees."""
+    freed = kept_by_modules(case.shape, case.layout)
+    scale = Fraction(case.width, 2) * case.tokens
+    return tuple(
+        ModuleCost(
+            module=module,
+            forward_ns=math.ceil(_module_ns(case, module)),
+            freed_bytes=math.floor(scale * freed[module]),
+            collectives=_module_collectives(case, module),
+        )
+        for module in MODULES
+    )
+
+
+def _module_ns(case: Case, module: Module) -> float:
+    """A module's forward, without collectives."""
+    moved: dict[Module, Moved] = {
+        "attention": _query_key_norms(case) + _around_attention(case),
+        "mlp": _activations(case),
+        "norm": _norms(case),
+    }
+    found = sum(case.kernels.product_ns(case.tokens, *each) for each in _products(case).of(module))
+    if module == "attention":
+        found += case.kernels.attention_ns(*_attention(case), backward=False)
+    return found + sum(case.kernels.moved_ns(there) for there, _back in moved[module])
+
+
+def _module_collectives(case: Case, module: Module) -> tuple[Collective, ...]:
+    """Megatron gathers a module's input again; torch keeps it gathered, and gathers it with the norm that makes it."""
+    if case.layout.tensor == 1:
+        return ()
+    hidden = case.shape.sequence_length * case.shape.hidden * case.width
+    if case.spread == 1:
+        return () if module == "norm" else (_collective("forward", "all_reduce", hidden, 1),)
+    gathered = min(2, case.shape.norms_per_layer)
+    if module == "norm":
+        return () if case.fused else (_collective("forward", "all_gather", hidden, gathered),)
+    gather = (_collective("forward", "all_gather", hidden, 1),) if case.fused else ()
+    return (*gather, _collective("forward", "reduce_scatter", hidden, 1))
 
 
 def _weight_ns(case: Case, inner: float, columns: float) -> float:
@@ -196,16 +270,25 @@ def _norm_bytes(case: Case) -> tuple[int, int]:
 
 
 def _norms(case: Case) -> Moved:
-    """Norms of a block and its two sums with what passes by, of three tensors each; masks of dropout."""
+    """Norms of a block over the hidden width."""
+    each, elements = _norm_bytes(case), case.tokens * case.shape.hidden / case.spread
+    return [(each[0] * elements, each[1] * elements)] * case.shape.norms_per_layer
+
+
+def _sums(case: Case) -> Moved:
+    """A block's two sums with what passes by, of three tensors each; masks of dropout."""
+    elements = case.tokens * case.shape.hidden / case.spread
+    masks = (1 if case.fused else 2 * case.width + 1) if case.shape.dropout else 0
+    return [((3 * case.width + masks) * elements, (3 * case.width + masks) * elements)] * 2
+
+
+def _query_key_norms(case: Case) -> Moved:
+    """Norms of each head's queries and keys."""
     shape, each = case.shape, _norm_bytes(case)
-    elements = case.tokens * shape.hidden / case.spread
-    masks = (1 if case.fused else 2 * case.width + 1) if shape.dropout else 0
-    found = [(each[0] * elements, each[1] * elements)] * shape.norms_per_layer
-    found += [((3 * case.width + masks) * elements, (3 * case.width + masks) * elements)] * 2
-    if shape.query_key_norm:
-        heads = case.tokens * (shape.heads + shape.kv_heads) * shape.head_width / case.layout.tensor
-        found.append((each[0] * heads, each[1] * heads))
-    return found
+    if not shape.query_key_norm:
+        return []
+    heads = case.tokens * (shape.heads + shape.kv_heads) * shape.head_width / case.layout.tensor
+    return [(each[0] * heads, each[1] * heads)]
 
 
 def _around_attention(case: Case) -> Moved:

@@ -8,8 +8,7 @@ from functools import lru_cache
 from itertools import product
 from typing import get_args
 
-from penstock.schemas.api.fits import Module
-from penstock.schemas.transformers.degrees import Framework, Sharding
+from penstock.schemas.transformers.degrees import Framework, Module, Sharding
 
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 MODULES: tuple[Module, ...] = get_args(Module)

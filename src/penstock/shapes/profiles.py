@@ -24,7 +24,7 @@ from penstock.schemas.profile import (
     SharedParameter,
     Variant,
 )
-from penstock.schemas.transformers.degrees import Degrees, Framework
+from penstock.schemas.transformers.degrees import Degrees, Framework, ModuleCost
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes.costs import Case, costs_of, layers_of, local_parameters
 from penstock.shapes.layout import Layout
@@ -248,6 +248,17 @@ def _cost(own: LayerMeasurement, alone: DividedCost, shared: DividedCost) -> Div
         stash_bytes=_scaled(own.stash_bytes, alone.stash_bytes, shared.stash_bytes),
         workspace_bytes=_scaled(own.workspace_bytes, alone.workspace_bytes, shared.workspace_bytes),
         collectives=shared.collectives,
+        modules=None if shared.modules is None else tuple(_module(own, alone, each) for each in shared.modules),
+    )
+
+
+def _module(own: LayerMeasurement, alone: DividedCost, shared: ModuleCost) -> ModuleCost:
+    """What a module takes is scaled as the layer's forward, and what it frees as the layer's stash."""
+    return shared.model_copy(
+        update={
+            "forward_ns": _scaled(own.forward_ns, alone.forward_ns, shared.forward_ns),
+            "freed_bytes": own.stash_bytes * shared.freed_bytes // alone.stash_bytes,
+        }
     )
 
 
@@ -265,5 +276,5 @@ def _tied(shape: TransformerShape, layout: Layout) -> tuple[SharedParameter, ...
 
 def _measured(shape: TransformerShape, layout: Layout, kind: str, size: int, roles: Sequence[int]) -> Measurement:
     found = costs_of(Case(shape, Layout(framework=layout.framework, micro_batch_size=size), device_facts(kind)))
-    each = [LayerMeasurement(**cost.model_dump(exclude={"collectives"})) for cost in found]
+    each = [LayerMeasurement(**cost.model_dump(exclude={"collectives", "modules"})) for cost in found]
     return Measurement(device_kind=kind, micro_batch_size=size, layers=tuple(each[role] for role in roles))

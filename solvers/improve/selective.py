@@ -1,0 +1,90 @@
+"""Selective recomputation: modules instead of whole layers, chosen stage by stage for a plan whose order stays.
+
+Every group of stages on the same devices begins with the way to recompute that takes the least time, nothing first.
+As long as devices lack memory, each of them takes its next way, which takes more time and keeps less; the last is the
+plan's own. Orders name no layers and no recomputation but that which runs apart, so they stay what they are without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from penstock.schemas.program import RECOMPUTE
+from penstock.solvers.costs.memory import shortages
+from penstock.solvers.costs.stage import stage_costs
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders, Row
+
+Stages = tuple[Stage, ...]
+
+
+def lighter(
+    problem: Problem, allocation: Allocation, orders: Orders, overlap: bool, stopped: Callable[[], bool]
+) -> tuple[Allocation, Orders] | None:
+    """Return the first plan with less recomputation that fits; None where there is none."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for s, stage in enumerate(allocation.stages):
+        groups.setdefault(tuple(sorted(stage.devices)), []).append(s)
+    rows = -(-problem.global_batch_size // allocation.num_micro_batches)
+    ways = {key: _ways(problem, [allocation.stages[s] for s in own], rows) for key, own in groups.items()}
+    at = dict.fromkeys(groups, 0)
+    while not stopped() and any(at[key] < len(ways[key]) - 1 for key in groups):
+        chosen = {s: stage for key, own in groups.items() for s, stage in zip(own, ways[key][at[key]], strict=True)}
+        plan = _with(allocation, chosen)
+        order = _without_idle(plan, orders)
+        short = {each.device for each in shortages(problem, plan, simulate(problem, plan, order, overlap=overlap))}
+        if not short:
+            return plan, order
+        lacking = [key for key in groups if short & set(key) and at[key] < len(ways[key]) - 1]
+        if not lacking:
+            return None
+        for key in lacking:
+            at[key] += 1
+    return None
+
+
+def _ways(problem: Problem, stages: Sequence[Stage], rows: int) -> list[Stages]:
+    """Return the stages in each way that is quicker than their own, quickest first, as long as each keeps less.
+
+    Their own way is the last.
+    """
+    own = tuple(stages)
+    plain = tuple(stage.plain for stage in stages)
+    others = [plain, *(tuple(replace(stage, modules=each) for stage in plain) for each in problem.module_sets)]
+    known = {way: _time_and_kept(problem, way, rows) for way in (*others, own)}
+    found: list[Stages] = []
+    for way in sorted(dict.fromkeys(others), key=lambda way: known[way]):
+        if known[way][0] < known[own][0] and (not found or known[way][1] < known[found[-1]][1]):
+            found.append(way)
+    return [*found, own]
+
+
+def _time_and_kept(problem: Problem, stages: Stages, rows: int) -> tuple[int, int]:
+    costs = [stage_costs(problem, stage, rows) for stage in stages]
+    return sum(cost.recompute_ns for cost in costs), sum(cost.kept_bytes for cost in costs)
+
+
+def _with(allocation: Allocation, chosen: dict[int, Stage]) -> Allocation:
+    """Return the allocation with these stages, by their numbers."""
+    left = iter(sorted(chosen))
+    pipelines = tuple(
+        Pipeline(tuple(chosen[next(left)] for _stage in pipeline.stages), pipeline.micro_batches)
+        for pipeline in allocation.pipelines
+    )
+    return Allocation(pipelines, allocation.num_micro_batches)
+
+
+def _without_idle(plan: Allocation, orders: Orders) -> Orders:
+    """Return the orders without recomputation apart of stages that recompute no whole layers."""
+    whole = np.asarray([bool(stage.recompute) for stage in plan.stages])
+
+    def kept(row: Row) -> Row:
+        operations = row.operations
+        return Row(row.devices, operations[(operations[:, 0] != RECOMPUTE) | whole[operations[:, 1]]])
+
+    return replace(orders, rows=tuple(map(kept, orders.rows)))
