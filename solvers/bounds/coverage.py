@@ -146,6 +146,11 @@ def every_plan(problem: Problem) -> Covers:
     )
 
 
+def fitting(problem: Problem) -> Covers:
+    """Return the plans of ``every_plan`` that fit into memory."""
+    return replace(every_plan(problem), memory=_one("fits"))
+
+
 def whatever_is_pinned(bound: Bound) -> Bound:
     """Return a bound that was proven without the request's pins: it covers plans that break them as well."""
     return replace(bound, covers=replace(bound.covers, pins=every("pins")["pins"]))
