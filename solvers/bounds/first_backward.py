@@ -2,12 +2,14 @@
 
 No backward begins before one slice has come forward through all layers. What has been computed forward by then is in
 memory, or is computed once more afterwards; all devices together have room for so much. All other work comes later.
+Where modules of a layer can be recomputed by themselves, each may be kept or not, and so may the rest of the layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from fractions import Fraction
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -15,11 +17,12 @@ import numpy as np
 from penstock.solvers.bounds.one_pipeline.load import kinds_of, least_per_sample
 from penstock.solvers.costs.memory import free_bytes
 from penstock.solvers.costs.tables.stage_table import static_sums
+from penstock.solvers.model.degrees import Module
 from penstock.solvers.model.problem import Measured, Problem
 
 
 class Kept(NamedTuple):
-    """What all samples of a layer keep from forward to backward, and the work that this spares later."""
+    """What all samples of a layer, or of a part of one, keep until the backward, and the work that it spares later."""
 
     bytes: Fraction
     work_ns: Fraction
@@ -32,34 +35,65 @@ def first_backward_ns(problem: Problem, slice_ns: int) -> int:
     """
     batch = problem.global_batch_size
     later_ns, kept = Fraction(int(problem.update_ns[-1])), list[Kept]()
-    for whole, forward, backward, stash in zip(*_per_sample(problem), strict=True):
+    for layer in _per_sample(problem):
         if problem.recompute == "never":
-            later_ns += batch * whole
-            kept.append(Kept(batch * stash, batch * (whole - backward)))
+            later_ns += batch * layer.whole_ns
+            kept.append(Kept(batch * layer.stash_bytes, batch * (layer.whole_ns - layer.backward_ns)))
         else:
-            later_ns += batch * (backward + forward)
-            kept.append(Kept(batch * stash, batch * forward))
+            later_ns += batch * (layer.backward_ns + layer.forward_ns)
+            rest = layer.forward_ns - sum(time for time, _freed in layer.modules)
+            kept.append(Kept(batch * layer.stash_bytes, batch * max(Fraction(0), rest)))
+            kept += [Kept(batch * freed, batch * time) for time, freed in layer.modules]
     return slice_ns + max(0, -int(-(later_ns - _spared_ns(kept, _room_bytes(problem))) // problem.num_devices))
 
 
-def _per_sample(problem: Problem) -> tuple[list[Fraction], ...]:
-    """Return each layer's least time, forward and backward together and each, and the least bytes that it keeps."""
-    kinds = kinds_of(problem)
+class _Layer(NamedTuple):
+    """A layer's least time per sample, forward and backward together and each, and the least bytes that it keeps.
 
-    def least(value: Callable[[Measured], np.ndarray], speeds: Iterable[float]) -> list[Fraction]:
+    ``modules``: of each that can be recomputed by itself, the least time and bytes; the layer's bytes are without.
+    """
+
+    whole_ns: Fraction
+    forward_ns: Fraction
+    backward_ns: Fraction
+    stash_bytes: Fraction
+    modules: tuple[tuple[Fraction, Fraction], ...]
+
+
+def _per_sample(problem: Problem) -> list[_Layer]:
+    kinds = kinds_of(problem)
+    modules = problem.modules if problem.recompute != "never" else ()
+
+    def least(value: Callable[[Measured], np.ndarray], *, time: bool = True) -> list[Fraction]:
         of_kinds = [
-            [each / Fraction(speed) for each in least_per_sample(problem, kind, value)]
-            for kind, speed in zip(kinds, speeds, strict=True)
+            [each / Fraction(kind[1] if time else 1.0) for each in least_per_sample(problem, kind, value)]
+            for kind in kinds
         ]
         return [min(each) for each in zip(*of_kinds, strict=True)]
 
-    speeds = [speed for _source, speed in kinds]
-    return (
-        least(lambda point: point.forward_ns + point.backward_ns, speeds),
-        least(lambda point: point.forward_ns, speeds),
-        least(lambda point: point.backward_ns, speeds),
-        least(lambda point: point.stash_bytes, [1.0] * len(kinds)),
+    def rest(point: Measured) -> np.ndarray:
+        return np.asarray(point.stash_bytes - sum(point.modules[each][1] for each in modules))
+
+    of_modules = [
+        zip(least(partial(_time_of, each)), least(partial(_freed_by, each), time=False), strict=True)
+        for each in modules
+    ]
+    of_layers = zip(*of_modules, strict=True) if modules else [()] * problem.num_layers
+    columns = (
+        least(lambda point: point.forward_ns + point.backward_ns),
+        least(lambda point: point.forward_ns),
+        least(lambda point: point.backward_ns),
+        least(rest, time=False),
     )
+    return [_Layer(*each) for each in zip(*columns, of_layers, strict=True)]
+
+
+def _time_of(module: Module, point: Measured) -> np.ndarray:
+    return point.modules[module][0]
+
+
+def _freed_by(module: Module, point: Measured) -> np.ndarray:
+    return point.modules[module][1]
 
 
 def _room_bytes(problem: Problem) -> int:

@@ -145,7 +145,7 @@ def random_orders(rng: random.Random, allocation: Allocation) -> Orders:
             lanes[lane] = []
     waiting: dict[tuple[int, ...], list[tuple[int, int, int]]] = {lane: [] for lane in lanes}
     for s, stage in enumerate(stages):
-        split, again = rng.random() < 0.3, bool(stage.recompute) and rng.random() < 0.5
+        split, again = rng.random() < 0.3, stage.recomputes and rng.random() < 0.5
         kinds = [FORWARD, *((INPUT, WEIGHT) if split else (BACKWARD,)), *((RECOMPUTE,) if again else ())]
         for m in allocation.micro_batches(s):
             for lane in groups[stage.devices]:

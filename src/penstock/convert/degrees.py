@@ -159,7 +159,7 @@ def _measured(given: DividedMeasurement, classes: np.ndarray) -> CellMeasured:
     def every(values: Iterable[int]) -> np.ndarray:
         return frozen(np.fromiter(values, dtype=np.int64)[classes])
 
-    known = {each.module for layer in layers for each in layer.modules or ()}
+    known = {each.module for number in set(classes.tolist()) for each in layers[number].modules or ()}
     collectives = [tuple(_collective(each, rows) for each in layer.collectives) for layer in layers]
     return CellMeasured(
         rows=rows,

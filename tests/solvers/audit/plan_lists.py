@@ -55,7 +55,7 @@ def permitted(problem: Problem, plan: Candidate) -> str | None:
                 return f"stage {s} breaks a pin"
         if not problem.codec and True in stage.coded:
             return f"stage {s} encodes"
-        if problem.recompute == "never" and stage.recompute:
+        if problem.recompute == "never" and stage.recomputes:
             return f"stage {s} recomputes"
         if problem.recompute == "always" and not stage.recompute and _may_recompute(problem, stage):
             return f"stage {s} does not recompute"
@@ -194,7 +194,7 @@ def _ordered(problem: Problem, rng: random.Random, allocation: Allocation) -> Ca
 def _style(problem: Problem, allocation: Allocation, rng: random.Random) -> Style:
     every = range(len(allocation.stages))
     split = rng.choice([frozenset(), frozenset(), frozenset(every), frozenset(s for s in every if rng.random() < 0.5)])
-    apart = frozenset(s for s in every if allocation.stages[s].recompute) if rng.random() < 0.3 else frozenset()
+    apart = frozenset(s for s in every if allocation.stages[s].recomputes) if rng.random() < 0.3 else frozenset()
     return Style(
         most=rng.randint(1, allocation.num_micro_batches),
         forward_first=rng.random() < 0.3,
@@ -231,6 +231,8 @@ def _recomputing(rng: random.Random, problem: Problem, allocation: Allocation) -
             return stage
         first = rng.randint(stage.first, stage.last) if partly else stage.first
         last = rng.randint(first, stage.last) if partly else stage.last
+        if problem.module_sets and rng.random() < 0.5:
+            return replace(stage, modules=rng.choice(problem.module_sets))
         return replace(stage, recompute=((first, last),))
 
     return _each_stage(allocation, again)

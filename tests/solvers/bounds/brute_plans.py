@@ -17,6 +17,7 @@ from problems import make_problem, warmup_orders
 from penstock.schemas.errors import PenstockError
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.degrees import Modules
 from penstock.solvers.model.problem import Pin, Problem
 from penstock.solvers.model.schedule import Schedule
 from penstock.solvers.model.update_rules import UpdateRule
@@ -69,8 +70,8 @@ def plans(problem: Problem, rule: UpdateRule) -> Iterator[Allocation]:
             for spans in _cuts(problem, folds * places):
                 for again in _recomputing(problem, len(spans)):
                     stages = tuple(
-                        Stage(first, last, own, dispatch if len(own) > 1 else "rows", ((first, last),) if r else ())  # type: ignore[arg-type]
-                        for (first, last), own, r in zip(spans, groups * folds, again, strict=True)
+                        _stage(first, last, own, dispatch if len(own) > 1 else "rows", way)
+                        for (first, last), own, way in zip(spans, groups * folds, again, strict=True)
                     )
                     if all(_keeps(stage, pin) for stage in stages for pin in problem.pins):
                         yield single_pipeline(stages, number)
@@ -106,9 +107,18 @@ def _cuts(problem: Problem, stages: int) -> Iterator[list[tuple[int, int]]]:
         yield [(edges[s], edges[s + 1] - 1) for s in range(stages)]
 
 
-def _recomputing(problem: Problem, stages: int) -> list[tuple[int, ...]]:
-    every = {"never": [0], "always": [1], "auto": [0, 1]}[problem.recompute]
-    return list(product(every, repeat=stages))
+Way = bool | Modules
+"""Whether a stage recomputes whole, or the modules of its layers that it recomputes."""
+
+
+def _stage(first: int, last: int, devices: tuple[int, ...], dispatch: str, way: Way) -> Stage:
+    again, modules = (((first, last),) if way else (), ()) if isinstance(way, bool) else ((), way)
+    return Stage(first, last, devices, dispatch, again, modules=modules)  # type: ignore[arg-type]
+
+
+def _recomputing(problem: Problem, stages: int) -> list[tuple[Way, ...]]:
+    every: dict[str, list[Way]] = {"never": [False], "always": [True], "auto": [False, True, *problem.module_sets]}
+    return list(product(every[problem.recompute], repeat=stages))
 
 
 def _keeps(stage: Stage, pin: Pin) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from random_plans import random_allocation, random_crossing_pipelines, random_orders, random_pipelines
@@ -14,7 +15,7 @@ from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.judge.simulate import simulate
-from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.allocation import Allocation, Stage
 from penstock.solvers.model.degrees import Choice
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Candidate
@@ -23,6 +24,7 @@ from penstock.solvers.model.schedule import Orders
 Json = dict[str, Any]
 UNIT = 5040
 """Bandwidths are multiples of it, so that the part of each of up to 10 lanes is a whole number."""
+MODULES = ("attention", "mlp", "norm")
 FORMS = ("uniform", "star", "racks", "own", "rails", "matrix")
 """Of clusters: nodes around a switch, in racks, with cables or rails of their own; also ``circles``, below."""
 MIXES = ({"tensor": 2}, {"tensor": 4}, {"tensor": 2, "context": 2}, {"context": 2}, {"context": 4})
@@ -80,7 +82,7 @@ def drawn_plan(rng: random.Random, forms: Sequence[str] = FORMS, **network: str)
         except UnsupportedRequest:
             continue
         make = rng.choice(MAKES) if min(cells.num_devices, cells.global_batch_size) > 1 else random_allocation
-        allocation = make(rng, cells)
+        allocation = _with_modules(rng, cells, make(rng, cells))
         orders = random_orders(rng, allocation)
         if not _take_turns(allocation, orders):
             continue
@@ -89,6 +91,17 @@ def drawn_plan(rng: random.Random, forms: Sequence[str] = FORMS, **network: str)
         candidate = Candidate("drawn", allocation, orders, timeline, overlap)
         plan = to_plan(cells, request, candidate, ())
         return Drawn(request, choice, cells, PlanFile(plan=plan, request=request))
+
+
+def _with_modules(rng: random.Random, cells: Problem, allocation: Allocation) -> Allocation:
+    """The allocation with some of the stages recomputing modules instead of what they recompute."""
+    sets = cells.module_sets
+
+    def again(stage: Stage) -> Stage:
+        return replace(stage.plain, modules=rng.choice(sets)) if sets and rng.random() < 0.5 else stage
+
+    pipelines = (replace(each, stages=tuple(map(again, each.stages))) for each in allocation.pipelines)
+    return Allocation(tuple(pipelines), allocation.num_micro_batches)
 
 
 def _take_turns(allocation: Allocation, orders: Orders) -> bool:
@@ -152,7 +165,7 @@ def _variant(rng: random.Random, degrees: dict[str, int], classes: int, hides: b
         {
             "device_kind": "cpu",
             "micro_batch_size": rows,
-            "layers": [_cost(rng) | {"collectives": _collectives(rng, degrees, hides)} for _ in range(classes)],
+            "layers": [_divided(rng, degrees, hides) for _ in range(classes)],
         }
         for rows in rng.sample(range(1, 7), rng.randint(1, 3))
     ]
@@ -162,6 +175,22 @@ def _variant(rng: random.Random, degrees: dict[str, int], classes: int, hides: b
         "layers": [{"parameter_bytes": rng.randrange(9_000), "update_ns": rng.randint(0, 90)} for _ in range(classes)],
         "measurements": points,
     }
+
+
+def _divided(rng: random.Random, degrees: dict[str, int], hides: bool) -> Json:
+    """A layer on one GPU of several; each of its modules may free a part of its stash."""
+    cost = _cost(rng) | {"collectives": _collectives(rng, degrees, hides)}
+    edges = sorted(rng.randint(0, cost["stash_bytes"]) for _ in MODULES)
+    modules = [
+        {
+            "module": module,
+            "forward_ns": rng.randint(0, 600),
+            "freed_bytes": high - low,
+            "collectives": [each | {"phase": "forward"} for each in _collectives(rng, degrees, hides)],
+        }
+        for module, low, high in zip(MODULES, (0, *edges), edges, strict=False)
+    ]
+    return cost | ({"modules": modules} if rng.random() < 0.9 else {})
 
 
 def _collectives(rng: random.Random, degrees: dict[str, int], hides: bool) -> list[Json]:

@@ -167,8 +167,9 @@ def read_file(file: Json) -> Run:
         for each in pipeline["stages"]:
             first, last = each["layers"]
             again = {"none": (), "full": ((first, last),)}.get(str(each["recompute"]), each["recompute"])
-            ranges = tuple((a, b) for a, b in again)
-            stages.append(Stage(first, last, held(each["devices"]), each["dispatch"], ranges))
+            modules = tuple(again["modules"]) if isinstance(again, dict) else ()
+            ranges = tuple((a, b) for a, b in again) if not modules else ()
+            stages.append(Stage(first, last, held(each["devices"]), each["dispatch"], ranges, modules=modules))
         pipelines.append(Pipeline(tuple(stages), tuple(pipeline["micro_batches"])))
     allocation = Allocation(tuple(pipelines), plan["num_micro_batches"])
     costs = LaneCosts(problem, allocation, plan["overlap_all_reduce"])  # type: ignore[arg-type]
@@ -255,8 +256,25 @@ class Inner:
         found = []
         for number in self.classes:
             own = [each for each in measurement["layers"][number]["collectives"] if each["phase"] == phase]
-            rows = 1 if phase == "step" else measurement["micro_batch_size"]
-            found.append(sum(max(0, self.taken(each, rows) - each["hidden_ns"]) for each in own))
+            found.append(self.added(own, 1 if phase == "step" else measurement["micro_batch_size"]))
+        return found
+
+    def added(self, collectives: list[Json], rows: int) -> int:
+        """What some collectives add."""
+        return sum(max(0, self.taken(each, rows) - each["hidden_ns"]) for each in collectives)
+
+    def modules(self, measurement: Json, speed: float) -> dict[str, tuple[list[int], list[int]]]:
+        """What each module of each layer takes and frees."""
+        held = [measurement["layers"][number]["modules"] or [] for number in self.classes]
+        found: dict[str, tuple[list[int], list[int]]] = {}
+        for name in {each["module"] for own in held for each in own}:
+            one = [next((each for each in own if each["module"] == name), None) for own in held]
+            rows = measurement["micro_batch_size"]
+            times = [
+                -int(-each["forward_ns"] // speed) + self.added(each["collectives"], rows) if each else 0
+                for each in one
+            ]
+            found[name] = (times, [each["freed_bytes"] if each else 0 for each in one])
         return found
 
     def taken(self, collective: Json, rows: int) -> int:
@@ -294,4 +312,5 @@ class Inner:
         ]
         sizes = [[each[name] for each in held] for name in ("stash_bytes", "workspace_bytes")]
         rows = measurement["micro_batch_size"]
-        return Measured(rows, both("forward"), both("backward"), faster(halves), *sizes)  # type: ignore[arg-type]
+        times = both("forward"), both("backward"), faster(halves)
+        return Measured(rows, *times, *sizes, self.modules(measurement, speed))  # type: ignore[arg-type]

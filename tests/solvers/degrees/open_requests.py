@@ -5,11 +5,21 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from itertools import product
+from typing import get_args
 
 import numpy as np
 from random_requests import request_of
 
-from penstock.solvers.model.degrees import CellMeasured, Choice, Collective, Degrees, Sharding, Variant
+from penstock.solvers.model.degrees import (
+    CellMeasured,
+    CellModule,
+    Choice,
+    Collective,
+    Degrees,
+    Module,
+    Sharding,
+    Variant,
+)
 from penstock.solvers.model.network import Network
 from penstock.solvers.model.problem import Problem
 
@@ -56,6 +66,7 @@ def _divisible(network: Network) -> Network:
 def _variant(rng: random.Random, problem: Problem, degrees: Degrees) -> Variant:
     """About the degrees' part of everything, and a few collectives."""
     part = rng.uniform(0.7, 1.6) / degrees.cell
+    knows_modules = rng.random() < 0.6
 
     def some(values: np.ndarray) -> np.ndarray:
         return np.array([int(each * part * rng.uniform(0.6, 1.4)) for each in values.tolist()], dtype=np.int64)
@@ -72,7 +83,9 @@ def _variant(rng: random.Random, problem: Problem, degrees: Degrees) -> Variant:
         weight = np.array([rng.randint(0, each) for each in backward.tolist()], dtype=np.int64)
         own = tuple(_collectives(rng, degrees, known.rows) for _ in range(problem.num_layers))
         times = some(known.forward_ns), backward, weight
-        measured.append(CellMeasured(known.rows, *times, some(known.stash_bytes), some(known.workspace_bytes), own))
+        sizes = some(known.stash_bytes), some(known.workspace_bytes)
+        modules = _modules(rng, known.rows, degrees, times[0], sizes[0]) if knows_modules else {}
+        measured.append(CellMeasured(known.rows, *times, *sizes, own, modules))
     return Variant(
         degrees=degrees,
         parameter_bytes=prefix(parameters),
@@ -87,6 +100,24 @@ def _variant(rng: random.Random, problem: Problem, degrees: Degrees) -> Variant:
         ),
         measured=dict.fromkeys(problem.measured, tuple(measured)),
     )
+
+
+def _modules(
+    rng: random.Random, rows: int, degrees: Degrees, forward: np.ndarray, stash: np.ndarray
+) -> dict[Module, CellModule]:
+    """A part of each layer's forward and stash, and a few collectives."""
+    found: dict[Module, CellModule] = {}
+    for module in get_args(Module):
+        own = tuple(
+            tuple(each for each in _collectives(rng, degrees, rows) if each.phase == "forward") for _ in stash.tolist()
+        )
+        shares = [rng.uniform(0, 0.33) for _ in stash.tolist()]
+        freed = np.array(
+            [int(each * share) for each, share in zip(stash.tolist(), shares, strict=True)], dtype=np.int64
+        )
+        times = np.array([int(each * rng.uniform(0, 0.5)) for each in forward.tolist()], dtype=np.int64)
+        found[module] = CellModule(times, freed, own)
+    return found
 
 
 def _collectives(rng: random.Random, degrees: Degrees, rows: int) -> tuple[Collective, ...]:

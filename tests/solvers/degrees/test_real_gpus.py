@@ -13,6 +13,7 @@ from lane_clock import alone_ns, run_apart, run_file
 from page_agreement import assert_same
 
 from penstock.planning.judge import judge
+from penstock.schemas.plan import RecomputedModules
 from penstock.solvers.bounds.schedule_bound import request_bound
 from penstock.solvers.degrees.cell_network import cell_network
 from penstock.solvers.model.network import Network
@@ -76,10 +77,11 @@ def test_every_kind_is_met() -> None:
             "of several nodes": any(len(real.network.nodes_of(cell)) > 1 for cell in drawn.cells.cells),
             "scaled kinds": len({device.kind for device in drawn.cells.devices}) > 1,
             "ties": bool(request.profile.shared_parameters),
+            "modules": any(isinstance(stage.recompute, RecomputedModules) for stage in stages),
         }
         met.update(name for name, there in found.items() if there)
     assert {kind: number for kind, number in met.items() if number < 3} == {}
-    assert len(met) == 23
+    assert len(met) == 24
 
 
 def test_cells_whose_lanes_are_forgotten_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,6 +172,7 @@ class Costs:
             encode_in, decode_in, encode_out, decode_out = self._conversions(stage, kind, z)
             stash = self.total("stash_bytes", kind, layers, z)
             redone = [self.total("stash_bytes", kind, segment, z) for segment in segments]
+            freed = {layer: self._freed(stage, kind, layer, z) for layer in layers}
             workspace = max(self.value("workspace_bytes", kind, layer, z) for layer in layers)
             plain.append(stash)
             found.append(
@@ -179,14 +180,28 @@ class Costs:
                     self.total("forward_ns", kind, layers, z) + encode_out + decode_in,
                     self.total("backward_ns", kind, layers, z) + encode_in + decode_out,
                     self.total("weight_ns", kind, layers, z),
-                    self.total("forward_ns", kind, again, z),
-                    stash - sum(redone) + own,
+                    self.total("forward_ns", kind, again, z)
+                    + sum(self._module(module, 0, kind, layer, z) for module in stage.modules for layer in layers),
+                    stash - sum(redone) - sum(freed.values()) + own,
                     workspace,
-                    workspace + max(redone, default=0),
+                    workspace + max([*redone, *freed.values()]),
                 )
             )
         forward, backward, weight, repeat, kept, work, most = (max(column) for column in zip(*found, strict=True))
         return StageCosts(forward, backward, weight, repeat, kept, work, most - work, max(plain) - kept + own)
+
+    def _freed(self, stage: Stage, kind: str, layer: int, z: int) -> int:
+        """What a layer's recomputed modules free of its stash."""
+        freed = sum(self._module(module, 1, kind, layer, z) for module in stage.modules)
+        return min(freed, self.value("stash_bytes", kind, layer, z))
+
+    def _module(self, module: str, which: int, kind: str, layer: int, z: int) -> int:
+        """A module's time (0), rounded up, or what it frees (1), rounded down."""
+        source, speed = self.problem.kind_source[kind]
+        sign = 1 if which == 0 else -1
+        x = {point.rows: sign * int(point.modules[module][which][layer]) for point in self.problem.measured[source]}
+        found = sign * self._at(x, z)
+        return math.ceil(found / speed) if speed != 1 and which == 0 else found
 
     def _own(self, first: int, a: int, z: int) -> int:
         if a == 0 or (a == first and self.problem.memory.count_buffers):
