@@ -18,7 +18,7 @@ from penstock.report.explained import PARTS, SPANS, share_name
 from penstock.report.memory import peaks
 from penstock.report.sentences import pace, subtitle
 from penstock.report.traffic import traffic
-from penstock.report.words import amount, duration, percent, ranges
+from penstock.report.words import amount, duration, percent, ranges, recomputed
 from penstock.schemas.api.explanation import Explanation, IdleOut
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, NotFound, UnsupportedRequest
 from penstock.schemas.plan import Plan, PlanFile
@@ -204,7 +204,7 @@ def _stages(plan: Plan, profile: ModelProfile) -> Iterator[dict[str, Any]]:
             "devices": stage.devices,
             "shown": _some(stage.devices),
             "dispatch": stage.dispatch.replace("_", " ") if len(stage.devices) > 1 else "–",
-            "recompute": stage.recompute if isinstance(stage.recompute, str) else f"{len(stage.recompute)} ranges",
+            "recompute": recomputed(stage),
             "warmup": plan.schedule.warmup[number] if number < len(plan.schedule.warmup) else None,
         }
 

@@ -106,7 +106,8 @@ def _room_bytes(problem: Problem) -> int:
 def _spared_ns(kept: Iterable[Kept], room_bytes: int) -> Fraction:
     """Return the most work that keeping activations spares: those first that spare most per byte."""
     left, spared = Fraction(room_bytes), Fraction(0)
-    for each in sorted(kept, key=lambda each: each.bytes / each.work_ns if each.work_ns else Fraction(0)):
+    sparing = [each for each in kept if each.work_ns > 0]
+    for each in sorted(sparing, key=lambda each: each.bytes / each.work_ns):
         part = min(Fraction(1), left / each.bytes) if each.bytes else Fraction(1)
         left -= part * each.bytes
         spared += part * each.work_ns

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Hashable, Sequence
+
+from penstock.solvers.model.allocation import Stage
 
 
 def shape(pipelines: Sequence[Sequence[Collection[Hashable]]]) -> str:
@@ -36,6 +39,12 @@ def micro_batches(number: int, rows: int) -> str:
     """Return ``8 micro-batches of at most 4 samples``; for a single one, its exact size."""
     samples = f"{rows:,} sample{'' if rows == 1 else 's'}"
     return f"one micro-batch of {samples}" if number == 1 else f"{number:,} micro-batches of at most {samples}"
+
+
+def recomputing(stages: Sequence[Stage]) -> tuple[str, ...]:
+    """Return how many stages recompute, and what if not whole layers: ``3 of them recomputing``, ``2 … norm``."""
+    found = Counter(" and ".join(stage.modules) for stage in stages if stage.recomputes)
+    return tuple(f"{number} of them recomputing{what and ' '}{what}" for what, number in found.items())
 
 
 def layers(first: int, last: int, names: Sequence[str] | None = None) -> str:

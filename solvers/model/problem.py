@@ -256,13 +256,13 @@ class Problem:
             exact = _at_rows(sizes, known, rows, self.linear)
             return np.ceil(exact / speed).astype(np.int64) if time and speed != 1.0 else exact
 
-        values = {}
+        values = []
         for name in ("forward_ns", "backward_ns", "weight_ns", "stash_bytes", "workspace_bytes"):
             exact = at_rows([getattr(point, name) for point in points], time=name.endswith("_ns"))
-            values[name] = exact if name == "workspace_bytes" else np.concatenate(([0], np.cumsum(exact)))
-            values[name].setflags(write=False)
+            values.append(exact if name == "workspace_bytes" else np.concatenate(([0], np.cumsum(exact))))
+            values[-1].setflags(write=False)
         return Costs(
-            **values,
+            *values,
             modules={
                 module: (
                     at_rows([point.modules[module][0] for point in points], time=True),

@@ -10,7 +10,7 @@ from penstock.solvers.explanation.hints import hints
 from penstock.solvers.explanation.what_if import Replan
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import row_classes
-from penstock.solvers.model.plan_shape import layers_need, micro_batches, shape
+from penstock.solvers.model.plan_shape import layers_need, micro_batches, recomputing, shape
 from penstock.solvers.model.result import REQUEST_SCOPE, Bound, Candidate, Shortage, Status
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.schedules.catalogue import SCHEDULES
@@ -79,15 +79,14 @@ def _shape(state: State, best: Candidate) -> str:
     every = f"{used} devices" if used == whole else f"{used} of {whole} devices"
     number = allocation.num_micro_batches
     size = micro_batches(number, row_classes(state.problem.global_batch_size, number)[0][0])
-    again = sum(1 for stage in stages if stage.recompute)
-    recomputing = f", {again} of them recomputing" if again else ""
+    again = "".join(f", {each}" for each in recomputing(stages))
     held = [[stage.devices for stage in pipeline.stages] for pipeline in allocation.pipelines]
     if not beside and len(held) > 1:
-        return f"{shape(held)}{_cuts(allocation)}{recomputing}, {size}, {best.schedule.name}"
+        return f"{shape(held)}{_cuts(allocation)}{again}, {size}, {best.schedule.name}"
     if len(stages) == 1:
         overlap = "with" if best.overlap_all_reduce else "without"
         kind = f"data parallel over {every} {overlap} all-reduce overlap" if used > 1 else "one device"
-        return f"{beside}{kind}{', recomputing' if again else ''}, {size}"
+        return f"{beside}{kind}{again.replace(', 1 of them', ',')}, {size}"
     replicas = _listed([stage.replicas for stage in stages])
     layers = _listed([stage.last - stage.first + 1 for stage in stages])
     name = best.schedule.name
@@ -95,7 +94,7 @@ def _shape(state: State, best: Candidate) -> str:
     if isinstance(best.schedule, Orders) and name in SCHEDULES and SCHEDULES[name].by_vector:
         warmup = f" with K = {_listed(best.schedule.warmup[: len(stages)])}"
     straight = "straight" if used == len(stages) else replicas
-    cut = f"{len(stages)} stages ({straight}, layers {layers}{recomputing}) on {every}"
+    cut = f"{len(stages)} stages ({straight}, layers {layers}{again}) on {every}"
     return f"{beside}{cut}, {size}, {name}{warmup}"
 
 

@@ -121,8 +121,8 @@ def certified(problem: Problem, batch: Batch, value_ns: int) -> Bound | None:
     if ratio is None:
         return None
     bound_ns = int(value_ns / ratio * Fraction(999_999, 1_000_000))
-    recomputing = {"recompute": every("recompute")["recompute"], "recompute_modules": modules_known(problem)}
-    covers = replace(contiguous(problem, [batch.num_micro_batches]), **recomputing)
+    own = contiguous(problem, [batch.num_micro_batches])
+    covers = replace(own, recompute=every("recompute")["recompute"], recompute_modules=modules_known(problem))
     method = f"SPP, theorem 1: its plan takes less than {float(ratio):.2f} times the least possible"
     return class_bound(problem, covers, bound_ns, method)
 

@@ -17,12 +17,13 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.report.bounds import bound_sentences
-from penstock.report.words import amount, duration, percent, ranges
+from penstock.report.sentences import recomputed_modules
+from penstock.report.words import amount, duration, percent, ranges, recomputed
 
 if TYPE_CHECKING:
     from penstock.planning.judge import Judgement
     from penstock.schemas.api.jobs import PlanComparison, ResultOut
-    from penstock.schemas.plan import Plan
+    from penstock.schemas.plan import Plan, Stage
     from penstock.schemas.profile import ModelProfile
     from penstock.schemas.request import PlanRequest
 
@@ -175,7 +176,7 @@ def stage_table(plan: Plan, profile: ModelProfile) -> Table:
         worst = max(held, key=lambda use: use.peak_memory_bytes, default=None)
         table.add_row(
             str(number),
-            ranges(stage.layers) + ("" if stage.recompute == "none" else " (recomputed)"),
+            ranges(stage.layers) + _recomputed(stage),
             shown_devices(stage.devices),
             amount(size),
             percent(max(use.busy_ns for use in held) / total) if held and total else "–",
@@ -185,6 +186,13 @@ def stage_table(plan: Plan, profile: ModelProfile) -> Table:
     if len(stages) > MAX_STAGES:
         table.add_row("…", f"{len(stages) - MAX_STAGES} more", "", "", "", "", "")
     return table
+
+
+def _recomputed(stage: Stage) -> str:
+    if stage.recompute == "none":
+        return ""
+    modules = f" {recomputed(stage)}" if not isinstance(stage.recompute, str | tuple) else ""
+    return f" (recomputed{modules and ':'}{modules})"
 
 
 def shown_devices(devices: Sequence[str]) -> str:
@@ -208,6 +216,8 @@ def prediction_lines(plan: Plan) -> list[str]:
     if plan.degrees is not None:
         shared = "" if plan.sharding is None else f", sharding {plan.sharding}"
         lines.append(f"degrees    {plan.degrees}{shared}")
+    if (modules := recomputed_modules(plan)) is not None:
+        lines.append(f"recompute  {modules}")
     if p.tokens_per_s_per_gpu is not None:
         mfu = "" if p.model_flops_utilisation is None else f", MFU {percent(p.model_flops_utilisation)}"
         lines.append(f"pace       {p.tokens_per_s_per_gpu:,.0f} tokens/s per GPU{mfu}")

@@ -128,7 +128,7 @@ def shape(plan: Candidate) -> str:
     stages = plan.allocation.stages
     counts = [len(stage.devices) for stage in stages]
     shown = ":".join(map(str, counts)) if len(counts) <= 8 else f"{counts[0]}:…:{counts[-1]}"
-    again = sum(1 for stage in stages if stage.recompute)
+    again = sum(1 for stage in stages if stage.recomputes)
     kind = f"{len(stages)} stage{'s' if len(stages) > 1 else ''} on {shown}"
     recomputing = f", {again} recompute" if again else ""
     return f"{kind}{recomputing}, M = {plan.allocation.num_micro_batches}, {plan.schedule.name}"

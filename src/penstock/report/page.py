@@ -19,7 +19,7 @@ from penstock.report.memory import peaks
 from penstock.report.sentences import pace, subtitle
 from penstock.report.tables import table
 from penstock.report.traffic import traffic
-from penstock.report.words import amount, duration, percent, ranges
+from penstock.report.words import amount, duration, percent, ranges, recomputed
 from penstock.schemas.api.explanation import Explanation
 from penstock.schemas.coverage import NOT_STATED
 from penstock.schemas.plan import Certificate, Plan, PlanFile
@@ -147,7 +147,6 @@ def _stages(plan: Plan, profile: ModelProfile) -> str:
     for p, pipeline in enumerate(plan.pipelines):
         for stage in pipeline.stages:
             first, last = stage.layers
-            recompute = stage.recompute if isinstance(stage.recompute, str) else f"{len(stage.recompute)} ranges"
             rows.append(
                 [
                     f"{number}" if len(plan.pipelines) == 1 else f"{number} (pipeline {p})",
@@ -159,7 +158,7 @@ def _stages(plan: Plan, profile: ModelProfile) -> str:
                     ", ".join(stage.devices),
                     str(len(stage.devices)),
                     stage.dispatch.replace("_", " ") if len(stage.devices) > 1 else "–",
-                    recompute,
+                    recomputed(stage),
                     str(plan.schedule.warmup[number]) if number < len(plan.schedule.warmup) else "–",
                 ]
             )

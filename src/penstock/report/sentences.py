@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from penstock.report.bounds import bound_sentences
-from penstock.report.words import amount, duration, percent, ranges
+from penstock.report.words import amount, duration, percent, ranges, recomputed
 from penstock.schemas.topology import ClusterTopology
 from penstock.solvers.degrees.shares import exposed_share
 from penstock.solvers.model.plan_shape import is_data_parallel, micro_batches, shape
@@ -98,12 +99,25 @@ def _degrees(judgement: Judgement) -> Iterator[str]:
     if said:
         sentence = " and ".join(said)
         yield f"{sentence[0].upper()}{sentence[1:]}."
+    if (modules := recomputed_modules(judgement.plan)) is not None:
+        yield f"Recomputed: {modules}."
     share = exposed_share(problem, judgement.allocation) if judgement.allocation is not None else 0
     if share:
         yield (
             f"Of the time of passes, {percent(float(share))} is communication among these GPUs that computation does "
             "not hide."
         )
+
+
+def recomputed_modules(plan: Plan) -> str | None:
+    """Return which modules stages recompute: ``mlp and norm on every stage``; None where they recompute none."""
+    stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
+    found = Counter(recomputed(stage) for stage in stages if not isinstance(stage.recompute, str | tuple))
+    said = [
+        f"{what} on {'every stage' if number == len(stages) else f'{number} of {len(stages)} stages'}"
+        for what, number in found.items()
+    ]
+    return ", ".join(said) or None
 
 
 def pace(prediction: Prediction) -> Iterator[tuple[str, str]]:

@@ -1,10 +1,15 @@
-"""Numbers as text: three digits and a suitable unit."""
+"""Numbers as text, three digits and a suitable unit; and what a stage recomputes."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from penstock.schemas.amounts import amount, three_digits
 
-__all__ = ["amount", "duration", "percent", "ranges"]
+if TYPE_CHECKING:
+    from penstock.schemas.plan import Stage
+
+__all__ = ["amount", "duration", "percent", "ranges", "recomputed"]
 
 
 def duration(nanoseconds: float) -> str:
@@ -27,3 +32,12 @@ def ranges(numbers: tuple[int, int]) -> str:
     """Format a range: ``3–7``, or ``3`` where both ends are equal."""
     first, last = numbers
     return str(first) if first == last else f"{first}–{last}"
+
+
+def recomputed(stage: Stage) -> str:
+    """Return what a stage recomputes: ``none``, ``full``, ``2 ranges``, ``mlp and norm``."""
+    if isinstance(stage.recompute, str):
+        return stage.recompute
+    if isinstance(stage.recompute, tuple):
+        return f"{len(stage.recompute)} ranges"
+    return " and ".join(stage.recompute.modules)
