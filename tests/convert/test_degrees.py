@@ -6,17 +6,22 @@ import json
 from typing import Any
 
 import pytest
-from small_request import with_degrees
+from small_request import GATHER, with_degrees
 
 from penstock.convert import from_plan, to_plan, to_problem
+from penstock.layouts.exporting import layout_text
 from penstock.planning.judge import judge
+from penstock.planning.lower import programs
 from penstock.planning.solve import solve
 from penstock.schemas.coverage import model_of
-from penstock.schemas.errors import InvalidDocument, InvalidPlan
+from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
+from penstock.solvers.bounds.coverage import allowed
+from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.model.degrees import Choice, Degrees
+from penstock.solvers.model.problem import Problem
 from penstock.solvers.solve import driver
 
 
@@ -190,3 +195,86 @@ def test_a_plan_judged_again_has_no_certificate_beyond_its_choice() -> None:
         assert certificate.covers is not None
         whole = certificate.covers.degrees == ("tensor 1", "tensor 2")
         assert whole or certificate.scope != "all plans of this request"
+
+
+# ---- recomputed modules ----------------------------------------------------------------------------------------------
+
+NORM = {"module": "norm", "forward_ns": 1, "freed_bytes": 2, "collectives": [GATHER]}
+MLP = {"module": "mlp", "forward_ns": 3, "freed_bytes": 1}
+
+
+def with_modules(**changes: Any) -> PlanRequest:
+    """The request whose layers have modules."""
+    request = json.loads(with_degrees(**changes).canonical_json())
+    for layer in request["profile"]["variants"][0]["measurements"][0]["layers"]:
+        layer["modules"] = [NORM, MLP]
+    return PlanRequest.parse(request)
+
+
+def recomputing(plan: Plan, recompute: object) -> Plan:
+    """The plan as one of one's own whose stages recompute so."""
+    data = json.loads(plan.canonical_json())
+    for stage in data["pipelines"][0]["stages"]:
+        stage["recompute"] = recompute
+    return Plan.parse({name: value for name, value in data.items() if name not in ("prediction", "certificates")})
+
+
+def test_modules_are_read_as_they_were_written_in_their_order() -> None:
+    request = with_modules()
+    cells = contract(to_problem(request), Choice(Degrees(tensor=2)))
+    plan = recomputing(planned(request, "dp"), {"modules": ["norm", "mlp"]})
+    allocation, _schedule = from_plan(plan, cells)
+    assert [stage.modules for stage in allocation.stages] == [("mlp", "norm")]
+    found = judge(PlanFile(plan=plan, request=request))
+    assert found.faults == ()
+    assert found.timeline is not None
+    # Of four layers with 2 samples on each replica: B 12 and norm 1, mlp 3, and the gather of 6 bytes, exposed.
+    (stage,) = allocation.stages
+    costs = stage_costs(cells, stage, 4)
+    gather = inner_gather_ns(cells)
+    assert (costs.backward_ns, costs.recompute_ns) == (4 * 12, 4 * (1 + 3 + gather))
+    assert (costs.kept_bytes, costs.workspace_bytes) == (4 * (4 - 3), 1 + 3)
+
+
+def inner_gather_ns(cells: Problem) -> int:
+    """What the gather takes: that of the third layer's forward, which has one more than the others."""
+    forward = cells.costs(cells.devices[0].kind, 2).forward_ns
+    return int((forward[3] - forward[2]) - (forward[2] - forward[1]))
+
+
+def test_modules_without_costs_are_a_fault() -> None:
+    request = with_modules()
+    plan = recomputing(planned(request, "dp"), {"modules": ["mlp", "attention"]})
+    fault = judge(PlanFile(plan=plan, request=request)).faults[-1]
+    assert "/pipelines/0/stages/0/recompute" in fault
+    assert "no costs of recomputing attention at tensor 2; it has those of mlp, norm" in fault
+    single = planned(with_degrees(), "dp")
+    fault = judge(PlanFile(plan=recomputing(single, {"modules": ["norm"]}), request=with_degrees())).faults[-1]
+    assert "no costs of recomputing norm at tensor 2; it has those of no module" in fault
+
+
+@pytest.mark.parametrize("recompute", [{"modules": []}, {"modules": ["norm", "norm"]}, {"modules": ["core_attn"]}, {}])
+def test_what_is_no_set_of_modules_is_refused(recompute: object) -> None:
+    with pytest.raises(InvalidDocument):
+        recomputing(planned(with_degrees(), "dp"), recompute)
+
+
+def test_a_request_with_modules_covers_them() -> None:
+    request = with_modules(planner="dapple", termination={"max_plans": 4})
+    plan = solve(request).plan
+    assert plan is not None
+    assert faults(request, plan) == ()
+    covers = plan.certificates[0].covers
+    assert covers is not None
+    assert covers.recompute_modules == ("none", "some")
+    never = with_modules(planner="dapple", termination={"max_plans": 4}, recompute="never")
+    assert allowed(to_problem(never)).recompute_modules == {"none"}
+
+
+def test_what_no_rank_runs_is_refused_in_a_sentence() -> None:
+    request = with_modules()
+    file = PlanFile(plan=recomputing(planned(request, "dp"), {"modules": ["norm"]}), request=request)
+    with pytest.raises(UnsupportedRequest, match="at tensor 2"):
+        layout_text(file, "megatron")
+    with pytest.raises(UnsupportedRequest, match="at tensor 2"):
+        programs(file)

@@ -88,6 +88,29 @@ def _no_degree(data: Json) -> None:
     variant(data)["degrees"]["tensor"] = 0
 
 
+def _modules(data: Json, *modules: Json) -> None:
+    variant(data)["measurements"][0]["layers"][0]["modules"] = [
+        {"forward_ns": 1, "freed_bytes": 1} | module for module in modules
+    ]
+
+
+def _module_twice(data: Json) -> None:
+    _modules(data, {"module": "norm"}, {"module": "norm"})
+
+
+def _more_than_the_stash(data: Json) -> None:
+    _modules(data, {"module": "norm"}, {"module": "mlp", "freed_bytes": 4})
+
+
+def _module_with_a_backward(data: Json) -> None:
+    moved = {"phase": "backward", "operation": "all_gather", "over": "tensor", "bytes_per_sample": 3}
+    _modules(data, {"module": "mlp", "collectives": [moved]})
+
+
+def _unknown_module(data: Json) -> None:
+    _modules(data, {"module": "core_attn"})
+
+
 FAULTS: dict[Callable[[Json], None], str] = {
     _of_degrees_1: "degrees of 1 are the profile's own layers and measurements, not a variant",
     _short_measurement: "at tensor 2 the measurement for 'V100' at 2 samples has 3 classes of layers, the variant 4",
@@ -101,6 +124,10 @@ FAULTS: dict[Callable[[Json], None], str] = {
     _weights_longer: "backward_weight_ns 99 is a part of backward_ns, at most 12",
     _unknown_field: "pipeline",
     _no_degree: "tensor",
+    _module_twice: "module 'norm' occurs twice; names are unique",
+    _more_than_the_stash: "modules free 5 bytes of a stash of 4",
+    _module_with_a_backward: "mlp is recomputed by its forward, without collectives of phase 'backward'",
+    _unknown_module: "module",
 }
 
 

@@ -12,6 +12,7 @@ from penstock.schemas.profile import DividedCost
 from penstock.schemas.transformers.degrees import Collective
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes import parameters
+from penstock.shapes.activations import per_token
 from penstock.shapes.costs import Case, costs_of, layers_of, local_parameters
 from penstock.shapes.layout import Layout
 
@@ -129,3 +130,53 @@ def test_key_and_value_heads_are_copied_where_they_are_fewer_than_the_gpus() -> 
     each = 2 * LLAMA.hidden * LLAMA.head_width
     dense, replicated, _expert = parameters.layer(shape, dense=True)
     assert own == dense // 8 + replicated + each - each * 2 // 8, "a whole head, not a quarter of one"
+
+
+# ---- recomputed modules ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tensor", [1, 2, 8])
+def test_modules_free_what_the_formula_of_a_dense_block_says(tensor: int) -> None:
+    """Of (8h + 2(a + 2k)e + 2ae + 6f) s b / t and the log-sum-exp: norms 4h, attention the heads, the mlp 6f."""
+    h, a, k, e, f = LLAMA.hidden, LLAMA.heads, LLAMA.kv_heads, LLAMA.head_width, LLAMA.ffn
+    tokens = LLAMA.sequence_length
+    block = _costs(LLAMA, tensor=tensor)[BLOCK]
+    freed = {each.module: each.freed_bytes for each in block.modules or ()}
+    kv = max(k, tensor)
+    assert freed == {
+        "attention": (2 * (a + 2 * kv) * e + 2 * a * e + 4 * a) * tokens // tensor,
+        "mlp": 6 * f * tokens // tensor,
+        "norm": 4 * h * tokens // tensor,
+    }
+    statistics = 2 * 4 * tokens // tensor
+    assert block.stash_bytes - sum(freed.values()) == 4 * h * tokens // tensor + statistics
+
+
+@pytest.mark.parametrize("framework", ["megatron", "torch"])
+def test_modules_are_parts_of_a_forward(framework: str) -> None:
+    """What is left are the two sums with what passes by; norms cost little for what they free."""
+    for tensor in (1, 2, 8):
+        block = _costs(LLAMA, tensor=tensor, framework=framework)[BLOCK]
+        modules = {each.module: each for each in block.modules or ()}
+        assert list(modules) == ["attention", "mlp", "norm"]
+        left = block.forward_ns - sum(each.forward_ns for each in modules.values())
+        assert 0 < left < 0.05 * block.forward_ns
+        made = [made for each in modules.values() for made in each.collectives]
+        forward = [each for each in block.collectives if each.phase == "forward"]
+        for operation in ("all_gather", "reduce_scatter"):
+            again, first = (sum(each.count for each in some if each.operation == operation) for some in (made, forward))
+            assert again == first
+        assert modules["norm"].forward_ns * 10 < modules["mlp"].forward_ns
+    assert _costs(LLAMA, tensor=8)[0].modules is None
+
+
+def test_what_modules_free_agrees_with_fits() -> None:
+    """Memory of stages that recompute norms and the mlp, as `penstock fits` computes it."""
+    for modules in (("norm",), ("mlp",), ("attention", "mlp", "norm")):
+        layout = Layout(tensor=4, recompute=frozenset(modules))
+        kept = per_token(LLAMA, layout, dense=True)
+        block = _costs(LLAMA, tensor=4)[BLOCK]
+        freed = sum(each.freed_bytes for each in block.modules or () if each.module in modules)
+        assert freed == int(kept.again * LLAMA.sequence_length) or len(modules) == 3
+        if len(modules) < 3:
+            assert block.stash_bytes - freed == int(kept.kept * LLAMA.sequence_length)

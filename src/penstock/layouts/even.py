@@ -21,7 +21,7 @@ from penstock.schemas.errors import Fault, InvalidDocument, InvalidPlan, Unsuppo
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest, Target
-from penstock.schemas.transformers.degrees import Framework
+from penstock.schemas.transformers.degrees import Framework, Module
 from penstock.shapes.layout import FULL, Layout, layers_of_stages
 from penstock.shapes.legality import broken
 from penstock.solvers.bounds.schedule_bound import schedule_bound
@@ -29,7 +29,7 @@ from penstock.solvers.costs.memory import shortages
 from penstock.solvers.degrees.cells import cells_of
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.model.allocation import Allocation
-from penstock.solvers.model.degrees import Choice, Degrees, Sharding
+from penstock.solvers.model.degrees import Choice, Degrees, Sharding, modules_of
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.trainer_limits import Recomputing, Within
@@ -58,7 +58,7 @@ def even_layout(
     virtual_stages: int = 1,
     micro_batch_size: int = 1,
     sharding: Sharding | None = None,
-    recompute: Literal["none", "full"] = "none",
+    recompute: Literal["none", "full"] | Sequence[Module] = "none",
 ) -> EvenLayout:
     """Judge the plain layout of a request's model on all of its GPUs.
 
@@ -74,7 +74,8 @@ def even_layout(
     sharding
         What replicas share out; None: as the request's memory model says.
     recompute
-        ``full``: every transformer layer keeps its input only.
+        ``full``: every transformer layer keeps its input only. Or modules that every layer recomputes, such as
+        ``["norm", "mlp"]``, at tensor degrees where the profile knows what that costs.
 
     A layout that does not fit into memory is an answer. Raises UnsupportedRequest for a layout that the framework
     cannot train, and for a profile whose transformer layers are not known; InvalidDocument for a batch that the
@@ -95,6 +96,8 @@ def even_layout(
     request, cells = _at(problem, request, Choice(Degrees(tensor=tensor), sharding))
     even = Even(profile, cells)
     allocation = even.allocation(layout)
+    if not isinstance(recompute, str):
+        allocation = _recomputing(cells, allocation, recompute)
     overlap = cells.rules.overlap_all_reduce
     found, faults = by_hand(cells, allocation, even.orders(layout, allocation), overlap)
     short = shortages(cells, allocation, found.timeline)
@@ -103,6 +106,23 @@ def even_layout(
     bounds = () if short else (schedule_bound(cells, allocation, found.schedule, overlap=overlap),)
     file = PlanFile(plan=to_plan(cells, request, found, bounds), request=request)
     return EvenLayout(file, short[0].missing_bytes if short else 0)
+
+
+def _recomputing(cells: Problem, allocation: Allocation, modules: Sequence[Module]) -> Allocation:
+    """The allocation with modules of every layer recomputed. Raises UnsupportedRequest for those without costs."""
+    unknown = [module for module in modules if module not in cells.modules]
+    if unknown:
+        at = "no degree above 1" if cells.choice is None else str(cells.choice.degrees)
+        raise UnsupportedRequest(
+            f"the profile has no costs of recomputing {unknown[0]} at {at}",
+            remedy=f"those of {', '.join(cells.modules)}" if cells.modules else "a tensor degree above 1, or `full`",
+        )
+    again = modules_of([modules])
+    pipelines = (
+        replace(pipeline, stages=tuple(replace(stage, modules=again) for stage in pipeline.stages))
+        for pipeline in allocation.pipelines
+    )
+    return replace(allocation, pipelines=tuple(pipelines))
 
 
 class Even:

@@ -15,8 +15,8 @@ from penstock.solvers.bounds.schedule_bound import MEMORY, one_pipeline_bound, r
 from penstock.solvers.costs.memory import fits
 from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.judge.simulate import simulate
-from penstock.solvers.model.allocation import Stage, single_pipeline
-from penstock.solvers.model.degrees import Module
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.degrees import Module, Modules
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.solve.driver import solve
 from penstock.solvers.verify.verifier import verify
@@ -108,7 +108,7 @@ def test_a_stage_with_modules_by_hand() -> None:
     assert "has no such costs of" in verify(problem, _with(plan, ("attention",)), orders, timeline)[0]
 
 
-def _with(plan, modules):  # type: ignore[no-untyped-def]
+def _with(plan: Allocation, modules: Modules) -> Allocation:
     stages = tuple(replace(stage, modules=modules) for stage in plan.stages)
     return single_pipeline(stages, plan.num_micro_batches)
 
@@ -124,3 +124,21 @@ def test_every_kind_of_listed_plan_fits_somewhere() -> None:
         for plan in plans(problem, "synchronous")
         if any(stage.modules for stage in plan.stages)
     )
+
+
+def test_what_spares_no_work_takes_no_room() -> None:
+    """A layer without a forward keeps 1,000 bytes, one of forward 10 keeps 10; two samples one after the other."""
+    problem = make_problem(
+        [0, 10],
+        backward_ns=[20, 20],
+        parameter_bytes=[0, 0],
+        stash_bytes=[1000, 10],
+        nodes=(1,),
+        memory_bytes=1015,
+        global_batch_size=2,
+        recompute="auto",
+    )
+    plan = single_pipeline((Stage(0, 1, (0,)),), 2)
+    timeline = simulate(problem, plan, warmup_orders(plan, [1]))
+    assert fits(problem, timeline)
+    assert request_bound(problem).bound_ns <= timeline.time_per_global_batch_ns == 100
