@@ -38,7 +38,7 @@ MOST_OPERATIONS = 400_000
 
 
 Way = int | Modules
-"""How stages recompute: so many of their first layers that are alike, or these modules of every layer."""
+"""How stages recompute: a number of their first layers that are alike, or these modules of every layer."""
 
 
 class Saved(NamedTuple):
@@ -118,7 +118,7 @@ class Even:
         return order_of(self.problem, plan, "early-backward" if self.parts == 1 else "interleaved", _ranks(plan))
 
     def leanest(self) -> Allocation:
-        """Return the plan that recomputes as many layers as the request allows."""
+        """Return the plan that recomputes all layers, where the request allows that."""
         return self._plan(0 if self.problem.recompute == "never" else self.problem.num_layers)
 
     def _plan(self, way: Way) -> Allocation:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from penstock.solvers.solve.driver import solve
 
 
 def narrow(seed: int) -> Problem:
-    """Two or three layers on two devices, or two on three, with room for some of the activations, with and without recomputation."""
+    """Two or three layers on two devices, or two on three, which have room for some of the activations."""
     draw = np.random.default_rng(seed)
     layers, devices = [(2, 2), (3, 2), (2, 3)][seed % 3]
     batch = int(draw.integers(2, 5))
@@ -46,7 +46,7 @@ def least_ns(problem: Problem) -> int | None:
     for plan in plans(problem, "synchronous"):
         most = range(1, plan.num_micro_batches + 1)
         for warmup in product(most, repeat=len(plan.stages)):
-            if any(after > before for before, after in zip(warmup, warmup[1:], strict=False)):
+            if any(after > before for before, after in pairwise(warmup)):
                 continue
             try:
                 timeline = simulate(problem, plan, warmup_orders(plan, list(warmup)))

@@ -16,6 +16,7 @@ BYTES = {"parameter_bytes", "trainable_bytes", "stash_bytes", "capacity_bytes", 
 INFINITY = re.compile(r"_?(NEVER|FAR|UNLIMITED|ENDLESS|INFINITE|UNREACH|FOREVER)(_(NS|BYTES|COUNT))?$")
 
 ALLOWED = {
+    "bounds/first_backward.py": "takes the least per sample of what is measured, before sizes between are rounded up",
     "degrees/contract.py": "makes the problem of cells from a profile's variant: it writes the sizes that others read",
     "explanation/binding.py": "times a plan anew as if no parameter were trained: it makes that problem",
 }
