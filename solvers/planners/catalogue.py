@@ -44,7 +44,7 @@ Proposals = Callable[[Problem, Mapping[str, object]], Iterator[Proposal]]
 PHASES = ("polish", "selective", "closing")
 """What follows the planners in ``auto``."""
 EXCLUDE = Option(
-    "exclude", "", "contained planners to leave out, separated by commas; also polish, selective and closing"
+    "exclude", "", "contained planners to leave out, separated by commas; also 'polish', 'selective' and 'closing'"
 )
 
 
