@@ -256,20 +256,26 @@ class Problem:
             exact = _at_rows(sizes, known, rows, self.linear)
             return np.ceil(exact / speed).astype(np.int64) if time and speed != 1.0 else exact
 
-        values = []
-        for name in ("forward_ns", "backward_ns", "weight_ns", "stash_bytes", "workspace_bytes"):
+        def sums(name: str) -> np.ndarray:
             exact = at_rows([getattr(point, name) for point in points], time=name.endswith("_ns"))
-            values.append(exact if name == "workspace_bytes" else np.concatenate(([0], np.cumsum(exact))))
-            values[-1].setflags(write=False)
+            values = exact if name == "workspace_bytes" else np.concatenate(([0], np.cumsum(exact)))
+            values.setflags(write=False)
+            return values
+
+        modules = {
+            module: (
+                at_rows([point.modules[module][0] for point in points], time=True),
+                -at_rows([-point.modules[module][1] for point in points], time=False),  # rounded down
+            )
+            for module in self.modules
+        }
         return Costs(
-            *values,
-            modules={
-                module: (
-                    at_rows([point.modules[module][0] for point in points], time=True),
-                    -at_rows([-point.modules[module][1] for point in points], time=False),  # rounded down
-                )
-                for module in self.modules
-            },
+            sums("forward_ns"),
+            sums("backward_ns"),
+            sums("weight_ns"),
+            sums("stash_bytes"),
+            sums("workspace_bytes"),
+            modules,
         )
 
 
