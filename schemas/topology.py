@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from penstock.schemas.document import Document, Part, refuse_doubles
 from penstock.schemas.quantities import Bytes, BytesPerSecond, Count, Name, Nanoseconds, Number, PositiveCount
+from penstock.schemas.transformers.degrees import Operation
 
 MAX_MATRIX_DEVICES = 2048
 MAX_COLLECTIVES = 4096
@@ -123,7 +124,7 @@ class MeasuredCollective(Part):
     in an all-to-all and to its neighbour (``send``).
     """
 
-    operation: Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
+    operation: Operation
     devices_per_node: PositiveCount
     nodes: PositiveCount = 1
     size_bytes: Annotated[Bytes, Field(gt=0)]

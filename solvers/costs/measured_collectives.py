@@ -53,11 +53,11 @@ class Curve(NamedTuple):
         (more_ns, more_bytes), last = self._last_slope, self.sizes[-1]
         known = np.interp(sizes, self.sizes, self.times_ns)
         known = known + np.maximum(0, sizes - last) * (more_ns / more_bytes)
-        return np.floor(np.minimum(FAR_NS, known * _LESS)).astype(np.int64)
+        return np.asarray(np.floor(np.minimum(FAR_NS, known * _LESS)), dtype=np.int64)
 
     @property
     def _last_slope(self) -> tuple[int, int]:
-        """The ns that so many bytes more take, above the largest size."""
+        """Return the slope above the largest size: ns, and the bytes that they are for."""
         for at in range(len(self.sizes) - 1, 0, -1):
             if self.times_ns[at] > self.times_ns[at - 1]:
                 return self.times_ns[at] - self.times_ns[at - 1], self.sizes[at] - self.sizes[at - 1]
@@ -99,9 +99,9 @@ def measured_by_span(problem: Problem) -> dict[Span, Measured]:
     for row in problem.collectives:
         own = points.setdefault(Span(row.devices_per_node, row.nodes), {})
         own.setdefault(row.operation, []).append((row.size_bytes, row.time_ns))
-    found = {}
+    found: dict[Span, Measured] = {}
     for span, by_operation in points.items():
-        curves = {operation: (_curve(known),) for operation, known in by_operation.items()}
+        curves: dict[Operation, tuple[Curve, ...]] = {name: (_curve(known),) for name, known in by_operation.items()}
         if "all_reduce" not in curves and curves.keys() >= {"reduce_scatter", "all_gather"}:
             curves["all_reduce"] = curves["reduce_scatter"] + curves["all_gather"]
         found[span] = tuple(curves.items())

@@ -43,7 +43,7 @@ def _devices_per_node(problem: Problem, devices: tuple[int, ...]) -> int:
 
 @lru_cache(maxsize=2**10)
 def _measured(problem: Problem, operation: Operation, per_node: int, devices: int) -> tuple[tuple[int, int], ...]:
-    """Return bytes and ns of what was measured among so many, by bytes; no more bytes take less time."""
+    """Return bytes and ns of what was measured in groups of that span, by bytes; more bytes never take less time."""
     rows = [
         row
         for row in problem.collectives
