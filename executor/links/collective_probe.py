@@ -133,10 +133,10 @@ class _Collective:
         distributed.all_reduce(self.whole, group=self.group)
 
     def _all_gather(self) -> None:
-        distributed.all_gather_single(self.whole, self.part, group=self.group)  # type: ignore[attr-defined]
+        distributed.all_gather_single(self.whole, self.part, group=self.group)
 
     def _reduce_scatter(self) -> None:
-        distributed.reduce_scatter_single(self.part, self.whole, group=self.group)  # type: ignore[attr-defined]
+        distributed.reduce_scatter_single(self.part, self.whole, group=self.group)
 
     def _all_to_all(self) -> None:
         distributed.all_to_all_single(self.other, self.whole, group=self.group)
