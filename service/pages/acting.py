@@ -130,15 +130,20 @@ def whole_request(sources: Sources, plan_or_job: str) -> bytes:
     return sources.store.resolve(sources.request_of(plan_or_job)).canonical_json()
 
 
-def what_if(sources: Sources, plan_or_job: str, changes: Sequence[str]) -> dict[str, Any]:
-    """What changed requests would give. Raises NotFound and Conflict; what cannot be tried is said on the page."""
+def what_if(sources: Sources, plan_or_job: str, changes: Sequence[str], choices: Sequence[str]) -> dict[str, Any]:
+    """What changed requests and other degrees would give; the usual where none is named.
+
+    Raises NotFound and Conflict; what cannot be tried is said on the page.
+    """
     address = sources.plan_hash(plan_or_job)
     file = sources.store.plan_file(address)
     asked = [text for change in changes for text in change.split()]
+    others = [text for choice in choices for text in choice.split()]
+    usual = [] if asked or others else ["default"]
     found: Explanation | None = None
     error: PenstockError | None = None
     try:
-        found = sources.explanation(file, asked or ["default"])
+        found = sources.explanation(file, asked or usual, others or usual)
     except NotFound:
         raise
     except PenstockError as problem:
@@ -148,6 +153,7 @@ def what_if(sources: Sources, plan_or_job: str, changes: Sequence[str]) -> dict[
         "model": sources.asked(file.plan.request_hash).model,
         "cluster": sources.asked(file.plan.request_hash).cluster,
         "asked": " ".join(asked),
+        "others": " ".join(others),
         "found": found,
         "error": error,
         "changes": CHANGES,

@@ -106,6 +106,7 @@ class How:
         devices: Texts = [],  # noqa: B006
         schedule: str | None = None,
         micro_batches: Annotated[int | None, Query(ge=1, le=MAX_WIRE_INTEGER)] = None,
+        why_not: Annotated[list[str], Query(max_length=16)] = [],  # noqa: B006
     ) -> None:
         layout = {
             "cuts": cut,
@@ -119,6 +120,7 @@ class How:
             "planner": planner,
             "max_plans": max_plans,
             "layout": layout if cut else None,
+            "why_not": why_not,
         }
 
 
@@ -135,7 +137,8 @@ async def explain(
     `what_if` names changes to try (`bandwidth=2`, `devices=+8`, …; `default` the usual ones), `planner` which one plans
     again for them. With `cut` (layers or their names, where stages begin) the answer compares a layout of one's own,
     whose `replicas` or `devices` (one entry a stage, names separated by commas), `schedule` and `micro_batches` may be
-    given.
+    given. `why_not` names other degrees and sharding to compare (`tensor=4`, `sharding=none`, both with a comma, `next`
+    for the next best degrees, `default` for these where there are any).
     """
     return await _explained(request, service, file, how)
 

@@ -155,9 +155,10 @@ class AsyncPlans:
         devices: Sequence[Sequence[str]] = (),
         schedule: str | None = None,
         micro_batches: int | None = None,
+        why_not: Sequence[str] = (),
     ) -> Explanation:
         """Explain what the time of a plan file or stored plan is made of and what would help; with ``cuts``, why not
-        that layout.
+        that layout; with ``why_not``, why not those degrees (``tensor=4``, ``sharding=none``, ``next``).
         """
         params = {
             "what_if": list(what_if),
@@ -168,6 +169,7 @@ class AsyncPlans:
             "devices": [",".join(names) for names in devices],
             "schedule": schedule,
             "micro_batches": micro_batches,
+            "why_not": list(why_not),
         }
         if isinstance(plan, str):
             path = f"/v1/plans/{await self._jobs.hash_of(plan)}:explain"
