@@ -127,7 +127,7 @@ class Turn(Part):
     )
     choice: str | None = Field(description="whose number it is; null: that of both plans")
     factor: Number | None = Field(
-        description="times that are as many times as long turn the order; null: none from a hundredth to a hundred does"
+        description="on these times, from which on the order turns; null: no factor from a hundredth to a hundred does"
     )
     sentence: str
 

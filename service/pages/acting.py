@@ -9,7 +9,7 @@ from urllib.parse import parse_qs
 
 from fastapi import Request
 
-from penstock.planning.documents import with_open_degrees
+from penstock.planning.documents import with_open_degrees, with_quick_planner
 from penstock.report.drawing.figure import fetched_figure
 from penstock.schemas.amounts import exact
 from penstock.schemas.api.explanation import Explanation
@@ -87,8 +87,11 @@ def submit(sources: Sources, values: Values) -> Outcome:
 def submit_sweep(sources: Sources, values: Values) -> Outcome:
     """Ask for every combination: on to the table; or what is wrong."""
     try:
-        request = forms.request_of(sources, values)
-        sweep = sources.submit_sweep(SweepRequest(request=request, over=forms.axes_of(sources, values, request)))
+        request = with_open_degrees(forms.request_of(sources, values))
+        over = forms.axes_of(sources, values, request)
+        sweep = sources.submit_sweep(
+            SweepRequest(request=request if over.planners else with_quick_planner(request), over=over)
+        )
     except PenstockError as error:
         return _again(sources, values, error)
     return Outcome(f"/sweeps/{sweep.id}")

@@ -56,7 +56,7 @@ def _measured(problem: Problem, variant: Variant, inner: InnerTimes, kind: str, 
     source, speed = problem.kind_source[kind]
 
     def computed(each: np.ndarray) -> np.ndarray:
-        return scaled(_faster(each, speed), times.computation)
+        return np.asarray(scaled(_faster(each, speed), times.computation))
 
     return tuple(
         Measured(

@@ -136,10 +136,15 @@ class AsyncPlans:
         return await self._connection.document(Simulation, Send("POST", "/v1/plans:simulate", file))
 
     async def compare(
-        self, request: PlanRequest | Named, planners: Sequence[str] = (), schedules: Sequence[str] = ()
+        self,
+        request: PlanRequest | Named,
+        planners: Sequence[str] = (),
+        schedules: Sequence[str] = (),
+        *,
+        layouts: Sequence[str] = (),
     ) -> list[PlanComparison]:
-        """Run each planner with each of its schedules."""
-        params = {"planner": list(planners), "schedule": list(schedules)}
+        """Run each planner with each of its schedules; judge the ``layouts`` of one's own first."""
+        params = {"planner": list(planners), "schedule": list(schedules), "layout": list(layouts)}
         send = Send("POST", "/v1/plans:compare", request, params, patient=True)
         return await self._connection.document(list[PlanComparison], send)
 

@@ -137,10 +137,15 @@ class Plans:
         return self._connection.document(Simulation, Send("POST", "/v1/plans:simulate", file))
 
     def compare(
-        self, request: PlanRequest | Named, planners: Sequence[str] = (), schedules: Sequence[str] = ()
+        self,
+        request: PlanRequest | Named,
+        planners: Sequence[str] = (),
+        schedules: Sequence[str] = (),
+        *,
+        layouts: Sequence[str] = (),
     ) -> list[PlanComparison]:
-        """Run each planner with each of its schedules."""
-        params = {"planner": list(planners), "schedule": list(schedules)}
+        """Run each planner with each of its schedules; judge the ``layouts`` of one's own first."""
+        params = {"planner": list(planners), "schedule": list(schedules), "layout": list(layouts)}
         send = Send("POST", "/v1/plans:compare", request, params, patient=True)
         return self._connection.document(list[PlanComparison], send)
 

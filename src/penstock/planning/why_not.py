@@ -147,7 +147,7 @@ def _at_tensor(problem: Problem, profile: ModelProfile, tensor: int) -> Degrees:
 
 
 def _rules(profile: ModelProfile, tensor: int) -> Sequence[str]:
-    """Return what the model's shape has against a tensor degree, on as many GPUs."""
+    """Return what the model's shape has against a tensor degree."""
     assert profile.shape is not None
     layout = Layout(tensor=tensor, framework=profile.framework or "megatron")
     return [each.sentence for each in broken(profile.shape, layout, tensor) if each.degree == "tensor"]
