@@ -106,8 +106,14 @@ def solve(
 
 
 def least_bound(problem: Problem) -> Bound:
-    """Return the bound on every plan of a request that leaves choices open, from the load of each."""
-    return Search(problem, Deadline(None), None, 0.0, None, None, {}).bound()
+    """Return the bound on every plan of a request that leaves choices open, from the load of each.
+
+    Raises UnsupportedRequest where no choice can be made.
+    """
+    search = Search(problem, Deadline(None), None, 0.0, None, None, {})
+    if not search.choices:
+        raise next(iter(search.refused.values()))
+    return search.bound()
 
 
 class Search:

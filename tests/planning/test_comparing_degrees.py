@@ -76,7 +76,7 @@ def test_compare_prints_the_own_layout_and_the_best(capsys: pytest.CaptureFixtur
         (
             "micro-batch=16",
             UnsupportedRequest,
-            "micro-batch size 16 × 4 replicas = 64 does not divide a global batch of 8",
+            "micro-batch size 16 × 4 replicas = 64 does not divide",
         ),
     ],
 )
