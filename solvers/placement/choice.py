@@ -22,7 +22,6 @@ from typing import Protocol
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.schedule_bound import request_bound
 from penstock.solvers.costs.infinity import NEVER_NS
-from penstock.solvers.degrees.contract import contract
 from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.micro_batches import candidates
 from penstock.solvers.model.problem import Problem
@@ -290,8 +289,7 @@ class Chooser:
             if not problem.choices:
                 raise
             result = Result(Status.INFEASIBLE, refused.detail)  # the set has no cells at any choice
-        at_choice = problem if result.choice is None else contract(problem, result.choice)
-        option.take(result, at_choice.cells)
+        option.take(result, choices.problem_of(problem, result).cells)
         keeps = option.best is not None and self.limits.keeps(option.best.value_ns)
         if keeps and (self.best is None or self._rank(option) < self._rank(self.best)):
             self.best = option

@@ -112,6 +112,11 @@ def solve(
     return search.outcome()
 
 
+def problem_of(problem: Problem, result: Result) -> Problem:
+    """Return the problem that a result's plan or shortage belongs to: the request's, at the choice of the result."""
+    return problem if result.choice is None else contract(problem, result.choice)
+
+
 def least_bound(problem: Problem) -> Bound:
     """Return the bound on every plan of a request that leaves choices open, from the load of each.
 

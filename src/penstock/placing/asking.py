@@ -13,7 +13,6 @@ from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest, Training
 from penstock.schemas.topology import ClusterTopology
-from penstock.solvers.degrees.contract import contract
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Result
 from penstock.solvers.placement.choice import Option
@@ -97,8 +96,7 @@ class Job:
     def problem_of(self, option: Option) -> Problem:
         """Return the problem of a set's plan: that request at the plan's choice of degrees."""
         problem = self.problem(option.chosen)
-        choice = None if option.result is None else option.result.choice
-        return problem if choice is None else contract(problem, choice)
+        return problem if option.result is None else choices.problem_of(problem, option.result)
 
     def solve(self, problem: Problem, left_ns: int | None) -> Result:
         """Solve with the job's own planner, within its limits and the time that is left of the placement's."""
