@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.degrees.cell_network import cell_network
 from penstock.solvers.degrees.cells import cells_of
 from penstock.solvers.degrees.inner_times import InnerTimes
-from penstock.solvers.model.degrees import Choice, Degrees, Sharding, Variant
-from penstock.solvers.model.problem import Device, Measured, Pin, Problem, frozen
+from penstock.solvers.degrees.times import cell_times, variant_at
+from penstock.solvers.model.degrees import Choice, Degrees, Sharding
+from penstock.solvers.model.problem import Device, Pin, Problem, frozen
 
 PLANNED: tuple[Sharding, ...] = ("none", "optimizer")
 """What plans may share out; others are known by name."""
@@ -39,20 +38,20 @@ def contract(problem: Problem, choice: Choice) -> Problem:
             "codec: auto goes with no degree of parallelism above 1", remedy="leave codec out, or ask for degrees of 1"
         )
     cells = cells_of(problem, choice.degrees)
-    variant = _variant(problem, choice.degrees)
-    inner = InnerTimes(problem, choice.degrees, cells)
+    variant = variant_at(problem, choice.degrees)
+    update_ns, measured = cell_times(problem, variant, InnerTimes(problem, choice.degrees, cells))
     cuts = variant.boundary_tensors
     network = cell_network(problem.network, cells)
     return replace(
         problem,
         parameter_bytes=variant.parameter_bytes,
         trainable_bytes=variant.trainable_bytes,
-        update_ns=_updates(problem, variant, inner),
+        update_ns=update_ns,
         forward_bytes=frozen(sum(size for _name, size, _back in cut) for cut in cuts),
         backward_bytes=frozen(sum(back for _name, _size, back in cut) for cut in cuts),
         boundary_tensors=cuts,
         shared_parameters=variant.shared_parameters,
-        measured={kind: _measured(problem, variant, inner, kind) for kind in problem.kind_source},
+        measured=measured,
         linear=False,
         kind_source={kind: (kind, 1.0) for kind in problem.kind_source},
         devices=tuple(_cell(problem, cell, node) for cell, node in zip(cells, network.node_of, strict=True)),
@@ -76,48 +75,6 @@ def refuse_unplanned(sharding: Sharding | None) -> None:
     else:
         remedy = "optimizer; `penstock fits` says what the memory of the others is"
     raise UnsupportedRequest(f"plans do not have sharding {sharding}", remedy=remedy)
-
-
-def _updates(problem: Problem, variant: Variant, inner: InnerTimes) -> np.ndarray:
-    """Return the prefix sums of updates with the collectives of a step: what a cell's GPUs add up among themselves."""
-    known = variant.measured[next(iter(problem.kind_source.values()))[0]][0]
-    step = np.concatenate(([0], np.cumsum(inner.exposed_ns(known, "step"))))
-    return frozen(variant.update_ns + step)
-
-
-def _variant(problem: Problem, degrees: Degrees) -> Variant:
-    for variant in problem.variants:
-        if variant.degrees == degrees:
-            return variant
-    known = "; ".join(str(each.degrees) for each in problem.variants)
-    raise UnsupportedRequest(
-        f"the profile has no costs at {degrees}",
-        remedy=f"it has them at {known}" if known else "a profile with costs at these degrees",
-    )
-
-
-def _measured(problem: Problem, variant: Variant, inner: InnerTimes, kind: str) -> tuple[Measured, ...]:
-    """Return the times of a kind with those of collectives, which a faster kind does not shorten."""
-    source, speed = problem.kind_source[kind]
-    return tuple(
-        Measured(
-            rows=known.rows,
-            forward_ns=_faster(known.forward_ns, speed) + inner.exposed_ns(known, "forward", speed),
-            backward_ns=_faster(known.backward_ns, speed) + inner.exposed_ns(known, "backward", speed),
-            weight_ns=_faster(known.weight_ns, speed),
-            stash_bytes=known.stash_bytes,
-            workspace_bytes=known.workspace_bytes,
-            modules={
-                name: (_faster(each.forward_ns, speed) + inner.exposed_ns(each, "forward", speed), each.freed_bytes)
-                for name, each in known.modules.items()
-            },
-        )
-        for known in variant.measured[source]
-    )
-
-
-def _faster(times_ns: np.ndarray, speed: float) -> np.ndarray:
-    return times_ns if speed == 1.0 else np.ceil(times_ns / speed).astype(np.int64)
 
 
 def _cell(problem: Problem, cell: Sequence[int], node: int) -> Device:

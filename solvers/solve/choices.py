@@ -1,23 +1,26 @@
 """A request that leaves degrees of parallelism open: every choice is an ordinary problem (``degrees.contract``).
 
 First every choice gets the bound on all of its plans, from its load: their minimum is the request's, before the first
-search. Then the choices are searched in rounds: planner ``even``, which takes little time, then all planners with few
-plans, then with more. A choice whose bound is not below the best plan is ruled out, and after each round only those go
-on that are near the best (successive halving, with the distance instead of the half). The best one gets the whole
-effort of the request. The certificate is the minimum over the choices of the best bound of each: a choice that was
-left out of a round keeps its own.
+search. Then ``auto`` searches the choices in rounds: planner ``even``, which takes little time, then all planners with
+few plans, then with more. A choice whose bound is not below the best plan is ruled out, and after each round only those
+go on that are near the best (successive halving, with the distance instead of the half). The best one gets the whole
+effort of the request. Another planner gives it to all choices that are near the best of ``even``. The certificate is
+the minimum over the choices of the best bound of each: a choice that was left out of a round keeps its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from penstock.schemas.coverage import CLASS_SCOPE, REQUEST_SCOPE
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.coverage import allowed
 from penstock.solvers.bounds.schedule_bound import request_bound
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.degrees import Choice
@@ -38,7 +41,11 @@ class Round(NamedTuple):
 
 
 ROUNDS = (Round(None, 1.4), Round(1, 1.12), Round(8, 1.03))
-"""Of planner ``auto``; another one has no first round."""
+"""Of planner ``auto``."""
+NEAR = 1.12
+"""How near the best of planner ``QUICK`` a choice is that gets the whole effort of another planner."""
+_QUICK: MutableMapping[Problem, dict[Choice, int]] = WeakKeyDictionary()
+"""What planner ``QUICK`` found of problems that are asked again, as where planners are compared."""
 CAUSES = 3
 """How many choices without a plan a sentence gives the reason for."""
 
@@ -105,9 +112,20 @@ def solve(
     return search.outcome()
 
 
+def problem_of(problem: Problem, result: Result) -> Problem:
+    """Return the problem that a result's plan or shortage belongs to: the request's, at the choice of the result."""
+    return problem if result.choice is None else contract(problem, result.choice)
+
+
 def least_bound(problem: Problem) -> Bound:
-    """Return the bound on every plan of a request that leaves choices open, from the load of each."""
-    return Search(problem, Deadline(None), None, 0.0, None, None, {}).bound()
+    """Return the bound on every plan of a request that leaves choices open, from the load of each.
+
+    Raises UnsupportedRequest where no choice can be made.
+    """
+    search = Search(problem, Deadline(None), None, 0.0, None, None, {})
+    if not search.choices:
+        raise next(iter(search.refused.values()))
+    return search.bound()
 
 
 class Search:
@@ -142,7 +160,10 @@ class Search:
         In the first round choices of few cells come first: their plans are found soonest.
         """
         left = sorted(self.choices, key=lambda each: (each.problem.num_devices, each.bound.bound_ns))
-        for plans, near in ROUNDS if self._asks_others else ROUNDS[1:]:
+        if not self._asks_others:
+            self._run_one(left)
+            return
+        for plans, near in ROUNDS:
             if len(left) == 1:
                 break
             asked = {**self.asked, "planner": QUICK, "options": {}} if plans is None else self._planners_only()
@@ -150,6 +171,35 @@ class Search:
             self._round(left, asked, most)
             left = self._nearest(left, near, untried=plans is None)
         self._round(left[:1], self.asked, self.max_plans, final=True)
+
+    def _run_one(self, left: list[Searched]) -> None:
+        """Give a planner's whole effort to the choices that are near the best of planner ``QUICK``.
+
+        What a planner proposes first says little of its best plan. Where it has no plan there, the others follow.
+        """
+        if self.asked["planner"] == QUICK or len(left) < 2:
+            self._round(left, self.asked, self.max_plans, final=True)
+            return
+        times = {each.choice: self._quick_ns(each) for each in left}
+        limit_ns = NEAR * min(times.values())
+        ranked = sorted(left, key=lambda each: times[each.choice])
+        near = [each for each in ranked if times[each.choice] <= limit_ns]
+        self._round(near, self.asked, self.max_plans, final=True)
+        for each in ranked[len(near) :]:
+            if self.best is None:
+                self._round([each], self.asked, self.max_plans, final=True)
+
+    def _quick_ns(self, each: Searched) -> int:
+        """Return the time of the best plan of planner ``QUICK``; NEVER_NS where it has none."""
+        known = _QUICK.setdefault(self.problem, {})
+        if each.choice not in known:
+            left_s = self.deadline.left_s
+            limit_ns = None if left_s is None else int(1e9 * left_s / (4 * len(self.choices)))
+            found = None
+            with suppress(UnsupportedRequest):  # plans with a flush are not asked for
+                found = driver.solve(each.problem, QUICK, time_limit_ns=limit_ns, workers=1, hints=False).best
+            known[each.choice] = NEVER_NS if found is None else found.value_ns
+        return known[each.choice]
 
     @property
     def best_ns(self) -> int | None:
@@ -161,10 +211,13 @@ class Search:
         return resolve(self.asked["planner"]).asks_others
 
     def _round(self, left: list[Searched], asked: Mapping[str, Any], most: int | None, *, final: bool = False) -> None:
-        """Search the open choices; of the time left each gets as much as those that wait, and later rounds half."""
+        """Search the open choices; of the time left each gets as much as those that wait, and later rounds half.
+
+        After the ``final`` round there are none.
+        """
         for number, each in enumerate(left):
             left_s = self.deadline.left_s
-            parts = 1 if final else 2 * (len(left) - number)
+            parts = (1 if final else 2) * (len(left) - number)
             limit_ns = None if left_s is None else int(1e9 * left_s / parts)
             if self._is_open(each) and not self.deadline.passed:
                 self._search(each, {**asked, "time_limit_ns": limit_ns, "max_plans": most, "hints": final})
@@ -217,8 +270,6 @@ class Search:
 
     def _planners_only(self) -> dict[str, Any]:
         """Return what is asked of the rounds before the last: planners in this process, without a search afterwards."""
-        if not self._asks_others:
-            return {**self.asked, "workers": 1}
         options = self.asked.get("options") or {}
         excluded = ",".join((*filter(None, [options.get(EXCLUDE.name)]), *PHASES))
         return {**self.asked, "options": {**options, EXCLUDE.name: excluded}, "workers": 1}

@@ -8,8 +8,9 @@ from penstock.schemas.amounts import amount, three_digits
 
 if TYPE_CHECKING:
     from penstock.schemas.plan import Stage
+    from penstock.schemas.transformers.degrees import Degrees, Sharding
 
-__all__ = ["amount", "duration", "percent", "ranges", "recomputed"]
+__all__ = ["amount", "choice_words", "duration", "percent", "ranges", "recomputed"]
 
 
 def duration(nanoseconds: float) -> str:
@@ -41,3 +42,14 @@ def recomputed(stage: Stage) -> str:
     if isinstance(stage.recompute, tuple):
         return f"{len(stage.recompute)} ranges"
     return " and ".join(stage.recompute.modules)
+
+
+def choice_words(degrees: Degrees | None, sharding: Sharding | None, stages: int | None) -> str:
+    """Format what a plan chose: ``TP 8 × 4 stages, sharded``; a dash where there is no plan."""
+    if stages is None:
+        return "–"
+    names = {"tensor": "TP", "context": "CP", "expert": "EP", "expert_tensor": "ETP"}
+    above = () if degrees is None else degrees.model_dump().items()
+    said = [f"{names[name]} {value}" for name, value in above if value > 1]
+    shared = "" if sharding in (None, "none") else ", sharded"
+    return " × ".join([*said, f"{stages} stage{'s' if stages > 1 else ''}"]) + shared
