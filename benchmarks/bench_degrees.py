@@ -19,6 +19,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import NamedTuple, get_args
 
@@ -39,9 +40,11 @@ from penstock.shapes.profiles import profile_of
 from penstock.solvers.costs.memory import shortages
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model import degrees as solver_degrees
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.even.planner import least_ns, may_fit
+from penstock.solvers.solve.choices import least_bound
 from penstock.solvers.solve.warm import warm
 
 BEST = 10
@@ -68,6 +71,10 @@ CASES = (
     Case("gpt-3-175b", "64x8xA100", 1536),
     Case("llama-3.1-405b", "64x8xH100", 512),
 )
+
+
+LOADS = 4096, "128x8xH100"
+"""Choices whose loads are computed, and their cluster."""
 
 
 class Judged(NamedTuple):
@@ -205,7 +212,10 @@ def main() -> None:
     parser.add_argument("--framework", choices=get_args(Framework), default="megatron", help="whose kernels and memory")
     parser.add_argument("--max-plans", type=int, default=8, help="plans of each planner that are judged")
     parser.add_argument("--uniform", action="store_true", help="the uniform layouts alone, without planners")
+    parser.add_argument("--loads", action="store_true", help="what the loads of thousands of choices cost, alone")
     arguments = parser.parse_args()
+    if arguments.loads:
+        sys.exit(report_loads())
     warm()
     cases = list(_cases(arguments.model, arguments.cluster, arguments.batch))
     if not cases:
@@ -239,6 +249,38 @@ def request_of(case: Case, framework: Framework, max_plans: int) -> PlanRequest:
         sharding="auto",
         termination=Termination(max_plans=max_plans),
     )
+
+
+def report_loads() -> int:
+    """Print what the loads of many choices cost, with the bound over all of them; whether a target is missed.
+
+    No profile has that many degrees: each of these has the costs of its tensor degree.
+    """
+    number, where = LOADS
+    request = PlanRequest(
+        profile=profile("llama-3.1-405b"), topology=cluster(where), global_batch_size=512, degrees="auto"
+    )
+    problem = to_problem(request.model_copy(update={"sharding": "auto"}))
+    costs = {each.degrees.tensor: each for each in problem.variants}
+    powers, sizes = (
+        [2**power for power in range(11)],
+        [3**three * 2**two for three, two in product(range(2), range(11))],
+    )
+    every = [
+        solver_degrees.Degrees(tensor, context, expert, shares)
+        for tensor, context, expert, shares in product(costs, powers, powers, sizes)
+        if max(tensor * context, expert * shares) <= problem.num_devices
+    ]
+    degrees = every[: number // 2]
+    many = replace(
+        problem,
+        variants=tuple(replace(costs[each.tensor], degrees=each) for each in degrees),
+        choices=tuple(solver_degrees.Choice(*each) for each in product(degrees, ("none", "optimizer"))),
+    )
+    started = time.process_time()
+    bound = least_bound(many)
+    name = f"loads of {len(many.choices)} choices on {problem.num_devices} GPUs, bound {bound.bound_ns / 1e9:.1f} s"
+    return _row(name, time.process_time() - started, "s", 2.0)
 
 
 def report(case: Case, framework: Framework, max_plans: int, *, planned: bool) -> int:

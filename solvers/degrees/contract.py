@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.degrees.cell_network import cell_network
-from penstock.solvers.degrees.cells import cells_of
+from penstock.solvers.degrees.cells import Cells, cells_of
 from penstock.solvers.degrees.inner_times import InnerTimes
 from penstock.solvers.model.degrees import Choice, Degrees, Sharding, Variant
 from penstock.solvers.model.problem import Device, Measured, Pin, Problem, frozen
@@ -28,18 +29,13 @@ def contract(problem: Problem, choice: Choice) -> Problem:
     Times between measured sizes are interpolated, and above the largest proportional to it. Raises UnsupportedRequest
     where the profile does not know the degrees, the cluster has no such cells, or what is asked excludes them.
     """
-    refuse_unplanned(choice.sharding)
+    cells = planned_cells(problem, choice)
     memory = problem.memory
     if choice.sharding is not None:
         memory = replace(memory, shard_states=choice.sharding == "optimizer")
     if choice.degrees == Degrees():
         return replace(problem, choices=(choice,), choice=choice, memory=memory)
-    if problem.codec:
-        raise UnsupportedRequest(
-            "codec: auto goes with no degree of parallelism above 1", remedy="leave codec out, or ask for degrees of 1"
-        )
-    cells = cells_of(problem, choice.degrees)
-    variant = _variant(problem, choice.degrees)
+    variant = variant_of(problem, choice.degrees)
     inner = InnerTimes(problem, choice.degrees, cells)
     cuts = variant.boundary_tensors
     network = cell_network(problem.network, cells)
@@ -67,6 +63,22 @@ def contract(problem: Problem, choice: Choice) -> Problem:
     )
 
 
+def planned_cells(problem: Problem, choice: Choice) -> Cells:
+    """Return the cells of a choice that can be planned; those of degrees of 1 are the GPUs. Raises as ``contract``."""
+    refuse_unplanned(choice.sharding)
+    if choice.degrees == Degrees():
+        return tuple((gpu,) for gpu in range(problem.num_devices))
+    if problem.codec:
+        raise UnsupportedRequest(
+            "codec: auto goes with no degree of parallelism above 1", remedy="leave codec out, or ask for degrees of 1"
+        )
+    cells = cells_of(problem, choice.degrees)
+    variant_of(problem, choice.degrees)
+    for pin in problem.pins:
+        _pin(problem, pin, cells)
+    return cells
+
+
 def refuse_unplanned(sharding: Sharding | None) -> None:
     """Raise UnsupportedRequest for what replicas share out in ways that plans do not have."""
     if sharding in (None, *PLANNED):
@@ -85,15 +97,21 @@ def _updates(problem: Problem, variant: Variant, inner: InnerTimes) -> np.ndarra
     return frozen(variant.update_ns + step)
 
 
-def _variant(problem: Problem, degrees: Degrees) -> Variant:
-    for variant in problem.variants:
-        if variant.degrees == degrees:
-            return variant
+def variant_of(problem: Problem, degrees: Degrees) -> Variant:
+    """Return the model at these degrees. Raises UnsupportedRequest where the profile has no costs at them."""
+    found = _variants(problem).get(degrees)
+    if found is not None:
+        return found
     known = "; ".join(str(each.degrees) for each in problem.variants)
     raise UnsupportedRequest(
         f"the profile has no costs at {degrees}",
         remedy=f"it has them at {known}" if known else "a profile with costs at these degrees",
     )
+
+
+@lru_cache(maxsize=16)
+def _variants(problem: Problem) -> dict[Degrees, Variant]:
+    return {variant.degrees: variant for variant in problem.variants}
 
 
 def _measured(problem: Problem, variant: Variant, inner: InnerTimes, kind: str) -> tuple[Measured, ...]:

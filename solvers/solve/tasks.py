@@ -234,7 +234,7 @@ def rounds(state: State, planner: Planner, values: Mapping[str, object]) -> Iter
     Raises ``UnsupportedRequest`` where a planner that is asked alone cannot take the request.
     """
     setting = state.setting
-    bounds: list[Task] = [] if setting.first_feasible else [Prove()]
+    bounds: list[Task] = [] if setting.first_feasible or not setting.closely else [Prove()]
     if planner.proposals is not None:
         yield [Ask(planner.name, values), *bounds]
         if state.refused:

@@ -170,9 +170,9 @@ def _ranked(
 
 
 def _shortest(problem: Problem, found: Mapping[Allocation, Batch]) -> list[Allocation]:
-    """The first ``MAX_SHAPES`` by expected time; transfers and all-reduces of those whose work is longer do not count."""
+    """The first ``MAX_SHAPES`` by expected time, computed from the least work on until that alone is longer."""
     passes = Passes(problem)
-    work = [(passes.least_ns(allocation, batch), number, allocation) for number, (allocation, batch) in enumerate(found.items())]
+    work = [(passes.least_ns(*each), number, each[0]) for number, each in enumerate(found.items())]
     best: list[tuple[int, int, Allocation]] = []
     for least_ns, number, allocation in sorted(work, key=lambda each: each[:2]):
         if len(best) == MAX_SHAPES and least_ns > best[-1][0]:
@@ -183,14 +183,14 @@ def _shortest(problem: Problem, found: Mapping[Allocation, Batch]) -> list[Alloc
 
 
 class Passes:
-    """Times of a forward and a backward through stages, from prefix sums: on the first device's kind alone."""
+    """Times of a forward and a backward through stages, on the kind of a stage's first device."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self._sums: dict[tuple[str, int], list[int]] = {}
 
     def least_ns(self, allocation: Allocation, batch: Batch) -> int:
-        """The busiest rank and p - 1 waits for a part: ``_expected_ns`` without transfers and all-reduces, at most."""
+        """The busiest rank and p - 1 waits for a part: at most ``_expected_ns``, without transfers and all-reduces."""
         work: dict[tuple[int, ...], int] = {}
         longest = 0
         for pipeline in allocation.pipelines:
