@@ -15,6 +15,7 @@ import os
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command line does: a process with one thread may fork
 
+import resource
 import sys
 import time
 from collections import Counter
@@ -73,6 +74,8 @@ CASES = (
 )
 
 
+LARGEST = Case("llama-3.1-405b", "2048x8xH100", 2048)
+"""A request whose uniform layouts are not listed."""
 LOADS = 4096, "128x8xH100"
 """Choices whose loads are computed, and their cluster."""
 
@@ -213,10 +216,13 @@ def main() -> None:
     parser.add_argument("--max-plans", type=int, default=8, help="plans of each planner that are judged")
     parser.add_argument("--uniform", action="store_true", help="the uniform layouts alone, without planners")
     parser.add_argument("--loads", action="store_true", help="what the loads of thousands of choices cost, alone")
+    parser.add_argument("--largest", action="store_true", help=f"{LARGEST} alone, without uniform layouts")
     arguments = parser.parse_args()
     if arguments.loads:
         sys.exit(report_loads())
     warm()
+    if arguments.largest:
+        sys.exit(1 if report_largest(arguments.framework) else 0)
     cases = list(_cases(arguments.model, arguments.cluster, arguments.batch))
     if not cases:
         raise SystemExit(f"bench-degrees: none of the requests; they are {'; '.join(map(str, CASES))}")
@@ -237,7 +243,7 @@ def _cases(models: Sequence[str] | None, topology: str | None, batch: int | None
             yield case
 
 
-def request_of(case: Case, framework: Framework, max_plans: int) -> PlanRequest:
+def request_of(case: Case, framework: Framework, max_plans: int | None) -> PlanRequest:
     """All degrees and shardings of a model; the shipped profile where it is of the framework."""
     shipped, kind = profile(case.model), case.cluster.rpartition("x")[2]
     model = shipped if shipped.framework == framework else profile_of(shape(case.model), framework, (kind,))
@@ -249,6 +255,16 @@ def request_of(case: Case, framework: Framework, max_plans: int) -> PlanRequest:
         sharding="auto",
         termination=Termination(max_plans=max_plans),
     )
+
+
+def report_largest(framework: Framework) -> int:
+    """Print what the planners answer to the largest request, with the default effort; how many targets are missed."""
+    ours = answered(request_of(LARGEST, framework, None))
+    print("| | s | tokens/s/GPU | MFU | gap | CPU s, first plan / all |\n|---|---|---|---|---|---|")
+    _print_answer(f"{LARGEST}, planned", ours)
+    peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    rows = [("answer", ours.seconds, "s", 120.0), ("peak", peak_gib, "GiB", 4.0)]
+    return sum(_row(f"{LARGEST}: {name}", value, unit, target) for name, value, unit, target in rows)
 
 
 def report_loads() -> int:

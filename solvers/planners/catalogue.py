@@ -195,6 +195,7 @@ PLANNERS: dict[str, Planner] = {
             parts=(),
             tier=Tier.SIMPLE,
             makes=one_pipeline,
+            most_devices=sys.maxsize,
             degrees=True,
         ),
         Planner(

@@ -168,11 +168,12 @@ class Search:
         """
         left = sorted(self.choices, key=lambda each: (each.cells, each.load_ns))
         for plans, near in ROUNDS if self._asks_others else ROUNDS[1:]:
-            if len(left) == 1:
+            left = left if plans is None else _first_of(left)
+            if len(left) <= 1:
                 break
             asked = {**self.asked, "planner": QUICK, "options": {}} if plans is None else self._planners_only()
             most = None if plans is None else min(plans, self.max_plans or plans)
-            self._round(left if plans is None else _first_of(left), asked, most)
+            self._round(left, asked, most)
             left = self._nearest(left, near, untried=plans is None)
         self._round(left[:1], self.asked, self.max_plans, final=True)
 
@@ -328,7 +329,7 @@ class Search:
 
 
 def _first_of(ranked: list[Searched]) -> list[Searched]:
-    """Return the first choices, as many as there is effort for: those that are not the best are large only together."""
+    """Return the best choice, and those after it that are small enough to be searched with all before them."""
     before = accumulate((size_of(each.problem) for each in ranked), initial=0)
     return [each for each, spent in zip(ranked, before, strict=False) if spent < MOST]
 
