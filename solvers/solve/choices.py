@@ -44,7 +44,7 @@ class Round(NamedTuple):
 
 ROUNDS = (Round(None, 1.4), Round(1, 1.12), Round(8, 1.03))
 """Of planner ``auto``; another one has no first round."""
-MOST = 200_000
+MOST = 160_000
 """Choices that all planners search in a round: the best ones until their sizes (``workers.size_of``) reach it."""
 CAUSES = 3
 """How many choices without a plan a sentence gives the reason for."""
@@ -226,7 +226,7 @@ class Search:
                 working = tuple(f"{name} at {each.choice}" for name in progress.working)
                 self.on_progress(Progress(min(known, default=None), self.bound(), working))
 
-        if self._asks_others and each.result is not None and not each.result.unfinished:
+        if self._asks_others and each.result is not None and QUICK not in each.result.unfinished:
             asked = _without(asked, QUICK)
         try:
             result = driver.solve(
