@@ -27,7 +27,7 @@ from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.degrees import Choice
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, Candidate, Progress, Result, Status
-from penstock.solvers.planners.catalogue import EXCLUDE, PHASES, resolve
+from penstock.solvers.planners.catalogue import EXCLUDE, PHASES, PLANNERS, Tier, resolve
 from penstock.solvers.solve import driver
 from penstock.solvers.solve.workers import size_of
 
@@ -46,6 +46,9 @@ ROUNDS = (Round(None, 1.4), Round(1, 1.12), Round(8, 1.03))
 """Of planner ``auto``; another one has no first round."""
 MOST = 160_000
 """Choices that all planners search in a round: the best ones until their sizes (``workers.size_of``) reach it."""
+LARGE = 50_000
+"""The size of a choice above which planners that prove what is best of a small request are not asked."""
+PROVING = tuple(row.name for row in PLANNERS.values() if row.tier is Tier.PROOF and row.least_devices == 1)
 CAUSES = 3
 """How many choices without a plan a sentence gives the reason for."""
 
@@ -226,8 +229,8 @@ class Search:
                 working = tuple(f"{name} at {each.choice}" for name in progress.working)
                 self.on_progress(Progress(min(known, default=None), self.bound(), working))
 
-        if self._asks_others and each.result is not None and QUICK not in each.result.unfinished:
-            asked = _without(asked, QUICK)
+        if resolve(asked["planner"]).asks_others:
+            asked = _without(asked, *_left_out(each))
         try:
             result = driver.solve(
                 each.problem,
@@ -332,6 +335,14 @@ def _first_of(ranked: list[Searched]) -> list[Searched]:
     """Return the best choice, and those after it that are small enough to be searched with all before them."""
     before = accumulate((size_of(each.problem) for each in ranked), initial=0)
     return [each for each, spent in zip(ranked, before, strict=False) if spent < MOST]
+
+
+def _left_out(each: Searched) -> Iterator[str]:
+    """Yield the planners that a choice is not given to: the one that was asked first; for a large one ``PROVING``."""
+    if each.result is not None and QUICK not in each.result.unfinished:
+        yield QUICK
+    if size_of(each.problem) > LARGE:
+        yield from PROVING
 
 
 def _without(asked: Mapping[str, Any], *names: str) -> dict[str, Any]:
