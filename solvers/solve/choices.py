@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 from penstock.schemas.coverage import CLASS_SCOPE, REQUEST_SCOPE
@@ -45,7 +44,7 @@ class Round(NamedTuple):
 ROUNDS = (Round(None, 1.4), Round(1, 1.12), Round(8, 1.03))
 """Of planner ``auto``; another one has no first round."""
 MOST = 160_000
-"""Choices that all planners search in a round: the best ones until their sizes (``workers.size_of``) reach it."""
+"""The effort of the rounds of all planners: the sizes (``workers.size_of``) of the choices searched, added up."""
 LARGE = 50_000
 """The size of a choice above which planners that prove what is best of a small request are not asked."""
 PROVING = tuple(row.name for row in PLANNERS.values() if row.tier is Tier.PROOF and row.least_devices == 1)
@@ -78,6 +77,11 @@ class Searched:
     def problem(self) -> Problem:
         """The choice as a problem, made when first asked for: of many choices most are ruled out by their load."""
         return contract(self.gpus, self.choice)
+
+    @property
+    def size(self) -> int:
+        """What the planners' work grows with (``workers.size_of``)."""
+        return size_of(self.gpus) * self.cells // self.gpus.num_devices
 
     @property
     def bound(self) -> Bound:
@@ -153,6 +157,7 @@ class Search:
         self.problem, self.deadline, self.max_plans, self.gap, self.asked = problem, deadline, max_plans, gap, asked
         self.on_incumbent, self.on_progress = on_incumbent, on_progress
         self.best: Searched | None = None
+        self._spent = 0
         self.refused: dict[Choice, UnsupportedRequest] = {}
         self.choices: list[Searched] = []
         loads = Loads(problem)
@@ -171,7 +176,7 @@ class Search:
         """
         left = sorted(self.choices, key=lambda each: (each.cells, each.load_ns))
         for plans, near in ROUNDS if self._asks_others else ROUNDS[1:]:
-            left = left if plans is None else _first_of(left)
+            left = left if plans is None else self._afforded(left)
             if len(left) <= 1:
                 break
             asked = {**self.asked, "planner": QUICK, "options": {}} if plans is None else self._planners_only()
@@ -208,6 +213,16 @@ class Search:
             return ranked
         limit_ns = near * self.best_ns
         return [each for each in ranked if (untried if each.value_ns is None else each.value_ns <= limit_ns)]
+
+    def _afforded(self, ranked: list[Searched]) -> list[Searched]:
+        """Return the best choice, and those after it for which there is effort left; all of them spend theirs."""
+        found: list[Searched] = []
+        for each in ranked:
+            if found and self._spent >= MOST:
+                break
+            found.append(each)
+            self._spent += each.size
+        return found
 
     def _is_open(self, each: Searched) -> bool:
         """Return whether a choice may hold a better plan than the best one, by more than the gap that was asked for."""
@@ -331,17 +346,11 @@ class Search:
         return replace(nearest.result, status=status, why=why, seconds=self.deadline.seconds, choice=nearest.choice)
 
 
-def _first_of(ranked: list[Searched]) -> list[Searched]:
-    """Return the best choice, and those after it that are small enough to be searched with all before them."""
-    before = accumulate((size_of(each.problem) for each in ranked), initial=0)
-    return [each for each, spent in zip(ranked, before, strict=False) if spent < MOST]
-
-
 def _left_out(each: Searched) -> Iterator[str]:
     """Yield the planners that a choice is not given to: the one that was asked first; for a large one ``PROVING``."""
     if each.result is not None and QUICK not in each.result.unfinished:
         yield QUICK
-    if size_of(each.problem) > LARGE:
+    if each.size > LARGE:
         yield from PROVING
 
 
