@@ -231,7 +231,7 @@ class Search:
             limit_ns = None if left_s is None else int(1e9 * left_s / (4 * len(self.choices)))
             found = None
             with suppress(UnsupportedRequest):  # plans with a flush are not asked for
-                found = driver.solve(each.problem, QUICK, time_limit_ns=limit_ns, workers=1, hints=False).best
+                found = driver.solve(each.problem, QUICK, time_limit_ns=limit_ns, workers=1, closely=False).best
             known[each.choice] = NEVER_NS if found is None else found.value_ns
         return known[each.choice]
 
