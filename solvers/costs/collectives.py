@@ -23,20 +23,20 @@ def all_reduce_ns(problem: Problem, size_bytes: int, devices: Sequence[int]) -> 
     if mode == "hierarchical" and 1 < len(nodes) < k:
         return _hierarchical_ns(problem, size_bytes, devices)
     if mode == "dapple" and len(nodes) == 1:
-        return transfer_ns(2 * (k - 1) * size_bytes, k * network.min_bandwidth(devices) * (k // 2))
+        return transfer_ns(2 * (k - 1) * size_bytes, k * network.ring_bandwidth(devices) * (k // 2))
     return ring_of(network, devices).all_reduce_ns(size_bytes)
 
 
 class Ring(NamedTuple):
-    """Devices, their narrowest bandwidth, and the longest latency from one to the next."""
+    """Devices, the bandwidth from one to the next (over several cards: of all rings), and the longest latency."""
 
     size: int
     bytes_per_s: int
     latency_ns: int
 
-    def all_reduce_ns(self, size_bytes: int, lanes: int = 1) -> int:
-        """Return the time of an all-reduce of ``size_bytes``, split over ``lanes`` rings that run concurrently."""
-        return self._rounds_ns(2, size_bytes, lanes=lanes)
+    def all_reduce_ns(self, size_bytes: int) -> int:
+        """Return the time of an all-reduce of ``size_bytes``."""
+        return self._rounds_ns(2, size_bytes)
 
     def time_ns(self, operation: Operation, size_bytes: int, count: int = 1) -> int:
         """Return the time of ``count`` collectives that move ``size_bytes`` together.
@@ -50,35 +50,33 @@ class Ring(NamedTuple):
             return transfer_ns(size_bytes, self.bytes_per_s) + count * self.latency_ns
         return self._rounds_ns(2 if operation == "all_reduce" else 1, size_bytes, count)
 
-    def _rounds_ns(self, rounds: int, size_bytes: int, count: int = 1, lanes: int = 1) -> int:
+    def _rounds_ns(self, rounds: int, size_bytes: int, count: int = 1) -> int:
         """Return the time in which every part of the tensor goes ``rounds`` times around the ring."""
         steps = rounds * (self.size - 1)
-        moved = transfer_ns(steps * size_bytes, self.size * lanes * self.bytes_per_s)
+        moved = transfer_ns(steps * size_bytes, self.size * self.bytes_per_s)
         return moved + count * steps * self.latency_ns
 
 
 def _hierarchical_ns(problem: Problem, size_bytes: int, devices: Sequence[int]) -> int:
-    insides, outside, lanes = _rings(problem.network, tuple(devices))
-    return max((ring.all_reduce_ns(size_bytes) for ring in insides), default=0) + outside.all_reduce_ns(
-        size_bytes, lanes
-    )
+    insides, outside = _rings(problem.network, tuple(devices))
+    return max((ring.all_reduce_ns(size_bytes) for ring in insides), default=0) + outside.all_reduce_ns(size_bytes)
 
 
 @lru_cache(maxsize=2**12)
-def _rings(network: Network, devices: tuple[int, ...]) -> tuple[tuple[Ring, ...], Ring, int]:
-    """Return the distinct rings within nodes, the ring across nodes, and how many of the latter run concurrently."""
+def _rings(network: Network, devices: tuple[int, ...]) -> tuple[tuple[Ring, ...], Ring]:
+    """Return the distinct rings within nodes, and the ring across nodes over all cards that the devices use."""
     groups: dict[int, list[int]] = {}
     for device in devices:
         groups.setdefault(network.node_of[device], []).append(device)
     insides = dict.fromkeys(ring_of(network, group) for group in groups.values() if len(group) > 1)
-    lanes = min(len(group) for group in groups.values()) if all(network.has_own_nic[d] for d in devices) else 1
-    return tuple(insides), ring_of(network, [group[0] for group in groups.values()]), lanes
+    leaders = ring_of(network, [group[0] for group in groups.values()])
+    return tuple(insides), leaders._replace(bytes_per_s=network.bandwidth_across(devices))
 
 
 def ring_of(network: Network, devices: Sequence[int]) -> Ring:
     """Return the ring over several devices in the order of the network."""
     latency = max(_latency(network, u, v) for u, v in network.ring(devices))
-    return Ring(len(devices), network.min_bandwidth(devices), latency)
+    return Ring(len(devices), network.ring_bandwidth(devices), latency)
 
 
 def _latency(network: Network, u: int, v: int) -> int:

@@ -26,13 +26,13 @@ class Routes(NamedTuple):
 
 
 def routes_of(problem: Problem) -> Routes:
-    """Return the routes between all devices; servers whose devices share their wires are looked up once per pair."""
+    """Return the routes between all devices; servers whose devices share their links are looked up once per pair."""
     network = problem.network
     size = problem.num_devices
     route_of = np.full((size, size), -1, dtype=np.int32)
     routes: list[Route] = []
     groups = [[d] for d in range(size)]
-    if network.matrix_bytes_per_s is None and not any(network.has_own_nic):
+    if network.matrix_bytes_per_s is None and not network.has_cards:
         groups = [list(group) for group in problem.nodes()]
     for a, group in enumerate(groups):
         for u in group:

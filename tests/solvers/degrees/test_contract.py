@@ -11,6 +11,7 @@ from itertools import count, permutations, product
 
 import pytest
 from drawn_cells import drawn_problem
+from page_network import Links
 from problems import make_problem
 
 from penstock.schemas.errors import UnsupportedRequest
@@ -121,13 +122,12 @@ def by_hand_ns(problem: Problem, group: tuple[int, ...], each: Collective) -> in
     n, network = len(group), problem.network
     if each.bytes == 0:
         return 0
-    routes = [network.route(u, v) for u, v in permutations(group, 2)]
-    narrowest = min(network.resources[link].bandwidth_bytes_per_s for route in routes if route for link in route[0])
-    order = sorted(group, key=lambda gpu: (network.node_of[gpu], gpu))
-    ring = [network.route(u, order[(at + 1) % n]) for at, u in enumerate(order)]
+    links = Links(network)
+    width = links.ring_width(group)
+    ring = [network.route(u, v) for u, v in links.ring(group)]
     latency = max(route.latency_ns for route in ring if route)
     steps, parts = {"send": (1, 1), "all_reduce": (2 * (n - 1), n)}.get(each.operation, (n - 1, n))
-    return math.ceil(Fraction(steps * each.bytes * 10**9, parts * narrowest)) + each.count * steps * latency
+    return math.ceil(Fraction(steps * each.bytes * 10**9, parts * width)) + each.count * steps * latency
 
 
 @pytest.mark.parametrize("sharding", ["none", "optimizer"])

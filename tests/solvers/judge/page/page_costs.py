@@ -320,18 +320,17 @@ class Costs:
         for d in devices:
             by_node.setdefault(links.node(d), []).append(d)
         if mode == "hierarchical" and len(by_node) > 1 and max(map(len, by_node.values())) > 1:
-            inside = [self._ring(part, size, 1) for part in by_node.values() if len(part) > 1]
-            lanes = min(map(len, by_node.values())) if all(map(links.has_cable, devices)) else 1
-            return max(inside) + self._ring([part[0] for part in by_node.values()], size, lanes)
+            inside = [self._ring(part, size, links.ring_width(part)) for part in by_node.values() if len(part) > 1]
+            return max(inside) + self._ring([part[0] for part in by_node.values()], size, links.across(devices))
         if mode == "dapple" and len(by_node) == 1:
-            return time(2 * (k - 1) * size, k * links.least_width(devices) * (k // 2))
-        return self._ring(devices, size, 1)
+            return time(2 * (k - 1) * size, k * links.ring_width(devices) * (k // 2))
+        return self._ring(devices, size, links.ring_width(devices))
 
-    def _ring(self, devices: Sequence[int], size: int, lanes: int) -> int:
+    def _ring(self, devices: Sequence[int], size: int, width: int) -> int:
         k = len(devices)
         routes = [self.links.route(u, v) for u, v in self.links.ring(devices)]
         latency = max(route[1] if route else 0 for route in routes)
-        moving = time(2 * (k - 1) * size, k * lanes * self.links.least_width(devices))
+        moving = time(2 * (k - 1) * size, k * width)
         return moving + 2 * (k - 1) * latency
 
     def ring_resources(self, devices: Sequence[int]) -> frozenset[Hashable]:
