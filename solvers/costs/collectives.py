@@ -75,7 +75,7 @@ def _rings(network: Network, devices: tuple[int, ...]) -> tuple[tuple[Ring, ...]
 
 def ring_of(network: Network, devices: Sequence[int]) -> Ring:
     """Return the ring over several devices in the order of the network."""
-    latency = max(_latency(network, u, v) for u, v in network.ring(devices))
+    latency = max(_latency(network, u, v) for u, v, _parts in network.ring(devices))
     return Ring(len(devices), network.ring_bandwidth(devices), latency)
 
 
@@ -87,7 +87,7 @@ def _latency(network: Network, u: int, v: int) -> int:
 def ring_resources(problem: Problem, devices: Sequence[int]) -> tuple[int, ...]:
     """Return every network resource that the ring of the devices uses, in both directions."""
     used: set[int] = set()
-    for u, v in problem.network.ring(devices):
+    for u, v, _parts in problem.network.ring(devices):
         for a, b in ((u, v), (v, u)):
             route = problem.network.route(a, b)
             if route is not None:

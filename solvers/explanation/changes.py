@@ -15,7 +15,7 @@ from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.improve.remedies import extended
 from penstock.solvers.model.allocation import Allocation, Stage
-from penstock.solvers.model.network import Cable, Inside, Network, lane_names
+from penstock.solvers.model.network import Cable, Inside, Network
 from penstock.solvers.model.problem import Measured, Problem
 from penstock.solvers.model.result import Candidate
 
@@ -130,7 +130,7 @@ def cable_name(cable: Cable) -> str:
 
 def link_of(network: Network, resource: int) -> str | None:
     """The link that a resource is a direction or a port of: a cable, or a node's inside; None for pairs of a matrix."""
-    name = network.resources[resource].name
+    name = "→".join(network.resources[resource].ends)
     links = _links_by_name(network)
     if name in links or network.matrix_bytes_per_s is not None:
         return links.get(name)
@@ -139,13 +139,12 @@ def link_of(network: Network, resource: int) -> str | None:
 
 @lru_cache(maxsize=4)
 def _links_by_name(network: Network) -> dict[str, str]:
-    """Both directions of each lane of a cable, the first of its name; a way out of a device or node is its node's."""
+    """Both directions of each cable, the first of its name; where a way out of a device or node begins, its node."""
     links = {f"{node}→": node for node in network.node_names}
     links |= {f"{d}→": network.node_names[n] for d, n in zip(network.device_names, network.node_of, strict=True)}
     for cable in network.cables:
-        for ends in ((cable.a, cable.b), (cable.b, cable.a)):
-            for start, end in lane_names(cable, *ends):
-                links.setdefault(f"{start}→{end}", cable_name(cable))
+        for name in (f"{cable.a}→{cable.b}", f"{cable.b}→{cable.a}"):
+            links.setdefault(name, cable_name(cable))
     return links
 
 

@@ -17,12 +17,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from math import lcm
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import networkx as nx
 import numpy as np
 
 MAX_DENSE_DEVICES = 2048
+_D = TypeVar("_D")
 
 
 class Cable(NamedTuple):
@@ -57,11 +58,19 @@ class Route(NamedTuple):
     latency_ns: int
 
 
+class Ways(NamedTuple):
+    """Routes of one latency: ``resources`` (sources, targets, n)."""
+
+    resources: np.ndarray
+    latency_ns: int
+
+
 class Resource(NamedTuple):
-    """Part of the network that one transfer at a time may use."""
+    """Part of the network that one transfer at a time may use; ``ends``: where it begins and ends, for all lanes."""
 
     name: str
     bandwidth_bytes_per_s: int
+    ends: tuple[str, str]
 
 
 class _Path(NamedTuple):
@@ -83,7 +92,7 @@ class Network:
     matrix_bytes_per_s: np.ndarray | None = None
     matrix_latency_ns: np.ndarray | None = None
     resources: list[Resource] = field(default_factory=list)
-    _ids: dict[tuple[str, str], int] = field(default_factory=dict)
+    _ids: dict[tuple[str, str, str], int] = field(default_factory=dict)
     _routes: dict[tuple[int, int], Route | None] = field(default_factory=dict)
     _paths: dict[tuple[str, str], _Path | None] = field(default_factory=dict)
     _narrowest: dict[tuple[int, ...], int] = field(default_factory=dict)
@@ -230,13 +239,17 @@ class Network:
                 size[parent] += size[place]
         return size
 
-    def ring(self, devices: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the neighbouring pairs of an all-reduce's rings: device by device, by every card to the next node."""
+    def ring(self, devices: Sequence[int]) -> list[tuple[int, int, int]]:
+        """Return the neighbouring pairs of an all-reduce: device by device, by every card to the next node.
+
+        The third number says among how many pairs, those from a node to the next, the bytes are shared.
+        """
         groups = self._in_order(devices)
-        if len(groups) == 1:
-            return [*pairwise(groups[0]), (groups[0][-1], groups[0][0])]
+        hops = self._hops(groups) or [[(groups[0][-1], groups[0][0])]]
         return [
-            pair for group, hop in zip(groups, self._hops(groups), strict=True) for pair in (*pairwise(group), *hop)
+            pair
+            for group, hop in zip(groups, hops, strict=True)
+            for pair in (*((u, v, 1) for u, v in pairwise(group)), *((u, v, len(hop)) for u, v in hop))
         ]
 
     def nodes_of(self, devices: Iterable[int]) -> set[int]:
@@ -275,6 +288,10 @@ class Network:
             numbers.append(held[node])
             held[node] += 1
         return tuple(numbers)
+
+    @cached_property
+    def _numbers(self) -> np.ndarray:
+        return np.asarray(self.number_in_node)
 
     @cached_property
     def _lanes_of(self) -> Mapping[str, int]:
@@ -349,19 +366,32 @@ class Network:
         return Route(tuple(self._resource(name, inside.bandwidth_bytes_per_s) for name in names), inside.latency_ns)
 
     def _route_between(self, source: int, target: int) -> Route | None:
-        key = (self.place(source), self.place(target))
-        if key not in self._paths:
-            self._paths[key] = self._find_path(*key)
-        path = self._paths[key]
+        path = self._path(self.place(source), self.place(target))
         if path is None:
             return None
-        u, middle, v = (self.number_in_node[d] for d in (source, min(source, target), target))
-        last = len(path.cables) - 1
-        used = (
-            lanes[(u if 2 * i < last else v if 2 * i > last else middle) % len(lanes)]
-            for i, lanes in enumerate(path.cables)
-        )
+        nearest = _nearest(path, source, min(source, target), target)
+        number = self.number_in_node
+        used = (lanes[number[d] % len(lanes)] for lanes, d in zip(path.cables, nearest, strict=True))
         return Route(tuple(used), path.latency_ns)
+
+    def _path(self, start: str, goal: str) -> _Path | None:
+        key = (start, goal)
+        if key not in self._paths:
+            self._paths[key] = self._find_path(start, goal)
+        return self._paths[key]
+
+    def ways(self, sources: Sequence[int], targets: Sequence[int]) -> Ways | None:
+        """Return the routes from devices of one place to those of another; None where nothing connects them."""
+        path = self._path(self.place(sources[0]), self.place(targets[0]))
+        if path is None:
+            return None
+        out, into = np.asarray(sources)[:, None], np.asarray(targets)[None, :]
+        used = [
+            np.asarray(lanes)[self._numbers[nearest] % len(lanes)]
+            for lanes, nearest in zip(path.cables, _nearest(path, out, np.minimum(out, into), into), strict=True)
+        ]
+        shape = (len(sources), len(targets))
+        return Ways(np.stack([np.broadcast_to(each, shape) for each in used], axis=-1), path.latency_ns)
 
     def _find_path(self, start: str, goal: str) -> _Path | None:
         known = self._parents
@@ -378,17 +408,24 @@ class Network:
         for a, b in pairwise(places):
             cable = self.cables[self.tree.edges[a, b]["cable"]]
             ends = (a, b) if cable.full_duplex else (min(a, b), max(a, b))
-            found.append(tuple(self._resource(name, cable.lane_bytes_per_s) for name in lane_names(cable, *ends)))
+            found.append(self._lanes(cable, ends))
             latency += cable.latency_ns
         return _Path(tuple(found), latency)
 
-    def _resource(self, name: tuple[str, str], bandwidth_bytes_per_s: int) -> int:
-        if name not in self._ids:
-            self._ids[name] = len(self.resources)
-            self.resources.append(Resource(f"{name[0]}→{name[1]}", bandwidth_bytes_per_s))
-        return self._ids[name]
+    def _lanes(self, cable: Cable, ends: tuple[str, str]) -> tuple[int, ...]:
+        if cable.lanes == 1:
+            return (self._resource(ends, cable.bandwidth_bytes_per_s),)
+        return tuple(self._resource(ends, cable.lane_bytes_per_s, f", lane {lane}") for lane in range(cable.lanes))
+
+    def _resource(self, ends: tuple[str, str], bandwidth_bytes_per_s: int, lane: str = "") -> int:
+        key = (*ends, lane)
+        if key not in self._ids:
+            self._ids[key] = len(self.resources)
+            self.resources.append(Resource(f"{ends[0]}→{ends[1]}{lane}", bandwidth_bytes_per_s, ends))
+        return self._ids[key]
 
 
-def lane_names(cable: Cable, a: str, b: str) -> list[tuple[str, str]]:
-    """Return the names of a cable's lanes from one end to the other; a single one has those of the ends."""
-    return [(a, b)] if cable.lanes == 1 else [(a, f"{b}, lane {lane}") for lane in range(cable.lanes)]
+def _nearest(path: _Path, source: _D, middle: _D, target: _D) -> list[_D]:
+    """Return for each cable of a path whose lane a transfer takes."""
+    half, odd = divmod(len(path.cables), 2)
+    return [source] * half + [middle] * odd + [target] * half

@@ -123,4 +123,4 @@ def test_a_measured_matrix_keeps_each_direction() -> None:
 
 
 def test_the_ring_goes_node_by_node() -> None:
-    assert two_nodes().ring([3, 0, 2, 1]) == [(0, 1), (1, 2), (2, 3), (3, 0)]
+    assert two_nodes().ring([3, 0, 2, 1]) == [(0, 1, 1), (1, 2, 1), (2, 3, 1), (3, 0, 1)]
