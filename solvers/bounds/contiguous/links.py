@@ -196,9 +196,8 @@ class Links:
         if bandwidth == 0 or (not spanning and k > self.node_size):
             return np.inf, 0
         fewest = max(2, -(-k // self.node_size))
-        if spanning:
-            bandwidth = self._across(k, fewest)
-        flat = 2e9 * (k - 1) / (k * bandwidth), 2 * (k - 1) * latency
+        width = self._across(k, fewest) if spanning else bandwidth
+        flat = 2e9 * (k - 1) / (k * width), 2 * (k - 1) * latency
         if not spanning:
             return (flat[0] / (k // 2), 0) if mode == "dapple" else flat
         if mode != "hierarchical":
