@@ -37,7 +37,9 @@ class Fabric(Part):
     bandwidth_bytes_per_s: BytesPerSecond
     latency_ns: Nanoseconds = 0
     duplex: Duplex = "full"
-    lanes: PositiveCount | None = Field(default=None, description="of a nic only: so many equal cards, as in a link")
+    lanes: PositiveCount | None = Field(
+        default=None, description="of a nic only: the number of its equal cards, as in a link"
+    )
 
     @model_validator(mode="after")
     def _whole_lanes(self) -> Self:
@@ -74,8 +76,8 @@ class Node(Part):
 class Link(Part):
     """A cable between two nodes, switches or devices; a node's NIC is one link that its devices share.
 
-    With ``lanes`` so many equal cards of a node share the link's bandwidth: what a device sends and receives passes one
-    of them, device i of the node lane i modulo ``lanes``.
+    ``lanes`` is the number of equal cards of a node that have the link's bandwidth together: what a device sends and
+    receives passes one of them, device i of the node lane i modulo ``lanes``.
     """
 
     a: Name

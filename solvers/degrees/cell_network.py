@@ -83,7 +83,7 @@ def _cables(network: Network, cells: Sequence[Sequence[int]]) -> tuple[Cable, ..
 
 
 def _cards_apart(network: Network, cells: Sequence[Sequence[int]]) -> Callable[[int], int]:
-    """Return how many groups so many cards form: cell i of a node passes group i modulo their number."""
+    """Return the number of groups that a number of cards forms: cell i of a node passes group i modulo it."""
     size, numbers = len(cells[0]), network.number_in_node
     held = Counter(network.node_of[cell[0]] for cell in cells)
     place_of: Counter[int] = Counter()

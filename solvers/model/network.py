@@ -4,7 +4,7 @@ A *resource* is whatever one transfer at a time may use: one direction of a full
 link, a device pair's channel, a port, a bus. A *route* lists the resources between two devices in order.
 The bottleneck of the tree's path equals the widest path's bottleneck in the whole graph, lanes counted together.
 
-A cable with *lanes* is so many equal cards, each a resource of its own, and device i of a node has lane i modulo their
+The *lanes* of a cable are equal cards, each a resource of its own, and device i of a node has lane i modulo their
 number. A transfer passes one lane: the sender's in the first half of the path, the receiver's in the second, and on a
 cable in the middle that of the device with the lower number.
 """
@@ -27,7 +27,7 @@ _D = TypeVar("_D")
 
 
 class Cable(NamedTuple):
-    """An undirected link between two named places; ``lanes``: so many equal cards have its bandwidth together."""
+    """An undirected link between two named places; ``lanes``: the number of its equal cards."""
 
     a: str
     b: str
@@ -114,7 +114,7 @@ class Network:
     def ring_bandwidth(self, devices: Sequence[int]) -> int:
         """Return the bytes per second of a ring over the devices, or of rings that share its bytes evenly.
 
-        There is one ring over devices in one node, else as many as pass every node by each card that its devices use.
+        There is one ring over devices in one node; over several, every card that the devices use has a ring.
         """
         key = tuple(devices)
         if key not in self._narrowest:

@@ -25,7 +25,7 @@ AT_ONCE = 10**18
 
 
 def drawn(rng: random.Random, network: Network, lanes: tuple[int, ...]) -> Network:
-    """Its nodes around a switch or in racks, each with so many cards, or one that all share."""
+    """Its nodes around a switch or in racks, each with its number of cards, or one that all share."""
     spread, full = rng.random() < 0.5, rng.random() < 0.5
     cables = [
         Cable(host, f"rack{i % 2}" if spread else "switch", RATE * rng.choice((1, 2, 3)), rng.choice((0, 2)), full, n)
