@@ -97,7 +97,7 @@ class Instruction(NamedTuple):
 
     Without VERSION a forward uses the newest weights; a backward always uses those of its forward. All versions are
     equal before the first update ever; a program's first forwards find the versions that the program before it left.
-    NORM stands at the lowest stage of a rank, behind its WAIT_REDUCEs and REDUCE_SHAREDs and ahead of its STEPs.
+    NORM stands at the lowest stage of a rank, after its WAIT_REDUCEs and REDUCE_SHAREDs and ahead of its STEPs.
     """
 
     kind: str

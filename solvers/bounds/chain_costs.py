@@ -173,14 +173,14 @@ class ChainCosts:
         made = buckets(problem, stage, 1)
         cut_off = any(bucket.duration_ns >= NEVER_NS for bucket in made)
         leads = [self._leads(stage, made, rows) for rows in sizes]
-        exposed = [max(0, _behind(made, lead)) for lead in leads]
+        exposed = [max(0, _after(made, lead)) for lead in leads]
         step = update_ns(problem, stage)
         work = sum(count * _whole(cost) for cost, (_rows, count) in zip(costs, self.classes, strict=True))
         forward, backward = ([each[c] for c in (0, -1)] for each in _times(costs))
         timeless = 0 in forward or 0 in backward
-        behind = min(exposed[-1], FAR_NS) + step
+        after = min(exposed[-1], FAR_NS) + step
         memory = self._memory(stage, costs)
-        self._stages.add([*forward, *backward, step, behind, min(FAR_NS, *exposed), work, *memory, timeless, cut_off])
+        self._stages.add([*forward, *backward, step, after, min(FAR_NS, *exposed), work, *memory, timeless, cut_off])
         self.reduced.append(Reduced(made, leads))
 
     def _leads(self, stage: Stage, made: Sequence[Bucket], rows: int) -> list[int]:
@@ -242,10 +242,10 @@ def _whole(cost: StageCosts) -> int:
     return cost.forward_ns + cost.backward_ns + cost.recompute_ns
 
 
-def _behind(made: Sequence[Bucket], leads: Sequence[int]) -> int:
+def _after(made: Sequence[Bucket], leads: Sequence[int]) -> int:
     """Return how long the buckets, one after the other, still run after the last backward."""
-    longest, behind = 0, 0
+    longest, after = 0, 0
     for bucket, lead in zip(reversed(made), reversed(leads), strict=True):
-        behind += bucket.duration_ns
-        longest = max(longest, behind - lead)
+        after += bucket.duration_ns
+        longest = max(longest, after - lead)
     return longest

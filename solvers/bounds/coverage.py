@@ -137,6 +137,11 @@ def every_plan(problem: Problem) -> Covers:
     return replace(EVERY_PLAN, update_rule=rules, degrees=at, micro_batches=numbers, pins=_one("kept"))
 
 
+def fitting(problem: Problem) -> Covers:
+    """Return the plans of ``every_plan`` that fit into memory."""
+    return replace(every_plan(problem), memory=_one("fits"))
+
+
 def whatever_is_pinned(bound: Bound) -> Bound:
     """Return a bound that was proven without the request's pins: it covers plans that break them as well."""
     return replace(bound, covers=replace(bound.covers, pins=every("pins")["pins"]))

@@ -18,7 +18,8 @@ best (load), and one slice that has to pass through every layer forwards and bac
 plan: several stages per device, several pipelines, replicas, recomputation, split backwards, any order and any update
 rule only add to it. The same holds for layers that pins confine to some devices, on these, from the time when a first
 slice has reached them in a flushed step. Only where measured pipelines may share a processor, of which each uses a
-part, it counts with the smallest part. Fill holds where every allowed update rule has a flush. For plans of one
+part, it counts with the smallest part. Fill holds where every allowed update rule has a flush; so does, for plans that
+fit into memory, what the activations before the first backward leave to do (``first_backward.py``). For plans of one
 pipeline, also the time that devices wait before their first and after their last micro-batch, for transfers, and for
 all-reduces (``all_plans``).
 """
@@ -30,7 +31,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from penstock.solvers.bounds.coverage import class_bound, every_plan, features_of, one_pipeline, orders_of
+from penstock.solvers.bounds.coverage import class_bound, every_plan, features_of, fitting, one_pipeline, orders_of
+from penstock.solvers.bounds.first_backward import first_backward_ns
 from penstock.solvers.bounds.one_pipeline.bound import TimeBisection
 from penstock.solvers.bounds.one_pipeline.confined import holders
 from penstock.solvers.bounds.one_pipeline.load import Around, load_ns
@@ -52,17 +54,25 @@ LOAD, LOAD_OF_PINNED = (
     "load: all work at its cheapest, on all devices",
     "load: layers at their cheapest, on the devices that may hold them",
 )
+MEMORY = "memory: what is computed before the first backward is kept, or computed twice"
 
 
-def request_bound(problem: Problem) -> Bound:
-    """Return a bound that no plan of the request beats, under any update rule that it allows."""
+def request_bound(problem: Problem, *, fits: bool = True) -> Bound:
+    """Return a bound that no plan of the request beats, under any update rule that it allows.
+
+    ``fits``: of the plans that fit into memory, else of all, those that exceed it as well.
+    """
     share = _least_share(problem) if "elastic_averaging" in problem.update_rules else Fraction(1)
     flushed = problem.update_rules <= {"synchronous"}
     heads = _before(problem)._replace(tail_ns=[0] * problem.num_layers) if flushed else None
     load, path = load_ns(problem, share, heads), _path_ns(problem) if flushed else 0
     working = LOAD_OF_PINNED if problem.pins else LOAD
     method = working if load >= path else "fill: one slice through all layers"
-    return class_bound(problem, every_plan(problem), max(load, path), method)
+    found = class_bound(problem, every_plan(problem), max(load, path), method)
+    if not (fits and flushed):
+        return found
+    kept_ns = first_backward_ns(problem, int(_least_held(problem, _slices(problem)[0]).sum()))
+    return class_bound(problem, fitting(problem), kept_ns, MEMORY) if kept_ns > found.bound_ns else found
 
 
 MOST_LABELLED = 256

@@ -39,15 +39,15 @@ from penstock.solvers.model.allocation import Stage
 def split_bound_ns(times: StageTimes) -> int:
     """Return the largest bound over all stages, which have devices of their own and split backwards, in ns."""
     stages = range(len(times.forward))
-    behind: list[int] = []
+    after: list[int] = []
     for s in stages:
         own = times.weight[s] + times.exposed[s] + times.update[s]
-        behind.append(own if s == 0 else max(own, times.back[s] + times.backward[s - 1] + behind[s - 1]))
-    return max(_stage_bound_ns(times, s, behind[s]) for s in stages)
+        after.append(own if s == 0 else max(own, times.back[s] + times.backward[s - 1] + after[s - 1]))
+    return max(_stage_bound_ns(times, s, after[s]) for s in stages)
 
 
-def _stage_bound_ns(times: StageTimes, s: int, behind: int) -> int:
-    """Return the bound of one stage, in ns; ``behind``: the time from the end of its last I to the step's end."""
+def _stage_bound_ns(times: StageTimes, s: int, after: int) -> int:
+    """Return the bound of one stage, in ns; ``after``: the time from the end of its last I to the step's end."""
     forward, gradient, weight, around = times.forward[s], times.backward[s], times.weight[s], times.rounds[s]
     batches = times.allocation.num_micro_batches
     held = min(times.in_flight(s), batches)
@@ -69,7 +69,7 @@ def _stage_bound_ns(times: StageTimes, s: int, behind: int) -> int:
         if last >= way:
             done = max(done, around + gradient - inside * gradient)
             last = max(last, n * (forward + gradient) + idle + done)
-        best = max(best, start + last + behind)
+        best = max(best, start + last + after)
     return best
 
 

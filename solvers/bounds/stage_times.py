@@ -86,10 +86,10 @@ class StageTimes:
         costs = self.problem.costs(self.problem.devices[stage.devices[0]].kind, stage_rows(stage, rows))
         longest = 0
         for group, chain in self.chains:
-            behind = 0
+            after = 0
             for bucket in reversed(chain if s in group.stages else ()):
-                behind += bucket.duration_ns
-                longest = max(longest, behind - self._lead_ns(costs, bucket.first, stage.first))
+                after += bucket.duration_ns
+                longest = max(longest, after - self._lead_ns(costs, bucket.first, stage.first))
         return longest + self.summed[s]
 
     def _lead_ns(self, costs: Costs, layer: int, first: int) -> int:

@@ -135,8 +135,8 @@ class Tables:
         batch = batch_of(self.problem, replicas * rows)
         own = np.min(Stages(self.problem, batch, self._links, replicas).after(), axis=0)
         first = np.where(np.arange(len(back)) > 0, self.problem.update_ns[1], 0)
-        behind = np.maximum(own, (back + first)[:, None])
-        lasting = np.minimum(there[:, None] + work + behind, FAR_NS)
+        after = np.maximum(own, (back + first)[:, None])
+        lasting = np.minimum(there[:, None] + work + after, FAR_NS)
         none = np.tri(len(there), dtype=bool) | (devices_allowed(self.problem) < replicas)
         return np.where(none, FAR_NS, lasting)
 

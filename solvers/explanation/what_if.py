@@ -52,7 +52,7 @@ def what_if(
     where it can be neither re-timed nor re-drafted.
     """
     short = largest_shortage(problem, plan.allocation, plan.timeline)
-    bound = request_bound(problem).bound_ns
+    bound = request_bound(problem, fits=short is None).bound_ns
     room = headroom(problem, plan)
     yield Row("", "as it is", "as it is", plan, room, bound, lacks(problem, short))
     if replan is not None and replan_all and (again := replan(problem)) is not None:

@@ -182,13 +182,13 @@ def _steps(allocation: Allocation, operations: np.ndarray, rule: UpdateRule, s: 
     finished = np.full(len(rounds) + 1, -1)
     finished[np.minimum(update_round[gradients], len(rounds))] = gradients
     finished = finished[: len(rounds)]
-    behind = np.searchsorted(forwards, finished, side="right")
+    after = np.searchsorted(forwards, finished, side="right")
     used = _versions_used(allocation, rule, s, update_round[forwards])
     if used is not None:
-        behind = np.maximum(behind, np.searchsorted(np.maximum.accumulate(used), rounds, side="right"))
+        after = np.maximum(after, np.searchsorted(np.maximum.accumulate(used), rounds, side="right"))
     limit = len(operations)
     following = np.append(gradients, limit)[np.searchsorted(gradients, finished, side="right")]
-    position = np.minimum(following, np.append(forwards, limit)[behind])
+    position = np.minimum(following, np.append(forwards, limit)[after])
     return np.stack((position, np.full(len(rounds), s), (rounds + 1) * every - 1))
 
 

@@ -60,7 +60,7 @@ def chimera(problem: Problem, allocation: Allocation) -> Orders:
             rows[g].append((line.kind, line.stage, line.first + done[k]))
             done[k] += 1
         for _g, k in started:
-            if (after := _behind(allocation, lines[k])) is not None:
+            if (after := _after(allocation, lines[k])) is not None:
                 ready[after] += 1
     made = (np.asarray(row, dtype=np.int32).reshape(-1, 3) for row in rows)
     return Orders("chimera", tuple(Row(devices, row) for devices, row in zip(groups, made, strict=True)))
@@ -98,7 +98,7 @@ def _starts(lines: list[_Line], ready: list[int], done: list[int], k: int) -> bo
     return done[k] < ready[k] and (lines[k].kind == BACKWARD or done[k] - done[k + 1] < lines[k].most)
 
 
-def _behind(allocation: Allocation, line: _Line) -> int | None:
+def _after(allocation: Allocation, line: _Line) -> int | None:
     """Return the line in which a micro-batch is ready one unit later."""
     if line.kind == BACKWARD:
         before = allocation.previous(line.stage)

@@ -211,5 +211,5 @@ def _delayed(chained: Chained, room: Sequence[int]) -> Iterator[Orders]:
     each = [max(1, chained.taken_bytes(s)) for (s,) in chained.ranks.stages]
     most = [max(1, free // size) for free, size in zip(room, each, strict=True)]
     number = chained.allocation.num_micro_batches
-    for ahead, behind in product(AHEAD, DELAYS):
-        yield delayed(chained.ranks, "delayed", number, ahead, most, behind=number if behind is None else behind)
+    for ahead, after in product(AHEAD, DELAYS):
+        yield delayed(chained.ranks, "delayed", number, ahead, most, after=number if after is None else after)

@@ -33,9 +33,9 @@ def zb_h2(problem: Problem, allocation: Allocation) -> Orders:
 
 
 def delayed(
-    ranks: Ranks, name: str, number: int, late: int, most: Sequence[int] | None = None, behind: int | None = None
+    ranks: Ranks, name: str, number: int, late: int, most: Sequence[int] | None = None, after: int | None = None
 ) -> Orders:
-    """Rank i runs late (p - i - 1) + 1 forwards ahead, and weight gradients ``behind`` i (late i) micro-batches later.
+    """Rank i runs late (p - i - 1) + 1 forwards ahead, and weight gradients ``after`` i (late i) micro-batches later.
 
     ``most``: micro-batches that a rank may keep from F to W; clamps both, first the delay.
     """
@@ -43,7 +43,7 @@ def delayed(
     for i in range(p):
         room = number if most is None else most[i]
         warmup = before = max(1, min(before, room, late * (p - i - 1) + 1))
-        delay = max(0, min((late if behind is None else behind) * i, room - warmup))
+        delay = max(0, min((late if after is None else after) * i, room - warmup))
         row = [(FORWARD, i, m) for m in range(warmup)]
         for m in range(number):
             row.append((INPUT, i, m))

@@ -33,5 +33,5 @@ def encoded(problem: Problem, best: Candidate, stopped: Callable[[], bool]) -> t
     allocation = with_codecs(best.allocation, edges)
     timeline = simulate(problem, allocation, best.schedule, **how)
     saved = 100 * (1 - timeline.time_per_global_batch_ns / best.value_ns)
-    note = f"fp16s behind stages {sorted(edges)} takes {saved:.2f} % off"
+    note = f"fp16s after stages {sorted(edges)} takes {saved:.2f} % off"
     return replace(best, allocation=allocation, timeline=timeline), note

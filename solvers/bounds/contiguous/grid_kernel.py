@@ -29,7 +29,7 @@ class Grid(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """Of each point, the strictest that holds behind a stage or channel, too.
+    """Of each point, the strictest that holds after a stage or channel, too.
 
     ``whole``: by point; by early point ``joined``, with the stage's own backward alone, and ``early``.
     """
@@ -74,8 +74,8 @@ def _early_point(grid: Grid, forward: int, limit: int) -> int:
 
 
 @loop
-def look_behind(grid: Grid, forward: int, backward: int, limit: int, reach: Reach) -> None:
-    """Fill in what holds behind a stage or channel with these steps and this limit."""
+def fill_after(grid: Grid, forward: int, backward: int, limit: int, reach: Reach) -> None:
+    """Fill in what holds after a stage or channel with these steps and this limit."""
     for j in range(grid.forward.size):
         reach.whole[j] = _point(
             grid, max(grid.forward[j], forward), max(grid.backward[j], backward), min(grid.limit[j], limit)

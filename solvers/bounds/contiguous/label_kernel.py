@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.solvers.bounds.contiguous.grid_kernel import Grid, Reach, look_behind
+from penstock.solvers.bounds.contiguous.grid_kernel import Grid, Reach, fill_after
 from penstock.solvers.bounds.contiguous.label_pool import ALONE, JOINED, PLACED, SPANNING, Pool, add, clear
 from penstock.solvers.bounds.contiguous.label_steps import (
     AMONG_SPANNING,
@@ -40,13 +40,13 @@ from penstock.solvers.compiled.decorators import inner, loop
 from penstock.solvers.compiled.fields import Fields
 
 VALUE, PARENT, STOP, REPLICAS, PLACE, VARIANT, CUT = range(7)
-"""Of the best plan: its value, or the limit; 1 + the label behind its first stage, -1 without a plan; what made that
+"""Of the best plan: its value, or the limit; 1 + the label after its first stage, -1 without a plan; what made that
 stage (4); whether anything was cut off by the limit."""
 
 
 @Fields.register
 class Work(NamedTuple):
-    """What a search writes: labels of stages by their first layer, labels behind the channels to one layer, the best.
+    """What a search writes: labels of stages by their first layer, labels after the channels to one layer, the best.
 
     ``fresh``: room for a label.
     """
@@ -99,7 +99,7 @@ def _begin(pieces: Pieces, work: Work, cap: int) -> int:
 
 @inner
 def _way(pieces: Pieces, placed: int, source: int, in_node: bool) -> int:
-    """How a stage of so many replicas, placed so, lies to the one behind; -1 where it cannot be placed so."""
+    """How a stage of so many replicas, placed so, lies to the one after; -1 where it cannot be placed so."""
     if placed == SPANNING:
         if source <= pieces.node_size and (not pieces.spans or source == 1):
             return -1
@@ -145,9 +145,9 @@ def _send_one_way(
     """From the stages of ``r`` replicas to those of ``source``; -1 where labels have no room."""
     out, back, channel = times_of_hop(pieces, at, way, source, r)
     if channel == FREE:
-        look_behind(grid, 0, 0, pieces.batches, work.reach)
+        fill_after(grid, 0, 0, pieces.batches, work.reach)
     else:
-        look_behind(grid, out, back, pieces.batches, work.reach)
+        fill_after(grid, out, back, pieces.batches, work.reach)
     layer = at * (pieces.devices + 1) * pieces.shapes
     points, steps = work.fresh.size, 0
     low, high = (r, pieces.node_size) if near == 1 else (0, 0)
@@ -177,7 +177,7 @@ def _send_one_way(
 
 @loop
 def _stage(pieces: Pieces, grid: Grid, work: Work, cap: int, at: int) -> int:
-    """All stages that end before a layer, put before the labels behind it; -1 where labels have no room."""
+    """All stages that end before a layer, put before the labels after it; -1 where labels have no room."""
     steps = 0
     for r in range(1, pieces.limit.shape[1]):
         for first in range(at - 1, -1, -1):
@@ -200,7 +200,7 @@ def _stage_of(pieces: Pieces, grid: Grid, work: Work, cap: int, at: int, r: int,
     total, best, points = pieces.devices, work.best, work.fresh.size
     layer = first * (total + 1) * pieces.shapes
     of = (variant, r, first, at)
-    look_behind(grid, pieces.forward[of], pieces.backward[of], pieces.limit[of], work.reach)
+    fill_after(grid, pieces.forward[of], pieces.backward[of], pieces.limit[of], work.reach)
     steps = 0
     for used in range(r, total + 1 if first == 0 else total):
         if first > 0 and pieces.least_work[first] >= best[VALUE] * (total - used):
@@ -214,8 +214,8 @@ def _stage_of(pieces: Pieces, grid: Grid, work: Work, cap: int, at: int, r: int,
             where = 0 if q > 0 else 1
             while label >= 0:
                 steps += 1
-                behind, left, below = work.hops.label[label], total - used, best[VALUE]
-                if put(pieces, grid, work.reach, behind, first, at, r, variant, where, left, below, work.fresh):
+                after, left, below = work.hops.label[label], total - used, best[VALUE]
+                if put(pieces, grid, work.reach, after, first, at, r, variant, where, left, below, work.fresh):
                     steps += points
                     parent, placed = work.hops.parent[label], work.hops.made[label, PLACED]
                     if first == 0:

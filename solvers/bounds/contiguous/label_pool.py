@@ -83,18 +83,18 @@ def add(
             if pool.label[label, k] < fresh[k]:
                 larger = False
                 break
-        behind = pool.next[label]
+        after = pool.next[label]
         if larger:
             if before < 0:
-                pool.head[state] = behind
+                pool.head[state] = after
             else:
-                pool.next[before] = behind
+                pool.next[before] = after
             pool.next[label] = pool.free[1]
             pool.free[1] = label
             pool.held[state] -= 1
         else:
             before = label
-        label = behind
+        label = after
     if pool.held[state] >= cap:
         _merge(pool, state, fresh, parent, stop, replicas, placed, variant)
         return True

@@ -14,15 +14,15 @@ from penstock.solvers.compiled.decorators import inner, loop
 from penstock.solvers.compiled.fields import Fields
 
 SAME_RUN, TO_OTHER_NODE, TO_SPANNING, FROM_SPANNING, AMONG_SPANNING = range(5)
-"""How the stage before lies to the one behind: in one node, each in a node of its own, or one of them in several."""
+"""How the stage before lies to the one after: in one node, each in a node of its own, or one of them in several."""
 
 
 @Fields.register
 class Pieces(NamedTuple):
-    """Stages by [variant, replicas, first layer, layer behind], int64 ns; each the least over all placements.
+    """Stages by [variant, replicas, first layer, layer after], int64 ns; each the least over all placements.
 
     ``limit``: micro-batches in flight, at most the number that there are; 0 where there is no such stage. ``after``
-    [in one node or spanning, replicas, first, behind]: what of the all-reduce is left after the last backward, and the
+    [in one node or spanning, replicas, first, after]: what of the all-reduce is left after the last backward, and the
     update. ``sent`` (2, L + 1): bytes of a sample before each layer, forward and backward; ``rate`` [way, sender's
     replicas, receiver's]: ns per such byte; ``latency_ns`` and ``channel`` by way. ``least_forward`` and
     ``least_backward`` [devices, layers]: the layers before, once through, with so many devices; ``least_work`` (L + 1,)
@@ -86,8 +86,8 @@ def put(
     for j in range(few):
         most = min(limit, grid.early_limit[j])
         end = max(own(forward, backward, around, most, grid.early_forward[j], 0, batches), work)
-        behind = max(label[points + reach.early[j]], label[reach.joined[j]])
-        fresh[points + j] = max(end, forward + backward + behind)
+        following = max(label[points + reach.early[j]], label[reach.joined[j]])
+        fresh[points + j] = max(end, forward + backward + following)
         last = (batches - 1) * max(grid.early_forward[j], forward)
         if most < batches:
             last = max(last, (batches - 1) // most * turn + (batches - 1) % most * forward)
@@ -149,24 +149,24 @@ def hop(
     taken = out + inside + back
     fresh[gone], fresh[gone + 1] = taken, trip
     for j in range(points):
-        ahead, behind = grid.forward[j], grid.backward[j]
+        ahead, following = grid.forward[j], grid.backward[j]
         if channel == SERIAL:
-            end = own(out, back, inside, batches, ahead, behind, batches)
+            end = own(out, back, inside, batches, ahead, following, batches)
         else:
             if channel == APART:
-                ahead, behind = max(ahead, out), max(behind, back)
-            end = (batches - 1) * max(ahead, behind) + taken
+                ahead, following = max(ahead, out), max(following, back)
+            end = (batches - 1) * max(ahead, following) + taken
         fresh[j] = max(end, out + back + label[reach.whole[j]])
     for j in range(few):
-        ahead, behind = grid.early_forward[j], 0
+        ahead, following = grid.early_forward[j], 0
         if channel == SERIAL:
             end = own(out, back, inside, batches, ahead, 0, batches)
         else:
             if channel == APART:
-                behind = back
-            end = (batches - 1) * max(ahead, behind, out if channel == APART else 0) + taken
+                following = back
+            end = (batches - 1) * max(ahead, following, out if channel == APART else 0) + taken
         if channel != FREE:
             ahead = max(ahead, out)
-        behind_it = max(label[points + reach.early[j]], label[reach.joined[j]])
-        fresh[points + j] = max(end, out + back + behind_it)
+        after_it = max(label[points + reach.early[j]], label[reach.joined[j]])
+        fresh[points + j] = max(end, out + back + after_it)
         fresh[ends + j] = max(fresh[points + j], out + label[ends + reach.early[j]], (batches - 1) * ahead + trip)

@@ -38,8 +38,8 @@ class Count:
         most = [*(number - 1 for number in numbers[1:]), problem.num_devices]
         found = [runs_within(problem, batch, *each, time_ns) for each in zip(numbers, most, strict=True)]
         self._runs = [runs for runs in found if self._possible(runs).any()]
-        self._shortest = self._behind(lambda runs: runs.way_ns // self._unit_ns)
-        self._fewest = self._behind(lambda runs: np.full_like(runs.way_ns, runs.replicas))
+        self._shortest = self._after(lambda runs: runs.way_ns // self._unit_ns)
+        self._fewest = self._after(lambda runs: np.full_like(runs.way_ns, runs.replicas))
 
     def refuted(self) -> bool:
         """Return True if every plan takes at least ``time_ns``."""
@@ -54,7 +54,7 @@ class Count:
     def _possible(self, runs: Runs) -> np.ndarray:
         return np.asarray((runs.work_ns < self._time_ns) & ((runs.flying > 0) | (runs.flying_again > 0)))
 
-    def _behind(self, of: Callable[[Runs], np.ndarray]) -> np.ndarray:
+    def _after(self, of: Callable[[Runs], np.ndarray]) -> np.ndarray:
         """Return (L + 1,) the least sum of a value over runs that cover the layers from i on; ``MANY`` if none do."""
         width = max((runs.way_ns.shape[1] for runs in self._runs), default=1)
         least = np.full((self._layers, width), MANY, dtype=np.int64)
@@ -126,5 +126,5 @@ def _extend(
     for n, (step, low, stop) in enumerate(zip(way, begin, end, strict=True)):
         low, stop = max(low, heads[0]), min(stop, heads[1], high - step)
         if low < stop:
-            behind = count[first + n + 1, low + step : stop + step]
-            np.minimum(behind, count[first, low:stop] + runs.replicas, out=behind)
+            after = count[first + n + 1, low + step : stop + step]
+            np.minimum(after, count[first, low:stop] + runs.replicas, out=after)

@@ -139,7 +139,7 @@ def _terms(holding: Holding, options: list[Option], times: list[Times], found: C
         forward=np.stack([each.forward for each in times]),
         gradient=np.stack([each.backward for each in times]),
         work=np.stack([_possible(holding, option, each.work) for option, each in zip(options, times, strict=True)]),
-        behind=holding.behind_ns,
+        after=holding.after_ns,
         update=holding.update_ns,
         cuttable=np.concatenate(([True], holding.problem.cuttable)),
         out=found.out,

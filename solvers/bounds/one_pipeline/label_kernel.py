@@ -25,7 +25,7 @@ from penstock.solvers.compiled.fields import Fields
 class Terms(NamedTuple):
     """Arrays by option o (a layer is held by ``least[o]`` to ``most[o]`` devices), number of devices k, layer l; ns.
 
-    ``forward`` and ``gradient`` [o, l]: of one slice; ``work`` [o, l]: device-ns of a step; ``behind`` [k, l]: from a
+    ``forward`` and ``gradient`` [o, l]: of one slice; ``work`` [o, l]: device-ns of a step; ``after`` [k, l]: from a
     layer's last gradient to the end, held by k devices or more; ``update`` [l]; ``cuttable`` [l]: whether a stage may
     begin there. [o before, o, l]: ``out`` and ``back``: a transfer to a new device and back; ``out_same`` and
     ``back_same``: where none is new; ``closed`` and ``closed_same``: where that cannot be.
@@ -39,7 +39,7 @@ class Terms(NamedTuple):
     forward: np.ndarray
     gradient: np.ndarray
     work: np.ndarray
-    behind: np.ndarray
+    after: np.ndarray
     update: np.ndarray
     cuttable: np.ndarray
     out: np.ndarray
@@ -99,7 +99,7 @@ def least_cost(terms: Terms, labels: Labels, devices: int, below: int) -> int:
     best = below
     for o in range(options):
         if terms.least[o] <= devices:
-            rest = terms.behind[terms.least[o], 0]
+            rest = terms.after[terms.least[o], 0]
             new = min(terms.most[o], devices)
             cost = _held(terms, o, 0, terms.least[o], devices - new) + terms.rest_weight * rest * devices
             if cost + tail < best:
@@ -112,14 +112,14 @@ def least_cost(terms: Terms, labels: Labels, devices: int, below: int) -> int:
             return best
         side = layer % 2
         labels.filled[side] = 0
-        behind = tail - _least_alone(terms, layer)
+        after = tail - _least_alone(terms, layer)
         for used in range(1, devices):
             for held in range(options):
                 for i in range(labels.filled[1 - side, used, held]):
                     cost, rest = labels.cost[1 - side, used, held, i], labels.rest[1 - side, used, held, i]
                     if cost + tail < best:
-                        best = _grow(terms, labels, layer, devices, used, held, cost, rest, behind, best)
-        tail = behind
+                        best = _grow(terms, labels, layer, devices, used, held, cost, rest, after, best)
+        tail = after
     return best
 
 
@@ -151,7 +151,7 @@ def _grow(
                 continue
             there = terms.out[held, o, layer] if new > 0 else terms.out_same[held, o, layer]
             then = rest + (terms.back[held, o, layer] if new > 0 else terms.back_same[held, o, layer])
-            then = max(then, terms.behind[number, layer])
+            then = max(then, terms.after[number, layer])
             value = cost + left * (2 * there + terms.rest_weight * (then - rest))
             value += _held(terms, o, layer, number, left - new)
             if value + tail < best:

@@ -85,7 +85,7 @@ class Holding:
         return np.diff(self.problem.update_ns)
 
     @cached_property
-    def behind_ns(self) -> np.ndarray:
+    def after_ns(self) -> np.ndarray:
         """(devices + 1, L): the all-reduce of a layer's own bytes over n devices or more, and its update, in ns.
 
         The bucket that holds a layer's last bytes ends with it or with a lower layer, so it is not ready before the

@@ -29,7 +29,7 @@ def possible_work(
         ends = np.append(cuts & ~closed[o].all(axis=0), True)
         begins[0] = True
         before = np.maximum.accumulate(np.where(begins, np.arange(layers), 0))
-        behind = np.minimum.accumulate(np.where(ends, np.arange(layers + 1), layers)[::-1])[::-1][1:]
+        after = np.minimum.accumulate(np.where(ends, np.arange(layers + 1), layers)[::-1])[::-1][1:]
         total = np.concatenate(([0], np.cumsum(work[o])))
-        found[o, total[behind] - total[before] > option.most * time_ns] = LOST_NS
+        found[o, total[after] - total[before] > option.most * time_ns] = LOST_NS
     return found

@@ -9,14 +9,16 @@ the layer in which it compares best, among the layers that it may hold. Layers t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import NamedTuple
 
+import numpy as np
+
 from penstock.solvers.bounds.one_pipeline.confined import Confined, confined, holders
 from penstock.solvers.bounds.one_pipeline.layer_costs import Numbers, numbers_of
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import Measured, Problem
 
 Source = tuple[str, float]
 """The source of a device kind's times, and its speed."""
@@ -48,7 +50,7 @@ class _Work:
         self.problem, self._holders = problem, holders(problem)
         self._times = {
             kind: [share * problem.global_batch_size * each for each in times]
-            for kind, times in zip(_kinds(problem), _cheapest(problem), strict=True)
+            for kind, times in zip(kinds_of(problem), _cheapest(problem), strict=True)
         }
         self._sources = [problem.kind_source[device.kind] for device in problem.devices]
         sources = {own: {self._sources[device] for device in own} for own in set(self._holders)}
@@ -86,32 +88,41 @@ class _Work:
         return max((self._quickest[at] / times[at] for at in held if times[at]), default=Fraction(1))
 
 
-def _kinds(problem: Problem) -> list[Source]:
+def kinds_of(problem: Problem) -> list[Source]:
+    """Return the kinds of devices whose times differ."""
     return sorted({problem.kind_source[device.kind] for device in problem.devices})
 
 
 def _cheapest(problem: Problem) -> list[list[Fraction]]:
     """Return, for each kind, each layer's time per sample."""
-    numbers = numbers_of(problem)
-    whole = Numbers(numbers[0].least, numbers[-1].most)
-    _least, most = whole.rows(problem.global_batch_size)
     return [
-        [_per_sample(problem, kind, layer, most) for layer in range(problem.num_layers)] for kind in _kinds(problem)
+        [each / Fraction(kind[1]) for each in least_per_sample(problem, kind, lambda p: p.forward_ns + p.backward_ns)]
+        for kind in kinds_of(problem)
     ]
 
 
-def _per_sample(problem: Problem, kind: Source, layer: int, most: int) -> Fraction:
-    source, speed = kind
-    points = [(p.rows, int(p.forward_ns[layer] + p.backward_ns[layer])) for p in problem.measured[source]]
-    found = [Fraction(time, rows) for rows, time in points if rows <= most]
-    above = [(rows, time) for rows, time in points if rows > most]
-    if above and not any(rows == most for rows, _time in points):
-        found.append(_between(points, above[0], most, problem.linear))
-    return min(found) / Fraction(speed)
+def least_per_sample(problem: Problem, kind: Source, value: Callable[[Measured], np.ndarray]) -> list[Fraction]:
+    """Return each layer's least value per sample, over all sizes of a slice, as measured on the source of a kind."""
+    numbers = numbers_of(problem)
+    whole = Numbers(numbers[0].least, numbers[-1].most)
+    _least, most = whole.rows(problem.global_batch_size)
+    points = [(point.rows, value(point).tolist()) for point in problem.measured[kind[0]]]
+    return [
+        _per_sample([(rows, values[layer]) for rows, values in points], most, problem.linear)
+        for layer in range(problem.num_layers)
+    ]
+
+
+def _per_sample(points: list[tuple[int, int]], most: int, linear: bool) -> Fraction:
+    found = [Fraction(value, rows) for rows, value in points if rows <= most]
+    above = [(rows, value) for rows, value in points if rows > most]
+    if above and not any(rows == most for rows, _value in points):
+        found.append(_between(points, above[0], most, linear))
+    return min(found)
 
 
 def _between(points: list[tuple[int, int]], above: tuple[int, int], most: int, linear: bool) -> Fraction:
-    """Return the time per sample at a size that was not measured, before rounding."""
+    """Return the value per sample at a size that was not measured, before rounding."""
     high_rows, high = above
     if linear:
         return Fraction(high, high_rows)

@@ -2,7 +2,7 @@
 
 The suffix problem: n equal micro-batches go down the stages of a suffix and back, at most ``limit[s]`` of them between
 the start of their forward and the end of their backward on stage s. A state is a row of counts (micro-batches forward
-on s, backward on s, sent down edge e, sent up edge e; edge e lies behind stage e; then what s has decided to run next,
+on s, backward on s, sent down edge e, sent up edge e; edge e lies after stage e; then what s has decided to run next,
 as the judge runs rows) and a row of times: when each stage is free, when each edge is (shared by both directions, or
 down), when it is upwards, and for each micro-batch on its way when it is ready for what comes next. Equal micro-batches
 go in index order (exchange two).
@@ -84,7 +84,7 @@ def ready_backward(line: Line, counts: np.ndarray, times: np.ndarray, r: int, s:
 
 @inner
 def ready_out(line: Line, counts: np.ndarray, times: np.ndarray, r: int, e: int, mask: int) -> int:
-    """When the shared channel behind stage e could begin to send down; -1: nothing waits."""
+    """When the shared channel after stage e could begin to send down; -1: nothing waits."""
     stages = line.forward.size
     m = counts[r, 2 * stages + e]
     if m >= counts[r, e]:
@@ -94,7 +94,7 @@ def ready_out(line: Line, counts: np.ndarray, times: np.ndarray, r: int, e: int,
 
 @inner
 def ready_home(line: Line, counts: np.ndarray, times: np.ndarray, r: int, e: int, mask: int) -> int:
-    """When the shared channel behind stage e could begin to send up; -1: nothing waits."""
+    """When the shared channel after stage e could begin to send up; -1: nothing waits."""
     stages = line.forward.size
     m = counts[r, 3 * stages + e]
     if m >= counts[r, stages + e + 1]:
@@ -170,11 +170,11 @@ def settle(line: Line, counts: np.ndarray, times: np.ndarray, r: int, scratch: S
                 bound = max(bound, start + line.phi[s, n - m] + tail)
                 start += f
         arrived = forwards if s == stages - 1 else counts[r, 3 * stages + s]
-        bound = max(bound, _behind_backward(line, s, begin, backwards, n) + tail)
+        bound = max(bound, _after_backward(line, s, begin, backwards, n) + tail)
         for m in range(backwards, arrived):
             token = 3 * stages + (m & mask)
             times[r, token] = begin = max(begin, times[r, token])
-            bound = max(bound, _behind_backward(line, s, begin, m, n) + tail)
+            bound = max(bound, _after_backward(line, s, begin, m, n) + tail)
             begin += b
         if s < stages - 1 and line.lane[s] >= SHARED:
             bound = max(bound, _settle_channel(line, counts, times, r, s, n, mask))
@@ -182,12 +182,12 @@ def settle(line: Line, counts: np.ndarray, times: np.ndarray, r: int, scratch: S
 
 
 @inner
-def _behind_backward(line: Line, s: int, begin: int, m: int, n: int) -> int:
+def _after_backward(line: Line, s: int, begin: int, m: int, n: int) -> int:
     """Stage s cannot end before this, when its backward of micro-batch m begins at ``begin`` at the earliest."""
     rest = (n - m) * line.backward[s]
-    behind = n - m - line.limit[s]
-    if behind > 0:
-        rest = max(rest, line.backward[s] + line.phi[s, behind])
+    after = n - m - line.limit[s]
+    if after > 0:
+        rest = max(rest, line.backward[s] + line.phi[s, after])
     return begin + rest
 
 
@@ -215,7 +215,7 @@ def _settle_channel(line: Line, counts: np.ndarray, times: np.ndarray, r: int, e
         if line.lane[e] == SHARED:
             times[r, token] = start
         start += line.home[e]
-        bound = max(bound, _behind_backward(line, e, start, m, n) + line.tail[e])
+        bound = max(bound, _after_backward(line, e, start, m, n) + line.tail[e])
     return bound
 
 

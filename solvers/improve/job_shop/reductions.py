@@ -27,10 +27,10 @@ class Chain(NamedTuple):
 
     def exposed_ns(self, place: tuple[int, int]) -> int:
         """Return the rest of the reductions after the last gradient of a row and stage, if no link delays them."""
-        behind, longest = 0, 0
+        after, longest = 0, 0
         for bucket, lead in zip(reversed(self.buckets), reversed(self.lead_ns[place]), strict=True):
-            behind += bucket.duration_ns
-            longest = max(longest, behind - lead)
+            after += bucket.duration_ns
+            longest = max(longest, after - lead)
         return longest
 
 

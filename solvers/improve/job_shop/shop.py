@@ -140,8 +140,8 @@ class Shop:
 
     def depth(self, operation: Operation) -> int:
         """Return a number that grows along the way of a micro-batch."""
-        behind = 2 * (2 * len(self.allocation.stages) - operation.stage)
-        return {FORWARD: operation.stage, RECOMPUTE: behind - 1, WEIGHT: behind + 1}.get(operation.kind, behind)
+        after = 2 * (2 * len(self.allocation.stages) - operation.stage)
+        return {FORWARD: operation.stage, RECOMPUTE: after - 1, WEIGHT: after + 1}.get(operation.kind, after)
 
     def orders(self, name: str, starts: Iterable[tuple[Operation, int, int]]) -> Orders:
         """Return each row by start, given (operation, start, size); of ties, operations without duration first."""

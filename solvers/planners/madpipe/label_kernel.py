@@ -157,7 +157,7 @@ def _fill_needs(line: Any, question: Question) -> None:
     for p in range(normals + 1):
         needs[0, 0, p], needs[1, 0, p] = 0, 0
     for j in range(1, n + 1):
-        behind = line.load_ns[0, n] - line.load_ns[0, j]
+        after = line.load_ns[0, n] - line.load_ns[0, j]
         for k in range(j - 1, -1, -1):
             if line.load_ns[0, j] - line.load_ns[0, k] > period:
                 break
@@ -165,7 +165,7 @@ def _fill_needs(line: Any, question: Question) -> None:
                 continue
             for r in range(variants):
                 load = line.load_ns[r, j] - line.load_ns[r, k]
-                group = max(1, groups_of(behind + load, period))
+                group = max(1, groups_of(after + load, period))
                 each = line.kept_bytes[r, k, j]
                 fixed, work = line.fixed_bytes[k, j], line.work_bytes[r, k, j]
                 if load > period or group > line.most_in_flight:

@@ -42,7 +42,7 @@ class Run(NamedTuple):
     recompute: bool
     time_ns: int
     hop_ns: int
-    behind_ns: int
+    after_ns: int
     flying: int
 
 
@@ -152,7 +152,7 @@ class Partitions:
         for run in runs:
             way += run.hop_ns
             slowest = max(slowest, run.time_ns, run.hop_ns)
-            longest = max(longest, way + run.time_ns * self._number + run.behind_ns)
+            longest = max(longest, way + run.time_ns * self._number + run.after_ns)
             way += run.time_ns
         return max(longest, way + slowest * (self._number - 1))
 
@@ -163,7 +163,7 @@ class Partitions:
         choice = np.zeros((self._layers, width), dtype=np.int64)
         for k, replicas in enumerate(self.pieces.replicas.tolist()):
             band = self.pieces.band(k, width, depth)
-            late = band.time_ns * self._number + band.behind_ns > limit_ns[:, None]
+            late = band.time_ns * self._number + band.after_ns > limit_ns[:, None]
             cost = replicas + price * (band.time_ns + self.pieces.hop_ns[k][:, None])
             better = (cost < best) & band.fits & ~late
             best[better], choice[better] = cost[better], k
@@ -204,8 +204,8 @@ class Partitions:
             k = int(choice[at])
             if k not in bands:
                 bands[k] = self.pieces.band(k, choice.shape[1], depth)
-            time, behind, flying = (int(of[at]) for of in (bands[k].time_ns, bands[k].behind_ns, bands[k].flying))
+            time, after, flying = (int(of[at]) for of in (bands[k].time_ns, bands[k].after_ns, bands[k].flying))
             what = int(self.pieces.replicas[k]), bool(bands[k].again[at]), time, int(self.pieces.hop_ns[k, first])
-            runs.append(Run(first, end - 1, *what, behind, flying))
+            runs.append(Run(first, end - 1, *what, after, flying))
             end = first
         return tuple(reversed(runs))

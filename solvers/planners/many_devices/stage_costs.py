@@ -43,7 +43,7 @@ class Band(NamedTuple):
     """
 
     time_ns: np.ndarray
-    behind_ns: np.ndarray
+    after_ns: np.ndarray
     fits: np.ndarray
     again: np.ndarray
     flying: np.ndarray

@@ -166,8 +166,8 @@ def _parts(chain: Chain, levels: Sequence[Level], solved: list[np.ndarray], k: i
     left, stop = levels[k].machines, j
     found: list[Part] = []
     while stop > i:
-        split, behind = (int(v) for v in solved[k][i, stop, left])
-        start, used = (i, left) if split < 0 else (split, behind)
+        split, after = (int(v) for v in solved[k][i, stop, left])
+        start, used = (i, left) if split < 0 else (split, after)
         machines = range(left - used, left)
         inside = _parts(chain, levels, solved, k - 1, start, stop)
         found = [

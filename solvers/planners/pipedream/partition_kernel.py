@@ -50,10 +50,10 @@ def run_level(
 
     ``work``, ``reduce_ns`` and ``stashed_bytes`` are (n, n) by places; the first ``starts`` places may be i.
     Returns value (starts, n, machines + 1) and choice (starts, n, machines + 1, 2): the place of the last split and
-    the machines behind it; place -1 where the layers are one replicated stage. Released (R-35): the machines of a stage
-    behind a split share its transfers, in and out, and the reduction of one replicated stage is shared by the
+    the machines after it; place -1 where the layers are one replicated stage. Released (R-35): the machines of a stage
+    after a split share its transfers, in and out, and the reduction of one replicated stage is shared by the
     ``inside`` machines that make up each of its own. Ties: one stage, then the earliest split, then the fewest machines
-    behind it.
+    after it.
     """
     n = len(places)
     value = np.full((starts, n, machines + 1), NEVER_NS, dtype=np.int64)
@@ -62,7 +62,7 @@ def run_level(
     for i in range(starts):
         for j in range(i + 1, n):
             for m in range(1, machines + 1):
-                best, split, behind = NEVER_NS, -1, -1
+                best, split, following = NEVER_NS, -1, -1
                 after = machines - m if released else machines
                 if m <= widest and divided(after, m) * stashed_bytes[i, j] <= room_bytes:
                     shared = divided(reduce_ns[i, j], inside) if released else reduce_ns[i, j]
@@ -80,10 +80,10 @@ def run_level(
                             hop = divided(max(boundary_ns[s], boundary_ns[j]), last)
                         found = max(before, hop, replicated_ns(work[s, j], reduce_ns[s, j], last, released))
                         if found < best:
-                            best, split, behind = found, s, last
+                            best, split, following = found, s, last
                 value[i, j, m] = best
                 choice[i, j, m, 0] = split
-                choice[i, j, m, 1] = behind
+                choice[i, j, m, 1] = following
     return value, choice
 
 

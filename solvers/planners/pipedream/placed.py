@@ -66,8 +66,8 @@ def placed(problem: Problem, row: DeviceRow, layers: Layers, batch: Batch, setti
         every = counts if settings.turns else np.ones_like(counts)
     versions = layers.trained_bytes if stashing else 0
     fixed = layers.trained_bytes if settings.update_rule == "double_buffered" else 0
-    behind = row.num_devices - np.arange(row.num_devices)
-    flight = np.ones_like(kinds) if settings.lenient else -(-behind[:, None] // counts[None, :])
+    after = row.num_devices - np.arange(row.num_devices)
+    flight = np.ones_like(kinds) if settings.lenient else -(-after[:, None] // counts[None, :])
     value, choice = run_placed(
         np.stack([each.time_ns for each in tables]),
         np.where(pinned, UNLIMITED, np.stack([each.base_bytes + fixed - versions for each in tables])),

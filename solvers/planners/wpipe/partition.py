@@ -116,12 +116,12 @@ def _halves(first: Demand, second: Demand, room_bytes: np.ndarray) -> Iterator[_
     """Every meeting place, or the most promising ones of a long chain: by x + y, then the most even."""
     places = first.time_ns.shape[1]
     ahead = longest_parts(first, room_bytes)
-    behind = longest_parts(_mirrored(second), room_bytes[:, ::-1])
-    x, y = ahead.longest_ns[-1], behind.longest_ns[-1][::-1]
+    after = longest_parts(_mirrored(second), room_bytes[:, ::-1])
+    x, y = ahead.longest_ns[-1], after.longest_ns[-1][::-1]
     middles = [k for k in range(places) if x[k] < NEVER_NS and y[k] < NEVER_NS]
     middles.sort(key=lambda k: (int(x[k] + y[k]), abs(int(x[k] - y[k])), k))
     for k in middles if places <= EXACT_PLACES else middles[:MAX_MIDDLES]:
-        lower = [places - 1 - place for place in behind.bounds(places - 1 - k)[::-1]]
+        lower = [places - 1 - place for place in after.bounds(places - 1 - k)[::-1]]
         yield _Half(k, int(x[k]), int(y[k]), ahead.bounds(k), lower)
 
 

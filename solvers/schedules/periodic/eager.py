@@ -227,10 +227,10 @@ def _edge(problem: Problem, allocation: Allocation, number: int, rows: int) -> t
 
 def _exposed_ns(problem: Problem, stage: Stage, rows: int) -> int:
     """Return the exposed part of the stage's all-reduce: what remains when its last backward has ended."""
-    behind, longest = 0, 0
+    after, longest = 0, 0
     for bucket in reversed(buckets(problem, stage, rows)):
-        behind += bucket.duration_ns
-        longest = max(longest, behind - bucket.lead_ns)
+        after += bucket.duration_ns
+        longest = max(longest, after - bucket.lead_ns)
     return longest
 
 

@@ -141,11 +141,11 @@ class _Reservations:
     def _to_free(self, taken: list[tuple[int, int]], start: int, duration: int, way: int) -> int:
         """Return how far to move to leave the first conflicting reservation; 0 if there is none."""
         for other, length in taken:
-            behind = (start - other) % self._period_ns
-            if behind < length or self._period_ns - behind < duration:
+            after = (start - other) % self._period_ns
+            if after < length or self._period_ns - after < duration:
                 if way > 0:
-                    return (length - behind) % self._period_ns or self._period_ns
-                return (behind + duration) % self._period_ns or self._period_ns
+                    return (length - after) % self._period_ns or self._period_ns
+                return (after + duration) % self._period_ns or self._period_ns
         return self._period_ns if duration > self._period_ns else 0
 
 

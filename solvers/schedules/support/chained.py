@@ -102,7 +102,7 @@ class Chained:
         lines = [s * len(KINDS) + FORWARD for s in range(count)]  # where times are 0, as operations need each other
         lines += [s * len(KINDS) + kind for kind in (INPUT, WEIGHT) for s in reversed(range(count))]
         present = frozenset((kind, s) for s in range(count) for kind in (FORWARD, INPUT, WEIGHT))
-        duration, taken, freed, behind, lag = self._arrays(present)
+        duration, taken, freed, following, lag = self._arrays(present)
         if even:
             duration = np.where(duration > 0, duration.sum() // max(1, np.count_nonzero(duration)), 0)
         lane = np.full(count * len(KINDS), -1, dtype=np.int64)
@@ -113,12 +113,12 @@ class Chained:
                 lane[s * len(KINDS) : (s + 1) * len(KINDS)] = r
                 kept[s * len(KINDS) + FORWARD] = sum(self.taken_bytes(later) for later in chunks[place + 1 :])
             preferred.append([chunks[chunk] * len(KINDS) + kind for kind, chunk in ranking])
-        waits = np.bincount(behind[behind >= 0], minlength=len(duration)).astype(np.int64)
+        waits = np.bincount(following[following >= 0], minlength=len(duration)).astype(np.int64)
         jobs = Jobs(
             duration_ns=duration,
             taken=taken,
             freed=freed,
-            behind=behind,
+            following=following,
             lag_ns=lag if ways else np.zeros_like(lag),
             waits_for=waits,
             lane=np.repeat(lane, number),
@@ -152,10 +152,10 @@ class Chained:
         codes = (operations[:, 1] * len(KINDS) + kinds) * self._number + operations[:, 2]
         lines = np.flatnonzero(np.bincount(codes // self._number)).tolist()
         present = frozenset((line % len(KINDS), line // len(KINDS)) for line in lines)
-        duration, taken, freed, behind, lag = self._arrays(present)
+        duration, taken, freed, following, lag = self._arrays(present)
         place = np.full(len(duration), -1, dtype=np.int64)
         place[codes] = np.arange(len(codes))
-        after = behind[codes]
+        after = following[codes]
         after = np.where(after >= 0, place[after], -1)
         waits = np.bincount(after[after >= 0], minlength=len(codes)).astype(np.int64)
         moves = np.zeros(len(KINDS), dtype=np.bool_)
@@ -166,7 +166,7 @@ class Chained:
             duration_ns=duration[codes],
             taken=taken[codes],
             freed=freed[codes],
-            behind=after,
+            following=after,
             lag_ns=lag[codes],
             waits_for=waits,
             movable=moves[kinds],
@@ -178,7 +178,7 @@ class Chained:
         """Return durations, bytes taken and freed, successors and their lags, by number; ``present``: (kind, s)."""
         size = len(self.allocation.stages) * len(KINDS)
         duration, taken, freed = (np.zeros((size, self._number), dtype=np.int64) for _ in range(3))
-        behind = np.full((size, self._number, 2), -1, dtype=np.int64)
+        following = np.full((size, self._number, 2), -1, dtype=np.int64)
         lag = np.zeros((size, self._number, 2), dtype=np.int64)
         for kind, s in present:
             line = s * len(KINDS) + kind
@@ -186,13 +186,13 @@ class Chained:
             spent = [self._spent(kind, s, rows, apart) for rows, _count in self._classes]
             for array, column in zip((duration, taken, freed), zip(*spent, strict=True), strict=True):
                 array[line] = np.repeat(column, self._counts)
-            for k, (after, direction) in enumerate(self._behind(kind, s, present)):
-                behind[line, :, k] = after * self._number + np.arange(self._number)
+            for k, (after, direction) in enumerate(self._after(kind, s, present)):
+                following[line, :, k] = after * self._number + np.arange(self._number)
                 if direction is not None:
                     moves = [transfer(self.problem, self.allocation, s, rows, direction) for rows, _ in self._classes]
                     lag[line, :, k] = np.repeat([move.duration_ns if move else 0 for move in moves], self._counts)
         flat = size * self._number
-        return duration.ravel(), taken.ravel(), freed.ravel(), behind.reshape(flat, 2), lag.reshape(flat, 2)
+        return duration.ravel(), taken.ravel(), freed.ravel(), following.reshape(flat, 2), lag.reshape(flat, 2)
 
     def _spent(self, kind: int, s: int, rows: int, apart: bool) -> tuple[int, int, int]:
         """Return the duration, the bytes taken at the start and those freed at the end of an operation."""
@@ -209,7 +209,7 @@ class Chained:
             RECOMPUTE: (cost.recompute_ns, again, 0),
         }[kind]
 
-    def _behind(self, kind: int, s: int, present: frozenset[tuple[int, int]]) -> list[tuple[int, int | None]]:
+    def _after(self, kind: int, s: int, present: frozenset[tuple[int, int]]) -> list[tuple[int, int | None]]:
         """The (stage, kind) lines that wait for an operation, with the direction of the transfer between, if any."""
         size = len(KINDS)
         own = INPUT if (INPUT, s) in present else BACKWARD

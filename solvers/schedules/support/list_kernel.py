@@ -33,18 +33,19 @@ HORIZON_NS = NEVER_NS // PARTS
 class Jobs(NamedTuple):
     """N operations on L lanes.
 
-    ``lane`` (N,); ``taken``, ``freed`` (N,): bytes at the start and at the end of each; ``behind``, ``lag_ns`` (N, 2):
-    the operations that wait for it (-1: none), and how long after its end they may start; ``waits_for`` (N,): how many
-    it waits for itself; ``room`` (L,). Lists: the operations of lane l are those from ``lane_start[l]`` on; ``movable``
-    (N,): whether it may overtake. Rankings, where ``number`` > 0: ``ranking`` (L, pairs), the preferred ones first;
-    micro-batch m of pair q is operation q ``number`` + m; ``kept`` by pair: the room that it leaves for later stages.
+    ``lane`` (N,); ``taken``, ``freed`` (N,): bytes at the start and at the end of each; ``following``, ``lag_ns``
+    (N, 2): the operations that wait for it (-1: none), and how long after its end they may start; ``waits_for`` (N,):
+    how many it waits for itself; ``room`` (L,). Lists: the operations of lane l are those from ``lane_start[l]`` on;
+    ``movable`` (N,): whether it may overtake. Rankings, where ``number`` > 0: ``ranking`` (L, pairs), the preferred
+    ones first; micro-batch m of pair q is operation q ``number`` + m; ``kept`` by pair: the room that it leaves for
+    later stages.
     """
 
     lane: np.ndarray
     duration_ns: np.ndarray
     taken: np.ndarray
     freed: np.ndarray
-    behind: np.ndarray
+    following: np.ndarray
     lag_ns: np.ndarray
     waits_for: np.ndarray
     room: np.ndarray
@@ -115,7 +116,7 @@ def _run(jobs: Jobs, patience: int, desk: Desk) -> None:
         desk.held[lane] += jobs.taken[op] - jobs.freed[op]
         _look_again(desk, end, lane)
         for k in range(2):
-            other = jobs.behind[op, k]
+            other = jobs.following[op, k]
             if other >= 0:
                 desk.ready[other] = max(desk.ready[other], end + jobs.lag_ns[op, k])
                 desk.missing[other] -= 1

@@ -115,7 +115,7 @@ def read(text: str, given: Reading) -> Drawn:
         faults.stop()
     interval = numbers["activation_checkpoint_interval"]
     return Drawn(
-        tuple((first, behind - 1) for first, behind in pairwise(parts)),
+        tuple((first, after - 1) for first, after in pairwise(parts)),
         len(parts) - 1,
         "early-backward",
         rows=rows,

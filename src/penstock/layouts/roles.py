@@ -18,14 +18,14 @@ OPTION = "transformer"
 
 
 class Roles(NamedTuple):
-    """Transformer layers ``first`` to ``last``; before them is the embedding, ``behind`` layers come after them.
+    """Transformer layers ``first`` to ``last``; before them is the embedding, ``after`` layers come after them.
 
     ``mtp``: how many of those after are multi-token prediction, the first ones; the others are head and loss.
     """
 
     first: int
     last: int
-    behind: int
+    after: int
     assumption: str
     mtp: int = 0
 
@@ -44,19 +44,19 @@ def roles_of(profile: ModelProfile, stated: str = "") -> Roles | None:
         return _stated(profile, stated)
     said = [f"{layer.kind} {layer.name}".lower() for layer in profile.layers]
     first = next((i for i, words in enumerate(said) if not any(word in words for word in EMBEDDING)), len(said))
-    behind = next((i for i in range(first, len(said)) if _is_mtp(said[i]) or _is_head(said[i])), len(said))
-    head = next((i for i in range(behind, len(said)) if not _is_mtp(said[i])), len(said))
-    if not 0 < first < behind < len(said) or head == len(said) or any(not _is_head(words) for words in said[head:]):
+    after = next((i for i in range(first, len(said)) if _is_mtp(said[i]) or _is_head(said[i])), len(said))
+    head = next((i for i in range(after, len(said)) if not _is_mtp(said[i])), len(said))
+    if not 0 < first < after < len(said) or head == len(said) or any(not _is_head(words) for words in said[head:]):
         return None
     names = [layer.name for layer in profile.layers]
     return Roles(
         first,
-        behind - 1,
-        len(said) - behind,
-        f"by their names, layers {first}–{behind - 1} ({names[first]} … {names[behind - 1]}) are the transformer "
+        after - 1,
+        len(said) - after,
+        f"by their names, layers {first}–{after - 1} ({names[first]} … {names[after - 1]}) are the transformer "
         f"layers, those before them the embedding, those after them "
-        + ("head and loss" if head == behind else f"{head - behind} × multi-token prediction, head and loss"),
-        head - behind,
+        + ("head and loss" if head == after else f"{head - after} × multi-token prediction, head and loss"),
+        head - after,
     )
 
 

@@ -53,7 +53,7 @@ def reference_overtaking(lists: Jobs, patience: int) -> list[int]:
             start[op], free[lane] = now, now + int(lists.duration_ns[op])
             held[lane] += int(lists.taken[op] - lists.freed[op])
             heapq.heappush(events, (free[lane], lane))
-            for other, lag in zip(lists.behind[op].tolist(), lists.lag_ns[op].tolist(), strict=True):
+            for other, lag in zip(lists.following[op].tolist(), lists.lag_ns[op].tolist(), strict=True):
                 if other >= 0:
                     ready[other] = max(ready[other], free[lane] + lag)
                     missing[other] -= 1
@@ -100,7 +100,7 @@ def reference_construct(jobs: Jobs, number: int, patience: int) -> list[int]:
                 start[op], free[lane] = now, now + int(jobs.duration_ns[op])
                 held[lane] += int(jobs.taken[op] - jobs.freed[op])
                 heapq.heappush(events, (free[lane], lane))
-                for other, lag in zip(jobs.behind[op].tolist(), jobs.lag_ns[op].tolist(), strict=True):
+                for other, lag in zip(jobs.following[op].tolist(), jobs.lag_ns[op].tolist(), strict=True):
                     if other >= 0:
                         ready[other] = max(ready[other], free[lane] + lag)
                         missing[other] -= 1

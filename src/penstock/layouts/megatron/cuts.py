@@ -39,7 +39,7 @@ def stages_of(flags: Flags, roles: Roles, ranks: int) -> tuple[tuple[int, int], 
         stages.append((layer, layer + count - 1))
         layer += count
     stages[0] = (0, stages[0][1])
-    stages[-1] = (stages[-1][0], stages[-1][1] + roles.behind)
+    stages[-1] = (stages[-1][0], stages[-1][1] + roles.after)
     return tuple(stages)
 
 

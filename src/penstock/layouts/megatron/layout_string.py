@@ -79,10 +79,10 @@ def _letters(text: str, fault: _Fault) -> list[Letter]:
     found: list[Letter] = []
     at = 0
     while at < len(text):
-        items, behind = _item(text, at, fault)
-        count, at = _count(text, behind, fault)
+        items, after = _item(text, at, fault)
+        count, at = _count(text, after, fault)
         if len(found) + len(items) * count > MOST:
-            fault(behind, f"more than {MOST} letters")
+            fault(after, f"more than {MOST} letters")
             return found
         found += items * count
     return found
@@ -100,11 +100,11 @@ def _item(text: str, at: int, fault: _Fault) -> tuple[list[Letter], int]:
         items: list[Letter] = []
         inner = at + 1
         while inner < end:
-            one, behind = _item(text, inner, fault)
-            count, inner = _count(text, behind, fault)
+            one, after = _item(text, inner, fault)
+            count, inner = _count(text, after, fault)
             items += one * min(count, MOST)
             if len(items) > MOST:
-                fault(behind, f"more than {MOST} letters")
+                fault(after, f"more than {MOST} letters")
                 return [], end + 1
         return items, end + 1
     if letter == ",":
@@ -134,7 +134,7 @@ def _stages(letters: list[Letter], end: int, roles: Roles, fault: _Fault) -> tup
     _check_ends(plain, end, fault)
     _check_numbers(plain, end, roles, fault)
     stages, layer = [], 0
-    width = {"E": roles.first, "t": 1, "m": 1, "L": roles.behind - roles.mtp}
+    width = {"E": roles.first, "t": 1, "m": 1, "L": roles.after - roles.mtp}
     for number, (own, at) in enumerate(_split(letters, end)):
         if not own:
             fault(at, f"stage {number} is empty; the stages of a plan hold a layer at least")
@@ -159,8 +159,8 @@ def _check_ends(plain: list[Letter], end: int, fault: _Fault) -> None:
     if not plain or plain[-1].letter != "L":
         fault(plain[-1].at if plain else end, "the last letter is L, head and loss")
     early = next((i for i, each in enumerate(plain) if each.letter == "m"), len(plain))
-    if behind := [each for each in plain[early:] if each.letter == "t"]:
-        fault(behind[0].at, "t comes after m; multi-token prediction comes after all transformer layers")
+    if after := [each for each in plain[early:] if each.letter == "t"]:
+        fault(after[0].at, "t comes after m; multi-token prediction comes after all transformer layers")
 
 
 def _check_numbers(plain: list[Letter], end: int, roles: Roles, fault: _Fault) -> None:

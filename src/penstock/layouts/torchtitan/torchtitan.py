@@ -295,7 +295,7 @@ def _layer_of(given: Reading) -> dict[str, int]:
 
 def _plain(profile: ModelProfile, roles: Roles | None) -> bool:
     """Whether embedding and head are one layer each, so that torchtitan's names say every cut."""
-    return roles is not None and roles.first == 1 and roles.behind == 1
+    return roles is not None and roles.first == 1 and roles.after == 1
 
 
 def _names(plan: Expressed, first: int, last: int, release: str) -> list[str]:

@@ -125,7 +125,7 @@ def test_the_label_search_finds_what_listing_finds() -> None:
     differ = 0
     for _ in range(60):
         terms = random_terms(rng)
-        for devices in range(1, len(terms.behind)):
+        for devices in range(1, len(terms.after)):
             expected = min(_listed(terms, devices), NEVER)
             for cap in (64, 1):
                 assert least_cost(terms, _room(terms, devices, cap), devices, expected) <= expected
@@ -151,7 +151,7 @@ def random_terms(rng: random.Random) -> Terms:
         forward=table(count, layers),
         gradient=table(count, layers),
         work=table(count, layers),
-        behind=behind,
+        after=behind,
         update=table(layers),
         cuttable=np.asarray([True, *(rng.random() < 0.8 for _ in range(layers - 1))]),
         out=table(count, count, layers),
@@ -202,7 +202,7 @@ def _cost(terms: Terms, devices: int, plan: tuple[tuple[int, int], ...]) -> int:
             return NEVER
         if done:
             number = int(terms.least[o])
-        rest = max(rest, int(terms.behind[number, layer]))
+        rest = max(rest, int(terms.after[number, layer]))
         cost += 2 * int(terms.work[o, layer]) + terms.update_weight * number * int(terms.update[layer])
         cost += new * (2 * head + terms.rest_weight * rest)
         head += int(terms.forward[o, layer])
