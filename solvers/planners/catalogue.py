@@ -68,8 +68,7 @@ class Planner:
 
     ``auto`` asks it from ``least_devices`` on, first where that is more than one, and up to ``most_devices`` if any
     other planner takes more; ``target``: its plans stay within what another trainer can express, so that ``auto`` asks
-    it for requests with a target, and for no others; ``degrees``: ``auto`` asks it where degrees of parallelism are a
-    choice. Raises ``UnsupportedRequest`` for a schedule that does not exist.
+    it for requests with a target, and for no others. Raises ``UnsupportedRequest`` for a schedule that does not exist.
     """
 
     name: str
@@ -86,7 +85,6 @@ class Planner:
     least_devices: int = 1
     most_devices: int = MAX_DENSE_DEVICES
     target: bool = False
-    degrees: bool = False
     options: Options = ()
     simple: tuple[Simple, ...] = ()
 
@@ -195,7 +193,6 @@ PLANNERS: dict[str, Planner] = {
             parts=(),
             tier=Tier.SIMPLE,
             makes=one_pipeline,
-            degrees=True,
         ),
         Planner(
             "dapple",

@@ -283,7 +283,6 @@ def _rows(setting: Setting, excluded: set[str]) -> list[Planner]:
     problem, size = setting.problem, setting.problem.num_devices
     targeted = problem.within is not None
     rows = [row for row in PLANNERS.values() if row.proposals is not None and row.target == targeted]
-    rows = [row for row in rows if not row.degrees or problem.choice is not None]
     rows = [row for row in rows if row.name not in excluded and row.least_devices <= size]
     if setting.first_feasible:
         rows = [row for row in rows if not row.exact]

@@ -18,10 +18,8 @@ from penstock.solvers.planners.catalogue import PLANNERS
 
 GIGABYTE_PER_S = 1_000_000_000
 
-OF_ANY_TRAINER = {
-    name: row for name, row in PLANNERS.items() if row.proposals is None or not (row.target or row.degrees)
-}
-"""The planners that ``auto`` asks without a target and a choice of degrees; tests/layouts have the other one."""
+OF_ANY_TRAINER = {name: row for name, row in PLANNERS.items() if row.proposals is None or not row.target}
+"""The planners that ``auto`` asks without a target; tests/layouts have the other one."""
 
 
 def make_network(
