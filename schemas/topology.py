@@ -10,8 +10,11 @@ from pydantic import Field, model_validator
 
 from penstock.schemas.document import Document, Part, refuse_doubles
 from penstock.schemas.quantities import Bytes, BytesPerSecond, Count, Name, Nanoseconds, Number, PositiveCount
+from penstock.schemas.transformers.degrees import Operation
 
 MAX_MATRIX_DEVICES = 2048
+MAX_COLLECTIVES = 4096
+LINE_BY_LINE = ("nodes", "links", "collectives")
 Duplex = Literal["full", "half"]
 
 
@@ -155,6 +158,26 @@ class MeasuredMatrix(Part):
         )
 
 
+class MeasuredCollective(Part):
+    """What a collective of one size took among ``devices_per_node`` devices in each of ``nodes`` nodes.
+
+    ``size_bytes``: of the whole tensor of an all-reduce, an all-gather and a reduce-scatter, and what one device sends
+    in an all-to-all and to its neighbour (``send``).
+    """
+
+    operation: Operation
+    devices_per_node: PositiveCount
+    nodes: PositiveCount = 1
+    size_bytes: Annotated[Bytes, Field(gt=0)]
+    time_ns: Annotated[Nanoseconds, Field(gt=0)]
+
+    @model_validator(mode="after")
+    def _of_several(self) -> Self:
+        if self.devices_per_node * self.nodes == 1:
+            raise ValueError("a collective has at least two devices: devices_per_node × nodes is 1")
+        return self
+
+
 class ClusterTopology(Document):
     """Either ``nodes`` (with ``switches``, ``links`` or ``matrix``) or ``uniform``."""
 
@@ -169,6 +192,20 @@ class ClusterTopology(Document):
     kinds: tuple[DeviceKind, ...] = ()
     assumptions: tuple[str, ...] = ()
     links_from: Literal["measured"] | None = Field(default=None, description="measured: by a probe, not declared")
+    collectives: Annotated[tuple[MeasuredCollective, ...], Field(min_length=1, max_length=MAX_COLLECTIVES)] | None = (
+        Field(default=None, description="measured; others take the time of the formulas")
+    )
+
+    @model_validator(mode="after")
+    def _measured_once(self) -> Self:
+        refuse_doubles(
+            "measured collective",
+            [
+                f"{row.operation} of {row.size_bytes} bytes, {row.devices_per_node} devices × {row.nodes} nodes"
+                for row in self.collectives or ()
+            ],
+        )
+        return self
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
@@ -207,11 +244,11 @@ class ClusterTopology(Document):
         return self
 
     def text(self) -> str:
-        """JSON with a line for each node and link: of thousands of them, too, something to read and to compare."""
+        """JSON with a line for each node, link and measurement: of thousands of them, too, something to compare."""
         data = self.model_dump(mode="json", exclude_none=True)
         fields = []
         for name, value in data.items():
-            lines = [json.dumps(each, ensure_ascii=False) for each in value] if name in ("nodes", "links") else []
+            lines = [json.dumps(each, ensure_ascii=False) for each in value] if name in LINE_BY_LINE else []
             text = "[\n  " + ",\n  ".join(lines) + "\n ]" if lines else json.dumps(value, ensure_ascii=False)
             fields.append(f" {json.dumps(name)}: {text}")
         return "{\n" + ",\n".join(fields) + "\n}"
@@ -264,4 +301,5 @@ class ClusterTopology(Document):
             kinds=self.kinds,
             assumptions=self.assumptions,
             links_from=self.links_from,
+            collectives=self.collectives,
         )

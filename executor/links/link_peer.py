@@ -2,7 +2,8 @@
 
 A peer listens on an address. Whoever connects says in one line of JSON what it wants: ``who`` (the host's name and
 devices), ``exchange`` (messages to and fro over this connection), or ``measure``: the peer itself exchanges messages
-with another one and tells what it found, so that one process measures every pair of hosts without being one of them.
+with another one and tells what it found, so that one process measures every pair of hosts without being one of them;
+``store`` and ``collectives`` are what a measurement of collectives needs (``host_collectives``).
 
 An exchange needs no common clock. What is sent there and acknowledged with one byte takes the payload's way there plus
 an empty message's way back; half of an empty round trip is the latency of either way. So the two directions of a link
@@ -22,6 +23,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from penstock.executor.links.link_fit import fit
+from penstock.executor.links.peer_ranks import ranks_here, serve_store
 from penstock.executor.node.store import join_address
 from penstock.schemas.api.agents import AgentDevice
 from penstock.schemas.errors import InvalidDocument, PenstockError, RunFailed, Unreachable
@@ -115,22 +117,26 @@ class Peer:
     def _answer(self, connection: socket.socket) -> None:
         with connection, suppress(OSError, EOFError, ValueError):
             _prepare(connection)
-            asked = _read_line(connection)
+            asked = read_line(connection)
             match asked.get("ask"):
                 case "who":
-                    _write_line(connection, _description(self._host))
+                    write_line(connection, _description(self._host))
                 case "exchange":
                     _serve_exchange(connection)
                 case "measure":
-                    _write_line(connection, _measured(asked))
+                    write_line(connection, _measured(asked))
+                case "store":
+                    serve_store(connection)
+                case "collectives":
+                    write_line(connection, ranks_here(connection, len(self._host.devices), asked))
                 case _:
-                    _write_line(connection, {"error": "ask for who, exchange or measure"})
+                    write_line(connection, {"error": "ask for who, exchange, measure, store or collectives"})
         self._open.discard(connection)
 
 
 def who(address: str) -> Host:
     """Return the host at a peer's address. Raises Unreachable."""
-    answer = _ask(address, {"ask": "who"})
+    answer = ask(address, {"ask": "who"})
     try:
         devices = tuple(AgentDevice.model_validate(one) for one in answer["devices"])
         fabric = None if answer["fabric"] is None else Fabric.model_validate(answer["fabric"])
@@ -144,9 +150,9 @@ def measure(address: str, *, seconds: float = SECONDS) -> Links:
 
     Raises Unreachable when no process listens there, RunFailed when the peer goes away.
     """
-    with _connect(address) as connection:
+    with connect(address) as connection:
         try:
-            _write_line(connection, {"ask": "exchange"})
+            write_line(connection, {"ask": "exchange"})
             _exchange(connection, _THERE, 1, _MIN_ROUNDS, 1.0)
             empty = _exchange(connection, _THERE, 1, _LATENCY_ROUNDS, seconds / 4)
             latency_ns = round(statistics.median(empty) / 2)
@@ -157,7 +163,7 @@ def measure(address: str, *, seconds: float = SECONDS) -> Links:
 
 def measure_between(one: str, other: str, *, seconds: float = SECONDS) -> Links:
     """The same between two peers, measured by the first. Raises what it met."""
-    answer = _ask(one, {"ask": "measure", "address": other, "seconds": seconds}, wait_s=SILENCE_LIMIT_S + 4 * seconds)
+    answer = ask(one, {"ask": "measure", "address": other, "seconds": seconds}, wait_s=SILENCE_LIMIT_S + 4 * seconds)
     if "error" in answer:
         raise RunFailed(f"{one} could not measure its link to {other}: {answer['error']}")
     return Links(*(_link({int(size): ns for size, ns in answer[way].items()}) for way in ("there", "back")))
@@ -281,17 +287,17 @@ def _measured(asked: Mapping[str, Any]) -> dict[str, Any]:
     return {"there": links.there.one_way_ns, "back": links.back.one_way_ns}
 
 
-def _ask(address: str, question: Mapping[str, Any], *, wait_s: float = SILENCE_LIMIT_S) -> dict[str, Any]:
-    with _connect(address) as connection:
+def ask(address: str, question: Mapping[str, Any], *, wait_s: float = SILENCE_LIMIT_S) -> dict[str, Any]:
+    with connect(address) as connection:
         connection.settimeout(wait_s)
         try:
-            _write_line(connection, question)
-            return _read_line(connection)
+            write_line(connection, question)
+            return read_line(connection)
         except (OSError, EOFError, ValueError) as error:
             raise RunFailed(f"{address} gave no answer: {error or 'the connection was closed'}") from None
 
 
-def _connect(address: str) -> socket.socket:
+def connect(address: str) -> socket.socket:
     try:
         connection = socket.create_connection(split_address(address), timeout=CONNECT_LIMIT_S)
     except OSError as error:
@@ -317,7 +323,7 @@ def _read_into(connection: socket.socket, view: memoryview) -> None:
         at += count
 
 
-def _read_line(connection: socket.socket) -> dict[str, Any]:
+def read_line(connection: socket.socket) -> dict[str, Any]:
     """One JSON object. Byte by byte up to the newline: what follows it belongs to the exchange."""
     line = bytearray()
     while not line.endswith(b"\n"):
@@ -331,5 +337,5 @@ def _read_line(connection: socket.socket) -> dict[str, Any]:
     return answer
 
 
-def _write_line(connection: socket.socket, message: Mapping[str, Any]) -> None:
+def write_line(connection: socket.socket, message: Mapping[str, Any]) -> None:
     connection.sendall(json.dumps(message).encode() + b"\n")

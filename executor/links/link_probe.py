@@ -3,32 +3,28 @@
 Pairs of processes play ping-pong with messages of growing size, all pairs at once;
 `penstock.executor.links.link_fit` fits bandwidth and latency to their times.
 
-Started for each rank as ``python -m penstock.executor.links.link_probe RANK SIZE ADDRESS``.
+Started for each rank as ``python -m penstock.executor.links.link_probe RANK RANKS STORE ROUNDS``.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import NamedTuple
 
 import torch
 from torch import distributed
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from penstock.executor.links.link_fit import fit
-from penstock.schemas.errors import InvalidDocument, RunFailed
-from penstock.schemas.topology import ClusterTopology, Fabric, UniformCluster
+from penstock.executor.links.local_ranks import join, leave, measured_here
+from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.topology import ClusterTopology, Fabric, MeasuredCollective, UniformCluster
 
 SIZES_BYTES = (1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
 _ROUNDS = 20
-_TIMEOUT = timedelta(seconds=60)
 
 
 class LinkMeasurement(NamedTuple):
@@ -49,36 +45,12 @@ def measure_links(
     """Measure pairs of ``processes`` local processes at once. Raises RunFailed when a process does not come through."""
     if processes < 2 or processes % 2:
         raise InvalidDocument(f"links are measured between pairs of processes; {processes} is an odd number")
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
-    command = [sys.executable, "-m", "penstock.executor.links.link_probe"]
-    threads = os.environ | {"OMP_NUM_THREADS": "1"}
     if progress is not None:
         progress(f"measuring links between {processes} processes")
-    children = [
-        subprocess.Popen(
-            [*command, str(rank), str(processes), str(store.port), str(rounds)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=threads,
-            text=True,
-        )
-        for rank in range(processes)
-    ]
     times: dict[int, list[int]] = {}
-    try:
-        for rank, child in enumerate(children):
-            out, err = child.communicate(timeout=_TIMEOUT.total_seconds())
-            if child.returncode:
-                last = " | ".join(err.strip().splitlines()[-3:])
-                raise RunFailed(f"link process {rank} ended with exit code {child.returncode}: {last}")
-            for size, one_way_ns in json.loads(out).items():
-                times.setdefault(int(size), []).append(one_way_ns)
-    except subprocess.TimeoutExpired:
-        raise RunFailed(f"the link processes did not finish within {_TIMEOUT.total_seconds():g} s") from None
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
+    for output in measured_here("penstock.executor.links.link_probe", processes, str(rounds)):
+        for size, one_way_ns in json.loads(output).items():
+            times.setdefault(int(size), []).append(one_way_ns)
     medians = {size: round(statistics.median(found)) for size, found in sorted(times.items())}
     bandwidth_bytes_per_s, latency_ns = fit(medians)
     return LinkMeasurement(bandwidth_bytes_per_s, latency_ns, medians)
@@ -93,6 +65,7 @@ def measured_cluster(
     kind: str = "cpu",
     name: str = "measured",
     node_names: str = "node{}",
+    collectives: tuple[MeasuredCollective, ...] | None = None,
 ) -> ClusterTopology:
     """A topology of equal hosts whose processes reach each other as ``link`` says, inside a host and between hosts.
 
@@ -110,8 +83,9 @@ def measured_cluster(
             nic=half_way.fabric() if nodes > 1 else None,
             node_names=node_names,
         ),
-        assumptions=("links measured between processes of one machine",),
+        assumptions=(f"links{' and collectives' if collectives else ''} measured between processes of one machine",),
         links_from="measured",
+        collectives=collectives,
     )
 
 
@@ -133,15 +107,12 @@ def _ping_pong(rank: int, sizes: Sequence[int], rounds: int) -> dict[int, int]:
     return medians
 
 
-def _main(rank: int, size: int, port: int, rounds: int) -> None:
-    torch.set_num_threads(1)
-    store = TCPStore("127.0.0.1", port, is_master=False, timeout=_TIMEOUT)
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
+def _main(rank: int, ranks: int, store: str, rounds: int) -> None:
+    join(rank, ranks, store)
     medians = _ping_pong(rank, SIZES_BYTES, rounds)
-    distributed.barrier()
-    distributed.destroy_process_group()
+    leave()
     sys.stdout.write(json.dumps(medians))
 
 
 if __name__ == "__main__":
-    _main(*map(int, sys.argv[1:5]))
+    _main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))

@@ -10,6 +10,7 @@ from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.topology import (
     ClusterTopology,
     Device,
+    MeasuredCollective,
     MeasuredMatrix,
     Node,
 )
@@ -21,7 +22,13 @@ STAR_ERROR = 0.15
 Pairs = Mapping[tuple[int, int], Link]
 
 
-def topology_of_hosts(hosts: Sequence[Host], pairs: Pairs, *, name: str = "measured") -> ClusterTopology:
+def topology_of_hosts(
+    hosts: Sequence[Host],
+    pairs: Pairs,
+    *,
+    name: str = "measured",
+    collectives: tuple[MeasuredCollective, ...] | None = None,
+) -> ClusterTopology:
     """Hosts with their devices, linked as measured: ``pairs`` by the places of the hosts.
 
     Where one link per host to a switch explains all pairs within ``STAR_ERROR``, those links are written: devices of
@@ -38,12 +45,18 @@ def topology_of_hosts(hosts: Sequence[Host], pairs: Pairs, *, name: str = "measu
         for host in hosts
     )
     if len(hosts) == 1:
-        return ClusterTopology(name=name, nodes=nodes, links_from="measured")
+        return ClusterTopology(name=name, nodes=nodes, links_from="measured", collectives=collectives)
     cables = star_of(hosts, pairs)
     if cables is not None:
         assumption = f"one link per host explains every measured pair within {STAR_ERROR:.0%}"
         return ClusterTopology(
-            name=name, nodes=nodes, switches=("switch",), links=cables, assumptions=(assumption,), links_from="measured"
+            name=name,
+            nodes=nodes,
+            switches=("switch",),
+            links=cables,
+            assumptions=(assumption,),
+            links_from="measured",
+            collectives=collectives,
         )
     return ClusterTopology(
         name=name,
@@ -51,6 +64,7 @@ def topology_of_hosts(hosts: Sequence[Host], pairs: Pairs, *, name: str = "measu
         matrix=_matrix(hosts, pairs),
         assumptions=("each pair of hosts was measured alone: devices that share a host's link may get less",),
         links_from="measured",
+        collectives=collectives,
     )
 
 

@@ -17,6 +17,8 @@ Sharding = Literal["none", "optimizer", "gradients", "parameters", "parameters_k
 Asked = Literal["auto", "none", "optimizer", "gradients", "parameters", "parameters_kept"]
 """A sharding, or the choice among those that plans may have."""
 
+Operation = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
+
 
 class Degrees(Part):
     """How many GPUs share a layer. Left out: 1 each, every device holds whole layers."""
@@ -36,7 +38,7 @@ class Collective(Part):
     """Collectives of one layer in one pass of a micro-batch, or once a step, by each group of GPUs that runs it."""
 
     phase: Literal["forward", "backward", "step"]
-    operation: Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
+    operation: Operation
     over: Literal["tensor", "context", "expert"]
     bytes_per_sample: Bytes = Field(
         description="of the whole tensors (count × ranks); of all_to_all and send what one GPU sends; in a step: in all"

@@ -76,5 +76,6 @@ def _topology(nodes: Sequence[Node], measured: ClusterTopology, links: dict[str,
         kinds=measured.kinds,
         assumptions=measured.assumptions,
         links_from="measured",
+        collectives=measured.collectives,
         **links,
     )

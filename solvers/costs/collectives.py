@@ -1,4 +1,7 @@
-"""Cost of collectives on a ring: the all-reduce of replicas, flat or hierarchical (ALGORITHMS 1.6), and its halves."""
+"""Cost of collectives: all-reduces, flat or hierarchical (ALGORITHMS 1.6), their halves, all-to-alls and ring sends.
+
+Where a collective of a group's span was measured, that is its time (``measured_collectives``); else a ring's.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from penstock.solvers.costs.measured_collectives import Measured, measured_of
 from penstock.solvers.costs.transfer import transfer_ns
 from penstock.solvers.model.degrees import Operation
 from penstock.solvers.model.network import Network
@@ -13,64 +17,80 @@ from penstock.solvers.model.problem import Problem
 
 
 def all_reduce_ns(problem: Problem, size_bytes: int, devices: Sequence[int]) -> int:
-    """Return the time of a ring all-reduce over ``devices`` (SPP equation 1; hierarchical over nodes)."""
-    k = len(devices)
-    if k == 1 or size_bytes == 0:
+    """Return the time of an all-reduce over ``devices``: measured, or a ring's (SPP equation 1)."""
+    if len(devices) == 1:
         return 0
-    network = problem.network
-    mode = problem.rules.all_reduce
-    nodes = network.nodes_of(devices)
-    if mode == "hierarchical" and 1 < len(nodes) < k:
-        return _hierarchical_ns(problem, size_bytes, devices)
-    if mode == "dapple" and len(nodes) == 1:
-        return transfer_ns(2 * (k - 1) * size_bytes, k * network.ring_bandwidth(devices) * (k // 2))
-    return ring_of(network, devices).all_reduce_ns(size_bytes)
+    return group_of(problem, tuple(devices)).time_ns("all_reduce", size_bytes)
 
 
 class Ring(NamedTuple):
-    """Devices, the bandwidth from one to the next (over several cards: of all rings), and the longest latency."""
+    """Devices, their narrowest bandwidth, and the longest latency from one to the next."""
 
     size: int
     bytes_per_s: int
     latency_ns: int
 
-    def all_reduce_ns(self, size_bytes: int) -> int:
-        """Return the time of an all-reduce of ``size_bytes``."""
-        return self._rounds_ns(2, size_bytes)
+    def rounds_ns(self, rounds: int, size_bytes: int, count: int = 1) -> int:
+        """Return the time in which every part of ``count`` tensors goes ``rounds`` times around the ring."""
+        steps = rounds * (self.size - 1)
+        return transfer_ns(steps * size_bytes, self.size * self.bytes_per_s) + count * steps * self.latency_ns
+
+
+class Group(NamedTuple):
+    """Several devices that take part in collectives.
+
+    ``levels``: the rings of an all-reduce and its halves, one level after another, the rings of a level concurrently;
+    ``ring``: all devices, as all-to-alls and sends use them.
+    """
+
+    ring: Ring
+    levels: tuple[tuple[Ring, ...], ...]
+    measured: Measured
 
     def time_ns(self, operation: Operation, size_bytes: int, count: int = 1) -> int:
-        """Return the time of ``count`` collectives that move ``size_bytes`` together.
+        """Return the time of ``count`` equal collectives that move ``size_bytes`` together.
 
         ``size_bytes`` is the whole tensor of an all-gather, a reduce-scatter (each half of an all-reduce) and an
         all-reduce, and what one device sends in all of an all-to-all or of point-to-point sends to its neighbour.
         """
-        if self.size == 1 or size_bytes == 0:
+        if size_bytes == 0:
             return 0
+        for known, curves in self.measured:
+            if known == operation:
+                return count * sum(curve.time_ns(-(-size_bytes // count)) for curve in curves)
+        return self.computed_ns(operation, size_bytes, count)
+
+    def computed_ns(self, operation: Operation, size_bytes: int, count: int = 1) -> int:
+        """Return the same from bandwidths and latencies alone."""
         if operation == "send":
-            return transfer_ns(size_bytes, self.bytes_per_s) + count * self.latency_ns
-        return self._rounds_ns(2 if operation == "all_reduce" else 1, size_bytes, count)
-
-    def _rounds_ns(self, rounds: int, size_bytes: int, count: int = 1) -> int:
-        """Return the time in which every part of the tensor goes ``rounds`` times around the ring."""
-        steps = rounds * (self.size - 1)
-        moved = transfer_ns(steps * size_bytes, self.size * self.bytes_per_s)
-        return moved + count * steps * self.latency_ns
+            return transfer_ns(size_bytes, self.ring.bytes_per_s) + count * self.ring.latency_ns
+        if operation == "all_to_all":
+            return self.ring.rounds_ns(1, size_bytes, count)
+        rounds = 2 if operation == "all_reduce" else 1
+        return sum(max(ring.rounds_ns(rounds, size_bytes, count) for ring in level) for level in self.levels)
 
 
-def _hierarchical_ns(problem: Problem, size_bytes: int, devices: Sequence[int]) -> int:
-    insides, outside = _rings(problem.network, tuple(devices))
-    return max((ring.all_reduce_ns(size_bytes) for ring in insides), default=0) + outside.all_reduce_ns(size_bytes)
+@lru_cache(maxsize=2**13)
+def group_of(problem: Problem, devices: tuple[int, ...]) -> Group:
+    """Return the group of several devices, as the request has all-reduces: flat, hierarchical, or as in DAPPLE."""
+    network, mode = problem.network, problem.rules.all_reduce
+    ring, nodes = ring_of(network, devices), network.nodes_of(devices)
+    levels: tuple[tuple[Ring, ...], ...] = ((ring,),)
+    if mode == "hierarchical" and 1 < len(nodes) < len(devices):
+        levels = _levels(network, devices)
+    elif mode == "dapple" and len(nodes) == 1:
+        levels = ((Ring(ring.size, ring.bytes_per_s * (ring.size // 2), 0),),)
+    return Group(ring, levels, measured_of(problem, devices))
 
 
-@lru_cache(maxsize=2**12)
-def _rings(network: Network, devices: tuple[int, ...]) -> tuple[tuple[Ring, ...], Ring]:
-    """Return the distinct rings within nodes, and the ring across nodes over all cards that the devices use."""
+def _levels(network: Network, devices: tuple[int, ...]) -> tuple[tuple[Ring, ...], ...]:
+    """Return the distinct rings within nodes, and the ring across nodes, over all cards that the devices use."""
     groups: dict[int, list[int]] = {}
     for device in devices:
         groups.setdefault(network.node_of[device], []).append(device)
     insides = dict.fromkeys(ring_of(network, group) for group in groups.values() if len(group) > 1)
-    leaders = ring_of(network, [group[0] for group in groups.values()])
-    return tuple(insides), leaders._replace(bytes_per_s=network.bandwidth_across(devices))
+    outside = ring_of(network, [group[0] for group in groups.values()])
+    return tuple(insides), (outside._replace(bytes_per_s=network.bandwidth_across(devices)),)
 
 
 def ring_of(network: Network, devices: Sequence[int]) -> Ring:

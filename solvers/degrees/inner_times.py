@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from penstock.solvers.costs.collectives import Ring, ring_of
+from penstock.solvers.costs.collectives import Group, group_of
 from penstock.solvers.model.degrees import CellMeasured, Collective, Degrees, Over, Phase
 from penstock.solvers.model.problem import Problem
 
@@ -23,8 +23,8 @@ class InnerTimes:
         self._problem, self._degrees, self._cells = problem, degrees, cells
 
     @cached_property
-    def _rings(self) -> dict[Over, tuple[Ring, ...]]:
-        """The distinct rings of each kind of group: tensor groups are neighbours, context groups have stride t."""
+    def _groups(self) -> dict[Over, tuple[Group, ...]]:
+        """Each kind of group, those that differ: tensor groups are neighbours, context groups have stride t."""
         t, mesh = self._degrees.tensor, self._degrees.mesh
         tensor = [cell[at : at + t] for cell in self._cells for at in range(0, len(cell), t)]
         context = [
@@ -37,7 +37,7 @@ class InnerTimes:
         expert = [cell[at : at + x] for cell in self._cells for at in range(0, len(cell), x)]
         groups: dict[Over, list[Sequence[int]]] = {"tensor": tensor, "context": context, "expert": expert}
         return {
-            over: tuple(dict.fromkeys(ring_of(self._problem.network, group) for group in each if len(group) > 1))
+            over: tuple(dict.fromkeys(group_of(self._problem, tuple(group)) for group in each if len(group) > 1))
             for over, each in groups.items()
         }
 
@@ -52,8 +52,8 @@ class InnerTimes:
     def _exposed_ns(self, collective: Collective, speed: float) -> int:
         taken = max(
             (
-                ring.time_ns(collective.operation, collective.bytes, collective.count)
-                for ring in self._rings[collective.over]
+                group.time_ns(collective.operation, collective.bytes, collective.count)
+                for group in self._groups[collective.over]
             ),
             default=0,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
@@ -16,7 +16,7 @@ from penstock.solvers.degrees.contract import contract
 from penstock.solvers.improve.remedies import extended
 from penstock.solvers.model.allocation import Allocation, Stage
 from penstock.solvers.model.network import Cable, Inside, Network
-from penstock.solvers.model.problem import Measured, Problem
+from penstock.solvers.model.problem import Measured, MeasuredCollective, Problem
 from penstock.solvers.model.result import Candidate
 
 MOST = 10_000
@@ -89,7 +89,8 @@ def with_network(
 ) -> Problem:
     """Return the problem with bandwidth and latency of all links, or of the one named, scaled by these factors.
 
-    With degrees, collectives among the GPUs of a replica take another time as well, if all links change.
+    With degrees, collectives among the GPUs of a replica take another time as well, if all links change; so do measured
+    collectives, whose least measured time counts as their latency.
     """
     if problem.real is not None and link is None:
         return _of_gpus(problem, with_network(problem.real, bandwidth, latency))
@@ -120,7 +121,20 @@ def with_network(
         late = None if late is None else np.array([[int(v * latency) for v in row] for row in late.tolist()], np.int64)
         matrix = scaled
     network = Network(old.device_names, old.node_names, old.node_of, insides, cables, matrix, late)
-    return replace(problem, network=network)
+    measured = problem.collectives if link is not None else _scaled(problem.collectives, bandwidth, latency)
+    return replace(problem, network=network, collectives=measured)
+
+
+def _scaled(
+    measured: Sequence[MeasuredCollective], bandwidth: Fraction, latency: Fraction
+) -> tuple[MeasuredCollective, ...]:
+    least: dict[tuple[object, ...], int] = {}
+    for row in measured:
+        least[row[:3]] = min(row.time_ns, least.get(row[:3], row.time_ns))
+    return tuple(
+        row._replace(time_ns=int(least[row[:3]] * latency + (row.time_ns - least[row[:3]]) / bandwidth))
+        for row in measured
+    )
 
 
 def cable_name(cable: Cable) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from penstock.solvers.model.degrees import Choice, Variant
+from penstock.solvers.model.degrees import Choice, Operation, Variant
 from penstock.solvers.model.network import Network
 from penstock.solvers.model.trainer_limits import Within
 from penstock.solvers.model.update_rules import UpdateRule
@@ -88,6 +88,16 @@ class NetworkRules:
     overlap_all_reduce: bool
 
 
+class MeasuredCollective(NamedTuple):
+    """What a collective of ``size_bytes`` took among ``devices_per_node`` devices in each of ``nodes`` nodes."""
+
+    operation: Operation
+    devices_per_node: int
+    nodes: int
+    size_bytes: int
+    time_ns: int
+
+
 @dataclass(frozen=True, slots=True)
 class CodecSpeed:
     """Bytes of fp32 per second that a device kind encodes and decodes."""
@@ -138,7 +148,8 @@ class Problem:
     ``codec``: whether plans may encode tensors; ``codec_speeds`` by device kind; ``encodable``: for each cut, the
     bytes and the number of one sample's tensors that the codec can encode. ``within``: the trainer that has to be able
     to express the plan. ``variants``: the model at the degrees that its profile knows besides 1. ``choices``: of
-    degrees and sharding that the request allows; none: a request that says nothing of them.
+    degrees and sharding that the request allows; none: a request that says nothing of them. ``collectives``: those
+    that were measured, between GPUs; others take what ``costs.collectives`` computes.
 
     At a ``choice`` of degrees (``degrees.contract``) the devices are cells of the GPUs of ``real``, numbered as in
     ``cells``; sizes are those of one GPU, and bandwidths those of one lane between cells.
@@ -173,6 +184,7 @@ class Problem:
     codec_speeds: dict[str, CodecSpeed] = field(default_factory=dict)
     encodable: tuple[tuple[int, int], ...] = ()
     within: Within | None = None
+    collectives: tuple[MeasuredCollective, ...] = ()
     variants: tuple[Variant, ...] = ()
     choices: tuple[Choice, ...] = ()
     choice: Choice | None = None

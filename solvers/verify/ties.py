@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.solvers.costs.collectives import all_reduce_ns, ring_resources
+from penstock.solvers.costs.collectives import ring_resources
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.ties import trained_ties
 from penstock.solvers.model.allocation import Allocation
@@ -16,6 +16,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import STEP
 from penstock.solvers.model.timeline import Interval, Track
 from penstock.solvers.verify.clock import Clock
+from penstock.solvers.verify.collectives import reduction_ns
 
 
 class Copies(NamedTuple):
@@ -50,7 +51,7 @@ def unreachable_copies(clock: Clock) -> list[str]:
     return [
         f"Nothing connects the copies of the tied parameter {each.name!r}."
         for each in _expected(clock)
-        if all_reduce_ns(clock.problem, 1, each.devices) >= NEVER_NS
+        if reduction_ns(clock.problem, 1, each.devices) >= NEVER_NS
     ]
 
 
@@ -74,7 +75,7 @@ def check_ties(clock: Clock, reduced: list[np.ndarray]) -> list[str]:
         return [f"The timeline has {len(clock.timeline.ties)} sums of tied parameters instead of {sum(counts)}."]
     faults = []
     for number, (each, own) in enumerate(zip(expected, stated, strict=True)):
-        takes = all_reduce_ns(clock.problem, each.bytes, each.devices)
+        takes = reduction_ns(clock.problem, each.bytes, each.devices)
         wrong = [one for one in own if one.end_ns - one.start_ns != takes or one.stage != each.stages[0]]
         if wrong:
             faults.append(f"The sum of {each.name!r} takes {wrong[0].end_ns - wrong[0].start_ns} ns, not {takes} ns.")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, KINDS, RECOMPUTE, WEIGHT
-from penstock.solvers.costs.collectives import all_reduce_ns, ring_resources
+from penstock.solvers.costs.collectives import ring_resources
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.stage import stage_costs, update_ns
 from penstock.solvers.costs.transfer import Transfer, transfer
 from penstock.solvers.model.schedule import STEP
 from penstock.solvers.model.timeline import Track
 from penstock.solvers.verify.clock import Clock
+from penstock.solvers.verify.collectives import reduction_ns
 from penstock.solvers.verify.ties import summed_in, unreachable_copies
 from penstock.solvers.verify.updates import groups_of, reduced_in
 
@@ -122,7 +123,7 @@ def _check_reachable(clock: Clock, moves: Moves) -> list[str]:
         if move is not None and move.duration_ns >= NEVER_NS:
             faults.append(f"Nothing connects the devices of stage {s} with those of stage {clock.other(s, way)}.")
     for group in groups_of(clock.allocation):
-        if all_reduce_ns(clock.problem, 1, group.devices) >= NEVER_NS:
+        if reduction_ns(clock.problem, 1, group.devices) >= NEVER_NS:
             faults.append(f"Nothing connects the replicas of {group.name}.")
     return sorted({*faults, *unreachable_copies(clock)})
 

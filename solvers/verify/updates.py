@@ -23,6 +23,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import STEP
 from penstock.solvers.model.timeline import Interval, Track
 from penstock.solvers.verify.clock import Clock
+from penstock.solvers.verify.collectives import reduction_ns
 from penstock.solvers.verify.ties import check_ties
 
 
@@ -139,7 +140,9 @@ def _check_chain(clock: Clock, chain: Chain, times: np.ndarray) -> list[str]:
     """``times``: (rounds, buckets, 2). Each bucket as long as it must be, ready, and after the one before."""
     faults = []
     start, end = times[..., 0], times[..., 1]
-    durations = np.asarray([bucket.duration_ns for bucket in chain.buckets], dtype=np.int64)
+    devices = chain.group.devices
+    taken = [reduction_ns(clock.problem, bucket.bytes, devices) for bucket in chain.buckets]
+    durations = np.asarray(taken, dtype=np.int64)
     wrong = np.argwhere(end - start != durations)
     if wrong.size:
         t, b = wrong[0]

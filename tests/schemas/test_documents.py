@@ -1,6 +1,7 @@
 """Documents: what is refused and how, canonical JSON, addresses, and print∘parse."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,6 +57,48 @@ def test_a_bad_profile_names_the_field(change: dict[str, object], pointer: str, 
     found = faults(ModelProfile, a_profile() | change)
     assert pointer in found
     assert word in found[pointer]
+
+
+def measured(**change: object) -> dict[str, object]:
+    row = {"operation": "all_reduce", "devices_per_node": 4, "nodes": 2, "size_bytes": 2**20, "time_ns": 70_000}
+    return row | change
+
+
+@pytest.mark.parametrize(
+    ("rows", "pointer", "word"),
+    [
+        pytest.param([measured(time_ns=0)], "/collectives/0/time_ns", "greater than 0", id="no time"),
+        pytest.param([measured(size_bytes=0)], "/collectives/0/size_bytes", "greater than 0", id="no bytes"),
+        pytest.param([measured(nodes=0)], "/collectives/0/nodes", "at least 1|greater than or equal to 1", id="none"),
+        pytest.param([measured(devices_per_node=1, nodes=1)], "/collectives/0", "at least two devices", id="alone"),
+        pytest.param([measured(operation="gather")], "/collectives/0/operation", "'all_gather'", id="unknown"),
+        pytest.param([measured(seconds=1)], "/collectives/0/seconds", "not permitted", id="unknown field"),
+        pytest.param([], "/collectives", "at least 1", id="empty"),
+        pytest.param(
+            [measured(), measured(time_ns=5)],
+            "",
+            "'all_reduce of 1048576 bytes, 4 devices × 2 nodes' occurs twice",
+            id="twice",
+        ),
+    ],
+)
+def test_a_bad_measured_collective_names_the_field(rows: list[object], pointer: str, word: str) -> None:
+    found = faults(ClusterTopology, a_topology() | {"collectives": rows})
+    assert list(found) == [pointer]
+    assert re.search(word, found[pointer])
+
+
+def test_measured_collectives_stay_with_the_cluster(tmp_path: Path) -> None:
+    """Written out, too; a document may have units; without any, the field does not exist."""
+    text = json.dumps(a_topology() | {"collectives": [measured(size_bytes="1 MiB", time_ns="70 us")]})
+    path = tmp_path / "cluster.yaml"
+    path.write_text(text)
+    topology = ClusterTopology.read(path)
+    assert topology.expanded().collectives == topology.collectives
+    assert ClusterTopology.parse(json.loads(topology.text())) == topology
+    assert topology.collectives is not None
+    assert (topology.collectives[0].size_bytes, topology.collectives[0].time_ns) == (2**20, 70_000)
+    assert "collectives" not in ClusterTopology.parse(a_topology()).text()
 
 
 @pytest.mark.parametrize("value", [-1, 2**53, 1.5, True, "7"])

@@ -14,14 +14,13 @@ def exposures(
     trainable_bytes: np.ndarray,
     lead_ns: np.ndarray,
     bucket_bytes: int,
-    ns_per_byte: float,
-    latency_ns: int,
+    bucket_ns: np.ndarray,
     exposed: np.ndarray,
 ) -> None:
     """Write the time for layers [i, j) to ``exposed[i, j]``; ``trainable_bytes`` and ``lead_ns`` are prefix sums.
 
-    Buckets are filled from the last layer down (``costs.buckets``); one of layers [b, …] may begin when the backward
-    has come down to b.
+    ``bucket_ns[i, j]``: an all-reduce of the bytes of layers [i, j). Buckets are filled from the last layer down
+    (``costs.buckets``); one of layers [b, …] may begin when the backward has come down to b.
     """
     layers = trainable_bytes.size - 1
     for stop in range(1, layers + 1):
@@ -31,7 +30,7 @@ def exposures(
             size = trainable_bytes[high] - trainable_bytes[low]
             total, earliest = taken, start
             if size > 0:
-                total += int(np.ceil(size * ns_per_byte)) + latency_ns
+                total += bucket_ns[low, high]
                 earliest = min(start, taken + lead_ns[low])
             exposed[low, stop] = max(0, total + lead_ns[low] - earliest) if total > 0 else 0
             if size >= bucket_bytes:

@@ -22,6 +22,7 @@ from penstock.solvers.bounds.contiguous.label_steps import (
     TO_SPANNING,
 )
 from penstock.solvers.bounds.windows_kernel import APART, FREE, SERIAL
+from penstock.solvers.costs.measured_collectives import measured_by_span
 from penstock.solvers.model.micro_batches import largest_slice, slice_bounds
 from penstock.solvers.model.network import Network
 from penstock.solvers.model.problem import Problem
@@ -187,8 +188,23 @@ class Links:
         found = {SAME_RUN: APART if APART in near else SERIAL, TO_OTHER_NODE: APART if APART in far else SERIAL}
         return np.asarray([found.get(way, either) for way in range(AMONG_SPANNING + 1)])
 
+    def or_measured(self, computed_ns: np.ndarray, sizes: np.ndarray, replicas: int, spanning: bool) -> np.ndarray:
+        """Return what all-reduces of these sizes take at least, where ``computed_ns`` is at most a ring's time.
+
+        What was measured counts for all groups in one node. Across nodes, and of cells, there are groups that it does
+        not cover, so that the ring's time counts as well where it is less.
+        """
+        sure = not spanning and self.problem.real is None
+        for span, operations in measured_by_span(self.problem).items():
+            if span.devices_per_node * span.nodes != replicas or (span.nodes > 1) != spanning:
+                continue
+            for curves in (curves for operation, curves in operations if operation == "all_reduce"):
+                known = np.where(sizes > 0, np.sum([curve.least_ns(sizes) for curve in curves], axis=0), 0)
+                computed_ns = known if sure else np.minimum(computed_ns, known)
+        return computed_ns
+
     def ring(self, replicas: int, spanning: bool) -> tuple[float, int]:
-        """Return (ns per byte, ns) of an all-reduce over ``replicas`` devices, in or across nodes; inf: no route."""
+        """Return (ns per byte, ns) of a ring's all-reduce over ``replicas`` devices, in or across nodes; inf: none."""
         k, mode = replicas, self.problem.rules.all_reduce
         if k == 1:
             return 0.0, 0

@@ -179,6 +179,9 @@ class Stages:
             lead = prefix_sums(np.max(each, axis=0))
         for spans, held in bytes_of_spans(problem):
             own = np.zeros_like(table)
-            exposures(np.array(held), lead, problem.rules.bucket_bytes, rate * (1 - 1e-12), latency, own)
+            sizes = np.maximum(0, held[None, :] - held[:, None])
+            taken = np.where(sizes > 0, np.ceil(sizes * (rate * (1 - 1e-12))).astype(np.int64) + latency, 0)
+            taken = self.links.or_measured(taken, sizes, self.replicas, spanning)
+            exposures(np.array(held), lead, problem.rules.bucket_bytes, taken, own)
             table = np.where(spans, own, table)
         return table

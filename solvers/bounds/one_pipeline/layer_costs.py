@@ -94,8 +94,15 @@ class Holding:
         size = np.diff(static_sums(self.problem).trainable)
         table = np.zeros((self.problem.num_devices + 1, len(size)), dtype=np.int64)
         for k in range(2, len(table)):
-            table[k] = np.min([_reduced(size, *self.links.ring(k, spanning)) for spanning in (False, True)], axis=0)
+            table[k] = np.min([self._reduced(size, k, spanning) for spanning in (False, True)], axis=0)
         return np.asarray(_or_more(table) + self.update_ns)
+
+    def _reduced(self, size: np.ndarray, replicas: int, spanning: bool) -> np.ndarray:
+        rate, latency_ns = self.links.ring(replicas, spanning)
+        if rate == np.inf:
+            return np.where(size > 0, FAR_NS, 0)
+        computed = np.where(size > 0, floored(size * rate) + latency_ns, 0)
+        return self.links.or_measured(computed, size, replicas, spanning)
 
     @cached_property
     def widest_cable(self) -> int:
@@ -111,12 +118,6 @@ class Holding:
 def floored(values: np.ndarray) -> np.ndarray:
     """Return whole ns, reduced by the possible rounding error of the floats."""
     return np.minimum(FAR_NS, np.floor(values * LESS)).astype(np.int64)
-
-
-def _reduced(size: np.ndarray, rate: float, latency_ns: int) -> np.ndarray:
-    if rate == np.inf:
-        return np.where(size > 0, FAR_NS, 0)
-    return np.where(size > 0, floored(size * rate) + latency_ns, 0)
 
 
 def _or_more(table: np.ndarray) -> np.ndarray:

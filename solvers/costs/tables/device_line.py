@@ -45,14 +45,18 @@ class Affine(NamedTuple):
 
 
 def affine_all_reduce(problem: Problem, devices: tuple[int, ...]) -> Affine:
-    """Return the cost of an all-reduce by its bytes: the line through a very small and a very large one."""
+    """Return the cost of an all-reduce by its bytes: the line through a very small and a very large one.
+
+    Where all-reduces were measured, they are on no line: the large one is of all gradients.
+    """
     if len(devices) < 2:
         return Affine(0.0, 0)
-    much = all_reduce_ns(problem, MUCH_BYTES, devices)
+    large = max(2, int(problem.trainable_bytes[-1])) if problem.collectives else MUCH_BYTES
+    much = all_reduce_ns(problem, large, devices)
     if much >= NEVER_NS:
         return Affine(math.inf, 0)
     little = all_reduce_ns(problem, 1, devices)
-    rate = (much - little) / (MUCH_BYTES - 1)
+    rate = (much - little) / (large - 1)
     return Affine(rate, max(0, little - 1 - int(rate)))
 
 

@@ -2,7 +2,8 @@
 
 They hold in SPP's model: one kind of device, a slice takes its share of a micro-batch's time (rounded up), each channel
 carries one transfer at a time over links of its own (``network: private``, ``half``, ``transfer: spp``), a flat ring
-all-reduce after the last backward, no latencies, one number of micro-batches. All times are of a step.
+all-reduce after the last backward, no latencies, nothing measured instead, one number of micro-batches. All times are
+of a step.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def only_batch(problem: Problem) -> Batch | None:
     batches = candidates(problem, (1,))
     fits = paper == (False, "half", "spp", "flat", False) and still and one_kind and problem.linear
     even = len(batches) == 1 and problem.global_batch_size % batches[0].num_micro_batches == 0
-    alone = not problem.update_ns[-1] and not problem.shared_parameters
+    alone = not (problem.update_ns[-1] or problem.shared_parameters or problem.collectives)
     return batches[0] if fits and even and alone else None
 
 

@@ -17,6 +17,7 @@ from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.program import KINDS, WEIGHT, print_row
 from penstock.schemas.request import FP32_GRADIENTS, PlanRequest
+from penstock.schemas.topology import ClusterTopology
 from penstock.shapes.flops import flops_per_sample
 from penstock.solvers.costs.charges import untimed
 from penstock.solvers.degrees.contract import contract
@@ -207,7 +208,20 @@ def _assumptions(problem: Problem, request: PlanRequest, candidate: Candidate) -
         if kind != source
     )
     left_out = tuple(each.sentence for each in untimed(problem, candidate.allocation, candidate.update_rule))
-    return profile.assumptions + topology.assumptions + scaled + gradients_of_target(problem, request) + left_out
+    said = profile.assumptions + topology.assumptions + scaled + _measured_collectives(topology)
+    return said + gradients_of_target(problem, request) + left_out
+
+
+def _measured_collectives(topology: ClusterTopology) -> tuple[str, ...]:
+    rows = topology.collectives or ()
+    if not rows:
+        return ()
+    spans = {(row.devices_per_node, row.nodes) for row in rows}
+    among = ", ".join(f"{devices} × {nodes}" for devices, nodes in sorted(spans))
+    return (
+        f"collectives take the times of the topology's {len(rows)} measurements among {among} devices × nodes; "
+        "among others, those of its links",
+    )
 
 
 def gradients_of_target(problem: Problem, request: PlanRequest) -> tuple[str, ...]:

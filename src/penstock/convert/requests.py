@@ -22,6 +22,7 @@ from penstock.solvers.model.problem import (
     CodecSpeed,
     Device,
     Measured,
+    MeasuredCollective,
     MemoryRules,
     NetworkRules,
     Pin,
@@ -82,6 +83,10 @@ def to_problem(request: PlanRequest) -> Problem:
         pins=_pins(request, devices),
         seed=request.seed,
         within=None if request.target is None else within_of(request.target, profile, transformer_of(request)),
+        collectives=tuple(
+            MeasuredCollective(each.operation, each.devices_per_node, each.nodes, each.size_bytes, each.time_ns)
+            for each in topology.collectives or ()
+        ),
         variants=variants_of(profile),
         choices=choices_of(request, profile, topology),
     )

@@ -39,6 +39,17 @@ def test_peers_make_a_topology(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "a → b" in capsys.readouterr().err
 
 
+def test_peers_measure_collectives_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "topology.json"
+    with ExitStack() as stack:
+        addresses = [stack.enter_context(peer(name)) for name in ("a", "b")]
+        assert main(["probe", *addresses, "--measure-for", "0.1", "--collectives", "-o", str(target)]) == 0
+    found = ClusterTopology.read(target).collectives
+    assert found is not None
+    assert {(row.devices_per_node, row.nodes) for row in found} == {(1, 2)}
+    assert "15 times of collectives" in capsys.readouterr().err
+
+
 def test_what_cannot_be_probed_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         nobody = f"127.0.0.1:{free.getsockname()[1]}"
@@ -49,6 +60,7 @@ def test_what_cannot_be_probed_is_told(capsys: pytest.CaptureFixture[str]) -> No
         (["--serve", "203.0.113.1:0", "--cpu-devices", "1"], 65, "cannot listen"),
         (["--serve", "127.0.0.1:0", "--fabric", "fast"], 64, "fast"),
         (["--cpu-devices", "1"], 64, "two processes"),
+        (["--cpu-devices", "2", "--nodes", "33", "--collectives"], 65, "33 × 2 are 66"),
     ):
         assert main(["probe", *arguments]) == code, arguments
         assert word in capsys.readouterr().err

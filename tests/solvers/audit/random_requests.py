@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import get_args
 
 import numpy as np
+from drawn_tables import with_table
 from problems import make_network, make_problem
 
 from penstock.layouts.limits import TRAINERS
@@ -31,7 +32,13 @@ def is_small(seed: int) -> bool:
 
 
 def request_of(seed: int) -> Problem:
-    """The request of a seed."""
+    """The request of a seed; one in three has a table of measured collectives."""
+    problem = untabled_request_of(seed)
+    return with_table(problem, seed, 2000, 2000) if random.Random(f"has a table {seed}").random() < 1 / 3 else problem
+
+
+def untabled_request_of(seed: int) -> Problem:
+    """The request of a seed without a table."""
     rng = random.Random(f"request {seed}")
     small = is_small(seed)
     problem = _plain(rng, small, lanes=1 + seed // ONE_IN % 3)

@@ -95,6 +95,7 @@ def test_requests_have_every_feature() -> None:
     """What is drawn, over some hundred seeds; the same request for a seed every time."""
     features: dict[str, Callable[[Problem], bool]] = {
         "ties": lambda p: bool(p.shared_parameters),
+        "tables": lambda p: bool(p.collectives),
         "pins": lambda p: bool(p.pins),
         "codecs": lambda p: p.codec,
         "targets": lambda p: p.within is not None,

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from drawn_tables import drawn_table
 from random_plans import random_allocation, random_crossing_pipelines, random_orders, random_pipelines
 
 from penstock.convert import to_plan, to_problem
@@ -43,7 +44,7 @@ def drawn_request(rng: random.Random, forms: Sequence[str] = FORMS, **network: s
     while True:
         degrees = rng.sample(MIXES, rng.randint(1, 2))
         scaled = rng.random() < 0.2
-        request = {
+        request: Json = {
             "profile": drawn_profile(rng, degrees, scaled),
             "topology": drawn_topology(rng, rng.choice(forms), scaled),
             "global_batch_size": rng.randint(2, 9),
@@ -63,6 +64,8 @@ def drawn_request(rng: random.Random, forms: Sequence[str] = FORMS, **network: s
             }
             | network,
         }
+        if rng.random() < 0.4:
+            request["topology"]["collectives"] = drawn_table(rng, 20_000, 30_000)
         try:
             parsed = PlanRequest.parse({name: value for name, value in request.items() if value is not None})
             return parsed, to_problem(parsed)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from page_clock import Lane as Row
 from page_clock import Run
-from page_costs import Costs, Transfer, time, up
+from page_costs import Collectives, Costs, Transfer, time, up
 from page_documents import read_request
 from page_network import Links, Rings
 
@@ -105,6 +105,16 @@ class LaneLinks(Rings):
         return min(self.bandwidth[each] * len(pairs) // used.count(each) for each in used)
 
 
+class LaneCollectives(Collectives):
+    """Between replicas, by all of their lanes at once."""
+
+    def is_alone(self, devices: Sequence[int]) -> bool:
+        """Whether all lanes together are as wide as the narrowest of them alone."""
+        links: Any = self.links
+        lanes = zip(*(links.cells[cell] for cell in devices), strict=True)
+        return bool(links.ring_width(devices) == min(links.plain.ring_width(lane) for lane in lanes))
+
+
 class LaneCosts(Costs):
     """Section 3 of the page between replicas of several GPUs."""
 
@@ -116,6 +126,15 @@ class LaneCosts(Costs):
     @links.setter
     def links(self, plain: Links) -> None:
         self._links = LaneLinks(plain, self.problem.cells)
+
+    @property
+    def collectives(self) -> Collectives:  # type: ignore[override]
+        """Between replicas."""
+        return self._collectives
+
+    @collectives.setter
+    def collectives(self, plain: Collectives) -> None:
+        self._collectives = LaneCollectives(plain.links, plain.mode, plain.measured)
 
     def _on_wires(self, s: int, t: int, direction: int, rows: int) -> Transfer | None:
         """The sum of what the lanes put on each resource."""
@@ -191,12 +210,15 @@ def at_degrees(
     held = [variant["layers"][number] for number in profile["classes"]]
     size = [each["parameter_bytes"] for each in held]
     lanes = degrees["context"] * (degrees["tensor"] if variant["boundary"] == "sharded" else 1)
-    inner = Inner(Links(real.network), degrees, cells, profile["classes"])
+    collectives = Collectives(Links(real.network), real.rules.all_reduce, real.collectives)
+    inner = Inner(collectives, degrees, cells, profile["classes"])
     points = sorted(variant["measurements"], key=lambda each: each["micro_batch_size"])
     steps = inner.exposed(points[0], "step")
     shared = real.memory.shard_states if sharding is None else sharding == "optimizer"
     return SimpleNamespace(
-        **{name: getattr(real, name) for name in ("num_layers", "global_batch_size", "network", "rules")},
+        **{
+            name: getattr(real, name) for name in ("num_layers", "global_batch_size", "network", "rules", "collectives")
+        },
         cells=cells,
         parameter_bytes=list(accumulate(size, initial=0)),
         trainable_bytes=list(
@@ -241,8 +263,10 @@ def at_degrees(
 class Inner:
     """Collectives inside replicas: the slowest group's time, beyond what computation hides."""
 
-    def __init__(self, links: Links, degrees: dict[str, int], cells: list[GPUs], classes: list[int]) -> None:
-        self.links, self.classes = links, classes
+    def __init__(
+        self, collectives: Collectives, degrees: dict[str, int], cells: list[GPUs], classes: list[int]
+    ) -> None:
+        self.collectives, self.classes = collectives, classes
         t = degrees["tensor"]
         self.groups = {
             "tensor": [gpus[at : at + t] for gpus in cells for at in range(0, len(gpus), t)],
@@ -259,22 +283,12 @@ class Inner:
         return found
 
     def taken(self, collective: Json, rows: int) -> int:
-        """Of an all-gather's whole tensor each member sends the n-th part n − 1 times; an all-reduce is two of them."""
+        """Of the slowest group."""
         moved = collective["bytes_per_sample"] * rows
-        taken = 0
-        for group in self.groups[collective["over"]]:
-            n = len(group)
-            if n == 1 or moved == 0:
-                continue
-            width = self.links.ring_width(group)
-            late = max(self.links.route(u, v)[1] for u, v in self.links.ring(group))
-            if collective["operation"] == "send":
-                steps, sent = 1, time(moved, width)
-            else:
-                steps = (n - 1) * (2 if collective["operation"] == "all_reduce" else 1)
-                sent = time(steps * moved, n * width)
-            taken = max(taken, sent + collective["count"] * steps * late)
-        return taken
+        return max(
+            self.collectives.time(collective["operation"], moved, group, collective["count"])
+            for group in self.groups[collective["over"]]
+        )
 
     def measured(self, measurement: Json, speed: float) -> Measured:
         """Of each layer, with its collectives, which no faster device shortens."""

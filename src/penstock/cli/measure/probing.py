@@ -87,6 +87,14 @@ def probe(
             rich_help_panel=MEASUREMENT,
         ),
     ] = 3 * SECOND_NS,
+    collectives: Annotated[
+        bool,
+        typer.Option(
+            "--collectives",
+            help="Also measure all-reduces, all-gathers and the like among the CPU devices of a node and of all nodes.",
+            rich_help_panel=MEASUREMENT,
+        ),
+    ] = False,
     output: Document = STANDARD,
     post: Post = None,
 ) -> None:
@@ -108,11 +116,13 @@ def probe(
     refuse_unwritable(output)
     screen = _screen()
     topology = (
-        _of_peers(screen, peers, seconds(measure_for))
+        _of_peers(screen, peers, seconds(measure_for), collectives)
         if peers
-        else _of_processes(screen, cpu_devices, nodes, node_names)
+        else _of_processes(screen, cpu_devices, nodes, node_names, collectives)
     )
     screen.done()
+    if topology.collectives is not None:
+        screen.say(f"{len(topology.collectives)} times of collectives")
     write_document(topology, output)
     if post is not None:
         post_document(screen, topology, post)
@@ -163,27 +173,31 @@ def _inside(devices: int, cpu_devices: int, given: str | None) -> Fabric | None:
     return measure_links(devices - devices % 2).fabric()
 
 
-def _of_peers(screen: Screen, peers: list[str], time_s: float) -> ClusterTopology:
+def _of_peers(screen: Screen, peers: list[str], time_s: float, collectives: bool) -> ClusterTopology:
+    from penstock.executor.links.host_collectives import measure_among_hosts
     from penstock.executor.links.link_peer import measure_pairs, who, with_fabric
     from penstock.executor.links.measured_topology import topology_of_hosts
     from penstock.report.words import duration
 
     hosts = [with_fabric(address, who(address), seconds=time_s) for address in peers]
+    rows = measure_among_hosts(peers, hosts, progress=screen.progress) if collectives else None
     links = measure_pairs(peers, seconds=time_s, progress=screen.progress)
     for (a, b), link in sorted(links.items()):
         carried = f"{link.bandwidth_bytes_per_s / 1e6:.4g} MB/s"
         screen.say(f"{hosts[a].name} → {hosts[b].name}: {carried}, {duration(link.latency_ns)} late")
-    return topology_of_hosts(hosts, links)
+    return topology_of_hosts(hosts, links, collectives=rows)
 
 
-def _of_processes(screen: Screen, cpu_devices: int, nodes: int, node_names: str) -> ClusterTopology:
+def _of_processes(screen: Screen, cpu_devices: int, nodes: int, node_names: str, collectives: bool) -> ClusterTopology:
     from penstock.executor.devices import machine_memory_bytes
+    from penstock.executor.links.collective_probe import measure_collectives
     from penstock.executor.links.link_probe import measure_links, measured_cluster
 
     if cpu_devices < 2:
         raise typer.BadParameter(
             "links of one machine are measured between at least two processes", param_hint="--cpu-devices"
         )
+    rows = measure_collectives(cpu_devices, nodes, progress=screen.progress) if collectives else None
     link = measure_links(cpu_devices - cpu_devices % 2, progress=screen.progress)
     return measured_cluster(
         link,
@@ -191,6 +205,7 @@ def _of_processes(screen: Screen, cpu_devices: int, nodes: int, node_names: str)
         devices_per_node=cpu_devices,
         memory_bytes=machine_memory_bytes() // (nodes * cpu_devices),
         node_names=node_names,
+        collectives=rows,
     )
 
 

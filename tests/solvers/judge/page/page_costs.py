@@ -14,7 +14,7 @@ from typing import NamedTuple
 from page_network import Links
 
 from penstock.solvers.model.allocation import Allocation, Stage
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import MeasuredCollective, Problem
 
 UNREACHABLE = 2**61
 F, B, I, W, R, STEP = range(6)  # noqa: E741
@@ -89,6 +89,95 @@ def time(size: int, width: int) -> int:
     return up(size * 1_000_000_000, width) if width else UNREACHABLE
 
 
+class Collectives:
+    """Section 3.5; halves of all-reduces and what two devices send each other are of docs/degrees.md."""
+
+    def __init__(self, links: Links, mode: str, measured: Sequence[MeasuredCollective]) -> None:
+        self.links, self.mode, self.measured = links, mode, measured
+
+    def time(self, operation: str, size: int, devices: Sequence[int], count: int = 1) -> int:
+        """Of ``count`` collectives that move ``size`` bytes together."""
+        k = len(devices)
+        if k == 1 or size == 0:
+            return 0
+        if (known := self._by_entries(operation, up(size, count), devices)) is not None:
+            return count * known
+        if operation == "send":
+            return time(size, self.links.ring_width(devices)) + count * self._late(devices)
+        rounds = 2 if operation == "all_reduce" else 1
+        if operation == "all_to_all":
+            return self._ring(devices, size, self.links.ring_width(devices), rounds, count)
+        by_node = self._by_node(devices)
+        if self.mode == "hierarchical" and len(by_node) > 1 and max(map(len, by_node)) > 1:
+            inside = [
+                self._ring(part, size, self.links.ring_width(part), rounds, count) for part in by_node if len(part) > 1
+            ]
+            across = self.links.across(devices)
+            return max(inside) + self._ring([part[0] for part in by_node], size, across, rounds, count)
+        if self.mode == "dapple" and len(by_node) == 1:
+            return time(rounds * (k - 1) * size, k * self.links.ring_width(devices) * (k // 2))
+        return self._ring(devices, size, self.links.ring_width(devices), rounds, count)
+
+    def _by_node(self, devices: Sequence[int]) -> list[list[int]]:
+        found: dict[int, list[int]] = {}
+        for d in devices:
+            found.setdefault(self.links.node(d), []).append(d)
+        return list(found.values())
+
+    def _by_entries(self, operation: str, size: int, devices: Sequence[int]) -> int | None:
+        """What was measured; None where it does not cover the devices."""
+        held = {len(part) for part in self._by_node(devices)}
+        if len(held) > 1 or self.links.ring_width(devices) == 0 or not self.is_alone(devices):
+            return None
+        found = {
+            name: curve(
+                [
+                    (each.size_bytes, each.time_ns)
+                    for each in self.measured
+                    if (each.operation, each.devices_per_node) == (name, *held)
+                    and each.nodes * each.devices_per_node == len(devices)
+                ],
+                size,
+            )
+            for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
+        }
+        if operation == "all_reduce" and found["all_reduce"] is None:
+            halves = found["reduce_scatter"], found["all_gather"]
+            return None if halves[0] is None or halves[1] is None else halves[0] + halves[1]
+        return found[operation]
+
+    def is_alone(self, devices: Sequence[int]) -> bool:
+        """Whether nobody shares the devices' links."""
+        return True
+
+    def _ring(self, devices: Sequence[int], size: int, width: int, rounds: int, count: int) -> int:
+        k = len(devices)
+        moving = time(rounds * (k - 1) * size, k * width)
+        return moving + count * rounds * (k - 1) * self._late(devices)
+
+    def _late(self, devices: Sequence[int]) -> int:
+        routes = [self.links.route(u, v) for u, v in self.links.ring(devices)]
+        return max(route[1] if route else 0 for route in routes)
+
+
+def curve(entries: list[tuple[int, int]], size: int) -> int | None:
+    """The time of some bytes by those that were measured; None without any."""
+    if not entries:
+        return None
+    entries = sorted(entries)
+    points = [(s, max(t for _s, t in entries[: i + 1])) for i, (s, _t) in enumerate(entries)]
+    if size <= points[0][0]:
+        return points[0][1]
+    grown = 0, 0
+    for (a, before), (b, after) in pairwise(points):
+        if size <= b:
+            return before + up((size - a) * (after - before), b - a)
+        grown = (after - before, b - a) if after > before else grown
+    last, most = points[-1]
+    slope = grown if grown[0] else (most, last)
+    return most + up((size - last) * slope[0], slope[1])
+
+
 class Costs:
     """Section 3 for one plan; ``long_run`` of a plan without a flush, whose micro-batches all have the same rows."""
 
@@ -96,6 +185,7 @@ class Costs:
         self.problem, self.long_run = problem, long_run
         self.overlap = problem.rules.overlap_all_reduce if overlap is None else overlap
         self.links = Links(problem.network)
+        self.collectives = Collectives(self.links, problem.rules.all_reduce, problem.collectives)
         self.M = allocation.num_micro_batches
         self.stages: list[Stage] = [stage for pipeline in allocation.pipelines for stage in pipeline.stages]
         self.pipeline = [p for p, pipeline in enumerate(allocation.pipelines) for _ in pipeline.stages]
@@ -313,25 +403,7 @@ class Costs:
 
     def all_reduce(self, size: int, devices: Sequence[int]) -> int:
         """The duration of an all-reduce."""
-        links, k, mode = self.links, len(devices), self.problem.rules.all_reduce
-        if k == 1 or size == 0:
-            return 0
-        by_node: dict[int, list[int]] = {}
-        for d in devices:
-            by_node.setdefault(links.node(d), []).append(d)
-        if mode == "hierarchical" and len(by_node) > 1 and max(map(len, by_node.values())) > 1:
-            inside = [self._ring(part, size, links.ring_width(part)) for part in by_node.values() if len(part) > 1]
-            return max(inside) + self._ring([part[0] for part in by_node.values()], size, links.across(devices))
-        if mode == "dapple" and len(by_node) == 1:
-            return time(2 * (k - 1) * size, k * links.ring_width(devices) * (k // 2))
-        return self._ring(devices, size, links.ring_width(devices))
-
-    def _ring(self, devices: Sequence[int], size: int, width: int) -> int:
-        k = len(devices)
-        routes = [self.links.route(u, v) for u, v in self.links.ring(devices)]
-        latency = max(route[1] if route else 0 for route in routes)
-        moving = time(2 * (k - 1) * size, k * width)
-        return moving + 2 * (k - 1) * latency
+        return self.collectives.time("all_reduce", size, devices)
 
     def ring_resources(self, devices: Sequence[int]) -> frozenset[Hashable]:
         """What an all-reduce occupies."""

@@ -11,7 +11,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from penstock.solvers.model.network import Cable, Inside, Network
-from penstock.solvers.model.problem import CodecSpeed, Device, Measured, MemoryRules, NetworkRules
+from penstock.solvers.model.problem import (
+    CodecSpeed,
+    Device,
+    Measured,
+    MeasuredCollective,
+    MemoryRules,
+    NetworkRules,
+)
 
 Json = dict[str, Any]
 
@@ -52,6 +59,7 @@ def read_request(request: Json) -> SimpleNamespace:
             *(network[name] for name in ("channel", "transfer", "all_reduce", "bucket_bytes", "overlap_all_reduce")),
         ),
         pipeline_run=None,
+        collectives=[MeasuredCollective(**each) for each in topology.get("collectives") or ()],
     )
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from drawn_tables import drawn_table
 from page_agreement import assert_same
 from page_documents import read_request
 from page_simulator import simulate_page
@@ -23,7 +24,7 @@ WIDTHS = (10**9, 5 * 10**8, 3 * 10**9)
 def random_request(rng: random.Random) -> PlanRequest:
     """Any profile of up to five layers on any topology of up to six devices."""
     while True:
-        request = {
+        request: dict[str, Any] = {
             "profile": _profile(rng),
             "topology": _topology(rng),
             "global_batch_size": rng.randint(1, 12),
@@ -46,6 +47,8 @@ def random_request(rng: random.Random) -> PlanRequest:
                 "overlap_all_reduce": rng.random() < 0.5,
             },
         }
+        if rng.random() < 0.4:
+            request["topology"]["collectives"] = drawn_table(rng, 200, 300)
         try:
             parsed = PlanRequest.parse(request)
             to_problem(parsed)
@@ -172,7 +175,8 @@ def test_documents_of_every_kind_are_met() -> None:
             "scaled kind": any(each["kind"] == "fast" for node in nodes for each in node["devices"]),
             "16 bits": profile["parameter_dtype"] == "bf16",
             "ties": profile["shared_parameters"],
+            "measured collectives": topology["collectives"],
         }
         met.update(name for name, there in found.items() if there)
-    assert len(met) == 7
+    assert len(met) == 8
     assert min(met.values()) > 6

@@ -24,6 +24,7 @@ def measured_network(
 ) -> dict[str, Any] | None:
     """Switches and links, or the matrix, of the first topology that has all of these hosts; None without one.
 
+    With them come the collectives that were measured, if any.
     ``joined``: what hosts are called whose name is another one in some source.
     """
     for facts in sources:
@@ -35,7 +36,9 @@ def measured_network(
             continue
         is_measured = topology.links_from == "measured"
         notes.assume(f"links are as {facts.source} has them{', measured' if is_measured else ''}")
-        from_probe = {"links_from": "measured"} if is_measured else {}
+        from_probe: dict[str, Any] = {"links_from": "measured"} if is_measured else {}
+        if topology.collectives is not None:
+            from_probe["collectives"] = topology.collectives
         if topology.matrix is not None:
             devices = [device.id for host in hosts for device in nodes[host].devices]
             return {"matrix": topology.matrix.of(devices), **from_probe}

@@ -1,0 +1,66 @@
+"""What an all-reduce takes, for ``verify``: a reading of its own of what was measured, else what a ring takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import lru_cache
+from itertools import pairwise
+from math import ceil
+
+from penstock.solvers.costs.collectives import group_of
+from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.model.degrees import Operation
+from penstock.solvers.model.problem import Problem
+
+
+def reduction_ns(problem: Problem, size_bytes: int, devices: Sequence[int]) -> int:
+    """Return the time of an all-reduce among the devices."""
+    if len(devices) == 1 or size_bytes == 0:
+        return 0
+    if problem.collectives and (per_node := _devices_per_node(problem, tuple(devices))):
+        options: tuple[tuple[Operation, ...], ...] = (("all_reduce",), ("reduce_scatter", "all_gather"))
+        for operations in options:
+            known = [_measured(problem, operation, per_node, len(devices)) for operation in operations]
+            if all(known):
+                return sum(_read(points, size_bytes) for points in known)
+    return group_of(problem, tuple(devices)).computed_ns("all_reduce", size_bytes)
+
+
+@lru_cache(maxsize=2**10)
+def _devices_per_node(problem: Problem, devices: tuple[int, ...]) -> int:
+    """Return the number in every node; 0 where it differs, or where groups share links that one would have alone."""
+    network = problem.network
+    nodes = [network.node_of[device] for device in devices]
+    held = {nodes.count(node) for node in nodes}
+    width = network.ring_bandwidth(devices)
+    if problem.real is not None:
+        alone = [tuple(problem.cells[cell][lane] for cell in devices) for lane in range(len(problem.cells[devices[0]]))]
+        if width < min(problem.real.network.ring_bandwidth(gpus) for gpus in alone):
+            return 0
+    return held.pop() if len(held) == 1 and width else 0
+
+
+@lru_cache(maxsize=2**10)
+def _measured(problem: Problem, operation: Operation, per_node: int, devices: int) -> tuple[tuple[int, int], ...]:
+    """Return bytes and ns of what was measured in groups of that span, by bytes; more bytes never take less time."""
+    rows = [
+        row
+        for row in problem.collectives
+        if row.operation == operation and row.devices_per_node == per_node and row.nodes * per_node == devices
+    ]
+    sizes = sorted(row.size_bytes for row in rows)
+    return tuple((size, max(row.time_ns for row in rows if row.size_bytes <= size)) for size in sizes)
+
+
+def _read(points: Sequence[tuple[int, int]], size_bytes: int) -> int:
+    """Return the time on the straight line between two measurements, or on the one that ends with them."""
+    (first, least_ns), (last, most_ns) = points[0], points[-1]
+    if size_bytes <= first:
+        return least_ns
+    for (a, a_ns), (b, b_ns) in pairwise(points):
+        if a < size_bytes <= b:
+            return ceil(a_ns + Fraction((b_ns - a_ns) * (size_bytes - a), b - a))
+    slopes = [Fraction(y - x, b - a) for (a, x), (b, y) in pairwise(points) if y > x]
+    slope = slopes[-1] if slopes else Fraction(most_ns, last)
+    return min(NEVER_NS, ceil(most_ns + slope * (size_bytes - last)))
