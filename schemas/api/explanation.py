@@ -119,6 +119,38 @@ class LayoutComparison(Part):
     differences: tuple[DifferenceOut, ...]
 
 
+class Turn(Part):
+    """How wrong a stated number must be before the other plan takes less time; both keep their orders."""
+
+    number: Literal["collectives", "computation"] = Field(
+        description="the times of collectives among the GPUs of a cell, of both plans, or of computation at one choice"
+    )
+    choice: str | None = Field(description="whose number it is; null: that of both plans")
+    factor: Number | None = Field(
+        description="on these times, from which on the order turns; null: no factor from a hundredth to a hundred does"
+    )
+    sentence: str
+
+
+class WhyNot(Part):
+    """Another choice of degrees and sharding: the best plan found at it, and why it takes longer, or is none."""
+
+    asked: str = Field(description="as the question named it")
+    choice: str = Field(description="the best of the choices that it names, such as tensor 4, optimizer sharded")
+    planner: Name = Field(description="that looked for its plan")
+    sentence: str
+    time_ns: Nanoseconds | None = Field(
+        description="per global batch; null: no plan was found, and `sentence` says why"
+    )
+    ratio: Number | None = Field(description="of the plan's own time")
+    bound_ns: Nanoseconds = Field(description="no plan at this choice takes less")
+    shape: str = ""
+    differences: tuple[DifferenceOut, ...] = Field(
+        default=(), description="parts of the time, means over the cells in use; they add up to the times"
+    )
+    turns: tuple[Turn, ...] = ()
+
+
 class Explanation(Part):
     """What the judge can say of a plan beyond its numbers."""
 
@@ -134,3 +166,4 @@ class Explanation(Part):
     sensitivities: tuple[SensitivityOut, ...]
     what_ifs: tuple[WhatIf, ...] = ()
     layout: LayoutComparison | None = None
+    why_not: tuple[WhyNot, ...] = ()

@@ -11,6 +11,7 @@ from penstock.schemas.document import Document, Part
 from penstock.schemas.errors import Fault, PenstockError
 from penstock.schemas.plan import Certificate, Plan, PlanFile
 from penstock.schemas.quantities import ContentHash, Count, Flag, Name, Nanoseconds, Number, PositiveCount
+from penstock.schemas.transformers.degrees import Degrees, Sharding
 
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 ResultStatus = Literal["optimal", "feasible", "infeasible", "none_found", "time_limit"]
@@ -115,7 +116,7 @@ class JobEvent(Part):
 class PlanComparison(Part):
     """One row of ``compare``; ``unsupported``: the planner cannot take the request, and ``why`` says what it can."""
 
-    planner: Name
+    planner: Name = Field(description="or yours: a layout that was given")
     schedule: str | None
     update_rule: str | None
     status: ResultStatus | Literal["unsupported"]
@@ -126,6 +127,10 @@ class PlanComparison(Part):
     speedup_vs_one_device: Number | None
     seconds: Number
     why: str = ""
+    degrees: Degrees | None = Field(default=None, description="of the plan; null where they are not in question")
+    sharding: Sharding | None = None
+    stages: Count | None = Field(default=None, description="groups of devices that hold stages, one after the other")
+    layout: str | None = Field(default=None, description="a given layout as trainers call it: TP8 PP4 DP2")
 
 
 class Recover(Part):

@@ -8,9 +8,11 @@ from pydantic import Field, model_validator
 
 from penstock.schemas.api.jobs import JobState, ResultStatus
 from penstock.schemas.document import Document, Part, refuse_doubles
+from penstock.schemas.profile import ModelProfile
 from penstock.schemas.quantities import Bytes, ContentHash, Count, Flag, Name, Nanoseconds, Number, PositiveCount
 from penstock.schemas.request import PlanRequest, UpdateRule
 from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.transformers.degrees import Degrees, Sharding
 
 SweepState = Literal["running", "succeeded", "cancelled"]
 CaseState = JobState | Literal["unsupported", "deleted"]
@@ -24,6 +26,9 @@ class Axes(Part):
     planners: tuple[Name, ...] = ()
     schedules: tuple[Name, ...] = ()
     update_rules: tuple[UpdateRule, ...] = Field(default=(), description="one of them in each case")
+    profiles: tuple[ModelProfile | ContentHash, ...] | None = Field(
+        default=None, description="models, or one model at several sequence lengths"
+    )
 
     @model_validator(mode="after")
     def _unique(self) -> Self:
@@ -67,6 +72,11 @@ class SweepRow(Part):
         " less than 1 % is no difference",
     )
     seconds: Number | None = None
+    profile: Name | None = Field(default=None, description="the model's name")
+    sequence_length: PositiveCount | None = Field(default=None, description="tokens of a sample, where it is known")
+    degrees: Degrees | None = Field(default=None, description="of the plan; null where they are not in question")
+    sharding: Sharding | None = None
+    stages: Count | None = Field(default=None, description="groups of devices that hold stages, one after the other")
 
 
 class SweepOut(Part):

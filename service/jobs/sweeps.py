@@ -98,7 +98,10 @@ class Sweeps(SweepTables):
         """Return the request with its documents inline, so that rows have names without a look-up per case."""
         store = self._stores.of(tenant)
         topologies = tuple(store.topology(one) if isinstance(one, str) else one for one in request.over.topologies)
-        over = request.over.model_copy(update={"topologies": topologies})
+        profiles = request.over.profiles
+        if profiles is not None:
+            profiles = tuple(store.profile(one) if isinstance(one, str) else one for one in profiles)
+        over = request.over.model_copy(update={"topologies": topologies, "profiles": profiles})
         return request.model_copy(update={"request": store.resolve(request.request), "over": over})
 
     def _ask(self, principal: Principal, case: Case, sweep_id: str) -> dict[str, Any]:

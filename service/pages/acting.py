@@ -9,7 +9,7 @@ from urllib.parse import parse_qs
 
 from fastapi import Request
 
-from penstock.planning.documents import with_open_degrees
+from penstock.planning.documents import with_open_degrees, with_quick_planner
 from penstock.report.drawing.figure import fetched_figure
 from penstock.schemas.amounts import exact
 from penstock.schemas.api.explanation import Explanation
@@ -87,8 +87,11 @@ def submit(sources: Sources, values: Values) -> Outcome:
 def submit_sweep(sources: Sources, values: Values) -> Outcome:
     """Ask for every combination: on to the table; or what is wrong."""
     try:
-        request = forms.request_of(sources, values)
-        sweep = sources.submit_sweep(SweepRequest(request=request, over=forms.axes_of(sources, values, request)))
+        request = with_open_degrees(forms.request_of(sources, values))
+        over = forms.axes_of(sources, values, request)
+        sweep = sources.submit_sweep(
+            SweepRequest(request=request if over.planners else with_quick_planner(request), over=over)
+        )
     except PenstockError as error:
         return _again(sources, values, error)
     return Outcome(f"/sweeps/{sweep.id}")
@@ -130,15 +133,20 @@ def whole_request(sources: Sources, plan_or_job: str) -> bytes:
     return sources.store.resolve(sources.request_of(plan_or_job)).canonical_json()
 
 
-def what_if(sources: Sources, plan_or_job: str, changes: Sequence[str]) -> dict[str, Any]:
-    """What changed requests would give. Raises NotFound and Conflict; what cannot be tried is said on the page."""
+def what_if(sources: Sources, plan_or_job: str, changes: Sequence[str], choices: Sequence[str]) -> dict[str, Any]:
+    """What changed requests and other degrees would give; the usual where none is named.
+
+    Raises NotFound and Conflict; what cannot be tried is said on the page.
+    """
     address = sources.plan_hash(plan_or_job)
     file = sources.store.plan_file(address)
     asked = [text for change in changes for text in change.split()]
+    others = [text for choice in choices for text in choice.split()]
+    usual = [] if asked or others else ["default"]
     found: Explanation | None = None
     error: PenstockError | None = None
     try:
-        found = sources.explanation(file, asked or ["default"])
+        found = sources.explanation(file, asked or usual, others or usual)
     except NotFound:
         raise
     except PenstockError as problem:
@@ -148,6 +156,7 @@ def what_if(sources: Sources, plan_or_job: str, changes: Sequence[str]) -> dict[
         "model": sources.asked(file.plan.request_hash).model,
         "cluster": sources.asked(file.plan.request_hash).cluster,
         "asked": " ".join(asked),
+        "others": " ".join(others),
         "found": found,
         "error": error,
         "changes": CHANGES,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.planning.sweep import Case, answered, with_front
-from penstock.report.words import duration
+from penstock.report.words import choice_words, duration
 from penstock.schemas.api.jobs import JobOut, ResultOut
 from penstock.schemas.api.sweep import SweepRow
 from penstock.service.db.tables import ACTIVE
@@ -32,6 +32,11 @@ class Row:
         row, model = self.row, f"{self.model}, " if self.several else ""
         schedule = "" if row.schedule == "auto" else f" with {row.schedule}"
         return f"{model}{row.planner}{schedule} on {row.topology}, batch {row.global_batch_size}"
+
+    @property
+    def choice(self) -> str:
+        """Its degrees and stages."""
+        return choice_words(self.row.degrees, self.row.sharding, self.row.stages)
 
     @property
     def found(self) -> str:
@@ -99,6 +104,8 @@ def _table(rows: list[Row]) -> dict[str, Any]:
             "batch": len({row.global_batch_size for row in plain}) > 1,
             "schedule": len({row.schedule for row in plain}) > 1,
             "rules": len({row.update_rules for row in plain}) > 1,
+            "tokens": len({row.sequence_length for row in plain}) > 1,
+            "degrees": any(row.degrees is not None for row in plain),
             "cost": any(row.cost_per_sample is not None for row in plain),
         },
     }

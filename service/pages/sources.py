@@ -120,8 +120,8 @@ class Sources:
         """Cancel the cases of a sweep that have not ended. Raises NotFound and Conflict."""
         self.service.sweeps.stop(self.tenant, sweep_id, "cancel")
 
-    def explanation(self, file: PlanFile, what_ifs: Sequence[str]) -> Explanation:
-        """A plan's explanation with what other requests would give, from a process of its own.
+    def explanation(self, file: PlanFile, what_ifs: Sequence[str], why_not: Sequence[str]) -> Explanation:
+        """A plan's explanation with what other requests and degrees would give, from a process of its own.
 
         Raises InvalidDocument and UnsupportedRequest for changes that make no sense.
         """
@@ -129,7 +129,7 @@ class Sources:
             "task": "explain",
             "entry": "penstock.planning.explain:explain",
             "file": file.model_dump(mode="json"),
-            "how": {"what_if": list(what_ifs), "planner": None, "max_plans": 20, "layout": None},
+            "how": {"what_if": list(what_ifs), "why_not": list(why_not)},
         }
         messages: list[dict[str, Any]] = []
         problem = run_task(self.service.forkserver, task, self.service.settings.max_solve_s, messages.append)

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.degrees.cell_network import cell_network
-from penstock.solvers.degrees.cells import cells_of
+from penstock.solvers.degrees.cells import Cells, cells_of
 from penstock.solvers.degrees.inner_times import InnerTimes
-from penstock.solvers.model.degrees import Choice, Degrees, Sharding, Variant
-from penstock.solvers.model.problem import Device, Measured, Pin, Problem, frozen
+from penstock.solvers.degrees.times import cell_times, variant_at
+from penstock.solvers.model.degrees import Choice, Degrees, Sharding
+from penstock.solvers.model.problem import Device, Pin, Problem, frozen
 
 PLANNED: tuple[Sharding, ...] = ("none", "optimizer")
 """What plans may share out; others are known by name."""
@@ -28,31 +27,26 @@ def contract(problem: Problem, choice: Choice) -> Problem:
     Times between measured sizes are interpolated, and above the largest proportional to it. Raises UnsupportedRequest
     where the profile does not know the degrees, the cluster has no such cells, or what is asked excludes them.
     """
-    refuse_unplanned(choice.sharding)
+    cells = planned_cells(problem, choice)
     memory = problem.memory
     if choice.sharding is not None:
         memory = replace(memory, shard_states=choice.sharding == "optimizer")
     if choice.degrees == Degrees():
         return replace(problem, choices=(choice,), choice=choice, memory=memory)
-    if problem.codec:
-        raise UnsupportedRequest(
-            "codec: auto goes with no degree of parallelism above 1", remedy="leave codec out, or ask for degrees of 1"
-        )
-    cells = cells_of(problem, choice.degrees)
-    variant = _variant(problem, choice.degrees)
-    inner = InnerTimes(problem, choice.degrees, cells)
+    variant = variant_at(problem, choice.degrees)
+    update_ns, measured = cell_times(problem, variant, InnerTimes(problem, choice.degrees, cells))
     cuts = variant.boundary_tensors
     network = cell_network(problem.network, cells)
     return replace(
         problem,
         parameter_bytes=variant.parameter_bytes,
         trainable_bytes=variant.trainable_bytes,
-        update_ns=_updates(problem, variant, inner),
+        update_ns=update_ns,
         forward_bytes=frozen(sum(size for _name, size, _back in cut) for cut in cuts),
         backward_bytes=frozen(sum(back for _name, _size, back in cut) for cut in cuts),
         boundary_tensors=cuts,
         shared_parameters=variant.shared_parameters,
-        measured={kind: _measured(problem, variant, inner, kind) for kind in problem.kind_source},
+        measured=measured,
         linear=False,
         kind_source={kind: (kind, 1.0) for kind in problem.kind_source},
         devices=tuple(_cell(problem, cell, node) for cell, node in zip(cells, network.node_of, strict=True)),
@@ -67,6 +61,22 @@ def contract(problem: Problem, choice: Choice) -> Problem:
     )
 
 
+def planned_cells(problem: Problem, choice: Choice) -> Cells:
+    """Return the cells of a choice that can be planned; those of degrees of 1 are the GPUs. Raises as ``contract``."""
+    refuse_unplanned(choice.sharding)
+    if choice.degrees == Degrees():
+        return tuple((gpu,) for gpu in range(problem.num_devices))
+    if problem.codec:
+        raise UnsupportedRequest(
+            "codec: auto goes with no degree of parallelism above 1", remedy="leave codec out, or ask for degrees of 1"
+        )
+    cells = cells_of(problem, choice.degrees)
+    variant_at(problem, choice.degrees)
+    for pin in problem.pins:
+        _pin(problem, pin, cells)
+    return cells
+
+
 def refuse_unplanned(sharding: Sharding | None) -> None:
     """Raise UnsupportedRequest for what replicas share out in ways that plans do not have."""
     if sharding in (None, *PLANNED):
@@ -76,44 +86,6 @@ def refuse_unplanned(sharding: Sharding | None) -> None:
     else:
         remedy = "optimizer; `penstock fits` says what the memory of the others is"
     raise UnsupportedRequest(f"plans do not have sharding {sharding}", remedy=remedy)
-
-
-def _updates(problem: Problem, variant: Variant, inner: InnerTimes) -> np.ndarray:
-    """Return the prefix sums of updates with the collectives of a step: what a cell's GPUs add up among themselves."""
-    known = variant.measured[next(iter(problem.kind_source.values()))[0]][0]
-    step = np.concatenate(([0], np.cumsum(inner.exposed_ns(known, "step"))))
-    return frozen(variant.update_ns + step)
-
-
-def _variant(problem: Problem, degrees: Degrees) -> Variant:
-    for variant in problem.variants:
-        if variant.degrees == degrees:
-            return variant
-    known = "; ".join(str(each.degrees) for each in problem.variants)
-    raise UnsupportedRequest(
-        f"the profile has no costs at {degrees}",
-        remedy=f"it has them at {known}" if known else "a profile with costs at these degrees",
-    )
-
-
-def _measured(problem: Problem, variant: Variant, inner: InnerTimes, kind: str) -> tuple[Measured, ...]:
-    """Return the times of a kind with those of collectives, which a faster kind does not shorten."""
-    source, speed = problem.kind_source[kind]
-    return tuple(
-        Measured(
-            rows=known.rows,
-            forward_ns=_faster(known.forward_ns, speed) + inner.exposed_ns(known, "forward", speed),
-            backward_ns=_faster(known.backward_ns, speed) + inner.exposed_ns(known, "backward", speed),
-            weight_ns=_faster(known.weight_ns, speed),
-            stash_bytes=known.stash_bytes,
-            workspace_bytes=known.workspace_bytes,
-        )
-        for known in variant.measured[source]
-    )
-
-
-def _faster(times_ns: np.ndarray, speed: float) -> np.ndarray:
-    return times_ns if speed == 1.0 else np.ceil(times_ns / speed).astype(np.int64)
 
 
 def _cell(problem: Problem, cell: Sequence[int], node: int) -> Device:

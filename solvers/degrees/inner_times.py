@@ -7,7 +7,9 @@ does not compete with transfers between stages. That is an assumption of every p
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,11 +18,25 @@ from penstock.solvers.model.degrees import CellMeasured, Collective, Degrees, Ov
 from penstock.solvers.model.problem import Problem
 
 
-class InnerTimes:
-    """Collectives over the groups inside cells; where groups differ, the slowest counts."""
+class Times(NamedTuple):
+    """How many times as long as stated computation takes, and collectives do, by the groups that they are over."""
 
-    def __init__(self, problem: Problem, degrees: Degrees, cells: Sequence[Sequence[int]]) -> None:
-        self._problem, self._degrees, self._cells = problem, degrees, cells
+    computation: Fraction = Fraction(1)
+    tensor: Fraction = Fraction(1)
+    context: Fraction = Fraction(1)
+    expert: Fraction = Fraction(1)
+
+
+STATED = Times()
+
+
+class InnerTimes:
+    """Collectives over the groups inside cells, ``times`` as long; where groups differ, the slowest counts."""
+
+    def __init__(
+        self, problem: Problem, degrees: Degrees, cells: Sequence[Sequence[int]], times: Times = STATED
+    ) -> None:
+        self._problem, self._degrees, self._cells, self._times = problem, degrees, cells, times
 
     @cached_property
     def _groups(self) -> dict[Over, tuple[Group, ...]]:
@@ -46,15 +62,24 @@ class InnerTimes:
 
         On a kind that is ``speed`` times as fast as the measured one, computation hides the less.
         """
-        each_layer = [[each for each in own if each.phase == phase] for own in measured.collectives]
-        return np.asarray([sum(self._exposed_ns(each, speed) for each in own) for own in each_layer], dtype=np.int64)
+        taken: dict[tuple[Collective, ...], int] = {}
+        for own in measured.collectives:
+            if own not in taken:
+                taken[own] = sum(self._exposed_ns(each, speed) for each in own if each.phase == phase)
+        return np.asarray([taken[own] for own in measured.collectives], dtype=np.int64)
 
     def _exposed_ns(self, collective: Collective, speed: float) -> int:
-        taken = max(
+        stated = max(
             (
                 group.time_ns(collective.operation, collective.bytes, collective.count)
                 for group in self._groups[collective.over]
             ),
             default=0,
         )
+        taken = int(scaled(stated, getattr(self._times, collective.over)))
         return max(0, taken - int(collective.hidden_ns / speed))
+
+
+def scaled(times_ns: Any, factor: Fraction) -> Any:
+    """Return a time, or an array of them, ``factor`` times as long, rounded up."""
+    return times_ns if factor == 1 else -(-times_ns * factor.numerator // factor.denominator)

@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
 from fractions import Fraction
+from typing import get_args
 
 from penstock.solvers.costs.stage import stage_costs
-from penstock.solvers.degrees.contract import contract
+from penstock.solvers.degrees.inner_times import STATED
+from penstock.solvers.degrees.times import with_times
 from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.degrees import Over
 from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.problem import Problem
+
+COLLECTIVES: tuple[Over, ...] = get_args(Over)
+"""The groups that collectives inside cells are over."""
 
 
 def exposed_share(problem: Problem, allocation: Allocation) -> Fraction:
     """Return the share of collectives in the time of all forwards and backwards; 0 at degrees of 1."""
-    if problem.real is None or problem.choice is None:
-        return Fraction(0)
     taken = _passes_ns(problem, allocation)
-    return Fraction(taken - _passes_ns(_without_collectives(problem, problem.real), allocation), max(1, taken))
+    return Fraction(taken - _passes_ns(without_collectives(problem, COLLECTIVES), allocation), max(1, taken))
 
 
-def _without_collectives(problem: Problem, gpus: Problem) -> Problem:
-    """Return the problem with computation alone."""
-    assert problem.choice is not None
-    variants = tuple(
-        replace(
-            variant,
-            measured={
-                kind: tuple(replace(each, collectives=((),) * problem.num_layers) for each in points)
-                for kind, points in variant.measured.items()
-            },
-        )
-        for variant in gpus.variants
-    )
-    return contract(replace(gpus, variants=variants), problem.choice)
+def without_collectives(problem: Problem, over: Iterable[Over]) -> Problem:
+    """Return the problem with collectives over these groups that take no time."""
+    if problem.real is None:
+        return problem
+    return with_times(problem, STATED._replace(**dict.fromkeys(over, Fraction(0))))
 
 
 def _passes_ns(problem: Problem, allocation: Allocation) -> int:

@@ -15,9 +15,11 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import Protocol
 
+from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.schedule_bound import request_bound
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.model.deadline import Deadline
@@ -28,9 +30,10 @@ from penstock.solvers.placement import regular
 from penstock.solvers.placement.families import Families
 from penstock.solvers.placement.limits import PlacementLimits
 from penstock.solvers.placement.site import Chosen, Site
+from penstock.solvers.solve import choices
 
 SMALL = 6_000
-"""Layers × devices × numbers of micro-batches up to which a job's planner is asked without any limit."""
+"""Layers × devices × numbers of micro-batches × choices of degrees up to which planners are asked without a limit."""
 EFFORT = 3_072
 """Total devices of the sets that get a regular plan in addition to the most compact ones."""
 ASKED = 2
@@ -62,7 +65,8 @@ class Option:
     """A set of ``number`` hosts that fragments a number of switches; no plan for it takes less than ``bound_ns``.
 
     ``least``: hosts that are kept, used or not. ``place``: rank among the sets of this many hosts, most compact first.
-    ``surpassed``: its regular plans would lose even with unlimited bandwidth.
+    ``cells``: the GPUs of each device of the result's plan, where degrees are a choice. ``surpassed``: its regular
+    plans would lose even with unlimited bandwidth.
     """
 
     number: int
@@ -72,6 +76,7 @@ class Option:
     least: int = 1
     place: int = 0
     result: Result | None = None
+    cells: tuple[tuple[int, ...], ...] = ()
     asked: bool = False
     surpassed: bool = False
 
@@ -96,7 +101,7 @@ class Option:
         if self.best is None:
             return self.chosen
         ends = list(accumulate(count for _host, count in self.chosen))
-        hosts = {bisect_right(ends, device) for device in self.best.timeline.uses}
+        hosts = {bisect_right(ends, gpu) for device in self.best.timeline.uses for gpu in self.gpus(device)}
         spare = [number for number in range(len(self.chosen)) if number not in hosts]
         kept = hosts | set(spare[: max(0, self.least - len(hosts))])
         return tuple(each for number, each in enumerate(self.chosen) if number in kept)
@@ -106,11 +111,15 @@ class Option:
         """Return the number of devices taken on the hosts that the plan uses."""
         return sum(count for _host, count in self.used)
 
-    def take(self, result: Result) -> None:
+    def gpus(self, device: int) -> tuple[int, ...]:
+        """Return the GPUs of a device of the result's plan, or of its shortage."""
+        return self.cells[device] if self.cells else (device,)
+
+    def take(self, result: Result, cells: tuple[tuple[int, ...], ...] = ()) -> None:
         """Keep the better plan, and the higher of two bounds that hold for every such plan."""
         self.bound_ns = max(self.bound_ns, *(b.bound_ns for b in result.bounds if b.scope == REQUEST_SCOPE), 0)
         if self.best is None or (result.best is not None and result.best.value_ns <= self.best.value_ns):
-            self.result = result
+            self.result, self.cells = result, cells
 
 
 @dataclass
@@ -187,10 +196,11 @@ class Chooser:
         return list(added.values())
 
     def _bound_ns(self, chosen: Chosen) -> int:
-        """Return the bound on every plan; it depends only on the kinds of the devices."""
-        key = tuple(sorted(self.site.devices[device].kind for device in self.site.devices_of(chosen)))
+        """Return the bound on every plan; it depends only on the devices' kinds and the numbers on the hosts."""
+        kinds = tuple(sorted(self.site.devices[device].kind for device in self.site.devices_of(chosen)))
+        key = kinds, tuple(sorted(count for _host, count in chosen))
         if key not in self._bounds:
-            self._bounds[key] = request_bound(self.asker.problem(chosen)).bound_ns
+            self._bounds[key] = _bound_ns(self.asker.problem(chosen))
         return self._bounds[key]
 
     def _between(self, families: Families) -> None:
@@ -248,9 +258,9 @@ class Chooser:
         problem = self.asker.problem(option.chosen)
         if not self.asker.drawn:
             option.asked = True
-            self._take(option, self.asker.solve(problem, self._left_ns(SPARE)))
+            self._take(option, problem, partial(self.asker.solve, problem, self._left_ns(SPARE)))
             return
-        self._take(option, regular.plan(problem))
+        self._take(option, problem, partial(regular.plan, problem))
 
     def _longest_ns(self, devices: int) -> int:
         """Return the longest step time with which a plan on this many devices may win."""
@@ -269,11 +279,17 @@ class Chooser:
             if self.deadline.passed:
                 return "the time limit came first"
             option.asked = True
-            self._take(option, self.asker.solve(problem, self._left_ns(1)))
+            self._take(option, problem, partial(self.asker.solve, problem, self._left_ns(1)))
         return ""
 
-    def _take(self, option: Option, result: Result) -> None:
-        option.take(result)
+    def _take(self, option: Option, problem: Problem, solve: Callable[[], Result]) -> None:
+        try:
+            result = solve()
+        except UnsupportedRequest as refused:
+            if not problem.choices:
+                raise
+            result = Result(Status.INFEASIBLE, refused.detail)  # the set has no cells at any choice
+        option.take(result, choices.problem_of(problem, result).cells)
         keeps = option.best is not None and self.limits.keeps(option.best.value_ns)
         if keeps and (self.best is None or self._rank(option) < self._rank(self.best)):
             self.best = option
@@ -327,5 +343,15 @@ def _least_cost(limits: PlacementLimits, option: Option) -> int | None:
     return limits.cost(option.bound_ns, option.devices) if limits.keeps(option.bound_ns) else None
 
 
+def _bound_ns(problem: Problem) -> int:
+    """Return the bound on every plan; NEVER_NS where degrees are a choice, and devices fill the cells of none."""
+    if not problem.choices:
+        return request_bound(problem).bound_ns
+    try:
+        return choices.least_bound(problem).bound_ns
+    except UnsupportedRequest:
+        return NEVER_NS
+
+
 def _is_small(problem: Problem) -> bool:
-    return problem.num_layers * problem.num_devices * len(candidates(problem)) <= SMALL
+    return problem.num_layers * problem.num_devices * len(candidates(problem)) * max(1, len(problem.choices)) <= SMALL

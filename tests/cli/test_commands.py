@@ -29,6 +29,10 @@ KEYS = [
     "speedup_vs_one_device",
     "seconds",
     "why",
+    "degrees",
+    "sharding",
+    "stages",
+    "layout",
 ]
 
 

@@ -114,9 +114,16 @@ def plan_request(id: str, service: Access, who: Reader) -> Response:
 
 
 @router.get("/plans/{id}/what-if")
-async def what_if(request: Request, id: str, service: Access, who: Solver, change: Ids = []) -> Response:  # noqa: B006
-    """The effect of changes of the request: the usual ones, or those that are named."""
-    shown = await run_sync(acting.what_if, Sources.of(service, who), id, change, limiter=service.heavy)
+async def what_if(
+    request: Request,
+    id: str,
+    service: Access,
+    who: Solver,
+    change: Ids = [],  # noqa: B006
+    why_not: Ids = [],  # noqa: B006
+) -> Response:
+    """The effect of changes of the request, and of other degrees: the usual ones, or those that are named."""
+    shown = await run_sync(acting.what_if, Sources.of(service, who), id, change, why_not, limiter=service.heavy)
     return page(request, "what_if.html", **shown)
 
 

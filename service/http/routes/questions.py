@@ -79,14 +79,16 @@ async def compare(
     service: Access,
     planner: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006  (FastAPI reads it, nothing writes it)
     schedule: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
+    layout: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
 ) -> Response:
     """Run each planner with each of its schedules on the same request; `planner` and `schedule` restrict them.
 
-    A planner that cannot take the request has a row with status `unsupported`, whose `why` says what it can take.
+    Each `layout` of one's own (`tensor=8,pipeline=4,micro-batch=1`) has a row of planner `yours`. A planner that cannot
+    take the request has a row with status `unsupported`, whose `why` says what it can take.
     With `Accept: text/event-stream` each row is an event `row` as soon as it is found, and the last one is `end` or
     `problem`.
     """
-    task, limit_s = await run_sync(_comparison, service, caller.tenant, asked, planner, schedule)
+    task, limit_s = await run_sync(_comparison, service, caller.tenant, asked, planner, schedule, layout)
     if wants_events(request):
         return streamed(service, task, limit_s, "row")
     rows = await unless_gone(request.receive, lambda: messages_of(service, task, limit_s, "row"))
@@ -106,6 +108,7 @@ class How:
         devices: Texts = [],  # noqa: B006
         schedule: str | None = None,
         micro_batches: Annotated[int | None, Query(ge=1, le=MAX_WIRE_INTEGER)] = None,
+        why_not: Annotated[list[str], Query(max_length=16)] = [],  # noqa: B006
     ) -> None:
         layout = {
             "cuts": cut,
@@ -119,6 +122,7 @@ class How:
             "planner": planner,
             "max_plans": max_plans,
             "layout": layout if cut else None,
+            "why_not": why_not,
         }
 
 
@@ -135,7 +139,8 @@ async def explain(
     `what_if` names changes to try (`bandwidth=2`, `devices=+8`, …; `default` the usual ones), `planner` which one plans
     again for them. With `cut` (layers or their names, where stages begin) the answer compares a layout of one's own,
     whose `replicas` or `devices` (one entry a stage, names separated by commas), `schedule` and `micro_batches` may be
-    given.
+    given. `why_not` names other degrees and sharding to compare (`tensor=4`, `sharding=none`, both with a comma, `next`
+    for the next best degrees, `default` for these where there are any).
     """
     return await _explained(request, service, file, how)
 
@@ -205,7 +210,7 @@ async def _explained(request: Request, service: Service, file: PlanFile, how: Ho
 
 
 def _comparison(
-    service: Service, tenant: str, asked: PlanRequest, planners: list[str], schedules: list[str]
+    service: Service, tenant: str, asked: PlanRequest, planners: list[str], schedules: list[str], layouts: list[str]
 ) -> tuple[dict[str, Any], float]:
     """The task for a child, and its limit in seconds."""
     inline = service.stores.of(tenant).resolve(asked)
@@ -216,6 +221,7 @@ def _comparison(
         "request": inline.model_dump(mode="json"),
         "planners": planners,
         "schedules": schedules,
+        "layouts": layouts,
     }
     limit_ns, longest_s = inline.termination.time_limit_ns, service.settings.max_solve_s
     return task, longest_s if limit_ns is None else min(limit_ns / 1e9 + service.settings.solve_grace_s, longest_s)

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.report.bounds import bound_sentences
-from penstock.report.words import amount, duration, percent, ranges
+from penstock.report.words import amount, choice_words, duration, percent, ranges
 
 if TYPE_CHECKING:
     from penstock.planning.judge import Judgement
@@ -228,13 +228,15 @@ def show_comparison(screen: Screen, rows: Sequence[PlanComparison]) -> None:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
     taken = [row for row in rows if row.status != "unsupported"]
     several = {row.update_rule for row in taken} - {None, "synchronous"}
-    for head in ("planner", "schedule", *(["rule"] if several else []), "status"):
+    divided = any(row.degrees is not None for row in taken)
+    for head in ("planner", *(["degrees"] if divided else []), "schedule", *(["rule"] if several else []), "status"):
         table.add_column(head, no_wrap=head != "rule", min_width=10 if head == "rule" else None)
     for head in ("time", "speed-up", "gap", "memory", "took"):
         table.add_column(head, justify="right", no_wrap=True)
     for row in sorted(taken, key=lambda row: (row.iteration_ns is None, row.iteration_ns or 0)):
         table.add_row(
             row.planner,
+            *([choice_words(row.degrees, row.sharding, row.stages)] if divided else []),
             row.schedule or "–",
             *([(row.update_rule or "–").replace("_", " ")] if several else []),
             row.status,
@@ -248,3 +250,14 @@ def show_comparison(screen: Screen, rows: Sequence[PlanComparison]) -> None:
     for row in rows:
         if row.status == "unsupported":
             screen.say(f"left out {row.planner}: {row.why}")
+    _show_own_layouts(screen, taken)
+
+
+def _show_own_layouts(screen: Screen, rows: Sequence[PlanComparison]) -> None:
+    """Each layout that was given, and the best that a planner found."""
+    times = [row.iteration_ns for row in rows if row.layout is None and row.iteration_ns is not None]
+    best = f"; best {duration(min(times))}" if times else ""
+    for row in rows:
+        if row.layout is not None:
+            time = f"does not fit: {row.why}" if row.iteration_ns is None else duration(row.iteration_ns)
+            screen.say(f"yours: {row.layout}: {time}{best}")

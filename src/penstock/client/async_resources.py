@@ -136,10 +136,15 @@ class AsyncPlans:
         return await self._connection.document(Simulation, Send("POST", "/v1/plans:simulate", file))
 
     async def compare(
-        self, request: PlanRequest | Named, planners: Sequence[str] = (), schedules: Sequence[str] = ()
+        self,
+        request: PlanRequest | Named,
+        planners: Sequence[str] = (),
+        schedules: Sequence[str] = (),
+        *,
+        layouts: Sequence[str] = (),
     ) -> list[PlanComparison]:
-        """Run each planner with each of its schedules."""
-        params = {"planner": list(planners), "schedule": list(schedules)}
+        """Run each planner with each of its schedules; judge the ``layouts`` of one's own first."""
+        params = {"planner": list(planners), "schedule": list(schedules), "layout": list(layouts)}
         send = Send("POST", "/v1/plans:compare", request, params, patient=True)
         return await self._connection.document(list[PlanComparison], send)
 
@@ -155,9 +160,10 @@ class AsyncPlans:
         devices: Sequence[Sequence[str]] = (),
         schedule: str | None = None,
         micro_batches: int | None = None,
+        why_not: Sequence[str] = (),
     ) -> Explanation:
         """Explain what the time of a plan file or stored plan is made of and what would help; with ``cuts``, why not
-        that layout.
+        that layout; with ``why_not``, why not those degrees (``tensor=4``, ``sharding=none``, ``next``).
         """
         params = {
             "what_if": list(what_if),
@@ -168,6 +174,7 @@ class AsyncPlans:
             "devices": [",".join(names) for names in devices],
             "schedule": schedule,
             "micro_batches": micro_batches,
+            "why_not": list(why_not),
         }
         if isinstance(plan, str):
             path = f"/v1/plans/{await self._jobs.hash_of(plan)}:explain"

@@ -18,6 +18,8 @@ from penstock.solvers.degrees.contract import PLANNED, contract, refuse_unplanne
 from penstock.solvers.model.degrees import CellMeasured, Choice, Collective, Degrees, Sharding, Variant
 from penstock.solvers.model.problem import Problem, frozen, prefix
 
+WITH_DEGREES = "a profile with degrees: `penstock profile --example NAME --framework megatron`, or `--hf config.json`"
+"""What to do about a profile without."""
 UNDIVIDED = ((Choice(),), (Choice(sharding="none"),))
 """Choices of a request whose plans are those of one that says nothing of degrees and sharding."""
 
@@ -81,7 +83,7 @@ def _asked(request: PlanRequest, known: list[Degrees]) -> list[Degrees]:
 def _remedy(profile: ModelProfile, known: list[Degrees]) -> str:
     if len(known) > 1:
         return "it has them at " + "; ".join(map(str, known))
-    return "a profile with degrees: `penstock profile --example NAME --framework megatron`, or `--hf config.json`"
+    return WITH_DEGREES
 
 
 def choice_of(plan: Plan) -> Choice | None:

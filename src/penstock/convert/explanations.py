@@ -6,21 +6,25 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
+from penstock.schemas.amounts import three_digits
 from penstock.schemas.api import explanation as wire
 from penstock.schemas.program import KINDS
 from penstock.solvers.bounds.schedule_bound import schedule_bound
 from penstock.solvers.explanation.binding import Sensitivity
 from penstock.solvers.explanation.critical_path import CriticalPath, Step, critical_path
 from penstock.solvers.explanation.idle import Idle
-from penstock.solvers.explanation.layout import Compared
+from penstock.solvers.explanation.layout import Compared, Difference
 from penstock.solvers.explanation.run import Because
 from penstock.solvers.explanation.what_if import Row, headroom
+from penstock.solvers.explanation.why_not import MOST, Planned, Turn, differences, turns
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Candidate
 
 MAX_SEGMENTS = 500
 SHOWN_OPERATIONS = 6
+LEAST = 0.0005
+"""Parts of the time below this share are no reason."""
 
 BECAUSE: dict[Because, str] = {
     "start": "nothing comes before",
@@ -166,6 +170,51 @@ def _side(problem: Problem, plan: Candidate, bound_ns: int) -> wire.LayoutSide:
         all_reduces_ns=on_path["all-reduce"],
         bound_ns=bound_ns,
     )
+
+
+def to_why_not(asked: str, planner: str, theirs: Planned, ours: Planned, bound_ns: int) -> wire.WhyNot:
+    """Another choice's plan compared with ours."""
+    ratio = theirs.plan.value_ns / ours.plan.value_ns
+    parts = differences(theirs, ours)
+    return wire.WhyNot(
+        asked=asked,
+        choice=str(theirs.problem.choice),
+        planner=planner,
+        sentence=f"{theirs.problem.choice} {_pace(ratio, parts, ours.plan.value_ns)}",
+        time_ns=theirs.plan.value_ns,
+        ratio=ratio,
+        bound_ns=bound_ns,
+        shape=shape(theirs.plan),
+        differences=tuple(wire.DifferenceOut(name=d.name, theirs_ns=d.theirs_ns, ours_ns=d.ours_ns) for d in parts),
+        turns=tuple(_turn(each, theirs, ours) for each in turns(theirs, ours)),
+    )
+
+
+def _pace(ratio: float, parts: Sequence[Difference], whole_ns: int) -> str:
+    """How much longer or less it takes, and by which parts most."""
+    if ratio == 1:
+        return "takes exactly as long"
+    side = [part for part in parts if (part.more_ns > 0) == (ratio > 1) and abs(part.more_ns) > LEAST * whole_ns]
+    largest = sorted(side, key=lambda part: -abs(part.more_ns))[:2]
+    reasons = " and ".join(f"{100 * part.more_ns / whole_ns:+.1f} % {part.name}" for part in largest)
+    return f"takes {100 * abs(ratio - 1):.1f} % {'longer' if ratio > 1 else 'less'}" + (
+        f": {reasons}" if reasons else ""
+    )
+
+
+def _turn(turn: Turn, theirs: Planned, ours: Planned) -> wire.Turn:
+    quicker, slower = sorted((ours, theirs), key=lambda each: each.plan.value_ns)
+    winner = str(slower.problem.choice)
+    of = {"quicker": quicker, "slower": slower, "both": None}[turn.of]
+    choice = None if of is None else str(of.problem.choice)
+    named = f"the {turn.number} of {'both' if choice is None else choice}"
+    wins = "it wins" if choice == winner else f"{winner} wins"
+    if turn.factor is None:
+        sentence = f"no factor up to {MOST} on {named}, slower or quicker, is enough that {wins}"
+        return wire.Turn(number=turn.number, choice=choice, factor=None, sentence=sentence)
+    side, times = ("slower", turn.factor) if turn.factor > 1 else ("quicker", 1 / turn.factor)
+    sentence = f"{named} would have to be {three_digits(float(times))} × {side} than stated before {wins}"
+    return wire.Turn(number=turn.number, choice=choice, factor=float(turn.factor), sentence=sentence)
 
 
 class Gain(NamedTuple):

@@ -12,7 +12,7 @@ from penstock.importers.cluster.hostlist import fold
 from penstock.placing.asking import Job
 from penstock.placing.cluster import Cluster
 from penstock.placing.words import reasons, reasons_without
-from penstock.planning.documents import find_profile, find_topology
+from penstock.planning.documents import find_profile, find_topology, with_open_degrees
 from penstock.schemas.api.placement import (
     Placement,
     PlacementAnswer,
@@ -23,7 +23,7 @@ from penstock.schemas.api.placement import (
 )
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.profile import ModelProfile
-from penstock.schemas.request import PlanRequest
+from penstock.schemas.request import PlanRequest, Training
 from penstock.schemas.topology import ClusterTopology
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.model.deadline import Deadline
@@ -79,9 +79,12 @@ def place(
     time_limit_ns: int | None = None,
     **more: Any,
 ) -> Placement:
-    """Choose nodes and a plan for one job. ``more``: fields of PlacementJob (``nodes={"max": 8}``, ``budget=…``)."""
+    """Choose nodes and a plan for one job. ``more``: fields of PlacementJob (``nodes={"max": 8}``, ``budget=…``).
+
+    Left out, ``degrees`` and ``sharding`` are chosen, as ``penstock.plan`` does.
+    """
     job = {"name": name, "profile": find_profile(profile), "global_batch_size": global_batch_size, **more}
-    request = PlacementRequest.parse(
+    asked = PlacementRequest.parse(
         {
             "topology": find_topology(topology),
             "jobs": [job],
@@ -92,7 +95,17 @@ def place(
         },
         units=True,
     )
-    return answer(request).choices[0]
+    return answer(with_open_jobs(asked)).choices[0]
+
+
+def with_open_jobs(request: PlacementRequest) -> PlacementRequest:
+    """Return the request with jobs whose degrees are a choice, where plans of them may have some."""
+    jobs = []
+    for job in request.jobs:
+        fields = {name: getattr(job, name) for name in Training.model_fields}
+        open_to = with_open_degrees(PlanRequest(profile=job.profile, topology=request.topology, **fields))
+        jobs.append(job.model_copy(update={"degrees": open_to.degrees, "sharding": open_to.sharding}))
+    return request.model_copy(update={"jobs": tuple(jobs)})
 
 
 def _inline(request: PlacementRequest) -> ClusterTopology:

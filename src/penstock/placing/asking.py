@@ -19,7 +19,7 @@ from penstock.solvers.placement.choice import Option
 from penstock.solvers.placement.limits import PlacementLimits
 from penstock.solvers.placement.site import Chosen, Site
 from penstock.solvers.planners.catalogue import resolve
-from penstock.solvers.solve.driver import solve
+from penstock.solvers.solve import choices, driver
 
 
 class Job:
@@ -93,10 +93,15 @@ class Job:
         """Return that request as a frozen problem."""
         return to_problem(self.request(chosen))
 
+    def problem_of(self, option: Option) -> Problem:
+        """Return the problem of a set's plan: that request at the plan's choice of degrees."""
+        problem = self.problem(option.chosen)
+        return problem if option.result is None else choices.problem_of(problem, option.result)
+
     def solve(self, problem: Problem, left_ns: int | None) -> Result:
         """Solve with the job's own planner, within its limits and the time that is left of the placement's."""
         asked, own_ns = self.asked, self.asked.termination.time_limit_ns
-        return solve(
+        return (choices.solve if problem.choices else driver.solve)(
             problem,
             asked.planner,
             schedule=asked.schedule,
@@ -114,7 +119,7 @@ class Job:
         assert option.result is not None
         assert option.best is not None
         request = self.request(option.chosen)
-        plan = to_plan(to_problem(request), request, option.best, option.result.bounds)
+        plan = to_plan(self.problem_of(option), request, option.best, option.result.bounds)
         if option.used == option.chosen:
             return PlanFile(plan=plan, request=request)
         part = self.request(option.used)

@@ -47,6 +47,8 @@ def _chosen(job: Job, best: Option) -> str:
     speed = job.asked.global_batch_size / best.best.value_ns * 1e9
     held = [[stage.devices for stage in pipeline.stages] for pipeline in best.best.allocation.pipelines]
     stages = f"{len(held[0])} stages" if len(held) == 1 and len(held[0]) > 1 else shape(held)
+    choice = None if best.result is None else best.result.choice
+    stages += "" if choice is None else f" at {choice}"
     return (
         f"{_size(best)}: {duration(best.best.value_ns)} per global batch, {speed:,.1f} samples/s, {stages}, "
         f"by {best.best.planner}"
@@ -98,7 +100,7 @@ def _busiest_link(job: Job, best: Option) -> list[str]:
     """Describe the cable between nodes that is in use for most of a step."""
     plan = best.best
     assert plan is not None
-    problem = job.problem(best.chosen)
+    problem = job.problem_of(best)
     if problem.network.matrix_bytes_per_s is not None or len(best.used) == 1:
         return []
     times = StageTimes(problem, plan.allocation, plan.schedule)
@@ -159,6 +161,8 @@ def _nothing_affordable(job: Job, choice: Choice) -> str:
 def _memory(job: Job, choice: Choice) -> list[str]:
     """State how many bytes are missing on the set that comes nearest."""
     tried = [option for option in choice.options if option.result is not None and option.result.shortage is not None]
+    if not tried and choice.refuted:
+        return list(dict.fromkeys(option.result.why for option in choice.options if option.result is not None))
     if not tried:
         return [choice.cut_short or "the time limit was reached before any plan was found"]
     nearest = min(tried, key=lambda option: (_missing(option), option.devices))
@@ -175,7 +179,7 @@ def _memory(job: Job, choice: Choice) -> list[str]:
     )
     return [
         f"{said}: {most}, {layers_need(short.first_layer, short.last_layer)} "
-        f"{shortage(short.needed_bytes, short.available_bytes, f'device {names[short.device]!r}')}",
+        f"{shortage(short.needed_bytes, short.available_bytes, f'device {names[nearest.gpus(short.device)[0]]!r}')}",
         *([short.remedy] if short.remedy else []),
         *([doubt] if (doubt := doubtful_memory(max(each.memory_bytes for each in job.site.devices))) else []),
     ]

@@ -6,7 +6,11 @@ import time
 from collections.abc import Iterator, Sequence
 
 from penstock.convert import to_problem
+from penstock.convert.degrees import to_degrees
+from penstock.layouts.plain import Written, written_layout
 from penstock.planning.solve import solve_problem
+from penstock.report.words import duration
+from penstock.schemas.amounts import exact
 from penstock.schemas.api.jobs import PlanComparison
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.request import PlanRequest
@@ -16,21 +20,29 @@ from penstock.solvers.model.result import REQUEST_SCOPE, Result
 from penstock.solvers.planners.catalogue import PLANNERS, resolve
 from penstock.solvers.schedules.catalogue import SCHEDULES, schedule_row
 
+YOURS = "yours"
+"""The planner of a row whose layout was given."""
+
 
 def compare(
     request: PlanRequest,
     planners: Sequence[str] = (),
     schedules: Sequence[str] = (),
     workers: int | None = None,
+    layouts: Sequence[str] = (),
 ) -> Iterator[PlanComparison]:
     """Solve with each planner and each compatible schedule; yield one row at a time as they finish.
 
-    ``auto`` comes last, with all schedules at once, and so does ``exact``, which makes its own. A planner that rejects
-    the request has one row, which states why.
-    Raises UnsupportedRequest for an unknown name, and where no planner supports any of the schedules.
+    ``layouts`` of one's own come first, in words such as ``tensor=8,pipeline=4,micro-batch=1``
+    (``layouts.plain.written_layout``). ``auto`` comes last, with all schedules at once, and so does ``exact``, which
+    makes its own. A planner that rejects the request has one row, which states why.
+    Raises UnsupportedRequest for an unknown name, and where no planner supports any of the schedules; and as
+    ``written_layout``.
     """
     problem = to_problem(request)
     alone = one_device_ns(problem)
+    for text in layouts:
+        yield _own(written_layout(request, text), alone)
     rules = frozenset(request.update_rules)
     for planner, own in pairs(planners, schedules).items():
         fitting = [schedule for schedule in own if schedule == "auto" or SCHEDULES[schedule].supports & rules]
@@ -80,6 +92,31 @@ def _refused(planner: str, error: UnsupportedRequest) -> PlanComparison:
     )
 
 
+def _own(written: Written, alone_ns: int | None) -> PlanComparison:
+    """Return the row of a layout that was given; one that does not fit has a time only in words."""
+    plan, fits = written.layout.file.plan, written.layout.fits
+    assert plan.prediction is not None
+    time_ns = plan.prediction.time_per_global_batch_ns
+    lacks = f"a GPU lacks {exact(written.layout.missing_bytes)}; with enough memory it would take {duration(time_ns)}"
+    return PlanComparison(
+        planner=YOURS,
+        schedule=plan.schedule.name,
+        update_rule=plan.update_rule,
+        status="feasible" if fits else "infeasible",
+        iteration_ns=time_ns if fits else None,
+        peak_memory_bytes=plan.prediction.peak_memory_bytes,
+        bound_ns=None,
+        gap=None,
+        speedup_vs_one_device=alone_ns / time_ns if fits and alone_ns else None,
+        seconds=0.0,
+        why="" if fits else lacks,
+        layout=written.words,
+        degrees=plan.degrees,
+        sharding=plan.sharding,
+        stages=len({stage.devices for stage in plan.pipelines[0].stages}),
+    )
+
+
 def _row(
     problem: Problem, planner: str, schedule: str, result: Result, alone_ns: int | None, seconds: float
 ) -> PlanComparison:
@@ -97,6 +134,9 @@ def _row(
         speedup_vs_one_device=alone_ns / best.value_ns if best and alone_ns else None,
         seconds=round(seconds, 6),
         why=result.why,
+        degrees=to_degrees(result.choice.degrees) if best and result.choice else None,
+        sharding=result.choice.sharding if best and result.choice else None,
+        stages=len({stage.devices for stage in best.allocation.stages}) if best else None,
     )
 
 

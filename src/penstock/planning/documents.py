@@ -81,6 +81,17 @@ def with_open_degrees(request: PlanRequest) -> PlanRequest:
     return request.model_copy(update={"degrees": degrees, "sharding": request.sharding if settled else "auto"})
 
 
+def with_quick_planner(request: PlanRequest) -> PlanRequest:
+    """Return the request with planner ``even``, where degrees are open and else all planners would search them all.
+
+    For many requests at once: it takes a second or two for each, and its plans are seldom far from the best.
+    """
+    limits = request.termination
+    limited = limits.time_limit_ns is not None or limits.max_plans is not None or limits.gap > 0
+    chosen = request.planner != "auto" or request.schedule != "auto" or request.update_rules != ("synchronous",)
+    return request if request.degrees is None or limited or chosen else request.model_copy(update={"planner": "even"})
+
+
 def _are_one(degrees: object) -> bool:
     given = degrees if isinstance(degrees, tuple) else (degrees,)
     return all(each == Degrees() for each in given)

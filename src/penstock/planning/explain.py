@@ -7,16 +7,26 @@ from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock.convert.explanations import most_helpful, to_idle, to_layout, to_path, to_sensitivity, to_what_if
+from penstock.convert.degrees import choice_of
+from penstock.convert.explanations import (
+    most_helpful,
+    to_idle,
+    to_layout,
+    to_path,
+    to_sensitivity,
+    to_what_if,
+    to_why_not,
+)
 from penstock.planning.answer import Answer
 from penstock.planning.judge import Judgement, judge
+from penstock.planning.why_not import Found, other_choices
 from penstock.report.chrome_trace import chrome_events, compared_events, write_events
 from penstock.report.drawing.picture import Picture, picture_of_timeline, picture_of_trace
 from penstock.report.drawing.svg import svg_timeline
 from penstock.report.explained import marks
 from penstock.report.page import html_report
 from penstock.report.sentences import sentences
-from penstock.schemas.api.explanation import Explanation
+from penstock.schemas.api.explanation import Explanation, WhyNot
 from penstock.schemas.errors import Fault, InvalidDocument, InvalidPlan
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.trace import Trace
@@ -28,11 +38,13 @@ from penstock.solvers.explanation.idle import idle_pieces, idle_split
 from penstock.solvers.explanation.layout import Layout, compare_layout
 from penstock.solvers.explanation.run import Run
 from penstock.solvers.explanation.what_if import Replan, lacks, what_if
+from penstock.solvers.explanation.why_not import Planned
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Candidate
 from penstock.solvers.solve.driver import replanned_by
 
 MAX_WHAT_IFS = 64
+MAX_WHY_NOTS = 16
 MAX_PLANS = 20
 DEFAULT = "default"
 """Represents the usual table among what-ifs."""
@@ -53,6 +65,7 @@ def explain(
     planner: str | None = None,
     max_plans: int = MAX_PLANS,
     layout: Layout | Mapping[str, Any] | None = None,
+    why_not: Sequence[str] = (),
     on_progress: Callable[[str], None] = lambda _words: None,
 ) -> Explanation:
     """Explain a plan file, by value or by its path. Raises InvalidPlan where it cannot be simulated.
@@ -60,13 +73,36 @@ def explain(
     ``what_if``: changes to try, such as ``bandwidth=2``, ``devices=+8``, ``recompute=here``; ``default``: the
     usual ones. ``planner``: plan again for every change, with at most ``max_plans`` plans; else ``relax`` does so where
     the plan itself cannot tell, if it has a flush. ``layout``: cuts of one's own, or the fields of a
-    ``Layout``, to be judged in addition to the plan.
+    ``Layout``, to be judged in addition to the plan. ``why_not``: other choices of degrees and sharding, each the best
+    of those that it names: ``tensor=4``, ``sharding=none``, ``tensor=4,sharding=none``; ``next``: the next best one,
+    ``default``: that where there is one.
+    Their plans are of ``planner``, by default ``even``.
     """
     _check(what_if, max_plans)
+    _check_number(why_not, MAX_WHY_NOTS, "choices")
     file = plan.file if isinstance(plan, Answer) else plan if isinstance(plan, PlanFile) else PlanFile.read(plan)
     found = judged(file)
     given = layout_of(layout) if isinstance(layout, Mapping) else layout
-    return explanation(file, found, what_if, planner, max_plans, given, on_progress)
+    others = list(other_choices(file.request, choice_of(file.plan), why_not, planner, max_plans))
+    explained = explanation(file, found, what_if, planner, max_plans, given, on_progress)
+    ours = Planned(found.problem, found.plan)
+    compared = (_why_not(text, other, ours, on_progress) for text, other in others)
+    return explained.model_copy(update={"why_not": tuple(compared)})
+
+
+def _why_not(asked: str, other: Found, ours: Planned, on_progress: Callable[[str], None]) -> WhyNot:
+    on_progress(f"why not {other.choice}")
+    if (theirs := other.planned) is not None:
+        return to_why_not(asked, other.planner, theirs, ours, other.bound_ns)
+    return WhyNot(
+        asked=asked,
+        choice=str(other.choice),
+        planner=other.planner,
+        sentence=f"no plan was found at {other.choice}: {other.result.why}",
+        time_ns=None,
+        ratio=None,
+        bound_ns=other.bound_ns,
+    )
 
 
 def layout_of(fields: Mapping[str, Any]) -> Layout:
@@ -206,9 +242,13 @@ def _replan(plan: Candidate, planner: str | None, max_plans: int) -> Replan | No
 
 
 def _check(asked: Sequence[str], max_plans: int) -> None:
-    if len(asked) > MAX_WHAT_IFS:
-        raise InvalidDocument(
-            f"{len(asked)} changes exceed the limit of {MAX_WHAT_IFS}", remedy="split them over several requests"
-        )
+    _check_number(asked, MAX_WHAT_IFS, "changes")
     if not 1 <= max_plans <= 10_000:
         raise InvalidDocument(f"max_plans {max_plans} is not between 1 and 10000")
+
+
+def _check_number(asked: Sequence[str], most: int, what: str) -> None:
+    if len(asked) > most:
+        raise InvalidDocument(
+            f"{len(asked)} {what} exceed the limit of {most}", remedy="split them over several requests"
+        )

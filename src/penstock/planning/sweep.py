@@ -20,6 +20,7 @@ from penstock.schemas.api.jobs import ProblemDetails, ResultOut
 from penstock.schemas.api.sweep import SweepRequest, SweepRow
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.plan import Plan
+from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
 from penstock.solvers.model.result import REQUEST_SCOPE
@@ -39,13 +40,16 @@ class Case:
 
     def row(self, **found: Any) -> SweepRow:
         """Return the case's row of the table, with the given fields of its answer."""
-        asked, topology = self.request, self.request.topology
+        asked, topology, profile = self.request, self.request.topology, self.request.profile
+        shape = profile.shape if isinstance(profile, ModelProfile) else None
         return SweepRow(
             topology=topology.name if isinstance(topology, ClusterTopology) else topology,
             global_batch_size=asked.global_batch_size,
             planner=asked.planner,
             schedule=asked.schedule,
             update_rules=asked.update_rules,
+            profile=profile.name if isinstance(profile, ModelProfile) else None,
+            sequence_length=None if shape is None else shape.sequence_length,
             **found,
         )
 
@@ -57,6 +61,7 @@ def cases(sweep: SweepRequest, max_cases: int = MAX_CASES) -> list[Case]:
     """
     asked, over = sweep.request, sweep.over
     axes: dict[str, Sequence[Any]] = {
+        "profile": over.profiles or (),
         "topology": over.topologies,
         "global_batch_size": over.global_batch_sizes,
         "planner": over.planners,
@@ -121,14 +126,23 @@ def _figures_of(plan: Plan) -> dict[str, Any]:
         "peak_memory_bytes": plan.prediction.peak_memory_bytes,
         "devices": len({device for stage in stages for device in stage.devices}),
         "cost_per_sample": plan.prediction.cost_per_sample,
+        "degrees": plan.degrees,
+        "sharding": plan.sharding,
+        "stages": len({stage.devices for stage in stages}),
     }
 
 
 def with_front(rows: Sequence[SweepRow]) -> tuple[SweepRow, ...]:
-    """Return the rows, those on the Pareto front marked. Costs count when every plan has one.
+    """Return the rows, those on the Pareto front of their sequence length marked. Costs count when every plan has one.
 
     Differences below ALIKE, devices apart, put no row on the front, unless all else is equally good.
     """
+    lengths = dict.fromkeys(row.sequence_length for row in rows)
+    if len(lengths) > 1:
+        own = {each: [number for number, row in enumerate(rows) if row.sequence_length == each] for each in lengths}
+        fronts = {each: with_front([rows[number] for number in numbers]) for each, numbers in own.items()}
+        found = {number: row for each in lengths for number, row in zip(own[each], fronts[each], strict=True)}
+        return tuple(found[number] for number in range(len(rows)))
     planned = [number for number, row in enumerate(rows) if row.samples_per_s is not None]
     priced = all(rows[number].cost_per_sample is not None for number in planned)
     points = [_point(rows[number], priced) for number in planned]

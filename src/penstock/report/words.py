@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from penstock.schemas.amounts import amount, three_digits
 
-__all__ = ["amount", "duration", "percent", "ranges"]
+if TYPE_CHECKING:
+    from penstock.schemas.transformers.degrees import Degrees, Sharding
+
+__all__ = ["amount", "choice_words", "duration", "percent", "ranges"]
 
 
 def duration(nanoseconds: float) -> str:
@@ -27,3 +32,14 @@ def ranges(numbers: tuple[int, int]) -> str:
     """Format a range: ``3–7``, or ``3`` where both ends are equal."""
     first, last = numbers
     return str(first) if first == last else f"{first}–{last}"
+
+
+def choice_words(degrees: Degrees | None, sharding: Sharding | None, stages: int | None) -> str:
+    """Format what a plan chose: ``TP 8 × 4 stages, sharded``; a dash where there is no plan."""
+    if stages is None:
+        return "–"
+    names = {"tensor": "TP", "context": "CP", "expert": "EP", "expert_tensor": "ETP"}
+    above = () if degrees is None else degrees.model_dump().items()
+    said = [f"{names[name]} {value}" for name, value in above if value > 1]
+    shared = "" if sharding in (None, "none") else ", sharded"
+    return " × ".join([*said, f"{stages} stage{'s' if stages > 1 else ''}"]) + shared

@@ -96,7 +96,7 @@ class Steps:
 def _compare(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> None:
     request = PlanRequest.model_validate(task["request"])
     row: PlanComparison
-    for row in entry(request, task["planners"], task["schedules"]):
+    for row in entry(request, task["planners"], task["schedules"], layouts=task["layouts"]):
         send({"kind": "row", "row": row.model_dump(mode="json")})
     send({"kind": "result", "result": None})
 

@@ -13,6 +13,7 @@ from penstock.cli.documents import STANDARD, TAKEN_BY, read_document, read_raw
 from penstock.schemas.errors import WrongDocument
 
 if TYPE_CHECKING:
+    from penstock.schemas.profile import ModelProfile
     from penstock.schemas.request import PlanRequest
 
 SOURCES = (("profile", "example", "hf"), ("topology", "cluster"))
@@ -125,22 +126,32 @@ def _option(text: str) -> tuple[str, Any]:
     return name, parsed if isinstance(parsed, bool | int | float | str) else value
 
 
-def _documents(options: Mapping[str, Any]) -> dict[str, Any]:
+def profile_of_options(options: Mapping[str, Any]) -> ModelProfile | None:
+    """The profile that options name, by file, by a configuration or by name; None where they name none."""
     from penstock.examples import catalogue
     from penstock.planning.documents import computed_profile, find_profile, find_shape
-    from penstock.schemas.profile import ModelProfile, PipelineProfile
-    from penstock.schemas.topology import ClusterTopology
+    from penstock.schemas.profile import ModelProfile
 
-    found: dict[str, Any] = {}
     framework, length = options.get("framework"), options.get("sequence_length")
     if options["profile"] is not None:
         given = read_document(ModelProfile, options["profile"])
-        found["profile"] = find_profile(given, framework=framework, sequence_length=length)
-    elif options.get("hf") is not None:
-        found["profile"] = computed_profile(find_shape(options["hf"], length), framework)
-    elif options["example"] is not None:
+        return find_profile(given, framework=framework, sequence_length=length)
+    if options.get("hf") is not None:
+        return computed_profile(find_shape(options["hf"], length), framework)
+    if options["example"] is not None:
         shipped = catalogue.profile(options["example"]).name
-        found["profile"] = find_profile(shipped, framework=framework, sequence_length=length)
+        return find_profile(shipped, framework=framework, sequence_length=length)
+    return None
+
+
+def _documents(options: Mapping[str, Any]) -> dict[str, Any]:
+    from penstock.examples import catalogue
+    from penstock.schemas.profile import PipelineProfile
+    from penstock.schemas.topology import ClusterTopology
+
+    found: dict[str, Any] = {}
+    if (profile := profile_of_options(options)) is not None:
+        found["profile"] = profile
     if options.get("pipeline_profile") is not None:
         found["pipeline_profile"] = read_document(PipelineProfile, options["pipeline_profile"])
     if options["topology"] is not None:

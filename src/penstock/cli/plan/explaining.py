@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -19,45 +19,41 @@ if TYPE_CHECKING:
     from penstock.schemas.plan import PlanFile
 
 USUAL = "default"
-"""The name of the usual table of what-ifs, here and in the service."""
+"""The name of the usual table of what-ifs, and of the usual comparison, here and in the service."""
 MAX_SEGMENTS = 16
 MAX_IDLE = 16
 
 
-def explained_here(
-    file: PlanFile,
-    what_if: Sequence[str],
-    planner: str | None,
-    max_plans: int,
-    layout: dict[str, Any] | None,
-    on_progress: Callable[[str], None],
-) -> wire.Explanation:
-    """By this machine; ``layout`` as ``layout_fields`` gives it."""
+class Asked(NamedTuple):
+    """What is to be explained; ``layout`` as ``layout_fields`` gives it."""
+
+    what_if: Sequence[str]
+    why_not: Sequence[str]
+    planner: str | None
+    max_plans: int
+    layout: dict[str, Any] | None
+
+
+def explained_here(file: PlanFile, asked: Asked, on_progress: Callable[[str], None]) -> wire.Explanation:
+    """By this machine."""
     from penstock.planning.explain import explain
     from penstock.solvers.explanation.layout import Layout
 
-    asked = None if layout is None else Layout(**layout)
-    return explain(file, what_if=what_if, planner=planner, max_plans=max_plans, layout=asked, on_progress=on_progress)
+    layout = None if asked.layout is None else Layout(**asked.layout)
+    return explain(file, **{**asked._asdict(), "layout": layout}, on_progress=on_progress)
 
 
-def explained_there(
-    server: str,
-    plan: str,
-    what_if: Sequence[str],
-    planner: str | None,
-    max_plans: int,
-    layout: dict[str, Any] | None,
-) -> wire.Explanation:
+def explained_there(server: str, plan: str, asked: Asked) -> wire.Explanation:
     """The same by a service; ``plan``: a file, or the hash or job of one that it keeps."""
     from penstock.cli.service.remote import connect, is_file, plan_there
 
-    given = dict(layout or {})
-    count = given.pop("num_micro_batches", None)
+    options = asked._asdict()
+    layout = options.pop("layout") or {}
+    count = layout.get("num_micro_batches")
+    given = {name: value for name, value in layout.items() if name != "num_micro_batches"}
     with connect(server) as client:
-        asked = plan_there(client, plan) if is_file(plan) else plan
-        return client.plans.explain(
-            asked, what_if=what_if, planner=planner, max_plans=max_plans, micro_batches=count, **given
-        )
+        kept = plan_there(client, plan) if is_file(plan) else plan
+        return client.plans.explain(kept, **options, micro_batches=count, **given)
 
 
 def layout_fields(
@@ -89,13 +85,22 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def show_explanation(screen: Screen, found: wire.Explanation) -> None:
-    """Print the whole explanation, the sentences first; where another layout was given, only the comparison."""
+def show_explanation(screen: Screen, found: wire.Explanation, *, whole: bool) -> None:
+    """Print the explanation, or, where it is not asked for as a ``whole``, the comparisons and the what-ifs."""
     if found.layout is not None:
         _show_layout(screen, found.layout)
-        if found.what_ifs:
-            _show_what_ifs(screen, found.what_ifs)
-        return
+    if whole:
+        _show_plan(screen, found)
+    for other in found.why_not:
+        _show_why_not(screen, other)
+    if found.what_ifs:
+        if whole:
+            screen.say("what if")
+        _show_what_ifs(screen, found.what_ifs)
+
+
+def _show_plan(screen: Screen, found: wire.Explanation) -> None:
+    """Print what is to be said of the plan itself, the sentences first."""
     for sentence in found.sentences:
         screen.say(sentence)
     screen.say()
@@ -107,9 +112,6 @@ def show_explanation(screen: Screen, found: wire.Explanation) -> None:
     if found.sensitivities:
         screen.say("effect of single changes")
         screen.table(_sensitivities(found.sensitivities))
-    if found.what_ifs:
-        screen.say("what if")
-        _show_what_ifs(screen, found.what_ifs)
 
 
 def _table(*heads: tuple[str, bool]) -> Table:
@@ -199,3 +201,21 @@ def _show_layout(screen: Screen, layout: wire.LayoutComparison) -> None:
     screen.table(table)
     screen.say(f"theirs  {theirs.stages}")
     screen.say(f"ours    {ours.stages}")
+
+
+def _show_why_not(screen: Screen, other: wire.WhyNot) -> None:
+    """Another choice: its time and ours by parts, and how wrong a number must be before it wins."""
+    screen.say(f"why not {other.choice if other.asked == 'next' else other.asked}?")
+    screen.say(f"{other.sentence[:1].upper()}{other.sentence[1:]}.")
+    if other.time_ns is None:
+        return
+    table = _table(("", False), ("theirs", True), ("ours", True))
+    table.add_row("time", duration(other.time_ns), duration(sum(each.ours_ns for each in other.differences)))
+    for each in other.differences:
+        table.add_row(each.name, duration(each.theirs_ns), duration(each.ours_ns))
+    table.add_row("no plan at this choice takes less than", duration(other.bound_ns), "")
+    screen.table(table)
+    for turn in other.turns:
+        screen.say(f"{turn.sentence[:1].upper()}{turn.sentence[1:]}.")
+    screen.say(f"theirs  {other.shape}, the best that planner {other.planner} found")
+    screen.say()

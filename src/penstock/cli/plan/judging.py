@@ -150,11 +150,22 @@ def explain(
             rich_help_panel=WHAT_IF,
         ),
     ] = None,
+    why_not: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--why-not",
+            metavar="CHOICE",
+            help="Degrees or sharding to compare with the plan's: tensor=4, sharding=none, tensor=4,sharding=none, or "
+            "next, the next best ones; 'none' no comparison (default: next, unless something else is asked). "
+            "Repeatable.",
+            rich_help_panel=WHAT_IF,
+        ),
+    ] = None,
     planner: Annotated[
         str | None,
         typer.Option(
-            help="Planner that plans again for every change, such as dapple (default: auto, and only where the plan "
-            "itself does not show the effect).",
+            help="Planner that plans again for every change, and for --why-not, such as dapple (default: a quick one, "
+            "and only where the plan itself does not show the effect).",
             rich_help_panel=WHAT_IF,
         ),
     ] = None,
@@ -167,27 +178,47 @@ def explain(
 ) -> None:
     """Show what a plan's time consists of, what limits it, what would help, and how another layout compares.
 
+    With --cuts or --why-not only that comparison is shown, and what --what-if
+    asks for.
+
     Example: penstock explain plan.json --what-if bandwidth=2 --cuts 12,24,36
     """
-    from penstock.cli.plan.explaining import USUAL, explained_here, explained_there, layout_fields, show_explanation
+    from penstock.cli.plan.explaining import (
+        USUAL,
+        Asked,
+        explained_here,
+        explained_there,
+        layout_fields,
+        show_explanation,
+    )
     from penstock.cli.show import Screen
 
     screen = Screen.of(quiet=as_json)
     other = layout_fields(layout.cuts, layout.replicas, layout.devices, layout.schedule, layout.micro_batches)
-    asked = [text for text in what_if or [USUAL if other is None else "none"] if text != "none"]
+    compares = other is not None or bool(why_not)
+    asked = Asked(
+        what_if=_without_none(what_if or ["none" if compares else USUAL]),
+        why_not=_without_none(why_not or ["none" if compares or what_if else USUAL]),
+        planner=planner,
+        max_plans=max_plans,
+        layout=other,
+    )
     try:
         if server is None:
-            file = read_plan(plan)
-            found = explained_here(file, asked, planner, max_plans, other, screen.progress)
+            found = explained_here(read_plan(plan), asked, screen.progress)
         else:
             screen.progress(f"{server} explains")
-            found = explained_there(server, plan, asked, planner, max_plans, other)
+            found = explained_there(server, plan, asked)
     finally:
         screen.done()
     if as_json:
         print_json(found)
-    show_explanation(screen, found)
+    show_explanation(screen, found, whole=not compares)
     _say(found.faults)
+
+
+def _without_none(asked: list[str]) -> list[str]:
+    return [text for text in asked if text != "none"]
 
 
 def report(

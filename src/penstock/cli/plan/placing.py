@@ -18,6 +18,7 @@ from penstock.cli.options import (
     MODEL,
     OUTPUT,
     AsJson,
+    Degrees,
     Limits,
     Output,
     Planner,
@@ -142,6 +143,7 @@ def place(
     schedule: Schedule = None,
     set_option: Settings = None,
     training: Training,
+    degrees: Degrees,
     limits: LimitsOfAll,
     seed: Seed = None,
     output: Output = None,
@@ -165,7 +167,7 @@ def place(
     """
     refuse_unwritable(output)
     single = {"planner": planner, "schedule": schedule, "set_option": set_option, "seed": seed}
-    asked = _request(request, given(question, nodes, goal, training, limits, **single))
+    asked = _request(request, given(question, nodes, goal, training, degrees, limits, **single))
     if output is not None and len(asked.jobs) > 1:
         raise typer.BadParameter(f"-o takes one plan, and the request has {len(asked.jobs)} jobs; use --json")
     from penstock.cli.show import Screen
@@ -223,7 +225,7 @@ def _request(request: str | None, options: Mapping[str, Any]) -> PlacementReques
         if isinstance(asked.topology, str) and (options["nodes_from"] is not None):
             raise typer.BadParameter("--nodes-from needs the topology itself, not its hash")
         return _changed(asked, options)
-    plain = request_of({**options, "time_limit": None})
+    plain = request_of({**options, "time_limit": None}, open_degrees=True)
     from penstock.schemas.request import Training as TrainingFields
 
     job = {name: getattr(plain, name) for name in TrainingFields.model_fields}

@@ -13,6 +13,7 @@ from penstock.cli.documents import STANDARD, print_json, refuse_unwritable, writ
 from penstock.cli.groups import grouped
 from penstock.cli.kernels import announce_compilation
 from penstock.cli.options import (
+    MODEL,
     OUTPUT,
     AsJson,
     Choice,
@@ -142,23 +143,31 @@ def compare(
     training: Training,
     degrees: Degrees,
     limits: Limits,
+    layout: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LAYOUT",
+            help="Layout of yours to list as well: tensor=8,pipeline=4,micro-batch=1; also replicas, chunks, sharding "
+            "and recompute=full. Repeatable.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
     as_json: AsJson = False,
     server: Server = None,
 ) -> None:
     """Ask every planner the same question, and list their answers side by side.
 
     Planners whose update rule changes the mathematics of training take part
-    with --update-rule all. Degrees of parallelism are 1 unless --tensor says
-    otherwise.
+    with --update-rule all.
 
     Example: penstock compare --example gpt2-small --cluster 2x4xV100 -b 64
     """
-    asked = request_of(given(question, training, degrees, limits, choice, request=request))
+    asked = request_of(given(question, training, degrees, limits, choice, request=request), open_degrees=True)
     from penstock.cli.show import Screen, show_comparison
 
     screen = Screen.of(quiet=as_json)
     rows = []
-    for row in _rows(asked, planner or (), schedule or (), choice.workers, server):
+    for row in _rows(asked, planner or (), schedule or (), layout or (), choice.workers, server):
         rows.append(row)
         screen.progress(_row_line(row, rows))
     screen.done()
@@ -168,18 +177,23 @@ def compare(
 
 
 def _rows(
-    asked: PlanRequest, planners: Sequence[str], schedules: Sequence[str], workers: int | None, server: str | None
+    asked: PlanRequest,
+    planners: Sequence[str],
+    schedules: Sequence[str],
+    layouts: Sequence[str],
+    workers: int | None,
+    server: str | None,
 ) -> Iterator[PlanComparison]:
     if server is None:
         one_thread()
         announce_compilation()
         from penstock.planning.compare import compare
 
-        yield from compare(asked, tuple(planners), tuple(schedules), workers)
+        yield from compare(asked, tuple(planners), tuple(schedules), workers, tuple(layouts))
         return
     refuse_here(workers=workers)
     with connect(server) as client:
-        yield from client.plans.compare(asked, planners, schedules)
+        yield from client.plans.compare(asked, planners, schedules, layouts=layouts)
 
 
 def _row_line(row: PlanComparison, rows: Sequence[PlanComparison]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ from penstock.cli.options import (
     MODEL,
     SEARCH,
     AsJson,
+    Degrees,
     Limits,
     Model,
     Planners,
@@ -25,14 +27,30 @@ from penstock.cli.options import (
     given,
 )
 from penstock.cli.panels import PLAN
-from penstock.cli.plan.asking import request_of
+from penstock.cli.plan.asking import profile_of_options, request_of
 from penstock.cli.plan.planning import one_thread
 from penstock.cli.service.remote import Server, connect, refuse_here
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
     from penstock.schemas.api.sweep import SweepRequest, SweepRow
+    from penstock.schemas.profile import ModelProfile
+    from penstock.schemas.request import PlanRequest
     from penstock.schemas.topology import ClusterTopology
+
+
+@dataclass(frozen=True, kw_only=True)
+class Models(Model):
+    """One model, which may be costed at several sequence lengths."""
+
+    sequence_length: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1,
+            help="Tokens of a sample of a transformer (default: the model's; 8192 at most with --hf). Repeatable.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None  # type: ignore[assignment]
 
 
 def register(app: typer.Typer) -> None:
@@ -42,7 +60,7 @@ def register(app: typer.Typer) -> None:
 
 def sweep(
     *,
-    model: Model,
+    model: Models,
     topology: Annotated[
         list[str] | None,
         typer.Option("--topology", "-t", help="Topology file (JSON or YAML). Repeatable.", rich_help_panel=MODEL),
@@ -68,6 +86,7 @@ def sweep(
     planner: Planners = None,
     schedule: Schedules = None,
     training: Training,
+    degrees: Degrees,
     limits: Limits,
     seed: Seed = None,
     executor: Annotated[
@@ -84,12 +103,16 @@ def sweep(
 ) -> None:
     """Plan for every combination of the repeated options, and mark the answers on the Pareto front.
 
-    --topology, --cluster, --global-batch-size, --planner, --schedule and
-    --update-rule may be repeated; each update rule is a case of its own.
+    --topology, --cluster, --global-batch-size, --sequence-length, --planner,
+    --schedule and --update-rule may be repeated; each update rule is a case of
+    its own. Where degrees of parallelism are a choice, and neither a planner
+    nor a limit is given, planner even is asked, which is quick.
 
     Example: penstock sweep --example gpt2-small --cluster 1x8xV100 --cluster 2x8xV100 -b 64 -b 128
     """
-    options = given(model, training, limits, topology=topology, cluster=cluster, global_batch_size=global_batch_size)
+    options = given(
+        model, training, degrees, limits, topology=topology, cluster=cluster, global_batch_size=global_batch_size
+    )
     asked = _sweep_of(options, request, planner, schedule, seed)
     from penstock.cli.show import Screen
 
@@ -114,13 +137,16 @@ def _sweep_of(
 ) -> SweepRequest:
     """The first of each axis makes the request; an axis with several values is swept over."""
     from penstock.examples import catalogue
+    from penstock.planning.documents import with_quick_planner
     from penstock.schemas.api.sweep import SweepRequest
     from penstock.schemas.topology import ClusterTopology
 
-    first = {name: (options[name] or [None])[0] for name in ("topology", "cluster", "global_batch_size")}
+    repeated = ("topology", "cluster", "global_batch_size", "sequence_length")
+    first = {name: (options[name] or [None])[0] for name in repeated}
     if options["topology"] and options["cluster"]:
         first["cluster"] = None
-    request = request_of({**options, **first, "request": request_file, "seed": seed})
+    named = {"planner": planners[0] if planners else None, "request": request_file, "seed": seed}
+    request = with_quick_planner(request_of({**options, **first, **named}, open_degrees=True))
     topologies: list[ClusterTopology] = [read_document(ClusterTopology, each) for each in options["topology"] or ()]
     topologies += [catalogue.cluster(each) for each in options["cluster"] or ()]
     over = {
@@ -129,8 +155,21 @@ def _sweep_of(
         "planners": planners or (),
         "schedules": schedules or (),
         "update_rules": request.update_rules if options["update_rule"] else (),
+        "profiles": _profiles(options, request),
     }
     return SweepRequest.parse({"request": request, "over": over})
+
+
+def _profiles(options: Mapping[str, Any], request: PlanRequest) -> list[ModelProfile] | None:
+    """The model at each of several sequence lengths, the first of which the request has."""
+    from penstock.schemas.profile import ModelProfile
+
+    lengths = options["sequence_length"] or ()
+    if len(lengths) < 2:
+        return None
+    assert isinstance(request.profile, ModelProfile)
+    others = [profile_of_options({**options, "sequence_length": length}) for length in lengths[1:]]
+    return [request.profile, *filter(None, others)]
 
 
 def _rows_here(asked: SweepRequest, screen: Screen, where: str) -> Sequence[SweepRow]:
@@ -161,13 +200,16 @@ def show_rows(screen: Screen, rows: Sequence[SweepRow]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from penstock.report.words import amount, duration, percent
+    from penstock.report.words import amount, choice_words, duration, percent
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     several = bool({rule for row in rows for rule in row.update_rules} - {"synchronous"})
     priced = any(row.cost_per_sample is not None for row in rows)
-    for head in ("", "topology", "batch", "asked", "found", "status"):
-        table.add_column(head, overflow="fold", no_wrap=head not in ("topology", "asked", "found"))
+    divided = any(row.degrees is not None for row in rows)
+    lengths = len({row.sequence_length for row in rows}) > 1
+    middle = [*(["tokens"] if lengths else []), "asked", "found", *(["degrees"] if divided else []), "status"]
+    for head in ("", "topology", "batch", *middle):
+        table.add_column(head, overflow="fold", no_wrap=head not in ("topology", "asked", "found", "degrees"))
     for head in ("time", "samples/s", "memory", "devices", *(["cost"] if priced else []), "gap"):
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
@@ -183,8 +225,10 @@ def show_rows(screen: Screen, rows: Sequence[SweepRow]) -> None:
             "*" if row.pareto else "",
             row.topology,
             str(row.global_batch_size),
+            *([str(row.sequence_length or "–")] if lengths else []),
             _asked(row, with_rule=several),
             _found(row, with_rule=several),
+            *([choice_words(row.degrees, row.sharding, row.stages)] if divided else []),
             row.status or row.state,
             *("–" if value is None else shown(value) for value, shown in figures),  # type: ignore[operator]
         )
@@ -202,9 +246,9 @@ def _asked(row: SweepRow, *, with_rule: bool) -> str:
 
 
 def _found(row: SweepRow, *, with_rule: bool) -> str:
-    """Planner and schedule of the plan."""
+    """Planner and schedule of the plan; the schedule alone where the planner is the one that was asked."""
     if row.found is None:
         return "–"
     planner, schedule, rule = row.found.split(", ")
-    words = planner if planner == schedule else f"{planner} with {schedule}"
+    words = schedule if planner in (schedule, row.planner) else f"{planner} with {schedule}"
     return f"{words}, {rule.replace('_', ' ')}" if with_rule else words

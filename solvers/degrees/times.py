@@ -1,0 +1,87 @@
+"""The times of a model on cells: those of one GPU with the exposed time of its collectives, or with either scaled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.degrees.inner_times import STATED, InnerTimes, Times, scaled
+from penstock.solvers.model.degrees import Degrees, Variant
+from penstock.solvers.model.problem import Measured, Problem, frozen
+
+
+class CellTimes(NamedTuple):
+    """Prefix sums of the updates, and the measurements by kind."""
+
+    update_ns: np.ndarray
+    measured: dict[str, tuple[Measured, ...]]
+
+
+def cell_times(problem: Problem, variant: Variant, inner: InnerTimes, times: Times = STATED) -> CellTimes:
+    """Return the times of a variant of the problem of GPUs on the cells of ``inner``."""
+    known = variant.measured[next(iter(problem.kind_source.values()))[0]][0]
+    step = np.concatenate(([0], np.cumsum(inner.exposed_ns(known, "step"))))
+    measured = {kind: _measured(problem, variant, inner, kind, times) for kind in problem.kind_source}
+    return CellTimes(frozen(variant.update_ns + step), measured)
+
+
+def with_times(problem: Problem, times: Times) -> Problem:
+    """Return a problem at a choice with passes that take ``times`` as long as its profile says."""
+    if problem.real is None or problem.choice is None:
+        measured = {kind: tuple(_longer(each, times) for each in points) for kind, points in problem.measured.items()}
+        return replace(problem, measured=measured, _costs={})
+    degrees = problem.choice.degrees
+    inner = InnerTimes(problem.real, degrees, problem.cells, times)
+    update_ns, measured = cell_times(problem.real, variant_at(problem.real, degrees), inner, times)
+    return replace(problem, update_ns=update_ns, measured=measured, _costs={})
+
+
+def variant_at(problem: Problem, degrees: Degrees) -> Variant:
+    """Return what the profile knows at some degrees. Raises UnsupportedRequest where that is nothing."""
+    found = _variants(problem).get(degrees)
+    if found is not None:
+        return found
+    known = "; ".join(str(each.degrees) for each in problem.variants)
+    raise UnsupportedRequest(
+        f"the profile has no costs at {degrees}",
+        remedy=f"it has them at {known}" if known else "a profile with costs at these degrees",
+    )
+
+
+@lru_cache(maxsize=16)
+def _variants(problem: Problem) -> dict[Degrees, Variant]:
+    return {variant.degrees: variant for variant in problem.variants}
+
+
+def _measured(problem: Problem, variant: Variant, inner: InnerTimes, kind: str, times: Times) -> tuple[Measured, ...]:
+    """Return the times of a kind with those of collectives, which a faster kind does not shorten."""
+    source, speed = problem.kind_source[kind]
+
+    def computed(each: np.ndarray) -> np.ndarray:
+        return np.asarray(scaled(_faster(each, speed), times.computation))
+
+    return tuple(
+        Measured(
+            rows=known.rows,
+            forward_ns=computed(known.forward_ns) + inner.exposed_ns(known, "forward", speed),
+            backward_ns=computed(known.backward_ns) + inner.exposed_ns(known, "backward", speed),
+            weight_ns=computed(known.weight_ns),
+            stash_bytes=known.stash_bytes,
+            workspace_bytes=known.workspace_bytes,
+        )
+        for known in variant.measured[source]
+    )
+
+
+def _faster(times_ns: np.ndarray, speed: float) -> np.ndarray:
+    return times_ns if speed == 1.0 else np.ceil(times_ns / speed).astype(np.int64)
+
+
+def _longer(known: Measured, times: Times) -> Measured:
+    passes = (known.forward_ns, known.backward_ns, known.weight_ns)
+    forward_ns, backward_ns, weight_ns = (scaled(each, times.computation) for each in passes)
+    return replace(known, forward_ns=forward_ns, backward_ns=backward_ns, weight_ns=weight_ns)

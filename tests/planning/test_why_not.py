@@ -1,0 +1,230 @@
+"""Why not other degrees: their plan, the parts of both times, and the factors, judged again from changed documents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from functools import cache
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.errors import InvalidDocument, PenstockError, UnsupportedRequest
+from penstock.examples import catalogue
+from penstock.schemas.api.explanation import WhyNot
+from penstock.schemas.plan import PlanFile
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.topology import ClusterTopology
+
+GPUS, BATCH = 4, 8
+NEAR = Fraction(101, 100)
+"""How far from the stated factor the order has turned, or has not yet."""
+
+
+@cache
+def cluster() -> ClusterTopology:
+    """Four H100 without latency, so that collectives of as many times the bytes take as many times as long."""
+    data = catalogue.cluster(f"1x{GPUS}xH100").expanded().model_dump(mode="json")
+    for node in data["nodes"]:
+        node["fabric"]["latency_ns"] = 0
+    return ClusterTopology.parse(data)
+
+
+@cache
+def plan_at(tensor: int | None = None, sharding: str | None = None) -> PlanFile:
+    """The best plan of planner ``even``, at any choice or at one."""
+    degrees: dict[str, Any] = {} if tensor is None else {"degrees": {"tensor": tensor}, "sharding": sharding}
+    return penstock.plan("llama-3-8b", cluster(), global_batch_size=BATCH, planner="even", **degrees).file
+
+
+def explained(*asked: str, **how: Any) -> tuple[WhyNot, ...]:
+    return penstock.explain(plan_at(), what_if=(), why_not=asked, **how).why_not
+
+
+def words(plan: PlanFile) -> tuple[int, str]:
+    assert plan.plan.degrees is not None
+    return plan.plan.degrees.tensor, str(plan.plan.sharding)
+
+
+def time_of(file: PlanFile) -> int:
+    prediction = file.plan.prediction
+    assert prediction is not None
+    return prediction.time_per_global_batch_ns
+
+
+def choice_of(other: WhyNot) -> tuple[int, str]:
+    tensor, sharded = other.choice.removeprefix("tensor ").split(", ")
+    return int(tensor), {"nothing sharded": "none", "optimizer sharded": "optimizer"}[sharded]
+
+
+# ---- the plan at the other choice ------------------------------------------------------------------------------------
+
+
+def test_the_other_plan_is_the_best_at_what_is_named() -> None:
+    tensors = [each for each in (1, 2, 4) if each != words(plan_at())[0]]
+    for tensor, other in zip(tensors, explained(*(f"tensor={each}" for each in tensors)), strict=True):
+        times = {sharding: time_of(plan_at(tensor, sharding)) for sharding in ("none", "optimizer")}
+        assert other.time_ns == min(times.values())
+        assert choice_of(other)[0] == tensor
+        assert times[choice_of(other)[1]] == other.time_ns
+        assert other.bound_ns <= other.time_ns
+
+
+def test_next_is_the_best_of_the_other_degrees() -> None:
+    own = words(plan_at())[0]
+    others = {(t, s): time_of(plan_at(t, s)) for t in (1, 2, 4) if t != own for s in ("none", "optimizer")}
+    (found,) = explained("next")
+    assert found.time_ns == min(others.values())
+    assert others[choice_of(found)] == found.time_ns
+    assert explained("default")[0] == found.model_copy(update={"asked": "next"})
+    assert explained("default", planner="even")[0].time_ns == found.time_ns
+
+
+def test_default_says_nothing_where_the_request_leaves_nothing_open() -> None:
+    only = plan_at(2, "none")
+    assert penstock.explain(only, what_if=(), why_not=["default"]).why_not == ()
+    (named,) = penstock.explain(only, what_if=(), why_not=["tensor=4"]).why_not
+    assert choice_of(named) == (4, "none")
+
+
+@pytest.mark.parametrize("asked", ["tensor=1", "next", "sharding=none"])
+def test_parts_add_up_to_both_times(asked: str) -> None:
+    (other,) = explained(asked)
+    assert sum(each.theirs_ns for each in other.differences) == other.time_ns
+    assert sum(each.ours_ns for each in other.differences) == time_of(plan_at())
+    parts = {each.name: each for each in other.differences}
+    for side, tensor in (("theirs_ns", choice_of(other)[0]), ("ours_ns", words(plan_at())[0])):
+        communication = getattr(parts["tensor communication"], side) if "tensor communication" in parts else 0
+        assert (communication > 0) == (tensor > 1)
+
+
+def test_a_choice_that_does_not_fit_says_what_is_missing() -> None:
+    cramped = cluster().model_dump(mode="json")
+    for device in cramped["nodes"][0]["devices"]:
+        device["memory_bytes"] = 36 * 2**30
+    topology = ClusterTopology.parse(cramped)
+    plan = penstock.plan("llama-3-8b", topology, global_batch_size=BATCH, planner="even", degrees={"tensor": 4}).file
+    (other,) = penstock.explain(plan, what_if=(), why_not=["tensor=1,sharding=none"]).why_not
+    assert (other.time_ns, other.turns, other.differences) == (None, (), ())
+    assert "no plan was found at tensor 1, nothing sharded: " in other.sentence
+    assert "are missing" in other.sentence
+
+
+# ---- how wrong a number must be --------------------------------------------------------------------------------------
+
+
+def judged_ns(file: PlanFile, profile: ModelProfile) -> int:
+    """The plan's time by a profile that was changed as a document."""
+    request = file.request.model_copy(update={"profile": profile})
+    timeline = penstock.judge(PlanFile(plan=file.plan, request=request)).timeline
+    assert timeline is not None
+    return timeline.time_per_global_batch_ns
+
+
+def with_layers(tensor: int | None, changed: Callable[[Any], Any]) -> ModelProfile:
+    """The profile with changed costs at one tensor degree, or at all above 1."""
+    profile = catalogue.profile("llama-3-8b")
+
+    def points(measurements: Any) -> Any:
+        return tuple(m.model_copy(update={"layers": tuple(map(changed, m.layers))}) for m in measurements)
+
+    if tensor == 1:
+        return profile.model_copy(update={"measurements": points(profile.measurements)})
+    variants = tuple(
+        each.model_copy(update={"measurements": points(each.measurements)})
+        if tensor in (None, each.degrees.tensor)
+        else each
+        for each in profile.variants or ()
+    )
+    return profile.model_copy(update={"variants": variants})
+
+
+def computing(factor: Fraction) -> Callable[[Any], Any]:
+    names = ("forward_ns", "backward_ns", "weight_ns")
+
+    def changed(layer: Any) -> Any:
+        return layer.model_copy(update={name: round(getattr(layer, name) * factor) for name in names})
+
+    return changed
+
+
+def communicating(factor: Fraction) -> Callable[[Any], Any]:
+    def changed(layer: Any) -> Any:
+        more = (
+            each.model_copy(update={"bytes_per_sample": round(each.bytes_per_sample * factor)})
+            for each in layer.collectives
+        )
+        return layer.model_copy(update={"collectives": tuple(more)})
+
+    return changed
+
+
+def by_hand() -> Iterator[tuple[str, str | None, float, int, int]]:
+    """For each factor of some comparisons: the differences of the times 1 % short of it and 1 % beyond it."""
+    ours = plan_at()
+    for other in explained("tensor=1", "next", "tensor=4,sharding=none"):
+        theirs = plan_at(*choice_of(other))
+        before = time_of(theirs) - time_of(ours)
+        for turn in other.turns:
+            if turn.factor is None:
+                continue
+            step = NEAR if turn.factor > 1 else 1 / NEAR
+            found = []
+            for factor in (Fraction(turn.factor) / step, Fraction(turn.factor) * step):
+                if turn.number == "collectives":
+                    profile = with_layers(None, communicating(factor))
+                else:
+                    assert turn.choice is not None
+                    profile = with_layers(int(turn.choice.split(",")[0].split()[1]), computing(factor))
+                found.append(judged_ns(theirs, profile) - judged_ns(ours, profile))
+            sign = 1 if before > 0 else -1
+            yield turn.number, turn.choice, turn.factor, sign * found[0], sign * found[1]
+
+
+def test_the_order_turns_at_the_stated_factor() -> None:
+    """One percent before it the order is the plan's, one percent beyond it is not."""
+    seen = set()
+    for number, choice, factor, short, beyond in by_hand():
+        assert short > 0 > beyond, (number, choice, factor)
+        seen.add((number, factor > 1))
+    assert {("collectives", True), ("computation", True), ("computation", False)} <= seen
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "said"),
+    [
+        ("tensor=3", UnsupportedRequest, "tensor 3 does not divide 32 attention heads; nearest: tensor 1, 2, 4"),
+        ("tensor=8", UnsupportedRequest, "tensor 8 needs 8 GPUs in one node, and the largest has 4"),
+        ("tensor=0", UnsupportedRequest, "has no costs at tensor 0"),
+        ("tensor", InvalidDocument, "'tensor' names no choice of degrees"),
+        ("tensor=2,tensor=4", InvalidDocument, "names no choice of degrees"),
+        ("sharding=some", InvalidDocument, "names no choice of degrees"),
+        ("sharding=parameters", UnsupportedRequest, "plans do not have sharding parameters"),
+    ],
+)
+def test_what_names_no_other_choice_is_refused(asked: str, error: type[PenstockError], said: str) -> None:
+    with pytest.raises(error) as caught:
+        explained(asked)
+    assert said in str(caught.value)
+
+
+def test_the_plan_s_own_choice_is_refused() -> None:
+    tensor, sharding = words(plan_at())
+    for asked in (f"tensor={tensor}", f"sharding={sharding}", f"tensor={tensor},sharding={sharding}"):
+        with pytest.raises(InvalidDocument, match=f"is what the plan has: it is at tensor {tensor}"):
+            explained(asked)
+    with pytest.raises(InvalidDocument, match="allows no choice but the plan's own, tensor 2, nothing sharded"):
+        penstock.explain(plan_at(2, "none"), what_if=(), why_not=["next"])
+    with pytest.raises(InvalidDocument, match="17 choices exceed the limit of 16"):
+        explained(*["next"] * 17)
+
+
+def test_a_profile_without_degrees_has_no_others() -> None:
+    plan = penstock.plan("vgg-19", "1x4xV100", global_batch_size=8, planner="dp").file
+    with pytest.raises(UnsupportedRequest, match="no costs at degrees above 1"):
+        penstock.explain(plan, what_if=(), why_not=["tensor=2"])
+    assert penstock.explain(plan, what_if=(), why_not=["default"]).why_not == ()
