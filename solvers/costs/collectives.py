@@ -24,7 +24,7 @@ def all_reduce_ns(problem: Problem, size_bytes: int, devices: Sequence[int]) -> 
 
 
 class Ring(NamedTuple):
-    """Devices, the bandwidth from one to the next (over several cards: of all rings), and the longest latency."""
+    """Devices, their narrowest bandwidth, and the longest latency from one to the next."""
 
     size: int
     bytes_per_s: int
@@ -84,13 +84,13 @@ def group_of(problem: Problem, devices: tuple[int, ...]) -> Group:
 
 
 def _levels(network: Network, devices: tuple[int, ...]) -> tuple[tuple[Ring, ...], ...]:
-    """Return the distinct rings within nodes, and the ring across nodes over all cards that the devices use."""
+    """Return the distinct rings within nodes, and the ring across nodes, over all cards that the devices use."""
     groups: dict[int, list[int]] = {}
     for device in devices:
         groups.setdefault(network.node_of[device], []).append(device)
     insides = dict.fromkeys(ring_of(network, group) for group in groups.values() if len(group) > 1)
-    leaders = ring_of(network, [group[0] for group in groups.values()])
-    return tuple(insides), (leaders._replace(bytes_per_s=network.bandwidth_across(devices)),)
+    outside = ring_of(network, [group[0] for group in groups.values()])
+    return tuple(insides), (outside._replace(bytes_per_s=network.bandwidth_across(devices)),)
 
 
 def ring_of(network: Network, devices: Sequence[int]) -> Ring:

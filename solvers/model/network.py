@@ -277,6 +277,8 @@ class Network:
     @cached_property
     def has_cards(self) -> bool:
         """Return whether devices of one node may leave it by different cards: cables of their own, or lanes."""
+        if self.matrix_bytes_per_s is not None:
+            return False
         return bool(self._wired_devices) or any(cable.lanes > 1 for cable in self.cables)
 
     @cached_property

@@ -123,20 +123,21 @@ def by_hand_ns(problem: Problem, group: tuple[int, ...], each: Collective) -> in
         return 0
     nodes = [[gpu for gpu in group if problem.network.node_of[gpu] == node] for node in problem.network.nodes_of(group)]
     in_turn = problem.rules.all_reduce == "hierarchical" and each.operation not in ("send", "all_to_all")
-    links = Links(problem.network)
     if not in_turn or len(nodes) in (1, len(group)):
-        return ring_ns(problem, group, each, links.ring_width(group))
-    inside = max(ring_ns(problem, tuple(own), each, links.ring_width(own)) for own in nodes if len(own) > 1)
-    return inside + ring_ns(problem, tuple(own[0] for own in nodes), each, links.across(group))
+        return ring_ns(problem, group, each)
+    inside = max(ring_ns(problem, tuple(own), each) for own in nodes if len(own) > 1)
+    return inside + ring_ns(problem, tuple(own[0] for own in nodes), each, Links(problem.network).across(group))
 
 
-def ring_ns(problem: Problem, group: tuple[int, ...], each: Collective, width: int) -> int:
+def ring_ns(problem: Problem, group: tuple[int, ...], each: Collective, width: int | None = None) -> int:
     """An all-reduce sends 2 (n − 1) / n of the tensor in 2 (n − 1) steps, its halves and an all-to-all half of that."""
     n, network = len(group), problem.network
-    ring = [network.route(u, v) for u, v in Links(network).ring(group)]
+    links = Links(network)
+    ring = [network.route(u, v) for u, v in links.ring(group)]
     latency = max(route.latency_ns for route in ring if route)
     steps, parts = {"send": (1, 1), "all_reduce": (2 * (n - 1), n)}.get(each.operation, (n - 1, n))
-    return math.ceil(Fraction(steps * each.bytes * 10**9, parts * width)) + each.count * steps * latency
+    moved_ns = math.ceil(Fraction(steps * each.bytes * 10**9, parts * (width or links.ring_width(group))))
+    return moved_ns + each.count * steps * latency
 
 
 @pytest.mark.parametrize("sharding", ["none", "optimizer"])

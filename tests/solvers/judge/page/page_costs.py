@@ -102,20 +102,21 @@ class Collectives:
             return 0
         if (known := self._by_entries(operation, up(size, count), devices)) is not None:
             return count * known
-        width = self.links.ring_width(devices)
         if operation == "send":
-            return time(size, width) + count * self._late(devices)
+            return time(size, self.links.ring_width(devices)) + count * self._late(devices)
         rounds = 2 if operation == "all_reduce" else 1
         if operation == "all_to_all":
-            return self._ring(devices, size, width, rounds, count)
+            return self._ring(devices, size, self.links.ring_width(devices), rounds, count)
         by_node = self._by_node(devices)
         if self.mode == "hierarchical" and len(by_node) > 1 and max(map(len, by_node)) > 1:
-            near = [(part, self.links.ring_width(part)) for part in by_node if len(part) > 1]
-            inside = max(self._ring(part, size, own, rounds, count) for part, own in near)
-            return inside + self._ring([part[0] for part in by_node], size, self.links.across(devices), rounds, count)
+            inside = [
+                self._ring(part, size, self.links.ring_width(part), rounds, count) for part in by_node if len(part) > 1
+            ]
+            across = self.links.across(devices)
+            return max(inside) + self._ring([part[0] for part in by_node], size, across, rounds, count)
         if self.mode == "dapple" and len(by_node) == 1:
-            return time(rounds * (k - 1) * size, k * width * (k // 2))
-        return self._ring(devices, size, width, rounds, count)
+            return time(rounds * (k - 1) * size, k * self.links.ring_width(devices) * (k // 2))
+        return self._ring(devices, size, self.links.ring_width(devices), rounds, count)
 
     def _by_node(self, devices: Sequence[int]) -> list[list[int]]:
         found: dict[int, list[int]] = {}
