@@ -15,10 +15,12 @@ import os
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command line does: a process with one thread may fork
 
+import resource
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import NamedTuple, get_args
 
@@ -39,9 +41,11 @@ from penstock.shapes.profiles import profile_of
 from penstock.solvers.costs.memory import shortages
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model import degrees as solver_degrees
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.even.planner import least_ns, may_fit
+from penstock.solvers.solve.choices import least_bound
 from penstock.solvers.solve.warm import warm
 
 BEST = 10
@@ -68,6 +72,12 @@ CASES = (
     Case("gpt-3-175b", "64x8xA100", 1536),
     Case("llama-3.1-405b", "64x8xH100", 512),
 )
+
+
+LARGEST = Case("llama-3.1-405b", "2048x8xH100", 2048)
+"""A request whose uniform layouts are not listed."""
+LOADS = 4096, "128x8xH100"
+"""Choices whose loads are computed, and their cluster."""
 
 
 class Judged(NamedTuple):
@@ -205,8 +215,14 @@ def main() -> None:
     parser.add_argument("--framework", choices=get_args(Framework), default="megatron", help="whose kernels and memory")
     parser.add_argument("--max-plans", type=int, default=8, help="plans of each planner that are judged")
     parser.add_argument("--uniform", action="store_true", help="the uniform layouts alone, without planners")
+    parser.add_argument("--loads", action="store_true", help="what the loads of thousands of choices cost, alone")
+    parser.add_argument("--largest", action="store_true", help=f"{LARGEST} alone, without uniform layouts")
     arguments = parser.parse_args()
+    if arguments.loads:
+        sys.exit(report_loads())
     warm()
+    if arguments.largest:
+        sys.exit(1 if report_largest(arguments.framework) else 0)
     cases = list(_cases(arguments.model, arguments.cluster, arguments.batch))
     if not cases:
         raise SystemExit(f"bench-degrees: none of the requests; they are {'; '.join(map(str, CASES))}")
@@ -227,7 +243,7 @@ def _cases(models: Sequence[str] | None, topology: str | None, batch: int | None
             yield case
 
 
-def request_of(case: Case, framework: Framework, max_plans: int) -> PlanRequest:
+def request_of(case: Case, framework: Framework, max_plans: int | None) -> PlanRequest:
     """All degrees and shardings of a model; the shipped profile where it is of the framework."""
     shipped, kind = profile(case.model), case.cluster.rpartition("x")[2]
     model = shipped if shipped.framework == framework else profile_of(shape(case.model), framework, (kind,))
@@ -239,6 +255,48 @@ def request_of(case: Case, framework: Framework, max_plans: int) -> PlanRequest:
         sharding="auto",
         termination=Termination(max_plans=max_plans),
     )
+
+
+def report_largest(framework: Framework) -> int:
+    """Print what the planners answer to the largest request, with the default effort; how many targets are missed."""
+    ours = answered(request_of(LARGEST, framework, None))
+    print("| | s | tokens/s/GPU | MFU | gap | CPU s, first plan / all |\n|---|---|---|---|---|---|")
+    _print_answer(f"{LARGEST}, planned", ours)
+    peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    rows = [("answer", ours.seconds, "s", 120.0), ("peak", peak_gib, "GiB", 4.0)]
+    return sum(_row(f"{LARGEST}: {name}", value, unit, target) for name, value, unit, target in rows)
+
+
+def report_loads() -> int:
+    """Print what the loads of many choices cost, with the bound over all of them; whether a target is missed.
+
+    No profile has that many degrees: each of these has the costs of its tensor degree.
+    """
+    number, where = LOADS
+    request = PlanRequest(
+        profile=profile("llama-3.1-405b"), topology=cluster(where), global_batch_size=512, degrees="auto"
+    )
+    problem = to_problem(request.model_copy(update={"sharding": "auto"}))
+    costs = {each.degrees.tensor: each for each in problem.variants}
+    powers, sizes = (
+        [2**power for power in range(11)],
+        [3**three * 2**two for three, two in product(range(2), range(11))],
+    )
+    every = [
+        solver_degrees.Degrees(tensor, context, expert, shares)
+        for tensor, context, expert, shares in product(costs, powers, powers, sizes)
+        if max(tensor * context, expert * shares) <= problem.num_devices
+    ]
+    degrees = every[: number // 2]
+    many = replace(
+        problem,
+        variants=tuple(replace(costs[each.tensor], degrees=each) for each in degrees),
+        choices=tuple(solver_degrees.Choice(*each) for each in product(degrees, ("none", "optimizer"))),
+    )
+    started = time.process_time()
+    bound = least_bound(many)
+    name = f"loads of {len(many.choices)} choices on {problem.num_devices} GPUs, bound {bound.bound_ns / 1e9:.1f} s"
+    return _row(name, time.process_time() - started, "s", 2.0)
 
 
 def report(case: Case, framework: Framework, max_plans: int, *, planned: bool) -> int:

@@ -105,6 +105,7 @@ def _uniform(name: str, nodes: int, devices: int, kind: str) -> ClusterTopology:
     )
     nic = node.node_nic_bytes_per_s(devices)
     assert nic is not None
+    cards = Fabric(bandwidth_bytes_per_s=nic, latency_ns=node.nic_latency_ns.value, lanes=node.node_lanes(devices))
     return ClusterTopology(
         name=name,
         uniform=UniformCluster(
@@ -114,7 +115,7 @@ def _uniform(name: str, nodes: int, devices: int, kind: str) -> ClusterTopology:
             memory_bytes=node.memory[0].value,
             context_bytes=node.context.value,
             fabric=fabric if devices > 1 else None,
-            nic=Fabric(bandwidth_bytes_per_s=nic, latency_ns=node.nic_latency_ns.value) if nodes > 1 else None,
+            nic=cards if nodes > 1 else None,
         ),
         assumptions=(f"links of {kind} nodes at line rate, from the table in penstock.importers.cluster.hardware",),
     )

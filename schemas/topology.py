@@ -30,7 +30,7 @@ class Device(Part):
 
 
 class Fabric(Part):
-    """The network inside a node.
+    """The network inside a node, or the cards of a uniform cluster's nodes.
 
     ``pairs``: a channel of its own between any two devices (NVLink mesh). ``ports``: each device has one port
     into a switch (NVSwitch). ``bus``: all devices share one medium (PCIe, a host's memory).
@@ -40,24 +40,60 @@ class Fabric(Part):
     bandwidth_bytes_per_s: BytesPerSecond
     latency_ns: Nanoseconds = 0
     duplex: Duplex = "full"
+    lanes: PositiveCount | None = Field(
+        default=None, description="of a nic only: the number of its equal cards, as in a link"
+    )
+
+    @model_validator(mode="after")
+    def _whole_lanes(self) -> Self:
+        _check_lanes(self)
+        return self
+
+
+def _refuse_lanes(fabric: Fabric | None) -> None:
+    if fabric is not None and fabric.lanes is not None:
+        raise ValueError("a fabric has no lanes; they are of the `nic`, or of a node's link")
+
+
+def _check_lanes(link: Fabric | Link) -> None:
+    if link.lanes is not None and link.bandwidth_bytes_per_s < link.lanes:
+        raise ValueError(
+            f"{link.lanes} lanes share {link.bandwidth_bytes_per_s} bytes per second, less than one for each; "
+            "bandwidth_bytes_per_s is that of all lanes together"
+        )
 
 
 class Node(Part):
-    """A host and its devices. Without a fabric its devices reach each other over the node's link."""
+    """A host and its devices. Without a fabric its devices reach each other over the node's link, or one lane of it."""
 
     name: Name
     devices: Annotated[tuple[Device, ...], Field(min_length=1)]
     fabric: Fabric | None = None
 
+    @model_validator(mode="after")
+    def _fabric_is_whole(self) -> Self:
+        _refuse_lanes(self.fabric)
+        return self
+
 
 class Link(Part):
-    """A cable between two nodes, switches or devices; a node's NIC is one link that its devices share."""
+    """A cable between two nodes, switches or devices; a node's NIC is one link that its devices share.
+
+    ``lanes`` is the number of equal cards of a node that have the link's bandwidth together: what a device sends and
+    receives passes one of them, device i of the node lane i modulo ``lanes``.
+    """
 
     a: Name
     b: Name
     bandwidth_bytes_per_s: BytesPerSecond
     latency_ns: Nanoseconds = 0
     duplex: Duplex = "full"
+    lanes: PositiveCount | None = Field(default=None, description="equal cards of a node that are this link; 1")
+
+    @model_validator(mode="after")
+    def _whole_lanes(self) -> Self:
+        _check_lanes(self)
+        return self
 
 
 class UniformCluster(Part):
@@ -78,6 +114,11 @@ class UniformCluster(Part):
         pattern=r"^[^{}]*\{(:0[1-9]d)?\}[^{}]*$",
         description="node i is called node_names.format(i): node{}, or gpu{:03d} with leading zeros",
     )
+
+    @model_validator(mode="after")
+    def _fabric_is_whole(self) -> Self:
+        _refuse_lanes(self.fabric)
+        return self
 
 
 class DeviceKind(Part):
@@ -183,7 +224,8 @@ class ClusterTopology(Document):
             for device in node.devices:
                 if not device.id.startswith(node.name + "/"):
                     raise ValueError(f"device {device.id!r} is in node {node.name!r}; call it {node.name}/…")
-        places = {node.name for node in self.nodes} | set(self.switches) | set(ids)
+        hosts = {node.name for node in self.nodes}
+        places = hosts | set(self.switches) | set(ids)
         for link in self.links:
             for end in (link.a, link.b):
                 if end not in places:
@@ -192,6 +234,11 @@ class ClusterTopology(Document):
                     )
             if link.a == link.b:
                 raise ValueError(f"link {link.a!r}–{link.b!r} connects a place with itself")
+            if link.lanes is not None and (hosts.isdisjoint((link.a, link.b)) or not {link.a, link.b}.isdisjoint(ids)):
+                raise ValueError(
+                    f"link {link.a!r}–{link.b!r} has lanes, the cards of a node, but does not join a node to a switch "
+                    "or another node; leave `lanes` out"
+                )
         if self.matrix is not None and sorted(self.matrix.devices) != sorted(ids):
             raise ValueError("the matrix has to name each device of `nodes` exactly once")
         return self

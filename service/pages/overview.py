@@ -170,11 +170,13 @@ def _thinned(values: tuple[float | None, ...]) -> list[list[Any]]:
     return [[step, value] for step, value in enumerate(values) if value is not None and step % every == 0]
 
 
-def _links(topology: ClusterTopology) -> list[tuple[str, str, int, int]]:
+def _links(topology: ClusterTopology) -> list[tuple[str, str, int, int, int]]:
+    """Ends, bandwidth, latency and lanes."""
     whole = topology.expanded()
     if (matrix := whole.matrix) is None:
-        return [(link.a, link.b, link.bandwidth_bytes_per_s, link.latency_ns) for link in whole.links]
+        return [(x.a, x.b, x.bandwidth_bytes_per_s, x.latency_ns, x.lanes or 1) for x in whole.links]
     rates, latencies = matrix.bandwidth_bytes_per_s, matrix.latency_ns
     pairs = [(i, k) for i in range(len(matrix.devices)) for k in range(len(matrix.devices)) if i != k]
     pairs.sort(key=lambda pair: rates[pair[0]][pair[1]])
-    return [(matrix.devices[i], matrix.devices[k], rates[i][k], latencies[i][k] if latencies else 0) for i, k in pairs]
+    late = latencies or [[0] * len(matrix.devices)] * len(matrix.devices)
+    return [(matrix.devices[i], matrix.devices[k], rates[i][k], late[i][k], 1) for i, k in pairs]

@@ -84,20 +84,19 @@ def group_of(problem: Problem, devices: tuple[int, ...]) -> Group:
 
 
 def _levels(network: Network, devices: tuple[int, ...]) -> tuple[tuple[Ring, ...], ...]:
-    """Return the distinct rings within nodes, and the ring across nodes, as wide as all that run concurrently."""
+    """Return the distinct rings within nodes, and the ring across nodes, over all cards that the devices use."""
     groups: dict[int, list[int]] = {}
     for device in devices:
         groups.setdefault(network.node_of[device], []).append(device)
     insides = dict.fromkeys(ring_of(network, group) for group in groups.values() if len(group) > 1)
-    lanes = min(len(group) for group in groups.values()) if all(network.has_own_nic[d] for d in devices) else 1
     outside = ring_of(network, [group[0] for group in groups.values()])
-    return tuple(insides), (outside._replace(bytes_per_s=lanes * outside.bytes_per_s),)
+    return tuple(insides), (outside._replace(bytes_per_s=network.bandwidth_across(devices)),)
 
 
 def ring_of(network: Network, devices: Sequence[int]) -> Ring:
     """Return the ring over several devices in the order of the network."""
-    latency = max(_latency(network, u, v) for u, v in network.ring(devices))
-    return Ring(len(devices), network.min_bandwidth(devices), latency)
+    latency = max(_latency(network, u, v) for u, v, _parts in network.ring(devices))
+    return Ring(len(devices), network.ring_bandwidth(devices), latency)
 
 
 def _latency(network: Network, u: int, v: int) -> int:
@@ -108,7 +107,7 @@ def _latency(network: Network, u: int, v: int) -> int:
 def ring_resources(problem: Problem, devices: Sequence[int]) -> tuple[int, ...]:
     """Return every network resource that the ring of the devices uses, in both directions."""
     used: set[int] = set()
-    for u, v in problem.network.ring(devices):
+    for u, v, _parts in problem.network.ring(devices):
         for a, b in ((u, v), (v, u)):
             route = problem.network.route(a, b)
             if route is not None:

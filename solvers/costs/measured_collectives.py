@@ -85,11 +85,11 @@ def measured_of(problem: Problem, devices: Sequence[int]) -> Measured:
 
 
 def _are_alone(problem: Problem, devices: Sequence[int]) -> bool:
-    width = problem.network.min_bandwidth(devices)
+    width = problem.network.ring_bandwidth(devices)
     if problem.real is None:
         return width > 0
     lanes = zip(*(problem.cells[cell] for cell in devices), strict=True)
-    return width > 0 and width >= min(problem.real.network.min_bandwidth(lane) for lane in lanes)
+    return width > 0 and width >= min(problem.real.network.ring_bandwidth(lane) for lane in lanes)
 
 
 @lru_cache(maxsize=64)

@@ -2,13 +2,15 @@
 
 Sizes and bandwidths are those of one lane. A link that several lanes of a cell pass gives each of them its part: a
 node's cable and bus are divided by the GPUs of a cell, while ports and channels of pairs belong to one GPU. A transfer
-between two cells so takes as long as the most loaded link takes for what all lanes put on it.
+between two cells so takes as long as the most loaded link takes for what all lanes put on it. Of a cable with several
+cards (``Cable.lanes``) a GPU passes one: a card is divided by the GPUs of a cell that pass it, and cells that pass no
+card in common do not meet. Where cells have some cards in common and others not, they count as having all in common.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import combinations
 
 import numpy as np
@@ -52,12 +54,16 @@ def _cables(network: Network, cells: Sequence[Sequence[int]]) -> tuple[Cable, ..
     Those of a cell's other GPUs are left out: the first one's own cable is as slow as the slowest of them.
     """
     lanes = _lanes_through(network, cells)
+    apart = _cards_apart(network, cells)
     names = _alone(network, cells)
     others = {network.device_names[gpu] for cell in cells for gpu in cell[1:]}
     tree = network.tree
     kept = [network.cables[number] for number in sorted(tree.edges[ends]["cable"] for ends in tree.edges)]
     edges = {frozenset(cable[:2]): cable for cable in kept}
-    parts = {edge: (cable.bandwidth_bytes_per_s // lanes[edge], cable.latency_ns) for edge, cable in edges.items()}
+    parts = {
+        edge: (cable.lane_bytes_per_s // -(-lanes[edge] // cable.lanes), cable.latency_ns)
+        for edge, cable in edges.items()
+    }
     for cell in cells:
         own = [frozenset(ends) for gpu in cell for ends in tree.edges(network.place(gpu)) if _is_leaf(network, gpu)]
         if _is_leaf(network, cell[0]):
@@ -67,12 +73,31 @@ def _cables(network: Network, cells: Sequence[Sequence[int]]) -> tuple[Cable, ..
         cable._replace(
             a=names.get(cable.a, cable.a),
             b=names.get(cable.b, cable.b),
-            bandwidth_bytes_per_s=max(1, parts[edge][0]),
+            bandwidth_bytes_per_s=max(1, parts[edge][0]) * apart(cable.lanes),
             latency_ns=parts[edge][1],
+            lanes=apart(cable.lanes),
         )
         for edge, cable in edges.items()
         if cable.a not in others and cable.b not in others
     )
+
+
+def _cards_apart(network: Network, cells: Sequence[Sequence[int]]) -> Callable[[int], int]:
+    """Return the number of groups that a number of cards forms: cell i of a node passes group i modulo it."""
+    size, numbers = len(cells[0]), network.number_in_node
+    held = Counter(network.node_of[cell[0]] for cell in cells)
+    place_of: Counter[int] = Counter()
+    in_order = True
+    for cell in cells:
+        node = network.node_of[cell[0]]
+        in_order &= numbers[cell[0]] == place_of[node] * size
+        place_of[node] += 1
+
+    def apart(cards: int) -> int:
+        groups = max(1, cards // size)
+        return groups if in_order and (cards % size == 0 or max(held.values()) <= groups) else 1
+
+    return apart
 
 
 def _is_leaf(network: Network, gpu: int) -> bool:

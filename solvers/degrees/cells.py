@@ -3,35 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.model.degrees import Degrees
 from penstock.solvers.model.problem import Problem
 
+Cells = tuple[tuple[int, ...], ...]
 
-def cells_of(problem: Problem, degrees: Degrees) -> tuple[tuple[int, ...], ...]:
+
+def cells_of(problem: Problem, degrees: Degrees) -> Cells:
     """Return the cells in the order of the topology; GPUs that fill none are left out.
 
     A cell lies inside a node, or consists of whole neighbouring nodes of equal size; its GPUs are of one kind. Raises
     UnsupportedRequest where tensor parallelism would leave a node, or no cell can be made.
     """
-    size = degrees.cell
-    nodes = problem.nodes()
-    largest = max(len(node) for node in nodes)
+    largest = _largest_node(problem)
     if degrees.tensor > largest:
         raise UnsupportedRequest(
             f"tensor {degrees.tensor} needs {degrees.tensor} GPUs in one node, and the largest has {largest}",
             remedy=f"a tensor degree of at most {largest}",
         )
-    inside = [cell for node in nodes for cell in _chunks(node, size)]
-    cells = inside if size <= largest else _of_whole_nodes(nodes, size)
-    found = tuple(cell for cell in cells if len({problem.devices[gpu].kind for gpu in cell}) == 1)
+    found = _cells(problem, degrees.cell)
     if not found:
         raise UnsupportedRequest(
-            f"no {size} neighbouring GPUs of one kind fill whole nodes or lie in one, as {degrees} asks",
+            f"no {degrees.cell} neighbouring GPUs of one kind fill whole nodes or lie in one, as {degrees} asks",
             remedy="smaller degrees, or a cluster whose nodes they fill",
         )
     return found
+
+
+@lru_cache(maxsize=16)
+def _largest_node(problem: Problem) -> int:
+    return max(len(node) for node in problem.nodes())
+
+
+@lru_cache(maxsize=64)
+def _cells(problem: Problem, size: int) -> Cells:
+    nodes = problem.nodes()
+    inside = [cell for node in nodes for cell in _chunks(node, size)]
+    cells = inside if size <= _largest_node(problem) else _of_whole_nodes(nodes, size)
+    return tuple(cell for cell in cells if len({problem.devices[gpu].kind for gpu in cell}) == 1)
 
 
 def _chunks(node: Sequence[int], size: int) -> list[tuple[int, ...]]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.degrees.cell_network import cell_network
-from penstock.solvers.degrees.cells import cells_of
+from penstock.solvers.degrees.cells import Cells, cells_of
 from penstock.solvers.degrees.inner_times import InnerTimes
 from penstock.solvers.degrees.times import cell_times, variant_at
 from penstock.solvers.model.degrees import Choice, Degrees, Sharding
@@ -27,17 +27,12 @@ def contract(problem: Problem, choice: Choice) -> Problem:
     Times between measured sizes are interpolated, and above the largest proportional to it. Raises UnsupportedRequest
     where the profile does not know the degrees, the cluster has no such cells, or what is asked excludes them.
     """
-    refuse_unplanned(choice.sharding)
+    cells = planned_cells(problem, choice)
     memory = problem.memory
     if choice.sharding is not None:
         memory = replace(memory, shard_states=choice.sharding == "optimizer")
     if choice.degrees == Degrees():
         return replace(problem, choices=(choice,), choice=choice, memory=memory)
-    if problem.codec:
-        raise UnsupportedRequest(
-            "codec: auto goes with no degree of parallelism above 1", remedy="leave codec out, or ask for degrees of 1"
-        )
-    cells = cells_of(problem, choice.degrees)
     variant = variant_at(problem, choice.degrees)
     update_ns, measured = cell_times(problem, variant, InnerTimes(problem, choice.degrees, cells))
     cuts = variant.boundary_tensors
@@ -64,6 +59,22 @@ def contract(problem: Problem, choice: Choice) -> Problem:
         cells=cells,
         _costs={},
     )
+
+
+def planned_cells(problem: Problem, choice: Choice) -> Cells:
+    """Return the cells of a choice that can be planned; those of degrees of 1 are the GPUs. Raises as ``contract``."""
+    refuse_unplanned(choice.sharding)
+    if choice.degrees == Degrees():
+        return tuple((gpu,) for gpu in range(problem.num_devices))
+    if problem.codec:
+        raise UnsupportedRequest(
+            "codec: auto goes with no degree of parallelism above 1", remedy="leave codec out, or ask for degrees of 1"
+        )
+    cells = cells_of(problem, choice.degrees)
+    variant_at(problem, choice.degrees)
+    for pin in problem.pins:
+        _pin(problem, pin, cells)
+    return cells
 
 
 def refuse_unplanned(sharding: Sharding | None) -> None:

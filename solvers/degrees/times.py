@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -41,14 +42,19 @@ def with_times(problem: Problem, times: Times) -> Problem:
 
 def variant_at(problem: Problem, degrees: Degrees) -> Variant:
     """Return what the profile knows at some degrees. Raises UnsupportedRequest where that is nothing."""
-    for variant in problem.variants:
-        if variant.degrees == degrees:
-            return variant
+    found = _variants(problem).get(degrees)
+    if found is not None:
+        return found
     known = "; ".join(str(each.degrees) for each in problem.variants)
     raise UnsupportedRequest(
         f"the profile has no costs at {degrees}",
         remedy=f"it has them at {known}" if known else "a profile with costs at these degrees",
     )
+
+
+@lru_cache(maxsize=16)
+def _variants(problem: Problem) -> dict[Degrees, Variant]:
+    return {variant.degrees: variant for variant in problem.variants}
 
 
 def _measured(problem: Problem, variant: Variant, inner: InnerTimes, kind: str, times: Times) -> tuple[Measured, ...]:

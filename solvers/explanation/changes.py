@@ -144,7 +144,7 @@ def cable_name(cable: Cable) -> str:
 
 def link_of(network: Network, resource: int) -> str | None:
     """The link that a resource is a direction or a port of: a cable, or a node's inside; None for pairs of a matrix."""
-    name = network.resources[resource].name
+    name = "→".join(network.resources[resource].ends)
     links = _links_by_name(network)
     if name in links or network.matrix_bytes_per_s is not None:
         return links.get(name)

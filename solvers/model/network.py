@@ -2,31 +2,44 @@
 
 A *resource* is whatever one transfer at a time may use: one direction of a full-duplex link, a half-duplex
 link, a device pair's channel, a port, a bus. A *route* lists the resources between two devices in order.
-The bottleneck of the tree's path equals the widest path's bottleneck in the whole graph.
+The bottleneck of the tree's path equals the widest path's bottleneck in the whole graph, lanes counted together.
+
+The *lanes* of a cable are equal cards, each a resource of its own, and device i of a node has lane i modulo their
+number. A transfer passes one lane: the sender's in the first half of the path, the receiver's in the second, and on a
+cable in the middle that of the device with the lower number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from math import lcm
+from typing import Literal, NamedTuple, TypeVar
 
 import networkx as nx
 import numpy as np
 
 MAX_DENSE_DEVICES = 2048
+_D = TypeVar("_D")
 
 
 class Cable(NamedTuple):
-    """An undirected link between two named places."""
+    """An undirected link between two named places; ``lanes``: the number of its equal cards."""
 
     a: str
     b: str
     bandwidth_bytes_per_s: int
     latency_ns: int
     full_duplex: bool
+    lanes: int = 1
+
+    @property
+    def lane_bytes_per_s(self) -> int:
+        """Return the bandwidth of one lane."""
+        return max(min(1, self.bandwidth_bytes_per_s), self.bandwidth_bytes_per_s // self.lanes)
 
 
 class Inside(NamedTuple):
@@ -45,11 +58,26 @@ class Route(NamedTuple):
     latency_ns: int
 
 
+class Ways(NamedTuple):
+    """Routes of one latency: ``resources`` (sources, targets, n)."""
+
+    resources: np.ndarray
+    latency_ns: int
+
+
 class Resource(NamedTuple):
-    """Part of the network that one transfer at a time may use."""
+    """Part of the network that one transfer at a time may use; ``ends``: where it begins and ends, for all lanes."""
 
     name: str
     bandwidth_bytes_per_s: int
+    ends: tuple[str, str]
+
+
+class _Path(NamedTuple):
+    """The way from one place to another: the resources of each cable, one for each lane."""
+
+    cables: tuple[tuple[int, ...], ...]
+    latency_ns: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +92,9 @@ class Network:
     matrix_bytes_per_s: np.ndarray | None = None
     matrix_latency_ns: np.ndarray | None = None
     resources: list[Resource] = field(default_factory=list)
-    _ids: dict[tuple[str, str], int] = field(default_factory=dict)
+    _ids: dict[tuple[str, str, str], int] = field(default_factory=dict)
     _routes: dict[tuple[int, int], Route | None] = field(default_factory=dict)
+    _paths: dict[tuple[str, str], _Path | None] = field(default_factory=dict)
     _narrowest: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     def route(self, source: int, target: int) -> Route | None:
@@ -82,8 +111,11 @@ class Network:
             return 0
         return min(self.resources[r].bandwidth_bytes_per_s for r in route.resources)
 
-    def min_bandwidth(self, devices: Sequence[int]) -> int:
-        """Return the smallest bandwidth between any two of the devices, over both directions."""
+    def ring_bandwidth(self, devices: Sequence[int]) -> int:
+        """Return the bytes per second of a ring over the devices, or of rings that share its bytes evenly.
+
+        There is one ring over devices in one node; over several, every card that the devices use has a ring.
+        """
         key = tuple(devices)
         if key not in self._narrowest:
             self._narrowest[key] = self._find_narrowest(devices)
@@ -94,9 +126,7 @@ class Network:
             index = np.asarray(devices)
             block = self.matrix_bytes_per_s[np.ix_(index, index)]
             return int(block[~np.eye(len(devices), dtype=bool)].min())
-        if not any(d in self._wired_devices for d in devices):
-            return min((*self._within_nodes(devices), *self._among_nodes(devices)))
-        return min(self.bandwidth(u, v) for u, v in self.spanning_pairs(devices))
+        return min((*self._within_nodes(devices), *map(self._shared_bandwidth, self._hops(self._in_order(devices)))))
 
     def _within_nodes(self, devices: Sequence[int]) -> Iterator[int]:
         """Return the fabrics of the nodes that hold several of the devices."""
@@ -106,24 +136,78 @@ class Network:
             if other != device:
                 yield self.bandwidth(other, device)
 
-    def _among_nodes(self, devices: Sequence[int]) -> Iterator[int]:
-        """Return the cables of the smallest subtree that joins the devices' nodes, at least the narrowest of them.
+    def bandwidth_across(self, devices: Sequence[int]) -> int:
+        """Return the bytes per second of the rings from node to node, if devices in several nodes share the bytes."""
+        if self.matrix_bytes_per_s is not None:
+            return self.ring_bandwidth(list({self.node_of[device]: device for device in reversed(devices)}.values()))
+        return min(map(self._shared_bandwidth, self._hops(self._in_order(devices))))
 
-        Every cable of that subtree is on the path between two of the nodes, and on the path from the first to another.
-        """
-        leaders = list({self.node_of[device]: device for device in devices}.values())
-        return (self.bandwidth(leaders[0], other) for other in leaders[1:])
+    def _in_order(self, devices: Sequence[int]) -> list[list[int]]:
+        """Return the devices node by node, in the order of rings."""
+        return list(self._by_node(sorted(devices, key=lambda d: (self.node_of[d], d))).values())
+
+    def _hops(self, groups: list[list[int]]) -> list[list[tuple[int, int]]]:
+        """Return the pairs that pass bytes from each node to the next: every card of both, each equally often."""
+        if len(groups) == 1:
+            return []
+        if not self.has_cards:
+            return [[(out[-1], into[0])] for out, into in zip(groups, groups[1:] + groups[:1], strict=True)]
+        cards = [list({self._card(d): d for d in reversed(group)}.values())[::-1] for group in groups]
+        return [
+            [(out[i % len(out)], into[i % len(into)]) for i in range(lcm(len(out), len(into)))]
+            for out, into in zip(cards, cards[1:] + cards[:1], strict=True)
+        ]
+
+    def cards_at(self, node: int) -> int:
+        """Return by how many cards the devices of a node leave it; links that all of them share count as one."""
+        return len({self._card(device) for device, of in enumerate(self.node_of) if of == node})
+
+    def keeps_lanes(self, swap: Mapping[int, int]) -> bool:
+        """Return whether devices that share a lane still share one after exchanging devices, and no others do."""
+        laned = [cable for cable in self.cables if cable.lanes > 1]
+        number = self.number_in_node
+        if all(number[u] % cable.lanes == number[v] % cable.lanes for u, v in swap.items() for cable in laned):
+            return True
+        hosts = set(self.node_names)
+        leaves = all((cable.a in hosts) != (cable.b in hosts) for cable in laned)
+        if not leaves or any(self.tree.degree(self.node_names[self.node_of[u]]) > 1 for u in swap):
+            return False
+        nodes = {self.node_of[u] for u in swap}
+        touched = [d for d, node in enumerate(self.node_of) if node in nodes]
+        cards = {(self.node_of[d], self._card(d)) for d in touched}
+        moved = {
+            (self.node_of[d], self._card(d), self.node_of[e], self._card(e)) for d in touched for e in (swap.get(d, d),)
+        }
+        return len(moved) == len(cards)
+
+    def _card(self, device: int) -> object:
+        """Return the card by which a device leaves its node."""
+        if device in self._wired_devices:
+            return self.device_names[device]
+        return self.number_in_node[device] % self._lanes_of[self.node_names[self.node_of[device]]]
+
+    def _shared_bandwidth(self, pairs: Sequence[tuple[int, int]]) -> int:
+        """Return the bytes per second of all pairs together if each carries an equal part; 0 where one has no route."""
+        routes = [self.route(u, v) for u, v in pairs]
+        if any(route is None for route in routes):
+            return 0
+        load = Counter(resource for route in routes if route is not None for resource in route.resources)
+        return min(self.resources[r].bandwidth_bytes_per_s * len(pairs) // count for r, count in load.items())
 
     def spanning_pairs(self, devices: Sequence[int]) -> list[tuple[int, int]]:
         """Return ordered pairs that include the narrowest of all pairs: within nodes, and between node leaders."""
-        by_node: dict[int, list[int]] = {}
-        for device in devices:
-            by_node.setdefault(self.node_of[device], []).append(device)
+        by_node = self._by_node(devices)
         pairs = [(u, v) for group in by_node.values() for u in group for v in group if u != v]
         if any(d in self._wired_devices for d in devices):
             return pairs + [(u, v) for u in devices for v in devices if self.node_of[u] != self.node_of[v]]
         leaders = [group[0] for group in by_node.values()]
         return pairs + [(u, v) for u in leaders for v in leaders if u != v]
+
+    def _by_node(self, devices: Iterable[int]) -> dict[int, list[int]]:
+        held: dict[int, list[int]] = {}
+        for device in devices:
+            held.setdefault(self.node_of[device], []).append(device)
+        return held
 
     def walk(self) -> tuple[int, ...]:
         """Return all nodes in the order of a walk through the tree, small branches first; a switch's nodes together.
@@ -155,10 +239,18 @@ class Network:
                 size[parent] += size[place]
         return size
 
-    def ring(self, devices: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the neighbouring pairs of an all-reduce's ring: node by node, then device by device."""
-        order = sorted(devices, key=lambda d: (self.node_of[d], d))
-        return [(u, order[(i + 1) % len(order)]) for i, u in enumerate(order)]
+    def ring(self, devices: Sequence[int]) -> list[tuple[int, int, int]]:
+        """Return the neighbouring pairs of an all-reduce: device by device, by every card to the next node.
+
+        The third number says among how many pairs, those from a node to the next, the bytes are shared.
+        """
+        groups = self._in_order(devices)
+        hops = self._hops(groups) or [[(groups[0][-1], groups[0][0])]]
+        return [
+            pair
+            for group, hop in zip(groups, hops, strict=True)
+            for pair in (*((u, v, 1) for u, v in pairwise(group)), *((u, v, len(hop)) for u, v in hop))
+        ]
 
     def nodes_of(self, devices: Iterable[int]) -> set[int]:
         """Return the nodes that hold any of the devices."""
@@ -181,6 +273,36 @@ class Network:
     def has_own_nic(self) -> tuple[bool, ...]:
         """Return whether a device has a link of its own out of its node."""
         return tuple(d in self._wired_devices for d in range(len(self.device_names)))
+
+    @cached_property
+    def has_cards(self) -> bool:
+        """Return whether devices of one node may leave it by different cards: cables of their own, or lanes."""
+        if self.matrix_bytes_per_s is not None:
+            return False
+        return bool(self._wired_devices) or any(cable.lanes > 1 for cable in self.cables)
+
+    @cached_property
+    def number_in_node(self) -> tuple[int, ...]:
+        """Return the number of each device among those of its node."""
+        held: Counter[int] = Counter()
+        numbers = []
+        for node in self.node_of:
+            numbers.append(held[node])
+            held[node] += 1
+        return tuple(numbers)
+
+    @cached_property
+    def _numbers(self) -> np.ndarray:
+        return np.asarray(self.number_in_node)
+
+    @cached_property
+    def _lanes_of(self) -> Mapping[str, int]:
+        """Return the most lanes of a cable of the tree at each place."""
+        lanes = dict.fromkeys(self.tree.nodes, 1)
+        for a, b, number in self.tree.edges(data="cable"):
+            for end in (a, b):
+                lanes[end] = max(lanes[end], self.cables[number].lanes)
+        return lanes
 
     @cached_property
     def _wired_devices(self) -> frozenset[int]:
@@ -227,7 +349,7 @@ class Network:
         inside = self.insides[node]
         if node == self.node_of[target]:
             return self._route_inside(node, inside, source, target) if inside is not None else None
-        return self._route_between(self.place(source), self.place(target))
+        return self._route_between(source, target)
 
     def place(self, device: int) -> str:
         """Return where a device is in the tree: at a cable of its own, or at its node."""
@@ -245,7 +367,35 @@ class Network:
             names = [(u, v) if inside.full_duplex else (min(u, v), max(u, v))]
         return Route(tuple(self._resource(name, inside.bandwidth_bytes_per_s) for name in names), inside.latency_ns)
 
-    def _route_between(self, start: str, goal: str) -> Route | None:
+    def _route_between(self, source: int, target: int) -> Route | None:
+        path = self._path(self.place(source), self.place(target))
+        if path is None:
+            return None
+        nearest = _nearest(path, source, min(source, target), target)
+        number = self.number_in_node
+        used = (lanes[number[d] % len(lanes)] for lanes, d in zip(path.cables, nearest, strict=True))
+        return Route(tuple(used), path.latency_ns)
+
+    def _path(self, start: str, goal: str) -> _Path | None:
+        key = (start, goal)
+        if key not in self._paths:
+            self._paths[key] = self._find_path(start, goal)
+        return self._paths[key]
+
+    def ways(self, sources: Sequence[int], targets: Sequence[int]) -> Ways | None:
+        """Return the routes from devices of one place to those of another; None where nothing connects them."""
+        path = self._path(self.place(sources[0]), self.place(targets[0]))
+        if path is None:
+            return None
+        out, into = np.asarray(sources)[:, None], np.asarray(targets)[None, :]
+        used = [
+            np.asarray(lanes)[self._numbers[nearest] % len(lanes)]
+            for lanes, nearest in zip(path.cables, _nearest(path, out, np.minimum(out, into), into), strict=True)
+        ]
+        shape = (len(sources), len(targets))
+        return Ways(np.stack([np.broadcast_to(each, shape) for each in used], axis=-1), path.latency_ns)
+
+    def _find_path(self, start: str, goal: str) -> _Path | None:
         known = self._parents
         if start not in known or goal not in known or known[start][0] != known[goal][0]:
             return None
@@ -256,16 +406,28 @@ class Network:
             assert parent is not None
             deeper.append(parent)
         places = up + down[-2::-1]
-        resources, latency = [], 0
+        found, latency = [], 0
         for a, b in pairwise(places):
             cable = self.cables[self.tree.edges[a, b]["cable"]]
-            name = (a, b) if cable.full_duplex else (min(a, b), max(a, b))
-            resources.append(self._resource(name, cable.bandwidth_bytes_per_s))
+            ends = (a, b) if cable.full_duplex else (min(a, b), max(a, b))
+            found.append(self._lanes(cable, ends))
             latency += cable.latency_ns
-        return Route(tuple(resources), latency)
+        return _Path(tuple(found), latency)
 
-    def _resource(self, name: tuple[str, str], bandwidth_bytes_per_s: int) -> int:
-        if name not in self._ids:
-            self._ids[name] = len(self.resources)
-            self.resources.append(Resource(f"{name[0]}→{name[1]}", bandwidth_bytes_per_s))
-        return self._ids[name]
+    def _lanes(self, cable: Cable, ends: tuple[str, str]) -> tuple[int, ...]:
+        if cable.lanes == 1:
+            return (self._resource(ends, cable.bandwidth_bytes_per_s),)
+        return tuple(self._resource(ends, cable.lane_bytes_per_s, f", lane {lane}") for lane in range(cable.lanes))
+
+    def _resource(self, ends: tuple[str, str], bandwidth_bytes_per_s: int, lane: str = "") -> int:
+        key = (*ends, lane)
+        if key not in self._ids:
+            self._ids[key] = len(self.resources)
+            self.resources.append(Resource(f"{ends[0]}→{ends[1]}{lane}", bandwidth_bytes_per_s, ends))
+        return self._ids[key]
+
+
+def _nearest(path: _Path, source: _D, middle: _D, target: _D) -> list[_D]:
+    """Return for each cable of a path whose lane a transfer takes."""
+    half, odd = divmod(len(path.cables), 2)
+    return [source] * half + [middle] * odd + [target] * half

@@ -1,11 +1,12 @@
 """A request that leaves degrees of parallelism open: every choice is an ordinary problem (``degrees.contract``).
 
-First every choice gets the bound on all of its plans, from its load: their minimum is the request's, before the first
-search. Then ``auto`` searches the choices in rounds: planner ``even``, which takes little time, then all planners with
-few plans, then with more. A choice whose bound is not below the best plan is ruled out, and after each round only those
-go on that are near the best (successive halving, with the distance instead of the half). The best one gets the whole
-effort of the request. Another planner gives it to all choices that are near the best of ``even``. The certificate is
-the minimum over the choices of the best bound of each: a choice that was left out of a round keeps its own.
+First every choice gets a bound on all of its plans, from its load; those of least load get a tighter one, until it is
+known which is least: that is the request's, before the first search. Then ``auto`` searches the choices in rounds:
+planner ``even``, which takes little time, then all planners with few plans, then with more. A choice whose bound is not
+below the best plan is ruled out, and after each round only those go on that are near the best (successive halving, with
+the distance instead of the half), of large requests only the best ones. The best one gets the whole effort of the
+request. Another planner gives it to all choices that are near the best of ``even``. The certificate is the minimum over
+the choices of the best bound of each: a choice that was left out of a round keeps its own.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -21,13 +23,15 @@ from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.coverage import allowed
 from penstock.solvers.bounds.schedule_bound import request_bound
 from penstock.solvers.costs.infinity import NEVER_NS
-from penstock.solvers.degrees.contract import contract
+from penstock.solvers.degrees.contract import contract, planned_cells
+from penstock.solvers.degrees.loads import Loads
 from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.degrees import Choice
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, Candidate, Progress, Result, Status
-from penstock.solvers.planners.catalogue import EXCLUDE, PHASES, resolve
+from penstock.solvers.planners.catalogue import EXCLUDE, PHASES, PLANNERS, Tier, resolve
 from penstock.solvers.solve import driver
+from penstock.solvers.solve.workers import size_of
 
 QUICK = "even"
 """The planner that ranks the choices first."""
@@ -46,6 +50,11 @@ NEAR = 1.12
 """How near the best of planner ``QUICK`` a choice is that gets the whole effort of another planner."""
 _QUICK: MutableMapping[Problem, dict[Choice, int]] = WeakKeyDictionary()
 """What planner ``QUICK`` found of problems that are asked again, as where planners are compared."""
+MOST = 160_000
+"""The effort of the rounds of all planners: the sizes (``workers.size_of``) of the choices searched, added up."""
+LARGE = 50_000
+"""The size of a choice above which planners that prove what is best of a small request are not asked."""
+PROVING = tuple(row.name for row in PLANNERS.values() if row.tier is Tier.PROOF and row.least_devices == 1)
 CAUSES = 3
 """How many choices without a plan a sentence gives the reason for."""
 
@@ -59,17 +68,39 @@ class Found(NamedTuple):
 
 @dataclass
 class Searched:
-    """What is known of one choice: the bound on all of its plans, and the result of its best search."""
+    """What is known of one choice: the bound on all of its plans, and the result of its best search.
 
-    problem: Problem
-    bound: Bound
+    ``gpus``: the request; ``load_ns``: what its load alone takes.
+    """
+
+    gpus: Problem
+    choice: Choice
+    cells: int
+    load_ns: int
     result: Result | None = None
+    _bound: Bound | None = None
+
+    @cached_property
+    def problem(self) -> Problem:
+        """The choice as a problem, made when first asked for: of many choices most are ruled out by their load."""
+        return contract(self.gpus, self.choice)
 
     @property
-    def choice(self) -> Choice:
-        """The choice."""
-        assert self.problem.choice is not None
-        return self.problem.choice
+    def size(self) -> int:
+        """What the planners' work grows with (``workers.size_of``)."""
+        return size_of(self.gpus) * self.cells // self.gpus.num_devices
+
+    @property
+    def bound(self) -> Bound:
+        """The highest known bound."""
+        if self._bound is None:
+            self._bound = request_bound(self.problem)
+        return self._bound
+
+    @property
+    def least_ns(self) -> int:
+        """The bound, or the load as long as no bound was asked for."""
+        return self.load_ns if self._bound is None else self._bound.bound_ns
 
     @property
     def value_ns(self) -> int | None:
@@ -82,11 +113,11 @@ class Searched:
         return self.result is not None and self.result.status is Status.INFEASIBLE
 
     def take(self, result: Result) -> None:
-        """Keep the higher bound, and the result of a search whose plan is better than the known one."""
+        """Keep the higher bound, and the result of the last search whose plan is not worse than the known one."""
         found = [each for each in result.bounds if each.scope == REQUEST_SCOPE]
-        self.bound = max((self.bound, *found), key=lambda each: each.bound_ns)
+        self._bound = max((self.bound, *found), key=lambda each: each.bound_ns)
         known = self.value_ns
-        if known is None or (result.best is not None and result.best.value_ns < known):
+        if known is None or (result.best is not None and result.best.value_ns <= known):
             self.result = result
 
 
@@ -144,27 +175,30 @@ class Search:
         self.problem, self.deadline, self.max_plans, self.gap, self.asked = problem, deadline, max_plans, gap, asked
         self.on_incumbent, self.on_progress = on_incumbent, on_progress
         self.best: Searched | None = None
+        self._spent = 0
         self.refused: dict[Choice, UnsupportedRequest] = {}
         self.choices: list[Searched] = []
+        loads = Loads(problem)
         for choice in problem.choices:
             try:
-                cells = contract(problem, choice)
+                cells = planned_cells(problem, choice)
             except UnsupportedRequest as refused:
                 self.refused[choice] = refused
             else:
-                self.choices.append(Searched(cells, request_bound(cells)))
+                self.choices.append(Searched(problem, choice, len(cells), loads.least_ns(choice, cells)))
 
     def run(self) -> None:
         """Search until one choice is left and has had its effort, or none can hold a better plan.
 
         In the first round choices of few cells come first: their plans are found soonest.
         """
-        left = sorted(self.choices, key=lambda each: (each.problem.num_devices, each.bound.bound_ns))
+        left = sorted(self.choices, key=lambda each: (each.cells, each.load_ns))
         if not self._asks_others:
             self._run_one(left)
             return
         for plans, near in ROUNDS:
-            if len(left) == 1:
+            left = left if plans is None else self._afforded(left)
+            if len(left) <= 1:
                 break
             asked = {**self.asked, "planner": QUICK, "options": {}} if plans is None else self._planners_only()
             most = None if plans is None else min(plans, self.max_plans or plans)
@@ -197,7 +231,7 @@ class Search:
             limit_ns = None if left_s is None else int(1e9 * left_s / (4 * len(self.choices)))
             found = None
             with suppress(UnsupportedRequest):  # plans with a flush are not asked for
-                found = driver.solve(each.problem, QUICK, time_limit_ns=limit_ns, workers=1, hints=False).best
+                found = driver.solve(each.problem, QUICK, time_limit_ns=limit_ns, workers=1, closely=False).best
             known[each.choice] = NEVER_NS if found is None else found.value_ns
         return known[each.choice]
 
@@ -220,7 +254,7 @@ class Search:
             parts = (1 if final else 2) * (len(left) - number)
             limit_ns = None if left_s is None else int(1e9 * left_s / parts)
             if self._is_open(each) and not self.deadline.passed:
-                self._search(each, {**asked, "time_limit_ns": limit_ns, "max_plans": most, "hints": final})
+                self._search(each, {**asked, "time_limit_ns": limit_ns, "max_plans": most, "closely": final})
 
     def _nearest(self, left: list[Searched], near: float, *, untried: bool) -> list[Searched]:
         """Return the open choices, the best first, as far as they are near the best plan; all where there is none.
@@ -233,14 +267,25 @@ class Search:
         limit_ns = near * self.best_ns
         return [each for each in ranked if (untried if each.value_ns is None else each.value_ns <= limit_ns)]
 
+    def _afforded(self, ranked: list[Searched]) -> list[Searched]:
+        """Return the best choice, and those after it for which there is effort left; all of them spend theirs."""
+        found: list[Searched] = []
+        for each in ranked:
+            if found and self._spent >= MOST:
+                break
+            found.append(each)
+            self._spent += each.size
+        return found
+
     def _is_open(self, each: Searched) -> bool:
         """Return whether a choice may hold a better plan than the best one, by more than the gap that was asked for."""
         if each.impossible or each.choice in self.refused:
             return False
-        return self.best_ns is None or self.best_ns > each.bound.bound_ns * (1.0 + self.gap)
+        limit_ns = None if self.best_ns is None else self.best_ns / (1.0 + self.gap)
+        return limit_ns is None or (each.load_ns < limit_ns and each.bound.bound_ns < limit_ns)
 
     def _search(self, each: Searched, asked: Mapping[str, Any]) -> None:
-        """Search one choice; keep its bound, and its plan if it is better than what was known of it."""
+        """Search one choice, from what was known of it; keep its bound, and its plan if it is better."""
 
         def on_incumbent(plan: Candidate) -> None:
             if self.on_incumbent is not None and (self.best_ns is None or plan.value_ns < self.best_ns):
@@ -252,11 +297,14 @@ class Search:
                 working = tuple(f"{name} at {each.choice}" for name in progress.working)
                 self.on_progress(Progress(min(known, default=None), self.bound(), working))
 
+        if resolve(asked["planner"]).asks_others:
+            asked = _without(asked, *_left_out(each))
         try:
             result = driver.solve(
                 each.problem,
                 **asked,
                 gap=self.gap,
+                known=None if each.result is None else each.result.best,
                 on_incumbent=on_incumbent,
                 on_progress=on_progress,
             )
@@ -270,9 +318,7 @@ class Search:
 
     def _planners_only(self) -> dict[str, Any]:
         """Return what is asked of the rounds before the last: planners in this process, without a search afterwards."""
-        options = self.asked.get("options") or {}
-        excluded = ",".join((*filter(None, [options.get(EXCLUDE.name)]), *PHASES))
-        return {**self.asked, "options": {**options, EXCLUDE.name: excluded}, "workers": 1}
+        return {**_without(self.asked, *PHASES), "workers": 1}
 
     # ---- what came of it ---------------------------------------------------------------------------------------------
 
@@ -281,8 +327,9 @@ class Search:
 
         A choice that the planner cannot take may have plans all the same.
         """
-        possible = [each for each in self.choices if not each.impossible]
-        least = min(possible or self.choices, key=lambda each: each.bound.bound_ns)
+        possible = [each for each in self.choices if not each.impossible] or self.choices
+        while (least := min(possible, key=lambda each: each.least_ns)).least_ns < least.bound.bound_ns:
+            pass  # its load is the least, and its bound is higher: another one may have the least bound
         covers = allowed(self.problem)
         method = f"the least, of {least.choice}: {least.bound.method}"
         return Bound(REQUEST_SCOPE, covers, least.bound.bound_ns, method, least.bound.tolerance_ns)
@@ -350,8 +397,23 @@ class Search:
         return replace(nearest.result, status=status, why=why, seconds=self.deadline.seconds, choice=nearest.choice)
 
 
+def _left_out(each: Searched) -> Iterator[str]:
+    """Yield the planners that a choice is not given to: the one that was asked first; for a large one ``PROVING``."""
+    if each.result is not None and QUICK not in each.result.unfinished:
+        yield QUICK
+    if each.size > LARGE:
+        yield from PROVING
+
+
+def _without(asked: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Return what is asked of ``auto`` without these planners or phases."""
+    options = asked.get("options") or {}
+    excluded = ",".join((*filter(None, [options.get(EXCLUDE.name)]), *names))
+    return {**asked, "options": {**options, EXCLUDE.name: excluded}}
+
+
 def _by_value(each: Searched) -> tuple[bool, int, int]:
-    return each.value_ns is None, each.value_ns or 0, each.bound.bound_ns
+    return each.value_ns is None, each.value_ns or 0, each.least_ns
 
 
 def _by_shortage(each: Searched) -> tuple[bool, int]:

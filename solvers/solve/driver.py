@@ -19,7 +19,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Candidate, Progress, Result, Status
 from penstock.solvers.planners.catalogue import PLANNERS, resolve
 from penstock.solvers.planners.proposal import Proposal
-from penstock.solvers.solve.incumbent import State
+from penstock.solvers.solve.incumbent import Found, State
 from penstock.solvers.solve.judging import Judge
 from penstock.solvers.solve.setting import Setting
 from penstock.solvers.solve.tasks import Remedy, Task, first_tasks, rounds
@@ -37,7 +37,8 @@ def solve(
     max_plans: int | None = None,
     gap: float = 0.0,
     workers: int | None = None,
-    hints: bool = True,
+    known: Candidate | None = None,
+    closely: bool = True,
     on_incumbent: Callable[[Candidate], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Result:
@@ -45,16 +46,19 @@ def solve(
 
     ``max_plans``: plans that each planner may have judged. ``on_incumbent`` is called with every improvement,
     ``on_progress`` with these, bounds, and who is at work. ``workers``: processes for a large request, by default as
-    many as processors; the answer does not depend on it. ``hints``: whether ``auto`` says what would help.
+    many as processors; the answer does not depend on it. ``known``: a plan that was found before, to be improved on.
+    ``closely``: whether bounds of classes of plans are looked for, and ``auto`` says what would help.
     Raises ``UnsupportedRequest`` and ``InvalidDocument`` as ``Planner.check`` does, and where the planner cannot take
     the request.
     """
     row = resolve(planner)
     values = row.check(problem.update_rules, schedule, options or {})
-    setting = Setting(problem, Deadline(time_limit_ns), gap, schedule, max_plans)
+    setting = Setting(problem, Deadline(time_limit_ns), gap, schedule, max_plans, closely=closely)
     state = State(setting, on_incumbent, on_progress)
     small = is_small(setting)
-    if row.asks_others and not small:
+    if known is not None:
+        state.offer(Found.of(known))
+    elif row.asks_others and not small:
         quick = State(replace(setting, first_feasible=True))
         run(quick, [first_tasks(setting, values)], Here(quick.setting))
         if quick.incumbent.best is not None:
@@ -64,7 +68,7 @@ def solve(
         if state.best is None and state.shortage is not None and state.status is not Status.TIME_LIMIT:
             run(state, [[Remedy(row.name, values, feasible)]], workforce)
     state.choose_codecs()
-    return state.result(why(state, closely=row.asks_others and hints, replanned_by=replanned_by))
+    return state.result(why(state, closely=row.asks_others and closely, replanned_by=replanned_by))
 
 
 def run(state: State, every_round: Iterable[list[Task]], workforce: Workforce) -> None:

@@ -15,8 +15,8 @@ class Setting:
 
     ``schedule``: the requested one, or ``auto``. ``gap``: the relative distance to a bound at which a plan is good
     enough. ``max_plans``: how many plans of one planner are simulated; a count, so the answer is the same on every
-    machine. ``first_feasible``: stop at the first plan that fits. ``whole``: a bound on every plan of the request,
-    where it is known already.
+    machine. ``first_feasible``: stop at the first plan that fits. ``closely``: look for bounds of classes of plans.
+    ``whole``: a bound on every plan of the request, where it is known already.
     """
 
     problem: Problem
@@ -25,4 +25,5 @@ class Setting:
     schedule: str = "auto"
     max_plans: int | None = None
     first_feasible: bool = False
+    closely: bool = True
     whole: Bound | None = None

@@ -57,6 +57,8 @@ SHARE = 8
 """With one, it gets 1/8 of the limit."""
 LOCAL_SEARCH = 3
 """The local search's effort, as a multiple of that of optimising an order."""
+MOST_CELLS = 1024
+"""Where degrees are a choice, more cells are for planners of any number of devices alone: others take minutes each."""
 ORDER_ROUNDS = 2
 """Rounds of order optimisation: of the planners' best plan, and of what the local search makes of it."""
 
@@ -259,7 +261,7 @@ def rounds(state: State, planner: Planner, values: Mapping[str, object]) -> Iter
     Raises ``UnsupportedRequest`` where a planner that is asked alone cannot take the request.
     """
     setting = state.setting
-    bounds: list[Task] = [] if setting.first_feasible else [Prove()]
+    bounds: list[Task] = [] if setting.first_feasible or not setting.closely else [Prove()]
     if planner.proposals is not None:
         yield [Ask(planner.name, values), *bounds]
         if state.refused:
@@ -269,7 +271,7 @@ def rounds(state: State, planner: Planner, values: Mapping[str, object]) -> Iter
     yield [*bounds, *asked(setting, _rows(setting, excluded))]
     only_planners = setting.first_feasible or setting.problem.within is not None
     optimised: set[object] = set()
-    for number in range(0 if only_planners or setting.problem.num_devices > MAX_DENSE_DEVICES else ORDER_ROUNDS):
+    for number in range(0 if only_planners or _reach(setting.problem) > MAX_DENSE_DEVICES else ORDER_ROUNDS):
         yield from _selective(state, excluded)
         following: list[Task] = []
         for start in _starts(state):
@@ -328,9 +330,15 @@ def _rows(setting: Setting, excluded: set[str]) -> list[Planner]:
     rows = [row for row in rows if row.name not in excluded and row.least_devices <= size]
     if setting.first_feasible:
         rows = [row for row in rows if not row.exact]
-    unlimited = [row for row in rows if size <= row.most_devices and row.supports & problem.update_rules]
+    unlimited = [row for row in rows if _reach(problem) <= row.most_devices and row.supports & problem.update_rules]
     rows = [row for row in unlimited or rows if _goes_with(setting, row)]
     return sorted(rows, key=lambda row: (row.least_devices == 1, row.tier))
+
+
+def _reach(problem: Problem) -> int:
+    """Return the number of devices that planners have to take, and searches from their plans."""
+    many = problem.choice is not None and problem.num_devices > MOST_CELLS
+    return max(problem.num_devices, MAX_DENSE_DEVICES + 1) if many else problem.num_devices
 
 
 def _goes_with(setting: Setting, row: Planner) -> bool:

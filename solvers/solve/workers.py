@@ -22,6 +22,7 @@ from typing import Protocol
 
 from penstock.solvers.compiled.kept import kept
 from penstock.solvers.model.micro_batches import candidates
+from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound
 from penstock.solvers.solve.incumbent import Found, Outcome, State
 from penstock.solvers.solve.processors import available_processors
@@ -30,7 +31,7 @@ from penstock.solvers.solve.tasks import Ask, Prove, Remedy, Task
 from penstock.solvers.solve.worker_process import Crash, end_with, serve
 
 SMALL = 1_500
-"""Layers × devices × numbers of micro-batches of a request that is solved in the calling process."""
+"""The largest request (``size_of``) that is solved in the calling process."""
 MOST_WORKERS = 8
 """Beyond that many processes each of them would have little left to do."""
 LAUNCH = "import sys; from penstock.solvers.solve.worker_process import main; main(int(sys.argv[1]), int(sys.argv[2]))"
@@ -131,9 +132,12 @@ def is_small(setting: Setting) -> bool:
 
     Without compiled kernels it is not: the compiler ends in time only with its process.
     """
-    problem = setting.problem
-    few = problem.num_layers * problem.num_devices * len(candidates(problem)) <= SMALL
-    return few and not (setting.deadline.limited and kept()[0] == 0)
+    return size_of(setting.problem) <= SMALL and not (setting.deadline.limited and kept()[0] == 0)
+
+
+def size_of(problem: Problem) -> int:
+    """Return layers × devices × numbers of micro-batches: about what the planners' work grows with."""
+    return problem.num_layers * problem.num_devices * len(candidates(problem))
 
 
 def workers_for(state: State, workers: int | None, *, one_planner: bool) -> Workforce:

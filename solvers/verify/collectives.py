@@ -33,10 +33,10 @@ def _devices_per_node(problem: Problem, devices: tuple[int, ...]) -> int:
     network = problem.network
     nodes = [network.node_of[device] for device in devices]
     held = {nodes.count(node) for node in nodes}
-    width = network.min_bandwidth(devices)
+    width = network.ring_bandwidth(devices)
     if problem.real is not None:
         alone = [tuple(problem.cells[cell][lane] for cell in devices) for lane in range(len(problem.cells[devices[0]]))]
-        if width < min(problem.real.network.min_bandwidth(gpus) for gpus in alone):
+        if width < min(problem.real.network.ring_bandwidth(gpus) for gpus in alone):
             return 0
     return held.pop() if len(held) == 1 and width else 0
 

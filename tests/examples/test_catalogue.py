@@ -120,6 +120,12 @@ def test_clusters_have_the_devices_their_names_say(name: str, nodes: int, device
 
 def test_a_node_has_one_nic_per_modern_device() -> None:
     assert catalogue.cluster("8x8xH100").expanded().links[0].bandwidth_bytes_per_s == 8 * 400 * GBIT
+    assert [catalogue.cluster(name).expanded().links[0].lanes for name in ("8x8xH100", "h100-8x8", "2x4xA100")] == [
+        8,
+        8,
+        4,
+    ]
+    assert [catalogue.cluster(name).expanded().links[0].lanes for name in ("8x8xV100", "2x1xA100")] == [None, None]
     assert catalogue.cluster("2x2xH100").expanded().links[0].bandwidth_bytes_per_s == 2 * 400 * GBIT
     assert catalogue.cluster("2x4xV100").expanded().links[0].bandwidth_bytes_per_s == 25 * GBIT
 

@@ -15,6 +15,7 @@ from penstock.examples import catalogue
 from penstock.schemas.document import Document
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
+from penstock.schemas.topology import ClusterTopology
 from penstock.service.http.samples import tiny_plan_file, tiny_request
 
 ADDRESSES = Path(__file__).with_name("addresses.json")
@@ -25,12 +26,25 @@ def stored() -> Iterator[tuple[str, Document]]:
     for name in catalogue.model_names():
         yield f"profile {name}", catalogue.profile(name)
     for name in (*catalogue.cluster_names(), "2x4xV100", "8x8xH100"):
-        yield f"topology {name}", catalogue.cluster(name)
-        yield f"topology {name}, written out", catalogue.cluster(name).expanded()
+        cluster = catalogue.cluster(name)
+        for words, topology in ((f"topology {name}", cluster), (f"topology {name}, written out", cluster.expanded())):
+            before = without_lanes(topology)
+            yield words, before
+            if topology != before:
+                yield f"{words}, with lanes", topology
     yield "request", PlanRequest.parse(tiny_request())
     file = PlanFile.parse(tiny_plan_file())
     yield "plan", file.plan
     yield "plan file", file
+
+
+def without_lanes(topology: ClusterTopology) -> ClusterTopology:
+    """As it was written before links had lanes."""
+    links = tuple(link.model_copy(update={"lanes": None}) for link in topology.links)
+    uniform = topology.uniform
+    if uniform is not None and uniform.nic is not None:
+        uniform = uniform.model_copy(update={"nic": uniform.nic.model_copy(update={"lanes": None})})
+    return topology.model_copy(update={"links": links, "uniform": uniform})
 
 
 def found() -> dict[str, str]:

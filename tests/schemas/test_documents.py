@@ -232,3 +232,25 @@ def test_a_time_with_its_unit_is_itself(nanoseconds: int) -> None:
 def test_a_missing_file_is_a_refused_document(tmp_path: Path) -> None:
     with pytest.raises(InvalidDocument, match="cannot read"):
         ModelProfile.read(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"nic": {"bandwidth_bytes_per_s": 7, "lanes": 8}}, "8 lanes share 7 bytes per second"),
+        ({"nic": {"bandwidth_bytes_per_s": 8, "lanes": 0}}, "greater than or equal to 1"),
+        ({"fabric": {"bandwidth_bytes_per_s": 8, "lanes": 8}}, "a fabric has no lanes"),
+    ],
+)
+def test_lanes_are_the_whole_cards_of_a_nic(changes: dict[str, object], words: str) -> None:
+    uniform = {"nodes": 2, "devices_per_node": 8, "kind": "cpu", "memory_bytes": 1} | changes
+    with pytest.raises(InvalidDocument, match=words):
+        ClusterTopology.parse({"name": "x", "uniform": uniform})
+
+
+@pytest.mark.parametrize(("a", "b"), [("s", "t"), ("n/0", "s"), ("n/0", "n")])
+def test_lanes_are_of_a_nodes_link(a: str, b: str) -> None:
+    nodes = [{"name": "n", "devices": [{"id": "n/0", "kind": "cpu", "memory_bytes": 1}]}]
+    links = [{"a": a, "b": b, "bandwidth_bytes_per_s": 8, "lanes": 2}]
+    with pytest.raises(InvalidDocument, match="has lanes, the cards of a node"):
+        ClusterTopology.parse({"name": "x", "nodes": nodes, "switches": ["s", "t"], "links": links})

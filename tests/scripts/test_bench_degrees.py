@@ -5,13 +5,14 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from bench_degrees import BEST, CASES, Case, Uniform, report, request_of
+from bench_degrees import BEST, CASES, Case, Uniform, answered, report, request_of
 
 import penstock
 from penstock.examples.catalogue import cluster
 from penstock.examples.shapes import SHAPES
 from penstock.schemas.errors import PenstockError
-from penstock.schemas.request import MemoryModel, PlanRequest
+from penstock.schemas.request import MemoryModel, PlanRequest, Termination
+from penstock.schemas.transformers.degrees import Degrees
 from penstock.shapes.profiles import profile_of
 
 LAYERS, BATCH = 14, 8
@@ -82,3 +83,10 @@ def test_the_requests_leave_degrees_and_sharding_open() -> None:
     request = request_of(CASES[0], "torch", 3)
     assert (request.degrees, request.sharding, request.termination.max_plans) == ("auto", "auto", 3)
     assert request.global_batch_size == 64
+
+
+def test_open_degrees_are_never_slower_than_degree_1_or_a_uniform_layout() -> None:
+    request = _request(30 * 2**30).model_copy(update={"termination": Termination(max_plans=1)})
+    ours, one = answered(request), answered(request.model_copy(update={"degrees": Degrees()}))
+    assert ours.time_ns <= min(one.time_ns, Uniform(request).best[0].time_ns)
+    assert ours.plan.certificates[0].bound_ns <= one.plan.certificates[0].bound_ns

@@ -74,6 +74,7 @@ def random_request(seed: int, layers: int = 5, devices: int = 4) -> Problem:
         linear=rng.random() < 0.5,
         shared_parameters=(("tied", (0, count - 1), 30),) if rng.random() < 0.3 else (),
         cuttable=[rng.random() < 0.85 for _ in range(count - 1)],
+        lanes=1 + seed % 3,
     )
 
 

@@ -30,6 +30,7 @@ def make_network(
     latency_ns: int = 0,
     form: Literal["pairs", "ports", "bus"] = "pairs",
     full_duplex: bool = True,
+    lanes: int = 1,
 ) -> Network:
     """Nodes of so many devices around one switch; node i is ``n<i>``, its devices ``n<i>/<j>``."""
     names = tuple(f"n{i}/{j}" for i, size in enumerate(nodes) for j in range(size))
@@ -40,7 +41,7 @@ def make_network(
         node_names=hosts,
         node_of=tuple(i for i, size in enumerate(nodes) for _ in range(size)),
         insides=(inside,) * len(nodes),
-        cables=tuple(Cable(host, "switch", between_bytes_per_s, latency_ns, full_duplex) for host in hosts),
+        cables=tuple(Cable(host, "switch", between_bytes_per_s, latency_ns, full_duplex, lanes) for host in hosts),
     )
 
 
@@ -67,6 +68,7 @@ def make_problem(
     latency_ns: int = 0,
     form: Literal["pairs", "ports", "bus"] = "pairs",
     full_duplex: bool = True,
+    lanes: int = 1,
     global_batch_size: int = 4,
     micro_batch_sizes: Sequence[int] = (1,),
     min_slice: int = 1,
@@ -101,6 +103,7 @@ def make_problem(
         latency_ns=latency_ns,
         form=form,
         full_duplex=full_duplex,
+        lanes=lanes,
     )
     size = len(network.device_names)
     kinds = kinds or ["cpu"] * size

@@ -57,6 +57,7 @@ def random_problem(rng: random.Random) -> Problem:
         state_factor=rng.randint(0, 2),
         shard_states=rng.random() < 0.3,
         count_buffers=rng.random() < 0.8,
+        lanes=rng.choice([1, 1, 2]),
     )
 
 

@@ -2,7 +2,8 @@
 
 A stage is *in a node* or spans several. Between two stages in one node bytes go at most as fast as inside any node;
 where some pair of their devices is in different nodes, a mode that counts the narrowest pair goes at most as fast as
-between any two nodes. In mode ``nic`` what crosses into or out of a node is counted.
+between any two nodes. In mode ``nic`` what crosses into or out of a node is counted. Where a node has several cards, a
+pair of devices has one of them, and ``whole`` is what they do together.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from penstock.solvers.bounds.contiguous.label_steps import (
 from penstock.solvers.bounds.windows_kernel import APART, FREE, SERIAL
 from penstock.solvers.costs.measured_collectives import measured_by_span
 from penstock.solvers.model.micro_batches import largest_slice, slice_bounds
+from penstock.solvers.model.network import Network
 from penstock.solvers.model.problem import Problem
 
 WAYS = 5
@@ -59,8 +61,26 @@ class Links:
         """The same for two devices in different nodes."""
         return self._best(False)
 
-    def _best(self, same_node: bool) -> tuple[int, int]:
+    @cached_property
+    def whole(self) -> float:
+        """The largest bandwidth between two nodes that lanes have together; infinite where devices have own cables."""
         network = self.problem.network
+        if not network.has_cards:
+            return self.between[0]
+        if any(network.has_own_nic):
+            return np.inf
+        cables = tuple(cable._replace(lanes=1) for cable in network.cables)
+        names = network.device_names, network.node_names, network.node_of
+        return self._best(False, Network(*names, network.insides, cables))[0]
+
+    @cached_property
+    def card(self) -> float:
+        """The largest bandwidth of one card: the lane of a cable, or a cable."""
+        network = self.problem.network
+        return max(cable.lane_bytes_per_s for cable in network.cables) if network.has_cards else self.between[0]
+
+    def _best(self, same_node: bool, network: Network | None = None) -> tuple[int, int]:
+        network = network or self.problem.network
         everything = range(self.problem.num_devices)
         if network.matrix_bytes_per_s is None:
             pairs = network.spanning_pairs(everything)
@@ -125,7 +145,9 @@ class Links:
         inside, between = self.inside[0], self.between[0]
         if way == SAME_RUN:
             return min(self._rows_inside(node, r, to, rows, pair) for node in self._nodes_for(r + to))
-        whole = rows / between if way == TO_OTHER_NODE and self.one_way else 0.0
+        whole = rows / self.whole if way == TO_OTHER_NODE and self.one_way else 0.0
+        if way == TO_OTHER_NODE and self.leaf_nodes and self.problem.network.has_cards:
+            whole = max(whole, largest_slice(rows, r) / self.card, largest_slice(rows, to) / self.card)
         fastest = between if way == TO_OTHER_NODE else max(inside, between)
         if way in (TO_SPANNING, FROM_SPANNING) and self.leaf_nodes:
             held, spread = (r, to) if way == TO_SPANNING else (to, r)
@@ -189,23 +211,27 @@ class Links:
         bandwidth, latency = self.between if spanning else self.inside
         if bandwidth == 0 or (not spanning and k > self.node_size):
             return np.inf, 0
-        flat = 2e9 * (k - 1) / (k * bandwidth), 2 * (k - 1) * latency
+        fewest = max(2, -(-k // self.node_size))
+        width = self._across(k, fewest) if spanning else bandwidth
+        flat = 2e9 * (k - 1) / (k * width), 2 * (k - 1) * latency
         if not spanning:
             return (flat[0] / (k // 2), 0) if mode == "dapple" else flat
         if mode != "hierarchical":
             return flat
         found = [flat] if k <= len(self.problem.nodes()) else []
-        own = any(self.problem.network.has_own_nic)
-        for nodes in range(max(2, -(-k // self.node_size)), min(k - 1, len(self.problem.nodes())) + 1):
+        for nodes in range(fewest, min(k - 1, len(self.problem.nodes())) + 1):
             most = -(-k // nodes)
-            lanes = k // nodes if own else 1
-            rate = 2e9 * (nodes - 1) / (nodes * lanes * bandwidth)
+            rate = 2e9 * (nodes - 1) / (nodes * self._across(k, nodes))
             wait = 2 * (nodes - 1) * latency
             if self.inside[0]:
                 rate += 2e9 * (most - 1) / (most * self.inside[0])
                 wait += 2 * (most - 1) * self.inside[1]
             found.append((rate, wait))
         return min(rate for rate, _ in found), min(wait for _, wait in found)
+
+    def _across(self, replicas: int, nodes: int) -> float:
+        """Return the most bytes per second from node to node: that of the cards in the node with the fewest devices."""
+        return min(self.whole, self.card * (replicas // nodes)) if self.problem.network.has_cards else self.between[0]
 
 
 @lru_cache(maxsize=2**16)

@@ -104,8 +104,8 @@ class _Cut:
     def _speed(self, fastest: int, before: Option, after: Option, near: bool) -> float:
         """Return the most bytes per second that one device, or one transfer, gets."""
         if self.links.nic:
-            one_link = not near and self.links.leaf_nodes
-            return float(self.holding.widest_cable if one_link else fastest * max(before.most, after.most))
+            each = fastest * max(before.most, after.most)
+            return float(min(self.holding.widest_cable, each) if not near and self.links.leaf_nodes else each)
         mode = self.problem.rules.transfer
         spread = {"spp": before.most * after.most, "dapple": 1 if near else max(before.most, after.most)}
         return float(fastest * spread.get(mode, 1))

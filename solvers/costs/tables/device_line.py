@@ -115,7 +115,7 @@ def _alike(problem: Problem, nodes: tuple[tuple[int, ...], ...], a: int, b: int)
     return _cables(network, a, b) == _cables(network, b, a)
 
 
-def _cables(network: Network, a: int, b: int) -> list[tuple[str, int, int, bool]]:
+def _cables(network: Network, a: int, b: int) -> list[tuple[str, int, int, bool, int]]:
     """Return the cables of server a by their far ends; a cable to b has the same name from either side."""
     mine, its = network.node_names[a], network.node_names[b]
     found = []

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from typing import NamedTuple
 
 import numpy as np
 
-from penstock.solvers.model.network import Route
+from penstock.solvers.model.network import Route, Ways
 from penstock.solvers.model.problem import Problem
 
 
@@ -26,35 +27,56 @@ class Routes(NamedTuple):
 
 
 def routes_of(problem: Problem) -> Routes:
-    """Return the routes between all devices; servers whose devices share their wires are looked up once per pair."""
+    """Return the routes between all devices; servers whose devices share their links are looked up once per pair."""
     network = problem.network
     size = problem.num_devices
-    route_of = np.full((size, size), -1, dtype=np.int32)
-    routes: list[Route] = []
+    found = _Found(np.full((size, size), -1, dtype=np.int32), [], [0], [])
     groups = [[d] for d in range(size)]
     if network.matrix_bytes_per_s is None and not any(network.has_own_nic):
         groups = [list(group) for group in problem.nodes()]
-    for a, group in enumerate(groups):
-        for u in group:
-            for v in group:
-                if u != v:
-                    _enter(route_of, routes, [u], [v], network.route(u, v))
-        for b, other in enumerate(groups):
-            if a != b:
-                _enter(route_of, routes, group, other, network.route(group[0], other[0]))
-    start = np.concatenate(([0], np.cumsum([len(r.resources) for r in routes]))).astype(np.int64)
+    for group in groups:
+        for u, v in permutations(group, 2):
+            found.enter_one([u], [v], network.route(u, v))
+        for other in groups:
+            if network.has_cards and other is not group and len(group) + len(other) > 2:
+                found.enter(group, other, network.ways(group, other))
+            elif other is not group:
+                found.enter_one(group, other, network.route(group[0], other[0]))
+    start, resource = (np.asarray(each, dtype=np.int64) for each in (found.start, found.resource))
     bandwidth = np.asarray([r.bandwidth_bytes_per_s for r in network.resources], dtype=np.float64)
     return Routes(
-        route_of=route_of,
+        route_of=found.route_of,
         start=start,
-        resource=np.asarray([r for route in routes for r in route.resources], dtype=np.int64),
+        resource=resource,
         bandwidth=bandwidth,
-        narrowest=np.asarray([min(bandwidth[r] for r in route.resources) for route in routes], dtype=np.float64),
-        latency_ns=np.asarray([route.latency_ns for route in routes], dtype=np.int64),
+        narrowest=np.minimum.reduceat(bandwidth[resource], start[:-1]) if len(resource) else np.zeros(0),
+        latency_ns=np.asarray(found.latency_ns, dtype=np.int64),
     )
 
 
-def _enter(table: np.ndarray, routes: list[Route], sources: list[int], targets: list[int], route: Route | None) -> None:
-    if route is not None:
-        table[np.ix_(sources, targets)] = len(routes)
-        routes.append(route)
+class _Found(NamedTuple):
+    """The routes so far."""
+
+    route_of: np.ndarray
+    resource: list[int]
+    start: list[int]
+    latency_ns: list[int]
+
+    def enter_one(self, sources: list[int], targets: list[int], route: Route | None) -> None:
+        """Add a route that all sources and targets have in common."""
+        if route is not None:
+            self.route_of[np.ix_(sources, targets)] = len(self.latency_ns)
+            self.resource.extend(route.resources)
+            self.start.append(len(self.resource))
+            self.latency_ns.append(route.latency_ns)
+
+    def enter(self, sources: list[int], targets: list[int], ways: Ways | None) -> None:
+        """Add a route from each source to each target."""
+        if ways is None:
+            return
+        many, hops = len(sources) * len(targets), ways.resources.shape[2]
+        first, end = len(self.latency_ns), self.start[-1]
+        self.route_of[np.ix_(sources, targets)] = np.arange(first, first + many).reshape(len(sources), len(targets))
+        self.resource.extend(ways.resources.ravel().tolist())
+        self.start.extend(range(end + hops, end + hops * many + 1, hops))
+        self.latency_ns.extend([ways.latency_ns] * many)

@@ -8,6 +8,7 @@ asks for it.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +17,7 @@ from typing import NamedTuple
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.solvers.bounds.feasibility import proof_of_infeasibility
 from penstock.solvers.costs.buckets import stage_all_reduce_ns
-from penstock.solvers.costs.stage import stage_costs
+from penstock.solvers.costs.stage import stage_costs, stage_rows
 from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import Batch, candidates
@@ -145,13 +146,13 @@ def _ranked(
     ``MAX_SHAPES`` of them, of depths that are multiples of ``step``, and no more than ``MAX_OPERATIONS`` micro-batches
     × stages after the first. Raises ``UnsupportedRequest`` where pins leave none of them.
     """
-    found: dict[Allocation, int] = {}
+    found: dict[Allocation, Batch] = {}
     for ranks in _depths(problem, depth, least, step):
         width = problem.num_devices // ranks
         for batch in _batches(problem, ranks, width):
             for layout in layouts(problem, ranks, width):
                 for allocation in shapes(problem, batch, layout.places):
-                    found.setdefault(allocation, _expected_ns(problem, allocation, batch))
+                    found.setdefault(allocation, batch)
     unpinned = [] if found or not problem.pins else _ranked(replace(problem, pins=()), depth, shapes, least, step)
     if unpinned and proof_of_infeasibility(problem) is None:
         raise UnsupportedRequest(
@@ -160,12 +161,52 @@ def _ranked(
         )
     kept: list[Allocation] = []
     spent = 0
-    for allocation in sorted(found, key=lambda each: found[each])[:MAX_SHAPES]:
+    for allocation in _shortest(problem, found):
         spent += allocation.num_micro_batches * len(allocation.stages)
         if kept and spent > MAX_OPERATIONS:
             break
         kept.append(allocation)
     return kept
+
+
+def _shortest(problem: Problem, found: Mapping[Allocation, Batch]) -> list[Allocation]:
+    """The first ``MAX_SHAPES`` by expected time, computed from the least work on until that alone is longer."""
+    passes = Passes(problem)
+    work = [(passes.least_ns(*each), number, each[0]) for number, each in enumerate(found.items())]
+    best: list[tuple[int, int, Allocation]] = []
+    for least_ns, number, allocation in sorted(work, key=lambda each: each[:2]):
+        if len(best) == MAX_SHAPES and least_ns > best[-1][0]:
+            break
+        insort(best, (_expected_ns(problem, allocation, found[allocation]), number, allocation))
+        del best[MAX_SHAPES:]
+    return [allocation for _time, _number, allocation in best]
+
+
+class Passes:
+    """Times of a forward and a backward through stages, on the kind of a stage's first device."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._sums: dict[tuple[str, int], list[int]] = {}
+
+    def least_ns(self, allocation: Allocation, batch: Batch) -> int:
+        """The busiest rank and p - 1 waits for a part: at most ``_expected_ns``, without transfers and all-reduces."""
+        work: dict[tuple[int, ...], int] = {}
+        longest = 0
+        for pipeline in allocation.pipelines:
+            first, last = pipeline.micro_batches
+            for stage in pipeline.stages:
+                sums = self._of(self.problem.devices[stage.devices[0]].kind, stage_rows(stage, batch.most_rows))
+                part = sums[stage.last + 1] - sums[stage.first]
+                work[stage.devices] = work.get(stage.devices, 0) + (last - first + 1) * part
+                longest = max(longest, part)
+        return max(work.values()) + (len(work) - 1) * longest // len(allocation.pipelines)
+
+    def _of(self, kind: str, rows: int) -> list[int]:
+        if (kind, rows) not in self._sums:
+            costs = self.problem.costs(kind, rows)
+            self._sums[kind, rows] = (costs.forward_ns + costs.backward_ns).tolist()
+        return self._sums[kind, rows]
 
 
 def _depths(problem: Problem, asked: int, least: int, step: int) -> list[int]:

@@ -165,12 +165,12 @@ def _sets(
 
 
 def _shape_of_set(classes: tuple[int, ...], counts: list[int]) -> tuple[object, ...]:
-    """All that an all-reduce depends on: of each class the devices, the servers and the most devices of a server."""
+    """All that an all-reduce depends on: of each class devices and servers, and the fewest and most on a server."""
     groups: dict[int, list[int]] = {}
     for kind, count in zip(classes, counts, strict=True):
         if count:
             groups.setdefault(kind, []).append(count)
-    return tuple((kind, sum(group), len(group), max(group)) for kind, group in sorted(groups.items()))
+    return tuple((kind, sum(group), len(group), min(group), max(group)) for kind, group in sorted(groups.items()))
 
 
 def layers(problem: Problem, base: Shape, batch: Batch) -> Layers:

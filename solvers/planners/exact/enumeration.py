@@ -172,6 +172,8 @@ def _swaps(problem: Problem, a: Nest, b: Nest) -> bool:
         order[first], order[second] = second, first
         tables = [network.matrix_bytes_per_s, network.matrix_latency_ns]
         return all(bool((t[np.ix_(order, order)] == t).all()) for t in tables if t is not None)
+    if network.has_cards and not network.keeps_lanes(dict(zip(first + second, second + first, strict=True))):
+        return False
     names = network.device_names
     swap: dict[str, str] = {}
     for u, v in zip(first, second, strict=True):

@@ -106,7 +106,8 @@ class Pieces:
     def hop_ns(self) -> np.ndarray:
         """(K, L): there and back over the cut before each layer, between a stage and its like; 0 before layer 0."""
         per_sample = self.problem.forward_bytes + self.problem.backward_bytes
-        lanes = np.maximum(1, self.replicas // self._node_size)
+        cards = self.problem.network.cards_at(self.problem.devices[self.line[0]].node)
+        lanes = np.maximum(1, self.replicas * cards // self._node_size)
         time = per_sample[None, :] * self.batch.most_rows * 1e9 / (self._between * lanes[:, None])
         return np.pad(np.ceil(time).astype(np.int64), ((0, 0), (1, 0)))
 

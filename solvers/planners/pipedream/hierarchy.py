@@ -109,9 +109,9 @@ def levels_of(problem: Problem) -> tuple[Level, ...]:
     if problem.num_devices == 1:
         return (Level(1, 0),)
     if network.matrix_bytes_per_s is not None or len(sizes) > 1 or len(nodes) == 1 or sizes == {1}:
-        return (Level(problem.num_devices, network.min_bandwidth(everyone)),)
-    inside = min(network.min_bandwidth(node) for node in nodes)
-    between = network.min_bandwidth(tuple(node[0] for node in nodes))
+        return (Level(problem.num_devices, network.ring_bandwidth(everyone)),)
+    inside = min(network.ring_bandwidth(node) for node in nodes)
+    between = network.bandwidth_across(everyone)
     return Level(sizes.pop(), inside), Level(len(nodes), between)
 
 

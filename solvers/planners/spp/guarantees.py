@@ -91,7 +91,7 @@ def spread(problem: Problem, batch: Batch) -> Fraction | None:
         return Fraction(0)
     bandwidth = dense_bandwidths(problem)
     links = bandwidth[~np.eye(len(bandwidth), dtype=bool)]
-    narrowest, widest = int(links.min()), int(links.max())
+    narrowest, widest = int(links.min()), max(int(links.max()), _widest_ring(problem))
     costs = problem.costs(problem.devices[0].kind, batch.most_rows)
     work = costs.forward_ns + costs.backward_ns
     if narrowest == 0 or work[-1] == 0:
@@ -139,3 +139,11 @@ def promise(problem: Problem, batch: Batch, allocation: Allocation, smallest_ns:
         f"{said}; lemma 2: the slowest stage or channel works {smallest_ns / 1e6:.3f} ms, at most {float(1 + phi):.2f} "
         f"times the least possible; theorem 1: the plan takes less than {float(ratio):.2f} times the least possible"
     )
+
+
+def _widest_ring(problem: Problem) -> int:
+    """Return the most bytes per second that the cards of a node carry together, 0 where all devices share its links."""
+    network = problem.network
+    if not network.has_cards:
+        return 0
+    return max(map(len, problem.nodes())) * max(cable.lane_bytes_per_s for cable in network.cables)

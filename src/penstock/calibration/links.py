@@ -65,7 +65,7 @@ def _path(problem: Problem, topology: ClusterTopology, message: MessageTime) -> 
         return Path("fabric", None if topology.uniform else network.node_names[node], *about, 1)
     if topology.uniform:
         return Path("nic", None, *about, len(route.resources))
-    ends = frozenset(frozenset(network.resources[r].name.split("→")) for r in route.resources)
+    ends = frozenset(frozenset(network.resources[r].ends) for r in route.resources)
     return Path("links", ends, *about, len(route.resources))
 
 

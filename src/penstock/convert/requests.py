@@ -282,7 +282,8 @@ def network_of(topology: ClusterTopology) -> Network:
         node_of=node_of,
         insides=tuple(_inside(node, widest.get(node.name)) for node in topology.nodes),
         cables=tuple(
-            Cable(x.a, x.b, x.bandwidth_bytes_per_s, x.latency_ns, x.duplex == "full") for x in topology.links
+            Cable(x.a, x.b, x.bandwidth_bytes_per_s, x.latency_ns, x.duplex == "full", x.lanes or 1)
+            for x in topology.links
         ),
         matrix_bytes_per_s=bandwidth,
         matrix_latency_ns=latency,
@@ -292,13 +293,15 @@ def network_of(topology: ClusterTopology) -> Network:
 
 
 def _inside(node: Node, widest: Link | None) -> Inside | None:
-    """A node's fabric, else its widest link, over which its devices reach each other."""
+    """A node's fabric, else a lane of its widest link, over which its devices reach each other."""
     fabric = node.fabric
     if fabric is not None:
         return Inside(fabric.form, fabric.bandwidth_bytes_per_s, fabric.latency_ns, fabric.duplex == "full")
     if widest is None:
         return None
-    return Inside("bus", widest.bandwidth_bytes_per_s, widest.latency_ns, widest.duplex == "full")
+    return Inside(
+        "bus", widest.bandwidth_bytes_per_s // (widest.lanes or 1), widest.latency_ns, widest.duplex == "full"
+    )
 
 
 def _refuse_disconnected(network: Network) -> None:

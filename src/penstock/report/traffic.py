@@ -49,12 +49,12 @@ def traffic(
         moved = sum(bucket.bytes for bucket in group_buckets(problem, group, 1))
         moved *= _updates(allocation, rule, group.stages[0])
         count = len(group.devices)
-        for pair in problem.network.ring(group.devices) if count > 1 else ():
-            sizes[pair][2] += 2 * (count - 1) * moved // count
+        for u, v, parts in problem.network.ring(group.devices) if count > 1 else ():
+            sizes[u, v][2] += 2 * (count - 1) * moved // (count * parts)
     for tie in tied_sums(problem, allocation, rule):
         count = len(tie.devices)
-        for pair in problem.network.ring(tie.devices) if count > 1 else ():
-            sizes[pair][2] += 2 * (count - 1) * tie.bytes // count
+        for u, v, parts in problem.network.ring(tie.devices) if count > 1 else ():
+            sizes[u, v][2] += 2 * (count - 1) * tie.bytes // (count * parts)
     load: Counter[int] = Counter()
     for pair, own in sizes.items():
         for resource in _way(problem, pair):

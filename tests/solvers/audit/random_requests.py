@@ -41,7 +41,7 @@ def untabled_request_of(seed: int) -> Problem:
     """The request of a seed without a table."""
     rng = random.Random(f"request {seed}")
     small = is_small(seed)
-    problem = _plain(rng, small)
+    problem = _plain(rng, small, lanes=1 + seed // ONE_IN % 3)
     if rng.random() < 0.5:
         problem = _with_little_memory(rng, problem)
     problem = replace(problem, update_rules=_rules(rng))
@@ -55,7 +55,7 @@ def untabled_request_of(seed: int) -> Problem:
     return _in_spps_model(rng, problem) if draw > 0.95 else problem
 
 
-def _plain(rng: random.Random, small: bool) -> Problem:
+def _plain(rng: random.Random, small: bool, lanes: int) -> Problem:
     """Without pins, codecs and targets, with more memory than plans can need."""
     layers = rng.randint(1, 4) if small else rng.randint(2, 8)
     nodes = rng.choice(SMALL_NODES if small else NODES)
@@ -74,7 +74,7 @@ def _plain(rng: random.Random, small: bool) -> Problem:
         stash_bytes=[rng.randint(0, 60) for _ in range(layers)],
         workspace_bytes=rng.choice([0, 0, 20]),
         update_ns=[rng.choice([0, rng.randint(0, 9)]) for _ in range(layers)],
-        network=_network(rng, nodes),
+        network=_network(rng, nodes, lanes),
         kinds=[rng.choice(["cpu", "quick"]) for _ in range(sum(nodes))] if mixed else None,
         speed={"quick": 1.7} if mixed else None,
         context_bytes=rng.choice([0, 10]),
@@ -100,7 +100,7 @@ def _plain(rng: random.Random, small: bool) -> Problem:
     )
 
 
-def _network(rng: random.Random, nodes: tuple[int, ...]) -> object:
+def _network(rng: random.Random, nodes: tuple[int, ...], lanes: int) -> object:
     return make_network(
         nodes,
         inside_bytes_per_s=rng.choice([10**9, 4 * 10**9]),
@@ -108,6 +108,7 @@ def _network(rng: random.Random, nodes: tuple[int, ...]) -> object:
         latency_ns=rng.choice([0, 0, 3]),
         form=rng.choice(["pairs", "ports", "bus"]),
         full_duplex=rng.random() < 0.5,
+        lanes=lanes,
     )
 
 

@@ -17,15 +17,17 @@ UNIT = 5040
 
 
 def drawn_network(rng: random.Random, nodes: int, size: int) -> Network:
-    """One of five forms: nodes around a switch, racks of nodes, GPUs with cables of their own, rails, a matrix."""
-    form = rng.choice(("star", "racks", "own", "rails", "matrix"))
+    """Nodes around a switch or in racks, either with cards or not, GPUs with own cables, rails, or a matrix."""
+    form = rng.choice(("star", "racks", "cards", "own", "rails", "matrix"))
+    lanes = rng.choice((2, 4, 8)) if form == "cards" else 1
+    form = rng.choice(("star", "racks")) if form == "cards" else form
     names = [f"n{i}/{j}" for i in range(nodes) for j in range(size)]
     hosts = tuple(f"n{i}" for i in range(nodes))
     inside = Inside(rng.choice(("pairs", "ports", "bus")), _rate(rng), rng.randrange(50), rng.random() < 0.5)
     full = rng.random() < 0.5
 
     def cable(a: str, b: str, rate: int, late: int) -> Cable:
-        return Cable(a, b, rate, late, full)
+        return Cable(a, b, rate, late, full, lanes if a in hosts else 1)
 
     rate, up, late = _rate(rng), _rate(rng), rng.randrange(50)
     cables: list[Cable] = []
@@ -55,6 +57,7 @@ def drawn_network(rng: random.Random, nodes: int, size: int) -> Network:
         resources=[],
         _ids={},
         _routes={},
+        _paths={},
         _narrowest={},
     )
 

@@ -17,7 +17,7 @@ from page_clock import Lane as Row
 from page_clock import Run
 from page_costs import Collectives, Costs, Transfer, time, up
 from page_documents import read_request
-from page_network import Links
+from page_network import Links, Rings
 
 from penstock.schemas.program import parse_row
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
@@ -60,11 +60,11 @@ def replicas(topology: SimpleNamespace, size: int) -> list[GPUs]:
     return [gpus for gpus in found if len({topology.devices[gpu].kind for gpu in gpus}) == 1]
 
 
-class LaneLinks:
+class LaneLinks(Rings):
     """Routes between replicas: what their lanes use together."""
 
     def __init__(self, plain: Links, cells: Sequence[GPUs]) -> None:
-        self.plain, self.cells = plain, cells
+        self.plain, self.cells, self.network = plain, cells, plain.network
         self.bandwidth = plain.bandwidth
         self.route, self.width = cache(self._route), cache(self._width)
 
@@ -92,18 +92,17 @@ class LaneLinks:
         """The node of the first GPU."""
         return self.plain.node(self.cells[cell][0])
 
-    def has_cable(self, cell: int) -> bool:
-        """Whether a cable ends at each GPU itself."""
-        return all(map(self.plain.has_cable, self.cells[cell]))
+    def card(self, cell: int) -> Hashable:
+        """The cards of all GPUs."""
+        return frozenset((self.plain.node(gpu) - self.node(cell), self.plain.card(gpu)) for gpu in self.cells[cell])
 
-    def least_width(self, cells: Sequence[int]) -> int:
-        """The least between any two."""
-        return min(self.width(u, v) for u in cells for v in cells if u != v)
-
-    def ring(self, cells: Sequence[int]) -> list[tuple[int, int]]:
-        """Node by node."""
-        order = sorted(cells, key=lambda cell: (self.node(cell), cell))
-        return list(zip(order, order[1:] + order[:1], strict=True))
+    def together(self, pairs: Sequence[tuple[int, int]]) -> int:
+        """Of one lane, while all lanes of all pairs send."""
+        routes = [route for u, v in pairs for route in self.lanes(u, v)]
+        if None in routes:
+            return 0
+        used = [resource for route in routes if route for resource in route[0]]
+        return min(self.bandwidth[each] * len(pairs) // used.count(each) for each in used)
 
 
 class LaneCollectives(Collectives):
@@ -113,7 +112,7 @@ class LaneCollectives(Collectives):
         """Whether all lanes together are as wide as the narrowest of them alone."""
         links: Any = self.links
         lanes = zip(*(links.cells[cell] for cell in devices), strict=True)
-        return bool(links.least_width(devices) == min(links.plain.least_width(lane) for lane in lanes))
+        return bool(links.ring_width(devices) == min(links.plain.ring_width(lane) for lane in lanes))
 
 
 class LaneCosts(Costs):

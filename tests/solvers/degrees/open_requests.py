@@ -60,7 +60,7 @@ def _divisible(network: Network) -> Network:
         for inside in network.insides
     )
     cables = tuple(cable._replace(bandwidth_bytes_per_s=12 * cable.bandwidth_bytes_per_s) for cable in network.cables)
-    return replace(network, insides=insides, cables=cables, resources=[], _ids={}, _routes={}, _narrowest={})
+    return replace(network, insides=insides, cables=cables, resources=[], _ids={}, _routes={}, _paths={}, _narrowest={})
 
 
 def _variant(rng: random.Random, problem: Problem, degrees: Degrees) -> Variant:

@@ -11,6 +11,7 @@ from itertools import count, permutations, product
 
 import pytest
 from drawn_cells import drawn_problem
+from page_network import Links
 from problems import make_problem
 
 from penstock.schemas.errors import UnsupportedRequest
@@ -124,21 +125,18 @@ def by_hand_ns(problem: Problem, group: tuple[int, ...], each: Collective) -> in
     in_turn = problem.rules.all_reduce == "hierarchical" and each.operation not in ("send", "all_to_all")
     if not in_turn or len(nodes) in (1, len(group)):
         return ring_ns(problem, group, each)
-    concurrent = min(map(len, nodes)) if all(problem.network.has_own_nic[gpu] for gpu in group) else 1
     inside = max(ring_ns(problem, tuple(own), each) for own in nodes if len(own) > 1)
-    return inside + ring_ns(problem, tuple(own[0] for own in nodes), each, concurrent)
+    return inside + ring_ns(problem, tuple(own[0] for own in nodes), each, Links(problem.network).across(group))
 
 
-def ring_ns(problem: Problem, group: tuple[int, ...], each: Collective, concurrent: int = 1) -> int:
+def ring_ns(problem: Problem, group: tuple[int, ...], each: Collective, width: int | None = None) -> int:
     """An all-reduce sends 2 (n − 1) / n of the tensor in 2 (n − 1) steps, its halves and an all-to-all half of that."""
     n, network = len(group), problem.network
-    routes = [network.route(u, v) for u, v in permutations(group, 2)]
-    narrowest = min(network.resources[link].bandwidth_bytes_per_s for route in routes if route for link in route[0])
-    order = sorted(group, key=lambda gpu: (network.node_of[gpu], gpu))
-    ring = [network.route(u, order[(at + 1) % n]) for at, u in enumerate(order)]
+    links = Links(network)
+    ring = [network.route(u, v) for u, v in links.ring(group)]
     latency = max(route.latency_ns for route in ring if route)
     steps, parts = {"send": (1, 1), "all_reduce": (2 * (n - 1), n)}.get(each.operation, (n - 1, n))
-    moved_ns = math.ceil(Fraction(steps * each.bytes * 10**9, parts * concurrent * narrowest))
+    moved_ns = math.ceil(Fraction(steps * each.bytes * 10**9, parts * (width or links.ring_width(group))))
     return moved_ns + each.count * steps * latency
 
 

@@ -265,3 +265,17 @@ def test_incumbents_get_better_and_say_their_choice() -> None:
     lowest = [each.bound.bound_ns for each in told]
     assert max(lowest) <= result.best.value_ns
     assert all(each.bound.scope == REQUEST_SCOPE for each in told)
+
+
+def test_choices_whose_load_takes_longer_than_the_best_plan_are_never_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Choice] = []
+
+    def counted(problem: Problem, choice: Choice) -> Problem:
+        made.append(choice)
+        return contract(problem, choice)
+
+    monkeypatch.setattr(choices, "contract", counted)
+    problem = open_problem(asked(TWO, FOUR))
+    slow = replace(problem, variants=(divided(problem, TWO, 50.0), divided(problem, FOUR, 1.0)))
+    assert choices.solve(slow, "dapple").choice == Choice(FOUR)
+    assert made == [Choice(FOUR)]

@@ -73,6 +73,10 @@ class Hardware:
             return None
         return self.nic_bytes_per_s.value * (devices if self.nic_per_device else 1)
 
+    def node_lanes(self, devices: int) -> int | None:
+        """How many equal cards those are; None for one."""
+        return devices if self.nic_per_device and devices > 1 else None
+
 
 @dataclass(frozen=True, slots=True)
 class Recognised:

@@ -20,6 +20,7 @@ from penstock.importers.cluster.facts import (
     SwitchFacts,
 )
 from penstock.importers.cluster.formats import import_topology
+from penstock.importers.cluster.merging.cards import lanes_of
 from penstock.importers.cluster.merging.merge import merge
 from penstock.schemas.api.topology_import import ImportOptions, ImportSource, TopologyImported
 from penstock.schemas.errors import InvalidDocument
@@ -54,6 +55,10 @@ def nodes(*names: str, **changes: Any) -> str:
 def links(found: TopologyImported) -> dict[tuple[str, str], float]:
     """Gbit/s by ends."""
     return {(link.a, link.b): link.bandwidth_bytes_per_s / GBIT for link in found.topology.links}
+
+
+def lanes(found: TopologyImported) -> set[int | None]:
+    return {link.lanes for link in found.topology.links}
 
 
 def out(found: TopologyImported) -> dict[str, str]:
@@ -313,6 +318,8 @@ def test_spines_that_join_the_same_leaves_are_one() -> None:
     wires = tuple(LinkFacts(a, b, AT, 25 * GB) for a, b in [*ends, ("s1", "dead"), ("dead", "end")])
     found = merged(facts(switches=switches, wires=wires), nodes_of("n1", "n2"))
     assert links(found) == {("n1", "l1"): 400, ("n2", "l2"): 200, ("l1", "s1"): 400, ("l2", "s1"): 400}
+    assert [link.lanes for link in found.topology.links if link.a == "n1"] == [2]
+    assert {link.lanes for link in found.topology.links if link.a != "n1"} == {None}
     assert "switches of by hand that join the same places are counted as one: s[1-2] as s1" in found.assumptions
 
 
@@ -427,7 +434,24 @@ def test_cards_of_pcie_nodes_are_asked_for_and_added_up_where_told() -> None:
     with pytest.raises(InvalidDocument, match="network cards"):
         merged(nodes_of("n1", "n2", devices=devices))
     cards = NicFacts("m0", 25 * GB, (0, 1)), NicFacts("m1", 25 * GB, (2, 3))
-    assert set(links(merged(nodes_of("n1", "n2", devices=devices, nics=cards))).values()) == {400}
+    found = merged(nodes_of("n1", "n2", devices=devices, nics=cards))
+    assert (set(links(found).values()), lanes(found)) == ({400}, {2})
+    unequal = cards[0], NicFacts("m1", 50 * GB, (2, 3))
+    assert lanes(merged(nodes_of("n1", "n2", devices=devices, nics=unequal))) == {None}
+
+
+@pytest.mark.parametrize(
+    ("speeds", "devices", "expected"),
+    [([GB], 4, None), ([GB] * 4, 4, 4), ([GB] * 4, 1, None), ([GB] * 2, 8, 2), ([GB] * 8, 4, 4), ([GB] * 10, 8, 10)],
+)
+def test_equal_cards_are_lanes(speeds: list[int], devices: int, expected: int | None) -> None:
+    assert lanes_of(speeds, devices) == expected
+
+
+def test_nodes_have_the_cards_that_they_are_sold_with() -> None:
+    found = imported(TREE, nodes("n1", "n2", "n3", "n4"))
+    assert {link.lanes for link in found.topology.links if link.a.startswith("n")} == {8}
+    assert {link.lanes for link in found.topology.links if link.a.startswith("leaf")} == {None}
 
 
 def test_mixed_devices_of_one_node_keep_their_kinds_and_ask_what_joins_them() -> None:

@@ -192,7 +192,7 @@ def test_backwards_before_a_stage_do_not_delay_its_all_reduce() -> None:
 def test_the_grid_is_refined_until_the_bound_is_the_plans_own() -> None:
     """Rates of earlier stages count once the grid knows them."""
     higher = 0
-    for seed in range(40):
+    for seed in range(80):
         problem = replace(random_request(seed, 6, 4), recompute="never")
         for search in Relaxation(problem, EFFORT).searches_of(candidates(problem)):
             path = None

@@ -103,18 +103,20 @@ class Collectives:
         if (known := self._by_entries(operation, up(size, count), devices)) is not None:
             return count * known
         if operation == "send":
-            return time(size, self.links.least_width(devices)) + count * self._late(devices)
+            return time(size, self.links.ring_width(devices)) + count * self._late(devices)
         rounds = 2 if operation == "all_reduce" else 1
         if operation == "all_to_all":
-            return self._ring(devices, size, 1, rounds, count)
+            return self._ring(devices, size, self.links.ring_width(devices), rounds, count)
         by_node = self._by_node(devices)
         if self.mode == "hierarchical" and len(by_node) > 1 and max(map(len, by_node)) > 1:
-            inside = [self._ring(part, size, 1, rounds, count) for part in by_node if len(part) > 1]
-            lanes = min(map(len, by_node)) if all(map(self.links.has_cable, devices)) else 1
-            return max(inside) + self._ring([part[0] for part in by_node], size, lanes, rounds, count)
+            inside = [
+                self._ring(part, size, self.links.ring_width(part), rounds, count) for part in by_node if len(part) > 1
+            ]
+            across = self.links.across(devices)
+            return max(inside) + self._ring([part[0] for part in by_node], size, across, rounds, count)
         if self.mode == "dapple" and len(by_node) == 1:
-            return time(rounds * (k - 1) * size, k * self.links.least_width(devices) * (k // 2))
-        return self._ring(devices, size, 1, rounds, count)
+            return time(rounds * (k - 1) * size, k * self.links.ring_width(devices) * (k // 2))
+        return self._ring(devices, size, self.links.ring_width(devices), rounds, count)
 
     def _by_node(self, devices: Sequence[int]) -> list[list[int]]:
         found: dict[int, list[int]] = {}
@@ -125,7 +127,7 @@ class Collectives:
     def _by_entries(self, operation: str, size: int, devices: Sequence[int]) -> int | None:
         """What was measured; None where it does not cover the devices."""
         held = {len(part) for part in self._by_node(devices)}
-        if len(held) > 1 or self.links.least_width(devices) == 0 or not self.is_alone(devices):
+        if len(held) > 1 or self.links.ring_width(devices) == 0 or not self.is_alone(devices):
             return None
         found = {
             name: curve(
@@ -148,9 +150,9 @@ class Collectives:
         """Whether nobody shares the devices' links."""
         return True
 
-    def _ring(self, devices: Sequence[int], size: int, lanes: int, rounds: int, count: int) -> int:
+    def _ring(self, devices: Sequence[int], size: int, width: int, rounds: int, count: int) -> int:
         k = len(devices)
-        moving = time(rounds * (k - 1) * size, k * lanes * self.links.least_width(devices))
+        moving = time(rounds * (k - 1) * size, k * width)
         return moving + count * rounds * (k - 1) * self._late(devices)
 
     def _late(self, devices: Sequence[int]) -> int:

@@ -139,7 +139,9 @@ def _network(topology: Json) -> Network:
         node_of=tuple(n for n, node in enumerate(nodes) for _ in node["devices"]),
         insides=tuple(node["fabric"] and _inside(node["fabric"]) for node in nodes),
         cables=tuple(
-            Cable(x["a"], x["b"], x["bandwidth_bytes_per_s"], x["latency_ns"], x["duplex"] == "full")
+            Cable(
+                x["a"], x["b"], x["bandwidth_bytes_per_s"], x["latency_ns"], x["duplex"] == "full", x.get("lanes") or 1
+            )
             for x in topology["links"]
         ),
         matrix_bytes_per_s=width,  # type: ignore[arg-type]

@@ -4,11 +4,75 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from functools import cache
+from itertools import count, pairwise
 
 from penstock.solvers.model.network import Cable, Network
 
+Pair = tuple[int, int]
 
-class Links:
+
+class Rings:
+    """What section 2.3 says of a set of devices, from what a device's node and card are, and the width of a pair."""
+
+    network: Network
+
+    def node(self, device: int) -> int:
+        """The node of a device."""
+        raise NotImplementedError
+
+    def card(self, device: int) -> Hashable:
+        """How a device leaves its node."""
+        raise NotImplementedError
+
+    def width(self, u: int, v: int) -> int:
+        """bw(u, v)."""
+        raise NotImplementedError
+
+    def together(self, pairs: Sequence[Pair]) -> int:
+        """The width of several pairs that share some bytes evenly."""
+        raise NotImplementedError
+
+    def hops(self, devices: Sequence[int]) -> list[list[Pair]]:
+        """The pairs from each node to the next, none in a single one."""
+        order = sorted(devices, key=lambda d: (self.node(d), d))
+        nodes = list(dict.fromkeys(map(self.node, order)))
+        found = []
+        for place, here in enumerate(nodes if len(nodes) > 1 else ()):
+            there = nodes[(place + 1) % len(nodes)]
+            outs, ins = ([d for d in order if self.node(d) == node] for node in (here, there))
+            first = [
+                [d for d in each if all(self.card(e) != self.card(d) for e in each if e < d)] for each in (outs, ins)
+            ]
+            if self.network.matrix_bytes_per_s is not None or first == [outs[:1], ins[:1]]:
+                first = [outs[-1:], ins[:1]]
+            number = next(n for n in count(1) if n % len(first[0]) == n % len(first[1]) == 0)
+            found.append([(first[0][i % len(first[0])], first[1][i % len(first[1])]) for i in range(number)])
+        return found
+
+    def ring(self, devices: Sequence[int]) -> list[Pair]:
+        """ring(D)."""
+        order = sorted(devices, key=lambda d: (self.node(d), d))
+        hops = self.hops(devices)
+        if not hops:
+            return list(zip(order, order[1:] + order[:1], strict=True))
+        inside = [(u, v) for u, v in pairwise(order) if self.node(u) == self.node(v)]
+        return inside + [pair for hop in hops for pair in hop]
+
+    def across(self, devices: Sequence[int]) -> int:
+        """across(D)."""
+        if self.network.matrix_bytes_per_s is not None:
+            first = [d for d in devices if d == next(e for e in devices if self.node(e) == self.node(d))]
+            return min(self.width(u, v) for u in first for v in first if u != v)
+        return min(map(self.together, self.hops(devices)))
+
+    def ring_width(self, devices: Sequence[int]) -> int:
+        """ringbw(D)."""
+        far = self.network.matrix_bytes_per_s is not None
+        near = [self.width(u, v) for u in devices for v in devices if u != v and (far or self.node(u) == self.node(v))]
+        return min([*near, *([] if far else map(self.together, self.hops(devices)))])
+
+
+class Links(Rings):
     """Resources, routes, and the spanning tree."""
 
     def __init__(self, network: Network) -> None:
@@ -27,18 +91,24 @@ class Links:
         route = self.route(u, v)
         return min((self.bandwidth[each] for each in route[0]), default=0) if route else 0
 
-    def least_width(self, devices: Sequence[int]) -> int:
-        """minbw(D)."""
-        return min(self.width(u, v) for u in devices for v in devices if u != v)
+    def card(self, device: int) -> Hashable:
+        """How a device leaves its node."""
+        if self.network.device_names[device] in self.own:
+            return ("own", device)
+        place = self.network.node_names[self.node(device)]
+        return self.number(device) % max([cable.lanes for edge, cable in self.tree.items() if place in edge], default=1)
 
-    def ring(self, devices: Sequence[int]) -> list[tuple[int, int]]:
-        """ring(D)."""
-        order = sorted(devices, key=lambda d: (self.node(d), d))
-        return list(zip(order, order[1:] + order[:1], strict=True))
+    def number(self, device: int) -> int:
+        """The number of a device in its node."""
+        return self.network.node_of[:device].count(self.node(device))
 
-    def has_cable(self, device: int) -> bool:
-        """Whether a cable ends at the device itself."""
-        return self.network.device_names[device] in self.own
+    def together(self, pairs: Sequence[Pair]) -> int:
+        """The width of several pairs that share some bytes evenly."""
+        routes = [self.route(u, v) for u, v in pairs]
+        if None in routes:
+            return 0
+        used = [resource for route in routes if route for resource in route[0]]
+        return min(self.bandwidth[each] * len(pairs) // used.count(each) for each in used)
 
     def _resource(self, width: int, *name: Hashable) -> Hashable:
         self.bandwidth[name] = width
@@ -55,10 +125,12 @@ class Links:
         if path is None:
             return None
         used = []
-        for a, b in path:
+        for at, (a, b) in enumerate(path, 1):
             cable = self.tree[frozenset((a, b))]
             ends = (a, b) if cable.full_duplex else tuple(sorted((a, b)))
-            used.append(self._resource(cable.bandwidth_bytes_per_s, "cable", *ends))
+            nearest = {-1: u, 0: min(u, v), 1: v}[(2 * at > len(path) + 1) - (2 * at < len(path) + 1)]
+            lane = self.number(nearest) % cable.lanes
+            used.append(self._resource(cable.bandwidth_bytes_per_s // cable.lanes, "cable", *ends, lane))
         return used, sum(self.tree[frozenset(step)].latency_ns for step in path)
 
     def _inside(self, u: int, v: int) -> tuple[list[Hashable], int] | None:
@@ -69,7 +141,7 @@ class Links:
             if not ending:
                 return None
             widest = max(ending, key=lambda cable: cable.bandwidth_bytes_per_s)
-            return [self._resource(widest.bandwidth_bytes_per_s, "bus", node)], widest.latency_ns
+            return [self._resource(widest.bandwidth_bytes_per_s // widest.lanes, "bus", node)], widest.latency_ns
         names: list[tuple[Hashable, ...]]
         if fabric.form == "bus":
             names = [("bus", node)]

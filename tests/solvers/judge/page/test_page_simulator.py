@@ -108,11 +108,14 @@ def _network(rng: random.Random, network: Network) -> Network:
             own = [device for d, device in enumerate(network.device_names) if network.node_of[d] == node]
         for end in own * rng.choice([1, 1, 2]):
             switch = rng.choice(["leaf", "spine"])
+            lanes = rng.choice([1, 1, 2, 3]) if end == name else 1
             pair = (end, switch) if rng.random() < 0.5 else (switch, end)
-            cables.append(Cable(*pair, rng.choice(widths), rng.choice([0, 1, 4]), rng.random() < 0.5))
+            cables.append(Cable(*pair, rng.choice(widths), rng.choice([0, 1, 4]), rng.random() < 0.5, lanes))
     cables.append(Cable("leaf", "spine", rng.choice(widths), 1, rng.random() < 0.5))
     rng.shuffle(cables)
-    return replace(network, insides=insides, cables=tuple(cables), resources=[], _ids={}, _routes={}, _narrowest={})
+    return replace(
+        network, insides=insides, cables=tuple(cables), resources=[], _ids={}, _routes={}, _paths={}, _narrowest={}
+    )
 
 
 def flushed(rng: random.Random) -> Plan:
@@ -159,7 +162,7 @@ def _with_collisions(rng: random.Random, problem: Problem) -> Problem:
     )
     inside, cables = Inside("bus", 10**9, 0, True), tuple(x._replace(latency_ns=0) for x in problem.network.cables)
     network = replace(problem.network, insides=(inside,) * len(problem.network.insides), cables=cables)
-    network = replace(network, resources=[], _ids={}, _routes={}, _narrowest={})
+    network = replace(network, resources=[], _ids={}, _routes={}, _paths={}, _narrowest={})
     rules = replace(problem.rules, shared=True, bucket_bytes=rng.choice([1, 3, 10]))
     problem = replace(
         problem, **small, measured={"cpu": points}, network=network, rules=rules, encodable=(), codec=False
@@ -218,7 +221,7 @@ def _spoiled(rng: random.Random, plan: Plan) -> Plan:
     if rng.random() < 0.3 and plan.problem.network.matrix_bytes_per_s is None:
         network = plan.problem.network
         cables = tuple(cable for cable in network.cables if rng.random() < 0.5)
-        network = replace(network, cables=cables, resources=[], _ids={}, _routes={}, _narrowest={})
+        network = replace(network, cables=cables, resources=[], _ids={}, _routes={}, _paths={}, _narrowest={})
         return plan._replace(problem=replace(plan.problem, network=network, _costs={}))
     rows = []
     for row in plan.schedule.rows:

@@ -137,3 +137,13 @@ def test_bounds_of_many_plans_are_those_of_each(changes: dict[str, object]) -> N
                     reference = max(window_bound_ns(times), work)
                     assert bound == reference or ("memory_bytes" in changes and bound <= reference)
                     assert found in (reference, NEVER_NS)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "alike"), [(1, [4]), (2, [2, 2]), (3, [2, 2]), (4, [4]), (9, [4])], ids=lambda each: str(each)
+)
+def test_devices_are_alike_if_swapping_them_moves_no_card(lanes: int, alike: list[int]) -> None:
+    """Of three cards the first has devices 0 and 3, and 1 and 2 have one each."""
+    space = Space.of(layers(3, nodes=(4, 4), lanes=lanes))
+    (nodes,) = space.nodes
+    assert [[len(devices) for devices in nest] for nest in nodes] == [alike, alike]

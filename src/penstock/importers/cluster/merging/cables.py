@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.importers.cluster.hardware import SWITCH_LATENCY_NS
+from penstock.importers.cluster.merging.cards import lanes_of
 from penstock.importers.cluster.merging.joining import Wiring
 from penstock.importers.cluster.merging.notes import Notes, shown
 from penstock.importers.cluster.structured import several
@@ -16,10 +17,17 @@ Ends = tuple[str, str]
 
 @dataclass
 class Cable:
-    """All cables of two ends; ``bytes_per_s`` is None where one of them is unknown."""
+    """All cables of two ends; ``bytes_per_s`` is None where one of them is unknown, else ``each`` has its own."""
 
     bytes_per_s: int | None
     latency_ns: int | None = None
+    each: tuple[int, ...] = ()
+
+    def add(self, bytes_per_s: int | None, each: tuple[int, ...]) -> None:
+        """Count further cables in."""
+        known = self.bytes_per_s is not None and bytes_per_s is not None
+        self.bytes_per_s = (self.bytes_per_s or 0) + (bytes_per_s or 0) if known else None
+        self.each += each
 
 
 @dataclass
@@ -36,7 +44,7 @@ class CableMap:
         return set(self.hosts) - unknown
 
     def links(
-        self, cards: Mapping[str, int], latency_ns: Mapping[str, int], notes: Notes
+        self, cards: Mapping[str, int], devices: Mapping[str, int], latency_ns: Mapping[str, int], notes: Notes
     ) -> tuple[list[str], list[Link]]:
         """Switches, and links with bandwidths: unknown ones share the cards of the node that they are of."""
         degree: dict[str, int] = {}
@@ -46,6 +54,7 @@ class CableMap:
         links, guessed = [], 0
         for ends, cable in self.cables.items():
             width = cable.bytes_per_s
+            of_host = [end for end in ends if end in self.hosts] if width is not None else []
             if width is None:
                 of_nodes = [cards[end] // degree[end] for end in ends if end in self.hosts]
                 width = min(of_nodes) if of_nodes else min(known, default=min(cards.values()))
@@ -53,7 +62,16 @@ class CableMap:
             late = cable.latency_ns
             if late is None:
                 late = max((latency_ns[end] for end in ends if end in self.hosts), default=SWITCH_LATENCY_NS)
-            links.append(Link(a=ends[0], b=ends[1], bandwidth_bytes_per_s=max(1, width), latency_ns=late))
+            lanes = min((lanes_of(cable.each, devices[end]) or 1 for end in of_host), default=1)
+            links.append(
+                Link(
+                    a=ends[0],
+                    b=ends[1],
+                    bandwidth_bytes_per_s=max(1, width),
+                    latency_ns=late,
+                    lanes=lanes if lanes > 1 else None,
+                )
+            )
         if guessed:
             notes.assume(
                 f"{self.source} gives no bandwidth of {guessed} of {len(links)} links; a node's cards are shared "
@@ -74,8 +92,8 @@ def cable_map(wiring: Wiring, hosts: Sequence[str], notes: Notes) -> tuple[Cable
             continue
         ends = _ends(link.a, link.b, wanted)
         before = cables.setdefault(ends, Cable(0, link.latency_ns))
-        both = before.bytes_per_s is not None and link.bandwidth_bytes_per_s is not None
-        before.bytes_per_s = (before.bytes_per_s or 0) + (link.bandwidth_bytes_per_s or 0) if both else None
+        width = link.bandwidth_bytes_per_s
+        before.add(width, () if width is None else (width,))
     parts = _parts(cables)
     main = max(parts, key=lambda part: sum(end in wanted for end in part), default=set(hosts[:1]))
     for host in hosts:
@@ -150,9 +168,7 @@ def _without_duplicates(
             ends = _ends(duplicates.get(a, a), duplicates.get(b, b), hosts)
             before = merged.get(ends)
             if before is None:
-                merged[ends] = Cable(cable.bytes_per_s, cable.latency_ns)
-            elif before.bytes_per_s is not None and cable.bytes_per_s is not None:
-                before.bytes_per_s += cable.bytes_per_s
+                merged[ends] = Cable(cable.bytes_per_s, cable.latency_ns, cable.each)
             else:
-                before.bytes_per_s = None
+                before.add(cable.bytes_per_s, cable.each)
         cables = merged

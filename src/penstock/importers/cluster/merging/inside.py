@@ -55,8 +55,8 @@ def _key(fabric: Fabric | None) -> str:
     return fabric.model_dump_json() if fabric else ""
 
 
-def _link_key(link: Link | None) -> tuple[int, int] | None:
-    return (link.bandwidth_bytes_per_s, link.latency_ns) if link else None
+def _link_key(link: Link | None) -> tuple[int, int, int | None] | None:
+    return (link.bandwidth_bytes_per_s, link.latency_ns, link.lanes) if link else None
 
 
 def _inside(host: Host, reading: Reading) -> Inside | None:

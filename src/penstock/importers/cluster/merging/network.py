@@ -195,20 +195,22 @@ def _links_of(
     switches, links = _domain_links(net.domains, insides, notes)
     if net.is_unknown and any(insides.keys() <= {link.a for link in links if link.b == name} for name in switches):
         return switches, links
-    cards = _all_cards(insides, net.cables.known_hosts() if net.cables else set(), notes)
-    if cards is None:
+    found_cards = _all_cards(insides, net.cables.known_hosts() if net.cables else set(), notes)
+    if found_cards is None:
         return [], []
+    cards, lanes = found_cards
     tree = net.tree
     if tree is None and net.cables is None:
         top = free_name("switch", {*insides, *net.domains})
         tree = Tree(nodes={top: list(insides)}, switches={top: []}, root=top)
         notes.assume("no source says how nodes are joined; one switch with the bandwidth of their cards is assumed")
     if tree is not None:
-        names, found = _downwards(tree, [tree.root]), _tree_links(tree, insides, cards, options, notes)
+        names, found = _downwards(tree, [tree.root]), _tree_links(tree, insides, cards, lanes, options, notes)
     else:
         assert net.cables is not None
         latency_ns = {name: inside.cards.latency_ns for name, inside in insides.items()}
-        names, found = net.cables.links(cards, latency_ns, notes)
+        devices = {name: len(inside.devices) for name, inside in insides.items()}
+        names, found = net.cables.links(cards, devices, latency_ns, notes)
     assumed = {name: inside.cards.latency_ns for name, inside in insides.items() if inside.cards.is_latency_assumed}
     for name, late in assumed.items() if found else ():
         notes.assume(f"a node's link adds {late / 1000:g} µs: assumed", [name])
@@ -217,13 +219,19 @@ def _links_of(
     return switches + names, links + found
 
 
-def _all_cards(insides: Mapping[str, Inside], not_needed: set[str], notes: Notes) -> dict[str, int] | None:
-    """All cards of each node together, bytes a second in one direction; None where some are missing, which is noted."""
+def _all_cards(
+    insides: Mapping[str, Inside], not_needed: set[str], notes: Notes
+) -> tuple[dict[str, int], dict[str, int | None]] | None:
+    """All cards of each node together, bytes a second in one direction, and their lanes.
+
+    None where some are missing, which is noted.
+    """
     alike: dict[int, list[str]] = {}
     for name, inside in insides.items():
         if inside.cards.bytes_per_s is None and name not in not_needed:
             alike.setdefault(id(inside), []).append(name)
     cards = {name: inside.cards.bytes_per_s or 0 for name, inside in insides.items()}
+    lanes = {name: inside.cards.lanes for name, inside in insides.items()}
     complete = True
     for names in alike.values():
         said: list[str] = []
@@ -233,8 +241,9 @@ def _all_cards(insides: Mapping[str, Inside], not_needed: set[str], notes: Notes
             complete = False
         else:
             notes.assume(said[0], names)
-            cards |= dict.fromkeys(names, usual)
-    return cards if complete else None
+            cards |= dict.fromkeys(names, usual[0])
+            lanes |= dict.fromkeys(names, usual[1])
+    return (cards, lanes) if complete else None
 
 
 def _domain_links(
@@ -250,14 +259,20 @@ def _domain_links(
         for node in wired:
             inside = insides[node]
             late = inside.fabric.latency_ns if inside.fabric else 0
-            links.append(Link(a=node, b=name, bandwidth_bytes_per_s=inside.nvlink_bytes_per_s, latency_ns=late))
+            width, lanes = inside.nvlink_bytes_per_s, len(inside.devices) if len(inside.devices) > 1 else None
+            links.append(Link(a=node, b=name, bandwidth_bytes_per_s=width, latency_ns=late, lanes=lanes))
         each = insides[wired[0]].nvlink_bytes_per_s / len(insides[wired[0]].devices) / 1e9
         notes.assume(f"each device brings its {each:.4g} GB/s of NVLink into its domain", wired)
     return switches, links
 
 
 def _tree_links(
-    tree: Tree, insides: Mapping[str, Inside], cards: Mapping[str, int], options: ImportOptions, notes: Notes
+    tree: Tree,
+    insides: Mapping[str, Inside],
+    cards: Mapping[str, int],
+    lanes: Mapping[str, int | None],
+    options: ImportOptions,
+    notes: Notes,
 ) -> list[Link]:
     order = _downwards(tree, [tree.root])
     below_of: dict[str, int] = {}
@@ -267,7 +282,8 @@ def _tree_links(
     links: list[Link] = []
     for name in order:
         for node in tree.nodes[name]:
-            links += _node_links(node, name, insides[node], tree.given.get(name, cards[node]))
+            together = (tree.given[name], None) if name in tree.given else (cards[node], lanes[node])
+            links += _node_links(node, name, insides[node], *together)
     for name in order:
         for below in tree.switches[name]:
             width = tree.given.get(name, max(1, int(below_of[below] / options.oversubscription)))
@@ -279,9 +295,9 @@ def _tree_links(
     return links
 
 
-def _node_links(node: str, switch: str, inside: Inside, width: int) -> list[Link]:
+def _node_links(node: str, switch: str, inside: Inside, width: int, lanes: int | None) -> list[Link]:
     late = inside.cards.latency_ns
     if inside.cards.own:
         own = zip(inside.names, inside.cards.own, strict=True)
         return [Link(a=f"{node}/{name}", b=switch, bandwidth_bytes_per_s=each, latency_ns=late) for name, each in own]
-    return [Link(a=node, b=switch, bandwidth_bytes_per_s=width, latency_ns=late)]
+    return [Link(a=node, b=switch, bandwidth_bytes_per_s=width, latency_ns=late, lanes=lanes)]

@@ -1,0 +1,51 @@
+"""What every plan of a choice takes at least, from its load alone: found without the problem of the choice.
+
+All samples go through all layers on one GPU of each cell, at the least time per sample that was measured; collectives
+and updates come on top. Between measured sizes times are interpolated, so that none has less per sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.solvers.degrees.cells import Cells
+from penstock.solvers.degrees.times import variant_at
+from penstock.solvers.model.degrees import CellMeasured, Choice, Degrees
+from penstock.solvers.model.problem import Measured, Problem
+
+LESS = 1 - 1e-9
+"""Covers what rounding adds to the sums."""
+
+
+class Loads:
+    """The loads of a request's choices; choices of the same degrees have the same."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._samples: dict[Degrees, float] = {}
+
+    def least_ns(self, choice: Choice, cells: Cells) -> int:
+        """Return a bound on all plans of a choice, at most that of its own problem; 0 where operations may share GPUs.
+
+        ``cells``: those of the choice.
+        """
+        if "elastic_averaging" in self._problem.update_rules:
+            return 0
+        if choice.degrees not in self._samples:
+            self._samples[choice.degrees] = self._per_sample_ns(choice.degrees)
+        return int(LESS * self._problem.global_batch_size * self._samples[choice.degrees] / len(cells))
+
+    def _per_sample_ns(self, degrees: Degrees) -> float:
+        """Return the time of one sample through all layers, each at its best size on its best kind."""
+        problem = self._problem
+        variant = None if degrees == Degrees() else variant_at(problem, degrees)
+        measured: dict[str, Sequence[Measured | CellMeasured]] = {}
+        measured |= problem.measured if variant is None else variant.measured
+        each = [
+            (point.forward_ns + point.backward_ns) / (point.rows * speed)
+            for source, speed in set(problem.kind_source.values())
+            for point in measured[source]
+        ]
+        return float(np.min(each, axis=0).sum())
