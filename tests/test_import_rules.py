@@ -152,7 +152,7 @@ ROOMS: dict[str, set[str]] = {
     "judge": {"model", "compiled", "costs"},
     "schedules": {"model", "compiled", "costs", "judge"},
     "bounds": {"model", "compiled", "costs", "schedules"},
-    "improve": {"model", "compiled", "costs", "judge", "schedules", "bounds"},
+    "improve": {"model", "compiled", "costs", "degrees", "judge", "schedules", "bounds"},
     "planners": {"model", "compiled", "costs", "judge", "schedules", "bounds", "improve"},
     "explanation": {"model", "costs", "judge", "schedules", "bounds", "improve", "planners", "degrees"},
     "solve": {

@@ -1,6 +1,6 @@
 """From a plan to a better one: neighbourhoods, recomputation, orders of operations, job shop, tabu search, remedies.
 
-May import: `solvers.model`, `solvers.compiled`, `solvers.costs`, `solvers.judge`, `solvers.schedules`,
-`solvers.bounds`.
+May import: `solvers.model`, `solvers.compiled`, `solvers.costs`, `solvers.degrees`, `solvers.judge`,
+`solvers.schedules`, `solvers.bounds`.
 Start reading at `order.py`.
 """

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock.solvers.degrees.contract import contract
 from penstock.solvers.model.network import Cable, Network
 from penstock.solvers.model.problem import Problem
 
@@ -88,21 +89,22 @@ def _smaller_sizes(problem: Problem) -> Iterator[int]:
 
 def _more_devices(problem: Problem) -> Iterator[Remedy]:
     """The cluster with 1, 3, 7 … further copies of its last node, while layers can use them."""
-    if problem.network.matrix_bytes_per_s is not None:
+    gpus, choice = problem.real or problem, problem.choice
+    if gpus.network.matrix_bytes_per_s is not None:
         return
-    nodes = problem.nodes()
-    last = problem.network.node_names[-1]
-    hung_on = any(cable.a == last or cable.b == last for cable in problem.network.cables)
-    size, each = len(nodes[-1]), len(problem.cells[-1]) if problem.cells else 1
+    last = gpus.network.node_names[-1]
+    hung_on = any(cable.a == last or cable.b == last for cable in gpus.network.cables)
+    size, each = len(gpus.nodes()[-1]), len(problem.cells[-1]) if problem.cells else 1
     copies = 1
-    while hung_on and copies <= MAX_NODE_COPIES and problem.num_devices + copies * size <= MAX_DEVICES:
-        if problem.num_devices + (copies // 2) * size >= problem.num_layers:
+    while hung_on and copies <= MAX_NODE_COPIES and gpus.num_devices + copies * size <= MAX_DEVICES * each:
+        if (gpus.num_devices + (copies // 2) * size) // each >= problem.num_layers:
             return
-        kind = problem.devices[-1].kind
+        kind = gpus.devices[-1].kind
         plural = "s" if copies > 1 else ""
+        wider = extended(gpus, copies)
         yield Remedy(
-            f"more stages: {copies} more node{plural} like {last!r} ({copies * size * each} devices of kind {kind!r})",
-            extended(problem, copies),
+            f"more stages: {copies} more node{plural} like {last!r} ({copies * size} devices of kind {kind!r})",
+            wider if problem.real is None or choice is None else contract(wider, choice),
         )
         copies = 2 * copies + 1
 

@@ -214,7 +214,10 @@ class Search:
         if self.asked["planner"] == QUICK or len(left) < 2:
             self._round(left, self.asked, self.max_plans, final=True)
             return
-        times = {each.choice: self._quick_ns(each) for each in left}
+        times: dict[Choice, int] = {}
+        for each in left:
+            far = each.load_ns > NEAR * min(times.values(), default=NEVER_NS)
+            times[each.choice] = NEVER_NS if far else self._quick_ns(each)
         limit_ns = NEAR * min(times.values())
         ranked = sorted(left, key=lambda each: times[each.choice])
         near = [each for each in ranked if times[each.choice] <= limit_ns]
