@@ -137,6 +137,8 @@ class Even:
 def proposals(problem: Problem, _options: Mapping[str, object]) -> Iterator[Proposal]:
     """Yield the quickest even layouts that fit, the best first; where none does, some that lack the least."""
     every = list(_every(problem))
+    if not every and problem.pins:  # the judge says which pin they break
+        every = [replace(each, problem=problem) for each in _every(replace(problem, pins=()))]
     found = _quickest(problem, [layout for even in every if (layout := even.layout(0)) is not None])
     for trial in found:
         yield _proposal(problem, trial.allocation, trial.orders)

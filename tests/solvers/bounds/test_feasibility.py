@@ -108,7 +108,7 @@ def test_the_connected_parts_are_refuted_one_by_one() -> None:
     """Two nodes of 400 bytes with nothing between them hold 300 bytes of layers each, but not 600 together."""
     problem = make_problem([10] * 3, parameter_bytes=100, nodes=(1, 1), memory_bytes=400, boundary_bytes=1)
     assert proof_of_infeasibility(problem) is None
-    apart = replace(problem, network=replace(problem.network, cables=(), resources=[], _ids={}, _routes={}))
+    apart = replace(problem, network=replace(problem.network, cables=(), resources=[], _ids={}, _routes={}, _paths={}))
     assert connected(apart) == [[0], [1]]
     proof = proof_of_infeasibility(apart)
     assert proof is not None

@@ -85,8 +85,7 @@ def test_every_plan_is_the_judges_and_auto_is_never_worse(
             assert result.status in (Status.INFEASIBLE, Status.NONE_FOUND)
             continue
         best = result.best
-        if not planner.degrees:  # which ``auto`` asks only where degrees are a choice
-            values[name] = best.value_ns
+        values[name] = best.value_ns
         assert best.update_rule in rules
         how: dict[str, Any] = {"overlap": best.overlap_all_reduce, "update_rule": best.update_rule}
         timeline = simulate(problem, best.allocation, best.schedule, **how)
@@ -239,7 +238,7 @@ def test_a_gap_stops_early() -> None:
 def test_a_limit_that_comes_first_is_said() -> None:
     result = solve(four_devices(5), "auto", time_limit_ns=0)
     assert result.status is Status.TIME_LIMIT
-    assert result.unfinished[:4] == ("dp", "gpipe", "model-parallel", "dapple")
+    assert result.unfinished[:4] == ("dp", "gpipe", "model-parallel", "even")
     assert "time limit" in result.why
 
 
