@@ -15,7 +15,7 @@ from penstock.schemas.transformers.degrees import Collective
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes.costs import Case, costs_of, layers_of, local_parameters
 from penstock.shapes.layout import Layout, layers_of_stages
-from penstock.solvers.costs.collectives import Ring
+from penstock.solvers.costs.collectives import Group, Ring
 
 
 class Links(NamedTuple):
@@ -26,10 +26,11 @@ class Links(NamedTuple):
     node: int
     """GPUs of a node."""
 
-    def ring(self, size: int, stride: int) -> Ring:
-        """The ring of a group whose neighbours are ``stride`` ranks apart; between nodes every GPU has its card."""
+    def ring(self, size: int, stride: int) -> Group:
+        """A ring whose neighbours are ``stride`` ranks apart; between nodes every GPU has its card."""
         bytes_per_s, latency_ns = self.inside if size * stride <= self.node else self.between
-        return Ring(size, bytes_per_s, latency_ns)
+        ring = Ring(size, bytes_per_s, latency_ns)
+        return Group(ring, ((ring,),), ())
 
 
 class Step(NamedTuple):
@@ -97,7 +98,7 @@ class Step(NamedTuple):
         return max(found)
 
 
-def _collectives_ns(ring: Ring, collectives: Sequence[Collective], phase: str, rows: int) -> int:
+def _collectives_ns(ring: Group, collectives: Sequence[Collective], phase: str, rows: int) -> int:
     return sum(
         ring.time_ns(each.operation, rows * each.bytes_per_sample, each.count)
         for each in collectives
