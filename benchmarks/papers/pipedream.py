@@ -314,7 +314,7 @@ def between_places(chain: Chain, i: int, j: int) -> Chain:
     return Chain(
         chain.places[part] - i,
         chain.work_ns[part, part],
-        chain.parameter_bytes[part, part],
+        chain.weight_bytes[part, part],
         chain.stashed_bytes[part, part],
         chain.boundary_bytes[part],
         chain.room_bytes,
