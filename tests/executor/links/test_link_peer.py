@@ -90,14 +90,18 @@ class SlowWay:
 
 
 def test_a_slow_link_is_found_with_its_two_directions() -> None:
+    """The best of three measurements: other work on the machine makes a link slower and later, never quicker."""
+    measured = []
     with peer("far") as address:
-        way = SlowWay(address, rate_there=RATE_BYTES_PER_S, rate_back=RATE_BYTES_PER_S // 4, delay_s=DELAY_S)
-        links = measure(way.address, seconds=1.0)
-        way.close()
-    assert links.there.latency_ns == pytest.approx(DELAY_S * 1e9, rel=0.2)
-    assert links.there.bandwidth_bytes_per_s == pytest.approx(RATE_BYTES_PER_S, rel=0.2)
-    assert links.back.bandwidth_bytes_per_s == pytest.approx(RATE_BYTES_PER_S / 4, rel=0.2)
-    assert list(links.there.one_way_ns) == sorted(links.there.one_way_ns)
+        for _attempt in range(3):
+            way = SlowWay(address, rate_there=RATE_BYTES_PER_S, rate_back=RATE_BYTES_PER_S // 4, delay_s=DELAY_S)
+            measured.append(measure(way.address, seconds=0.5))
+            way.close()
+    there, back = [links.there for links in measured], [links.back for links in measured]
+    assert min(each.latency_ns for each in there) == pytest.approx(DELAY_S * 1e9, rel=0.2)
+    assert max(each.bandwidth_bytes_per_s for each in there) == pytest.approx(RATE_BYTES_PER_S, rel=0.2)
+    assert max(each.bandwidth_bytes_per_s for each in back) == pytest.approx(RATE_BYTES_PER_S / 4, rel=0.2)
+    assert all(list(each.one_way_ns) == sorted(each.one_way_ns) for each in there)
 
 
 def test_peers_measure_every_pair_for_a_third_process() -> None:
