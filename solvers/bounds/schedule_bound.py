@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 
@@ -113,6 +114,7 @@ def _before(problem: Problem) -> Around:
     return Around(there.tolist(), back.tolist())
 
 
+@lru_cache(maxsize=16)
 def _slices(problem: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (kinds, sizes, L) forward, input gradient and weight gradient times, of slices of which one is quickest.
 

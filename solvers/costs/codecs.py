@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation, Pipeline
+from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.problem import Problem
 
 Edges = frozenset[int]
@@ -36,7 +37,7 @@ def with_codecs(allocation: Allocation, edges: Edges) -> Allocation:
 
 def codable_edges(problem: Problem, allocation: Allocation) -> tuple[int, ...]:
     """Return the edges with tensors that the codec can encode, between devices of known conversion speed."""
-    rows = -(-problem.global_batch_size // allocation.num_micro_batches)
+    rows = most_rows(problem, allocation)
     found = []
     for s, stage in enumerate(allocation.stages):
         other = allocation.next(s)

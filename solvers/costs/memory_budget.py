@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.solvers.costs.memory import free_bytes, static_bytes, transient_bytes
 from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.model.allocation import Allocation, Stage
-from penstock.solvers.model.micro_batches import row_classes
+from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.pins import allowed_devices, exchanged
 from penstock.solvers.model.problem import Problem
 
@@ -29,7 +29,7 @@ def with_room(problem: Problem, allocation: Allocation) -> Allocation:
     free = [free_bytes(problem, [device]) for device in range(problem.num_devices)]
     if len(set(free)) == 1:
         return allocation
-    rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
+    rows = most_rows(problem, allocation)
     for buffers in (True, False):
         needs = {stage: needed_bytes(problem, stage, rows, buffers=buffers) for stage in allocation.stages}
         if all(free[device] >= needs[stage] for stage in allocation.stages for device in stage.devices):

@@ -9,7 +9,7 @@ from penstock.solvers.costs.memory import activation_bytes, free_bytes, static_b
 from penstock.solvers.costs.stage import stage_costs, stage_rows
 from penstock.solvers.costs.transfer import boundary_bytes
 from penstock.solvers.model.allocation import Allocation, Stage
-from penstock.solvers.model.micro_batches import row_classes
+from penstock.solvers.model.micro_batches import most_rows, row_classes
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Shortage
 
@@ -38,7 +38,7 @@ def shortage_of(problem: Problem, allocation: Allocation, in_flight: tuple[int, 
 
 def surely_fits(problem: Problem, allocation: Allocation, stage: Stage) -> bool:
     """Return whether a stage can hold all micro-batches at once, with every buffer that may be in use."""
-    rows = -(-problem.global_batch_size // allocation.num_micro_batches)
+    rows = most_rows(problem, allocation)
     each = activation_bytes(problem, stage, rows)
     if problem.memory.count_buffers:
         share = stage_rows(stage, rows)

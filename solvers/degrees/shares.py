@@ -11,7 +11,7 @@ from penstock.solvers.degrees.inner_times import STATED
 from penstock.solvers.degrees.times import with_times
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.degrees import Over
-from penstock.solvers.model.micro_batches import row_classes
+from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.problem import Problem
 
 COLLECTIVES: tuple[Over, ...] = get_args(Over)
@@ -33,6 +33,6 @@ def without_collectives(problem: Problem, over: Iterable[Over]) -> Problem:
 
 def _passes_ns(problem: Problem, allocation: Allocation) -> int:
     """Return the time of one micro-batch's passes through all stages of a pipeline, recomputation included."""
-    rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
+    rows = most_rows(problem, allocation)
     costs = [stage_costs(problem, stage, rows) for stage in allocation.pipelines[0].stages]
     return sum(each.forward_ns + each.backward_ns + each.recompute_ns for each in costs)

@@ -17,6 +17,7 @@ from penstock.solvers.costs.memory import shortages
 from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders, Row
 
@@ -30,7 +31,7 @@ def lighter(
     groups: dict[tuple[int, ...], list[int]] = {}
     for s, stage in enumerate(allocation.stages):
         groups.setdefault(tuple(sorted(stage.devices)), []).append(s)
-    rows = -(-problem.global_batch_size // allocation.num_micro_batches)
+    rows = most_rows(problem, allocation)
     ways = {key: _ways(problem, [allocation.stages[s] for s in own], rows) for key, own in groups.items()}
     at = dict.fromkeys(groups, 0)
     while not stopped() and any(at[key] < len(ways[key]) - 1 for key in groups):

@@ -40,7 +40,7 @@ from penstock.solvers.costs.utilisation import WHOLE, utilisation_ppm
 from penstock.solvers.judge.clocks.shared_processor import SPEED, Shared, run_sharing
 from penstock.solvers.judge.shared_memory import Clocks, DeviceMemory, covered_ns
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
-from penstock.solvers.model.micro_batches import row_classes
+from penstock.solvers.model.micro_batches import most_rows, row_classes
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders, Schedule
 from penstock.solvers.model.timeline import DeviceUse, Interval, Timeline, Track, Transfers
@@ -176,7 +176,7 @@ def _check_row(problem: Problem, allocation: Allocation, s: int, operations: np.
 
 def disconnected(problem: Problem, allocation: Allocation) -> str | None:
     """Return which stages are not connected, as a sentence; None when all are."""
-    rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
+    rows = most_rows(problem, allocation)
     for s in range(len(allocation.pipelines[0].stages)):
         for way in (0, 1):
             move = transfer(problem, allocation, s, rows, way)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 
 MAX_CANDIDATES = 24
@@ -33,6 +34,11 @@ def row_classes(global_batch_size: int, num_micro_batches: int) -> tuple[tuple[i
     if larger == 0:
         return ((base, num_micro_batches),)
     return ((base + 1, larger), (base, num_micro_batches - larger))
+
+
+def most_rows(problem: Problem, allocation: Allocation) -> int:
+    """Return the samples of the largest micro-batch."""
+    return -(-problem.global_batch_size // allocation.num_micro_batches)
 
 
 def slice_bounds(rows: int, replicas: int, replica: int) -> tuple[int, int]:

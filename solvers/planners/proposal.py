@@ -11,7 +11,7 @@ from penstock.solvers.costs.memory import micro_batches_that_fit
 from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
-from penstock.solvers.model.micro_batches import row_classes
+from penstock.solvers.model.micro_batches import most_rows, row_classes
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound
 from penstock.solvers.model.schedule import Schedule
@@ -49,7 +49,7 @@ def recompute_variants(problem: Problem, allocation: Allocation, schedules: tupl
     stages = allocation.stages
     if problem.recompute == "always":
         return [_recomputing(allocation, set(range(len(stages))))]
-    rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
+    rows = most_rows(problem, allocation)
     fits = [micro_batches_that_fit(problem, stage, rows) for stage in stages]
     depths = depths_of(allocation)
     whole = allocation.num_micro_batches
@@ -93,7 +93,7 @@ def whole_backwards_bound_ns(problem: Problem, allocation: Allocation) -> int:
 
 def unreachable(problem: Problem, allocation: Allocation) -> str | None:
     """Return which stages cannot reach each other, as a sentence; None when all can."""
-    rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
+    rows = most_rows(problem, allocation)
     for number, stage in enumerate(allocation.stages):
         for direction in (0, 1):
             sent = transfer(problem, allocation, number, rows, direction)

@@ -13,7 +13,7 @@ from penstock.solvers.costs.memory import micro_batches_that_fit
 from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation
-from penstock.solvers.model.micro_batches import row_classes
+from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.schedules.support.rows import flushed_rows
@@ -69,7 +69,7 @@ def depths(allocation: Allocation) -> tuple[int, ...]:
 
 def room(problem: Problem, allocation: Allocation) -> tuple[int, ...]:
     """Return D_i of each stage, over all round-robin replicas; at least 1, as the simulation checks memory."""
-    rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
+    rows = most_rows(problem, allocation)
     fits = []
     for stage in allocation.stages:
         each = max(1, micro_batches_that_fit(problem, stage, rows))
@@ -93,7 +93,7 @@ def fitted(problem: Problem, allocation: Allocation, wanted: Sequence[int]) -> t
 
 def activation_communication_ratio(problem: Problem, allocation: Allocation) -> float:
     """Return ACR: a cut's mean round-trip time over the mean time of a stage's forward and backward."""
-    rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
+    rows = most_rows(problem, allocation)
     cuts, moved, computed = 0, 0, 0
     for number, stage in enumerate(allocation.stages):
         costs = stage_costs(problem, stage, rows)

@@ -20,7 +20,7 @@ import numpy as np
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
 from penstock.solvers.costs.memory import free_bytes, static_bytes, transient_bytes
 from penstock.solvers.model.allocation import Allocation
-from penstock.solvers.model.micro_batches import row_classes
+from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.schedules.support.blocks import v_blocks
@@ -194,7 +194,7 @@ def _rankings(chunks: int) -> list[Ranking]:
 
 def room_of(problem: Problem, allocation: Allocation, ranks: Ranks) -> list[int]:
     """Return the bytes that each rank's smallest device has for in-flight micro-batches after weights and buffers."""
-    rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
+    rows = most_rows(problem, allocation)
     found = []
     for chunks, devices in zip(ranks.stages, ranks.devices, strict=True):
         stages = [allocation.stages[s] for s in chunks]

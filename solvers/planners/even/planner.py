@@ -22,7 +22,7 @@ from penstock.solvers.costs.memory import activation_bytes, free_bytes, static_b
 from penstock.solvers.costs.stage import input_bytes, layers_alike, stage_costs, stage_rows
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.degrees import Modules
-from penstock.solvers.model.micro_batches import Batch
+from penstock.solvers.model.micro_batches import Batch, most_rows
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders
@@ -171,11 +171,6 @@ def _quickest(problem: Problem, waiting: list[Layout]) -> list[Trial]:
     return found
 
 
-def _rows(problem: Problem, plan: Allocation) -> int:
-    """Return the samples of the largest micro-batch."""
-    return -(-problem.global_batch_size // plan.num_micro_batches)
-
-
 def _ranks(plan: Allocation) -> int:
     return len({stage.devices for stage in plan.stages})
 
@@ -235,7 +230,7 @@ def may_fit(problem: Problem, plan: Allocation) -> bool:
         own = plan.stages[rank::ranks]
         ahead = ranks - rank - 1 if parts == 1 else 2 * (ranks - rank - 1) + (parts - 1) * ranks
         held = sum(static_bytes(problem, stage).total for stage in own)
-        kept = [activation_bytes(problem, stage, _rows(problem, plan)) for stage in own]
+        kept = [activation_bytes(problem, stage, most_rows(problem, plan)) for stage in own]
         if held + min(ahead + 1, number * parts) * min(kept) > free_bytes(problem, own[0].devices):
             return False
     return True
@@ -245,7 +240,7 @@ def least_ns(problem: Problem, plan: Allocation) -> int:
     """Return a bound on the plan's time: the busiest rank's work, or what ``whole_backwards_bound_ns`` says."""
     work: dict[tuple[int, ...], int] = {}
     for stage in plan.stages:
-        cost = stage_costs(problem, stage, _rows(problem, plan))
+        cost = stage_costs(problem, stage, most_rows(problem, plan))
         each = cost.forward_ns + cost.backward_ns + cost.recompute_ns
         work[stage.devices] = work.get(stage.devices, 0) + plan.num_micro_batches * each
     return max(max(work.values()), whole_backwards_bound_ns(problem, plan))

@@ -13,7 +13,7 @@ from penstock.solvers.costs.collectives import all_reduce_ns
 from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.costs.tables.stage_table import static_sums
 from penstock.solvers.model.allocation import Allocation
-from penstock.solvers.model.micro_batches import Batch, candidates, row_classes
+from penstock.solvers.model.micro_batches import Batch, candidates, most_rows
 from penstock.solvers.model.options import Option
 from penstock.solvers.model.pins import moved
 from penstock.solvers.model.problem import Problem
@@ -85,7 +85,7 @@ def _refuse_few(wanted: list[Grouping], batches: Sequence[Batch]) -> None:
 
 def _expected_ns(problem: Problem, allocation: Allocation) -> int:
     """The slowest worker's step, and one all-reduce of everything among the workers."""
-    rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
+    rows = most_rows(problem, allocation)
     slowest = 0
     for pipeline in allocation.pipelines:
         costs = [stage_costs(problem, stage, rows) for stage in pipeline.stages]

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.model.allocation import Allocation
-from penstock.solvers.model.micro_batches import row_classes
+from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.spp.guarantees import channel_ns, reduction_ns
 
 
 def estimate_ns(problem: Problem, allocation: Allocation) -> int:
     """max over n of the way to stage n, its work in the step, and the longer of the way back and its all-reduce."""
-    rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
+    rows = most_rows(problem, allocation)
     number_of = allocation.num_micro_batches
     there, back, longest = 0, 0, 0
     for number, stage in enumerate(allocation.stages):

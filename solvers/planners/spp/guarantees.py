@@ -20,7 +20,7 @@ from penstock.solvers.costs.buckets import stage_all_reduce_ns
 from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation
-from penstock.solvers.model.micro_batches import Batch, candidates, row_classes
+from penstock.solvers.model.micro_batches import Batch, candidates, most_rows, row_classes
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound
 from penstock.solvers.planners.spp.ordering import dense_bandwidths
@@ -46,7 +46,7 @@ def lemma_1_ns(problem: Problem, allocation: Allocation) -> int:
 
     C is of the largest micro-batch.
     """
-    rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
+    rows = most_rows(problem, allocation)
     cycle, reduced = 0, 0
     for number, stage in enumerate(allocation.stages):
         costs = stage_costs(problem, stage, rows)

@@ -26,7 +26,7 @@ from penstock.solvers.costs.memory import activation_bytes, free_bytes, static_b
 from penstock.solvers.costs.stage import stage_costs, update_ns
 from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation, Stage
-from penstock.solvers.model.micro_batches import row_classes
+from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Pattern, PatternOperation
 from penstock.solvers.model.update_rules import UpdateRule, group_of, micro_batches_per_update, weight_copies
@@ -120,7 +120,7 @@ def fitted_depth(
 def bytes_needed(problem: Problem, allocation: Allocation, update_rule: UpdateRule, number: int, depth: int) -> int:
     """Return the bytes on a stage's device with ``depth`` in-flight micro-batches, weight versions included."""
     stage = allocation.stages[number]
-    rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
+    rows = most_rows(problem, allocation)
     trainable = weight_bytes(problem, stage)[1]
     held = static_bytes(problem, stage).total + transient_bytes(problem, stage, rows)
     held += (weight_copies(update_rule, allocation, number, depth) - 1) * trainable
@@ -161,7 +161,7 @@ def shortest_depths(
 
 def stage_works(problem: Problem, allocation: Allocation, update_rule: UpdateRule) -> tuple[Work, ...]:
     """Return the times of every stage, for the largest micro-batch of the request."""
-    rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
+    rows = most_rows(problem, allocation)
     works = []
     for number, stage in enumerate(allocation.stages):
         costs = stage_costs(problem, stage, rows)

@@ -15,7 +15,7 @@ from penstock.solvers.costs.memory import activation_bytes, free_bytes, static_b
 from penstock.solvers.costs.stage import stage_costs, stage_rows
 from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation, Stage
-from penstock.solvers.model.micro_batches import row_classes
+from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Pattern, PatternOperation
 
@@ -79,7 +79,7 @@ class StageLine:
                 "periodic patterns with two weight versions have one pipeline whose replicas share each micro-batch",
                 remedy="one pipeline with dispatch rows",
             )
-        rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
+        rows = most_rows(problem, allocation)
         costs = [stage_costs(problem, stage, rows) for stage in stages]
         hops = [
             tuple(_hop_ns(problem, allocation, s + direction, rows, direction) for s in range(len(stages) - 1))

@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import socket
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from peers import host, peer
 
 from penstock.cli.main import main
-from penstock.executor.links.link_peer import Host, Peer
-from penstock.schemas.api.agents import AgentDevice
 from penstock.schemas.topology import ClusterTopology
-
-
-@contextmanager
-def peer(name: str) -> Iterator[str]:
-    serving = Peer("127.0.0.1:0", Host(name, (AgentDevice(id=f"{name}/0", kind="cpu", memory_bytes=2**30),)))
-    thread = threading.Thread(target=serving.serve)
-    thread.start()
-    try:
-        yield serving.address
-    finally:
-        serving.close()
-        thread.join()
 
 
 def test_peers_make_a_topology(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "topology.json"
     with ExitStack() as stack:
-        addresses = [stack.enter_context(peer(name)) for name in ("a", "b")]
+        addresses = [stack.enter_context(peer(host(name))) for name in ("a", "b")]
         assert main(["probe", *addresses, "--measure-for", "0.2", "-o", str(target)]) == 0
     found = ClusterTopology.read(target)
     assert [node.name for node in found.nodes] == ["a", "b"]
@@ -42,7 +27,7 @@ def test_peers_make_a_topology(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_peers_measure_collectives_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "topology.json"
     with ExitStack() as stack:
-        addresses = [stack.enter_context(peer(name)) for name in ("a", "b")]
+        addresses = [stack.enter_context(peer(host(name))) for name in ("a", "b")]
         assert main(["probe", *addresses, "--measure-for", "0.1", "--collectives", "-o", str(target)]) == 0
     found = ClusterTopology.read(target).collectives
     assert found is not None

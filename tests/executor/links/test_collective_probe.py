@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import get_args
 
 import pytest
+from peers import host, peer
 
 from penstock.convert import to_problem
 from penstock.examples import catalogue
 from penstock.executor.links.collective_probe import SIZES_BYTES, Span, measure_collectives, rows_of, spans
 from penstock.executor.links.host_collectives import measure_among_hosts
-from penstock.executor.links.link_peer import Host, Peer
+from penstock.executor.links.link_peer import Host
 from penstock.executor.links.link_probe import LinkMeasurement, measured_cluster
 from penstock.planning.solve import solve
-from penstock.schemas.api.agents import AgentDevice
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import MeasuredCollective
@@ -76,22 +74,6 @@ def test_a_batch_takes_what_its_slowest_rank_takes() -> None:
     assert rows_of(ranks) == (
         MeasuredCollective(operation="send", devices_per_node=2, nodes=1, size_bytes=64, time_ns=7),
     )
-
-
-def host(name: str, devices: int = 1, kind: str = "cpu") -> Host:
-    return Host(name, tuple(AgentDevice(id=f"{name}/{d}", kind=kind, memory_bytes=2**30) for d in range(devices)))
-
-
-@contextmanager
-def peer(one: Host) -> Iterator[str]:
-    serving = Peer("127.0.0.1:0", one)
-    thread = threading.Thread(target=serving.serve)
-    thread.start()
-    try:
-        yield serving.address
-    finally:
-        serving.close()
-        thread.join()
 
 
 def test_peers_measure_together() -> None:

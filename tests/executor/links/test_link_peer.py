@@ -5,16 +5,15 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from itertools import combinations
 from queue import SimpleQueue
 
 import pytest
+from peers import host, peer
 
-from penstock.executor.links.link_peer import Host, Link, Peer, measure, measure_between, measure_pairs, tournament, who
+from penstock.executor.links.link_peer import Link, Peer, measure, measure_between, measure_pairs, tournament, who
 from penstock.executor.links.measured_topology import topology_of_hosts
-from penstock.schemas.api.agents import AgentDevice
 from penstock.schemas.errors import InvalidDocument, RunFailed, Unreachable
 from penstock.schemas.topology import Fabric
 
@@ -22,23 +21,6 @@ SECONDS = 0.3
 DELAY_S = 0.02
 RATE_BYTES_PER_S = 20_000_000
 FABRIC = Fabric(bandwidth_bytes_per_s=3 * 10**9, latency_ns=700)
-
-
-def host(name: str, devices: int = 1, fabric: Fabric | None = None) -> Host:
-    offered = tuple(AgentDevice(id=f"{name}/{i}", kind="cpu", memory_bytes=2**30) for i in range(devices))
-    return Host(name, offered, fabric)
-
-
-@contextmanager
-def peer(name: str) -> Iterator[str]:
-    serving = Peer("127.0.0.1:0", host(name, 2, FABRIC))
-    thread = threading.Thread(target=serving.serve)
-    thread.start()
-    try:
-        yield serving.address
-    finally:
-        serving.close()
-        thread.join()
 
 
 class SlowWay:
@@ -92,7 +74,7 @@ class SlowWay:
 def test_a_slow_link_is_found_with_its_two_directions() -> None:
     """The best of three measurements: other work on the machine makes a link slower and later, never quicker."""
     measured = []
-    with peer("far") as address:
+    with peer(host("far", 2, FABRIC)) as address:
         for _attempt in range(3):
             way = SlowWay(address, rate_there=RATE_BYTES_PER_S, rate_back=RATE_BYTES_PER_S // 4, delay_s=DELAY_S)
             measured.append(measure(way.address, seconds=0.5))
@@ -106,7 +88,7 @@ def test_a_slow_link_is_found_with_its_two_directions() -> None:
 
 def test_peers_measure_every_pair_for_a_third_process() -> None:
     with ExitStack() as stack:
-        addresses = [stack.enter_context(peer(name)) for name in ("a", "b", "c")]
+        addresses = [stack.enter_context(peer(host(name, 2, FABRIC))) for name in ("a", "b", "c")]
         said: list[str] = []
         pairs = measure_pairs(addresses, seconds=SECONDS, progress=said.append)
         assert [who(address) for address in addresses] == [host(name, 2, FABRIC) for name in ("a", "b", "c")]
@@ -128,7 +110,7 @@ def test_who_cannot_be_reached_is_named() -> None:
         nobody = f"127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(Unreachable, match=nobody):
         who(nobody)
-    with peer("a") as address:
+    with peer(host("a", 2, FABRIC)) as address:
         with pytest.raises(RunFailed, match=f"{address} could not measure.*{nobody}"):
             measure_between(address, nobody, seconds=SECONDS)
         with pytest.raises(InvalidDocument, match=r"cannot listen.*in use"):
