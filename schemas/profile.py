@@ -80,7 +80,16 @@ class DividedLayer(Part):
     """What one GPU holds of a layer that several GPUs share."""
 
     parameter_bytes: Bytes = Field(description="as stored for training, of one GPU")
+    expert_bytes: Bytes | None = Field(
+        default=None, description="the part of parameter_bytes that are experts', which fewer GPUs have copies of"
+    )
     update_ns: Nanoseconds = Field(default=0, description="one optimizer step over the GPU's own parameters")
+
+    @model_validator(mode="after")
+    def _experts_are_a_part(self) -> Self:
+        if (self.expert_bytes or 0) > self.parameter_bytes:
+            raise ValueError(f"{self.expert_bytes} bytes of experts are more than the {self.parameter_bytes} of all")
+        return self
 
 
 class DividedCost(LayerMeasurement):
