@@ -14,9 +14,14 @@ Sharding = Literal["none", "optimizer", "gradients", "parameters", "parameters_k
 """ZeRO by its stages 1, 2 and 3; ``parameters_kept``: sharded parameters that stay gathered until the step's end."""
 
 
-Module = Literal["attention", "mlp", "norm"]
+ContextKind = Literal["ring", "all_gather", "all_to_all"]
+"""How GPUs that share a sequence see all of its keys and values."""
+
+
+Module = Literal["attention", "mlp", "norm", "mla_up_proj"]
 """What of a layer is recomputed by itself: attention with its projections, the whole feed-forward (Megatron's ``mlp``),
-the norms of the hidden width (Megatron's ``layernorm``). Its ``core_attn`` keeps nothing under flash attention."""
+the norms of the hidden width (Megatron's ``layernorm``), and of latent attention the projections from the narrow widths
+with the rotary positions (``mla_up_proj``). Megatron's ``core_attn`` keeps nothing under flash attention."""
 
 Asked = Literal["auto", "none", "optimizer", "gradients", "parameters", "parameters_kept"]
 """A sharding, or the choice among those that plans may have."""

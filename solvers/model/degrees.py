@@ -19,7 +19,7 @@ _SHARDED: dict[Sharding, str] = {
 Phase = Literal["forward", "backward", "step"]
 Operation = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
 Over = Literal["tensor", "context", "expert"]
-Module = Literal["attention", "mlp", "norm"]
+Module = Literal["attention", "mlp", "norm", "mla_up_proj"]
 Modules = tuple[Module, ...]
 """Modules of a layer that are recomputed by themselves, in this order."""
 

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from penstock.schemas.transformers.degrees import Framework, Module
 from penstock.schemas.transformers.shape import Experts, LatentAttention, TransformerShape
-from penstock.shapes.layout import FULL, MODULES, Layout
+from penstock.shapes.heads import heads_of
+from penstock.shapes.layout import FULL, MODULES, WITHIN, Layout
 
 _BF16, _FP32, _MASK = 2, 4, 1
 
@@ -52,10 +53,12 @@ class _Pieces(NamedTuple):
     norm: Fraction
     attention: Fraction
     mlp: Fraction
+    mla_up_proj: Fraction
+    """A part of attention."""
 
     @property
     def total(self) -> Fraction:
-        return sum(self, Fraction(0))
+        return self.inputs + self.norm + self.attention + self.mlp
 
 
 def per_token(shape: TransformerShape, layout: Layout, *, dense: bool) -> Kept:
@@ -64,14 +67,36 @@ def per_token(shape: TransformerShape, layout: Layout, *, dense: bool) -> Kept:
     if layout.recompute == FULL:
         inputs = Fraction(_BF16 * shape.hidden, layout.tensor if layout.sequence_parallel else 1)
         return Kept(inputs, pieces.total)
-    again = sum((getattr(pieces, module) for module in layout.recompute), Fraction(0))
+    again = sum((getattr(pieces, module) for module in _outermost(layout.recompute)), Fraction(0))
     return Kept(pieces.total - again, again)
 
 
+def context_buffers(shape: TransformerShape, layout: Layout) -> Fraction:
+    """Bytes per token of a GPU that a layer has besides while it attends, where GPUs share sequences.
+
+    A ring keeps the blocks of keys and values and the results of all steps until the last, as Transformer Engine does.
+    Gathered keys and values, unless they are kept, are there with their gradients. Of an all-to-all what is sent is
+    there with what is received.
+    """
+    context, heads = layout.context, heads_of(shape, layout.tensor)
+    if context == 1:
+        return Fraction(0)
+    if layout.context_by == "ring":
+        return _BF16 * context * (heads.moved + heads.results)
+    if layout.context_by == "all_gather":
+        return _BF16 * context * heads.moved * (1 if layout.framework == "torch" else 2)
+    return _BF16 * sum(heads, Fraction(0))
+
+
 def kept_by_modules(shape: TransformerShape, layout: Layout) -> dict[Module, Fraction]:
-    """Bytes per token that recomputing each module of a dense layer frees."""
+    """Bytes per token that recomputing each module of a dense layer frees; without those that it does not have."""
     pieces = _pieces_of(shape, layout, dense=True)
-    return {module: getattr(pieces, module) for module in MODULES}
+    return {module: getattr(pieces, module) for module in MODULES if module not in WITHIN or getattr(pieces, module)}
+
+
+def _outermost(modules: frozenset[Module]) -> frozenset[Module]:
+    """Those that are no part of another one that is recomputed."""
+    return frozenset(module for module in modules if WITHIN.get(module) not in modules)
 
 
 def before_scores(shape: TransformerShape, layout: Layout) -> Fraction:
@@ -86,30 +111,44 @@ def before_scores(shape: TransformerShape, layout: Layout) -> Fraction:
 
 def _pieces_of(shape: TransformerShape, layout: Layout, *, dense: bool) -> _Pieces:
     spread = layout.tensor if layout.sequence_parallel else 1
-    return _pieces(shape, dense, layout.tensor, spread, layout.expert_tensor, layout.framework)
+    gathered = layout.framework == "torch" and layout.context_by == "all_gather"
+    times = layout.context if gathered else 1
+    return _pieces(shape, dense, layout.tensor, spread, layout.expert_tensor, layout.framework, times)
 
 
 @lru_cache(maxsize=1024)
 def _pieces(
-    shape: TransformerShape, dense: bool, tensor: int, spread: int, expert_tensor: int, framework: Framework
+    shape: TransformerShape,
+    dense: bool,
+    tensor: int,
+    spread: int,
+    expert_tensor: int,
+    framework: Framework,
+    gathered: int,
 ) -> _Pieces:
-    """``spread``: how many GPUs share what lies between the tensor-parallel parts."""
+    """``spread``: how many GPUs share what lies between the tensor-parallel parts.
+
+    ``gathered``: how many times as many keys and values are kept as a GPU's tokens have.
+    """
     hidden, norms = shape.hidden, shape.norms_per_layer
     eager_rms = framework == "torch" and shape.norm == "rms"
     into, _after, statistics = norm_kept(shape, framework)
     masks = 2 * _MASK * hidden if shape.dropout else 0
     inputs = Fraction(norms * (into * hidden + statistics) + masks, spread)
-    attention = (
-        _latent(shape, shape.latent, tensor, spread)
-        if shape.latent is not None
-        else _attention(shape, tensor, eager_rms, framework)
-    )
+    heads = heads_of(shape, tensor)
+    beyond = _BF16 * (gathered - 1) * heads.moved
+    up = Fraction(0)
+    if shape.latent is None:
+        attention = _attention(shape, tensor, eager_rms, framework)
+    else:
+        up = _BF16 * (heads.queries + heads.moved)
+        attention = _latent(shape, shape.latent, tensor, spread)
     if shape.experts is None or dense:
         mlp = _feed_forward(shape, shape.ffn, tensor, framework)
     else:
         inputs += Fraction(_FP32 * shape.experts.number, spread)
         mlp = _experts(shape, shape.experts, tensor, expert_tensor, framework)
-    return _Pieces(inputs, _norm_results(shape, framework, spread), attention, mlp)
+    return _Pieces(inputs, _norm_results(shape, framework, spread), attention + beyond, mlp, up)
 
 
 def _norm_results(shape: TransformerShape, framework: Framework, spread: int) -> Fraction:
@@ -121,22 +160,20 @@ def _norm_results(shape: TransformerShape, framework: Framework, spread: int) ->
 
 def _attention(shape: TransformerShape, tensor: int, eager_rms: bool, framework: Framework) -> Fraction:
     """Queries, keys, values, the result and its log-sum-exp; keys and values are whole heads on every GPU."""
-    queries = shape.heads * shape.head_width
-    keys = max(shape.kv_heads, tensor) * shape.head_width
-    found = _BF16 * (queries + 2 * keys) + _BF16 * queries + _FP32 * shape.heads
+    heads = heads_of(shape, tensor)
+    found = _BF16 * sum(heads, Fraction(0)) + Fraction(_FP32 * shape.heads, tensor)
     if shape.query_key_norm:
-        found += (2 * _FP32 if eager_rms else _BF16) * (queries + keys)
+        found += (2 * _FP32 if eager_rms else _BF16) * (heads.queries + heads.keys)
     if framework == "torch" and shape.kv_heads < shape.heads:
-        found += _BF16 * queries  # the result of grouped attention is copied before the projection
-    return Fraction(found, tensor)
+        found += _BF16 * heads.results  # the result of grouped attention is copied before the projection
+    return found
 
 
 def _latent(shape: TransformerShape, latent: LatentAttention, tensor: int, spread: int) -> Fraction:
     """Both narrow projections before and after their norms, then heads of queries, keys and values."""
     narrow = _BF16 * (2 * (latent.query_rank or 0) + 2 * latent.key_value_rank + latent.rotary_width)
-    query = latent.plain_width + latent.rotary_width
-    wide = _BF16 * shape.heads * (2 * query + 2 * latent.value_width) + _FP32 * shape.heads
-    return Fraction(narrow, spread) + Fraction(wide, tensor)
+    wide = _BF16 * sum(heads_of(shape, tensor), Fraction(0)) + Fraction(_FP32 * shape.heads, tensor)
+    return Fraction(narrow, spread) + wide
 
 
 def _feed_forward(shape: TransformerShape, width: int, tensor: int, framework: Framework) -> Fraction:

@@ -8,12 +8,16 @@ from functools import lru_cache
 from itertools import product
 from typing import get_args
 
-from penstock.schemas.transformers.degrees import Framework, Module, Sharding
+from penstock.schemas.transformers.degrees import ContextKind, Framework, Module, Sharding
 
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 MODULES: tuple[Module, ...] = get_args(Module)
-FULL: frozenset[Module] = frozenset(MODULES)
-"""All modules of a layer: what is kept of it is its input alone."""
+FULL: frozenset[Module] = frozenset(("attention", "mlp", "norm"))
+"""All of a layer: what is kept of it is its input alone. The other modules are parts of these."""
+WITHIN: dict[Module, Module] = {"mla_up_proj": "attention"}
+"""Modules that are a part of another one."""
+USUAL_CONTEXT: dict[Framework, ContextKind] = {"megatron": "ring", "torch": "all_gather"}
+"""Megatron's ``--cp-comm-type p2p``; what torchtitan does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +37,13 @@ class Layout:
     recompute: frozenset[Module] = frozenset()
     sequence_parallel: bool = True
     framework: Framework = "megatron"
+    context_kind: ContextKind | None = None
+    """Left out: the framework's usual one."""
+
+    @property
+    def context_by(self) -> ContextKind:
+        """How keys and values get to all GPUs that share a sequence."""
+        return self.context_kind or USUAL_CONTEXT[self.framework]
 
     @property
     def gpus(self) -> int:
