@@ -41,7 +41,7 @@ def attention(case: Case) -> tuple[Piece, ...]:
 def flash(case: Case, heads: Heads) -> Times:
     """One of the kernels that make all products over the positions that a token sees: half of them in a decoder.
 
-    Rows are the queries of all heads. Exchanged for whole sequences of fewer heads they are as many; in a ring every
+    Rows are the queries of all heads. Exchanged for whole sequences of fewer heads their number stays; in a ring every
     kernel has those of the GPU, and an equal part of the products.
     """
     shape = case.shape
