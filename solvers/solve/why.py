@@ -76,7 +76,8 @@ def _shape(state: State, best: Candidate) -> str:
         beside = f"{number} pipelines on the same devices, each " if number > 1 else "one pipeline that averages, "
     used = len({d for stage in stages for d in stage.devices})
     whole = state.problem.num_devices
-    every = f"{used} devices" if used == whole else f"{used} of {whole} devices"
+    what = f"cells of {len(state.problem.cells[0])} GPUs" if state.problem.cells else "devices"
+    every = f"{used} {what}" if used == whole else f"{used} of {whole} {what}"
     number = allocation.num_micro_batches
     size = micro_batches(number, row_classes(state.problem.global_batch_size, number)[0][0])
     again = "".join(f", {each}" for each in recomputing(stages))

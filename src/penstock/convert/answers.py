@@ -231,20 +231,22 @@ def _measured_collectives(topology: ClusterTopology) -> tuple[str, ...]:
 def gradients_of_target(problem: Problem, request: PlanRequest) -> tuple[str, ...]:
     """How wide the gradients of 16-bit parameters are counted, where a trainer decides that; with bytes per parameter.
 
-    None without a target that has a width of its own, and for parameters in fp32, whose gradients are as wide.
+    None without a target, or kernels, of a trainer that has a width of its own, and for parameters in fp32, whose
+    gradients are as wide; of eager torch's kernels where the request says fp32, as FSDP2 has it.
     """
     profile, _ = inline_documents(request)
-    if request.target not in FP32_GRADIENTS or profile.parameter_dtype == "fp32":
+    wide = problem.memory.gradient_factor == 2
+    keeper = "FSDP2" if request.target is None and profile.framework == "torch" and wide else None
+    keeper = keeper or request.target or profile.framework
+    if profile.parameter_dtype == "fp32" or keeper not in ("FSDP2", *FP32_GRADIENTS):
         return ()
     rules = problem.memory
     held, states = 2 + 2 * rules.gradient_factor, 2 * rules.state_factor
     shared = f"{held} bytes per parameter and {states} shared out over its replicas"
     said = shared if rules.shard_states else f"{held + states} bytes per parameter"
-    if rules.gradient_factor == 2:
-        return (f"{request.target} keeps gradients in fp32: {said}",)
-    return (
-        f"gradients in the parameters' {profile.parameter_dtype}, as requested, not in {request.target}'s fp32: {said}",
-    )
+    if wide:
+        return (f"{keeper} keeps gradients in fp32: {said}",)
+    return (f"gradients in the parameters' {profile.parameter_dtype}, as requested, not in {keeper}'s fp32: {said}",)
 
 
 def _uncounted(candidate: Candidate) -> tuple[str, ...]:
