@@ -23,6 +23,7 @@ from penstock.shapes.flops import flops_per_sample
 from penstock.solvers.costs.charges import untimed
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, Candidate, Result
 from penstock.solvers.model.schedule import Pattern, Schedule, kinds_of
@@ -37,8 +38,8 @@ def to_plan(problem: Problem, request: PlanRequest, candidate: Candidate, bounds
     return wire.Plan(
         request_hash=request.content_hash(),
         planner=candidate.planner,
-        global_batch_size=problem.global_batch_size,
-        micro_batch_size=-(-problem.global_batch_size // allocation.num_micro_batches),
+        global_batch_size=problem.batch_samples,
+        micro_batch_size=most_rows(problem, allocation) * problem.samples_per_row,
         num_micro_batches=allocation.num_micro_batches,
         pipelines=tuple(_wire_pipeline(problem, pipeline) for pipeline in allocation.pipelines),
         update_rule=candidate.update_rule,
@@ -161,11 +162,11 @@ def _pace(problem: Problem, profile: ModelProfile, timeline: Timeline) -> dict[s
 
     gpus = [gpu for d in timeline.uses for gpu in problem.gpus(d)]
     seconds = timeline.time_per_global_batch_ns / 1e9
-    tokens = problem.global_batch_size * profile.shape.sequence_length
+    tokens = problem.batch_samples * profile.shape.sequence_length
     found = {"tokens_per_s_per_gpu": tokens / seconds / len(gpus)}
     if all(gpu.kind in DEVICES for gpu in gpus):
         peak = sum(DEVICES[gpu.kind].peak_flops_per_s["bf16"] for gpu in gpus)
-        flops = problem.global_batch_size * flops_per_sample(profile.shape)
+        flops = problem.batch_samples * flops_per_sample(profile.shape)
         found["model_flops_utilisation"] = flops / seconds / peak
     return found
 
@@ -175,7 +176,7 @@ def _cost_per_sample(problem: Problem, timeline: Timeline) -> float | None:
     if any(price is None for price in prices):
         return None
     hours = timeline.time_per_global_batch_ns / 3_600_000_000_000
-    return sum(price for price in prices if price is not None) * hours / problem.global_batch_size
+    return sum(price for price in prices if price is not None) * hours / problem.batch_samples
 
 
 def certificates_of(candidate: Candidate, bounds: Iterable[Bound]) -> tuple[wire.Certificate, ...]:
