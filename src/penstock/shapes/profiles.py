@@ -77,7 +77,7 @@ def profile_of(
     plain = ModelProfile(
         name=shape.name,
         layers=tuple(
-            Layer(name=name, kind=_KINDS[role], **held[role].model_dump())
+            Layer(name=name, kind=_KINDS[role], **held[role].model_dump(exclude={"expert_bytes"}))
             for name, role in zip(names, ends, strict=True)
         ),
         boundaries=tuple(
