@@ -26,7 +26,7 @@ import numpy as np
 
 from penstock.executor.profiling.device_table import DeviceFacts, device_facts
 from penstock.shapes.kernels import Kernels
-from penstock.shapes.primitives import PRODUCTS, rule_of
+from penstock.shapes.primitives import LEAST_FLOPS, rule_of
 
 FILES = {"B200": "simumax-b200_bf16_ceperm.json", "A100": "simumax-a100_pcie.json"}
 MOST_WORSE = 0.01
@@ -129,7 +129,7 @@ def openxla_rows(path: Path, facts: DeviceFacts) -> list[Row]:
     own = text[text.index('key: "sm_90"') :]
     entry = re.compile(r'b: 1\s+m: (\d+)\s+n: (\d+)\s+k: (\d+)\s+flops \{ key: "bf16xbf16->bf16" value: (\d+) \}')
     found = [_product(1, (int(m), int(k), int(n)), 2, int(rate) / 1e9, facts) for m, n, k, rate in entry.findall(own)]
-    return [row for row in found if PRODUCTS.holds(row.ranged)]
+    return [row for row in found if row.ranged >= LEAST_FLOPS]
 
 
 def fitted(terms: np.ndarray, measured: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -32,20 +32,9 @@ class Rule(NamedTuple):
     backward: Attention
 
 
-class Range(NamedTuple):
-    """What was measured, from the least to the most: FLOPs, rows of a group, or rows of attention."""
-
-    least: float
-    most: float
-
-    def holds(self, value: float) -> bool:
-        """Whether a shape is inside."""
-        return self.least <= value <= self.most
-
-
-PRODUCTS = Range(6.7e9, 6.9e13)
-GROUP_ROWS = Range(128, 9832)
-ATTENTION_ROWS = Range(16_384, 8_388_608)
+LEAST_FLOPS, LEAST_GROUP_ROWS, LEAST_ATTENTION_ROWS = 6.7e9, 128, 16_384
+"""The smallest product, rows of a group and rows of attention that were measured; smaller ones are extrapolated. The
+largest are 69 TFLOP, 9,832 and 8,388,608, and a rule has reached the rate of a large layer long before."""
 
 _B200 = Rule(0.5, 0.79, Attention(1.05, 61_000), Attention(0.82, 10_400))
 _MEASURED = {
