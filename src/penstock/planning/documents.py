@@ -58,10 +58,10 @@ def computed_profile(
     """
     if framework is not None and framework not in get_args(Framework):
         raise InvalidDocument(f"the framework {framework!r} is none of {', '.join(get_args(Framework))}")
-    from penstock.executor.profiling.device_table import DEVICES
+    from penstock.executor.profiling.device_table import PROFILED
     from penstock.shapes.profiles import SIZES, profile_of
 
-    kinds = tuple(device_kinds) or (UPDATE_KIND, *(kind for kind in DEVICES if kind != UPDATE_KIND))
+    kinds = tuple(device_kinds) or (UPDATE_KIND, *(kind for kind in PROFILED if kind != UPDATE_KIND))
     return profile_of(shape, framework or FRAMEWORK, kinds, micro_batch_sizes=micro_batch_sizes or SIZES)
 
 

@@ -29,6 +29,7 @@ from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes.costs import Case, costs_of, layers_of, local_parameters
 from penstock.shapes.layout import Layout
 from penstock.shapes.legality import broken
+from penstock.shapes.measured_range import with_range
 from penstock.shapes.memory import vocabulary_rows
 
 SIZES = (1, 2, 4, 8, 16)
@@ -97,7 +98,7 @@ def profile_of(
             expected_error=ANALYTIC_EXPECTED_ERROR,
         ),
     )
-    return with_variants(plain, shape, framework, tensor_degrees=tensor_degrees)
+    return with_range(with_variants(plain, shape, framework, tensor_degrees=tensor_degrees))
 
 
 def with_variants(
