@@ -19,15 +19,22 @@ _SHARDED: dict[Sharding, str] = {
 Phase = Literal["forward", "backward", "step"]
 Operation = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
 Over = Literal["tensor", "context", "expert"]
-Module = Literal["attention", "mlp", "norm"]
+Module = Literal["attention", "mlp", "norm", "moe_act", "shared_experts"]
 Modules = tuple[Module, ...]
 """Modules of a layer that are recomputed by themselves, in this order."""
+WITHIN: dict[Module, Module] = {"moe_act": "mlp", "shared_experts": "mlp"}
+"""Modules that are parts of another one, which recomputes them as well."""
 
 
 def modules_of(named: Iterable[Container[Module]]) -> Modules:
     """Return the modules that are in all of these, in their order."""
     every = list(named)
     return tuple(module for module in get_args(Module) if all(module in each for each in every))
+
+
+def without_parts(modules: Modules) -> Modules:
+    """Return the modules that are not parts of another one of these."""
+    return tuple(module for module in modules if WITHIN.get(module) not in modules)
 
 
 class Degrees(NamedTuple):

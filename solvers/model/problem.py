@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from penstock.solvers.model.degrees import Choice, Module, Modules, Operation, Variant, modules_of
+from penstock.solvers.model.degrees import Choice, Module, Modules, Operation, Variant, modules_of, without_parts
 from penstock.solvers.model.network import Network
 from penstock.solvers.model.trainer_limits import Within
 from penstock.solvers.model.update_rules import UpdateRule
@@ -275,7 +275,8 @@ class Problem:
     def module_sets(self) -> tuple[Modules, ...]:
         """Return the sets of modules that stages may recompute, none of them empty; none unless recompute is auto."""
         sizes = range(1, len(self.modules) + 1) if self.recompute == "auto" else ()
-        return tuple(each for size in sizes for each in combinations(self.modules, size))
+        sets = (each for size in sizes for each in combinations(self.modules, size))
+        return tuple(each for each in sets if each == without_parts(each))
 
     def gpus(self, device: int) -> tuple[Device, ...]:
         """Return the GPUs of a device: itself, or those of its cell."""

@@ -10,7 +10,7 @@ from penstock.schemas import plan as wire
 from penstock.schemas.errors import Fault, InvalidDocument, InvalidPlan
 from penstock.schemas.program import parse_row
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
-from penstock.solvers.model.degrees import Choice, Modules, modules_of
+from penstock.solvers.model.degrees import Choice, Modules, modules_of, without_parts
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders, Pattern, PatternOperation, Row, Schedule
 
@@ -68,7 +68,7 @@ def _again(problem: Problem, stage: wire.Stage) -> tuple[tuple[wire.LayerRange, 
             known = f"those of {', '.join(problem.modules)}" if problem.modules else "those of no module"
             at = problem.choice or Choice()
             raise InvalidPlan(f"the profile has no costs of recomputing {unknown[0]} at {at.degrees}; it has {known}")
-        return (), modules_of([stage.recompute.modules])
+        return (), without_parts(modules_of([stage.recompute.modules]))
     if isinstance(stage.recompute, str):
         return () if stage.recompute == "none" else (stage.layers,), ()
     outside = [each for each in stage.recompute if not first <= each[0] <= each[1] <= last]
