@@ -11,11 +11,8 @@ from typing import get_args
 from penstock.schemas.transformers.degrees import ContextKind, Framework, Module, Sharding
 
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
-MODULES: tuple[Module, ...] = get_args(Module)
 FULL: frozenset[Module] = frozenset(("attention", "mlp", "norm"))
 """All of a layer: what is kept of it is its input alone. The other modules are parts of these."""
-WITHIN: dict[Module, Module] = {"mla_up_proj": "attention"}
-"""Modules that are a part of another one."""
 USUAL_CONTEXT: dict[Framework, ContextKind] = {"megatron": "ring", "torch": "all_gather"}
 """Megatron's ``--cp-comm-type p2p``; what torchtitan does."""
 

@@ -32,6 +32,7 @@ from penstock.shapes.costs.case import Case
 from penstock.shapes.costs.layers import costs_of, layers_of, local_parameters
 from penstock.shapes.layout import Layout
 from penstock.shapes.legality import broken
+from penstock.shapes.measured_range import with_range
 from penstock.shapes.memory import vocabulary_rows
 from penstock.shapes.roles import Role, roles_of
 
@@ -115,7 +116,7 @@ def profile_of(
             expected_error=ANALYTIC_EXPECTED_ERROR,
         ),
     )
-    return with_variants(
+    divided = with_variants(
         plain,
         shape,
         framework,
@@ -123,6 +124,7 @@ def profile_of(
         context_degrees=context_degrees,
         context_kind=context_kind,
     )
+    return with_range(divided)
 
 
 def usual_context(shape: TransformerShape) -> tuple[int, ...]:

@@ -99,7 +99,7 @@ def _cost(case: Case, role: Role) -> DividedCost:
     else:
         pieces = dense_block(case)
         times, collectives = times_of(case, pieces), collectives_of(pieces)
-        modules = module_costs(case, pieces, kept_by_modules(case.shape, case.layout))
+        modules = module_costs(case, pieces, kept_by_modules(case.shape, case.layout, dense=role == "dense"))
     return DividedCost(
         forward_ns=math.ceil(times.forward),
         backward_ns=math.ceil(times.backward),
