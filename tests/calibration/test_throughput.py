@@ -212,3 +212,32 @@ def test_command_document_and_worker_say_the_same(tmp_path: Path, capsys: pytest
     for wrong in ([], ["p.json"], ["--from-throughput", "1"], links, ["p.json", "t.json", *options]):
         assert main(["calibrate", *wrong]) == 64
         assert capsys.readouterr().err
+
+
+def test_one_published_row_orders_four_others() -> None:
+    """Megatron-Bridge, llama-3-70b in FP8 on H100: 1,664 tokens/s per GPU on 64; TFLOP/s per GPU of others on 32."""
+
+    def layout(length: int, nodes: int, batch: int, *again: str, tensor: int = 4, pipeline: int = 4) -> PlanFile:
+        shape = SHAPES["llama-3-70b"].model_copy(update={"sequence_length": length})
+        profile = profile_of(shape, "megatron", ["H100"], micro_batch_sizes=[1])
+        cluster = catalogue.cluster(f"{nodes}x8xH100")
+        request = PlanRequest(profile=profile, topology=cluster, global_batch_size=batch)
+        return even_layout(
+            request,
+            tensor=tensor,
+            pipeline=pipeline,
+            virtual_stages=5,
+            sharding="optimizer",
+            recompute=again or "none",  # type: ignore[arg-type]
+        ).file
+
+    measured = {704.0: {}, 668.0: {"pipeline": 8}, 508.7: {"tensor": 8}}
+    shown = [layout(4096, 4, 32, **degrees) for degrees in measured.values()]
+    found = calibrate_throughput(
+        layout(8192, 8, 256, pipeline=8), tokens_per_s_per_gpu=1664, show=[*shown, layout(4096, 4, 32, "mlp")]
+    )
+    paces = [one.tokens_per_s_per_gpu_after or 0 for one in found.shown]
+    pairs = sorted(zip([*measured, 593.6], paces, strict=True))
+    assert [pace for _measured, pace in pairs] == sorted(paces)
+    for was, pace in pairs:
+        assert pace / paces[0] == pytest.approx(was / 704, rel=0.12)

@@ -32,7 +32,7 @@ def scaled(profile: ModelProfile, kind: str, factor: float) -> ModelProfile:
 
 
 def with_kind(profile: ModelProfile, kind: str, source: str, speed: float) -> ModelProfile:
-    """The profile with costs of ``kind``: those of ``source``, so many times faster."""
+    """The profile with costs of ``kind``: those of ``source``, ``speed`` times faster."""
     if kind in profile.device_kinds:
         return profile
     added = [one.model_copy(update={"device_kind": kind}) for one in profile.measurements if one.device_kind == source]
