@@ -13,8 +13,10 @@ from penstock.executor.profiling.device_table import DeviceFacts, Dtype
 from penstock.schemas.profile import DividedCost
 from penstock.schemas.transformers.degrees import Collective
 from penstock.schemas.transformers.shape import TransformerShape
-from penstock.shapes.costs import Case, costs_of, layers_of, local_parameters
+from penstock.shapes.costs.case import Case
+from penstock.shapes.costs.layers import costs_of, layers_of, local_parameters
 from penstock.shapes.layout import Layout, layers_of_stages
+from penstock.shapes.roles import Role
 from penstock.solvers.costs.collectives import Group, Ring
 
 
@@ -49,13 +51,13 @@ class Step(NamedTuple):
     def time_ns(self) -> float:
         """One step, 1F1B."""
         layout, case = self.layout, Case(self.shape, self.layout, self.facts, self.dtype)
-        costs = [self._pass_ns(cost, block=number == 1) for number, cost in enumerate(costs_of(case))]
+        costs = {role: self._pass_ns(cost, block=role == "dense") for role, cost in costs_of(case).items()}
         split = layers_of_stages(self.shape.layers, layout)
         assert split is not None
         assert layout.micro_batches is not None
-        stages = [layers * costs[1] for layers in split]
-        stages[0] += costs[0]
-        stages[-1] += costs[2]
+        stages = [layers * costs["dense"] for layers in split]
+        stages[0] += costs["embedding"]
+        stages[-1] += costs["head"]
         if layout.pipeline > 1:
             stages = [stage + self._message_ns() for stage in stages]
         return (layout.micro_batches - 1) * max(stages) + sum(stages) + self._after_ns(case, split)
@@ -86,9 +88,10 @@ class Step(NamedTuple):
         sharded = layout.sharding == "optimizer"
         found = []
         for number, layers in enumerate(split):
-            classes = ((0, number == 0), (1, layers), (2, number == len(split) - 1))
-            parameters = sum(held[each] * times for each, times in classes)
-            update = sum(updates[each].update_ns * times for each, times in classes)
+            first, last = number == 0, number == len(split) - 1
+            here: dict[Role, int] = {"embedding": first, "dense": layers, "head": last}
+            parameters = sum(held[role].total * times for role, times in here.items())
+            update = sum(updates[role].update_ns * times for role, times in here.items())
             gradients = self.gradient_bytes * parameters
             if sharded:
                 moved = ring.time_ns("reduce_scatter", gradients) + ring.time_ns("all_gather", 2 * parameters)

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from penstock.schemas.document import Document, Part, refuse_doubles
 from penstock.schemas.quantities import Bytes, BytesPerSecond, Count, Flag, Fraction, Name, Nanoseconds, PositiveCount
-from penstock.schemas.transformers.degrees import Collective, Degrees, Framework, ModuleCost
+from penstock.schemas.transformers.degrees import WITHIN, Collective, Degrees, Framework, ModuleCost
 from penstock.schemas.transformers.shape import TransformerShape
 
 Scaling = Literal["linear", "measured"]
@@ -104,7 +104,8 @@ class DividedCost(LayerMeasurement):
     def _modules_are_parts(self) -> Self:
         modules = self.modules or ()
         refuse_doubles("module", [each.module for each in modules])
-        freed = sum(each.freed_bytes for each in modules)
+        known = {each.module for each in modules}
+        freed = sum(each.freed_bytes for each in modules if WITHIN.get(each.module) not in known)
         if freed > self.stash_bytes:
             raise ValueError(f"modules free {freed} bytes of a stash of {self.stash_bytes}")
         for each in modules:

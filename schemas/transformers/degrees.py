@@ -14,9 +14,14 @@ Sharding = Literal["none", "optimizer", "gradients", "parameters", "parameters_k
 """ZeRO by its stages 1, 2 and 3; ``parameters_kept``: sharded parameters that stay gathered until the step's end."""
 
 
-Module = Literal["attention", "mlp", "norm"]
-"""What of a layer is recomputed by itself: attention with its projections, the whole feed-forward (Megatron's ``mlp``),
-the norms of the hidden width (Megatron's ``layernorm``). Its ``core_attn`` keeps nothing under flash attention."""
+Module = Literal["attention", "mlp", "norm", "moe_act", "shared_experts"]
+"""What of a layer is recomputed by itself: attention with its projections, the whole feed-forward (Megatron's ``mlp``;
+of a layer with experts its ``moe``: router, dispatch, experts, shared experts), the norms of the hidden width
+(Megatron's ``layernorm``), the activation between the products of experts, the shared experts. Megatron's ``core_attn``
+keeps nothing under flash attention."""
+
+WITHIN: dict[Module, Module] = {"moe_act": "mlp", "shared_experts": "mlp"}
+"""Modules that are parts of another one: recomputing that makes them again as well."""
 
 Asked = Literal["auto", "none", "optimizer", "gradients", "parameters", "parameters_kept"]
 """A sharding, or the choice among those that plans may have."""
@@ -31,6 +36,17 @@ class Degrees(Part):
     context: PositiveCount = Field(default=1, description="groups of them that split the sequence")
     expert: PositiveCount = Field(default=1, description="GPUs that share out a layer's experts")
     expert_tensor: PositiveCount = Field(default=1, description="GPUs that split each expert's matrices")
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that hold a replica of a stage together."""
+        return max(self.tensor * self.context, self.expert * self.expert_tensor)
+
+    @property
+    def initials(self) -> str:
+        """The degrees above 1 by their usual initials, as in "TP 8 × CP 2"; nothing where there are none."""
+        names = {"tensor": "TP", "context": "CP", "expert": "EP", "expert_tensor": "ETP"}
+        return " × ".join(f"{names[name]} {value}" for name, value in self.model_dump().items() if value > 1)
 
     def __str__(self) -> str:
         """The degrees above 1, as in "tensor 8, context 2"."""

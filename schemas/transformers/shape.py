@@ -14,6 +14,7 @@ MOST = 2**24
 """Widths, heads, experts and tokens of a sample are below it, which keeps every byte count below 2^53."""
 
 Width = Annotated[int, Field(strict=True, ge=1, le=MOST)]
+Ratio = Annotated[float, Field(gt=0, le=MOST, allow_inf_nan=False)]
 
 
 class Experts(Part):
@@ -31,6 +32,13 @@ class Experts(Part):
     router_bias: Flag = False
     biases: Flag = Field(default=False, description="whether the experts' linear layers have biases")
     shared_gate: Flag = Field(default=False, description="whether a gate of width 1 weighs the shared experts")
+    capacity_factor: Ratio | None = Field(
+        default=None,
+        description="tokens of every expert over its even share, dropped or padded to that; left out: none is dropped",
+    )
+    routing_imbalance: Annotated[Ratio, Field(ge=1)] = Field(
+        default=1.0, description="tokens of the busiest GPU's experts over the mean, where none is dropped"
+    )
 
     @model_validator(mode="after")
     def _enough(self) -> Self:

@@ -17,7 +17,7 @@ import numpy as np
 from penstock.solvers.bounds.one_pipeline.load import kinds_of, least_per_sample
 from penstock.solvers.costs.memory import free_bytes
 from penstock.solvers.costs.tables.stage_table import static_sums
-from penstock.solvers.model.degrees import Module
+from penstock.solvers.model.degrees import WITHIN, Module, Modules, without_parts
 from penstock.solvers.model.problem import Measured, Problem
 
 
@@ -72,10 +72,14 @@ def _per_sample(problem: Problem) -> list[_Layer]:
         return [min(each) for each in zip(*of_kinds, strict=True)]
 
     def rest(point: Measured) -> np.ndarray:
-        return np.asarray(point.stash_bytes - sum(point.modules[each][1] for each in modules))
+        return np.asarray(point.stash_bytes - sum(point.modules[each][1] for each in without_parts(modules)))
 
     of_modules = [
-        zip(least(partial(_time_of, each)), least(partial(_freed_by, each), time=False), strict=True)
+        zip(
+            least(partial(_own, modules, each, 0)),
+            least(partial(_own, modules, each, 1), time=False),
+            strict=True,
+        )
         for each in modules
     ]
     of_layers = zip(*of_modules, strict=True) if modules else [()] * problem.num_layers
@@ -88,12 +92,10 @@ def _per_sample(problem: Problem) -> list[_Layer]:
     return [_Layer(*each) for each in zip(*columns, of_layers, strict=True)]
 
 
-def _time_of(module: Module, point: Measured) -> np.ndarray:
-    return point.modules[module][0]
-
-
-def _freed_by(module: Module, point: Measured) -> np.ndarray:
-    return point.modules[module][1]
+def _own(modules: Modules, module: Module, which: int, point: Measured) -> np.ndarray:
+    """Return a module's time (0) or bytes (1) without those of the modules that are parts of it."""
+    parts = (point.modules[each][which] for each in modules if WITHIN.get(each) == module)
+    return np.maximum(0, point.modules[module][which] - sum(parts))
 
 
 def _room_bytes(problem: Problem) -> int:

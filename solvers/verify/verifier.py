@@ -16,6 +16,7 @@ import numpy as np
 
 from penstock.schemas.notation import MAX_OPERATIONS
 from penstock.solvers.model.allocation import Allocation, Stage
+from penstock.solvers.model.degrees import without_parts
 from penstock.solvers.model.micro_batches import micro_batch_rows, slice_bounds
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import STEP, Orders, Pattern, Row, Schedule
@@ -154,7 +155,7 @@ def check_allocation(problem: Problem, allocation: Allocation, update_rule: Upda
         faults.append(f"The pipelines take {expected} micro-batches of {allocation.num_micro_batches}.")
     if not 1 <= allocation.num_micro_batches <= problem.global_batch_size:
         faults.append(
-            f"{allocation.num_micro_batches} micro-batches cannot be made of {problem.global_batch_size} samples."
+            f"{allocation.num_micro_batches} micro-batches cannot be made of {problem.batch_samples} samples."
         )
         return faults
     for s, stage in enumerate(allocation.stages):
@@ -197,6 +198,8 @@ def _check_stage(problem: Problem, allocation: Allocation, s: int, stage: Stage)
                 "which is no segment of it in order."
             )
         reached = last + 1
+    if stage.modules != without_parts(stage.modules):
+        faults.append(f"Stage {s} recomputes {' and '.join(stage.modules)}, of which one is a part of another.")
     if stage.modules and (stage.recompute or not set(stage.modules) <= set(problem.modules)):
         named, known = " and ".join(stage.modules), " and ".join(problem.modules) or "no module"
         faults.append(

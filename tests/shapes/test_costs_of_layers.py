@@ -13,15 +13,17 @@ from penstock.schemas.transformers.degrees import Collective
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes import parameters
 from penstock.shapes.activations import per_token
-from penstock.shapes.costs import Case, costs_of, layers_of, local_parameters
+from penstock.shapes.costs.case import Case
+from penstock.shapes.costs.layers import costs_of, layers_of, local_parameters
 from penstock.shapes.layout import Layout
+from penstock.shapes.roles import Role
 
 H100 = device_facts("H100")
 LLAMA = SHAPES["llama-3-70b"]
-BLOCK = 1
+BLOCK: Role = "dense"
 
 
-def _costs(shape: TransformerShape, **layout: object) -> tuple[DividedCost, ...]:
+def _costs(shape: TransformerShape, **layout: object) -> dict[Role, DividedCost]:
     return costs_of(Case(shape, Layout(**layout), H100))  # type: ignore[arg-type]
 
 
@@ -35,7 +37,7 @@ def test_eager_times_are_those_of_the_operations_on_the_meta_device(name: str) -
         facts = device_facts(measured.device_kind)
         layout = Layout(framework="torch", micro_batch_size=measured.micro_batch_size)
         found = costs_of(Case(shape, layout, facts, MODELS[name].dtype))
-        for mine, known in zip(found[1:], (measured.layers[1], measured.layers[-1]), strict=True):
+        for mine, known in zip(list(found.values())[1:], (measured.layers[1], measured.layers[-1]), strict=True):
             assert mine.forward_ns == pytest.approx(known.forward_ns, rel=0.12)
             assert mine.backward_ns == pytest.approx(known.backward_ns, rel=0.12)
             assert mine.stash_bytes == pytest.approx(known.stash_bytes, rel=0.003)
@@ -65,7 +67,7 @@ def _summed(costs: DividedCost) -> dict[tuple[str, str], tuple[int, int]]:
 
 def test_megatrons_collectives_by_hand() -> None:
     whole = LLAMA.sequence_length * LLAMA.hidden * 2
-    embedding, block, head = map(_summed, _costs(LLAMA, tensor=8))
+    embedding, block, head = map(_summed, _costs(LLAMA, tensor=8).values())
     assert embedding == {("forward", "reduce_scatter"): (whole, 1), ("backward", "all_gather"): (whole, 1)}
     assert block == {
         ("forward", "all_gather"): (2 * whole, 2), ("forward", "reduce_scatter"): (2 * whole, 2),
@@ -81,7 +83,7 @@ def test_megatrons_collectives_by_hand() -> None:
 
 def test_torch_keeps_what_megatron_gathers_again() -> None:
     whole = LLAMA.sequence_length * LLAMA.hidden * 2
-    _embedding, block, head = _costs(LLAMA, tensor=8, framework="torch")
+    _embedding, block, head = _costs(LLAMA, tensor=8, framework="torch").values()
     assert _summed(block)["backward", "all_gather"] == (2 * whole, 2)
     assert ("backward", "all_gather") not in _summed(head)
     alone = _costs(LLAMA, framework="torch")[BLOCK].stash_bytes
@@ -101,7 +103,7 @@ def test_without_sequence_parallelism_an_all_reduce_moves_what_both_halves_do() 
 
 
 def test_one_gpu_has_no_collectives() -> None:
-    assert not any(each.collectives for each in _costs(LLAMA))
+    assert not any(each.collectives for each in _costs(LLAMA).values())
 
 
 @pytest.mark.parametrize("name", sorted(SHAPES.keys() & set(catalogue.model_names())))
@@ -109,7 +111,8 @@ def test_parameters_of_a_gpu_are_those_of_the_shipped_layers(name: str) -> None:
     dtype = MODELS[name].dtype
     case = Case(SHAPES[name], Layout(framework="torch"), device_facts("A100"), dtype)
     profile = catalogue.profile(name)
-    for mine, known in zip(layers_of(case), (profile.layers[0], profile.layers[1], profile.layers[-1]), strict=True):
+    shipped = (profile.layers[0], profile.layers[1], profile.layers[-1])
+    for mine, known in zip(layers_of(case).values(), shipped, strict=True):
         assert mine.parameter_bytes == known.parameter_bytes
         assert mine.update_ns == pytest.approx(known.update_ns, abs=1)
 
@@ -119,14 +122,14 @@ def test_parameters_of_all_gpus_are_the_model_and_copies_of_norms(framework: str
     shape = SHAPES["gpt-3-175b"].model_copy(update={"padded_vocabulary": 51_200})
     own = local_parameters(shape, Layout(tensor=8, framework=framework))  # type: ignore[arg-type]
     block = parameters.layer(shape, dense=True)
-    assert 8 * own.block == block.total + 7 * block.replicated
-    assert own.head == shape.hidden * 2, "the tied weight is the embedding's"
-    assert 8 * own.embedding == 51_200 * shape.hidden + 8 * 2048 * shape.hidden
+    assert 8 * own["dense"].total == block.total + 7 * block.replicated
+    assert own["head"].total == shape.hidden * 2, "the tied weight is the embedding's"
+    assert 8 * own["embedding"].total == 51_200 * shape.hidden + 8 * 2048 * shape.hidden
 
 
 def test_key_and_value_heads_are_copied_where_they_are_fewer_than_the_gpus() -> None:
     shape = LLAMA.model_copy(update={"kv_heads": 2})
-    own = local_parameters(shape, Layout(tensor=8)).block
+    own = local_parameters(shape, Layout(tensor=8))["dense"].total
     each = 2 * LLAMA.hidden * LLAMA.head_width
     dense, replicated, _expert = parameters.layer(shape, dense=True)
     assert own == dense // 8 + replicated + each - each * 2 // 8, "a whole head, not a quarter of one"
@@ -167,7 +170,7 @@ def test_modules_are_parts_of_a_forward(framework: str) -> None:
             again, first = (sum(each.count for each in some if each.operation == operation) for some in (made, forward))
             assert again == first
         assert modules["norm"].forward_ns * 10 < modules["mlp"].forward_ns
-    assert _costs(LLAMA, tensor=8)[0].modules is None
+    assert _costs(LLAMA, tensor=8)["embedding"].modules is None
 
 
 def test_what_modules_free_agrees_with_fits() -> None:

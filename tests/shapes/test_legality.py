@@ -37,6 +37,7 @@ CASES: list[tuple[str, TransformerShape, dict[str, Any], int, str]] = [
     ("experts", LLAMA, {"expert_tensor": 2, "data": 8}, 8, "expert tensor 2: llama-3-70b has no experts"),
     ("expert_groups", MIXTRAL, {"expert": 12, "data": 8}, 8, "= 12 does not divide 8 GPUs; nearest: expert 1, 2, 4"),
     ("expert_width", MIXTRAL, {"expert_tensor": 5, "data": 5}, 5, "expert tensor 5 does not divide the expert width"),
+    ("expert_tensor", MIXTRAL, {"expert_tensor": 2, "data": 2, "framework": "torch"}, 2, "experts are whole on a GPU"),
     ("expert_sequence_parallel", MIXTRAL, {"tensor": 2, "data": 4, "sequence_parallel": False}, 8, "leave it on"),
     ("cells", MIXTRAL, {"tensor": 4, "expert": 6, "data": 6}, 24, "neither divides the other"),
     ("sharding", LLAMA, {"sharding": "parameters", "pipeline": 2, "data": 4}, 8, "nearest: optimizer"),

@@ -14,7 +14,8 @@ from penstock.schemas.request import MemoryModel, PlanRequest
 from penstock.schemas.transformers.degrees import Framework
 from penstock.schemas.transformers.shape import Experts, LatentAttention, TransformerShape
 from penstock.shapes import parameters
-from penstock.shapes.costs import Case, costs_of
+from penstock.shapes.costs.case import Case
+from penstock.shapes.costs.layers import costs_of
 from penstock.shapes.layout import Layout, layers_of_stages
 from penstock.shapes.memory import memory_of_stages
 from penstock.shapes.profiles import profile_of, with_variants
@@ -102,7 +103,7 @@ def test_of_a_shape_alone_the_variants_are_the_closed_form_itself() -> None:
     (variant,) = (each for each in found.variants or () if each.degrees.tensor == 4)
     layout = Layout(tensor=4, micro_batch_size=4)
     known = costs_of(Case(LLAMA, layout, device_facts("H100")))
-    assert variant.measurements[-1].layers == known
+    assert variant.measurements[-1].layers == tuple(known.values())
     assert found.device_kinds == ("A100", "H100")
     held = variant.layers[1].parameter_bytes
     assert held == 2 * (parameters.layer(LLAMA, dense=True).dense // 4 + 2 * LLAMA.hidden)

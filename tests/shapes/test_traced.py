@@ -27,7 +27,8 @@ from penstock.examples.shapes import SHAPES
 from penstock.executor.profiling.device_table import device_facts
 from penstock.executor.profiling.meta_cost import FusedKernels
 from penstock.shapes import parameters
-from penstock.shapes.costs import Case, costs_of
+from penstock.shapes.costs.case import Case
+from penstock.shapes.costs.layers import costs_of
 from penstock.shapes.layout import Layout
 
 SHAPE = SHAPES["llama-3-8b"].model_copy(update={"sequence_length": 1024})
@@ -112,7 +113,7 @@ def _trace(tensor: int) -> _Traced:
 def test_a_block_is_divided_as_the_closed_form_says(tensor: int) -> None:
     traced = _trace(tensor)
     layout = Layout(tensor=tensor, framework="torch")
-    cost = costs_of(Case(SHAPE, layout, device_facts("H100")))[1]
+    cost = costs_of(Case(SHAPE, layout, device_facts("H100")))["dense"]
     for phase, seen in (("forward", traced.forward), ("backward", traced.backward)):
         wanted = {NAMES[each.operation]: each.count for each in cost.collectives if each.phase == phase}
         assert seen.collectives == wanted

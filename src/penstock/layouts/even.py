@@ -29,7 +29,7 @@ from penstock.solvers.costs.memory import shortages
 from penstock.solvers.degrees.cells import cells_of
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.model.allocation import Allocation
-from penstock.solvers.model.degrees import Choice, Degrees, Sharding, modules_of
+from penstock.solvers.model.degrees import Choice, Degrees, Sharding, modules_of, without_parts
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.trainer_limits import Recomputing, Within
@@ -117,7 +117,7 @@ def _recomputing(cells: Problem, allocation: Allocation, modules: Sequence[Modul
             f"the profile has no costs of recomputing {unknown[0]} at {at}",
             remedy=f"those of {', '.join(cells.modules)}" if cells.modules else "a tensor degree above 1, or `full`",
         )
-    again = modules_of([modules])
+    again = without_parts(modules_of([modules]))
     pipelines = (
         replace(pipeline, stages=tuple(replace(stage, modules=again) for stage in pipeline.stages))
         for pipeline in allocation.pipelines

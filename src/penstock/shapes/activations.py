@@ -6,6 +6,8 @@ result in it, a gated feed-forward keeps four tensors instead of three. Under te
 of column-parallel products are kept as they are gathered, whole on every GPU; Megatron keeps a part and gathers again.
 
 .. [1] Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022), section 4.
+.. [2] Megatron-Core, ``moe_layer``, ``token_dispatcher`` (alltoall) and ``experts.TEGroupedMLP``; Transformer Engine,
+   ``permutation``; torchtitan, ``models.common.moe`` and ``token_dispatcher``: what a layer with experts keeps.
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-from penstock.schemas.transformers.degrees import Framework, Module
+from penstock.schemas.transformers.degrees import WITHIN, Framework, Module
 from penstock.schemas.transformers.shape import Experts, LatentAttention, TransformerShape
-from penstock.shapes.layout import FULL, MODULES, Layout
+from penstock.shapes.layout import FULL, Layout
+from penstock.shapes.routing import busiest, copies_per_token
 
-_BF16, _FP32, _MASK = 2, 4, 1
+_BF16, _FP32, _INT32, _INT64, _MASK = 2, 4, 4, 8, 1
 
 
 class Kept(NamedTuple):
@@ -52,26 +55,44 @@ class _Pieces(NamedTuple):
     norm: Fraction
     attention: Fraction
     mlp: Fraction
+    """The whole feed-forward, with those of its parts that follow."""
+    moe_act: Fraction
+    shared_experts: Fraction
 
     @property
     def total(self) -> Fraction:
-        return sum(self, Fraction(0))
+        return self.inputs + self.norm + self.attention + self.mlp
+
+    def freed(self, modules: frozenset[Module]) -> Fraction:
+        """What recomputing these modules frees; a part of another one of them frees nothing more."""
+        return sum((getattr(self, each) for each in modules if WITHIN.get(each) not in modules), Fraction(0))
+
+
+class _FeedForward(NamedTuple):
+    """Bytes per token of a feed-forward, and of its parts that can be recomputed by themselves."""
+
+    whole: Fraction
+    moe_act: Fraction = Fraction(0)
+    shared_experts: Fraction = Fraction(0)
 
 
 def per_token(shape: TransformerShape, layout: Layout, *, dense: bool) -> Kept:
     """One layer, ``dense`` or with experts, under the layout's recomputation."""
     pieces = _pieces_of(shape, layout, dense=dense)
-    if layout.recompute == FULL:
+    if layout.recompute >= FULL:
         inputs = Fraction(_BF16 * shape.hidden, layout.tensor if layout.sequence_parallel else 1)
         return Kept(inputs, pieces.total)
-    again = sum((getattr(pieces, module) for module in layout.recompute), Fraction(0))
+    again = pieces.freed(layout.recompute)
     return Kept(pieces.total - again, again)
 
 
-def kept_by_modules(shape: TransformerShape, layout: Layout) -> dict[Module, Fraction]:
-    """Bytes per token that recomputing each module of a dense layer frees."""
-    pieces = _pieces_of(shape, layout, dense=True)
-    return {module: getattr(pieces, module) for module in MODULES}
+def kept_by_modules(shape: TransformerShape, layout: Layout, *, dense: bool) -> dict[Module, Fraction]:
+    """Bytes per token that recomputing each module frees that a layer, ``dense`` or with experts, has."""
+    pieces = _pieces_of(shape, layout, dense=dense)
+    modules: list[Module] = ["attention", "mlp", "norm"]
+    if not dense:
+        modules += ["moe_act", "shared_experts"] if pieces.shared_experts else ["moe_act"]
+    return {module: getattr(pieces, module) for module in modules}
 
 
 def before_scores(shape: TransformerShape, layout: Layout) -> Fraction:
@@ -85,13 +106,20 @@ def before_scores(shape: TransformerShape, layout: Layout) -> Fraction:
 
 
 def _pieces_of(shape: TransformerShape, layout: Layout, *, dense: bool) -> _Pieces:
+    """The sizes of a layer's modules depend on the degrees and the framework alone."""
     spread = layout.tensor if layout.sequence_parallel else 1
-    return _pieces(shape, dense, layout.tensor, spread, layout.expert_tensor, layout.framework)
+    return _pieces(shape, dense, layout.tensor, spread, layout.expert, layout.expert_tensor, layout.framework)
 
 
 @lru_cache(maxsize=1024)
 def _pieces(
-    shape: TransformerShape, dense: bool, tensor: int, spread: int, expert_tensor: int, framework: Framework
+    shape: TransformerShape,
+    dense: bool,
+    tensor: int,
+    spread: int,
+    expert: int,
+    expert_tensor: int,
+    framework: Framework,
 ) -> _Pieces:
     """``spread``: how many GPUs share what lies between the tensor-parallel parts."""
     hidden, norms = shape.hidden, shape.norms_per_layer
@@ -105,18 +133,25 @@ def _pieces(
         else _attention(shape, tensor, eager_rms, framework)
     )
     if shape.experts is None or dense:
-        mlp = _feed_forward(shape, shape.ffn, tensor, framework)
+        feed_forward = _FeedForward(_feed_forward(shape, shape.ffn, framework) / tensor)
     else:
-        inputs += Fraction(_FP32 * shape.experts.number, spread)
-        mlp = _experts(shape, shape.experts, tensor, expert_tensor, framework)
-    return _Pieces(inputs, _norm_results(shape, framework, spread), attention, mlp)
+        copies = copies_per_token(shape.experts) / spread
+        worked = copies * busiest(shape.experts, expert)
+        shared = _shared_experts(shape, shape.experts, tensor, spread, framework)
+        router = _router(shape, shape.experts, framework) / spread
+        routed = _routed_experts(shape, shape.experts, worked, expert_tensor, framework)
+        back = copies * _returned_copy(shape, framework)
+        activation = worked * _recomputed_activation(shape, shape.experts.ffn, framework)
+        feed_forward = _FeedForward(router + routed + back + shared, activation, shared)
+    gathered = 1 if shape.experts is not None and not dense and not shape.experts.shared_ffn else 2
+    return _Pieces(inputs, _norm_results(shape, framework, spread, gathered), attention, *feed_forward)
 
 
-def _norm_results(shape: TransformerShape, framework: Framework, spread: int) -> Fraction:
-    """Results of a layer's norms; in torch what attention and feed-forward read of them is whole on every GPU."""
+def _norm_results(shape: TransformerShape, framework: Framework, spread: int, gathered: int) -> Fraction:
+    """Results of a layer's norms; in torch what products of ``gathered`` of its halves read is whole on every GPU."""
     norms, after = shape.norms_per_layer, norm_kept(shape, framework).after
-    gathered = min(norms, 2) if framework == "torch" else 0
-    return shape.hidden * (gathered * _BF16 + Fraction(norms * after - gathered * _BF16, spread))
+    whole = min(norms, gathered) if framework == "torch" else 0
+    return shape.hidden * (whole * _BF16 + Fraction(norms * after - whole * _BF16, spread))
 
 
 def _attention(shape: TransformerShape, tensor: int, eager_rms: bool, framework: Framework) -> Fraction:
@@ -139,18 +174,46 @@ def _latent(shape: TransformerShape, latent: LatentAttention, tensor: int, sprea
     return Fraction(narrow, spread) + Fraction(wide, tensor)
 
 
-def _feed_forward(shape: TransformerShape, width: int, tensor: int, framework: Framework) -> Fraction:
+def _feed_forward(shape: TransformerShape, width: int, framework: Framework) -> Fraction:
     """Before and after the activation; with a gate both factors before, and in eager torch their first result."""
     tensors = 2 if not shape.gated else 3 if framework == "megatron" else 4
-    return Fraction(tensors * _BF16 * width, tensor)
+    return Fraction(tensors * _BF16 * width)
 
 
-def _experts(
-    shape: TransformerShape, experts: Experts, tensor: int, expert_tensor: int, framework: Framework
+def _recomputed_activation(shape: TransformerShape, width: int, framework: Framework) -> Fraction:
+    """The activation's result, and with a gate in eager torch that of its first kernel."""
+    return Fraction((2 if shape.gated and framework == "torch" else 1) * _BF16 * width)
+
+
+def _router(shape: TransformerShape, experts: Experts, framework: Framework) -> Fraction:
+    """Of a token: scores in fp32. Megatron has those of the loss that balances experts as well, a mask of the experts
+    that were chosen, and the map of the permutation; torch the router's input in fp32, and the numbers of the chosen.
+    """
+    if framework == "megatron":
+        return Fraction(experts.number * (2 * _FP32 + _MASK) + (2 * experts.number + 1) * _INT32)
+    chosen = experts.per_token * (_FP32 + 3 * _INT64)  # scores; experts, order of their copies, token of each
+    return Fraction(_FP32 * (shape.hidden + experts.number) + chosen)
+
+
+def _routed_experts(
+    shape: TransformerShape, experts: Experts, worked: Fraction, expert_tensor: int, framework: Framework
 ) -> Fraction:
-    """Tokens as they are dispatched and come back, within the experts under an even routing, and the shared ones."""
-    copies = experts.per_token
-    dispatched = Fraction(copies * 2 * _BF16 * shape.hidden * expert_tensor, tensor)
-    within = copies * _feed_forward(shape, experts.ffn, tensor, framework)
-    shared = _feed_forward(shape, experts.shared_ffn, tensor, framework)
-    return dispatched + within + shared
+    """``worked`` copies of a token, gathered where GPUs share an expert: the input, its weight in fp32, and in Megatron
+    two maps of sorting by expert; then what lies around the activation, of which each GPU has its part of the width.
+    """
+    further = _FP32 + 2 * _INT32 if framework == "megatron" else 0
+    arrived = expert_tensor * (_BF16 * shape.hidden + further)
+    return worked * (arrived + _feed_forward(shape, experts.ffn, framework))
+
+
+def _returned_copy(shape: TransformerShape, framework: Framework) -> Fraction:
+    """Of a copy that comes back: torch weighs it in fp32; Megatron weighed what the activation made, and keeps none."""
+    return Fraction(_FP32 * (shape.hidden + 1) if framework == "torch" else 0)
+
+
+def _shared_experts(
+    shape: TransformerShape, experts: Experts, tensor: int, spread: int, framework: Framework
+) -> Fraction:
+    """Shared experts, and their result with its weight where a gate weighs them."""
+    gate = _BF16 * (shape.hidden + 1) if experts.shared_gate else 0
+    return _feed_forward(shape, experts.shared_ffn, framework) / tensor + Fraction(gate, spread)

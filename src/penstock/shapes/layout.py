@@ -11,9 +11,8 @@ from typing import get_args
 from penstock.schemas.transformers.degrees import Framework, Module, Sharding
 
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
-MODULES: tuple[Module, ...] = get_args(Module)
-FULL: frozenset[Module] = frozenset(MODULES)
-"""All modules of a layer: what is kept of it is its input alone."""
+FULL: frozenset[Module] = frozenset(("attention", "mlp", "norm"))
+"""All of a layer: what is kept of it is its input alone. The other modules are parts of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -202,6 +202,14 @@ def expert_width(case: Case) -> tuple[str, str] | None:
     return "expert_tensor", f"expert tensor {degree} does not divide the expert width {shape.experts.ffn}{nearest}"
 
 
+def expert_tensor(case: Case) -> tuple[str, str] | None:
+    """Only Megatron splits each expert over GPUs."""
+    degree = case.layout.expert_tensor
+    if case.shape.experts is None or degree == 1 or case.layout.framework == "megatron":
+        return None
+    return "expert_tensor", f"expert tensor {degree}: torchtitan's experts are whole on a GPU; nearest with torch: 1"
+
+
 def expert_sequence_parallel(case: Case) -> tuple[str, str] | None:
     """Experts with tensor parallelism need sequence parallelism."""
     one = case.layout
@@ -259,6 +267,7 @@ RULES: tuple[Rule, ...] = (
     experts,
     expert_groups,
     expert_width,
+    expert_tensor,
     expert_sequence_parallel,
     cells,
     sharding,

@@ -26,16 +26,19 @@ from penstock.schemas.profile import (
 )
 from penstock.schemas.transformers.degrees import Degrees, Framework, ModuleCost
 from penstock.schemas.transformers.shape import TransformerShape
-from penstock.shapes.costs import Case, costs_of, layers_of, local_parameters
+from penstock.shapes.costs.case import Case
+from penstock.shapes.costs.layers import costs_of, layers_of, local_parameters
 from penstock.shapes.layout import Layout
 from penstock.shapes.legality import broken
+from penstock.shapes.measured_range import with_range
 from penstock.shapes.memory import vocabulary_rows
+from penstock.shapes.roles import Role, roles_of
 
 SIZES = (1, 2, 4, 8, 16)
 """Samples of a micro-batch."""
 TENSOR_DEGREES = (2, 4, 8)
 """Those that divide the GPUs of a usual node; tensor parallelism stays inside."""
-_KINDS = ("Embedding", "Block", "Head")
+_KINDS: dict[Role, str] = {"embedding": "Embedding", "dense": "Block", "experts": "ExpertBlock", "head": "Head"}
 _KERNELS: dict[Framework, str] = {
     "megatron": "Megatron-Core with Transformer Engine's fused norms, activations, rotary positions and cross-entropy",
     "torch": "eager PyTorch modules with flash attention",
@@ -43,9 +46,9 @@ _KERNELS: dict[Framework, str] = {
 
 
 class _Class(NamedTuple):
-    """Layers of equal cost: which of embedding, block and head, and the first of them."""
+    """Layers of equal cost: their role, and the first of them."""
 
-    role: int
+    role: Role
     first: int
 
 
@@ -69,15 +72,15 @@ def profile_of(
         raise InvalidDocument("a profile needs a kind of device, and micro-batches of at least 1 sample")
     kinds = tuple(dict.fromkeys(device_kinds))
     single = Layout(framework=framework)
-    ends = (0, *[1] * shape.layers, 2)
+    roles = roles_of(shape)
     held = layers_of(Case(shape, single, device_facts(kinds[0])))
     names = ["embedding", *(f"block.{i}" for i in range(shape.layers)), "head"]
     boundary = 2 * shape.sequence_length * shape.hidden
     plain = ModelProfile(
         name=shape.name,
         layers=tuple(
-            Layer(name=name, kind=_KINDS[role], **held[role].model_dump())
-            for name, role in zip(names, ends, strict=True)
+            Layer(name=name, kind=_KINDS[role], **held[role].model_dump(exclude={"expert_bytes"}))
+            for name, role in zip(names, roles, strict=True)
         ),
         boundaries=tuple(
             (BoundaryTensor(name=f"{name}:x", bytes_per_sample=boundary, gradient_bytes_per_sample=boundary),)
@@ -85,7 +88,7 @@ def profile_of(
         ),
         shared_parameters=_tied(shape, single),
         parameter_dtype="bf16",
-        measurements=tuple(_measured(shape, single, kind, size, ends) for kind in kinds for size in sizes),
+        measurements=tuple(_measured(shape, single, kind, size, roles) for kind in kinds for size in sizes),
         scaling="measured",
         assumptions=(
             f"update_ns is one fused step of Adam on {kinds[0]}",
@@ -97,7 +100,7 @@ def profile_of(
             expected_error=ANALYTIC_EXPECTED_ERROR,
         ),
     )
-    return with_variants(plain, shape, framework, tensor_degrees=tensor_degrees)
+    return with_range(with_variants(plain, shape, framework, tensor_degrees=tensor_degrees))
 
 
 def with_variants(
@@ -115,7 +118,7 @@ def with_variants(
     _refuse_unknown(shape)
     _refuse_other_layers(profile, shape)
     degrees, why_none = _legal(shape, framework, tensor_degrees)
-    classes, members = _classes(profile)
+    classes, members = _classes(profile, roles_of(shape))
     assumed = [f"kernels and memory are those of {_KERNELS[framework]}"]
     if degrees:
         assumed.append(
@@ -156,7 +159,7 @@ def _refuse_other_layers(profile: ModelProfile, shape: TransformerShape) -> None
             f"{profile.name!r} has {number} layers, and {shape.name} {shape.layers + 2}: embedding, {shape.layers} "
             "blocks and head"
         )
-    block = (4 if profile.parameter_dtype == "fp32" else 2) * local_parameters(shape, Layout()).block
+    block = (4 if profile.parameter_dtype == "fp32" else 2) * local_parameters(shape, Layout())["dense"].total
     wrong = next((layer for layer in profile.layers[1:-1] if layer.parameter_bytes != block), None)
     if wrong is not None:
         raise InvalidDocument(
@@ -182,13 +185,11 @@ def _legal(
     return tuple(found), why
 
 
-def _classes(profile: ModelProfile) -> tuple[tuple[int, ...], list[_Class]]:
+def _classes(profile: ModelProfile, roles: Sequence[Role]) -> tuple[tuple[int, ...], list[_Class]]:
     """The class of each layer, and all classes in the order of their first layers."""
-    last = len(profile.layers) - 1
     found: dict[object, int] = {}
     numbers, members = [], []
-    for index, layer in enumerate(profile.layers):
-        role = 0 if index == 0 else 2 if index == last else 1
+    for index, (role, layer) in enumerate(zip(roles, profile.layers, strict=True)):
         costs = tuple(tuple(m.layers[index].model_dump().values()) for m in profile.measurements)
         key = (role, layer.parameter_bytes, layer.update_ns, costs)
         if key not in found:
@@ -274,7 +275,9 @@ def _tied(shape: TransformerShape, layout: Layout) -> tuple[SharedParameter, ...
     return (SharedParameter(name="embedding.weight", layers=(0, shape.layers + 1), bytes=size),)
 
 
-def _measured(shape: TransformerShape, layout: Layout, kind: str, size: int, roles: Sequence[int]) -> Measurement:
+def _measured(shape: TransformerShape, layout: Layout, kind: str, size: int, roles: Sequence[Role]) -> Measurement:
     found = costs_of(Case(shape, Layout(framework=layout.framework, micro_batch_size=size), device_facts(kind)))
-    each = [LayerMeasurement(**cost.model_dump(exclude={"collectives", "modules"})) for cost in found]
+    each = {
+        role: LayerMeasurement(**cost.model_dump(exclude={"collectives", "modules"})) for role, cost in found.items()
+    }
     return Measurement(device_kind=kind, micro_batch_size=size, layers=tuple(each[role] for role in roles))

@@ -115,7 +115,8 @@ class Work:
     recompute: Annotated[
         str,
         typer.Option(
-            metavar="none|full|MODULES", help="Activations made again in the backward pass: of attention,mlp,norm."
+            metavar="none|full|MODULES",
+            help="Activations made again in the backward pass: of attention,mlp,norm,moe_act,shared_experts.",
         ),
     ] = "none"
     sequence_parallel: Annotated[

@@ -1,0 +1,38 @@
+"""A block of one GPU in pieces: norms, attention, feed-forward, and the sums with what passes by."""
+
+from __future__ import annotations
+
+from penstock.shapes import parameters
+from penstock.shapes.costs.attention import attention
+from penstock.shapes.costs.case import Case
+from penstock.shapes.costs.collectives import gathered, replicated
+from penstock.shapes.costs.feed_forward import feed_forward
+from penstock.shapes.costs.pieces import Piece
+
+_HALVES = 2
+"""Attention and feed-forward."""
+
+
+def dense_block(case: Case) -> tuple[Piece, ...]:
+    """A block with a dense feed-forward."""
+    held = parameters.layer(case.shape, dense=True)
+    step = Piece(collectives=replicated(case, held.replicated))
+    return (_norms(case), *attention(case), *feed_forward(case), _sums(case), step)
+
+
+def _norms(case: Case) -> Piece:
+    """Norms over the hidden width; under sequence parallelism torch gathers their results for both halves."""
+    each, elements = case.norm_bytes, case.tokens * case.shape.hidden / case.spread
+    return Piece(
+        modules=("norm",),
+        moved=((each[0] * elements, each[1] * elements),) * case.shape.norms_per_layer,
+        collectives=gathered(case, case.hidden_bytes) * _HALVES if case.spread > 1 and not case.fused else (),
+    )
+
+
+def _sums(case: Case) -> Piece:
+    """Two sums with what passes by, of three tensors each; masks of dropout."""
+    elements = case.tokens * case.shape.hidden / case.spread
+    masks = (1 if case.fused else 2 * case.width + 1) if case.shape.dropout else 0
+    moved = (3 * case.width + masks) * elements
+    return Piece(moved=((moved, moved),) * _HALVES)

@@ -1,0 +1,68 @@
+"""A shape under a layout on one kind of device: whose costs are asked for, and the numbers that all of them need."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import NamedTuple
+
+from penstock.executor.profiling.device_table import DeviceFacts, Dtype
+from penstock.schemas.transformers.shape import TransformerShape
+from penstock.shapes import parameters
+from penstock.shapes.kernels import Kernels
+from penstock.shapes.layout import Layout
+from penstock.shapes.memory import vocabulary_rows
+
+FP32 = 4
+Moved = tuple[tuple[float, float], ...]
+"""Bytes that operations read and write, forward and backward."""
+
+
+class Times(NamedTuple):
+    """ns of the passes; ``weight`` is the part of ``backward`` that makes weight gradients."""
+
+    forward: float
+    backward: float
+    weight: float
+
+
+class Case:
+    """A shape under a layout on one kind of device: a micro-batch of ``layout.micro_batch_size`` samples."""
+
+    def __init__(self, shape: TransformerShape, layout: Layout, facts: DeviceFacts, dtype: Dtype = "bf16") -> None:
+        self.shape, self.layout = parameters.with_copied_heads(shape, layout.tensor), layout
+        self.kernels = Kernels(facts, dtype)
+        self.width = self.kernels.width
+        self.tokens = shape.sequence_length * layout.micro_batch_size
+        self.spread = layout.tensor if layout.sequence_parallel else 1
+        """GPUs that share what lies between the tensor-parallel parts."""
+        self.rows = vocabulary_rows(shape, layout)
+        self.outputs = Fraction(shape.outputs or self.rows, layout.tensor)
+        """Scores of a token on one GPU."""
+
+    @property
+    def fused(self) -> bool:
+        """Whether norms, activations and rotary positions are kernels of their own."""
+        return self.layout.framework == "megatron"
+
+    @property
+    def hidden_bytes(self) -> int:
+        """Of a sample's tokens by the hidden width."""
+        return self.shape.sequence_length * self.shape.hidden * self.width
+
+    @property
+    def norm_bytes(self) -> tuple[int, int]:
+        """Per element: a kernel reads and writes (back: gradient, input, result); eager RMSNorm works in fp32 by steps.
+
+        Its steps are to fp32, square, mean, scale, back, times the weight; backward moves twice as much.
+        """
+        width = self.width
+        if self.fused or self.shape.norm == "layer":
+            return 2 * width, 3 * width
+        steps = (width + FP32) + 2 * FP32 + FP32 + 2 * FP32 + (FP32 + width) + 2 * width
+        return steps, 2 * steps
+
+    def weight_ns(self, rows: float, inner: float, columns: float) -> float:
+        """A weight's gradient: Megatron's product adds to the fp32 buffer, eager torch adds the result afterwards."""
+        if self.fused:
+            return self.kernels.product_ns(inner, rows, columns, result_bytes=2 * FP32)
+        return self.kernels.product_ns(inner, rows, columns) + self.kernels.moved_ns(3 * self.width * inner * columns)

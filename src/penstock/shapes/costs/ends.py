@@ -1,0 +1,55 @@
+"""The embedding, and the head with the last norm and the loss, on one GPU: times and collectives."""
+
+from __future__ import annotations
+
+from penstock.schemas.transformers.degrees import Collective
+from penstock.shapes import parameters
+from penstock.shapes.costs.case import FP32, Case, Times
+from penstock.shapes.costs.collectives import gathered, gathered_again, joined, loss, out_of, replicated
+
+
+def embedding_times(case: Case) -> Times:
+    """Every GPU looks up all tokens in its part of the words; the gradient is dense and added to the stored one."""
+    shape, elements = case.shape, case.tokens * case.shape.hidden
+    added = bool(shape.positions) + bool(shape.token_types)
+    norm = case.norm_bytes if shape.embedding_norm else (0, 0)
+    forward = case.kernels.moved_ns((2 + 3 * added) * case.width * elements)
+    forward += case.kernels.moved_ns(norm[0] * elements / case.spread)
+    stored = (case.width + 2 * FP32) if case.fused else 3 * case.width
+    weight = case.kernels.moved_ns((case.width + stored) * case.rows * shape.hidden / case.layout.tensor)
+    weight += case.kernels.moved_ns(3 * case.width * elements)
+    return Times(forward, weight + case.kernels.moved_ns(norm[1] * elements / case.spread), weight)
+
+
+def embedding_collectives(case: Case) -> tuple[Collective, ...]:
+    """Each GPU finds some of the words; their sum is divided as the tokens are."""
+    held = parameters.embedding(case.shape)
+    return joined([*out_of(case, case.hidden_bytes), *replicated(case, held.replicated)])
+
+
+def head_times(case: Case) -> Times:
+    """The last norm, the scores and the loss."""
+    shape, kernels, outputs = case.shape, case.kernels, float(case.outputs)
+    norm = case.norm_bytes if shape.final_norm else (0, 0)
+    elements, scores = case.tokens * shape.hidden / case.spread, case.tokens * outputs
+    there, back = _loss_bytes(case)
+    forward = kernels.moved_ns(norm[0] * elements) + kernels.product_ns(case.tokens, shape.hidden, outputs)
+    weight = case.weight_ns(case.tokens, shape.hidden, outputs)
+    inputs = kernels.moved_ns(norm[1] * elements) + kernels.product_ns(case.tokens, outputs, shape.hidden)
+    backward = inputs + kernels.moved_ns(back * scores) + weight
+    return Times(forward + kernels.moved_ns(there * scores), backward, weight)
+
+
+def head_collectives(case: Case) -> tuple[Collective, ...]:
+    """Every GPU has the scores of some words for all tokens."""
+    held = parameters.head(case.shape)
+    around = (*gathered(case, case.hidden_bytes), *gathered_again(case, case.hidden_bytes))
+    return (*joined([*around, *replicated(case, held.replicated)]), *loss(case))
+
+
+def _loss_bytes(case: Case) -> tuple[int, int]:
+    """Per score: fused, it is read and written in fp32 and back; eagerly cast, normalised, and both back again."""
+    width = case.width
+    if case.fused:
+        return width + FP32, FP32 + width
+    return (width + FP32) + 2 * FP32, FP32 + 3 * FP32 + (FP32 + width)

@@ -1,0 +1,34 @@
+"""The dense feed-forward of one GPU: its products and the activation between them."""
+
+from __future__ import annotations
+
+from penstock.shapes.costs.case import Case, Moved
+from penstock.shapes.costs.collectives import into, out_of
+from penstock.shapes.costs.pieces import Piece, Product
+
+
+def feed_forward(case: Case) -> tuple[Piece, ...]:
+    """From the result of the norm before to the sum with what passes by."""
+    shape = case.shape
+    inner, gates = shape.ffn // case.layout.tensor, 2 if shape.gated else 1
+    columns = [gates * inner] if case.fused else [inner] * gates
+    products = [Product(case.tokens, shape.hidden, each) for each in columns]
+    return (
+        Piece(
+            modules=("mlp",),
+            products=(*products, Product(case.tokens, inner, shape.hidden)),
+            moved=activations(case, case.tokens, inner),
+            collectives=(*into(case, case.hidden_bytes), *out_of(case, case.hidden_bytes)),
+        ),
+    )
+
+
+def activations(case: Case, rows: float, inner: float) -> Moved:
+    """The activation: one tensor in, one out, back one more; with a gate two in, back two out as well.
+
+    Eager torch has a kernel for the function and one for the product with the gate.
+    """
+    size = case.width * rows * inner
+    if not case.shape.gated:
+        return ((2 * size, 3 * size),)
+    return ((3 * size, 5 * size),) if case.fused else ((2 * size, 3 * size), (3 * size, 6 * size))

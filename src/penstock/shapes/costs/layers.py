@@ -1,0 +1,120 @@
+"""What one GPU of the groups that share a layer does and holds, for each role of layer that a shape has.
+
+A time is the sum over the operations of `kernels`; ``megatron`` means Transformer Engine's fused norms, activations and
+rotary positions and one product for queries, keys and values, ``torch`` eager modules with flash attention.
+
+A module of a block is recomputed by its whole forward, as Megatron's ``--recompute-modules mlp`` and torch's checkpoint
+of a module do: attention and feed-forward with the product that leads out of them and its reduce-scatter, from the
+result of the norm before. The norms are recomputed from their own inputs (Megatron's ``layernorm``).
+
+.. [1] Megatron-Core, ``TransformerLayer`` and ``TransformerConfig.recompute_modules``: normal checkpointing of ``mlp``,
+   output-discarding of ``layernorm``.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import NamedTuple
+
+from penstock.schemas.profile import DividedCost, DividedLayer
+from penstock.schemas.transformers.degrees import Collective, ModuleCost
+from penstock.schemas.transformers.shape import TransformerShape
+from penstock.shapes import parameters
+from penstock.shapes.activations import kept_by_modules
+from penstock.shapes.costs.blocks import dense_block
+from penstock.shapes.costs.case import FP32, Case, Times
+from penstock.shapes.costs.ends import embedding_collectives, embedding_times, head_collectives, head_times
+from penstock.shapes.costs.pieces import collectives_of, module_costs, times_of
+from penstock.shapes.costs.storage import stash_bytes, workspace_bytes
+from penstock.shapes.layout import Layout
+from penstock.shapes.memory import vocabulary_rows
+from penstock.shapes.roles import Role, roles_of
+
+_ADAM_STATES = 2
+
+
+class Held(NamedTuple):
+    """Parameters of a layer on one GPU: within experts, and all others."""
+
+    others: int
+    experts: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.others + self.experts
+
+
+def costs_of(case: Case) -> dict[Role, DividedCost]:
+    """What a layer of each role costs one GPU."""
+    return {role: _cost(case, role) for role in dict.fromkeys(roles_of(case.shape))}
+
+
+def layers_of(case: Case) -> dict[Role, DividedLayer]:
+    """What one GPU holds of a layer of each role; a tied weight is the embedding's, its copy is updated by the head."""
+    held = local_parameters(case.shape, case.layout)
+    updated = local_parameters(case.shape.model_copy(update={"tied": False}), case.layout)
+    return {
+        role: DividedLayer(
+            parameter_bytes=case.width * own.total,
+            expert_bytes=case.width * own.experts or None,
+            update_ns=math.ceil(_update_ns(case, updated[role].total)),
+        )
+        for role, own in held.items()
+    }
+
+
+def local_parameters(shape: TransformerShape, layout: Layout) -> dict[Role, Held]:
+    """Parameters of a layer of each role on one GPU; a tied weight counts with the embedding."""
+    rows, roles = vocabulary_rows(shape, layout), dict.fromkeys(roles_of(shape))
+    shape = parameters.with_copied_heads(shape, layout.tensor)
+    head = parameters.head(shape, rows)
+    if shape.tied:
+        head = head._replace(dense=head.dense - rows * shape.hidden)
+    each = {
+        "embedding": parameters.embedding(shape, rows),
+        "dense": parameters.layer(shape, dense=True),
+        "experts": parameters.layer(shape, dense=False),
+        "head": head,
+    }
+    own = layout.expert * layout.expert_tensor
+    return {
+        role: Held(
+            math.ceil(Fraction(each[role].dense, layout.tensor)) + each[role].replicated,
+            math.ceil(Fraction(each[role].expert, own)),
+        )
+        for role in roles
+    }
+
+
+def _cost(case: Case, role: Role) -> DividedCost:
+    modules: tuple[ModuleCost, ...] | None = None
+    times: Times
+    collectives: tuple[Collective, ...]
+    if role == "embedding":
+        times, collectives = embedding_times(case), embedding_collectives(case)
+    elif role == "head":
+        times, collectives = head_times(case), head_collectives(case)
+    else:
+        pieces = dense_block(case)
+        times, collectives = times_of(case, pieces), collectives_of(pieces)
+        modules = module_costs(case, pieces, kept_by_modules(case.shape, case.layout, dense=role == "dense"))
+    return DividedCost(
+        forward_ns=math.ceil(times.forward),
+        backward_ns=math.ceil(times.backward),
+        backward_weight_ns=math.ceil(times.weight),
+        stash_bytes=stash_bytes(case, role),
+        workspace_bytes=workspace_bytes(case, role),
+        collectives=collectives,
+        modules=modules,
+    )
+
+
+def _update_ns(case: Case, number: int) -> float:
+    """A fused step of Adam: parameters read and written, gradients read, both states read and written.
+
+    Megatron's parameters, gradients and states are in fp32, and it writes those in 16 bits as well.
+    """
+    each = (3 + 2 * _ADAM_STATES) * (FP32 if case.fused else case.width) + (case.width if case.fused else 0)
+    return each * number / case.kernels.bytes_per_ns

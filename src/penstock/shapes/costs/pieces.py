@@ -1,0 +1,77 @@
+"""What a block is made of: pieces with their operations and collectives, each in the modules that make it again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+from penstock.schemas.transformers.degrees import Collective, Module, ModuleCost
+from penstock.shapes.costs.case import Case, Moved, Times
+from penstock.shapes.costs.collectives import joined
+
+
+class Product(NamedTuple):
+    """A matrix product of one GPU: (rows, inner) and a weight of (inner, columns)."""
+
+    rows: float
+    inner: int
+    columns: int
+
+
+class Piece(NamedTuple):
+    """Operations of a block, what they communicate, and the modules whose recomputation runs them again."""
+
+    modules: tuple[Module, ...] = ()
+    products: tuple[Product, ...] = ()
+    moved: Moved = ()
+    kernels: tuple[Times, ...] = ()
+    """Kernels that are neither products nor bound by what they move, as attention is."""
+    collectives: tuple[Collective, ...] = ()
+
+    def forward_ns(self, case: Case) -> float:
+        """Its forward, without collectives."""
+        found = sum(case.kernels.product_ns(*each) for each in self.products)
+        found += sum(each.forward for each in self.kernels)
+        return found + sum(case.kernels.moved_ns(there) for there, _back in self.moved)
+
+    def times(self, case: Case) -> Times:
+        """Both passes, without collectives."""
+        inputs = sum(case.kernels.product_ns(each.rows, each.columns, each.inner) for each in self.products)
+        weights = sum(case.weight_ns(*each) for each in self.products)
+        inputs += sum(each.backward - each.weight for each in self.kernels)
+        weights += sum(each.weight for each in self.kernels)
+        inputs += sum(case.kernels.moved_ns(back) for _there, back in self.moved)
+        return Times(self.forward_ns(case), inputs + weights, weights)
+
+
+def times_of(case: Case, pieces: Iterable[Piece]) -> Times:
+    """All of them one after another."""
+    each = [piece.times(case) for piece in pieces]
+    return Times(*(sum(times) for times in zip(*each, strict=True)))
+
+
+def collectives_of(pieces: Iterable[Piece]) -> tuple[Collective, ...]:
+    """Those of all pieces; equal ones are counted together."""
+    return joined(each for piece in pieces for each in piece.collectives)
+
+
+def module_costs(case: Case, pieces: Sequence[Piece], kept: dict[Module, Fraction]) -> tuple[ModuleCost, ...]:
+    """What recomputing each module costs and frees; ``kept``: bytes per token for tensors of 16 bits."""
+    scale = Fraction(case.width, 2) * case.tokens
+    return tuple(
+        ModuleCost(
+            module=module,
+            forward_ns=math.ceil(sum(piece.forward_ns(case) for piece in pieces if module in piece.modules)),
+            freed_bytes=math.floor(scale * freed),
+            collectives=joined(
+                each
+                for piece in pieces
+                if module in piece.modules
+                for each in piece.collectives
+                if each.phase == "forward"
+            ),
+        )
+        for module, freed in kept.items()
+    )

@@ -1,0 +1,52 @@
+"""Bytes that a layer keeps for its backward pass on one GPU, and those it needs while it runs."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+from penstock.shapes import parameters
+from penstock.shapes.activations import before_scores, norm_kept, per_token
+from penstock.shapes.costs.case import Case
+from penstock.shapes.memory import LOGITS
+from penstock.shapes.roles import Role, roles_of
+
+_IDS = 8
+"""Bytes of a token's number."""
+
+
+def stash_bytes(case: Case, role: Role) -> int:
+    """Bytes kept for the backward pass: the tokens' numbers at both ends, the head's norm and scores.
+
+    A norm's result is kept by what reads it, that of the last block by the head; in torch as it was gathered, whole.
+    """
+    shape, layout = case.shape, case.layout
+    scale = Fraction(case.width, 2)
+    """Of what `activations` counts for tensors of 16 bits."""
+    if role == "embedding":
+        norm = norm_kept(shape, layout.framework)
+        before = Fraction(norm.before * shape.hidden + norm.statistics, case.spread) if shape.embedding_norm else 0
+        return math.ceil(case.tokens * (_IDS + scale * before))
+    if role == "head":
+        kept = _IDS + scale * before_scores(shape, layout) + LOGITS[layout.framework].kept * case.outputs
+        return math.ceil(case.tokens * kept)
+    return math.ceil(case.tokens * scale * per_token(shape, layout, dense=role == "dense").kept)
+
+
+def workspace_bytes(case: Case, role: Role) -> int:
+    """Bytes needed while a layer runs: gradients of scores, and Transformer Engine's dummy weight gradients.
+
+    Dummies are one per shape of weight and are kept, so each layer counts those that its GPU then has: the head also
+    the last block's.
+    """
+    if role == "embedding":
+        return 0
+    shape, layout = case.shape, case.layout
+    shapes: set[tuple[int, int]] = set()
+    if case.fused:
+        block = roles_of(shape)[-2] if role == "head" else role
+        shapes.update(parameters.matrices(shape, dense=block == "dense"))
+        shapes.update({(shape.outputs or case.rows, shape.hidden)} if role == "head" else ())
+    dummies = math.ceil(Fraction(case.width * sum(rows * columns for rows, columns in shapes), layout.tensor))
+    scores = LOGITS[layout.framework].again * case.outputs if role == "head" else 0
+    return dummies + math.ceil(case.tokens * scores)
