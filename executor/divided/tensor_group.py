@@ -6,6 +6,7 @@ collectives send nothing. What is recorded is one rank's: its matrices, its stor
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,11 +55,15 @@ def tensor_group(degree: int) -> Iterator[DeviceMesh]:
             f"costs at tensor {degree} are traced with a process group of their own, and this process has one already",
             remedy="compute the profile in a process without torch.distributed, such as `penstock profile`",
         )
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # it prints a traceback for each operation that fails, which the error says, too
     dist.init_process_group("fake", rank=0, world_size=degree)
     try:
         yield init_device_mesh("cpu", (degree,))
     finally:
         dist.destroy_process_group()
+        log.setLevel(level)
 
 
 def divide(spec: LayerSpec, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -134,7 +139,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def summed_bytes(module: nn.Module, *, unnamed: bool) -> int:
-    """Bytes of the gradients that ranks have to sum once a step, after a backward pass.
+    """Bytes of the gradients that ranks have to sum once a step, after a backward pass: in fp32, as trainers keep them.
 
     Those of parameters that the ranks share say so themselves. Parameters that the layer's plan does not name are
     whole on every rank; ``unnamed`` says whether their gradients are parts of sums.
@@ -147,7 +152,7 @@ def summed_bytes(module: nn.Module, *, unnamed: bool) -> int:
         partial = unnamed
         if isinstance(gradient, DTensor):
             partial = any(placement.is_partial() for placement in gradient.placements)
-        total += partial * parameter.numel() * parameter.itemsize
+        total += partial * parameter.numel() * torch.float32.itemsize
     return total
 
 

@@ -1,6 +1,6 @@
 """One run of a job's layers on the meta device: what each computes, keeps and sends, on one GPU of those that share it.
 
-Layers that are built alike, and read tensors alike, are run once: the first of them stands for the others.
+Of layers that are built alike, and read tensors alike, only the first is run.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Run(NamedTuple):
 
 
 class _Traced(NamedTuple):
-    """What stands for all layers alike; ``made`` says how to make their results, where that is known."""
+    """The cost of all layers alike; ``made`` says how to make their results, where that is known."""
 
     cost: LayerCost
     made: list[Callable[[list[Tensor]], Tensor]] | None
