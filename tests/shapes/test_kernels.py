@@ -46,6 +46,34 @@ def test_measured_products_on_b200(sizes: tuple[int, int, int], efficiency: floa
 
 
 @pytest.mark.parametrize(
+    ("groups", "sizes", "result_bytes", "efficiency"),
+    [
+        (160, (154, 5120, 3072), 2, 0.19968557879607124),
+        (256, (128, 7168, 4096), 2, 0.20810562331591476),
+        (80, (308, 5120, 3072), 2, 0.3867596054058491),
+        (32, (1024, 7168, 4096), 2, 0.45711060222498157),
+        (40, (9832, 5120, 3072), 2, 0.47462817641132776),
+        (160, (3072, 154, 5120), 8, 0.09365228280672189),
+        (40, (3072, 2460, 5120), 8, 0.41664567239914857),
+    ],
+)
+def test_measured_products_of_groups_on_b200(
+    groups: int, sizes: tuple[int, int, int], result_bytes: int, efficiency: float
+) -> None:
+    """Forward, and (with results of 8 bytes, read and written) gradients of weights added up in fp32."""
+    rows, inner, columns = sizes
+    measured = groups * 2 * rows * inner * columns / (efficiency * 2250e12) * 1e9
+    found = Kernels(B200, "bf16").grouped_product_ns(groups, *sizes, result_bytes=result_bytes)
+    assert found == pytest.approx(measured, rel=0.25)
+
+
+def test_a_group_alone_is_no_faster_than_a_product() -> None:
+    kernels, sizes = Kernels(B200, "bf16"), (512, 4096, 1536)
+    assert kernels.grouped_product_ns(1, *sizes) >= kernels.product_ns(*sizes)
+    assert kernels.grouped_product_ns(8, *sizes) == pytest.approx(8 * kernels.grouped_product_ns(1, *sizes))
+
+
+@pytest.mark.parametrize(
     ("heads", "forward", "backward"),
     [(128, 0.9966548, 0.8315752), (64, 0.8715234, 0.7294011), (16, 0.5782658, 0.7553207), (8, 0.3101809, 0.6585902)],
 )

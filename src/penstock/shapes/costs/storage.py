@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from penstock.shapes import parameters
 from penstock.shapes.activations import before_scores, norm_kept, per_token
 from penstock.shapes.costs.case import Case
-from penstock.shapes.memory import LOGITS
+from penstock.shapes.memory import LOGITS, dummy_bytes
 from penstock.shapes.roles import Role, roles_of
 
 _IDS = 8
@@ -42,11 +41,8 @@ def workspace_bytes(case: Case, role: Role) -> int:
     if role == "embedding":
         return 0
     shape, layout = case.shape, case.layout
-    shapes: set[tuple[int, int]] = set()
-    if case.fused:
-        block = roles_of(shape)[-2] if role == "head" else role
-        shapes.update(parameters.matrices(shape, dense=block == "dense"))
-        shapes.update({(shape.outputs or case.rows, shape.hidden)} if role == "head" else ())
-    dummies = math.ceil(Fraction(case.width * sum(rows * columns for rows, columns in shapes), layout.tensor))
+    block = roles_of(shape)[-2] if role == "head" else role
+    outputs = (shape.outputs or case.rows) if role == "head" else None
+    dummies = dummy_bytes(shape, layout, kinds=[block == "dense"], outputs=outputs) * case.width // 2
     scores = LOGITS[layout.framework].again * case.outputs if role == "head" else 0
     return dummies + math.ceil(case.tokens * scores)
