@@ -27,8 +27,14 @@ _ALIKE = 0.4
 
 
 def model_names() -> tuple[str, ...]:
-    """The models with a shipped profile."""
+    """The models whose modules and profile are shipped."""
     return tuple(sorted(path.stem for path in (_HERE / "profiles").glob("*.json")))
+
+
+def profile_names() -> tuple[str, ...]:
+    """The models that have a profile by name: shipped, or computed of a shape."""
+    computed = (name for name, known in SHAPES.items() if known.latent is None)
+    return tuple(sorted({*model_names(), *computed}))
 
 
 def cluster_names() -> tuple[str, ...]:
@@ -38,10 +44,19 @@ def cluster_names() -> tuple[str, ...]:
 
 @lru_cache(maxsize=16)
 def profile(name: str) -> ModelProfile:
-    """The shipped profile of model ``name``. Raises NotFound naming the nearest models."""
-    if name not in model_names():
-        raise NotFound(f"there is no model {name!r} among the examples", remedy=_remedy(name, model_names()))
-    return ModelProfile.read(_HERE / "profiles" / f"{name}.json")
+    """The profile of model ``name``, shipped or computed for all kinds. Raises NotFound naming the nearest models."""
+    if known_profile(name) in model_names():
+        return ModelProfile.read(_HERE / "profiles" / f"{name}.json")
+    from penstock.planning.documents import computed_profile
+
+    return computed_profile(SHAPES[name])
+
+
+def known_profile(name: str) -> str:
+    """The name of a model that has a profile. Raises NotFound naming the nearest models."""
+    if name not in profile_names():
+        raise NotFound(f"there is no model {name!r} among the examples", remedy=_remedy(name, profile_names()))
+    return name
 
 
 def shape(name: str) -> TransformerShape:
