@@ -28,6 +28,7 @@ from penstock.convert import to_problem
 from penstock.convert.answers import to_prediction
 from penstock.examples.catalogue import cluster, profile, shape
 from penstock.layouts.even import Even
+from penstock.planning.documents import with_open_degrees
 from penstock.planning.solve import solve
 from penstock.schemas.api.fits import Module
 from penstock.schemas.errors import InvalidDocument
@@ -247,14 +248,13 @@ def request_of(case: Case, framework: Framework, max_plans: int | None) -> PlanR
     """All degrees and shardings of a model; the shipped profile where it is of the framework."""
     shipped, kind = profile(case.model), case.cluster.rpartition("x")[2]
     model = shipped if shipped.framework == framework else profile_of(shape(case.model), framework, (kind,))
-    return PlanRequest(
+    request = PlanRequest(
         profile=model,
         topology=cluster(case.cluster),
         global_batch_size=case.batch,
-        degrees="auto",
-        sharding="auto",
         termination=Termination(max_plans=max_plans),
     )
+    return with_open_degrees(request)
 
 
 def report_largest(framework: Framework) -> int:
@@ -273,10 +273,8 @@ def report_loads() -> int:
     No profile has that many degrees: each of these has the costs of its tensor degree.
     """
     number, where = LOADS
-    request = PlanRequest(
-        profile=profile("llama-3.1-405b"), topology=cluster(where), global_batch_size=512, degrees="auto"
-    )
-    problem = to_problem(request.model_copy(update={"sharding": "auto"}))
+    request = PlanRequest(profile=profile("llama-3.1-405b"), topology=cluster(where), global_batch_size=512)
+    problem = to_problem(with_open_degrees(request))
     costs = {each.degrees.tensor: each for each in problem.variants}
     powers, sizes = (
         [2**power for power in range(11)],

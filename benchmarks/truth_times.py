@@ -67,13 +67,7 @@ def reaching(facts: DeviceFacts, share: float, launch_ns: float | None = None) -
 def simumax_rows(folder: Path, shape_of: Callable[[int, int], TransformerShape]) -> list[tuple[str, Timed]]:
     """Dense rows; ``shape_of`` makes the model with a number of layers and tokens of a sample."""
     primitives = json.loads((folder / "primitives" / "simumax-b200_bf16_ceperm.json").read_text(encoding="utf-8"))
-    accelerator = primitives["accelerator"]
-    facts = replace(
-        device_facts("H100"),
-        kind="B200",
-        peak_flops_per_s=dict.fromkeys(("fp32", "bf16", "fp16"), round(accelerator["op"]["matmul"]["tflops"] * 1e12)),
-        memory_bandwidth_bytes_per_s=round(accelerator["bandwidth"]["default"]["gbps"] * 1e9),
-    )
+    facts = device_facts("B200")
     links = _b200_links(primitives)
     found = []
     with (folder / "truth" / "simumax-b200.csv").open(encoding="utf-8") as file:

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.examples.shapes import SHAPES
 from penstock.schemas.errors import InvalidDocument, NotFound
 from penstock.schemas.profile import ModelProfile
-from penstock.schemas.topology import ClusterTopology, Fabric, UniformCluster
+from penstock.schemas.topology import ClusterTopology, DeviceKind, Fabric, UniformCluster
 from penstock.schemas.transformers.shape import TransformerShape
+
+if TYPE_CHECKING:
+    from penstock.importers.cluster.hardware import Hardware
 
 _HERE = Path(__file__).parent
 _CLUSTER = re.compile(r"(?:(?P<nodes>[0-9]+)x)?(?P<devices>[0-9]+)x(?P<kind>[A-Za-z][A-Za-z0-9-]*)")
@@ -111,6 +115,7 @@ def _counts(name: str, nodes: str | None, devices: int) -> tuple[int, int]:
 def _uniform(name: str, nodes: int, devices: int, kind: str) -> ClusterTopology:
     from penstock.executor.profiling.device_table import device_facts
     from penstock.importers.cluster import hardware
+    from penstock.importers.cluster.collectives import rows_of
 
     node = hardware.usual(device_facts(kind).kind)
     fabric = Fabric(
@@ -132,8 +137,39 @@ def _uniform(name: str, nodes: int, devices: int, kind: str) -> ClusterTopology:
             fabric=fabric if devices > 1 else None,
             nic=cards if nodes > 1 else None,
         ),
-        assumptions=(f"links of {kind} nodes at line rate, from the table in penstock.importers.cluster.hardware",),
+        kinds=_scaled(kind),
+        assumptions=(
+            f"links of {kind} nodes at line rate, from the table in penstock.importers.cluster.hardware",
+            *_assumed(node, devices),
+        ),
+        collectives=rows_of(node, devices) or None,
     )
+
+
+def _scaled(kind: str) -> tuple[DeviceKind, ...]:
+    """For profiles without costs of a kind: those of the nearest kind that shipped profiles have."""
+    from penstock.executor.profiling.device_table import PROFILED, SCALED_FROM, device_facts
+
+    if kind in PROFILED:
+        return ()
+    speed = device_facts(kind).flops_per_s("bf16") / device_facts(SCALED_FROM).flops_per_s("bf16")
+    return (DeviceKind(name=kind, scale_from=SCALED_FROM, speed=round(speed, 3)),)
+
+
+def _assumed(node: Hardware, devices: int) -> Iterator[str]:
+    """What a cluster of kinds that shipped profiles lack takes over, and from where."""
+    from penstock.executor.profiling.device_table import EXTRAPOLATED_EXPECTED_ERROR
+
+    for each in _scaled(node.kind):
+        yield (
+            f"a profile without costs of {node.kind} takes those of {each.scale_from} at {each.speed} times the speed, "
+            f"the ratio of what both reach in bf16 products: expect {EXTRAPOLATED_EXPECTED_ERROR:.0%} of error, and "
+            f"less of a profile computed for {node.kind}"
+        )
+    if node.collectives is not None and devices > 1:
+        beyond = f"; among more than {node.collectives.most_members} the latency of so many, which nobody measured"
+        more = beyond if devices > node.collectives.most_members else ""
+        yield f"collectives inside a node: {node.collectives.source}{more}"
 
 
 def _remedy(name: str, known: Iterable[str]) -> str:

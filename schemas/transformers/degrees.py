@@ -42,6 +42,17 @@ class Degrees(Part):
     expert: PositiveCount = Field(default=1, description="GPUs that share out a layer's experts")
     expert_tensor: PositiveCount = Field(default=1, description="GPUs that split each expert's matrices")
 
+    @property
+    def gpus(self) -> int:
+        """GPUs that hold a replica of a stage together."""
+        return max(self.tensor * self.context, self.expert * self.expert_tensor)
+
+    @property
+    def initials(self) -> str:
+        """The degrees above 1 by their usual initials, as in "TP 8 × CP 2"; nothing where there are none."""
+        names = {"tensor": "TP", "context": "CP", "expert": "EP", "expert_tensor": "ETP"}
+        return " × ".join(f"{names[name]} {value}" for name, value in self.model_dump().items() if value > 1)
+
     def __str__(self) -> str:
         """The degrees above 1, as in "tensor 8, context 2"."""
         above = [f"{name.replace('_', ' ')} {value}" for name, value in self.model_dump().items() if value > 1]

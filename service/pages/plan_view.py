@@ -16,14 +16,14 @@ from penstock.report.cluster_map import cluster_map, traffic_table
 from penstock.report.drawing.picture import Picture
 from penstock.report.explained import PARTS, SPANS, share_name
 from penstock.report.memory import peaks
-from penstock.report.sentences import pace, subtitle
+from penstock.report.sentences import pace, replicas, subtitle
 from penstock.report.traffic import traffic
 from penstock.report.words import amount, duration, percent, ranges, recomputed
 from penstock.schemas.api.explanation import Explanation, IdleOut
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, NotFound, UnsupportedRequest
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
-from penstock.schemas.request import PlanRequest
+from penstock.schemas.request import MemoryModel, PlanRequest
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.transformers.degrees import Degrees
 
@@ -103,8 +103,9 @@ def command(request: PlanRequest) -> str:
 def _degrees(request: PlanRequest, given: dict[str, Any]) -> Iterator[str]:
     """Yield the options for degrees and sharding, taken from what is given; none where the command chooses alike."""
     assert isinstance(request.profile, ModelProfile)
-    silent = request.model_copy(update={"degrees": None, "sharding": None})
-    chosen = with_open_degrees(silent)
+    if set(given.get("memory", ())) == {"gradient"} and _chosen(request).memory == request.memory:
+        given.pop("memory")
+    chosen = _chosen(request, degrees=None, sharding=None)
     if (chosen.degrees, chosen.sharding) == (request.degrees, request.sharding):
         for name in ("degrees", "sharding"):
             given.pop(name, None)
@@ -115,6 +116,12 @@ def _degrees(request: PlanRequest, given: dict[str, Any]) -> Iterator[str]:
         yield from ("--tensor", ",".join("auto" if each == "auto" else str(each.tensor) for each in degrees))
     if isinstance(given.get("sharding"), str):
         yield from ("--sharding", given.pop("sharding"))
+
+
+def _chosen(request: PlanRequest, **changed: object) -> PlanRequest:
+    """The request that the command makes of one that says nothing of gradients, changed."""
+    said = request.memory.model_dump(exclude={"gradient"}, exclude_defaults=True)
+    return with_open_degrees(request.model_copy(update={"memory": MemoryModel(**said), **changed}))
 
 
 def _termination(given: dict[str, Any]) -> Iterator[str]:
@@ -203,7 +210,8 @@ def _stages(plan: Plan, profile: ModelProfile) -> Iterator[dict[str, Any]]:
             "parameters": profile.held_bytes(first, last),
             "devices": stage.devices,
             "shown": _some(stage.devices),
-            "dispatch": stage.dispatch.replace("_", " ") if len(stage.devices) > 1 else "–",
+            "replicas": replicas(plan, stage),
+            "dispatch": stage.dispatch.replace("_", " ") if replicas(plan, stage) > 1 else "–",
             "recompute": recomputed(stage),
             "warmup": plan.schedule.warmup[number] if number < len(plan.schedule.warmup) else None,
         }

@@ -86,8 +86,8 @@ def unfed(problem: Problem) -> str | None:
     """Return why no micro-batch gives a replica ``min_slice`` samples; None if one does."""
     if least_rows(problem) > 0:
         return None
-    sizes = problem.micro_batch_sizes
-    asked = f"{list(sizes)} samples" if sizes else f"the {problem.global_batch_size} samples"
+    sizes = [size * problem.samples_per_row for size in problem.micro_batch_sizes]
+    asked = f"{sizes} samples" if sizes else f"the {problem.batch_samples} samples"
     return f"no micro-batch of {asked} gives every replica min_slice = {problem.min_slice} samples"
 
 

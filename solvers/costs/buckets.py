@@ -1,4 +1,9 @@
-"""A stage's gradients in buckets, as its last backward makes them ready for the all-reduce (ALGORITHMS 1.6)."""
+"""A stage's gradients in buckets, as its last backward makes them ready for the all-reduce (ALGORITHMS 1.6).
+
+Where GPUs of a cell hold copies of each other's parameters, a bucket is first summed in parts inside the cells, then
+each part among the cells of a stage, and at last its parameters are gathered inside the cells. One bucket takes the
+time of all three, also on a stage of one cell.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +12,17 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.solvers.costs.collectives import all_reduce_ns, ring_resources
+from penstock.solvers.costs.memory import owned_of
 from penstock.solvers.costs.stage import stage_rows
 from penstock.solvers.model.allocation import Stage
 from penstock.solvers.model.problem import Problem
 
 
 class Bucket(NamedTuple):
-    """A part of a stage's gradients: layers [first, last], ready ``lead_ns`` before the last backward ends."""
+    """A part of a stage's gradients: layers [first, last], ready ``lead_ns`` before the last backward ends.
+
+    ``bytes``: what a GPU sums with those of other devices.
+    """
 
     first: int
     last: int
@@ -29,7 +38,8 @@ def buckets(problem: Problem, stage: Stage, rows: int) -> tuple[Bucket, ...]:
     ``rows``: size of the last micro-batch, whose backward completes them. Without overlap every bucket is ready
     only when that backward has ended (``lead_ns`` 0).
     """
-    if stage.replicas == 1:
+    inner = inner_ns(problem)
+    if stage.replicas == 1 and inner[stage.first] == inner[stage.last + 1]:
         return ()
     costs = problem.costs(problem.devices[stage.devices[0]].kind, stage_rows(stage, rows))
     resources = ring_resources(problem, stage.devices) if problem.rules.shared else ()
@@ -38,11 +48,13 @@ def buckets(problem: Problem, stage: Stage, rows: int) -> tuple[Bucket, ...]:
     high = stage.last
     for low in range(stage.last, stage.first - 1, -1):
         size = int(held[high + 1] - held[low])
-        if size >= problem.rules.bucket_bytes or (low == stage.first and size > 0):
+        inside = int(inner[high + 1] - inner[low])
+        if size >= problem.rules.bucket_bytes or (low == stage.first and size + inside > 0):
             lead = int(costs.backward_ns[low] - costs.backward_ns[stage.first])
             if not problem.rules.overlap_all_reduce:
                 lead = 0
-            made.append(Bucket(low, high, size, lead, all_reduce_ns(problem, size, stage.devices), resources))
+            taken = inside + all_reduce_ns(problem, size, stage.devices)
+            made.append(Bucket(low, high, size, lead, taken, resources))
             high = low - 1
     return tuple(made)
 
@@ -52,15 +64,21 @@ def bucket_bytes(problem: Problem, first: int, last: int) -> np.ndarray:
 
     A parameter tied to layers of other stages is in no bucket: it is reduced separately (``ties``).
     """
-    held = problem.trainable_bytes
+    held = problem.owned_bytes
     for _name, layers, size in problem.shared_parameters:
         if first <= layers[0] <= last and not first <= min(layers) <= max(layers) <= last:
             own = int(held[layers[0] + 1] - held[layers[0]])
-            held = held - np.where(np.arange(len(held)) > layers[0], min(size, own), 0)
+            held = held - np.where(np.arange(len(held)) > layers[0], min(owned_of(problem, size), own), 0)
     return held
+
+
+def inner_ns(problem: Problem) -> np.ndarray:
+    """Return prefix sums (L + 1,) of what cells take to sum gradients and to gather parameters among their GPUs."""
+    return np.zeros(problem.num_layers + 1, dtype=np.int64) if problem.copies is None else problem.copies.reduce_ns
 
 
 def stage_all_reduce_ns(problem: Problem, stage: Stage) -> int:
     """Return the time of one all-reduce over all of the stage's gradients, tied ones included (A_s, SPP equation 1)."""
-    size = int(problem.trainable_bytes[stage.last + 1] - problem.trainable_bytes[stage.first])
-    return all_reduce_ns(problem, size, stage.devices)
+    i, j = stage.first, stage.last + 1
+    inner, owned = inner_ns(problem), problem.owned_bytes
+    return int(inner[j] - inner[i]) + all_reduce_ns(problem, int(owned[j] - owned[i]), stage.devices)

@@ -105,8 +105,10 @@ def _latency(network: Network, u: int, v: int) -> int:
 
 
 def ring_resources(problem: Problem, devices: Sequence[int]) -> tuple[int, ...]:
-    """Return every network resource that the ring of the devices uses, in both directions."""
+    """Return every network resource that the ring of the devices uses, in both directions; none of one device."""
     used: set[int] = set()
+    if len(devices) == 1:
+        return ()
     for u, v, _parts in problem.network.ring(devices):
         for a, b in ((u, v), (v, u)):
             route = problem.network.route(a, b)

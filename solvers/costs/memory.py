@@ -42,33 +42,48 @@ def context_bytes(problem: Problem, device: int) -> int:
     return problem.devices[device].context_bytes
 
 
-def weight_bytes(problem: Problem, stage: Stage) -> tuple[int, int]:
-    """Return the parameter bytes of one replica of a stage, and those of its trainable parameters.
+class Weights(NamedTuple):
+    """Bytes of parameters: all that a device's GPU holds, those trained, and of these those that it owns."""
+
+    parameters: int
+    trainable: int
+    owned: int
+
+
+def weight_bytes(problem: Problem, stage: Stage) -> Weights:
+    """Return the parameter bytes of one replica of a stage.
 
     Tied weights count in the first layer that uses them; a later stage that uses them holds a copy.
     """
     i, j = stage.first, stage.last + 1
-    parameters = int(problem.parameter_bytes[j] - problem.parameter_bytes[i])
-    trainable = int(problem.trainable_bytes[j] - problem.trainable_bytes[i])
+    held = (problem.parameter_bytes, problem.trainable_bytes, problem.owned_bytes)
+    parameters, trainable, owned = (int(each[j] - each[i]) for each in held)
     for _name, layers, size in problem.shared_parameters:
         if any(i <= layer < j for layer in layers) and not i <= layers[0] < j:
             parameters += size
             trainable += size
-    return parameters, trainable
+            owned += owned_of(problem, size)
+    return Weights(parameters, trainable, owned)
+
+
+def owned_of(problem: Problem, size: int) -> int:
+    """Return the part of a tied parameter that one GPU sums and updates."""
+    return size if problem.copies is None else -(-size // problem.copies.holders)
 
 
 def static_bytes(problem: Problem, stage: Stage) -> Static:
     """Return the bytes of parameters, gradients and optimizer states of one replica of a stage."""
-    parameters, trainable = weight_bytes(problem, stage)
-    return Static(parameters, *training_bytes(problem, trainable, stage.replicas))
+    parameters, trainable, owned = weight_bytes(problem, stage)
+    return Static(parameters, *training_bytes(problem, trainable, owned, stage.replicas))
 
 
-def training_bytes(problem: Problem, trainable: Bytes, replicas: int) -> tuple[Bytes, Bytes]:
-    """Return the bytes of gradients and optimizer states of ``trainable`` parameter bytes, on each of ``replicas``."""
+def training_bytes(problem: Problem, trainable: Bytes, owned: Bytes, replicas: int) -> tuple[Bytes, Bytes]:
+    """Return the bytes of gradients and optimizer states of ``trainable`` parameter bytes, on each of ``replicas``.
+
+    Where optimizer states are sharded, a GPU keeps those of what it owns, less what other replicas keep.
+    """
     rules = problem.memory
-    states = trainable * rules.state_factor
-    if rules.shard_states:
-        states = -(-states // replicas)
+    states = -(-owned * rules.state_factor // replicas) if rules.shard_states else trainable * rules.state_factor
     return trainable * rules.gradient_factor, states
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from penstock.solvers.compiled.fields import Fields
 from penstock.solvers.costs.buckets import bucket_bytes
 from penstock.solvers.costs.collectives import all_reduce_ns, ring_resources
+from penstock.solvers.costs.memory import owned_of
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.update_rules import UpdateRule
@@ -26,7 +27,10 @@ SUMMING_RULES: frozenset[UpdateRule] = frozenset({"synchronous", "double_buffere
 
 
 class TiedSum(NamedTuple):
-    """One tie's all-reduce: the stages with a copy, in all pipelines; their devices, ascending; its cost."""
+    """One tie's all-reduce: the stages with a copy, in all pipelines; their devices, ascending; its cost.
+
+    What cells sum among their GPUs is in the buckets of the first layer that uses it.
+    """
 
     name: str
     stages: tuple[int, ...]
@@ -81,8 +85,9 @@ def tied_sums(problem: Problem, allocation: Allocation, rule: UpdateRule = "sync
             continue
         stages = tuple(sorted(s for own in users for s in own))
         devices = tuple(sorted({d for s in stages for d in allocation.stages[s].devices}))
-        links = ring_resources(problem, devices) if problem.rules.shared and len(devices) > 1 else ()
-        found.append(TiedSum(name, stages, devices, size, all_reduce_ns(problem, size, devices), links))
+        links = ring_resources(problem, devices) if problem.rules.shared else ()
+        own = owned_of(problem, size)
+        found.append(TiedSum(name, stages, devices, own, all_reduce_ns(problem, own, devices), links))
     return tuple(found)
 
 

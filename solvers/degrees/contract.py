@@ -1,7 +1,8 @@
 """A request at one choice of degrees, as an ordinary problem: every planner, bound and check works on it unchanged.
 
 Devices are cells. Times are those of one GPU with the exposed time of the collectives inside a pass; memory is that of
-one GPU, of the smallest in its cell; bytes over a cut and bandwidths are those of one lane (``cell_network``).
+one GPU, of the smallest in its cell; bytes over a cut and bandwidths are those of one lane (``cell_network``). Batches
+are counted in rows of one sample for each mesh of a cell: a measurement of n samples on a mesh is one of n rows.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.degrees.cell_network import cell_network
 from penstock.solvers.degrees.cells import Cells, cells_of
 from penstock.solvers.degrees.inner_times import InnerTimes
 from penstock.solvers.degrees.times import cell_times, variant_at
-from penstock.solvers.model.degrees import Choice, Degrees, Sharding
-from penstock.solvers.model.problem import Device, Pin, Problem, frozen
+from penstock.solvers.model.degrees import Choice, Degrees, Sharding, Variant
+from penstock.solvers.model.problem import Copies, Device, Pin, Problem, frozen, prefix
 
 PLANNED: tuple[Sharding, ...] = ("none", "optimizer")
 """What plans may share out; others are known by name."""
@@ -34,7 +37,8 @@ def contract(problem: Problem, choice: Choice) -> Problem:
     if choice.degrees == Degrees():
         return replace(problem, choices=(choice,), choice=choice, memory=memory)
     variant = variant_at(problem, choice.degrees)
-    update_ns, measured = cell_times(problem, variant, InnerTimes(problem, choice.degrees, cells))
+    inner = InnerTimes(problem, choice.degrees, cells)
+    update_ns, measured = cell_times(problem, variant, inner)
     cuts = variant.boundary_tensors
     network = cell_network(problem.network, cells)
     return replace(
@@ -51,14 +55,55 @@ def contract(problem: Problem, choice: Choice) -> Problem:
         kind_source={kind: (kind, 1.0) for kind in problem.kind_source},
         devices=tuple(_cell(problem, cell, node) for cell, node in zip(cells, network.node_of, strict=True)),
         network=network,
+        global_batch_size=problem.global_batch_size // choice.degrees.meshes,
+        micro_batch_sizes=_whole_rows(problem, choice.degrees.meshes),
         memory=memory,
         pins=tuple(_pin(problem, pin, cells) for pin in problem.pins),
         choices=(choice,),
         choice=choice,
         real=problem,
         cells=cells,
+        copies=_copies(variant, inner),
         _costs={},
     )
+
+
+def _copies(variant: Variant, inner: InnerTimes) -> Copies | None:
+    """Return what GPUs of a cell hold alike; None where each has parameters of its own."""
+    if not _is_copied(variant):
+        return None
+    degrees = variant.degrees
+    holders, expert_holders = degrees.cell // degrees.tensor, degrees.cell // degrees.expert_group
+    trained, experts = np.diff(variant.trainable_bytes), np.diff(variant.expert_bytes)
+    owned = -(-(trained - experts) // holders) - (-experts // expert_holders)
+    return Copies(prefix(owned), prefix(inner.reduce_ns(trained.tolist(), experts.tolist())), holders)
+
+
+def _is_copied(variant: Variant) -> bool:
+    degrees = variant.degrees
+    return degrees.cell > degrees.tensor or (degrees.cell > degrees.expert_group and bool(variant.expert_bytes[-1]))
+
+
+def _refuse_uneven(problem: Problem, degrees: Degrees) -> None:
+    """Raise UnsupportedRequest where the meshes of a cell cannot run equally many samples."""
+    meshes, batch, sizes = degrees.meshes, problem.global_batch_size, problem.micro_batch_sizes
+    if batch % meshes:
+        raise UnsupportedRequest(
+            f"a cell at {degrees} has {meshes} groups of {degrees.mesh} GPUs that run equally many samples, and "
+            f"{batch} samples are no multiple of {meshes}",
+            remedy=f"a global batch of {max(meshes, batch - batch % meshes)} samples, or a smaller expert degree",
+        )
+    if sizes and not _whole_rows(problem, meshes):
+        raise UnsupportedRequest(
+            f"a cell at {degrees} has {meshes} groups of {degrees.mesh} GPUs that run equally many samples, and no "
+            f"micro-batch of {', '.join(map(str, sizes))} samples is a multiple of {meshes}",
+            remedy=f"micro-batches of multiples of {meshes} samples, or a smaller expert degree",
+        )
+
+
+def _whole_rows(problem: Problem, meshes: int) -> tuple[int, ...]:
+    """Return the sizes of micro-batches in rows of a sample for each mesh of a cell; others are left out."""
+    return tuple(size // meshes for size in problem.micro_batch_sizes if size % meshes == 0)
 
 
 def planned_cells(problem: Problem, choice: Choice) -> Cells:
@@ -71,7 +116,13 @@ def planned_cells(problem: Problem, choice: Choice) -> Cells:
             "codec: auto goes with no degree of parallelism above 1", remedy="leave codec out, or ask for degrees of 1"
         )
     cells = cells_of(problem, choice.degrees)
-    variant_at(problem, choice.degrees)
+    variant = variant_at(problem, choice.degrees)
+    _refuse_uneven(problem, choice.degrees)
+    if "elastic_averaging" in problem.update_rules and _is_copied(variant):
+        raise UnsupportedRequest(
+            f"pipelines that are averaged do not sum gradients, and at {choice.degrees} the GPUs of a cell have to",
+            remedy="other update rules than elastic_averaging, or degrees of 1 but for tensor",
+        )
     for pin in problem.pins:
         _pin(problem, pin, cells)
     return cells

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.solvers.costs.collectives import Group, group_of
-from penstock.solvers.model.degrees import CellMeasured, CellModule, Collective, Degrees, Over, Phase
+from penstock.solvers.model.degrees import CellMeasured, CellModule, Collective, Degrees, Operation, Over, Phase
 from penstock.solvers.model.problem import Problem
 
 
@@ -28,6 +28,8 @@ class Times(NamedTuple):
 
 
 STATED = Times()
+HALVES: tuple[Operation, ...] = ("reduce_scatter", "all_gather")
+"""Of an all-reduce, between which the parts are summed among cells."""
 
 
 class InnerTimes:
@@ -37,6 +39,32 @@ class InnerTimes:
         self, problem: Problem, degrees: Degrees, cells: Sequence[Sequence[int]], times: Times = STATED
     ) -> None:
         self._problem, self._degrees, self._cells, self._times = problem, degrees, cells, times
+
+    def reduce_ns(self, trained: Sequence[int], experts: Sequence[int]) -> np.ndarray:
+        """Return (L,) ns in which GPUs with copies of ``trained`` bytes, ``experts`` of them experts', sum these.
+
+        Each layer's gradients are reduce-scattered, and its parameters gathered: of all but experts among every t-th
+        GPU of a cell, of experts among every GPU that has the same.
+        """
+        x = self._degrees.expert_group
+        known: dict[tuple[int, int], int] = {}
+        for own in zip(trained, experts, strict=True):
+            if own not in known:
+                parts = (self._degrees.tensor, own[0] - own[1]), (x, own[1])
+                known[own] = sum(self._slowest_ns(self._apart(stride), HALVES, size) for stride, size in parts)
+        return np.asarray([known[own] for own in zip(trained, experts, strict=True)], dtype=np.int64)
+
+    def _apart(self, stride: int) -> tuple[Group, ...]:
+        """Return the groups of every ``stride``-th GPU of a cell, those that differ."""
+        return self._distinct([cell[lane::stride] for cell in self._cells for lane in range(stride)])
+
+    def _distinct(self, groups: Sequence[Sequence[int]]) -> tuple[Group, ...]:
+        return tuple(dict.fromkeys(group_of(self._problem, tuple(group)) for group in groups if len(group) > 1))
+
+    @staticmethod
+    def _slowest_ns(groups: Sequence[Group], operations: Sequence[Operation], size: int, count: int = 1) -> int:
+        """Return what the slowest of several groups takes for these operations, one after the other."""
+        return sum(max((group.time_ns(each, size, count) for group in groups), default=0) for each in operations)
 
     @cached_property
     def _groups(self) -> dict[Over, tuple[Group, ...]]:
@@ -49,13 +77,10 @@ class InnerTimes:
             for start in range(0, len(cell), mesh)
             for lane in range(t)
         ]
-        x = self._degrees.expert * self._degrees.expert_tensor
+        x = self._degrees.expert_group
         expert = [cell[at : at + x] for cell in self._cells for at in range(0, len(cell), x)]
         groups: dict[Over, list[Sequence[int]]] = {"tensor": tensor, "context": context, "expert": expert}
-        return {
-            over: tuple(dict.fromkeys(group_of(self._problem, tuple(group)) for group in each if len(group) > 1))
-            for over, each in groups.items()
-        }
+        return {over: self._distinct(each) for over, each in groups.items()}
 
     def exposed_ns(self, measured: CellMeasured | CellModule, phase: Phase, speed: float = 1.0) -> np.ndarray:
         """Return (L,) ns that each layer's collectives add to one pass of the measurement's rows.
@@ -69,13 +94,8 @@ class InnerTimes:
         return np.asarray([taken[own] for own in measured.collectives], dtype=np.int64)
 
     def _exposed_ns(self, collective: Collective, speed: float) -> int:
-        stated = max(
-            (
-                group.time_ns(collective.operation, collective.bytes, collective.count)
-                for group in self._groups[collective.over]
-            ),
-            default=0,
-        )
+        groups = self._groups[collective.over]
+        stated = self._slowest_ns(groups, (collective.operation,), collective.bytes, collective.count)
         taken = int(scaled(stated, getattr(self._times, collective.over)))
         return max(0, taken - int(collective.hidden_ns / speed))
 

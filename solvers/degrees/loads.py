@@ -1,6 +1,6 @@
 """What every plan of a choice takes at least, from its load alone: found without the problem of the choice.
 
-All samples go through all layers on one GPU of each cell, at the least time per sample that was measured; collectives
+All samples go through all layers on one GPU of a mesh, at the least time per sample that was measured; collectives
 and updates come on top. Between measured sizes times are interpolated, so that none has less per sample.
 """
 
@@ -35,7 +35,8 @@ class Loads:
             return 0
         if choice.degrees not in self._samples:
             self._samples[choice.degrees] = self._per_sample_ns(choice.degrees)
-        return int(LESS * self._problem.global_batch_size * self._samples[choice.degrees] / len(cells))
+        rows = self._problem.global_batch_size / choice.degrees.meshes
+        return int(LESS * rows * self._samples[choice.degrees] / len(cells))
 
     def _per_sample_ns(self, degrees: Degrees) -> float:
         """Return the time of one sample through all layers, each at its best size on its best kind."""

@@ -69,7 +69,7 @@ def sensitivities(run: Run, path: CriticalPath) -> Iterator[Sensitivity]:
         yield _timed(
             "all-reduces",
             "all-reduces take no time",
-            replace(problem, trainable_bytes=0 * problem.trainable_bytes),
+            replace(problem, trainable_bytes=0 * problem.trainable_bytes, copies=None),
             plan,
         )
     if any(c.latency_ns for c in problem.network.cables) or any(i and i.latency_ns for i in problem.network.insides):

@@ -305,7 +305,7 @@ def _micro_batches(problem: Problem, plan: Candidate, value: str) -> Change:
     if number.denominator > 1 or not 1 <= number <= problem.global_batch_size:
         raise UnsupportedRequest(
             f"{_words(factor)} times {plan.allocation.num_micro_batches} micro-batches cannot be formed from "
-            f"{problem.global_batch_size} samples",
+            f"{problem.batch_samples} samples",
             remedy="a factor that leaves a whole number of micro-batches with at least a sample each",
         )
     size = -(-problem.global_batch_size // int(number))

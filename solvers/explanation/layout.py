@@ -100,7 +100,7 @@ def allocation_of(problem: Problem, ours: Candidate, layout: Layout) -> Allocati
     number = layout.num_micro_batches or ours.allocation.num_micro_batches
     if not 1 <= number <= problem.global_batch_size:
         raise _wrong(
-            "/num_micro_batches", f"{problem.global_batch_size} samples cannot be split into {number} micro-batches"
+            "/num_micro_batches", f"{problem.batch_samples} samples cannot be split into {number} micro-batches"
         )
     bounds = [*starts, problem.num_layers]
     stages = tuple(Stage(a, b - 1, own) for (a, b), own in zip(pairwise(bounds), devices, strict=True))

@@ -42,7 +42,7 @@ def remedies(problem: Problem) -> Iterator[Remedy]:
     for size in _smaller_sizes(problem):
         changed = replace(problem, micro_batch_sizes=(size,), min_slice=min(size, problem.min_slice))
         slices = f" with min_slice {size}" if size < problem.min_slice else ""
-        yield Remedy(f"smaller micro-batches: micro_batch_sizes [{size}]{slices}", changed)
+        yield Remedy(f"smaller micro-batches: micro_batch_sizes [{size * problem.samples_per_row}]{slices}", changed)
     leaner = list(_leaner_memory(problem))
     yield from leaner
     sizes = list(_smaller_sizes(problem))[-1:]
@@ -50,7 +50,8 @@ def remedies(problem: Problem) -> Iterator[Remedy]:
     words = ["recompute auto"] if problem.recompute == "never" else []
     if sizes:
         most = replace(most, micro_batch_sizes=tuple(sizes), min_slice=min(sizes[0], problem.min_slice))
-        words.append(f"micro_batch_sizes {sizes} with min_slice {most.min_slice}")
+        named = [size * problem.samples_per_row for size in sizes]
+        words.append(f"micro_batch_sizes {named} with min_slice {most.min_slice}")
     if leaner:
         memory = replace(problem.memory, headroom_bytes=0, shard_states=True, state_factor=_kept_factor(problem))
         most = replace(most, memory=memory)

@@ -53,7 +53,17 @@ class Degrees(NamedTuple):
     @property
     def cell(self) -> int:
         """Return the number of neighbouring GPUs that hold a replica: the larger of a mesh and an expert group."""
-        return max(self.mesh, self.expert * self.expert_tensor)
+        return max(self.mesh, self.expert_group)
+
+    @property
+    def expert_group(self) -> int:
+        """Return the number of GPUs that together hold each expert once."""
+        return self.expert * self.expert_tensor
+
+    @property
+    def meshes(self) -> int:
+        """Return g, the number of meshes of a cell; they run equally many samples of a micro-batch."""
+        return self.cell // self.mesh
 
     def __str__(self) -> str:
         """Return the degrees above 1 in words, such as ``tensor 8, context 2``; ``tensor 1`` where there are none."""
@@ -117,13 +127,15 @@ class CellMeasured:
 class Variant:
     """A model at some degrees, seen from one GPU; L layers, sizes in bytes, times in ns.
 
-    ``parameter_bytes``, ``trainable_bytes``, ``update_ns``: prefix sums (L + 1,) of what one GPU holds and updates.
+    ``parameter_bytes``, ``trainable_bytes``, ``update_ns``: prefix sums (L + 1,) of what one GPU holds and updates;
+    ``expert_bytes``: the part of the trainable ones that are experts'.
     ``boundary_tensors``: for each cut its tensors' names and what one lane carries of them per sample, both ways.
     """
 
     degrees: Degrees
     parameter_bytes: np.ndarray
     trainable_bytes: np.ndarray
+    expert_bytes: np.ndarray
     update_ns: np.ndarray
     boundary_tensors: tuple[tuple[tuple[str, int, int], ...], ...]
     shared_parameters: tuple[tuple[str, tuple[int, ...], int], ...]

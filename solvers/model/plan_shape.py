@@ -8,26 +8,34 @@ from collections.abc import Collection, Hashable, Sequence
 from penstock.solvers.model.allocation import Stage
 
 
-def shape(pipelines: Sequence[Sequence[Collection[Hashable]]]) -> str:
+def shape(pipelines: Sequence[Sequence[Collection[Hashable]]], cell: int = 1, degrees: str = "") -> str:
     """Return ``4 stages on 8 devices``, ``data parallelism over 8 devices`` or ``2 pipelines side by side on …``.
 
-    ``pipelines``: the devices of each stage of each pipeline, under any names.
+    ``pipelines``: the devices of each stage of each pipeline, under any names. Where a replica of a stage is a cell of
+    several devices, with ``degrees`` such as TP 4 in words: ``4 stages × 2 replicas × TP 4 on 32 devices``.
     """
     devices = {device for stages in pipelines for held in stages for device in held}
     where = "one device" if len(devices) == 1 else f"{len(devices):,} devices"
+    replicas = {len(held) // cell for stages in pipelines for held in stages}
+    if cell > 1 and len(pipelines) == len(replicas) == 1:
+        counts = ((len(pipelines[0]), "stages"), (min(replicas), "replicas"))
+        return f"{' × '.join([*(f'{number} {what}' for number, what in counts if number > 1), degrees])} on {where}"
+    if cell > 1:
+        where = f"{len(devices) // cell:,} cells of {degrees} ({where})"
     if is_data_parallel(pipelines):
         if len(devices) == 1:
             return where
         if len(pipelines) == 1:
             return f"data parallelism over {where}"
-        own = "each a pipeline of its own" if len(pipelines) == len(devices) else f"in {len(pipelines)} groups"
+        own = "each a pipeline of its own" if len(pipelines) * cell == len(devices) else f"in {len(pipelines)} groups"
         return f"data parallelism over {where}, {own}"
-    counts = sorted({len(stages) for stages in pipelines})
-    stages = f"{counts[0]}{f' to {counts[-1]}' if len(counts) > 1 else ''} stage{'s' if counts[-1] > 1 else ''}"
+    counts_of_stages = sorted({len(stages) for stages in pipelines})
+    low, high = counts_of_stages[0], counts_of_stages[-1]
+    stages = f"{low}{f' to {high}' if high > low else ''} stage{'s' if high > 1 else ''}"
     if len(pipelines) == 1:
         return f"{stages} on {where}"
     together = f"over the same {where.removeprefix('one ')}" if _overlap(pipelines) else f"side by side on {where}"
-    return f"{len(pipelines)} pipelines {together}, {'of' if len(counts) > 1 else 'each of'} {stages}"
+    return f"{len(pipelines)} pipelines {together}, {'of' if high > low else 'each of'} {stages}"
 
 
 def is_data_parallel(pipelines: Sequence[Sequence[Collection[Hashable]]]) -> bool:

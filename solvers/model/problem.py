@@ -139,6 +139,19 @@ class Pin:
     devices: frozenset[int]
 
 
+class Copies(NamedTuple):
+    """Parameters that several GPUs of a cell hold alike, each of which sums and updates a part for the others.
+
+    ``owned_bytes``: prefix sums (L + 1,) of the trainable bytes that are one GPU's part; ``reduce_ns``: prefix sums of
+    what a cell takes to sum the gradients of each layer in parts, and to gather its parameters; ``holders``: how many
+    GPUs hold what is no expert's.
+    """
+
+    owned_bytes: np.ndarray
+    reduce_ns: np.ndarray
+    holders: int
+
+
 @dataclass(frozen=True, slots=True)
 class RankRun:
     """One rank of a measured pipeline (AvgPipe, section 5.2.1): times per batch, the curve φ in millionths.
@@ -176,7 +189,8 @@ class Problem:
     that were measured, between GPUs; others take what ``costs.collectives`` computes.
 
     At a ``choice`` of degrees (``degrees.contract``) the devices are cells of the GPUs of ``real``, numbered as in
-    ``cells``; sizes are those of one GPU, and bandwidths those of one lane between cells.
+    ``cells``; sizes are those of one GPU, and bandwidths those of one lane between cells; a row is a sample for each
+    mesh of a cell. ``copies``: what GPUs of a cell hold alike; None: nothing.
     """
 
     layer_names: tuple[str, ...]
@@ -214,6 +228,7 @@ class Problem:
     choice: Choice | None = None
     real: Problem | None = None
     cells: tuple[tuple[int, ...], ...] = ()
+    copies: Copies | None = None
     _costs: dict[tuple[str, int], Costs] = field(default_factory=dict, repr=False)
 
     @property
@@ -225,6 +240,24 @@ class Problem:
     def num_devices(self) -> int:
         """Return V, the number of devices."""
         return len(self.devices)
+
+    @property
+    def owned_bytes(self) -> np.ndarray:
+        """Return prefix sums (L + 1,) of what a GPU sums with other devices' and whose optimizer states it may keep.
+
+        They are the trainable bytes, less what other GPUs of its cell sum and update for it.
+        """
+        return self.trainable_bytes if self.copies is None else self.copies.owned_bytes
+
+    @property
+    def samples_per_row(self) -> int:
+        """Return the samples of a row: one for each mesh of a cell."""
+        return 1 if self.choice is None else self.choice.degrees.meshes
+
+    @property
+    def batch_samples(self) -> int:
+        """Return the samples of a global batch, as requests and plans count them."""
+        return self.global_batch_size * self.samples_per_row
 
     def costs(self, kind: str, rows: int) -> Costs:
         """Return the prefix sums for ``rows`` samples on a device kind, computed once; 0 rows cost nothing."""

@@ -260,7 +260,7 @@ class _Chain:
         """Estimate a step: the slowest stage per micro-batch, the pass through all, the largest all-reduce, update."""
         at = [self.places.index(bound) for bound in bounds]
         steps = np.diff(np.asarray(self.times[again])[at])
-        heaviest = int(np.diff(static_sums(self.problem).trainable[bounds]).max())
+        heaviest = int(np.diff(self.problem.owned_bytes[bounds]).max())
         update = int(np.diff(self.problem.update_ns[bounds]).max())
         reduced = all_reduce_ns(self.problem, heaviest, range(self.replicas)) if self.replicas > 1 else 0
         return int(steps.max()) * (self.batch.num_micro_batches - 1) + int(steps.sum()) + reduced + update

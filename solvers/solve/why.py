@@ -9,7 +9,7 @@ from penstock.solvers.bounds.schedule_bound import MOST_LABELLED
 from penstock.solvers.explanation.hints import hints
 from penstock.solvers.explanation.what_if import Replan
 from penstock.solvers.model.allocation import Allocation
-from penstock.solvers.model.micro_batches import row_classes
+from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.plan_shape import layers_need, micro_batches, recomputing, shape
 from penstock.solvers.model.result import REQUEST_SCOPE, Bound, Candidate, Shortage, Status
 from penstock.solvers.model.schedule import Orders
@@ -76,9 +76,10 @@ def _shape(state: State, best: Candidate) -> str:
         beside = f"{number} pipelines on the same devices, each " if number > 1 else "one pipeline that averages, "
     used = len({d for stage in stages for d in stage.devices})
     whole = state.problem.num_devices
-    every = f"{used} devices" if used == whole else f"{used} of {whole} devices"
+    what = f"cells of {len(state.problem.cells[0])} GPUs" if state.problem.cells else "devices"
+    every = f"{used} {what}" if used == whole else f"{used} of {whole} {what}"
     number = allocation.num_micro_batches
-    size = micro_batches(number, row_classes(state.problem.global_batch_size, number)[0][0])
+    size = micro_batches(number, most_rows(state.problem, allocation) * state.problem.samples_per_row)
     again = "".join(f", {each}" for each in recomputing(stages))
     held = [[stage.devices for stage in pipeline.stages] for pipeline in allocation.pipelines]
     if not beside and len(held) > 1:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 from functools import lru_cache
+from math import ceil
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +22,10 @@ from penstock.solvers.verify.collectives import reduction_ns
 
 
 class Copies(NamedTuple):
-    """A parameter that several stages of a pipeline hold: ``stages`` of all pipelines, and all their ``devices``."""
+    """A parameter that several stages of a pipeline hold: ``stages`` of all pipelines, and all their ``devices``.
+
+    ``bytes``: a GPU's part of them, where the GPUs of a cell hold it alike.
+    """
 
     name: str
     bytes: int
@@ -32,13 +37,14 @@ class Copies(NamedTuple):
 def copies_of(problem: Problem, allocation: Allocation) -> tuple[Copies, ...]:
     """Return the trainable tied parameters, in the order of the profile."""
     found = []
+    alike = 1 if problem.copies is None else problem.copies.holders
     for name, layers, size in trained_ties(problem):
         spans = [range(stage.first, stage.last + 1) for stage in allocation.stages]
         stages = tuple(s for s, span in enumerate(spans) if any(layer in span for layer in layers))
         apart = any(layer not in spans[s] for s in stages for layer in layers)
         if apart:
             devices = tuple(sorted({device for s in stages for device in allocation.stages[s].devices}))
-            found.append(Copies(name, size, stages, devices))
+            found.append(Copies(name, ceil(Fraction(size, alike)), stages, devices))
     return tuple(found)
 
 
@@ -60,8 +66,7 @@ def summed_in(clock: Clock) -> Iterator[tuple[tuple[int, ...], np.ndarray, np.nd
     for number, each in enumerate(_expected(clock)):
         own = [(one.start_ns, one.end_ns) for one in clock.timeline.ties if one.bucket == number]
         start, end = np.asarray(own, dtype=np.int64).reshape(-1, 2).T
-        used = ring_resources(clock.problem, each.devices) if len(each.devices) > 1 else ()
-        yield used, start, end
+        yield ring_resources(clock.problem, each.devices), start, end
 
 
 def check_ties(clock: Clock, reduced: list[np.ndarray]) -> list[str]:

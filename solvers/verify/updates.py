@@ -45,7 +45,7 @@ class Group(NamedTuple):
 
 @lru_cache(maxsize=32)
 def groups_of(allocation: Allocation) -> tuple[Group, ...]:
-    """Return the reduction groups with two or more devices, from the first layer on."""
+    """Return the reduction groups, from the first layer on."""
     firsts = [[stage.first for stage in pipeline.stages] for pipeline in allocation.pipelines]
     offsets = [allocation.pipeline_of.index(p) for p in range(len(firsts))]
     edges = sorted({first for own in firsts for first in own})
@@ -53,8 +53,7 @@ def groups_of(allocation: Allocation) -> tuple[Group, ...]:
     for low, high in pairwise([*edges, allocation.stages[-1].last + 1]):
         held = tuple(offset + bisect_right(own, low) - 1 for own, offset in zip(firsts, offsets, strict=True))
         devices = tuple(dict.fromkeys(d for s in held for d in allocation.stages[s].devices))
-        if len(devices) > 1:
-            found.append(Group(low, high - 1, held, devices))
+        found.append(Group(low, high - 1, held, devices))
     return tuple(found)
 
 
@@ -141,7 +140,11 @@ def _check_chain(clock: Clock, chain: Chain, times: np.ndarray) -> list[str]:
     faults = []
     start, end = times[..., 0], times[..., 1]
     devices = chain.group.devices
-    taken = [reduction_ns(clock.problem, bucket.bytes, devices) for bucket in chain.buckets]
+    inside = np.zeros(clock.problem.num_layers + 1) if clock.problem.copies is None else clock.problem.copies.reduce_ns
+    taken = [
+        int(inside[bucket.last + 1] - inside[bucket.first]) + reduction_ns(clock.problem, bucket.bytes, devices)
+        for bucket in chain.buckets
+    ]
     durations = np.asarray(taken, dtype=np.int64)
     wrong = np.argwhere(end - start != durations)
     if wrong.size:

@@ -155,7 +155,7 @@ def check_allocation(problem: Problem, allocation: Allocation, update_rule: Upda
         faults.append(f"The pipelines take {expected} micro-batches of {allocation.num_micro_batches}.")
     if not 1 <= allocation.num_micro_batches <= problem.global_batch_size:
         faults.append(
-            f"{allocation.num_micro_batches} micro-batches cannot be made of {problem.global_batch_size} samples."
+            f"{allocation.num_micro_batches} micro-batches cannot be made of {problem.batch_samples} samples."
         )
         return faults
     for s, stage in enumerate(allocation.stages):

@@ -12,7 +12,7 @@ import yaml
 
 from penstock.examples import catalogue
 from penstock.examples.models import MODELS
-from penstock.executor.profiling.device_table import DEVICES
+from penstock.executor.profiling.device_table import PROFILED
 from penstock.schemas.errors import InvalidDocument, NotFound
 from penstock.schemas.topology import ClusterTopology
 
@@ -48,7 +48,7 @@ PUBLISHED = {
 def test_shipped_profiles_load_and_know_all_devices(name: str) -> None:
     profile = catalogue.profile(name)
     assert profile.name == name
-    assert profile.device_kinds == tuple(DEVICES)
+    assert profile.device_kinds == tuple(PROFILED)
     assert profile.source.method == "analytic"
     for measurement in profile.measurements:
         assert sum(layer.forward_ns for layer in measurement.layers) > 0
@@ -109,6 +109,11 @@ def test_topologies_parse_under_their_own_name(path: Path) -> None:
         ("16xA100", 2, 16, "A100"),
         ("4xh200", 1, 4, "H200"),
         ("1x1xGTX1080Ti", 1, 1, "GTX1080Ti"),
+        ("8x8xB200", 8, 64, "B200"),
+        ("4x72xGB200", 4, 288, "GB200"),
+        ("2x8xB300", 2, 16, "B300"),
+        ("1x72xgb300", 1, 72, "GB300"),
+        ("4x8xH20", 4, 32, "H20"),
     ],
 )
 def test_clusters_have_the_devices_their_names_say(name: str, nodes: int, devices: int, kind: str) -> None:
@@ -128,6 +133,49 @@ def test_a_node_has_one_nic_per_modern_device() -> None:
     assert [catalogue.cluster(name).expanded().links[0].lanes for name in ("8x8xV100", "2x1xA100")] == [None, None]
     assert catalogue.cluster("2x2xH100").expanded().links[0].bandwidth_bytes_per_s == 2 * 400 * GBIT
     assert catalogue.cluster("2x4xV100").expanded().links[0].bandwidth_bytes_per_s == 25 * GBIT
+
+
+def test_shipped_profiles_plan_for_kinds_that_they_lack_by_the_ratio_of_bf16_products() -> None:
+    (scaled,) = catalogue.cluster("8x8xB200").kinds
+    assert (scaled.name, scaled.scale_from) == ("B200", "H100")
+    assert scaled.speed == pytest.approx(2250 * 0.51 / (989 * 0.45), rel=1e-3)
+    assert catalogue.cluster("8x8xH100").kinds == ()
+    said = " ".join(catalogue.cluster("8x8xB200").assumptions)
+    assert "H100 at 2.578 times the speed" in said
+    assert "40%" in said
+
+
+@pytest.mark.parametrize(
+    ("operation", "members", "size_bytes", "measured_us"),
+    [
+        ("all_gather", 8, 2**30, 1590.3),
+        ("all_gather", 8, 2**26, 162.4),
+        ("reduce_scatter", 8, 2**30, 1544.4),
+        ("all_reduce", 8, 2**30, 3115.0),
+        ("all_to_all", 8, 2**30, 1562.6),
+    ],
+)
+def test_collectives_of_b200_against_what_openxla_measured(
+    operation: str, members: int, size_bytes: int, measured_us: float
+) -> None:
+    """openxla/xla, ``collective_interpolator_data.h`` (Apache-2.0), compute capability 10.0: not what they are from."""
+    rows = [
+        row
+        for row in catalogue.cluster("8x8xB200").collectives or ()
+        if (row.operation, row.devices_per_node, row.nodes) == (operation, members, 1)
+    ]
+    sizes, times = [row.size_bytes for row in rows], [row.time_ns for row in rows]
+    found = times[0] + (times[1] - times[0]) * (size_bytes - sizes[0]) / (sizes[1] - sizes[0])
+    assert found / 1000 == pytest.approx(measured_us, rel=0.3)
+
+
+def test_collectives_of_other_kinds_are_left_to_the_formulas() -> None:
+    assert catalogue.cluster("8x8xH100").collectives is None
+    assert catalogue.cluster("8x1xB200").collectives is None
+    spans = {row.devices_per_node for row in catalogue.cluster("4x72xGB200").collectives or ()}
+    assert spans == {2, 4, 8, 16, 32, 64, 72}
+    assert any("among more than 8" in each for each in catalogue.cluster("4x72xGB200").assumptions)
+    assert not any("among more than 8" in each for each in catalogue.cluster("8x8xB200").assumptions)
 
 
 def test_the_mixed_cluster_is_the_stated_draw() -> None:

@@ -102,7 +102,7 @@ def test_parts_add_up_to_both_times(asked: str) -> None:
 def test_a_choice_that_does_not_fit_says_what_is_missing() -> None:
     cramped = cluster().model_dump(mode="json")
     for device in cramped["nodes"][0]["devices"]:
-        device["memory_bytes"] = 36 * 2**30
+        device["memory_bytes"] = 40 * 2**30
     topology = ClusterTopology.parse(cramped)
     plan = penstock.plan("llama-3-8b", topology, global_batch_size=BATCH, planner="even", degrees={"tensor": 4}).file
     (other,) = penstock.explain(plan, what_if=(), why_not=["tensor=1,sharding=none"]).why_not

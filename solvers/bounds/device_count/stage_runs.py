@@ -102,9 +102,11 @@ def _begins_at_cut(problem: Problem) -> np.ndarray:
 def _room(problem: Problem, replicas: int, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """Return the bytes left after parameters, gradients and optimizer states on the device with the most memory."""
     weights = static_sums(problem)
-    gradients, states = training_bytes(problem, weights.trainable[ends] - weights.trainable[starts], replicas)
+    held = (weights.parameters, weights.trainable, weights.owned)
+    parameters, trainable, owned = (each[ends] - each[starts] for each in held)
+    gradients, states = training_bytes(problem, trainable, owned, replicas)
     largest = max(free_bytes(problem, (d,)) for d in range(problem.num_devices))
-    return np.asarray(largest - (weights.parameters[ends] - weights.parameters[starts]) - gradients - states)
+    return np.asarray(largest - parameters - gradients - states)
 
 
 def _fitting(room: np.ndarray, each: np.ndarray) -> np.ndarray:

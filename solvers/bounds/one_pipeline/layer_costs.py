@@ -13,7 +13,6 @@ import numpy as np
 from penstock.solvers.bounds.contiguous.links import Links
 from penstock.solvers.bounds.one_pipeline.slice_times import Slices, Times, least_of
 from penstock.solvers.costs.infinity import FAR_NS
-from penstock.solvers.costs.tables.stage_table import static_sums
 from penstock.solvers.model.micro_batches import num_micro_batches
 from penstock.solvers.model.problem import Problem
 
@@ -91,7 +90,7 @@ class Holding:
         The bucket that holds a layer's last bytes ends with it or with a lower layer, so it is not ready before the
         layer's last gradient.
         """
-        size = np.diff(static_sums(self.problem).trainable)
+        size = np.diff(self.problem.owned_bytes)
         table = np.zeros((self.problem.num_devices + 1, len(size)), dtype=np.int64)
         for k in range(2, len(table)):
             table[k] = np.min([self._reduced(size, k, spanning) for spanning in (False, True)], axis=0)

@@ -51,7 +51,7 @@ def affine_all_reduce(problem: Problem, devices: tuple[int, ...]) -> Affine:
     """
     if len(devices) < 2:
         return Affine(0.0, 0)
-    large = max(2, int(problem.trainable_bytes[-1])) if problem.collectives else MUCH_BYTES
+    large = max(2, int(problem.owned_bytes[-1])) if problem.collectives else MUCH_BYTES
     much = all_reduce_ns(problem, large, devices)
     if much >= NEVER_NS:
         return Affine(math.inf, 0)

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from penstock.solvers.costs.memory import training_bytes
+from penstock.solvers.costs.memory import owned_of, training_bytes
 from penstock.solvers.model.problem import Problem
 
 Rounding = Literal["up", "down"]
@@ -38,12 +38,14 @@ class StaticSums(NamedTuple):
 
     parameters: np.ndarray
     trainable: np.ndarray
+    owned: np.ndarray
     gradients: np.ndarray
     optimizer: np.ndarray
 
     @property
     def total(self) -> np.ndarray:
-        """Return the bytes that a stage holds for the whole step; ``trainable`` is a part of ``parameters``."""
+        """Return the bytes that a stage holds for the whole step: ``owned`` is a part of ``trainable``, and that of
+        ``parameters``."""
         return np.asarray(self.parameters + self.gradients + self.optimizer)
 
 
@@ -97,28 +99,33 @@ def static_sums(problem: Problem, replicas: int = 1) -> StaticSums:
 
     With optimizer states sharded over replicas each sum is rounded up, so differences are within a byte.
     """
-    return _static(problem, problem.parameter_bytes, problem.trainable_bytes, replicas)
+    return _static(problem, problem.parameter_bytes, problem.trainable_bytes, problem.owned_bytes, replicas)
 
 
 @lru_cache(maxsize=4)
-def _weights_between(problem: Problem, places: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+def _weights_between(problem: Problem, places: tuple[int, ...]) -> tuple[np.ndarray, ...]:
     at = np.asarray(places, dtype=np.int64)
-    parameters, trainable = between(problem.parameter_bytes[at]), between(problem.trainable_bytes[at])
+    held = (problem.parameter_bytes, problem.trainable_bytes, problem.owned_bytes)
+    parameters, trainable, owned = (between(each[at]) for each in held)
     for _name, layers, size in problem.shared_parameters:
         used = np.searchsorted(np.sort(layers), at)
         holds, owns = used[None, :] > used[:, None], (at[:, None] <= layers[0]) & (layers[0] < at[None, :])
-        copy = np.where(holds & ~owns, size, 0)
-        parameters, trainable = parameters + copy, trainable + copy
-    return parameters, trainable
+        copied = holds & ~owns
+        parameters, trainable = parameters + copied * size, trainable + copied * size
+        owned = owned + copied * owned_of(problem, size)
+    return parameters, trainable, owned
 
 
 def static_between(problem: Problem, places: np.ndarray, replicas: int = 1) -> StaticSums:
     """Return (n, n): ``memory.static_bytes`` of the stage between any two places, on ``replicas`` devices."""
-    return _static(problem, *_weights_between(problem, tuple(places.tolist())), replicas)
+    parameters, trainable, owned = _weights_between(problem, tuple(places.tolist()))
+    return _static(problem, parameters, trainable, owned, replicas)
 
 
-def _static(problem: Problem, parameters: np.ndarray, trainable: np.ndarray, replicas: int) -> StaticSums:
-    return StaticSums(parameters, trainable, *training_bytes(problem, trainable, replicas))
+def _static(
+    problem: Problem, parameters: np.ndarray, trainable: np.ndarray, owned: np.ndarray, replicas: int
+) -> StaticSums:
+    return StaticSums(parameters, trainable, owned, *training_bytes(problem, trainable, owned, replicas))
 
 
 def _slowest(each: list[np.ndarray]) -> np.ndarray:

@@ -204,7 +204,7 @@ def layers(problem: Problem, base: Shape, batch: Batch) -> Layers:
         workspace_from=np.ascontiguousarray(widest_from),
         least_stages=_least_stages(problem, base),
         least_work_ns=np.append(np.cumsum(least[::-1])[::-1], 0).astype(np.int64),
-        trained_bytes=np.array(static.trainable, dtype=np.int64),
+        trained_bytes=np.array(static.owned, dtype=np.int64),
         sent_bytes=np.array(problem.forward_bytes, dtype=np.int64),
         returned_bytes=np.array(problem.backward_bytes, dtype=np.int64),
         cut=cut,

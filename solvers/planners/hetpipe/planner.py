@@ -11,7 +11,6 @@ from penstock.solvers.bounds.feasibility import proof_of_infeasibility
 from penstock.solvers.bounds.one_pipeline.confined import holders
 from penstock.solvers.costs.collectives import all_reduce_ns
 from penstock.solvers.costs.stage import stage_costs
-from penstock.solvers.costs.tables.stage_table import static_sums
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import Batch, candidates, most_rows
 from penstock.solvers.model.options import Option
@@ -93,7 +92,7 @@ def _expected_ns(problem: Problem, allocation: Allocation) -> int:
         first, last = pipeline.micro_batches
         slowest = max(slowest, sum(each) + (last - first) * max(each))
     workers = [pipeline.stages[0].devices[0] for pipeline in allocation.pipelines]
-    return slowest + all_reduce_ns(problem, int(static_sums(problem).trainable[-1]), workers)
+    return slowest + all_reduce_ns(problem, int(problem.owned_bytes[-1]), workers)
 
 
 def _groupings(problem: Problem, options: Mapping[str, object]) -> list[Grouping]:

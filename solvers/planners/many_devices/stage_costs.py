@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock.solvers.costs.buckets import inner_ns
 from penstock.solvers.costs.memory import free_bytes
 from penstock.solvers.costs.tables.device_line import Affine, affine_all_reduce
-from penstock.solvers.costs.tables.stage_table import LayerSums, StaticSums, crossing_bytes, layer_sums, static_sums
+from penstock.solvers.costs.tables.stage_table import LayerSums, crossing_bytes, layer_sums, static_sums
 from penstock.solvers.model.micro_batches import Batch, largest_slice
 from penstock.solvers.model.pins import devices_allowed
 from penstock.solvers.model.problem import Problem
@@ -73,17 +74,18 @@ class Pieces:
         flying = np.minimum(depth, self.batch.num_micro_batches)[:, None]
         taken = self.input_bytes[k][:, None]
         stash = self._sums[k].kept_bytes[ends] - self._sums[k].kept_bytes[starts]
-        parameters = self._static.parameters[ends] - self._static.parameters[starts]
-        room = self.room_bytes - np.ceil(parameters * self.weight_factors[k]) - self._sums[k].workspace_bytes.max()
+        held = static_sums(problem, int(self.replicas[k])).total
+        room = self.room_bytes - (held[ends] - held[starts]) - self._sums[k].workspace_bytes.max()
         room = room - 4 * taken if problem.memory.count_buffers else room
         most, most_again = _most(room, stash + taken), _most(room - stash, taken)
         plain = inside & (most >= flying) & (rule != "always")
         again = inside & (most_again >= flying) & ~plain & (rule != "never")
         work = np.where(again, self.again_ns[k][ends], self.plain_ns[k][ends])
         work -= np.where(again, self.again_ns[k][starts], self.plain_ns[k][starts])
-        size = self._static.trainable[ends] - self._static.trainable[starts]
+        size = problem.owned_bytes[ends] - problem.owned_bytes[starts]
         line = self.reduction[k]
-        update = problem.update_ns[ends] - problem.update_ns[starts]
+        after = problem.update_ns + inner_ns(problem)
+        update = after[ends] - after[starts]
         reduced = np.where(size > 0, np.maximum(1, size) * line.ns_per_byte + line.fixed_ns, 0) + update
         return Band(work, reduced, plain | again, again, np.where(again, most_again, most))
 
@@ -128,21 +130,10 @@ class Pieces:
         return free_bytes(self.problem, self.line)
 
     @cached_property
-    def weight_factors(self) -> np.ndarray:
-        """(K,): bytes that a replica holds for each byte of parameters."""
-        rules = self.problem.memory
-        states = rules.state_factor / (self.replicas if rules.shard_states else np.ones_like(self.replicas))
-        return np.asarray(1 + rules.gradient_factor + states)
-
-    @cached_property
     def _sums(self) -> list[LayerSums]:
         """(K,): a slice on the slowest kind of device."""
         kinds = sorted({device.kind for device in self.problem.devices})
         return [layer_sums(self.problem, kinds, largest_slice(self.batch.most_rows, r)) for r in self.replicas.tolist()]
-
-    @cached_property
-    def _static(self) -> StaticSums:
-        return static_sums(self.problem)
 
     @cached_property
     def _node_size(self) -> int:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock.solvers.costs.buckets import inner_ns
 from penstock.solvers.costs.tables.stage_table import StageTable, between, crossing_bytes, cut_places, static_between
 from penstock.solvers.model.micro_batches import Batch, largest_slice
 from penstock.solvers.model.problem import Problem
@@ -28,8 +29,9 @@ class Layers:
         half = not problem.rules.shared and problem.rules.channel == "half"
         forward, backward = (crossing_bytes(problem, direction)[self.places] for direction in (0, 1))
         self.boundary_bytes = forward + backward if half else np.maximum(forward, backward)
-        self.update_ns = between(problem.update_ns[self.places])
-        self.trained_bytes = static_between(problem, self.places).trainable
+        self.update_ns = between((problem.update_ns + inner_ns(problem))[self.places])
+        held = static_between(problem, self.places)
+        self.trained_bytes, self.owned_bytes = held.trainable, held.owned
         self._known: dict[tuple[tuple[str, ...], int, int, bool], SliceCosts] = {}
 
     def costs(self, kinds: tuple[str, ...], batch: Batch, replicas: int, turns: bool, recompute: bool) -> SliceCosts:

@@ -72,7 +72,7 @@ def placed(problem: Problem, row: DeviceRow, layers: Layers, batch: Batch, setti
         np.stack([each.time_ns for each in tables]),
         np.where(pinned, UNLIMITED, np.stack([each.base_bytes + fixed - versions for each in tables])),
         np.stack([each.flight_bytes + versions for each in tables]),
-        layers.trained_bytes,
+        layers.owned_bytes,
         layers.update_ns,
         counts,
         set_of,

@@ -14,10 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock.solvers.costs.buckets import inner_ns
 from penstock.solvers.costs.memory import free_bytes
 from penstock.solvers.costs.tables.device_line import Affine, affine_all_reduce, server_classes
 from penstock.solvers.costs.tables.routes import routes_of
-from penstock.solvers.costs.tables.stage_table import StageTable, layer_sums, static_sums
+from penstock.solvers.costs.tables.stage_table import StageTable, layer_sums
 from penstock.solvers.model.micro_batches import Batch, largest_slice, row_classes
 from penstock.solvers.model.pins import last_ends
 from penstock.solvers.model.problem import Problem
@@ -97,7 +98,7 @@ def chain_of(
     stage_of = np.full((devices, len(counts)), -1, dtype=np.int64)
     everywhere = np.full(problem.num_layers + 1, problem.num_layers)
     rooms = np.asarray([free_bytes(problem, [d]) for d in line.order])
-    trained = static_sums(problem).trainable
+    owned, inner = problem.owned_bytes, inner_ns(problem)
     for i, a, r in _windows(devices, counts):
         reduction = _reduction(problem, line, i, r)
         if not reduction.connected:
@@ -110,7 +111,7 @@ def chain_of(
             classes[key] = len(spent)
             kinds = [line.kinds[k] for k in present]
             work = _work(problem, batch, kinds, r, both=bool(depths))
-            spent.append(work + np.ceil(trained * reduction.ns_per_byte).astype(np.int64))
+            spent.append(work + inner + np.ceil(owned * reduction.ns_per_byte).astype(np.int64))
             lags.append(reduction.fixed_ns)
             least.append(r * np.diff(spent[-1][0]))
             fits.append(np.minimum(ends, _fits(problem, batch, kinds, r, room, depths, len(work))))

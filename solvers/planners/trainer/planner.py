@@ -214,7 +214,7 @@ class ShapeSearch:
         whole = int(np.min([np.diff(cost.forward_ns + cost.backward_ns) for cost in costs], axis=0).sum())
         ranks, number = len(places), batch.num_micro_batches
         filled = whole * (number * chunks + ranks - 1) // (ranks * chunks)
-        size = int(static_sums(self.problem).trainable[-1]) // ranks
+        size = int(self.problem.owned_bytes[-1]) // ranks
         return filled + all_reduce_ns(self.problem, size, places[0]), whole * number // ranks
 
     def _cuts(self, shape: Shape) -> Iterator[Allocation]:

@@ -17,7 +17,7 @@ from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.solvers.costs.collectives import all_reduce_ns
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import free_bytes
-from penstock.solvers.costs.tables.stage_table import cut_places, static_sums
+from penstock.solvers.costs.tables.stage_table import cut_places
 from penstock.solvers.costs.transfer import transfers_ns
 from penstock.solvers.model.micro_batches import Batch, batch_of, candidates, largest_slice
 from penstock.solvers.model.problem import Problem
@@ -233,5 +233,5 @@ def _parallelism_ns(problem: Problem, wanted: Wanted, depth: int, width: int) ->
         narrowest = min(network.bandwidth(places[i][0], places[i + 1][0]) for i in range(depth - 1))
         one_ns = int(transfers_ns(np.asarray(mean * -(-batch.most_rows // width)), narrowest))
         model_ns = batch.num_micro_batches * 2 * wanted.groups * one_ns
-    weights = -(-int(static_sums(problem).trainable[-1]) // depth)
+    weights = -(-int(problem.owned_bytes[-1]) // depth)
     return model_ns, max(all_reduce_ns(problem, weights, devices) for devices in places)

@@ -23,6 +23,7 @@ from penstock.shapes.flops import flops_per_sample
 from penstock.solvers.costs.charges import untimed
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, Candidate, Result
 from penstock.solvers.model.schedule import Pattern, Schedule, kinds_of
@@ -37,8 +38,8 @@ def to_plan(problem: Problem, request: PlanRequest, candidate: Candidate, bounds
     return wire.Plan(
         request_hash=request.content_hash(),
         planner=candidate.planner,
-        global_batch_size=problem.global_batch_size,
-        micro_batch_size=-(-problem.global_batch_size // allocation.num_micro_batches),
+        global_batch_size=problem.batch_samples,
+        micro_batch_size=most_rows(problem, allocation) * problem.samples_per_row,
         num_micro_batches=allocation.num_micro_batches,
         pipelines=tuple(_wire_pipeline(problem, pipeline) for pipeline in allocation.pipelines),
         update_rule=candidate.update_rule,
@@ -161,11 +162,11 @@ def _pace(problem: Problem, profile: ModelProfile, timeline: Timeline) -> dict[s
 
     gpus = [gpu for d in timeline.uses for gpu in problem.gpus(d)]
     seconds = timeline.time_per_global_batch_ns / 1e9
-    tokens = problem.global_batch_size * profile.shape.sequence_length
+    tokens = problem.batch_samples * profile.shape.sequence_length
     found = {"tokens_per_s_per_gpu": tokens / seconds / len(gpus)}
     if all(gpu.kind in DEVICES for gpu in gpus):
         peak = sum(DEVICES[gpu.kind].peak_flops_per_s["bf16"] for gpu in gpus)
-        flops = problem.global_batch_size * flops_per_sample(profile.shape)
+        flops = problem.batch_samples * flops_per_sample(profile.shape)
         found["model_flops_utilisation"] = flops / seconds / peak
     return found
 
@@ -175,7 +176,7 @@ def _cost_per_sample(problem: Problem, timeline: Timeline) -> float | None:
     if any(price is None for price in prices):
         return None
     hours = timeline.time_per_global_batch_ns / 3_600_000_000_000
-    return sum(price for price in prices if price is not None) * hours / problem.global_batch_size
+    return sum(price for price in prices if price is not None) * hours / problem.batch_samples
 
 
 def certificates_of(candidate: Candidate, bounds: Iterable[Bound]) -> tuple[wire.Certificate, ...]:
@@ -231,20 +232,22 @@ def _measured_collectives(topology: ClusterTopology) -> tuple[str, ...]:
 def gradients_of_target(problem: Problem, request: PlanRequest) -> tuple[str, ...]:
     """How wide the gradients of 16-bit parameters are counted, where a trainer decides that; with bytes per parameter.
 
-    None without a target that has a width of its own, and for parameters in fp32, whose gradients are as wide.
+    None without a target, or kernels, of a trainer that has a width of its own, and for parameters in fp32, whose
+    gradients are as wide; of eager torch's kernels where the request says fp32, as FSDP2 has it.
     """
     profile, _ = inline_documents(request)
-    if request.target not in FP32_GRADIENTS or profile.parameter_dtype == "fp32":
+    wide = problem.memory.gradient_factor == 2
+    keeper = "FSDP2" if request.target is None and profile.framework == "torch" and wide else None
+    keeper = keeper or request.target or profile.framework
+    if profile.parameter_dtype == "fp32" or keeper not in ("FSDP2", *FP32_GRADIENTS):
         return ()
     rules = problem.memory
     held, states = 2 + 2 * rules.gradient_factor, 2 * rules.state_factor
     shared = f"{held} bytes per parameter and {states} shared out over its replicas"
     said = shared if rules.shard_states else f"{held + states} bytes per parameter"
-    if rules.gradient_factor == 2:
-        return (f"{request.target} keeps gradients in fp32: {said}",)
-    return (
-        f"gradients in the parameters' {profile.parameter_dtype}, as requested, not in {request.target}'s fp32: {said}",
-    )
+    if wide:
+        return (f"{keeper} keeps gradients in fp32: {said}",)
+    return (f"gradients in the parameters' {profile.parameter_dtype}, as requested, not in {keeper}'s fp32: {said}",)
 
 
 def _uncounted(candidate: Candidate) -> tuple[str, ...]:

@@ -133,14 +133,15 @@ def _variant(profile: ModelProfile, variant: ProfileVariant) -> Variant:
     assert profile.classes is not None
     classes = np.asarray(profile.classes)
     held = [variant.layers[number] for number in profile.classes]
-    trained = [each.parameter_bytes * layer.trainable for each, layer in zip(held, profile.layers, strict=True)]
+    trainable = [layer.trainable for layer in profile.layers]
     degrees = degrees_of(variant.degrees)
     lanes = degrees.mesh if variant.boundary == "sharded" else degrees.context
     points = sorted(variant.measurements, key=lambda each: each.micro_batch_size)
     return Variant(
         degrees=degrees,
         parameter_bytes=prefix(each.parameter_bytes for each in held),
-        trainable_bytes=prefix(trained),
+        trainable_bytes=prefix(each.parameter_bytes * own for each, own in zip(held, trainable, strict=True)),
+        expert_bytes=prefix((each.expert_bytes or 0) * own for each, own in zip(held, trainable, strict=True)),
         update_ns=prefix(each.update_ns for each in held),
         boundary_tensors=tuple(
             tuple((t.name, -(-t.bytes_per_sample // lanes), -(-t.gradient_bytes_per_sample // lanes)) for t in cut)

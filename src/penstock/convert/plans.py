@@ -101,18 +101,17 @@ def _devices(problem: Problem, names: tuple[str, ...], number_of: dict[str, int]
 
 def _batch_faults(plan: wire.Plan, problem: Problem) -> list[Fault]:
     faults = []
-    if plan.global_batch_size != problem.global_batch_size:
-        faults.append(
-            Fault(
-                "/global_batch_size", f"the plan has {plan.global_batch_size}, the request {problem.global_batch_size}"
-            )
-        )
-    rows = -(-plan.global_batch_size // plan.num_micro_batches)
-    if plan.num_micro_batches > plan.global_batch_size or rows != plan.micro_batch_size:
+    samples, each = problem.batch_samples, problem.samples_per_row
+    if plan.global_batch_size != samples:
+        faults.append(Fault("/global_batch_size", f"the plan has {plan.global_batch_size}, the request {samples}"))
+    least = plan.global_batch_size // each
+    most = -(-least // plan.num_micro_batches) * each
+    if plan.num_micro_batches > least or most != plan.micro_batch_size:
+        of = "" if each == 1 else f" of multiples of {each}"
         faults.append(
             Fault(
                 "/micro_batch_size",
-                f"{plan.global_batch_size} samples in {plan.num_micro_batches} micro-batches have {rows} rows "
+                f"{plan.global_batch_size} samples in {plan.num_micro_batches} micro-batches{of} have {most} rows "
                 f"in the largest, not {plan.micro_batch_size}",
             )
         )

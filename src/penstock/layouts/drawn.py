@@ -131,7 +131,8 @@ def placed(problem: Problem, within: Within, drawn: Drawn, world: Sequence[int])
     number, left = divmod(problem.global_batch_size, rows * replicas)
     if left or number == 0:
         raise wrong(
-            f"a global batch of {problem.global_batch_size} samples is no multiple of {rows} samples × {replicas} "
+            f"a global batch of {problem.batch_samples} samples is no multiple of {rows} samples × "
+            f"{replicas * problem.samples_per_row} "
             "replicas: micro-batches would not be equal",
             "another micro-batch size (--micro-batch-size) or global batch size",
         )

@@ -104,7 +104,8 @@ def with_open_jobs(request: PlacementRequest) -> PlacementRequest:
     for job in request.jobs:
         fields = {name: getattr(job, name) for name in Training.model_fields}
         open_to = with_open_degrees(PlanRequest(profile=job.profile, topology=request.topology, **fields))
-        jobs.append(job.model_copy(update={"degrees": open_to.degrees, "sharding": open_to.sharding}))
+        opened = {name: getattr(open_to, name) for name in ("degrees", "sharding", "memory")}
+        jobs.append(job.model_copy(update=opened))
     return request.model_copy(update={"jobs": tuple(jobs)})
 
 

@@ -71,10 +71,10 @@ def computed_profile(
     if framework is not None and framework not in get_args(Framework):
         raise InvalidDocument(f"the framework {framework!r} is none of {', '.join(get_args(Framework))}")
     kind = None if context_kind is None else context_kind_of(context_kind)
-    from penstock.executor.profiling.device_table import DEVICES
+    from penstock.executor.profiling.device_table import PROFILED
     from penstock.shapes.profiles import SIZES, profile_of
 
-    kinds = tuple(device_kinds) or (UPDATE_KIND, *(kind for kind in DEVICES if kind != UPDATE_KIND))
+    kinds = tuple(device_kinds) or (UPDATE_KIND, *(kind for kind in PROFILED if kind != UPDATE_KIND))
     return profile_of(
         shape,
         framework or FRAMEWORK,
@@ -98,7 +98,8 @@ def with_open_degrees(request: PlanRequest) -> PlanRequest:
     """Return the request with degrees and sharding to choose, where it says nothing of them and plans may have some.
 
     A request with a target or with codecs, and one whose devices are groups of GPUs, stays at degrees of 1. Where
-    degrees of 1 are asked for, and nothing is said of sharding, nothing is sharded.
+    degrees of 1 are asked for, and nothing is said of sharding, nothing is sharded. Where nothing is said of gradients,
+    they are in fp32, as Megatron-Core and FSDP2 have them.
     """
     profile, topology = request.profile, request.topology
     if isinstance(profile, str) or isinstance(topology, str) or not profile.variants:
@@ -107,7 +108,10 @@ def with_open_degrees(request: PlanRequest) -> PlanRequest:
         return request
     degrees = "auto" if request.degrees is None else request.degrees
     settled = request.sharding is not None or request.memory.optimizer_sharding != "none" or _are_one(degrees)
-    return request.model_copy(update={"degrees": degrees, "sharding": request.sharding if settled else "auto"})
+    changed: dict[str, object] = {"degrees": degrees, "sharding": request.sharding if settled else "auto"}
+    if "gradient" not in request.memory.model_fields_set:
+        changed["memory"] = request.memory.model_copy(update={"gradient": "fp32"})
+    return request.model_copy(update=changed)
 
 
 def with_quick_planner(request: PlanRequest) -> PlanRequest:

@@ -29,7 +29,7 @@ def with_schedule(file: PlanFile, text: str) -> PlanFile:
     if allocation.num_micro_batches > problem.global_batch_size:
         raise UnsupportedRequest(
             f"the schedule runs {allocation.num_micro_batches} micro-batches; the plan's global batch has "
-            f"{problem.global_batch_size} samples",
+            f"{problem.batch_samples} samples",
             remedy=f"a schedule of at most {problem.global_batch_size} micro-batches, or a larger global batch",
         )
     overlap = file.plan.overlap_all_reduce

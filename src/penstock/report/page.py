@@ -16,7 +16,7 @@ from penstock.report.drawing.payload import Mark, payload
 from penstock.report.drawing.picture import NAMES, Picture, Piece, picture_of_timeline, picture_of_trace
 from penstock.report.explained import explained, marks
 from penstock.report.memory import peaks
-from penstock.report.sentences import pace, subtitle
+from penstock.report.sentences import pace, replicas, subtitle
 from penstock.report.tables import table
 from penstock.report.traffic import traffic
 from penstock.report.words import amount, duration, percent, ranges, recomputed
@@ -156,8 +156,8 @@ def _stages(plan: Plan, profile: ModelProfile) -> str:
                     else f"{profile.layers[first].name} … {profile.layers[last].name}",
                     amount(profile.held_bytes(first, last)),
                     ", ".join(stage.devices),
-                    str(len(stage.devices)),
-                    stage.dispatch.replace("_", " ") if len(stage.devices) > 1 else "–",
+                    str(replicas(plan, stage)),
+                    stage.dispatch.replace("_", " ") if replicas(plan, stage) > 1 else "–",
                     recomputed(stage),
                     str(plan.schedule.warmup[number]) if number < len(plan.schedule.warmup) else "–",
                 ]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from penstock.report.bounds import bound_sentences
 from penstock.report.words import amount, duration, percent, ranges, recomputed
 from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.transformers.degrees import Degrees
 from penstock.solvers.degrees.shares import exposed_share
 from penstock.solvers.model.plan_shape import is_data_parallel, micro_batches, shape
 
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
 
 def subtitle(plan: Plan, topology: ClusterTopology | str) -> str:
     """Return the plan in one line: its shape, the devices it leaves idle, its micro-batches, and its planner."""
+    again = "" if plan.degrees is None else f", {_recomputation(plan)}"
     return (
-        f"{used(plan, topology)}; a global batch of {plan.global_batch_size} in "
+        f"{used(plan, topology)}{again}; a global batch of {plan.global_batch_size} in "
         f"{micro_batches(plan.num_micro_batches, plan.micro_batch_size)}; planner {plan.planner}, "
         f"schedule {plan.schedule.name}, {plan.update_rule.replace('_', ' ')} updates"
     )
@@ -29,13 +31,22 @@ def subtitle(plan: Plan, topology: ClusterTopology | str) -> str:
 
 def used(plan: Plan, topology: ClusterTopology | str) -> str:
     """``4 stages on 30 devices; 2 of the cluster's 32 stay idle``; of a topology that is a hash no more is known."""
-    held = _held(plan)
     if isinstance(topology, str):
-        return shape(held)
+        return _in_words(plan)
     every = topology.num_devices
-    idle = every - len({device for stages in held for devices in stages for device in devices})
+    idle = every - len({device for stages in _held(plan) for devices in stages for device in devices})
     stay = "stays" if idle == 1 else "stay"
-    return shape(held) + (f"; {idle:,} of the cluster's {every:,} {stay} idle" if idle else "")
+    return _in_words(plan) + (f"; {idle:,} of the cluster's {every:,} {stay} idle" if idle else "")
+
+
+def _in_words(plan: Plan) -> str:
+    degrees = plan.degrees or Degrees()
+    return shape(_held(plan), degrees.gpus, degrees.initials)
+
+
+def replicas(plan: Plan, stage: Stage) -> int:
+    """Return how many replicas of a stage there are: its devices, or the groups of GPUs that hold one together."""
+    return len(stage.devices) // (plan.degrees or Degrees()).gpus
 
 
 def _held(plan: Plan) -> list[list[tuple[str, ...]]]:
@@ -62,17 +73,18 @@ def sentences(judgement: Judgement, timeline: Timeline) -> Iterator[str]:
 
 
 def _shape(plan: Plan, stages: list[Stage]) -> str:
-    counts = [len(stage.devices) for stage in stages]
+    counts = [replicas(plan, stage) for stage in stages]
     held = _held(plan)
     batches = micro_batches(plan.num_micro_batches, plan.micro_batch_size)
     if len(held) > 1 or is_data_parallel(held):
-        cut = f"{plan.planner} uses {shape(held)}."
+        cut = f"{plan.planner} uses {_in_words(plan)}."
     else:
         cut = f"{plan.planner} cut the model into {len(stages)} stage{'s' if len(stages) > 1 else ''}"
         if len(set(counts)) > 1:
             cut += f", replicated {':'.join(str(count) for count in counts)}"
         elif counts[0] > 1:
-            cut += f", {'each ' if len(stages) > 1 else ''}on {counts[0]} devices"
+            what = "devices" if plan.degrees is None or plan.degrees.gpus == 1 else f"× {plan.degrees.initials}"
+            cut += f", {'each ' if len(stages) > 1 else ''}on {counts[0]} {what}"
         cut += "."
     if plan.schedule.pattern is not None:
         return (
@@ -111,8 +123,19 @@ def _degrees(judgement: Judgement) -> Iterator[str]:
 
 def recomputed_modules(plan: Plan) -> str | None:
     """Return which modules stages recompute: ``mlp and norm on every stage``; None where they recompute none."""
+    return _on_stages(plan, lambda stage: not isinstance(stage.recompute, str | tuple))
+
+
+def _recomputation(plan: Plan) -> str:
+    """Return ``no recomputation``, or ``recomputing norm on every stage``."""
+    found = _on_stages(plan, lambda stage: stage.recompute != "none")
+    return "no recomputation" if found is None else f"recomputing {found}"
+
+
+def _on_stages(plan: Plan, counted: Callable[[Stage], bool]) -> str | None:
+    """Return what the stages that count recompute, and how many of them; None where none counts."""
     stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
-    found = Counter(recomputed(stage) for stage in stages if not isinstance(stage.recompute, str | tuple))
+    found = Counter(recomputed(stage).replace("full", "all layers") for stage in stages if counted(stage))
     said = [
         f"{what} on {'every stage' if number == len(stages) else f'{number} of {len(stages)} stages'}"
         for what, number in found.items()

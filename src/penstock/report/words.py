@@ -48,8 +48,6 @@ def choice_words(degrees: Degrees | None, sharding: Sharding | None, stages: int
     """Format what a plan chose: ``TP 8 × 4 stages, sharded``; a dash where there is no plan."""
     if stages is None:
         return "–"
-    names = {"tensor": "TP", "context": "CP", "expert": "EP", "expert_tensor": "ETP"}
-    above = () if degrees is None else degrees.model_dump().items()
-    said = [f"{names[name]} {value}" for name, value in above if value > 1]
+    said = [degrees.initials] if degrees is not None and degrees.initials else []
     shared = "" if sharding in (None, "none") else ", sharded"
     return " × ".join([*said, f"{stages} stage{'s' if stages > 1 else ''}"]) + shared

@@ -30,6 +30,7 @@ from penstock.schemas.transformers.shape import Experts, TransformerShape
 from penstock.shapes.costs.case import Case
 from penstock.shapes.costs.layers import costs_of, layers_of, local_parameters
 from penstock.shapes.layout import Layout
+from penstock.shapes.measured_range import with_range
 from penstock.shapes.memory import vocabulary_rows
 from penstock.shapes.profiled_degrees import TENSOR_DEGREES, USUAL, Asked, layouts_of
 from penstock.shapes.roles import Role, roles_of
@@ -103,7 +104,7 @@ def profile_of(
             expected_error=ANALYTIC_EXPECTED_ERROR,
         ),
     )
-    return with_variants(plain, shape, framework, asked=asked, context_kind=context_kind)
+    return with_range(with_variants(plain, shape, framework, asked=asked, context_kind=context_kind))
 
 
 def with_variants(

@@ -115,6 +115,15 @@ def test_every_figure_says_where_it_is_from_and_is_possible() -> None:
                 assert form.fabric_bytes_per_s.value == form.nvlink.total_bytes_per_s
 
 
+def test_what_collectives_reach_is_possible() -> None:
+    known = [form.collectives for forms in hardware.table().values() for form in forms if form.collectives]
+    assert len(known) == 4
+    for each in known:
+        assert each.source
+        assert each.most_members >= 2
+        assert all(0 < reach.share <= 1 and reach.each_ns > 0 for reach in each.reach.values())
+
+
 def test_the_device_kinds_that_profiles_can_be_computed_for_have_nodes() -> None:
     for kind in DEVICES:
         assert hardware.usual(kind).node_nic_bytes_per_s(8)

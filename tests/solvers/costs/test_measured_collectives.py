@@ -121,7 +121,7 @@ def test_lanes_take_the_measured_time_where_they_share_no_link(form: str, expect
     """Two replicas of two GPUs in a node. On a bus, each lane has half of it."""
     sums, each = np.zeros(5, dtype=np.int64), np.zeros(4, dtype=np.int64)
     known = CellMeasured(1, each, each, each, each, each, ((),) * 4)
-    variant = Variant(Degrees(tensor=2), sums, sums, sums, ((),) * 3, (), {"cpu": (known,)})
+    variant = Variant(Degrees(tensor=2), sums, sums, sums, sums, ((),) * 3, (), {"cpu": (known,)})
     problem = replace(problem_with(("all_reduce", 2, 1, 100, 7), form=form), variants=(variant,))
     cells = contract(problem, Choice(Degrees(tensor=2)))
     assert all_reduce_ns(cells, 100, (0, 1)) == reduction_ns(cells, 100, (0, 1)) == expected

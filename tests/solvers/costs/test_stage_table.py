@@ -61,7 +61,8 @@ def test_a_table_has_what_each_stage_costs_alone(devices: tuple[int, ...], chang
         assert (alone.kept_bytes, alone.workspace_bytes) == (table.kept_bytes[i, j], table.workspace_bytes[i, j])
         assert update_ns(problem, stage) == table.update_ns[i, j]
         assert static_bytes(problem, stage).total == table.static.total[i, j]
-        assert weight_bytes(problem, stage) == (table.static.parameters[i, j], table.static.trainable[i, j])
+        held = tuple(int(each[i, j]) for each in (table.static.parameters, table.static.trainable, table.static.owned))
+        assert weight_bytes(problem, stage) == held
         for number, one in enumerate((stage, again)):
             held = static_bytes(problem, one).total + transient_bytes(problem, one, ROWS)
             assert table.flight_bytes(bool(number))[i, j] == activation_bytes(problem, one, ROWS)

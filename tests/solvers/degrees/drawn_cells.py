@@ -105,6 +105,7 @@ def drawn_problem(rng: random.Random, degrees: Degrees, layers: int = 4) -> Prob
         degrees=degrees,
         parameter_bytes=parameters,
         trainable_bytes=parameters,
+        expert_bytes=prefix(np.diff(parameters) // rng.choice((1, 2, 10**6))),
         update_ns=prefix(some(100)),
         boundary_tensors=tuple((("x", rng.randrange(5000), rng.randrange(5000)),) for _ in range(layers - 1)),
         shared_parameters=(),
@@ -114,7 +115,8 @@ def drawn_problem(rng: random.Random, degrees: Degrees, layers: int = 4) -> Prob
 
 
 def _collective(rng: random.Random, degrees: Degrees, rows: int) -> Collective:
-    over = rng.choice([name for name in ("tensor", "context") if getattr(degrees, name) > 1])
+    sizes = {"tensor": degrees.tensor, "context": degrees.context, "expert": degrees.expert_group}
+    over = rng.choice([name for name, size in sizes.items() if size > 1])
     operation = rng.choice(("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"))
     phase = rng.choice(("forward", "backward"))
     return Collective(phase, operation, over, rows * rng.randrange(10**6), rng.randrange(1, 4), rng.randrange(2000))

@@ -17,7 +17,7 @@ from penstock.schemas.request import PlanRequest
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation, Stage
-from penstock.solvers.model.degrees import Choice
+from penstock.solvers.model.degrees import Choice, Degrees
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Candidate
 from penstock.solvers.model.schedule import Orders
@@ -28,7 +28,20 @@ UNIT = 5040
 MODULES = ("attention", "mlp", "norm")
 FORMS = ("uniform", "star", "racks", "own", "rails", "matrix")
 """Of clusters: nodes around a switch, in racks, with cables or rails of their own; also ``circles``, below."""
-MIXES = ({"tensor": 2}, {"tensor": 4}, {"tensor": 2, "context": 2}, {"context": 2}, {"context": 4})
+DENSE = ({"tensor": 2}, {"tensor": 4}, {"tensor": 2, "context": 2}, {"context": 2}, {"context": 4})
+EXPERT = (
+    {"expert": 2},
+    {"expert": 4},
+    {"tensor": 2, "expert": 2},
+    {"tensor": 2, "expert": 4},
+    {"tensor": 2, "expert": 2, "expert_tensor": 2},
+    {"context": 2, "expert": 2},
+    {"tensor": 2, "context": 2, "expert": 2},
+    {"tensor": 4, "expert_tensor": 2},
+    {"context": 2, "expert": 4},
+    {"expert": 8},
+)
+MIXES = (*DENSE, *EXPERT)
 MAKES = (random_allocation, random_allocation, random_allocation, random_pipelines, random_crossing_pipelines)
 
 
@@ -49,7 +62,7 @@ def drawn_request(rng: random.Random, forms: Sequence[str] = FORMS, **network: s
         request: Json = {
             "profile": drawn_profile(rng, degrees, scaled),
             "topology": drawn_topology(rng, rng.choice(forms), scaled),
-            "global_batch_size": rng.randint(2, 9),
+            "global_batch_size": rng.randint(2, 9) * meshes_of(degrees),
             "degrees": "auto",
             "sharding": rng.choice([None, "auto", "none", "optimizer"]),
             "memory": {
@@ -73,6 +86,11 @@ def drawn_request(rng: random.Random, forms: Sequence[str] = FORMS, **network: s
             return parsed, to_problem(parsed)
         except InvalidDocument:  # a topology in parts
             continue
+
+
+def meshes_of(degrees: Sequence[dict[str, int]]) -> int:
+    """What divides the samples: the most meshes of any cell."""
+    return max(Degrees(**each).meshes for each in degrees)
 
 
 def drawn_plan(rng: random.Random, forms: Sequence[str] = FORMS, **network: str) -> Drawn:
@@ -175,9 +193,15 @@ def _variant(rng: random.Random, degrees: dict[str, int], classes: int, hides: b
     return {
         "degrees": degrees,
         "boundary": rng.choice(["sharded", "whole"]),
-        "layers": [{"parameter_bytes": rng.randrange(9_000), "update_ns": rng.randint(0, 90)} for _ in range(classes)],
+        "layers": [_held(rng) for _ in range(classes)],
         "measurements": points,
     }
+
+
+def _held(rng: random.Random) -> Json:
+    size = rng.randrange(9_000)
+    experts = {"expert_bytes": rng.choice([0, size, rng.randint(0, size)])} if rng.random() < 0.7 else {}
+    return {"parameter_bytes": size, "update_ns": rng.randint(0, 90), **experts}
 
 
 def _divided(rng: random.Random, degrees: dict[str, int], hides: bool) -> Json:
@@ -196,12 +220,18 @@ def _divided(rng: random.Random, degrees: dict[str, int], hides: bool) -> Json:
     return cost | ({"modules": modules} if rng.random() < 0.9 else {})
 
 
+def _groups(degrees: dict[str, int]) -> list[str]:
+    """The groups of several GPUs that collectives may be over."""
+    known = [name for name in ("tensor", "context") if degrees.get(name, 1) > 1]
+    return [*known, *(["expert"] if Degrees(**degrees).expert_group > 1 else [])]
+
+
 def _collectives(rng: random.Random, degrees: dict[str, int], hides: bool) -> list[Json]:
     return [
         {
             "phase": rng.choice(["forward", "backward", "step"]),
             "operation": rng.choice(["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]),
-            "over": rng.choice(list(degrees)),
+            "over": rng.choice(_groups(degrees)),
             "bytes_per_sample": rng.randrange(2_000),
             "count": rng.randint(1, 3),
             "hidden_ns": rng.choice([0, rng.randrange(2_000)]) if hides else 0,

@@ -41,6 +41,11 @@ def degrees_of(plan: Json) -> dict[str, int]:
     return {name: (plan.get("degrees") or {}).get(name, 1) for name in names}
 
 
+def cell_of(degrees: dict[str, int]) -> int:
+    """The GPUs that hold a replica together."""
+    return max(degrees["tensor"] * degrees["context"], degrees["expert"] * degrees["expert_tensor"])
+
+
 def replicas(topology: SimpleNamespace, size: int) -> list[GPUs]:
     """All neighbouring GPUs of one kind, ``size`` at a time: inside nodes, or nodes of equal size one after another."""
     nodes: dict[int, list[int]] = {}
@@ -118,6 +123,19 @@ class LaneCollectives(Collectives):
 class LaneCosts(Costs):
     """Section 3 of the page between replicas of several GPUs."""
 
+    def __init__(self, problem: Any, allocation: Allocation, overlap: bool | None) -> None:
+        super().__init__(problem, allocation, overlap)
+        self.O = problem.owned
+        self.groups = self._groups()
+
+    def inside(self, first: int, last: int) -> int:
+        """Of each layer by itself."""
+        return sum(self.problem.inside[first : last + 1])  # type: ignore[attr-defined]
+
+    def own(self, tied: int) -> int:
+        """A tied parameter is no expert's."""
+        return up(tied, self.problem.holders)  # type: ignore[attr-defined]
+
     @property
     def links(self) -> LaneLinks:  # type: ignore[override]
         """Between replicas."""
@@ -167,7 +185,7 @@ def read_file(file: Json) -> Run:
     """A plan file's plan, before its clock has run: what every stage and lane does."""
     plan = file["plan"]
     degrees = degrees_of(plan)
-    size = max(degrees["tensor"] * degrees["context"], degrees["expert"] * degrees["expert_tensor"])
+    size = cell_of(degrees)
     real = read_request(file["request"])
     cells = replicas(real, size)
     problem = at_degrees(real, file["request"], degrees, plan.get("sharding"), cells)
@@ -190,7 +208,7 @@ def read_file(file: Json) -> Run:
             stages.append(Stage(first, last, held(each["devices"]), each["dispatch"], ranges, modules=modules))
         pipelines.append(Pipeline(tuple(stages), tuple(pipeline["micro_batches"])))
     allocation = Allocation(tuple(pipelines), plan["num_micro_batches"])
-    costs = LaneCosts(problem, allocation, plan["overlap_all_reduce"])  # type: ignore[arg-type]
+    costs = LaneCosts(problem, allocation, plan["overlap_all_reduce"])
     lanes = []
     for row in plan["schedule"]["rows"]:
         alike: dict[tuple[int, ...], list[int]] = {}
@@ -210,6 +228,12 @@ def at_degrees(
     variant = next(each for each in profile["variants"] if degrees_of(each) == degrees)
     held = [variant["layers"][number] for number in profile["classes"]]
     size = [each["parameter_bytes"] for each in held]
+    trained = [p if x["trainable"] else 0 for p, x in zip(size, profile["layers"], strict=True)]
+    experts = [(h["expert_bytes"] or 0) if x["trainable"] else 0 for h, x in zip(held, profile["layers"], strict=True)]
+    alike = cell_of(degrees) // degrees["tensor"]
+    alike_experts = cell_of(degrees) // (degrees["expert"] * degrees["expert_tensor"])
+    meshes = cell_of(degrees) // (degrees["tensor"] * degrees["context"])
+    assert real.global_batch_size % meshes == 0
     lanes = degrees["context"] * (degrees["tensor"] if variant["boundary"] == "sharded" else 1)
     collectives = Collectives(Links(real.network), real.rules.all_reduce, real.collectives)
     inner = Inner(collectives, degrees, cells, profile["classes"])
@@ -217,14 +241,14 @@ def at_degrees(
     steps = inner.exposed(points[0], "step")
     shared = real.memory.shard_states if sharding is None else sharding == "optimizer"
     return SimpleNamespace(
-        **{
-            name: getattr(real, name) for name in ("num_layers", "global_batch_size", "network", "rules", "collectives")
-        },
+        **{name: getattr(real, name) for name in ("num_layers", "network", "rules", "collectives")},
+        global_batch_size=real.global_batch_size // meshes,
+        holders=alike,
+        owned=[up(d - e, alike) + up(e, alike_experts) for d, e in zip(trained, experts, strict=True)],
+        inside=[inner.summed(d - e, e) for d, e in zip(trained, experts, strict=True)],
         cells=cells,
         parameter_bytes=list(accumulate(size, initial=0)),
-        trainable_bytes=list(
-            accumulate((p if x["trainable"] else 0 for p, x in zip(size, profile["layers"], strict=True)), initial=0)
-        ),
+        trainable_bytes=list(accumulate(trained, initial=0)),
         update_ns=list(accumulate((x["update_ns"] + t for x, t in zip(held, steps, strict=True)), initial=0)),
         forward_bytes=[sum(up(t["bytes_per_sample"], lanes) for t in cut) for cut in profile["boundaries"]],
         backward_bytes=[sum(up(t["gradient_bytes_per_sample"], lanes) for t in cut) for cut in profile["boundaries"]],
@@ -268,11 +292,26 @@ class Inner:
         self, collectives: Collectives, degrees: dict[str, int], cells: list[GPUs], classes: list[int]
     ) -> None:
         self.collectives, self.classes = collectives, classes
-        t = degrees["tensor"]
+        t, c, x = degrees["tensor"], degrees["context"], degrees["expert"] * degrees["expert_tensor"]
         self.groups = {
             "tensor": [gpus[at : at + t] for gpus in cells for at in range(0, len(gpus), t)],
-            "context": [gpus[lane::t] for gpus in cells for lane in range(t)],
+            "context": [
+                gpus[mesh + lane : mesh + t * c : t]
+                for gpus in cells
+                for mesh in range(0, len(gpus), t * c)
+                for lane in range(t)
+            ],
+            "expert": [gpus[at : at + x] for gpus in cells for at in range(0, len(gpus), x)],
         }
+        self.alike = [[gpus[lane::apart] for gpus in cells for lane in range(apart)] for apart in (t, x)]
+
+    def summed(self, dense: int, experts: int) -> int:
+        """What GPUs with the same parameters take to sum a layer in parts, and to gather it."""
+        return sum(
+            max(self.collectives.time(half, size, group) for group in groups)
+            for groups, size in zip(self.alike, (dense, experts), strict=True)
+            for half in ("reduce_scatter", "all_gather")
+        )
 
     def exposed(self, measurement: Json, phase: str) -> list[int]:
         """What each layer's collectives of a phase add."""

@@ -23,15 +23,30 @@ from penstock.solvers.model.degrees import (
 from penstock.solvers.model.network import Network
 from penstock.solvers.model.problem import Problem
 
-DEGREES = (Degrees(tensor=2), Degrees(tensor=4), Degrees(context=2), Degrees(tensor=2, context=2), Degrees(tensor=3))
+DENSE = (Degrees(tensor=2), Degrees(tensor=4), Degrees(context=2), Degrees(tensor=2, context=2), Degrees(tensor=3))
+EXPERT = (
+    Degrees(expert=2),
+    Degrees(expert=2),
+    Degrees(expert=4),
+    Degrees(tensor=2, expert=2),
+    Degrees(context=2, expert=2),
+    Degrees(tensor=2, expert_tensor=2),
+    Degrees(tensor=2, expert=2, expert_tensor=2),
+    Degrees(tensor=2, context=2, expert=2),
+)
 LAYERS, DEVICES = 4, 6
 
 
-def open_request(seed: int) -> Problem:
-    """A request of at most four layers and six GPUs with two or three choices, some of which have no cells."""
-    rng = random.Random(f"open {seed}")
+def open_request(seed: int, *, experts: bool = False) -> Problem:
+    """A request of at most four layers and six GPUs with two or three choices, some of which have no cells.
+
+    ``experts``: at degrees with groups of experts, whose cells may have several meshes.
+    """
+    rng = random.Random(f"open {seed}{' experts' * experts}")
     problem = _small(rng)
-    degrees = rng.sample(DEGREES, rng.randint(1, 2))
+    degrees = rng.sample(EXPERT if experts else DENSE, rng.randint(1, 2))
+    if experts:
+        problem = _in_samples(rng, problem, max(each.meshes for each in degrees))
     open_to = [*([Degrees()] if rng.random() < 0.6 or len(degrees) == 1 else []), *degrees]
     shardings: list[Sharding | None] = rng.choice([[None], [None], ["none"], ["optimizer"], ["none", "optimizer"]])
     return replace(
@@ -42,6 +57,16 @@ def open_request(seed: int) -> Problem:
         choices=tuple(Choice(*each) for each in product(open_to, shardings))[:3],
         _costs={},
     )
+
+
+def _in_samples(rng: random.Random, problem: Problem, meshes: int) -> Problem:
+    """The request with mostly so many samples that the meshes of every cell get equally many."""
+    if rng.random() < 0.1:
+        return problem
+    sizes = problem.micro_batch_sizes
+    if rng.random() < 0.9:
+        sizes = tuple(size * meshes for size in sizes)
+    return replace(problem, global_batch_size=problem.global_batch_size * meshes, micro_batch_sizes=sizes)
 
 
 def _small(rng: random.Random) -> Problem:
@@ -66,6 +91,7 @@ def _divisible(network: Network) -> Network:
 def _variant(rng: random.Random, problem: Problem, degrees: Degrees) -> Variant:
     """About the degrees' part of everything, and a few collectives."""
     part = rng.uniform(0.7, 1.6) / degrees.cell
+    part_of_experts = rng.choice((0, 0.3, 0.9, 1)) if degrees.expert_group > 1 else 0
     knows_modules = rng.random() < 0.6
 
     def some(values: np.ndarray) -> np.ndarray:
@@ -90,6 +116,7 @@ def _variant(rng: random.Random, problem: Problem, degrees: Degrees) -> Variant:
         degrees=degrees,
         parameter_bytes=prefix(parameters),
         trainable_bytes=prefix(parameters * trained),
+        expert_bytes=prefix((parameters * part_of_experts).astype(np.int64) * trained),
         update_ns=prefix(some(np.diff(problem.update_ns))),
         boundary_tensors=tuple(
             tuple((name, -(-a // degrees.mesh), -(-b // degrees.mesh)) for name, a, b in cut)
@@ -121,7 +148,8 @@ def _modules(
 
 
 def _collectives(rng: random.Random, degrees: Degrees, rows: int) -> tuple[Collective, ...]:
-    names = [name for name in ("tensor", "context") if getattr(degrees, name) > 1]
+    sizes = {"tensor": degrees.tensor, "context": degrees.context, "expert": degrees.expert_group}
+    names = [name for name, size in sizes.items() if size > 1]
     return tuple(
         Collective(
             rng.choice(("forward", "backward", "step")),

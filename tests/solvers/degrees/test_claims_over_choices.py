@@ -23,6 +23,7 @@ from penstock.solvers.model.update_rules import PERIODIC_RULES
 from penstock.solvers.solve.choices import Found, solve
 
 REQUESTS = 2000
+WITH_EXPERTS = 1000
 LISTED = 6
 """Plans of each choice."""
 PLANNERS = {
@@ -58,9 +59,9 @@ class Listed:
                 yield f"{cells.choice}: {plan.value_ns} ns, below {limit_ns}"
 
 
-def listed(seed: int) -> Listed:
+def listed(seed: int, *, experts: bool = False) -> Listed:
     """The request of a seed, its answer by a planner, and what there is."""
-    problem = open_request(seed)
+    problem = open_request(seed, experts=experts)
     able = [name for rule in sorted(problem.update_rules) for name in PLANNERS[rule]]
     told: list[Found] = []
     try:
@@ -116,6 +117,12 @@ def contradictions(found: Listed) -> list[str]:
 @pytest.mark.parametrize("seed", range(REQUESTS))
 def test_no_plan_of_any_choice_refutes_the_answer(seed: int) -> None:
     assert contradictions(listed(seed)) == []
+
+
+@pytest.mark.parametrize("seed", range(WITH_EXPERTS))
+def test_no_plan_with_experts_refutes_the_answer(seed: int) -> None:
+    """Cells of several meshes, copies inside cells, expert groups of every shape."""
+    assert contradictions(listed(seed, experts=True)) == []
 
 
 def test_the_lists_see_something() -> None:

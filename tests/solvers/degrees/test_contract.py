@@ -9,6 +9,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import count, permutations, product
 
+import numpy as np
 import pytest
 from drawn_cells import drawn_problem
 from page_network import Links
@@ -27,6 +28,12 @@ from penstock.solvers.solve.driver import solve
 from penstock.solvers.verify.verifier import verify
 
 SOME = (Degrees(tensor=2), Degrees(tensor=4), Degrees(tensor=2, context=2), Degrees(tensor=1, context=4))
+EXPERTS = (
+    Degrees(expert=2),
+    Degrees(tensor=2, expert=4),
+    Degrees(tensor=4, expert=2),
+    Degrees(tensor=2, context=2, expert=2, expert_tensor=2),
+)
 CLUSTERS = 250
 """Of each of the degrees."""
 
@@ -141,16 +148,26 @@ def ring_ns(problem: Problem, group: tuple[int, ...], each: Collective, width: i
 
 
 @pytest.mark.parametrize("sharding", ["none", "optimizer"])
-def test_memory_is_that_of_one_gpu(sharding: Sharding) -> None:
+@pytest.mark.parametrize("degrees", [*SOME, *EXPERTS], ids=str)
+def test_memory_is_that_of_one_gpu(degrees: Degrees, sharding: Sharding) -> None:
+    """Sharded states are one of so many parts as GPUs hold the same parameters, in the cell and in other replicas."""
     for seed in range(40):
-        problem = drawn_problem(random.Random(seed), Degrees(tensor=2))
-        cells = contract(problem, Choice(Degrees(tensor=2), sharding))
+        problem = drawn_problem(random.Random(seed), degrees)
+        cells = contract(problem, Choice(degrees, sharding))
         (variant,) = problem.variants
         stage = Stage(1, 2, tuple(range(cells.num_devices)))
         own = int(variant.parameter_bytes[3] - variant.parameter_bytes[1])
         states = problem.memory.state_factor * own
-        shared_out = -(-states // cells.num_devices) if sharding == "optimizer" else states
-        assert sum(static_bytes(cells, stage)) == 2 * own + shared_out, seed
+        if sharding == "optimizer":
+            held = [range(degrees.cell)[::stride] for stride in (degrees.tensor, degrees.expert_group)]
+            parts = [
+                math.ceil(Fraction(trained - experts, len(held[0]))) + math.ceil(Fraction(experts, len(held[1])))
+                for trained, experts in zip(
+                    np.diff(variant.trainable_bytes).tolist(), np.diff(variant.expert_bytes).tolist(), strict=True
+                )
+            ]
+            states = math.ceil(Fraction(problem.memory.state_factor * sum(parts[1:3]), cells.num_devices))
+        assert sum(static_bytes(cells, stage)) == 2 * own + states, seed
         assert {device.context_bytes for device in cells.devices} == {7}
 
 

@@ -14,8 +14,11 @@ from page_agreement import assert_same
 
 from penstock.planning.judge import judge
 from penstock.schemas.plan import RecomputedModules
+from penstock.schemas.plan import Stage as StageOut
 from penstock.solvers.bounds.schedule_bound import request_bound
+from penstock.solvers.costs.buckets import Bucket, buckets
 from penstock.solvers.degrees.cell_network import cell_network
+from penstock.solvers.model.allocation import Stage
 from penstock.solvers.model.network import Network
 
 PLANS = 1000
@@ -78,10 +81,19 @@ def test_every_kind_is_met() -> None:
             "scaled kinds": len({device.kind for device in drawn.cells.devices}) > 1,
             "ties": bool(request.profile.shared_parameters),
             "modules": any(isinstance(stage.recompute, RecomputedModules) for stage in stages),
+            "several meshes": drawn.choice.degrees.meshes > 1,
+            "reduced on one cell": drawn.cells.copies is not None
+            and any(bucket for stage in stages if len(stage.devices) == size for bucket in _buckets(drawn, stage)),
         }
         met.update(name for name, there in found.items() if there)
     assert {kind: number for kind, number in met.items() if number < 3} == {}
-    assert len(met) == 24
+    assert len(met) == 36
+
+
+def _buckets(drawn: Drawn, stage: StageOut) -> tuple[Bucket, ...]:
+    """What a stage of one cell sums."""
+    number = [device.name for device in drawn.cells.devices].index(stage.devices[0])
+    return buckets(drawn.cells, Stage(*stage.layers, (number,)), 1)
 
 
 def test_cells_whose_lanes_are_forgotten_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

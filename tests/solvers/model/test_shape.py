@@ -29,6 +29,25 @@ def test_shapes_in_words(pipelines: list[list[list[str]]], words: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("pipelines", "words"),
+    [
+        (["ab"], "TP 2 on 2 devices"),
+        (["abcd"], "2 replicas × TP 2 on 4 devices"),
+        (["ab", "cd"], "2 stages × TP 2 on 4 devices"),
+        (["abcd", "efgh"], "2 stages × 2 replicas × TP 2 on 8 devices"),
+        (["ab", "cdef"], "2 stages on 3 cells of TP 2 (6 devices)"),
+    ],
+)
+def test_shapes_of_cells_in_words(pipelines: list[str], words: str) -> None:
+    assert shape([pipelines], 2, "TP 2") == words
+
+
+def test_pipelines_of_cells_in_words() -> None:
+    each = "data parallelism over 2 cells of TP 2 (4 devices), each a pipeline of its own"
+    assert shape([["ab"], ["cd"]], 2, "TP 2") == each
+
+
+@pytest.mark.parametrize(
     ("number", "rows", "words"),
     [
         (1, 64, "one micro-batch of 64 samples"),

@@ -48,6 +48,7 @@ def divided(problem: Problem, degrees: Degrees, factor: float) -> Variant:
         degrees=degrees,
         parameter_bytes=problem.parameter_bytes // degrees.cell,
         trainable_bytes=problem.trainable_bytes // degrees.cell,
+        expert_bytes=0 * problem.trainable_bytes,
         update_ns=problem.update_ns,
         boundary_tensors=tuple((("x", 40 // degrees.cell, 40 // degrees.cell),) for _ in range(3)),
         shared_parameters=(),

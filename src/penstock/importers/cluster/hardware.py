@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 
 from penstock.importers.cluster.yaml_loader import YAML_LOADER
 from penstock.schemas.quantities import parse_bytes, parse_bytes_per_s, parse_time_ns
+from penstock.schemas.transformers.degrees import Operation
 
 ASSUMED = "assumed"
 SWITCH_LATENCY_NS = 1_000
@@ -51,6 +52,24 @@ class NvLink:
 
 
 @dataclass(frozen=True, slots=True)
+class Reach:
+    """What a collective reaches: part of the fabric's bandwidth, ns a step from member to member, and ns in all."""
+
+    share: float
+    step_ns: int
+    each_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """Of a node's devices, by operation; ``most_members``: among how many at most they were measured."""
+
+    source: str
+    most_members: int
+    reach: Mapping[Operation, Reach]
+
+
+@dataclass(frozen=True, slots=True)
 class Hardware:
     """What a kind of device is sold as. ``memory``: the sizes that there are; ``nic`` is None where it is asked for."""
 
@@ -66,6 +85,7 @@ class Hardware:
     nic_bytes_per_s: Figure | None
     nic_per_device: bool
     nic_latency_ns: Figure
+    collectives: Collectives | None
 
     def node_nic_bytes_per_s(self, devices: int) -> int | None:
         """Bandwidth of a node's network cards, by its devices, in one direction; None where the table has none."""
@@ -160,7 +180,19 @@ def _hardware(kind: str, context: dict[str, str], form: dict[str, Any]) -> Hardw
         nic_bytes_per_s=_rate(nic) if nic else None,
         nic_per_device=nic is not None and nic["per"] == "device",
         nic_latency_ns=_time(form.get("nic_latency", _LATENCY_OF_OTHERS)),
+        collectives=_collectives(form["collectives"]) if "collectives" in form else None,
     )
+
+
+def _collectives(given: dict[str, Any]) -> Collectives:
+    reach = {
+        operation: Reach(
+            given[operation]["share"], *(parse_time_ns(given[operation][name]) for name in ("step", "each"))
+        )
+        for operation in get_args(Operation)
+        if operation in given
+    }
+    return Collectives(given["from"], given["most_members"], reach)
 
 
 _LATENCY_OF_OTHERS = {"is": "30 us", "from": ASSUMED}

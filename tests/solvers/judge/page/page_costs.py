@@ -179,7 +179,10 @@ def curve(entries: list[tuple[int, int]], size: int) -> int | None:
 
 
 class Costs:
-    """Section 3 for one plan; ``long_run`` of a plan without a flush, whose micro-batches all have the same rows."""
+    """Section 3 for one plan; ``long_run`` of a plan without a flush, whose micro-batches all have the same rows.
+
+    ``O``: of ``Q`` what a device sums and keeps states of; less where GPUs of a cell hold copies (docs/degrees.md).
+    """
 
     def __init__(self, problem: Problem, allocation: Allocation, overlap: bool | None, long_run: bool = False) -> None:
         self.problem, self.long_run = problem, long_run
@@ -194,6 +197,7 @@ class Costs:
             [int(b) - int(a) for a, b in pairwise(prefix)]
             for prefix in (problem.parameter_bytes, problem.trainable_bytes, problem.update_ns)
         )
+        self.O = self.Q
         self.A, self.G = ([int(x) for x in each] for each in (problem.forward_bytes, problem.backward_bytes))
         self.value, self.stage, self.transfer = cache(self._value), cache(self._stage), cache(self._transfer)
         self.groups = self._groups()
@@ -440,26 +444,35 @@ class Costs:
             stages = [s for s, stage in enumerate(self.stages) if stage.first <= first and last <= stage.last]
             devices = list(dict.fromkeys(d for s in stages for d in self.stages[s].devices))
             buckets = []
-            for low, size in self._walk(first, last) if len(devices) > 1 else ():
+            for low, size, inside in self._walk(first, last) if len(devices) > 1 or self.inside(first, last) else ():
                 place = met.get(stages[0], 0)
                 met[stages[0]] = place + 1
-                duration, used = self.all_reduce(size, devices), self.ring_resources(devices)
+                duration, used = inside + self.all_reduce(size, devices), self.ring_resources(devices)
                 buckets.append(Bucket(len(groups), low, place, duration, used))
             groups.append(Group(first, last, stages, devices, buckets))
         return groups
 
-    def _walk(self, first: int, last: int) -> list[tuple[int, int]]:
-        """(first layer, bytes) of a group's buckets, bucket 0 first."""
-        size = dict(enumerate(self.Q))
+    def inside(self, first: int, last: int) -> int:
+        """What the GPUs of a cell take to sum some layers among themselves."""
+        return 0
+
+    def own(self, tied: int) -> int:
+        """What a device sums and keeps states of a tied parameter."""
+        return tied
+
+    def _walk(self, first: int, last: int) -> list[tuple[int, int, int]]:
+        """(first layer, bytes, time inside) of a group's buckets, bucket 0 first."""
+        size = dict(enumerate(self.O))
         for _name, layers, tied in self.problem.shared_parameters:
             if any(not first <= layer <= last for layer in layers):
-                size[layers[0]] = max(0, size[layers[0]] - tied)
-        buckets, collected = [], 0
+                size[layers[0]] = max(0, size[layers[0]] - self.own(tied))
+        buckets, collected, inside = [], 0, 0
         for layer in range(last, first - 1, -1):
             collected += size[layer]
-            if collected >= self.problem.rules.bucket_bytes or (layer == first and collected > 0):
-                buckets.append((layer, collected))
-                collected = 0
+            inside += self.inside(layer, layer)
+            if collected >= self.problem.rules.bucket_bytes or (layer == first and collected + inside > 0):
+                buckets.append((layer, collected, inside))
+                collected = inside = 0
         return buckets
 
     # 5, tied parameters
@@ -478,5 +491,5 @@ class Costs:
                 continue
             devices = sorted({d for s in stages for d in self.stages[s].devices})
             used = self.ring_resources(devices)
-            found.append(Tie(len(found), stages, devices, self.all_reduce(size, devices), used))
+            found.append(Tie(len(found), stages, devices, self.all_reduce(self.own(size), devices), used))
         return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from page_clock import GRADIENT, Run, Span
@@ -60,10 +60,14 @@ class Memory:
         """Trainable bytes with the copies of ties."""
         return self._with_ties(s, self.costs.Q)
 
-    def _with_ties(self, s: int, size: list[int]) -> int:
+    def shared_out(self, s: int) -> int:
+        """Trainable bytes whose states replicas share out, with the copies of ties."""
+        return self._with_ties(s, self.costs.O, self.costs.own)
+
+    def _with_ties(self, s: int, size: list[int], own: Callable[[int], int] = int) -> int:
         layers = range(self.costs.stages[s].first, self.costs.stages[s].last + 1)
         copies = [
-            tied
+            own(tied)
             for _name, of, tied in self.costs.problem.shared_parameters
             if of[0] not in layers and any(layer in layers for layer in of)
         ]
@@ -73,7 +77,7 @@ class Memory:
         trainable, replicas = self.trainable(s), len(self.costs.stages[s].devices)
         states = trainable * self.rules.state_factor
         if self.rules.shard_states:
-            states = up(states, replicas)
+            states = up(self.shared_out(s) * self.rules.state_factor, replicas)
         return [
             (0, None, self._with_ties(s, self.costs.P), "parameters"),
             (0, None, states, "optimizer"),

@@ -1,0 +1,82 @@
+"""Which kernels of a profile are smaller than those that the rules of `primitives` were fitted to.
+
+They are timed by the same rule, extrapolated; the profile says so, and by how much the rule is off where somebody
+measured such a kernel.
+"""
+
+from __future__ import annotations
+
+from penstock.executor.profiling.device_table import EXTRAPOLATED_EXPECTED_ERROR, DeviceFacts, device_facts
+from penstock.schemas.profile import ModelProfile
+from penstock.shapes.costs.case import Case
+from penstock.shapes.costs.layers import costs_of
+from penstock.shapes.kernels import Kernels
+from penstock.shapes.layout import Layout
+from penstock.shapes.primitives import LEAST_ATTENTION_ROWS, LEAST_FLOPS, LEAST_GROUP_ROWS
+
+_SENTENCES = {
+    LEAST_FLOPS: "matrix products of {:.2g} FLOP are timed by the rule of those from {:.2g} on; where OpenXLA measured "
+    "such, on H100 and B200, they take half as long again",
+    LEAST_GROUP_ROWS: "products of groups of {:,.0f} rows are timed by the rule of groups from {:,.0f} on; by how much "
+    "they miss it is unknown",
+    LEAST_ATTENTION_ROWS: "attention of {:,.0f} rows is timed by the rule of attention from {:,.0f} on; by how much it "
+    "misses it is unknown",
+}
+
+
+class _Watched(Kernels):
+    """Kernels that remember the least of what each rule depends on, by the least that was measured."""
+
+    def __init__(self, facts: DeviceFacts) -> None:
+        super().__init__(facts, "bf16")
+        self.seen: dict[float, float] = {}
+
+    def _see(self, measured: float, value: float) -> None:
+        self.seen[measured] = min(value, self.seen.get(measured, value))
+
+    def product_ns(self, rows: float, inner: float, columns: float, *, result_bytes: int | None = None) -> float:
+        self._see(LEAST_FLOPS, 2 * rows * inner * columns)
+        return super().product_ns(rows, inner, columns, result_bytes=result_bytes)
+
+    def grouped_product_ns(
+        self, groups: int, rows: float, inner: float, columns: float, *, result_bytes: int | None = None
+    ) -> float:
+        self._see(LEAST_GROUP_ROWS, min(rows, inner, columns))
+        return super().grouped_product_ns(groups, rows, inner, columns, result_bytes=result_bytes)
+
+    def attention_ns(self, flops: float, rows: float, *, backward: bool) -> float:
+        self._see(LEAST_ATTENTION_ROWS, rows)
+        return super().attention_ns(flops, rows, backward=backward)
+
+
+def with_range(profile: ModelProfile) -> ModelProfile:
+    """The computed profile with what is extrapolated among its assumptions, and the error that this makes likely."""
+    facts = [device_facts(kind) for kind in profile.device_kinds]
+    said = [
+        f"kernels of {own.kind} reach as much of its peaks as those of {own.like} do: its own are not measured"
+        for own in facts
+        if own.like is not None
+    ]
+    said += [
+        _SENTENCES[measured].format(least, measured)
+        for measured, least in _least(profile, facts[0]).items()
+        if least < measured
+    ]
+    if not said:
+        return profile
+    error = max(EXTRAPOLATED_EXPECTED_ERROR, profile.source.expected_error)
+    source = profile.source.model_copy(update={"expected_error": error})
+    return profile.model_copy(update={"assumptions": (*profile.assumptions, *said), "source": source})
+
+
+def _least(profile: ModelProfile, facts: DeviceFacts) -> dict[float, float]:
+    """The least of each kind of kernel, at the smallest micro-batch and all degrees."""
+    assert profile.shape is not None
+    size = min(one.micro_batch_size for one in profile.measurements)
+    watched = _Watched(facts)
+    for degrees in ({}, *(variant.degrees.model_dump() for variant in profile.variants or ())):
+        layout = Layout(framework=profile.framework or "torch", micro_batch_size=size, **degrees)
+        case = Case(profile.shape, layout, facts)
+        case.kernels = watched
+        costs_of(case)
+    return watched.seen

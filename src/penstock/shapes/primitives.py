@@ -1,0 +1,49 @@
+"""By how much kernels miss what a large matrix product reaches, by kind of device: a few numbers for each operator.
+
+Fitted by ``benchmarks/bench_primitives.py`` to SimuMax's measurements (MooreThreads/SimuMax, release 1.2, Apache-2.0)
+on B200 and A100-PCIe in bf16: 697 matrix products, 120 products of groups, and flash attention of 88 shapes. The
+benchmark fails where these numbers are not, rounded, what the fit gives. Errors are those on shapes that were held out.
+The other kinds have the rule of products of both, the attention of an earlier fit to both, and the groups of B200.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from penstock.executor.profiling.device_table import DeviceFacts
+
+
+class Attention(NamedTuple):
+    """Flash attention: its rate in a large layer over that of matrix products, and the rows that reach half of it.
+
+    A row is a query of one head. Blocks of rows are what the kernel gives to processors, so few rows leave some idle.
+    """
+
+    rate: float
+    half_rows: int
+
+
+class Rule(NamedTuple):
+    """Of one kind. ``exposed``: of the time that the bytes of a product take, what its arithmetic does not hide."""
+
+    exposed: float
+    exposed_in_groups: float
+    forward: Attention
+    backward: Attention
+
+
+LEAST_FLOPS, LEAST_GROUP_ROWS, LEAST_ATTENTION_ROWS = 6.7e9, 128, 16_384
+"""The smallest product, rows of a group and rows of attention that were measured; smaller ones are extrapolated. The
+largest are 69 TFLOP, 9,832 and 8,388,608, and a rule has reached the rate of a large layer long before."""
+
+_B200 = Rule(0.5, 0.79, Attention(1.05, 61_000), Attention(0.82, 10_400))
+_MEASURED = {
+    "A100": Rule(0.5, 0.43, Attention(0.83, 21_000), Attention(0.64, 7_500)),
+    "B200": _B200,
+}
+_OTHERS = Rule(0.5, _B200.exposed_in_groups, Attention(1.0, 55_000), Attention(0.85, 16_000))
+
+
+def rule_of(facts: DeviceFacts) -> Rule:
+    """The rule of a kind, or that of the kind that it is taken to be like."""
+    return _MEASURED.get(facts.like or facts.kind, _OTHERS)
