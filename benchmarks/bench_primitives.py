@@ -4,7 +4,8 @@
 
 FOLDER holds SimuMax's system files (``simumax-b200_bf16_ceperm.json``, ``simumax-a100_pcie.json``;
 MooreThreads/SimuMax, release 1.2, Apache-2.0), OPENXLA is
-``xla/service/gpu/model/matmul_interpolator_data.h`` of openxla/xla (Apache-2.0), 375 products measured on compute capability 9.0, which no number was fitted to. None of it is part of this repository.
+``xla/service/gpu/model/matmul_interpolator_data.h`` of openxla/xla (Apache-2.0), 375 products measured on compute
+capability 9.0, which no number was fitted to. None of it is part of this repository.
 
 A time is linear in a rule's numbers: FLOPs over the peak, and the bytes of a product or the FLOPs per row of attention.
 The fit has the least mean relative error; products share the exposed bytes of both kinds, each kind counting alike.
