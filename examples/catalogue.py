@@ -37,8 +37,7 @@ def model_names() -> tuple[str, ...]:
 
 def profile_names() -> tuple[str, ...]:
     """The models that have a profile by name: shipped, or computed of a shape."""
-    computed = (name for name, known in SHAPES.items() if known.latent is None)
-    return tuple(sorted({*model_names(), *computed}))
+    return tuple(sorted({*model_names(), *SHAPES}))
 
 
 def cluster_names() -> tuple[str, ...]:
@@ -51,9 +50,9 @@ def profile(name: str) -> ModelProfile:
     """The profile of model ``name``, shipped or computed for all kinds. Raises NotFound naming the nearest models."""
     if known_profile(name) in model_names():
         return ModelProfile.read(_HERE / "profiles" / f"{name}.json")
-    from penstock.planning.documents import computed_profile
+    from penstock.shapes.profiles import FRAMEWORK, every_kind, profile_of
 
-    return computed_profile(SHAPES[name])
+    return profile_of(SHAPES[name], FRAMEWORK, every_kind())
 
 
 def known_profile(name: str) -> str:

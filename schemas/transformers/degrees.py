@@ -21,9 +21,9 @@ ContextKind = Literal["ring", "all_gather", "all_to_all"]
 Module = Literal["attention", "mlp", "norm", "mla_up_proj", "moe_act", "shared_experts"]
 """What of a layer is recomputed by itself: attention with its projections, the whole feed-forward (Megatron's ``mlp``;
 of a layer with experts its ``moe``: router, dispatch, experts, shared experts), the norms of the hidden width
-(Megatron's ``layernorm``); of latent attention the projections from the narrow widths with the rotary positions
-(``mla_up_proj``), the activation between the products of experts, the shared experts. Megatron's ``core_attn`` keeps
-nothing under flash attention."""
+(Megatron's ``layernorm``), the projections of latent attention from its narrow widths with the rotary positions, the
+activation between the products of experts, the shared experts. Megatron's ``core_attn`` keeps nothing under flash
+attention."""
 
 WITHIN: dict[Module, Module] = {"mla_up_proj": "attention", "moe_act": "mlp", "shared_experts": "mlp"}
 """Modules that are parts of another one: recomputing that makes them again as well."""

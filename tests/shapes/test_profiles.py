@@ -12,7 +12,7 @@ from penstock.schemas.errors import InvalidDocument, NotFound, UnsupportedReques
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import MemoryModel, PlanRequest
 from penstock.schemas.transformers.degrees import Framework
-from penstock.schemas.transformers.shape import Experts, LatentAttention, TransformerShape
+from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes import parameters
 from penstock.shapes.costs.case import Case
 from penstock.shapes.costs.layers import costs_of
@@ -134,21 +134,6 @@ def test_a_tied_head_holds_its_norm_alone() -> None:
     (tie,) = found.shared_parameters
     assert (tie.layers, tie.bytes) == ((0, 97), 2 * 50_304 * shape.hidden)
     assert sum(layer.parameter_bytes for layer in found.layers) == pytest.approx(2 * 175e9, rel=0.01)
-
-
-MOE = LLAMA.model_copy(update={"name": "moe", "experts": Experts(number=8, per_token=2, ffn=1024)})
-LATENT = LLAMA.model_copy(
-    update={
-        "name": "latent",
-        "latent": LatentAttention(key_value_rank=512, plain_width=128, rotary_width=64, value_width=128),
-    }
-)
-
-
-def test_what_has_no_closed_form_is_refused() -> None:
-    with pytest.raises(UnsupportedRequest, match="latent has latent attention") as refused:
-        profile_of(LATENT, "megatron", ("H100",))
-    assert "penstock fits" in (refused.value.remedy or "")
 
 
 def test_an_illegal_degree_is_refused_with_its_rule() -> None:

@@ -18,11 +18,6 @@ from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes.hugging_face import shape_of
 from penstock.shapes.profiled_degrees import USUAL, Asked
 
-UPDATE_KIND = "A100"
-"""The kind on which updates are costed where a profile is computed for all kinds, as in the shipped ones."""
-FRAMEWORK: Framework = "torch"
-"""Whose kernels and memory a profile that is computed here has by default, as the shipped ones do."""
-
 
 def find_profile(
     given: str | Path | ModelProfile,
@@ -65,20 +60,18 @@ def computed_profile(
 ) -> ModelProfile:
     """Return the profile of a transformer by the closed forms, for all kinds in the table where none is named.
 
-    Raises UnsupportedRequest for illegal degrees and latent attention, NotFound for an unknown kind, InvalidDocument
+    Raises UnsupportedRequest for illegal degrees, NotFound for an unknown kind, InvalidDocument
     for an unknown framework or kind of context parallelism.
     """
     if framework is not None and framework not in get_args(Framework):
         raise InvalidDocument(f"the framework {framework!r} is none of {', '.join(get_args(Framework))}")
     kind = None if context_kind is None else context_kind_of(context_kind)
-    from penstock.executor.profiling.device_table import PROFILED
-    from penstock.shapes.profiles import SIZES, profile_of
+    from penstock.shapes.profiles import FRAMEWORK, SIZES, every_kind, profile_of
 
-    kinds = tuple(device_kinds) or (UPDATE_KIND, *(kind for kind in PROFILED if kind != UPDATE_KIND))
     return profile_of(
         shape,
         framework or FRAMEWORK,
-        kinds,
+        tuple(device_kinds) or every_kind(),
         micro_batch_sizes=micro_batch_sizes or SIZES,
         asked=asked,
         context_kind=kind,

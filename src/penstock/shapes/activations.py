@@ -96,7 +96,7 @@ def kept_by_modules(shape: TransformerShape, layout: Layout, *, dense: bool) -> 
 
 
 def context_buffers(shape: TransformerShape, layout: Layout) -> Fraction:
-    """Bytes per token of a GPU that a layer has besides while it attends, where GPUs share sequences.
+    """Bytes per token of a GPU that a layer has in addition while it attends, where GPUs share sequences.
 
     A ring keeps the blocks of keys and values and the results of all steps until the last, as Transformer Engine does.
     Gathered keys and values, unless they are kept, are there with their gradients. Of an all-to-all what is sent is
@@ -139,11 +139,11 @@ def _pieces(
     spread: int,
     expert: tuple[int, int],
     framework: Framework,
-    gathered: int,
+    context: int,
 ) -> _Pieces:
     """``spread``: how many GPUs share what lies between the tensor-parallel parts.
 
-    ``gathered``: how many times as many keys and values are kept as a GPU's tokens have.
+    ``context``: of how many GPUs each keeps keys and values.
     """
     hidden, norms = shape.hidden, shape.norms_per_layer
     eager_rms = framework == "torch" and shape.norm == "rms"
@@ -151,20 +151,20 @@ def _pieces(
     masks = 2 * _MASK * hidden if shape.dropout else 0
     inputs = Fraction(norms * (into * hidden + statistics) + masks, spread)
     heads = heads_of(shape, tensor)
-    beyond = _BF16 * (gathered - 1) * heads.moved
+    attention = _BF16 * (context - 1) * heads.moved
     up = Fraction(0)
     if shape.latent is None:
-        attention = _attention(shape, tensor, eager_rms, framework)
+        attention += _attention(shape, tensor, eager_rms, framework)
     else:
-        up = _BF16 * (heads.queries + heads.moved)
-        attention = _latent(shape, shape.latent, tensor, spread)
+        latent, up = _latent(shape, shape.latent, tensor, spread, framework)
+        attention += latent
     if shape.experts is None or dense:
         feed_forward = _FeedForward(_feed_forward(shape, shape.ffn, framework) / tensor)
     else:
         feed_forward = _mixture(shape, shape.experts, tensor, spread, expert, framework)
     read_whole = 1 if shape.experts is not None and not dense and not shape.experts.shared_ffn else 2
     norm = _norm_results(shape, framework, spread, read_whole)
-    return _Pieces(inputs, norm, attention + beyond, feed_forward.whole, up, *feed_forward[1:])
+    return _Pieces(inputs, norm, attention, feed_forward.whole, up, *feed_forward[1:])
 
 
 def _norm_results(shape: TransformerShape, framework: Framework, spread: int, read_whole: int) -> Fraction:
@@ -185,11 +185,23 @@ def _attention(shape: TransformerShape, tensor: int, eager_rms: bool, framework:
     return found
 
 
-def _latent(shape: TransformerShape, latent: LatentAttention, tensor: int, spread: int) -> Fraction:
-    """Both narrow projections before and after their norms, then heads of queries, keys and values."""
-    narrow = _BF16 * (2 * (latent.query_rank or 0) + 2 * latent.key_value_rank + latent.rotary_width)
-    wide = _BF16 * sum(heads_of(shape, tensor), Fraction(0)) + Fraction(_FP32 * shape.heads, tensor)
-    return Fraction(narrow, spread) + wide
+def _latent(
+    shape: TransformerShape, latent: LatentAttention, tensor: int, spread: int, framework: Framework
+) -> tuple[Fraction, Fraction]:
+    """Narrow projections before and after their norms, the rotary part of keys, heads of queries, keys and values, the
+    result and its log-sum-exp; and what of it is made from the narrow ones. In torch what is narrow is whole on every
+    GPU, and values are a part of what they were projected with.
+    """
+    heads, norm = heads_of(shape, tensor), norm_kept(shape, framework)
+    ranks = [rank for rank in (latent.query_rank, latent.key_value_rank) if rank is not None]
+    narrow = Fraction(sum(ranks) * (norm.before + norm.after))
+    up = _BF16 * (heads.queries + heads.moved)
+    if framework == "torch":
+        narrow += len(ranks) * norm.statistics
+        up += _BF16 * Fraction(shape.heads * latent.plain_width, tensor)
+    else:
+        narrow = (narrow + _BF16 * latent.rotary_width) / spread
+    return narrow + up + _BF16 * heads.results + Fraction(_FP32 * shape.heads, tensor), up
 
 
 def _feed_forward(shape: TransformerShape, width: int, framework: Framework) -> Fraction:

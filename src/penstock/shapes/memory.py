@@ -111,8 +111,8 @@ def memory_of_stages(shape: TransformerShape, layout: Layout) -> list[Memory]:
         if layers not in known:
             again = max((kind.again for kind, number in zip(kinds, layers[:2], strict=True) if number), default=0)
             own = _without_stash(shape, layout, layers, tokens)
-            beside = max(0, buffers - own.logits)  # scores are gone when blocks run backward
-            known[layers] = own._replace(activations=math.ceil(again * tokens) + beside)
+            more = max(0, buffers - own.logits)  # scores are gone when blocks run backward
+            known[layers] = own._replace(activations=math.ceil(again * tokens) + more)
         stash = sum(kind.kept * number for kind, number in zip(kinds, in_flight_of, strict=True)) * tokens
         found.append(known[layers]._replace(activations=known[layers].activations + math.ceil(stash)))
     return found
@@ -231,6 +231,5 @@ def dummy_bytes(shape: TransformerShape, layout: Layout, *, kinds: Iterable[bool
     for dense in kinds:
         shapes.update(parameters.matrices(shape, dense=dense))
         of_experts.update(parameters.expert_matrices(shape, dense=dense))
-    each = ((shapes, layout.tensor), (of_experts, layout.expert_tensor))
-    numbers = (Fraction(sum(rows * columns for rows, columns in found), degree) for found, degree in each)
-    return math.ceil(_BF16 * sum(numbers))
+    experts = Fraction(sum(rows * columns for rows, columns in of_experts), layout.expert_tensor)
+    return math.ceil(_BF16 * (parameters.local_elements(shape, shapes, layout.tensor) + experts))

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from penstock.executor.profiling.device_table import ANALYTIC_EXPECTED_ERROR, Dtype, device_facts
-from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
+from penstock.executor.profiling.device_table import ANALYTIC_EXPECTED_ERROR, PROFILED, Dtype, device_facts
+from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.profile import (
     BoundaryTensor,
     DividedCost,
@@ -35,6 +35,10 @@ from penstock.shapes.memory import vocabulary_rows
 from penstock.shapes.profiled_degrees import TENSOR_DEGREES, USUAL, Asked, layouts_of
 from penstock.shapes.roles import Role, roles_of
 
+UPDATE_KIND = "A100"
+"""The kind on which updates are costed where a profile is computed for all kinds, as in the shipped ones."""
+FRAMEWORK: Framework = "torch"
+"""Whose kernels and memory a computed profile has where nothing is said, as the shipped ones do."""
 SIZES = (1, 2, 4, 8, 16)
 """Samples of a micro-batch."""
 _KINDS: dict[Role, str] = {"embedding": "Embedding", "dense": "Block", "experts": "ExpertBlock", "head": "Head"}
@@ -56,6 +60,11 @@ class _Class(NamedTuple):
     first: int
 
 
+def every_kind() -> tuple[str, ...]:
+    """All kinds of the table of devices, that of the updates first."""
+    return (UPDATE_KIND, *(kind for kind in PROFILED if kind != UPDATE_KIND))
+
+
 def profile_of(
     shape: TransformerShape,
     framework: Framework,
@@ -67,10 +76,9 @@ def profile_of(
 ) -> ModelProfile:
     """The profile of a transformer in bf16, computed for these kinds of devices, at degrees that `Asked` says.
 
-    Raises UnsupportedRequest for illegal degrees and latent attention, NotFound for a kind that the table of devices
+    Raises UnsupportedRequest for illegal degrees, NotFound for a kind that the table of devices
     lacks, InvalidDocument for no kind or a size below 1.
     """
-    _refuse_unknown(shape)
     sizes = sorted(set(micro_batch_sizes))
     if not device_kinds or not sizes or sizes[0] < 1:
         raise InvalidDocument("a profile needs a kind of device, and micro-batches of at least 1 sample")
@@ -98,13 +106,17 @@ def profile_of(
             f"update_ns is one fused step of Adam on {kinds[0]}",
             "the loss belongs to the last layer; decoders compute half of each square of attention",
         ),
-        source=ProfileSource(
-            method="analytic",
-            description=f"closed form of {shape.name}'s layers, times from the table of {', '.join(kinds)}",
-            expected_error=ANALYTIC_EXPECTED_ERROR,
-        ),
+        source=_source(shape, kinds),
     )
     return with_range(with_variants(plain, shape, framework, asked=asked, context_kind=context_kind))
+
+
+def _source(shape: TransformerShape, kinds: Sequence[str]) -> ProfileSource:
+    return ProfileSource(
+        method="analytic",
+        description=f"closed form of {shape.name}'s layers, times from the table of {', '.join(kinds)}",
+        expected_error=ANALYTIC_EXPECTED_ERROR,
+    )
 
 
 def with_variants(
@@ -117,10 +129,9 @@ def with_variants(
 ) -> ModelProfile:
     """The profile with its shape and framework, and its costs at degrees (see `profile_of`).
 
-    Raises UnsupportedRequest for illegal degrees and latent attention, InvalidDocument where the profile's
+    Raises UnsupportedRequest for illegal degrees, InvalidDocument where the profile's
     layers are not embedding, the shape's blocks and head, NotFound for a kind that the table of devices lacks.
     """
-    _refuse_unknown(shape)
     _refuse_other_layers(profile, shape)
     single = Layout(framework=framework, context_kind=context_kind)
     layouts, why_none = layouts_of(shape, single, asked)
@@ -147,17 +158,6 @@ def with_variants(
             "assumptions": (*profile.assumptions, *assumed),
         }
     )
-
-
-def _refuse_unknown(shape: TransformerShape) -> None:
-    """Raise UnsupportedRequest for layers whose times have no closed form here."""
-    if shape.latent is not None:
-        raise UnsupportedRequest(
-            f"{shape.name} has latent attention, whose times are not known in closed form",
-            faults=(Fault("/shape", "latent attention", "shape"),),
-            remedy="`penstock fits` says which of its layouts are legal and fit into memory; `penstock profile --job`"
-            " measures a PyTorch model",
-        )
 
 
 def _refuse_other_layers(profile: ModelProfile, shape: TransformerShape) -> None:

@@ -79,7 +79,7 @@ def out_of(case: Case, size: int) -> tuple[Collective, ...]:
 
 
 def replicated(case: Case, number: int) -> tuple[Collective, ...]:
-    """Under sequence parallelism GPUs have parts of the gradients of these parameters, which each has a copy of."""
+    """Under sequence parallelism GPUs have parts of the gradients of ``number`` parameters that each has a copy of."""
     return (collective("step", "all_reduce", FP32 * number),) if case.spread > 1 and number else ()
 
 

@@ -5,8 +5,8 @@ all have the same work. Three ways to let its queries see all keys are known:
 
 ``ring``
     c attention kernels on one block of keys and values each, while the next block comes from a neighbour. A step takes
-    the longer of kernel and sends, so that the kernels of c - 1 steps hide as much of the c - 1 sends. Backward the
-    gradients of keys and values follow a step behind: Transformer Engine's [1]_ first step has the keys and values
+    the longer of kernel and sends, so that the kernels of c - 1 steps hide that much of the c - 1 sends. Backward the
+    gradients of keys and values follow one step later: Transformer Engine's [1]_ first step has the keys and values
     alone on the way, the last the gradients alone, and those between both. torch [2]_ adds gradients up in fp32, and
     sends them once more, to whom they belong, when no kernel is left.
 ``all_gather``
@@ -16,7 +16,7 @@ all have the same work. Three ways to let its queries see all keys are known:
     Queries, keys and values are exchanged for those of fewer heads and all tokens, the result is exchanged back
     (DeepSpeed Ulysses [4]_); nothing is hidden.
 
-.. [1] Transformer Engine, ``attention/dot_product_attention/context_parallel.py``: ``AttnFuncWithCPAndKVP2P``,
+.. [1] Transformer Engine, module ``context_parallel`` of its attention: ``AttnFuncWithCPAndKVP2P``,
    ``AttnFuncWithCPAndKVAllGather``, ``AttnFuncWithCPAndQKVOA2A``.
 .. [2] torch, ``torch.distributed.tensor.experimental``, ``_templated_ring_attention`` with its rotation by all-to-all.
 .. [3] torch, ``flex_cp_allgather``, which torchtitan uses.
@@ -74,7 +74,7 @@ def _ring(case: Case, heads: Heads, kernel: Times) -> tuple[Collective, ...]:
 
 
 def _sends(phase: Phase, size: Fraction, count: int, hidden_ns: int) -> tuple[Collective, ...]:
-    """So many sends, each beside a kernel of ``hidden_ns``."""
+    """``count`` sends, each during a kernel of ``hidden_ns``."""
     if count == 0:
         return ()
     return (collective(phase, "send", math.ceil(size), count, over="context", hidden_ns=count * hidden_ns),)
