@@ -27,7 +27,7 @@ from penstock.shapes.legality import broken
 from penstock.shapes.memory import memory_of_stages
 
 GIB = 2**30
-MOST_ERROR, MOST_CONTEXT_ERROR, MOST_ERROR_WITH_EXPERTS = 0.02, 0.03, 0.05
+MOST_ERROR, MOST_CONTEXT_ERROR, MOST_EXPERTS_ERROR = 0.02, 0.03, 0.05
 MODELS = {"llama3_70b": "llama3-70b", "llama3_405b": "llama3-405b_padding_128", "deepseekv2": "deepseekv2"}
 
 NAMED_DIFFERENCES = {
@@ -187,7 +187,7 @@ def main(arguments: list[str]) -> int:
     wrong = 0
     print(f"{'memory of the fullest GPU':55} {'measured':>9} {'predicted':>9} {'error':>8}")
     for row in measured_rows(folder):
-        bound = MOST_ERROR_WITH_EXPERTS if not row.dense else MOST_ERROR if row.context == 1 else MOST_CONTEXT_ERROR
+        bound = MOST_EXPERTS_ERROR if not row.dense else MOST_ERROR if row.context == 1 else MOST_CONTEXT_ERROR
         missed = abs(row.error) > bound
         wrong += missed
         mark = "MISSED" if missed else "ok"

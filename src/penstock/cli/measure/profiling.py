@@ -21,11 +21,13 @@ from penstock.cli.options import (
     ContextKind,
     Directory,
     Document,
+    Expert,
+    ExpertTensor,
     Framework,
     HuggingFace,
     MeasureFor,
     SequenceLength,
-    degrees_of,
+    costed_degrees,
 )
 from penstock.cli.panels import MEASURE
 from penstock.cli.service.remote import Post
@@ -64,6 +66,8 @@ class Transformer:
     sequence_length: SequenceLength = None
     framework: Framework = None
     context: Context = None
+    expert: Expert = None
+    expert_tensor: ExpertTensor = None
     context_kind: ContextKind = None
 
     @property
@@ -288,13 +292,12 @@ def _of_transformer(
     refuse_unwritable(output)
     screen = _screen(output)
     shape = find_shape(transformer.example or transformer.hf or "", transformer.sequence_length)
-    context = None if transformer.context is None else degrees_of(transformer.context, "context")
     found = computed_profile(
         shape,
         transformer.framework,  # type: ignore[arg-type]
         kinds or (),
         sizes or (),
-        context_degrees=context,
+        asked=costed_degrees(transformer.context, transformer.expert, transformer.expert_tensor),
         context_kind=transformer.context_kind,
     )
     write_document(found, output)
