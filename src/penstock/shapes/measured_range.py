@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from penstock.executor.profiling.device_table import EXTRAPOLATED_EXPECTED_ERROR, DeviceFacts, device_facts
 from penstock.schemas.profile import ModelProfile
-from penstock.shapes.costs import Case, costs_of
+from penstock.shapes.costs.case import Case
+from penstock.shapes.costs.layers import costs_of
 from penstock.shapes.kernels import Kernels
 from penstock.shapes.layout import Layout
 from penstock.shapes.primitives import LEAST_ATTENTION_ROWS, LEAST_FLOPS, LEAST_GROUP_ROWS
