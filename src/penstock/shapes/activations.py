@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from penstock.schemas.transformers.degrees import WITHIN, Framework, Module
 from penstock.schemas.transformers.shape import Experts, LatentAttention, TransformerShape
+from penstock.shapes.heads import heads_of
 from penstock.shapes.layout import FULL, Layout
 from penstock.shapes.routing import busiest, copies_per_token
 
@@ -58,6 +59,8 @@ class _Pieces(NamedTuple):
     """The whole feed-forward, with those of its parts that follow."""
     moe_act: Fraction
     shared_experts: Fraction
+    mla_up_proj: Fraction
+    """A part of attention."""
 
     @property
     def total(self) -> Fraction:
@@ -86,10 +89,29 @@ def per_token(shape: TransformerShape, layout: Layout, *, dense: bool) -> Kept:
     return Kept(pieces.total - again, again)
 
 
+def context_buffers(shape: TransformerShape, layout: Layout) -> Fraction:
+    """Bytes per token of a GPU that a layer has in addition while it attends, where GPUs share sequences.
+
+    A ring keeps the blocks of keys and values and the results of all steps until the last, as Transformer Engine does.
+    Gathered keys and values, unless they are kept, are there with their gradients. Of an all-to-all what is sent is
+    there with what is received.
+    """
+    context, heads = layout.context, heads_of(shape, layout.tensor)
+    if context == 1:
+        return Fraction(0)
+    if layout.context_by == "ring":
+        return _BF16 * context * (heads.moved + heads.results)
+    if layout.context_by == "all_gather":
+        return _BF16 * context * heads.moved * (1 if layout.framework == "torch" else 2)
+    return _BF16 * sum(heads, Fraction(0))
+
+
 def kept_by_modules(shape: TransformerShape, layout: Layout, *, dense: bool) -> dict[Module, Fraction]:
     """Bytes per token that recomputing each module frees that a layer, ``dense`` or with experts, has."""
     pieces = _pieces_of(shape, layout, dense=dense)
     modules: list[Module] = ["attention", "mlp", "norm"]
+    if pieces.mla_up_proj:
+        modules.append("mla_up_proj")
     if not dense:
         modules += ["moe_act", "shared_experts"] if pieces.shared_experts else ["moe_act"]
     return {module: getattr(pieces, module) for module in modules}
@@ -108,7 +130,9 @@ def before_scores(shape: TransformerShape, layout: Layout) -> Fraction:
 def _pieces_of(shape: TransformerShape, layout: Layout, *, dense: bool) -> _Pieces:
     """The sizes of a layer's modules depend on the degrees and the framework alone."""
     spread = layout.tensor if layout.sequence_parallel else 1
-    return _pieces(shape, dense, layout.tensor, spread, layout.expert, layout.expert_tensor, layout.framework)
+    gathered = layout.framework == "torch" and layout.context_by == "all_gather"
+    times = layout.context if gathered else 1
+    return _pieces(shape, dense, layout.tensor, spread, layout.expert, layout.expert_tensor, layout.framework, times)
 
 
 @lru_cache(maxsize=1024)
@@ -120,18 +144,25 @@ def _pieces(
     expert: int,
     expert_tensor: int,
     framework: Framework,
+    context: int,
 ) -> _Pieces:
-    """``spread``: how many GPUs share what lies between the tensor-parallel parts."""
+    """``spread``: how many GPUs share what lies between the tensor-parallel parts.
+
+    ``context``: of how many GPUs each keeps keys and values.
+    """
     hidden, norms = shape.hidden, shape.norms_per_layer
     eager_rms = framework == "torch" and shape.norm == "rms"
     into, _after, statistics = norm_kept(shape, framework)
     masks = 2 * _MASK * hidden if shape.dropout else 0
     inputs = Fraction(norms * (into * hidden + statistics) + masks, spread)
-    attention = (
-        _latent(shape, shape.latent, tensor, spread)
-        if shape.latent is not None
-        else _attention(shape, tensor, eager_rms, framework)
-    )
+    heads = heads_of(shape, tensor)
+    attention = _BF16 * (context - 1) * heads.moved
+    up = Fraction(0)
+    if shape.latent is None:
+        attention += _attention(shape, tensor, eager_rms, framework)
+    else:
+        up = _BF16 * (heads.queries + heads.moved)
+        attention += _latent(shape, shape.latent, tensor, spread)
     if shape.experts is None or dense:
         feed_forward = _FeedForward(_feed_forward(shape, shape.ffn, framework) / tensor)
     else:
@@ -144,7 +175,7 @@ def _pieces(
         activation = worked * _recomputed_activation(shape, shape.experts.ffn, framework)
         feed_forward = _FeedForward(router + routed + back + shared, activation, shared)
     gathered = 1 if shape.experts is not None and not dense and not shape.experts.shared_ffn else 2
-    return _Pieces(inputs, _norm_results(shape, framework, spread, gathered), attention, *feed_forward)
+    return _Pieces(inputs, _norm_results(shape, framework, spread, gathered), attention, *feed_forward, mla_up_proj=up)
 
 
 def _norm_results(shape: TransformerShape, framework: Framework, spread: int, gathered: int) -> Fraction:
@@ -156,22 +187,20 @@ def _norm_results(shape: TransformerShape, framework: Framework, spread: int, ga
 
 def _attention(shape: TransformerShape, tensor: int, eager_rms: bool, framework: Framework) -> Fraction:
     """Queries, keys, values, the result and its log-sum-exp; keys and values are whole heads on every GPU."""
-    queries = shape.heads * shape.head_width
-    keys = max(shape.kv_heads, tensor) * shape.head_width
-    found = _BF16 * (queries + 2 * keys) + _BF16 * queries + _FP32 * shape.heads
+    heads = heads_of(shape, tensor)
+    found = _BF16 * sum(heads, Fraction(0)) + Fraction(_FP32 * shape.heads, tensor)
     if shape.query_key_norm:
-        found += (2 * _FP32 if eager_rms else _BF16) * (queries + keys)
+        found += (2 * _FP32 if eager_rms else _BF16) * (heads.queries + heads.keys)
     if framework == "torch" and shape.kv_heads < shape.heads:
-        found += _BF16 * queries  # the result of grouped attention is copied before the projection
-    return Fraction(found, tensor)
+        found += _BF16 * heads.results  # the result of grouped attention is copied before the projection
+    return found
 
 
 def _latent(shape: TransformerShape, latent: LatentAttention, tensor: int, spread: int) -> Fraction:
     """Both narrow projections before and after their norms, then heads of queries, keys and values."""
     narrow = _BF16 * (2 * (latent.query_rank or 0) + 2 * latent.key_value_rank + latent.rotary_width)
-    query = latent.plain_width + latent.rotary_width
-    wide = _BF16 * shape.heads * (2 * query + 2 * latent.value_width) + _FP32 * shape.heads
-    return Fraction(narrow, spread) + Fraction(wide, tensor)
+    wide = _BF16 * sum(heads_of(shape, tensor), Fraction(0)) + Fraction(_FP32 * shape.heads, tensor)
+    return Fraction(narrow, spread) + wide
 
 
 def _feed_forward(shape: TransformerShape, width: int, framework: Framework) -> Fraction:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from penstock.schemas.transformers.degrees import Framework, Sharding
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes import parameters
-from penstock.shapes.activations import before_scores, per_token
+from penstock.shapes.activations import before_scores, context_buffers, per_token
 from penstock.shapes.layout import Layout, layers_of_stages
 from penstock.shapes.parameters import Parameters
 
@@ -104,14 +104,15 @@ def memory_of_stages(shape: TransformerShape, layout: Layout) -> list[Memory]:
     shape = parameters.with_copied_heads(shape, layout.tensor)
     tokens = Fraction(shape.sequence_length * layout.micro_batch_size, layout.context)
     kinds = [per_token(shape, layout, dense=dense) for dense in (True, False)]
+    buffers = math.ceil(context_buffers(shape, layout) * tokens)
     known: dict[_Layers, Memory] = {}
     found = []
     for layers, in_flight_of in _stages(shape, layout):
         if layers not in known:
             again = max((kind.again for kind, number in zip(kinds, layers[:2], strict=True) if number), default=0)
-            known[layers] = _without_stash(shape, layout, layers, tokens)._replace(
-                activations=math.ceil(again * tokens)
-            )
+            own = _without_stash(shape, layout, layers, tokens)
+            more = max(0, buffers - own.logits)  # scores are gone when blocks run backward
+            known[layers] = own._replace(activations=math.ceil(again * tokens) + more)
         stash = sum(kind.kept * number for kind, number in zip(kinds, in_flight_of, strict=True)) * tokens
         found.append(known[layers]._replace(activations=known[layers].activations + math.ceil(stash)))
     return found

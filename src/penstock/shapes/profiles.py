@@ -1,13 +1,15 @@
-"""Profiles of transformers that know several tensor degrees: of a shape alone, or of a profile and its shape.
+"""Profiles of transformers that know several degrees of parallelism: of a shape alone, or of a profile and its shape.
 
-At degree 1 the numbers are the profile's own; at degree t they are these, times what the closed form of `costs` says
-at t over what it says at 1. Tensor parallelism includes sequence parallelism.
+At degrees of 1 the numbers are the profile's own; at others they are these, times what the closed form of `costs` says
+there over what it says at 1. Tensor parallelism includes sequence parallelism.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from itertools import product
+from typing import Literal, NamedTuple
 
 from penstock.executor.profiling.device_table import ANALYTIC_EXPECTED_ERROR, Dtype, device_facts
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
@@ -24,7 +26,7 @@ from penstock.schemas.profile import (
     SharedParameter,
     Variant,
 )
-from penstock.schemas.transformers.degrees import Degrees, Framework, ModuleCost
+from penstock.schemas.transformers.degrees import Collective, ContextKind, Degrees, Framework, ModuleCost
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes.costs.case import Case
 from penstock.shapes.costs.layers import costs_of, layers_of, local_parameters
@@ -38,10 +40,20 @@ SIZES = (1, 2, 4, 8, 16)
 """Samples of a micro-batch."""
 TENSOR_DEGREES = (2, 4, 8)
 """Those that divide the GPUs of a usual node; tensor parallelism stays inside."""
+LONG = 32_768
+"""Tokens of a sample from which on a profile has context degrees where nothing is said of them."""
+MOST_CONTEXT = 32
+LEAST_TOKENS = 4096
+"""Of a sample on one GPU, at the context degrees that are chosen here."""
 _KINDS: dict[Role, str] = {"embedding": "Embedding", "dense": "Block", "experts": "ExpertBlock", "head": "Head"}
 _KERNELS: dict[Framework, str] = {
     "megatron": "Megatron-Core with Transformer Engine's fused norms, activations, rotary positions and cross-entropy",
     "torch": "eager PyTorch modules with flash attention",
+}
+_CONTEXT: dict[ContextKind, str] = {
+    "ring": "keys and values go around a ring, hidden by the attention of blocks that are there",
+    "all_gather": "keys and values are gathered, hidden by nothing",
+    "all_to_all": "heads are exchanged for tokens all-to-all, hidden by nothing",
 }
 
 
@@ -59,12 +71,16 @@ def profile_of(
     *,
     micro_batch_sizes: Sequence[int] = SIZES,
     tensor_degrees: Sequence[int] | None = None,
+    context_degrees: Sequence[int] | Literal["auto"] | None = None,
+    context_kind: ContextKind | None = None,
 ) -> ModelProfile:
     """The profile of a dense transformer in bf16, computed for these kinds of devices.
 
-    ``tensor_degrees``: those besides 1; left out, the legal ones of 2, 4 and 8. Raises UnsupportedRequest for experts,
-    latent attention and illegal degrees, NotFound for a kind that the table of devices lacks, InvalidDocument for
-    no kind or a size below 1.
+    ``tensor_degrees`` and ``context_degrees``: those besides 1. Left out, the legal ones of 2, 4 and 8, and of
+    `usual_context` for sequences of at least 32,768 tokens; ``auto``: of shorter ones as well.
+
+    Raises UnsupportedRequest for experts and for illegal degrees, NotFound for a kind that the table of devices lacks,
+    InvalidDocument for no kind or a size below 1.
     """
     _refuse_unknown(shape)
     sizes = sorted(set(micro_batch_sizes))
@@ -100,7 +116,21 @@ def profile_of(
             expected_error=ANALYTIC_EXPECTED_ERROR,
         ),
     )
-    return with_range(with_variants(plain, shape, framework, tensor_degrees=tensor_degrees))
+    divided = with_variants(
+        plain,
+        shape,
+        framework,
+        tensor_degrees=tensor_degrees,
+        context_degrees=context_degrees,
+        context_kind=context_kind,
+    )
+    return with_range(divided)
+
+
+def usual_context(shape: TransformerShape) -> tuple[int, ...]:
+    """Powers of two up to 32 that leave a GPU at least 4,096 tokens of a sample."""
+    powers = (2**power for power in range(1, MOST_CONTEXT.bit_length()))
+    return tuple(each for each in powers if each * LEAST_TOKENS <= shape.sequence_length)
 
 
 def with_variants(
@@ -109,31 +139,36 @@ def with_variants(
     framework: Framework,
     *,
     tensor_degrees: Sequence[int] | None = None,
+    context_degrees: Sequence[int] | Literal["auto"] | None = None,
+    context_kind: ContextKind | None = None,
 ) -> ModelProfile:
-    """The profile with its shape and framework, and its costs at tensor degrees.
+    """The profile with its shape and framework, and its costs at tensor and context degrees (see `profile_of`).
 
-    Raises UnsupportedRequest for experts, latent attention and illegal degrees, InvalidDocument where the profile's
+    Raises UnsupportedRequest for experts and illegal degrees, InvalidDocument where the profile's
     layers are not embedding, the shape's blocks and head, NotFound for a kind that the table of devices lacks.
     """
     _refuse_unknown(shape)
     _refuse_other_layers(profile, shape)
-    degrees, why_none = _legal(shape, framework, tensor_degrees)
+    single = Layout(framework=framework, context_kind=context_kind)
+    layouts, why_none = _legal(shape, single, tensor_degrees, context_degrees)
     classes, members = _classes(profile, roles_of(shape))
     assumed = [f"kernels and memory are those of {_KERNELS[framework]}"]
-    if degrees:
+    if layouts:
         assumed.append(
             "at tensor degrees sequence parallelism is on, computation hides no collective, and times are"
             " those of degree 1 times the ratio of the closed forms, in which small products and few rows of attention"
             " lose"
         )
+        if any(layout.context > 1 for layout in layouts):
+            assumed.append(f"at context degrees ({single.context_by}) {_CONTEXT[single.context_by]}")
     else:
         assumed.append(f"of the tensor degrees {', '.join(map(str, TENSOR_DEGREES))} none is legal: {why_none}")
     return profile.model_copy(
         update={
             "shape": shape,
             "framework": framework,
-            "classes": classes if degrees else None,
-            "variants": tuple(_variant(profile, shape, framework, t, members) for t in degrees) or None,
+            "classes": classes if layouts else None,
+            "variants": tuple(_variant(profile, shape, layout, members) for layout in layouts) or None,
             "assumptions": (*profile.assumptions, *assumed),
         }
     )
@@ -169,15 +204,25 @@ def _refuse_other_layers(profile: ModelProfile, shape: TransformerShape) -> None
 
 
 def _legal(
-    shape: TransformerShape, framework: Framework, asked: Sequence[int] | None
-) -> tuple[tuple[int, ...], str | None]:
-    """The degrees, and the first rule that refuses one. Raises UnsupportedRequest for one that was asked for."""
+    shape: TransformerShape,
+    single: Layout,
+    tensor: Sequence[int] | None,
+    context: Sequence[int] | Literal["auto"] | None,
+) -> tuple[tuple[Layout, ...], str | None]:
+    """The layouts, and the first rule that refuses one. Raises UnsupportedRequest for a degree that was asked for."""
+    tensors = sorted({1, *(TENSOR_DEGREES if tensor is None else tensor)})
+    if context is None and shape.sequence_length < LONG:
+        context = ()
+    asked = {"tensor": tensor is not None, "context": context not in (None, "auto")}
+    contexts = sorted({1, *(usual_context(shape) if context is None or context == "auto" else context)})
     found, why = [], None
-    for tensor in TENSOR_DEGREES if asked is None else sorted(set(asked) - {1}):
-        wrong = broken(shape, Layout(tensor=tensor, framework=framework), tensor)
+    for t, c in product(tensors, contexts):
+        if t * c == 1:
+            continue
+        wrong = broken(shape, replace(single, tensor=t, context=c), t * c)
         if not wrong:
-            found.append(tensor)
-        elif asked is not None:
+            found.append(replace(single, tensor=t, context=c))
+        elif (t == 1 or c == 1) and asked["tensor" if c == 1 else "context"]:
             raise UnsupportedRequest(
                 wrong[0].sentence, faults=tuple(Fault(f"/{one.degree}", one.sentence, one.rule) for one in wrong)
             )
@@ -199,21 +244,16 @@ def _classes(profile: ModelProfile, roles: Sequence[Role]) -> tuple[tuple[int, .
     return tuple(numbers), members
 
 
-def _variant(
-    profile: ModelProfile, shape: TransformerShape, framework: Framework, tensor: int, members: Sequence[_Class]
-) -> Variant:
-    """The profile's own costs times the closed form at the degree over that at 1."""
+def _variant(profile: ModelProfile, shape: TransformerShape, shared: Layout, members: Sequence[_Class]) -> Variant:
+    """The profile's own costs times the closed form at the degrees over that at 1."""
     dtype: Dtype = profile.parameter_dtype
     first = device_facts(profile.device_kinds[0])
-    alone, shared = (Layout(tensor=t, framework=framework) for t in (1, tensor))
-    held = [layers_of(Case(shape, layout, first, dtype)) for layout in (alone, shared)]
+    both = (replace(shared, tensor=1, context=1), shared)
+    held = [layers_of(Case(shape, layout, first, dtype)) for layout in both]
     measurements = []
     for known in profile.measurements:
         facts, size = device_facts(known.device_kind), known.micro_batch_size
-        one, divided = (
-            costs_of(Case(shape, Layout(tensor=t, framework=framework, micro_batch_size=size), facts, dtype))
-            for t in (1, tensor)
-        )
+        one, divided = (costs_of(Case(shape, replace(layout, micro_batch_size=size), facts, dtype)) for layout in both)
         measurements.append(
             DividedMeasurement(
                 device_kind=known.device_kind,
@@ -222,7 +262,7 @@ def _variant(
             )
         )
     return Variant(
-        degrees=Degrees(tensor=tensor),
+        degrees=Degrees(tensor=shared.tensor, context=shared.context),
         boundary="sharded",
         layers=tuple(_layer(profile.layers[each.first], held[0][each.role], held[1][each.role]) for each in members),
         measurements=tuple(measurements),
@@ -237,7 +277,7 @@ def _layer(own: Layer, alone: DividedLayer, shared: DividedLayer) -> DividedLaye
 
 
 def _cost(own: LayerMeasurement, alone: DividedCost, shared: DividedCost) -> DividedCost:
-    """Collectives are the closed form's."""
+    """Collectives are the closed form's, and hidden for as much longer as the pass takes longer."""
     weight = own.backward_weight_ns
     backward = _scaled(own.backward_ns, alone.backward_ns, shared.backward_ns)
     if weight is not None:
@@ -248,9 +288,18 @@ def _cost(own: LayerMeasurement, alone: DividedCost, shared: DividedCost) -> Div
         backward_weight_ns=weight,
         stash_bytes=_scaled(own.stash_bytes, alone.stash_bytes, shared.stash_bytes),
         workspace_bytes=_scaled(own.workspace_bytes, alone.workspace_bytes, shared.workspace_bytes),
-        collectives=shared.collectives,
+        collectives=tuple(_hidden(own, alone, each) for each in shared.collectives),
         modules=None if shared.modules is None else tuple(_module(own, alone, each) for each in shared.modules),
     )
+
+
+def _hidden(own: LayerMeasurement, alone: DividedCost, collective: Collective) -> Collective:
+    if not collective.hidden_ns:
+        return collective
+    known, stated = (
+        (own.forward_ns, alone.forward_ns) if collective.phase == "forward" else (own.backward_ns, alone.backward_ns)
+    )
+    return collective.model_copy(update={"hidden_ns": collective.hidden_ns * known // stated})
 
 
 def _module(own: LayerMeasurement, alone: DividedCost, shared: ModuleCost) -> ModuleCost:
@@ -259,13 +308,14 @@ def _module(own: LayerMeasurement, alone: DividedCost, shared: ModuleCost) -> Mo
         update={
             "forward_ns": _scaled(own.forward_ns, alone.forward_ns, shared.forward_ns),
             "freed_bytes": own.stash_bytes * shared.freed_bytes // alone.stash_bytes,
+            "collectives": tuple(_hidden(own, alone, each) for each in shared.collectives),
         }
     )
 
 
 def _scaled(own: int, alone: int, shared: int) -> int:
-    """``own`` × ``shared`` / ``alone``, rounded up; ``own`` where the closed form has nothing."""
-    return -(-own * shared // alone) if alone else own
+    """``own`` × ``shared`` / ``alone``, rounded up; where the closed form has nothing alone, what is added to it."""
+    return -(-own * shared // alone) if alone else own + shared
 
 
 def _tied(shape: TransformerShape, layout: Layout) -> tuple[SharedParameter, ...]:

@@ -17,12 +17,15 @@ from penstock.cli.options import (
     MEASUREMENT,
     MODEL,
     RUN,
+    Context,
+    ContextKind,
     Directory,
     Document,
     Framework,
     HuggingFace,
     MeasureFor,
     SequenceLength,
+    degrees_of,
 )
 from penstock.cli.panels import MEASURE
 from penstock.cli.service.remote import Post
@@ -60,6 +63,8 @@ class Transformer:
     hf: HuggingFace = None
     sequence_length: SequenceLength = None
     framework: Framework = None
+    context: Context = None
+    context_kind: ContextKind = None
 
     @property
     def given(self) -> bool:
@@ -258,13 +263,21 @@ def _of_transformer(
     if len(ways) > 1:
         raise typer.BadParameter(f"give either --{ways[0]} or --{ways[1]}, not both")
     if job is not None:
-        raise typer.BadParameter("--framework and --sequence-length go with --example or --hf, not with --job")
+        raise typer.BadParameter("--framework and options like it go with --example or --hf, not with --job")
     from penstock.planning.documents import computed_profile, find_shape
 
     refuse_unwritable(output)
     screen = _screen(output)
     shape = find_shape(transformer.example or transformer.hf or "", transformer.sequence_length)
-    found = computed_profile(shape, transformer.framework, kinds or (), sizes or ())  # type: ignore[arg-type]
+    context = None if transformer.context is None else degrees_of(transformer.context, "context")
+    found = computed_profile(
+        shape,
+        transformer.framework,  # type: ignore[arg-type]
+        kinds or (),
+        sizes or (),
+        context_degrees=context,
+        context_kind=transformer.context_kind,
+    )
     write_document(found, output)
     if output != STANDARD:
         _summary(screen, found, output)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from penstock.shapes.costs.case import Case, Moved, Times
 from penstock.shapes.costs.collectives import into, out_of
+from penstock.shapes.costs.context import added_up, exchanged, kernels
 from penstock.shapes.costs.pieces import Piece, Product
+from penstock.shapes.heads import Heads, heads_of
 
 _BACKWARD_ATTENTION = 2.5
 """Products of the backward pass of flash attention, of which one makes the scores again, over the two forward."""
@@ -19,23 +21,33 @@ def attention(case: Case) -> tuple[Piece, ...]:
     queries, keys = (heads * shape.head_width // t for heads in (shape.heads, shape.kv_heads))
     columns = [queries + 2 * keys] if case.fused else [queries, keys, keys]
     products = [Product(case.tokens, shape.hidden, each) for each in columns]
+    heads = heads_of(shape, t)
+    kernel = flash(case, heads)
     return (
         Piece(
             modules=("attention",),
             products=(*products, Product(case.tokens, queries, shape.hidden)),
-            moved=_query_key_norms(case) + _around(case),
-            kernels=(_flash(case),),
-            collectives=(*into(case, case.hidden_bytes), *out_of(case, case.hidden_bytes)),
+            moved=_query_key_norms(case) + _around(case) + added_up(case, heads),
+            kernels=(kernel,) * kernels(case),
+            collectives=(
+                *into(case, case.hidden_bytes),
+                *exchanged(case, heads, kernel),
+                *out_of(case, case.hidden_bytes),
+            ),
         ),
     )
 
 
-def _flash(case: Case) -> Times:
-    """Both products over the positions that a token sees: half of them in a decoder. Rows: queries of all heads."""
-    shape, t = case.shape, case.layout.tensor
+def flash(case: Case, heads: Heads) -> Times:
+    """One of the kernels that make all products over the positions that a token sees: half of them in a decoder.
+
+    Rows are the queries of all heads. Exchanged for whole sequences of fewer heads their number stays; in a ring every
+    kernel has those of the GPU, and an equal part of the products.
+    """
+    shape = case.shape
     seen_twice = shape.sequence_length * (2 if shape.token_types else 1)
-    flops = 2 * seen_twice * shape.heads * shape.head_width * case.tokens / t
-    rows = case.tokens * (shape.heads / t)
+    flops = float(seen_twice * (heads.queries + heads.results) * case.tokens) / kernels(case)
+    rows = case.tokens * (shape.heads / case.layout.tensor)
     return Times(
         case.kernels.attention_ns(flops, rows, backward=False),
         case.kernels.attention_ns(_BACKWARD_ATTENTION * flops, rows, backward=True),

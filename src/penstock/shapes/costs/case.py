@@ -32,7 +32,9 @@ class Case:
         self.shape, self.layout = parameters.with_copied_heads(shape, layout.tensor), layout
         self.kernels = Kernels(facts, dtype)
         self.width = self.kernels.width
-        self.tokens = shape.sequence_length * layout.micro_batch_size
+        self.length = shape.sequence_length // layout.context
+        """Tokens of a sample on one GPU, before tensor parallelism shares them."""
+        self.tokens = self.length * layout.micro_batch_size
         self.spread = layout.tensor if layout.sequence_parallel else 1
         """GPUs that share what lies between the tensor-parallel parts."""
         self.rows = vocabulary_rows(shape, layout)
@@ -46,8 +48,8 @@ class Case:
 
     @property
     def hidden_bytes(self) -> int:
-        """Of a sample's tokens by the hidden width."""
-        return self.shape.sequence_length * self.shape.hidden * self.width
+        """Of a sample's tokens by the hidden width, as far as one tensor-parallel group has them."""
+        return self.length * self.shape.hidden * self.width
 
     @property
     def norm_bytes(self) -> tuple[int, int]:
