@@ -12,7 +12,7 @@ import csv
 from pathlib import Path
 from typing import NamedTuple
 
-from truth_layouts import Run, calibrated, judged, mark, step_s
+from truth_layouts import Run, calibrated, judged, mark
 
 from penstock.examples.catalogue import shape
 
@@ -77,13 +77,13 @@ def report(path: Path) -> int:
 
 def _reported(head: str, rows: dict[str, Measured], *, wanted: bool) -> int:
     speed, large = speed_of(rows), rows[LARGE]
-    found = step_s(large.run, speed)
-    error = large.seconds / found - 1
+    found = judged(large.run, speed)
+    error = large.seconds / found.seconds - 1
     wrong = wanted and abs(error) > MOST_ERROR
     said = mark(wrong) if wanted else ""
-    print(f"{head} {large.run.tokens / large.run.gpus / found:9.0f} {error:+7.1%} {said}")
+    print(f"{head} {large.run.tokens / large.run.gpus / found.seconds:9.0f} {error:+7.1%} {said}")
     small = rows[SMALL]
     print(f"       {small.run.layout} on {small.run.gpus} calibrates {speed:.2f} × bf16's kernels; {large.run.layout}")
-    if (missing := judged(large.run, speed).missing_bytes) > 0:
-        print(f"       lacks {missing / 2**30:.1f} GiB")
+    if found.missing_bytes:
+        print(f"       in 16 bits it would lack {found.missing_bytes / 2**30:.1f} GiB")
     return int(wrong)

@@ -2,6 +2,17 @@
 
 A run's kernels are those of `profile_of` for Megatron in bf16, all of them quicker by one factor: that is how a run in
 FP8 is judged, which no request can ask for. Links are those of ``NODESxDEVICESxKIND``.
+
+What Megatron overlaps is said in the request, or added where plans do not know it:
+
+* Gradients of 16 bits (``grad_reduce_in_fp32=False`` in all of these runs) are summed while backwards run
+  (``overlap_grad_reduce``): ``memory.gradient: parameter``. What a plan exchanges is that reduce-scatter and the gather
+  of parameters, which Megatron hides behind the first forwards (``overlap_param_gather``), not the last backwards.
+* Messages between stages do not queue behind these collectives: ``network.sharing: private``. In a shared network of a
+  plan, a message waits until a whole layer's gradients are through, 20 to 35 ms for one of llama-3.1-405b.
+* Interleaved 1F1B hides messages in its steady state only (``overlap_p2p_comm``; ``overlap_p2p_comm_warmup_flush`` is
+  off by default). While it fills and drains, a rank waits for the message of every step, and the collectives of the
+  replicas, which run at the same time, take half of its card (`waited_s`).
 """
 
 from __future__ import annotations
@@ -11,17 +22,27 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import penstock
+from penstock.convert import to_problem
 from penstock.examples.catalogue import cluster
-from penstock.layouts.even import EvenLayout
+from penstock.importers.cluster import hardware
+from penstock.layouts.drawn import by_hand
+from penstock.layouts.even import Even
 from penstock.schemas.profile import ModelProfile
-from penstock.schemas.request import MemoryModel, PlanRequest
+from penstock.schemas.request import MemoryModel, NetworkModel, PlanRequest
 from penstock.schemas.topology import ClusterTopology, DeviceKind
+from penstock.schemas.transformers.degrees import Degrees as RequestedDegrees
 from penstock.schemas.transformers.degrees import Module
 from penstock.schemas.transformers.shape import TransformerShape
+from penstock.shapes.layout import Layout
 from penstock.shapes.profiles import profile_of
+from penstock.solvers.costs.memory import shortages
+from penstock.solvers.degrees.contract import contract
+from penstock.solvers.model.degrees import Choice, Degrees
 
 _LEAST_STEP = 1e-6
 """Of the search for a factor, as a part of it."""
+_SHARED = 2
+"""What share one card while a pipeline fills and drains: its messages, and the collective of the replicas."""
 
 
 class Run(NamedTuple):
@@ -61,16 +82,25 @@ class Run(NamedTuple):
         return self.tokens / self.gpus / measured_tokens
 
 
-def judged(run: Run, speed: float) -> EvenLayout:
-    """The plan of a run on GPUs that compute ``speed`` times as fast as the table of devices says."""
+class Judged(NamedTuple):
+    """Seconds of a step, and what the GPU that lacks most memory lacks, with all tensors in 16 bits."""
+
+    seconds: float
+    missing_bytes: int
+
+
+def judged(run: Run, speed: float) -> Judged:
+    """A run on GPUs that compute ``speed`` times as fast as the table of devices says."""
     request = PlanRequest(
         profile=_profile(run.shape, run.kind, run.tensor, run.context, run.micro_batch_size),
         topology=_faster(cluster(f"{run.nodes}x{run.node_size}x{run.kind}"), run.kind, speed),
         global_batch_size=run.batch,
         memory=MemoryModel(gradient="parameter"),
+        network=NetworkModel(sharing="private", channel="full"),
     )
-    context = {"context": run.context} if run.context > 1 else {}
-    return penstock.even_layout(
+    if run.context > 1:
+        return _with_context(run, request)
+    found = penstock.even_layout(
         request,
         tensor=run.tensor,
         pipeline=run.pipeline,
@@ -78,26 +108,55 @@ def judged(run: Run, speed: float) -> EvenLayout:
         micro_batch_size=run.micro_batch_size,
         sharding="optimizer",
         recompute=run.recompute or "none",
-        **context,
     )
-
-
-def step_s(run: Run, speed: float) -> float:
-    """Seconds of a step."""
-    prediction = judged(run, speed).file.plan.prediction
+    prediction = found.file.plan.prediction
     assert prediction is not None
-    return prediction.time_per_global_batch_ns / 1e9
+    return Judged(prediction.time_per_global_batch_ns / 1e9 + waited_s(run), found.missing_bytes)
+
+
+def _with_context(run: Run, request: PlanRequest) -> Judged:
+    """The same for what `penstock.even_layout` does not take yet."""
+    degrees = {"tensor": run.tensor, "context": run.context}
+    request = request.model_copy(update={"degrees": RequestedDegrees(**degrees), "sharding": "optimizer"})
+    assert isinstance(request.profile, ModelProfile)
+    cells = contract(to_problem(request), Choice(Degrees(**degrees), "optimizer"))
+    even = Even(request.profile, cells)
+    layout = Layout(
+        **degrees, pipeline=run.pipeline, virtual_stages=run.virtual_stages, micro_batch_size=run.micro_batch_size,
+        global_batch_size=run.batch,
+    )  # fmt: skip
+    allocation = even.allocation(layout)
+    found, _faults = by_hand(cells, allocation, even.orders(layout, allocation), overlap=True)
+    short = shortages(cells, allocation, found.timeline)
+    seconds = found.timeline.time_per_global_batch_ns / 1e9 + waited_s(run)
+    return Judged(seconds, short[0].missing_bytes if short else 0)
+
+
+def waited_s(run: Run) -> float:
+    """Seconds in which ranks of an interleaved pipeline wait for messages that a plan has behind computation."""
+    if run.virtual_stages == 1:
+        return 0.0
+    node = hardware.usual(run.kind)
+    if run.gpus // run.pipeline < run.node_size:
+        bytes_per_s, latency_ns = node.fabric_bytes_per_s.value, node.fabric_latency_ns.value
+    else:
+        cards = node.node_nic_bytes_per_s(run.node_size)
+        assert cards is not None
+        bytes_per_s, latency_ns = cards // run.node_size, node.nic_latency_ns.value
+    tokens = run.micro_batch_size * run.shape.sequence_length / (run.tensor * run.context)
+    message_s = _SHARED * 2 * tokens * run.shape.hidden / bytes_per_s + latency_ns / 1e9
+    return 2 * (run.pipeline - 1 + (run.virtual_stages - 1) * run.pipeline) * message_s
 
 
 def calibrated(run: Run, measured_s: float) -> float:
     """The speed at which a run is predicted as it was measured, by secants: a time is nearly linear in 1 / speed."""
-    near, time = 1.0, step_s(run, 1.0)
-    other, other_time = near * measured_s / time, step_s(run, time / measured_s)
+    near, time = 1.0, judged(run, 1.0).seconds
+    other, other_time = near * measured_s / time, judged(run, time / measured_s).seconds
     while abs(other - near) > _LEAST_STEP * other and other_time != time:
         slope = (other_time - time) / (other - near)
         near, time = other, other_time
         other += (measured_s - other_time) / slope
-        other_time = step_s(run, 1 / other)
+        other_time = judged(run, 1 / other).seconds
     return 1 / other
 
 

@@ -1,14 +1,11 @@
 """MLPerf Training, llama-3.1-405b on H100: step times by number of GPUs, computation calibrated on the smallest run.
 
 The runs differ in replicas and micro-batches only (TP 8, CP 2, PP 8, VP 8), so a step is a period per micro-batch and
-a rest: filling and draining the pipeline, reductions, update. What overlaps is not fitted to the rows but taken from
-the submission (mlcommons/training_results_v5.0, NVIDIA's ``llama31_405b``, ``config_common.sh`` and ``pretrain.py``):
-
-* ``OVERLAP_GRAD_REDUCE``, ``grad_reduce_in_fp32=False``: gradients of 16 bits are summed bucket by bucket while later
-  backwards run, which is what plans do with ``memory.gradient: parameter``.
-* ``OVERLAP_PARAM_GATHER``, ``OVERLAP_PARAM_GATHER_WITH_OPTIM_STEP``: parameters are gathered while the first forwards
-  run. Plans sum by all-reduces, whose second half is as long as that gather and is hidden by backwards instead.
-* ``ASYM_PP_EMBED``, ``ASYM_PP_LOSS``: embedding and loss count as a layer each, 126 + 2 in 64 virtual stages.
+a rest: filling and draining the pipeline, reductions, update. What overlaps is not fitted to the rows: the submission
+(mlcommons/training_results_v5.0, NVIDIA's ``llama31_405b``, ``config_common.sh`` and ``pretrain.py``) sets
+``OVERLAP_GRAD_REDUCE``, ``OVERLAP_PARAM_GATHER``, ``OVERLAP_P2P_COMM`` and ``grad_reduce_in_fp32=False``, of which
+`truth_layouts` says what they mean. Embedding and loss count as a layer each (``ASYM_PP_EMBED``, ``ASYM_PP_LOSS``),
+so that 126 layers fill 64 virtual stages.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from pathlib import Path
 from statistics import fmean, linear_regression
 from typing import NamedTuple
 
-from truth_layouts import Run, calibrated, mark, step_s
+from truth_layouts import Run, calibrated, judged, mark
 
 from penstock.examples.catalogue import shape
 
@@ -37,7 +34,9 @@ class Measured(NamedTuple):
 def measured_rows(path: Path) -> list[Measured]:
     """The runs of the largest Llama on H100, fewest GPUs first."""
     with path.open(encoding="utf-8") as file:
-        rows = [_row(row) for row in csv.DictReader(file) if row["benchmark"] == "llama31_405b" and "H100" in row["gpu"]]
+        rows = [
+            _row(row) for row in csv.DictReader(file) if row["benchmark"] == "llama31_405b" and "H100" in row["gpu"]
+        ]
     return sorted(rows, key=lambda row: row.run.gpus)
 
 
@@ -58,7 +57,7 @@ def report(path: Path) -> int:
     print(f"{'GPUs':>6} {'micro-batches':>13} {'measured':>9} {'predicted':>9} {'error':>7}")
     predicted, errors = [], []
     for row in rows:
-        predicted.append(step_s(row.run, speed))
+        predicted.append(judged(row.run, speed).seconds)
         error = predicted[-1] / row.seconds - 1
         said = "calibrates"
         if row is not rows[0]:

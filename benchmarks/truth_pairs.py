@@ -6,7 +6,7 @@ The first of a group is what its others are compared with. llama-3-70b, fine-tun
 
 from __future__ import annotations
 
-from truth_layouts import Run, judged, mark, step_s
+from truth_layouts import Run, judged, mark
 
 from penstock.examples.catalogue import shape
 
@@ -23,15 +23,14 @@ PUBLISHED = (
 
 def report(speed: float) -> int:
     """Print the table; the number of layouts that are predicted on the wrong side of the first."""
-    base, reached = step_s(_BASE, speed), PUBLISHED[0][1]
+    base, reached = judged(_BASE, speed).seconds, PUBLISHED[0][1]
     missed = 0
     print("Megatron-Bridge, order of layouts of llama-3-70b on 32 H100; times over the first's")
     for run, tera in PUBLISHED:
         found = judged(run, speed)
-        ratio, measured = step_s(run, speed) / base, reached / tera
+        ratio, measured = found.seconds / base, reached / tera
         wrong = run is not _BASE and (ratio > 1) != (measured > 1)
         missed += wrong
         said = "the first" if run is _BASE else mark(wrong)
-        short = "" if found.fits else f", lacks {found.missing_bytes / 2**30:.1f} GiB"
-        print(f"  {run.layout:35} measured {measured:5.2f}, predicted {ratio:5.2f}{short}: {said}")
+        print(f"  {run.layout:35} measured {measured:5.2f}, predicted {ratio:5.2f}: {said}")
     return missed
