@@ -2,9 +2,9 @@
 
     python benchmarks/bench_primitives.py FOLDER [OPENXLA]
 
-FOLDER holds SimuMax's system files (``simumax-b200_bf16_ceperm.json``, ``simumax-a100_pcie.json``;
-MooreThreads/SimuMax, release 1.2, Apache-2.0), OPENXLA is ``xla/service/gpu/model/matmul_interpolator_data.h`` of openxla/xla (Apache-2.0),
-375 products measured on compute capability 9.0, which no number was fitted to. None of it is part of this repository.
+FOLDER holds SimuMax's system files of B200 and of A100-PCIe (MooreThreads/SimuMax, release 1.2, Apache-2.0), OPENXLA is
+``xla/service/gpu/model/matmul_interpolator_data.h`` of openxla/xla (Apache-2.0): products measured on compute
+capability 9.0, which no number was fitted to. None of it is part of this repository.
 
 A time is linear in a rule's numbers: FLOPs over the peak, and the bytes of a product or the FLOPs per row of attention.
 The fit has the least mean relative error; products share the exposed bytes of both kinds, each kind counting alike.
@@ -230,8 +230,8 @@ def _check_h100(path: Path) -> None:
 def main(arguments: list[str]) -> int:
     """Print the table; 1 where a shipped rule is not what the fit gives."""
     if len(arguments) not in {1, 2}:
-        print("bench_primitives: needs the folder of SimuMax's system files, which is not in the repository")
-        return 64
+        print("primitives: needs the folder of SimuMax's system files, which is not in the repository")
+        return 64 if arguments else 0
     files = {kind: json.loads((Path(arguments[0]) / name).read_text(encoding="utf-8")) for kind, name in FILES.items()}
     operators = {kind: file["accelerator"]["op"] for kind, file in files.items()}
 

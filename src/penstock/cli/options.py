@@ -213,7 +213,7 @@ Context = Annotated[
 def degrees_of(text: str, name: str) -> tuple[int, ...] | Literal["auto"]:
     """The numbers of an option such as ``1,2,4``, or auto. Raises typer.BadParameter, by the option's name."""
     if text == "auto":
-        return text
+        return "auto"
     values = text.split(",")
     if not all(value.strip().isdecimal() and int(value) > 0 for value in values):
         raise typer.BadParameter(f"{text!r} is neither auto nor numbers such as 1,2,4,8", param_hint=f"--{name}")

@@ -161,8 +161,8 @@ def _pieces(
     if shape.latent is None:
         attention += _attention(shape, tensor, eager_rms, framework)
     else:
-        up = _BF16 * (heads.queries + heads.moved)
-        attention += _latent(shape, shape.latent, tensor, spread)
+        latent, up = _latent(shape, shape.latent, tensor, spread, framework)
+        attention += latent
     if shape.experts is None or dense:
         feed_forward = _FeedForward(_feed_forward(shape, shape.ffn, framework) / tensor)
     else:
@@ -196,11 +196,23 @@ def _attention(shape: TransformerShape, tensor: int, eager_rms: bool, framework:
     return found
 
 
-def _latent(shape: TransformerShape, latent: LatentAttention, tensor: int, spread: int) -> Fraction:
-    """Both narrow projections before and after their norms, then heads of queries, keys and values."""
-    narrow = _BF16 * (2 * (latent.query_rank or 0) + 2 * latent.key_value_rank + latent.rotary_width)
-    wide = _BF16 * sum(heads_of(shape, tensor), Fraction(0)) + Fraction(_FP32 * shape.heads, tensor)
-    return Fraction(narrow, spread) + wide
+def _latent(
+    shape: TransformerShape, latent: LatentAttention, tensor: int, spread: int, framework: Framework
+) -> tuple[Fraction, Fraction]:
+    """Narrow projections before and after their norms, the rotary part of keys, heads of queries, keys and values, the
+    result and its log-sum-exp; and what of it is made from the narrow ones. In torch what is narrow is whole on every
+    GPU, and values are a part of what they were projected with.
+    """
+    heads, norm = heads_of(shape, tensor), norm_kept(shape, framework)
+    ranks = [rank for rank in (latent.query_rank, latent.key_value_rank) if rank is not None]
+    narrow = Fraction(sum(ranks) * (norm.before + norm.after))
+    up = _BF16 * (heads.queries + heads.moved)
+    if framework == "torch":
+        narrow += len(ranks) * norm.statistics
+        up += _BF16 * Fraction(shape.heads * latent.plain_width, tensor)
+    else:
+        narrow = (narrow + _BF16 * latent.rotary_width) / spread
+    return narrow + up + _BF16 * heads.results + Fraction(_FP32 * shape.heads, tensor), up
 
 
 def _feed_forward(shape: TransformerShape, width: int, framework: Framework) -> Fraction:

@@ -224,4 +224,4 @@ def _dummies(shape: TransformerShape, layout: Layout, layers: _Layers, outputs: 
     for dense, number in ((True, layers.dense), (False, layers.sparse)):
         shapes.update(parameters.matrices(shape, dense=dense) if number else ())
     shapes.update({(outputs, shape.hidden)} if layers.last else ())
-    return math.ceil(Fraction(_BF16 * sum(rows * columns for rows, columns in shapes), layout.tensor))
+    return math.ceil(_BF16 * parameters.local_elements(shape, shapes, layout.tensor))

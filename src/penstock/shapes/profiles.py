@@ -110,11 +110,7 @@ def profile_of(
             f"update_ns is one fused step of Adam on {kinds[0]}",
             "the loss belongs to the last layer; decoders compute half of each square of attention",
         ),
-        source=ProfileSource(
-            method="analytic",
-            description=f"closed form of {shape.name}'s layers, times from the table of {', '.join(kinds)}",
-            expected_error=ANALYTIC_EXPECTED_ERROR,
-        ),
+        source=_source(shape, kinds),
     )
     divided = with_variants(
         plain,
@@ -125,6 +121,14 @@ def profile_of(
         context_kind=context_kind,
     )
     return with_range(divided)
+
+
+def _source(shape: TransformerShape, kinds: Sequence[str]) -> ProfileSource:
+    return ProfileSource(
+        method="analytic",
+        description=f"closed form of {shape.name}'s layers, times from the table of {', '.join(kinds)}",
+        expected_error=ANALYTIC_EXPECTED_ERROR,
+    )
 
 
 def usual_context(shape: TransformerShape) -> tuple[int, ...]:
@@ -176,11 +180,10 @@ def with_variants(
 
 def _refuse_unknown(shape: TransformerShape) -> None:
     """Raise UnsupportedRequest for layers whose times have no closed form here."""
-    what = "experts" if shape.experts is not None else "latent attention" if shape.latent is not None else None
-    if what is not None:
+    if shape.experts is not None:
         raise UnsupportedRequest(
-            f"{shape.name} has {what}, whose times are not known in closed form",
-            faults=(Fault("/shape", what, "shape"),),
+            f"{shape.name} has experts, whose times are not known in closed form",
+            faults=(Fault("/shape", "experts", "shape"),),
             remedy="`penstock fits` says which of its layouts are legal and fit into memory; `penstock profile --job`"
             " measures a PyTorch model",
         )

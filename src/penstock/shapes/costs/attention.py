@@ -1,22 +1,20 @@
-"""Attention of one GPU with grouped queries: its products with those around it, flash attention, positions, norms.
-
-Attention of decoders is causal: it does half of the square; an encoder (a shape with segment vectors) does all of it.
-"""
+"""Attention of one GPU: the products around it, flash attention, positions, norms; latent attention is in `latent`."""
 
 from __future__ import annotations
 
-from penstock.shapes.costs.case import Case, Moved, Times
+from penstock.shapes.costs.case import Case, Moved
 from penstock.shapes.costs.collectives import into, out_of
 from penstock.shapes.costs.context import added_up, exchanged, kernels
+from penstock.shapes.costs.flash import flash
+from penstock.shapes.costs.latent import latent_attention
 from penstock.shapes.costs.pieces import Piece, Product
-from penstock.shapes.heads import Heads, heads_of
-
-_BACKWARD_ATTENTION = 2.5
-"""Products of the backward pass of flash attention, of which one makes the scores again, over the two forward."""
+from penstock.shapes.heads import heads_of
 
 
 def attention(case: Case) -> tuple[Piece, ...]:
     """From the result of the norm before to the sum with what passes by."""
+    if case.shape.latent is not None:
+        return latent_attention(case, case.shape.latent)
     shape, t = case.shape, case.layout.tensor
     queries, keys = (heads * shape.head_width // t for heads in (shape.heads, shape.kv_heads))
     columns = [queries + 2 * keys] if case.fused else [queries, keys, keys]
@@ -35,23 +33,6 @@ def attention(case: Case) -> tuple[Piece, ...]:
                 *out_of(case, case.hidden_bytes),
             ),
         ),
-    )
-
-
-def flash(case: Case, heads: Heads) -> Times:
-    """One of the kernels that make all products over the positions that a token sees: half of them in a decoder.
-
-    Rows are the queries of all heads. Exchanged for whole sequences of fewer heads their number stays; in a ring every
-    kernel has those of the GPU, and an equal part of the products.
-    """
-    shape = case.shape
-    seen_twice = shape.sequence_length * (2 if shape.token_types else 1)
-    flops = float(seen_twice * (heads.queries + heads.results) * case.tokens) / kernels(case)
-    rows = case.tokens * (shape.heads / case.layout.tensor)
-    return Times(
-        case.kernels.attention_ns(flops, rows, backward=False),
-        case.kernels.attention_ns(_BACKWARD_ATTENTION * flops, rows, backward=True),
-        0,
     )
 
 

@@ -6,7 +6,7 @@ all have the same work. Three ways to let its queries see all keys are known:
 ``ring``
     c attention kernels on one block of keys and values each, while the next block comes from a neighbour. A step takes
     the longer of kernel and sends, so that the kernels of c - 1 steps hide that much of the c - 1 sends. Backward the
-    gradients of keys and values follow a step behind: Transformer Engine's [1]_ first step has the keys and values
+    gradients of keys and values follow one step later: Transformer Engine's [1]_ first step has the keys and values
     alone on the way, the last the gradients alone, and those between both. torch [2]_ adds gradients up in fp32, and
     sends them once more, to whom they belong, when no kernel is left.
 ``all_gather``

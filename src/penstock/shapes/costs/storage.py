@@ -47,7 +47,7 @@ def workspace_bytes(case: Case, role: Role) -> int:
         block = roles_of(shape)[-2] if role == "head" else role
         shapes.update(parameters.matrices(shape, dense=block == "dense"))
         shapes.update({(shape.outputs or case.rows, shape.hidden)} if role == "head" else ())
-    dummies = math.ceil(Fraction(case.width * sum(rows * columns for rows, columns in shapes), layout.tensor))
+    dummies = math.ceil(case.width * parameters.local_elements(shape, shapes, layout.tensor))
     if role == "head":
         return dummies + math.ceil(case.tokens * LOGITS[layout.framework].again * case.outputs)
     return dummies + math.ceil(case.tokens * Fraction(case.width, 2) * context_buffers(shape, layout))
