@@ -15,6 +15,7 @@ from typing import NamedTuple
 from truth_layouts import Run, calibrated, judged, mark
 
 from penstock.examples.catalogue import shape
+from penstock.schemas.errors import PenstockError
 
 SMALL, LARGE = "LLAMA3_70B", "LLAMA3.1_405B"
 _SHAPES = {SMALL: "llama-3-70b", LARGE: "llama-3.1-405b"}
@@ -71,7 +72,10 @@ def report(path: Path) -> int:
         if any(row.fully_sharded for row in rows.values()):
             print(f"{head}  not predicted: a row is fully sharded (FSDP), which plans are not")
             continue
-        missed += _reported(head, rows, wanted=(kind, precision) == WANTED)
+        try:
+            missed += _reported(head, rows, wanted=(kind, precision) == WANTED)
+        except PenstockError as error:
+            print(f"{head}  not predicted: {error}")
     return missed
 
 

@@ -245,7 +245,9 @@ def at_degrees(
         global_batch_size=real.global_batch_size // meshes,
         holders=alike,
         owned=[up(d - e, alike) + up(e, alike_experts) for d, e in zip(trained, experts, strict=True)],
-        inside=[inner.summed(d - e, e, real.memory.gradient_factor, shared) for d, e in zip(trained, experts, strict=True)],
+        inside=[
+            inner.summed(d - e, e, real.memory.gradient_factor, shared) for d, e in zip(trained, experts, strict=True)
+        ],
         cells=cells,
         parameter_bytes=list(accumulate(size, initial=0)),
         trainable_bytes=list(accumulate(trained, initial=0)),
