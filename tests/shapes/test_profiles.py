@@ -14,12 +14,13 @@ from penstock.schemas.errors import InvalidDocument, NotFound, UnsupportedReques
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import MemoryModel, PlanRequest
 from penstock.schemas.transformers.degrees import ContextKind, Framework
-from penstock.schemas.transformers.shape import Experts, TransformerShape
+from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes import parameters
 from penstock.shapes.costs.case import Case
 from penstock.shapes.costs.layers import costs_of
 from penstock.shapes.layout import Layout, layers_of_stages
 from penstock.shapes.memory import memory_of_stages
+from penstock.shapes.profiled_degrees import Asked
 from penstock.shapes.profiles import profile_of, with_variants
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.judge.simulate import simulate
@@ -158,18 +159,9 @@ def test_a_tied_head_holds_its_norm_alone() -> None:
     assert sum(layer.parameter_bytes for layer in found.layers) == pytest.approx(2 * 175e9, rel=0.01)
 
 
-MOE = LLAMA.model_copy(update={"name": "moe", "experts": Experts(number=8, per_token=2, ffn=1024)})
-
-
-def test_what_has_no_closed_form_is_refused() -> None:
-    with pytest.raises(UnsupportedRequest, match="moe has experts") as refused:
-        profile_of(MOE, "megatron", ("H100",))
-    assert "penstock fits" in (refused.value.remedy or "")
-
-
 def test_an_illegal_degree_is_refused_with_its_rule() -> None:
     with pytest.raises(UnsupportedRequest, match="tensor 3 does not divide 64 attention heads; nearest"):
-        profile_of(LLAMA, "torch", ("H100",), tensor_degrees=[3])
+        profile_of(LLAMA, "torch", ("H100",), asked=Asked(tensor=[3]))
     with pytest.raises(NotFound, match="no device kind 'X9'"):
         profile_of(LLAMA, "torch", ("X9",))
     with pytest.raises(InvalidDocument, match="at least 1 sample"):

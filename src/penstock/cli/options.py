@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 
 from penstock.cli import completion
 from penstock.cli.durations import METAVAR, between
+
+if TYPE_CHECKING:
+    from penstock.shapes.profiled_degrees import Asked
 
 MODEL = "Model and cluster"
 TRAINING = "Training"
@@ -210,6 +213,34 @@ Context = Annotated[
 ]
 
 
+Expert = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N[,N...]|auto",
+        help="GPUs that share the experts of a layer: 8, or several to choose from, 1,8,16 (default: auto, powers of "
+        "two up to 64 that divide them).",
+        rich_help_panel=TRAINING,
+    ),
+]
+ExpertTensor = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="GPUs that split each expert, of Megatron's (default: 1).", rich_help_panel=TRAINING
+    ),
+]
+
+
+def costed_degrees(context: str | None, expert: str | None, expert_tensor: int | None) -> Asked:
+    """The degrees besides tensor at which a computed profile is to have costs."""
+    from penstock.shapes.profiled_degrees import Asked
+
+    return Asked(
+        context=None if context is None else degrees_of(context, "context"),
+        expert=None if expert is None else degrees_of(expert, "expert"),
+        expert_tensor=expert_tensor or 1,
+    )
+
+
 def degrees_of(text: str, name: str) -> tuple[int, ...] | Literal["auto"]:
     """The numbers of an option such as ``1,2,4``, or auto. Raises typer.BadParameter, by the option's name."""
     if text == "auto":
@@ -325,6 +356,8 @@ class Degrees:
         ),
     ] = None
     context: Context = None
+    expert: Expert = None
+    expert_tensor: ExpertTensor = None
     sharding: Annotated[
         str | None,
         typer.Option(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES
@@ -16,11 +16,7 @@ from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.transformers.degrees import ContextKind, Degrees, Framework
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes.hugging_face import shape_of
-
-UPDATE_KIND = "A100"
-"""The kind on which updates are costed where a profile is computed for all kinds, as in the shipped ones."""
-FRAMEWORK: Framework = "torch"
-"""Whose kernels and memory a profile that is computed here has by default, as the shipped ones do."""
+from penstock.shapes.profiled_degrees import USUAL, Asked
 
 
 def find_profile(
@@ -28,29 +24,29 @@ def find_profile(
     *,
     framework: Framework | None = None,
     sequence_length: int | None = None,
-    context_degrees: Sequence[int] | Literal["auto"] | None = None,
+    asked: Asked = USUAL,
     context_kind: str | None = None,
 ) -> ModelProfile:
     """Return a profile given by value, by file, or by the name of a shipped example.
 
     A file may be the ``config.json`` of a Hugging Face model, whose profile is then computed for every kind of device
-    in the table. Given ``framework``, ``sequence_length`` or context degrees, that of a shipped transformer is computed
-    likewise, unless it is so already. Raises InvalidDocument for files that are neither, and where a profile is of
-    another framework.
+    in the table, as is that of a transformer whose shape alone is shipped. Given ``framework``, ``sequence_length`` or
+    degrees to have costs at, that of a shipped one is computed likewise, unless it is so already. Raises
+    InvalidDocument for files that are neither, and where a profile is of another framework.
     """
     if isinstance(given, ModelProfile):
         return _as_it_is(given, framework, sequence_length, context_kind)
     if str(given) in catalogue.model_names():
         shipped = catalogue.profile(str(given))
         same = _is_so(shipped, framework, sequence_length) and context_kind is None
-        if same and context_degrees in (None, (1,)):
+        if same and asked.tensor_alone:
             return shipped
-    elif not _is_config(Path(given)):
+    elif str(given) not in SHAPES and not _is_config(Path(given)):
         path = Path(given)
         found = ModelProfile.read(path) if path.suffix or path.exists() else catalogue.profile(str(given))
         return _as_it_is(found, framework, sequence_length, context_kind)
     shape = find_shape(given, sequence_length)
-    return computed_profile(shape, framework, context_degrees=context_degrees, context_kind=context_kind)
+    return computed_profile(shape, framework, asked=asked, context_kind=context_kind)
 
 
 def computed_profile(
@@ -59,27 +55,25 @@ def computed_profile(
     device_kinds: Sequence[str] = (),
     micro_batch_sizes: Sequence[int] = (),
     *,
-    context_degrees: Sequence[int] | Literal["auto"] | None = None,
+    asked: Asked = USUAL,
     context_kind: str | None = None,
 ) -> ModelProfile:
     """Return the profile of a transformer by the closed forms, for all kinds in the table where none is named.
 
-    Raises UnsupportedRequest for experts and illegal context degrees, NotFound for an unknown kind, InvalidDocument for
-    an unknown framework or kind of context parallelism.
+    Raises UnsupportedRequest for illegal degrees, NotFound for an unknown kind, InvalidDocument
+    for an unknown framework or kind of context parallelism.
     """
     if framework is not None and framework not in get_args(Framework):
         raise InvalidDocument(f"the framework {framework!r} is none of {', '.join(get_args(Framework))}")
     kind = None if context_kind is None else context_kind_of(context_kind)
-    from penstock.executor.profiling.device_table import PROFILED
-    from penstock.shapes.profiles import SIZES, profile_of
+    from penstock.shapes.profiles import FRAMEWORK, SIZES, every_kind, profile_of
 
-    kinds = tuple(device_kinds) or (UPDATE_KIND, *(kind for kind in PROFILED if kind != UPDATE_KIND))
     return profile_of(
         shape,
         framework or FRAMEWORK,
-        kinds,
+        tuple(device_kinds) or every_kind(),
         micro_batch_sizes=micro_batch_sizes or SIZES,
-        context_degrees=context_degrees,
+        asked=asked,
         context_kind=kind,
     )
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from penstock.schemas.transformers.degrees import WITHIN, Framework, Module
 from penstock.schemas.transformers.shape import Experts, LatentAttention, TransformerShape
@@ -56,11 +56,11 @@ class _Pieces(NamedTuple):
     norm: Fraction
     attention: Fraction
     mlp: Fraction
-    """The whole feed-forward, with those of its parts that follow."""
+    """The whole feed-forward."""
+    mla_up_proj: Fraction
+    """A part of attention, as the next two are parts of the feed-forward."""
     moe_act: Fraction
     shared_experts: Fraction
-    mla_up_proj: Fraction
-    """A part of attention."""
 
     @property
     def total(self) -> Fraction:
@@ -89,6 +89,12 @@ def per_token(shape: TransformerShape, layout: Layout, *, dense: bool) -> Kept:
     return Kept(pieces.total - again, again)
 
 
+def kept_by_modules(shape: TransformerShape, layout: Layout, *, dense: bool) -> dict[Module, Fraction]:
+    """Bytes per token that recomputing each module frees that a layer, ``dense`` or with experts, has."""
+    pieces = _pieces_of(shape, layout, dense=dense)
+    return {each: getattr(pieces, each) for each in get_args(Module) if each not in WITHIN or getattr(pieces, each)}
+
+
 def context_buffers(shape: TransformerShape, layout: Layout) -> Fraction:
     """Bytes per token of a GPU that a layer has in addition while it attends, where GPUs share sequences.
 
@@ -106,17 +112,6 @@ def context_buffers(shape: TransformerShape, layout: Layout) -> Fraction:
     return _BF16 * sum(heads, Fraction(0))
 
 
-def kept_by_modules(shape: TransformerShape, layout: Layout, *, dense: bool) -> dict[Module, Fraction]:
-    """Bytes per token that recomputing each module frees that a layer, ``dense`` or with experts, has."""
-    pieces = _pieces_of(shape, layout, dense=dense)
-    modules: list[Module] = ["attention", "mlp", "norm"]
-    if pieces.mla_up_proj:
-        modules.append("mla_up_proj")
-    if not dense:
-        modules += ["moe_act", "shared_experts"] if pieces.shared_experts else ["moe_act"]
-    return {module: getattr(pieces, module) for module in modules}
-
-
 def before_scores(shape: TransformerShape, layout: Layout) -> Fraction:
     """Bytes per token that the head keeps apart from scores: the last norm's input, and what the scores are made of."""
     spread = layout.tensor if layout.sequence_parallel else 1
@@ -130,9 +125,10 @@ def before_scores(shape: TransformerShape, layout: Layout) -> Fraction:
 def _pieces_of(shape: TransformerShape, layout: Layout, *, dense: bool) -> _Pieces:
     """The sizes of a layer's modules depend on the degrees and the framework alone."""
     spread = layout.tensor if layout.sequence_parallel else 1
-    gathered = layout.framework == "torch" and layout.context_by == "all_gather"
-    times = layout.context if gathered else 1
-    return _pieces(shape, dense, layout.tensor, spread, layout.expert, layout.expert_tensor, layout.framework, times)
+    kept_whole = layout.framework == "torch" and layout.context_by == "all_gather"
+    times = layout.context if kept_whole else 1
+    expert = (layout.expert, layout.expert_tensor)
+    return _pieces(shape, dense, layout.tensor, spread, expert, layout.framework, times)
 
 
 @lru_cache(maxsize=1024)
@@ -141,8 +137,7 @@ def _pieces(
     dense: bool,
     tensor: int,
     spread: int,
-    expert: int,
-    expert_tensor: int,
+    expert: tuple[int, int],
     framework: Framework,
     context: int,
 ) -> _Pieces:
@@ -166,22 +161,16 @@ def _pieces(
     if shape.experts is None or dense:
         feed_forward = _FeedForward(_feed_forward(shape, shape.ffn, framework) / tensor)
     else:
-        copies = copies_per_token(shape.experts) / spread
-        worked = copies * busiest(shape.experts, expert)
-        shared = _shared_experts(shape, shape.experts, tensor, spread, framework)
-        router = _router(shape, shape.experts, framework) / spread
-        routed = _routed_experts(shape, shape.experts, worked, expert_tensor, framework)
-        back = copies * _returned_copy(shape, framework)
-        activation = worked * _recomputed_activation(shape, shape.experts.ffn, framework)
-        feed_forward = _FeedForward(router + routed + back + shared, activation, shared)
-    gathered = 1 if shape.experts is not None and not dense and not shape.experts.shared_ffn else 2
-    return _Pieces(inputs, _norm_results(shape, framework, spread, gathered), attention, *feed_forward, mla_up_proj=up)
+        feed_forward = _mixture(shape, shape.experts, tensor, spread, expert, framework)
+    read_whole = 1 if shape.experts is not None and not dense and not shape.experts.shared_ffn else 2
+    norm = _norm_results(shape, framework, spread, read_whole)
+    return _Pieces(inputs, norm, attention, feed_forward.whole, up, *feed_forward[1:])
 
 
-def _norm_results(shape: TransformerShape, framework: Framework, spread: int, gathered: int) -> Fraction:
-    """Results of a layer's norms; in torch what products of ``gathered`` of its halves read is whole on every GPU."""
+def _norm_results(shape: TransformerShape, framework: Framework, spread: int, read_whole: int) -> Fraction:
+    """Results of a layer's norms; in torch what products of ``read_whole`` of its halves read is whole on every GPU."""
     norms, after = shape.norms_per_layer, norm_kept(shape, framework).after
-    whole = min(norms, gathered) if framework == "torch" else 0
+    whole = min(norms, read_whole) if framework == "torch" else 0
     return shape.hidden * (whole * _BF16 + Fraction(norms * after - whole * _BF16, spread))
 
 
@@ -224,6 +213,19 @@ def _feed_forward(shape: TransformerShape, width: int, framework: Framework) -> 
 def _recomputed_activation(shape: TransformerShape, width: int, framework: Framework) -> Fraction:
     """The activation's result, and with a gate in eager torch that of its first kernel."""
     return Fraction((2 if shape.gated and framework == "torch" else 1) * _BF16 * width)
+
+
+def _mixture(
+    shape: TransformerShape, experts: Experts, tensor: int, spread: int, expert: tuple[int, int], framework: Framework
+) -> _FeedForward:
+    """``expert``: how many GPUs share the experts, and each expert."""
+    copies = copies_per_token(experts) / spread
+    worked = copies * busiest(experts, expert[0])
+    shared = _shared_experts(shape, experts, tensor, spread, framework)
+    router = _router(shape, experts, framework) / spread
+    routed = _routed_experts(shape, experts, worked, expert[1], framework)
+    whole = router + routed + copies * _returned_copy(shape, framework) + shared
+    return _FeedForward(whole, worked * _recomputed_activation(shape, experts.ffn, framework), shared)
 
 
 def _router(shape: TransformerShape, experts: Experts, framework: Framework) -> Fraction:

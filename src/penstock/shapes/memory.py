@@ -12,7 +12,7 @@ loses to fragmentation.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from itertools import accumulate
 from typing import NamedTuple
@@ -178,7 +178,12 @@ def _without_stash(shape: TransformerShape, layout: Layout, layers: _Layers, tok
         gathered=_gathered(layout, held, [*units, *ends]),
         activations=0,
         logits=_scores(shape, layout, tokens, outputs) if layers.last else 0,
-        dummy_gradients=_dummies(shape, layout, layers, outputs),
+        dummy_gradients=dummy_bytes(
+            shape,
+            layout,
+            kinds=[dense for dense, number in ((True, layers.dense), (False, layers.sparse)) if number],
+            outputs=outputs if layers.last else None,
+        ),
     )
 
 
@@ -217,11 +222,14 @@ def _scores(shape: TransformerShape, layout: Layout, tokens: Fraction, outputs: 
     return math.ceil(tokens * (each + before_scores(shape, layout)))
 
 
-def _dummies(shape: TransformerShape, layout: Layout, layers: _Layers, outputs: int) -> int:
+def dummy_bytes(shape: TransformerShape, layout: Layout, *, kinds: Iterable[bool], outputs: int | None) -> int:
+    """Transformer Engine's dummy gradients of layers, dense or not, and of a head with these ``outputs``."""
     if layout.framework == "torch":
         return 0
-    shapes: set[tuple[int, int]] = set()
-    for dense, number in ((True, layers.dense), (False, layers.sparse)):
-        shapes.update(parameters.matrices(shape, dense=dense) if number else ())
-    shapes.update({(outputs, shape.hidden)} if layers.last else ())
-    return math.ceil(_BF16 * parameters.local_elements(shape, shapes, layout.tensor))
+    shapes: set[tuple[int, int]] = {(outputs, shape.hidden)} if outputs is not None else set()
+    of_experts: set[tuple[int, int]] = set()
+    for dense in kinds:
+        shapes.update(parameters.matrices(shape, dense=dense))
+        of_experts.update(parameters.expert_matrices(shape, dense=dense))
+    experts = Fraction(sum(rows * columns for rows, columns in of_experts), layout.expert_tensor)
+    return math.ceil(_BF16 * (parameters.local_elements(shape, shapes, layout.tensor) + experts))

@@ -84,20 +84,24 @@ def norm_width(shape: TransformerShape) -> int:
 
 
 def matrices(shape: TransformerShape, *, dense: bool) -> tuple[tuple[int, int], ...]:
-    """Rows and columns of the fused weights of one layer, undivided: of the experts those of one."""
+    """Rows and columns of the fused weights of one layer that the tensor degree divides, undivided."""
     hidden, width = shape.hidden, shape.head_width
     if shape.latent is None:
         queries, values = (shape.heads + 2 * shape.kv_heads) * width, shape.heads * width
         found = [(queries, hidden), (hidden, values)]
     else:
         found = _latent_matrices(shape, shape.latent)
-    factor = 2 if shape.gated else 1
-    if shape.experts is None or dense:
-        return (*found, (factor * shape.ffn, hidden), (hidden, shape.ffn))
-    found += [(factor * shape.experts.ffn, hidden), (hidden, shape.experts.ffn)]
-    if shape.experts.shared_ffn:
-        found += [(factor * shape.experts.shared_ffn, hidden), (hidden, shape.experts.shared_ffn)]
-    return tuple(found)
+    inner = shape.ffn if shape.experts is None or dense else shape.experts.shared_ffn
+    return (*found, *_two(shape, inner)) if inner else tuple(found)
+
+
+def expert_matrices(shape: TransformerShape, *, dense: bool) -> tuple[tuple[int, int], ...]:
+    """Rows and columns of the fused weights of one routed expert of a layer; of a dense layer none."""
+    return () if shape.experts is None or dense else _two(shape, shape.experts.ffn)
+
+
+def _two(shape: TransformerShape, inner: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    return ((2 if shape.gated else 1) * inner, shape.hidden), (shape.hidden, inner)
 
 
 def _attention(shape: TransformerShape) -> Parameters:

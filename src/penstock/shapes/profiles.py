@@ -1,18 +1,17 @@
 """Profiles of transformers that know several degrees of parallelism: of a shape alone, or of a profile and its shape.
 
 At degrees of 1 the numbers are the profile's own; at others they are these, times what the closed form of `costs` says
-there over what it says at 1. Tensor parallelism includes sequence parallelism.
+there over what it says at 1. `profiled_degrees` has which. Tensor parallelism includes sequence parallelism.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from penstock.executor.profiling.device_table import ANALYTIC_EXPECTED_ERROR, Dtype, device_facts
-from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
+from penstock.executor.profiling.device_table import ANALYTIC_EXPECTED_ERROR, PROFILED, Dtype, device_facts
+from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.profile import (
     BoundaryTensor,
     DividedCost,
@@ -27,24 +26,21 @@ from penstock.schemas.profile import (
     Variant,
 )
 from penstock.schemas.transformers.degrees import Collective, ContextKind, Degrees, Framework, ModuleCost
-from penstock.schemas.transformers.shape import TransformerShape
+from penstock.schemas.transformers.shape import Experts, TransformerShape
 from penstock.shapes.costs.case import Case
 from penstock.shapes.costs.layers import costs_of, layers_of, local_parameters
 from penstock.shapes.layout import Layout
-from penstock.shapes.legality import broken
 from penstock.shapes.measured_range import with_range
 from penstock.shapes.memory import vocabulary_rows
+from penstock.shapes.profiled_degrees import TENSOR_DEGREES, USUAL, Asked, layouts_of
 from penstock.shapes.roles import Role, roles_of
 
+UPDATE_KIND = "A100"
+"""The kind on which updates are costed where a profile is computed for all kinds, as in the shipped ones."""
+FRAMEWORK: Framework = "torch"
+"""Whose kernels and memory a computed profile has where nothing is said, as the shipped ones do."""
 SIZES = (1, 2, 4, 8, 16)
 """Samples of a micro-batch."""
-TENSOR_DEGREES = (2, 4, 8)
-"""Those that divide the GPUs of a usual node; tensor parallelism stays inside."""
-LONG = 32_768
-"""Tokens of a sample from which on a profile has context degrees where nothing is said of them."""
-MOST_CONTEXT = 32
-LEAST_TOKENS = 4096
-"""Of a sample on one GPU, at the context degrees that are chosen here."""
 _KINDS: dict[Role, str] = {"embedding": "Embedding", "dense": "Block", "experts": "ExpertBlock", "head": "Head"}
 _KERNELS: dict[Framework, str] = {
     "megatron": "Megatron-Core with Transformer Engine's fused norms, activations, rotary positions and cross-entropy",
@@ -64,25 +60,25 @@ class _Class(NamedTuple):
     first: int
 
 
+def every_kind() -> tuple[str, ...]:
+    """All kinds of the table of devices, that of the updates first."""
+    return (UPDATE_KIND, *(kind for kind in PROFILED if kind != UPDATE_KIND))
+
+
 def profile_of(
     shape: TransformerShape,
     framework: Framework,
     device_kinds: Sequence[str],
     *,
     micro_batch_sizes: Sequence[int] = SIZES,
-    tensor_degrees: Sequence[int] | None = None,
-    context_degrees: Sequence[int] | Literal["auto"] | None = None,
+    asked: Asked = USUAL,
     context_kind: ContextKind | None = None,
 ) -> ModelProfile:
-    """The profile of a dense transformer in bf16, computed for these kinds of devices.
+    """The profile of a transformer in bf16, computed for these kinds of devices, at degrees that `Asked` says.
 
-    ``tensor_degrees`` and ``context_degrees``: those besides 1. Left out, the legal ones of 2, 4 and 8, and of
-    `usual_context` for sequences of at least 32,768 tokens; ``auto``: of shorter ones as well.
-
-    Raises UnsupportedRequest for experts and for illegal degrees, NotFound for a kind that the table of devices lacks,
-    InvalidDocument for no kind or a size below 1.
+    Raises UnsupportedRequest for illegal degrees, NotFound for a kind that the table of devices
+    lacks, InvalidDocument for no kind or a size below 1.
     """
-    _refuse_unknown(shape)
     sizes = sorted(set(micro_batch_sizes))
     if not device_kinds or not sizes or sizes[0] < 1:
         raise InvalidDocument("a profile needs a kind of device, and micro-batches of at least 1 sample")
@@ -112,15 +108,7 @@ def profile_of(
         ),
         source=_source(shape, kinds),
     )
-    divided = with_variants(
-        plain,
-        shape,
-        framework,
-        tensor_degrees=tensor_degrees,
-        context_degrees=context_degrees,
-        context_kind=context_kind,
-    )
-    return with_range(divided)
+    return with_range(with_variants(plain, shape, framework, asked=asked, context_kind=context_kind))
 
 
 def _source(shape: TransformerShape, kinds: Sequence[str]) -> ProfileSource:
@@ -131,30 +119,22 @@ def _source(shape: TransformerShape, kinds: Sequence[str]) -> ProfileSource:
     )
 
 
-def usual_context(shape: TransformerShape) -> tuple[int, ...]:
-    """Powers of two up to 32 that leave a GPU at least 4,096 tokens of a sample."""
-    powers = (2**power for power in range(1, MOST_CONTEXT.bit_length()))
-    return tuple(each for each in powers if each * LEAST_TOKENS <= shape.sequence_length)
-
-
 def with_variants(
     profile: ModelProfile,
     shape: TransformerShape,
     framework: Framework,
     *,
-    tensor_degrees: Sequence[int] | None = None,
-    context_degrees: Sequence[int] | Literal["auto"] | None = None,
+    asked: Asked = USUAL,
     context_kind: ContextKind | None = None,
 ) -> ModelProfile:
-    """The profile with its shape and framework, and its costs at tensor and context degrees (see `profile_of`).
+    """The profile with its shape and framework, and its costs at degrees (see `profile_of`).
 
-    Raises UnsupportedRequest for experts and illegal degrees, InvalidDocument where the profile's
+    Raises UnsupportedRequest for illegal degrees, InvalidDocument where the profile's
     layers are not embedding, the shape's blocks and head, NotFound for a kind that the table of devices lacks.
     """
-    _refuse_unknown(shape)
     _refuse_other_layers(profile, shape)
     single = Layout(framework=framework, context_kind=context_kind)
-    layouts, why_none = _legal(shape, single, tensor_degrees, context_degrees)
+    layouts, why_none = layouts_of(shape, single, asked)
     classes, members = _classes(profile, roles_of(shape))
     assumed = [f"kernels and memory are those of {_KERNELS[framework]}"]
     if layouts:
@@ -165,6 +145,8 @@ def with_variants(
         )
         if any(layout.context > 1 for layout in layouts):
             assumed.append(f"at context degrees ({single.context_by}) {_CONTEXT[single.context_by]}")
+        if shape.experts is not None:
+            assumed.append(_routing(shape.experts))
     else:
         assumed.append(f"of the tensor degrees {', '.join(map(str, TENSOR_DEGREES))} none is legal: {why_none}")
     return profile.model_copy(
@@ -178,17 +160,6 @@ def with_variants(
     )
 
 
-def _refuse_unknown(shape: TransformerShape) -> None:
-    """Raise UnsupportedRequest for layers whose times have no closed form here."""
-    if shape.experts is not None:
-        raise UnsupportedRequest(
-            f"{shape.name} has experts, whose times are not known in closed form",
-            faults=(Fault("/shape", "experts", "shape"),),
-            remedy="`penstock fits` says which of its layouts are legal and fit into memory; `penstock profile --job`"
-            " measures a PyTorch model",
-        )
-
-
 def _refuse_other_layers(profile: ModelProfile, shape: TransformerShape) -> None:
     """Raise InvalidDocument where the layers are not those of the shape."""
     number = len(profile.layers)
@@ -197,40 +168,22 @@ def _refuse_other_layers(profile: ModelProfile, shape: TransformerShape) -> None
             f"{profile.name!r} has {number} layers, and {shape.name} {shape.layers + 2}: embedding, {shape.layers} "
             "blocks and head"
         )
-    block = (4 if profile.parameter_dtype == "fp32" else 2) * local_parameters(shape, Layout())["dense"].total
-    wrong = next((layer for layer in profile.layers[1:-1] if layer.parameter_bytes != block), None)
-    if wrong is not None:
-        raise InvalidDocument(
-            f"layer {wrong.name!r} of {profile.name!r} has {wrong.parameter_bytes} bytes of parameters, a block of "
-            f"{shape.name} {block}"
-        )
-
-
-def _legal(
-    shape: TransformerShape,
-    single: Layout,
-    tensor: Sequence[int] | None,
-    context: Sequence[int] | Literal["auto"] | None,
-) -> tuple[tuple[Layout, ...], str | None]:
-    """The layouts, and the first rule that refuses one. Raises UnsupportedRequest for a degree that was asked for."""
-    tensors = sorted({1, *(TENSOR_DEGREES if tensor is None else tensor)})
-    if context is None and shape.sequence_length < LONG:
-        context = ()
-    asked = {"tensor": tensor is not None, "context": context not in (None, "auto")}
-    contexts = sorted({1, *(usual_context(shape) if context is None or context == "auto" else context)})
-    found, why = [], None
-    for t, c in product(tensors, contexts):
-        if t * c == 1:
-            continue
-        wrong = broken(shape, replace(single, tensor=t, context=c), t * c)
-        if not wrong:
-            found.append(replace(single, tensor=t, context=c))
-        elif (t == 1 or c == 1) and asked["tensor" if c == 1 else "context"]:
-            raise UnsupportedRequest(
-                wrong[0].sentence, faults=tuple(Fault(f"/{one.degree}", one.sentence, one.rule) for one in wrong)
+    held = local_parameters(shape, Layout())
+    for role, layer in list(zip(roles_of(shape), profile.layers, strict=True))[1:-1]:
+        block = (4 if profile.parameter_dtype == "fp32" else 2) * held[role].total
+        if layer.parameter_bytes != block:
+            raise InvalidDocument(
+                f"layer {layer.name!r} of {profile.name!r} has {layer.parameter_bytes} bytes of parameters, a block of "
+                f"{shape.name} {block}"
             )
-        why = why or (wrong[0].sentence.partition(";")[0] if wrong else None)
-    return tuple(found), why
+
+
+def _routing(experts: Experts) -> str:
+    """How evenly tokens are taken to be spread over the experts."""
+    if experts.capacity_factor is not None:
+        return f"every expert gets {experts.capacity_factor:g} times its even share of tokens, dropped or padded"
+    busy = f"{experts.routing_imbalance:g} times the mean" if experts.routing_imbalance > 1 else "the same"
+    return f"no token is dropped, and the busiest GPU's experts get {busy}; all-to-all is hidden by nothing"
 
 
 def _classes(profile: ModelProfile, roles: Sequence[Role]) -> tuple[tuple[int, ...], list[_Class]]:
@@ -251,7 +204,7 @@ def _variant(profile: ModelProfile, shape: TransformerShape, shared: Layout, mem
     """The profile's own costs times the closed form at the degrees over that at 1."""
     dtype: Dtype = profile.parameter_dtype
     first = device_facts(profile.device_kinds[0])
-    both = (replace(shared, tensor=1, context=1), shared)
+    both = (replace(shared, tensor=1, context=1, expert=1, expert_tensor=1, data=1), shared)
     held = [layers_of(Case(shape, layout, first, dtype)) for layout in both]
     measurements = []
     for known in profile.measurements:
@@ -265,7 +218,12 @@ def _variant(profile: ModelProfile, shape: TransformerShape, shared: Layout, mem
             )
         )
     return Variant(
-        degrees=Degrees(tensor=shared.tensor, context=shared.context),
+        degrees=Degrees(
+            tensor=shared.tensor,
+            context=shared.context,
+            expert=shared.expert,
+            expert_tensor=shared.expert_tensor,
+        ),
         boundary="sharded",
         layers=tuple(_layer(profile.layers[each.first], held[0][each.role], held[1][each.role]) for each in members),
         measurements=tuple(measurements),
@@ -273,8 +231,10 @@ def _variant(profile: ModelProfile, shape: TransformerShape, shared: Layout, mem
 
 
 def _layer(own: Layer, alone: DividedLayer, shared: DividedLayer) -> DividedLayer:
+    experts = shared.expert_bytes
     return DividedLayer(
         parameter_bytes=_scaled(own.parameter_bytes, alone.parameter_bytes, shared.parameter_bytes),
+        expert_bytes=None if experts is None else own.parameter_bytes * experts // alone.parameter_bytes,
         update_ns=_scaled(own.update_ns, alone.update_ns, shared.update_ns),
     )
 

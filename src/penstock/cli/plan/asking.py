@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import typer
 
 from penstock.cli.documents import STANDARD, TAKEN_BY, read_document, read_raw
-from penstock.cli.options import degrees_of
+from penstock.cli.options import costed_degrees, degrees_of
 from penstock.schemas.errors import WrongDocument
 
 if TYPE_CHECKING:
@@ -131,10 +131,9 @@ def profile_of_options(options: Mapping[str, Any]) -> ModelProfile | None:
     from penstock.planning.documents import computed_profile, find_profile, find_shape
     from penstock.schemas.profile import ModelProfile
 
-    context = options.get("context")
     computed: dict[str, Any] = {
         "framework": options.get("framework"),
-        "context_degrees": None if context is None else degrees_of(context, "context"),
+        "asked": costed_degrees(options.get("context"), options.get("expert"), options.get("expert_tensor")),
         "context_kind": options.get("context_kind"),
     }
     length = options.get("sequence_length")
@@ -144,7 +143,7 @@ def profile_of_options(options: Mapping[str, Any]) -> ModelProfile | None:
     if options.get("hf") is not None:
         return computed_profile(find_shape(options["hf"], length), **computed)
     if options["example"] is not None:
-        shipped = catalogue.profile(options["example"]).name
+        shipped = catalogue.known_profile(options["example"])
         return find_profile(shipped, sequence_length=length, **computed)
     return None
 

@@ -30,7 +30,7 @@ class Case:
 
     def __init__(self, shape: TransformerShape, layout: Layout, facts: DeviceFacts, dtype: Dtype = "bf16") -> None:
         self.shape, self.layout = parameters.with_copied_heads(shape, layout.tensor), layout
-        self.kernels = Kernels(facts, dtype)
+        self.kernels, self.wide_kernels = Kernels(facts, dtype), Kernels(facts, "fp32")
         self.width = self.kernels.width
         self.length = shape.sequence_length // layout.context
         """Tokens of a sample on one GPU, before tensor parallelism shares them."""
@@ -62,9 +62,3 @@ class Case:
             return 2 * width, 3 * width
         steps = (width + FP32) + 2 * FP32 + FP32 + 2 * FP32 + (FP32 + width) + 2 * width
         return steps, 2 * steps
-
-    def weight_ns(self, rows: float, inner: float, columns: float) -> float:
-        """A weight's gradient: Megatron's product adds to the fp32 buffer, eager torch adds the result afterwards."""
-        if self.fused:
-            return self.kernels.product_ns(inner, rows, columns, result_bytes=2 * FP32)
-        return self.kernels.product_ns(inner, rows, columns) + self.kernels.moved_ns(3 * self.width * inner * columns)
