@@ -166,7 +166,9 @@ def _assumed(node: Hardware, devices: int) -> Iterator[str]:
             f"less of a profile computed for {node.kind}"
         )
     if node.collectives is not None and devices > 1:
-        beyond = f"; among more than {node.collectives.most_members} the latency of so many, which nobody measured"
+        beyond = (
+            f"; among more than {node.collectives.most_members}, which were not measured, with the latency of these"
+        )
         more = beyond if devices > node.collectives.most_members else ""
         yield f"collectives inside a node: {node.collectives.source}{more}"
 

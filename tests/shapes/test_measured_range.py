@@ -1,4 +1,4 @@
-"""What computed profiles say of kernels that are smaller than those that anybody measured."""
+"""What computed profiles say of kernels that are smaller than any that was measured."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_only_the_degrees_that_a_profile_has_count() -> None:
 
 
 @pytest.mark.parametrize(("kind", "like"), [("GB200", "B200"), ("GB300", "B200"), ("B300", "B200"), ("H20", "H100")])
-def test_a_kind_that_nobody_measured_says_whose_numbers_it_has(kind: str, like: str) -> None:
+def test_a_kind_without_measurements_says_whose_numbers_it_has(kind: str, like: str) -> None:
     found = profile_of(LLAMA, "megatron", [kind], micro_batch_sizes=[1])
     assert found.source.expected_error == EXTRAPOLATED_EXPECTED_ERROR
     assert f"kernels of {kind} reach as much of its peaks as those of {like} do" in " ".join(found.assumptions)

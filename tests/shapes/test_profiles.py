@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from penstock.convert import to_problem
@@ -11,7 +13,7 @@ from penstock.executor.profiling.device_table import device_facts
 from penstock.schemas.errors import InvalidDocument, NotFound, UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import MemoryModel, PlanRequest
-from penstock.schemas.transformers.degrees import Framework
+from penstock.schemas.transformers.degrees import ContextKind, Framework
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes import parameters
 from penstock.shapes.costs.case import Case
@@ -37,13 +39,19 @@ def _peaks(shape: TransformerShape, layout: Layout) -> list[int]:
     rows = layout.micro_batch_size * layout.data
     sharding: Sharding = "optimizer" if layout.sharding == "optimizer" else "none"
     request = PlanRequest(
-        profile=profile_of(shape, layout.framework, ("H100",)),
-        topology=catalogue.cluster(f"{layout.pipeline * layout.data}x{layout.tensor}xH100"),
+        profile=profile_of(
+            shape,
+            layout.framework,
+            ("H100",),
+            asked=Asked(context=(layout.context,)),
+            context_kind=layout.context_kind,
+        ),
+        topology=catalogue.cluster(f"{layout.pipeline * layout.data}x{layout.tensor * layout.context}xH100"),
         global_batch_size=layout.global_batch_size or rows,
         micro_batch_sizes=(rows,),
         memory=MemoryModel(gradient="fp32", buffers="none"),
     )
-    problem = contract(to_problem(request), Choice(Degrees(tensor=layout.tensor), sharding))
+    problem = contract(to_problem(request), Choice(Degrees(tensor=layout.tensor, context=layout.context), sharding))
     split = layers_of_stages(shape.layers, layout)
     assert split is not None
     stages, first = [], 0
@@ -69,6 +77,21 @@ def test_the_judges_memory_is_that_of_the_closed_form(
     layout = Layout(
         tensor=tensor, pipeline=pipeline, data=data, framework=framework, micro_batch_size=2,
         global_batch_size=16, sharding=sharding,  # type: ignore[arg-type]
+    )  # fmt: skip
+    known = [stage.total for stage in memory_of_stages(shape, layout)]
+    assert _peaks(shape, layout) == pytest.approx(known, rel=0.001)
+
+
+@pytest.mark.parametrize("kind", get_args(ContextKind))
+@pytest.mark.parametrize(("tensor", "context", "pipeline"), [(1, 4, 2), (2, 2, 4), (1, 8, 1)])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_of_long_sequences_as_well(
+    framework: Framework, tensor: int, context: int, pipeline: int, kind: ContextKind
+) -> None:
+    shape = LLAMA.model_copy(update={"sequence_length": 32_768})
+    layout = Layout(
+        tensor=tensor, context=context, pipeline=pipeline, framework=framework, context_kind=kind,
+        global_batch_size=4,
     )  # fmt: skip
     known = [stage.total for stage in memory_of_stages(shape, layout)]
     assert _peaks(shape, layout) == pytest.approx(known, rel=0.001)

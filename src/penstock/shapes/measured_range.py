@@ -1,7 +1,7 @@
 """Which kernels of a profile are smaller than those that the rules of `primitives` were fitted to.
 
-They are timed by the same rule, extrapolated; the profile says so, and by how much the rule is off where somebody
-measured such a kernel.
+They are timed by the same rule, extrapolated; the profile says so, and by how much the rule is off where such a
+kernel was measured.
 """
 
 from __future__ import annotations

@@ -182,6 +182,15 @@ def profile(
             metavar="fp32|bf16|fp16", help="Width of the parameters for --analytic.", rich_help_panel=MEASUREMENT
         ),
     ] = "fp32",
+    tensor: Annotated[
+        str | None,
+        typer.Option(
+            metavar="T,…",
+            help="Numbers of GPUs that share each layer, such as 1,2,4,8: --analytic computes the costs at these, too, "
+            "as the job's layers say that they are divided.",
+            rich_help_panel=MEASUREMENT,
+        ),
+    ] = None,
     precision: Annotated[
         str,
         typer.Option(
@@ -211,6 +220,9 @@ def profile(
 
     Example: penstock profile --job mytrain:job -o profile.json
     """
+    degrees = _degrees(tensor)
+    if degrees and (job is None or not analytic):
+        raise typer.BadParameter("--tensor goes with --job and --analytic", param_hint="--tensor")
     if job is None or transformer.given:
         _of_transformer(job, transformer, analytic, micro_batch_size, output, post)
         return
@@ -231,7 +243,14 @@ def profile(
     loaded = load_job(job, where)
     sizes = micro_batch_size or [size for size in (1, 2, 4, MAX_DEFAULT_SIZE) if size <= loaded.batch_size]
     if analytic:
-        found = analytic_profile(loaded, analytic, sizes, dtype, progress=screen.progress)  # type: ignore[arg-type]
+        found = analytic_profile(
+            loaded,
+            analytic,
+            sizes,
+            dtype,  # type: ignore[arg-type]
+            tensor_degrees=degrees,
+            progress=screen.progress,
+        )
     else:
         found = measure_profile(
             job,
@@ -286,6 +305,13 @@ def _of_transformer(
         _summary(screen, found, output)
     if post is not None:
         post_document(screen, found, post)
+
+
+def _degrees(text: str | None) -> list[int]:
+    values = [] if text is None else text.split(",")
+    if not all(value.strip().isdecimal() for value in values):
+        raise typer.BadParameter(f"{text!r} is no list of numbers such as 1,2,4,8", param_hint="--tensor")
+    return [int(value) for value in values]
 
 
 def _pipeline(plan: str, model: str, batches: int, directory: str | None, output: str) -> None:

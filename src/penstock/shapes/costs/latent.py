@@ -2,7 +2,7 @@
 
 The weights to the narrow widths are whole on every GPU. Megatron [1]_ multiplies a GPU's own part of the tokens with
 them, gathers the narrow results, a fraction of the hidden width, before the products that are divided, and the rotary
-part of the keys behind the projection. torchtitan [2]_ gathers the result of the norm before, as for other attention,
+part of the keys after the projection. torchtitan [2]_ gathers the result of the norm before, as for other attention,
 and multiplies all tokens on every GPU.
 
 .. [1] Megatron-Core, ``MLASelfAttention``: ``parallel_mode`` duplicated, ``get_query_key_value_tensors``.
