@@ -163,7 +163,7 @@ def calibrated(run: Run, measured_s: float) -> float:
 
 @lru_cache(maxsize=8)
 def _profile(shape: TransformerShape, kind: str, tensor: int, context: int, size: int) -> ModelProfile:
-    asked = Asked(tensor=(tensor,), context=(context,) if context > 1 else None)
+    asked = Asked(tensor=(tensor,), context=(context,))
     return profile_of(shape, "megatron", (kind,), micro_batch_sizes=(size,), asked=asked)
 
 
