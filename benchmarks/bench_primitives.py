@@ -2,14 +2,15 @@
 
     python benchmarks/bench_primitives.py FOLDER [OPENXLA]
 
-FOLDER holds SimuMax's system files (``simumax-b200_bf16_ceperm.json``, ``simumax-a100_pcie.json``;
-MooreThreads/SimuMax, release 1.2, Apache-2.0), OPENXLA is ``xla/service/gpu/model/matmul_interpolator_data.h`` of openxla/xla (Apache-2.0),
-375 products measured on compute capability 9.0, which no number was fitted to. None of it is part of this repository.
+FOLDER holds SimuMax's system files of B200 and of A100-PCIe (MooreThreads/SimuMax, release 1.2, Apache-2.0), OPENXLA is
+``xla/service/gpu/model/matmul_interpolator_data.h`` of openxla/xla (Apache-2.0): products measured on compute
+capability 9.0, which no number was fitted to. None of it is part of this repository.
 
 A time is linear in a rule's numbers: FLOPs over the peak, and the bytes of a product or the FLOPs per row of attention.
 The fit has the least mean relative error; products share the exposed bytes of both kinds, each kind counting alike.
 Errors are printed on shapes that were held out: five times a fifth of them, all passes of a layer together.
-Ends with 1 where a shipped rule, rounded as it is, is worse than the fit by more than a point of mean error.
+Ends with 1 where a shipped rule, rounded as it is, is worse than the fit by more than a point of mean error, and where
+shares of B200 or what its collectives reach are not what SimuMax measured.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from penstock.executor.profiling.device_table import DeviceFacts, device_facts
+from penstock.importers.cluster import hardware
 from penstock.shapes.kernels import Kernels
 from penstock.shapes.primitives import LEAST_FLOPS, rule_of
 
@@ -212,6 +215,46 @@ def compare(name: str, by_kind: dict[str, list[Row]], shares: dict[str, float], 
     return wrong
 
 
+def _compare_table(kind: str, share: float, memory: dict[str, float]) -> int:
+    """Print what the table of devices has; how many of its shares are not the measured ones, of B200 alone.
+
+    Those of A100 are what whole training runs show.
+    """
+    facts = device_facts(kind)
+    reached = memory["efficient_factor"] * memory["gbps"] * 1e9 / facts.memory_bandwidth_bytes_per_s
+    wrong = 0
+    for what, found, ours in (
+        ("products, of the peak", share, facts.compute_efficiency["bf16"]),
+        ("element-wise, of the bandwidth", reached, facts.memory_efficiency),
+    ):
+        off = kind == "B200" and abs(found - ours) > MOST_WORSE
+        wrong += off
+        print(f"{what:32} {kind:5} {found:6.3f} measured, {ours} in the table of devices{'  NOT IT' if off else ''}")
+    return wrong
+
+
+def _compare_collectives(network: dict[str, Any]) -> int:
+    """Print what collectives of B200 reach; how many numbers of the table of devices are not SimuMax's, rounded."""
+    node = hardware.usual("B200")
+    assert node.collectives is not None
+    wrong = 0
+    for operation, reach in node.collectives.reach.items():
+        own = network["op"][{"all_to_all": "all2all"}.get(operation, operation)]
+        by_members = own["fixed_latency_us_by_comm_num"]
+        step_us, each_us = own["latency_us"], own["fixed_latency_us"]
+        if by_members:  # of one number for each group: as one for all
+            each_us = fmean(step_us * (int(members) - 1) + more for members, more in by_members.items())
+            step_us = 0
+        bytes_per_s = own["efficient_factor"] * network["bandwidth"]["gbps"] * 1e9
+        found = (bytes_per_s / node.fabric_bytes_per_s.value, step_us, each_us)
+        ours = (reach.share, reach.step_ns / 1000, reach.each_ns / 1000)
+        off = any(abs(a - b) > 0.02 * max(b, 1) for a, b in zip(found, ours, strict=True))
+        wrong += off
+        said = [f"{share:.4f}, {step:.2f}, {each:.1f} µs" for share, step, each in (found, ours)]
+        print(f"{operation:32} B200  {said[0]} measured, {said[1]} in the table of devices{'  NOT IT' if off else ''}")
+    return wrong
+
+
 def _check_h100(path: Path) -> None:
     """Print how the rule of products does where none of its numbers but the share of the peak are from."""
     facts = device_facts("H100")
@@ -230,8 +273,8 @@ def _check_h100(path: Path) -> None:
 def main(arguments: list[str]) -> int:
     """Print the table; 1 where a shipped rule is not what the fit gives."""
     if len(arguments) not in {1, 2}:
-        print("bench_primitives: needs the folder of SimuMax's system files, which is not in the repository")
-        return 64
+        print("primitives: needs the folder of SimuMax's system files, which is not in the repository")
+        return 64 if arguments else 0
     files = {kind: json.loads((Path(arguments[0]) / name).read_text(encoding="utf-8")) for kind, name in FILES.items()}
     operators = {kind: file["accelerator"]["op"] for kind, file in files.items()}
 
@@ -244,10 +287,9 @@ def main(arguments: list[str]) -> int:
     wrong += compare("groups", rows(group_rows, "group_matmul"), shares, shared=False)
     wrong += compare("attention forward", rows(attention_rows, "sdp_fwd", backward=False), shares, shared=False)
     wrong += compare("attention backward", rows(attention_rows, "sdp_bwd", backward=True), shares, shared=False)
-    for kind, share in shares.items():
-        print(
-            f"products of {kind}: {share:.3f} of the peak; {device_facts(kind).compute_efficiency['bf16']} in the table"
-        )
+    for kind, file in files.items():
+        wrong += _compare_table(kind, shares[kind], file["accelerator"]["bandwidth"]["default"])
+    wrong += _compare_collectives(files["B200"]["networks"]["high_intra_node"])
     if len(arguments) == 2:
         _check_h100(Path(arguments[1]))
     return int(wrong > 0)

@@ -21,7 +21,7 @@ fp32 on a V100: DAPPLE's own profile of BERT-48 (2.69 ms for one layer's forward
 (Megatron-LM on A100: 0.44 to 0.52; LLaMA 3, section 3.3, on H100: 0.38 to 0.43). Memory: about 0.8 of the peak, as in
 STREAM-like kernels. On B200 both are what SimuMax (release 1.2, Apache-2.0) measured of single kernels: 0.51 of the
 peak in matrix products (0.47 is what its whole steps show), 0.67 in element-wise ones. Predictions made from the table
-are stated to be within 30 %, and within 40 % for a kind that nobody measured and that is taken to be like another one.
+are stated to be within 30 %, and within 40 % for a kind without measurements that is taken to be like another one.
 
 Nothing here imports torch.
 """

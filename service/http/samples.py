@@ -112,6 +112,11 @@ def tiny_placement() -> dict[str, Any]:
     return {"schema_version": 1, "topology": tiny_topology(), "jobs": [job], "free": ["node[0-1]"]}
 
 
+def tiny_throughput() -> dict[str, Any]:
+    """Return the tiny plan, a run of which took a second per global batch."""
+    return {"schema_version": 1, "plan_file": tiny_plan_file(), "step_ns": 10**9}
+
+
 def tiny_calibration() -> dict[str, Any]:
     """Return the tiny profile, and a trace in which each operation took a tenth longer and nothing else took time."""
     file = tiny_plan_file()

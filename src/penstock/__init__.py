@@ -1,4 +1,4 @@
-"""Penstock plans pipeline-parallel training: stages, devices and orders, with a proven bound.
+"""Penstock plans distributed training: stages, devices, degrees and orders, with a proven bound.
 
 The Python API is resolved lazily: importing the package, as every rank does, loads no solver.
 """
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock import errors as errors
     from penstock.calibration.calibrate import calibrate as calibrate
+    from penstock.calibration.throughput import calibrate_throughput as calibrate_throughput
     from penstock.importers.topology import import_topology as import_topology
     from penstock.layouts.even import EvenLayout as EvenLayout
     from penstock.layouts.even import even_layout as even_layout
@@ -37,6 +38,7 @@ _API = {
     "judge": "penstock.planning.judge",
     "solve": "penstock.planning.solve",
     "calibrate": "penstock.calibration.calibrate",
+    "calibrate_throughput": "penstock.calibration.throughput",
     "explain": "penstock.planning.explain",
     "place": "penstock.placing",
     "import_topology": "penstock.importers.topology",

@@ -18,6 +18,7 @@ from penstock.schemas.api.jobs import JobEvent, JobOut, PlanComparison, ProblemD
 from penstock.schemas.api.layouts import LayoutImported, LayoutRequest
 from penstock.schemas.api.placement import PlacementAnswer, PlacementRequest
 from penstock.schemas.api.sweep import SweepOut, SweepRequest
+from penstock.schemas.api.throughput import ThroughputOut, ThroughputRequest
 from penstock.schemas.api.topology_import import TopologyImport, TopologyImported
 from penstock.schemas.bundle import JobBundle, LaunchReport
 from penstock.schemas.document import Part
@@ -41,6 +42,8 @@ DOCUMENTS: dict[str, type[Part]] = {
     "trace": Trace,
     "calibration-request": CalibrationRequest,
     "calibration": CalibrationOut,
+    "throughput-request": ThroughputRequest,
+    "throughput": ThroughputOut,
     "result": ResultOut,
     "plan-comparison": PlanComparison,
     "job": JobOut,

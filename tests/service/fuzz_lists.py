@@ -34,6 +34,7 @@ CHILDREN = (
     "/v1/topologies:import",
     "/v1/placements",
     "/v1/profiles:calibrate",
+    "/v1/profiles:calibrate-throughput",
 )
 """To ask these starts a process, which is slow by itself: their answers that are no refusals do not count."""
 

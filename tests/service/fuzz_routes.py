@@ -23,7 +23,14 @@ CHECKS = (
 
 Nor those about keys, which have tests of their own."""
 
-SLOW = ("/v1/plans:compare", "/v1/plans:explain", "/v1/profiles:calibrate", "/v1/topologies:import", "/v1/placements")
+SLOW = (
+    "/v1/plans:compare",
+    "/v1/plans:explain",
+    "/v1/profiles:calibrate",
+    "/v1/profiles:calibrate-throughput",
+    "/v1/topologies:import",
+    "/v1/placements",
+)
 """Each request starts a process. Their bodies are those of ``:validate`` and ``:verify``; the texts of ``:import`` are
 torn in tests/importers."""
 

@@ -1,4 +1,4 @@
-"""What computed profiles say of kernels that are smaller than those that anybody measured."""
+"""What computed profiles say of kernels that are smaller than any that was measured."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 from penstock.examples.shapes import SHAPES
 from penstock.executor.profiling.device_table import ANALYTIC_EXPECTED_ERROR, EXTRAPOLATED_EXPECTED_ERROR, device_facts
 from penstock.shapes.primitives import rule_of
+from penstock.shapes.profiled_degrees import Asked
 from penstock.shapes.profiles import profile_of
 
 GPT2, LLAMA = SHAPES["gpt2-small"], SHAPES["llama-3-70b"]
@@ -30,12 +31,12 @@ def test_small_products_are_named_with_the_nearest_that_were_measured() -> None:
 
 def test_only_the_degrees_that_a_profile_has_count() -> None:
     assert GPT2.sequence_length * GPT2.heads < 16_384
-    short = profile_of(GPT2, "megatron", ["H100"], micro_batch_sizes=[16], tensor_degrees=[])
+    short = profile_of(GPT2, "megatron", ["H100"], micro_batch_sizes=[16], asked=Asked(tensor=[]))
     assert not [said for said in short.assumptions if "timed by the rule" in said]
 
 
 @pytest.mark.parametrize(("kind", "like"), [("GB200", "B200"), ("GB300", "B200"), ("B300", "B200"), ("H20", "H100")])
-def test_a_kind_that_nobody_measured_says_whose_numbers_it_has(kind: str, like: str) -> None:
+def test_a_kind_without_measurements_says_whose_numbers_it_has(kind: str, like: str) -> None:
     found = profile_of(LLAMA, "megatron", [kind], micro_batch_sizes=[1])
     assert found.source.expected_error == EXTRAPOLATED_EXPECTED_ERROR
     assert f"kernels of {kind} reach as much of its peaks as those of {like} do" in " ".join(found.assumptions)

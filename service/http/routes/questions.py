@@ -1,4 +1,4 @@
-"""``/v1/plans:…``, ``/v1/profiles:calibrate``, ``/v1/fits``: questions about one's own documents; nothing is stored."""
+"""``/v1/plans:…``, ``/v1/profiles:calibrate…``, ``/v1/fits``: questions about documents; nothing is stored."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from penstock.schemas.api.calibration import CalibrationOut, CalibrationRequest
 from penstock.schemas.api.explanation import Explanation
 from penstock.schemas.api.fits import FitsAnswer, FitsRequest
 from penstock.schemas.api.jobs import PlanComparison, RequestChecked, Simulation, Verdict
+from penstock.schemas.api.throughput import ThroughputOut, ThroughputRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.quantities import MAX_WIRE_INTEGER
 from penstock.schemas.request import PlanRequest
@@ -19,7 +20,7 @@ from penstock.service.http.requests.access import Access, Reader, Solver
 from penstock.service.http.requests.bodies import STREAM, json_response, reader, takes
 from penstock.service.http.requests.children import answered, messages_of, streamed, wants_events
 from penstock.service.http.routes.plans import Asked, Hash
-from penstock.service.http.samples import tiny_calibration, tiny_fits, tiny_plan_file, tiny_request
+from penstock.service.http.samples import tiny_calibration, tiny_fits, tiny_plan_file, tiny_request, tiny_throughput
 from penstock.service.jobs import judging
 from penstock.service.jobs.direct_tasks import json_of, unless_gone
 from penstock.service.services import Service
@@ -168,6 +169,26 @@ async def calibrate(
     task = {
         "task": "calibrate",
         "entry": "penstock.calibration.calibrate:answer",
+        "request": asked.model_dump(mode="json"),
+    }
+    return await answered(request, service, task)
+
+
+@router.post(
+    "/profiles:calibrate-throughput",
+    responses={200: {"model": ThroughputOut}, **problems(413, 415, 422)},
+    openapi_extra=takes(ThroughputRequest, tiny_throughput()),
+)
+async def calibrate_throughput(
+    request: Request,
+    caller: Solver,
+    asked: Annotated[ThroughputRequest, Depends(reader(ThroughputRequest))],
+    service: Access,
+) -> Response:
+    """Fold the pace of one run into a kind of device, and predict other plans before and after; nothing is stored."""
+    task = {
+        "task": "calibrate-throughput",
+        "entry": "penstock.calibration.throughput:answer",
         "request": asked.model_dump(mode="json"),
     }
     return await answered(request, service, task)

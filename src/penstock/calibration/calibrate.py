@@ -19,13 +19,14 @@ import numpy as np
 from penstock.calibration.fitting import fit
 from penstock.calibration.links import changed, changes
 from penstock.calibration.observations import Observations, StageTime, StepTime, observe
+from penstock.calibration.scaling import followed, scaled, with_times
 from penstock.convert import from_plan, to_problem
 from penstock.convert.degrees import at_choice_of
 from penstock.planning.judge import judge
 from penstock.schemas.api.calibration import CalibratedRun, CalibrationOut, CalibrationRequest
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
-from penstock.schemas.profile import LayerMeasurement, Measurement, ModelProfile, ProfileSource
+from penstock.schemas.profile import Measurement, ModelProfile, ProfileSource
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.trace import Trace
 from penstock.solvers.model.problem import Problem
@@ -98,7 +99,7 @@ def calibrate(profile: ModelProfile, traces: Sequence[Trace], *, links: bool = T
         seen.append(observe(trace, problem, from_plan(file.plan, problem)[0]))
     messages = [message for one in seen for message in one.messages]
     after = changed(topology, changes(problems[0], topology, messages)) if links else topology
-    fitted = _fitted(profile, problems[0], seen)
+    fitted = followed(profile, _fitted(profile, problems[0], seen))
     factor = _unaccounted(traces, files, fitted, after)
     scaled = _scaled(fitted, factor)
     runs = tuple(
@@ -242,15 +243,8 @@ def _moved(given: Measurement, found: dict[int, Layers], problem: Problem) -> Me
         times = layer.forward_ns * forward[i], (layer.backward_ns - part) * inputs[i], part * weight[i]
         if given.micro_batch_size == rows:
             times = tuple(float(each[i]) for each in found[rows])  # type: ignore[assignment]
-        layers.append(_with_times(layer, *times))
+        layers.append(with_times(layer, *times))
     return given.model_copy(update={"layers": tuple(layers)})
-
-
-def _with_times(layer: LayerMeasurement, forward: float, inputs: float, weight: float) -> LayerMeasurement:
-    own = round(weight)
-    return layer.model_copy(
-        update={"forward_ns": round(forward), "backward_ns": round(inputs) + own, "backward_weight_ns": own}
-    )
 
 
 def _measurement(problem: Problem, profile: ModelProfile, kind: str, rows: int, found: Layers) -> Measurement:
@@ -261,7 +255,7 @@ def _measurement(problem: Problem, profile: ModelProfile, kind: str, rows: int, 
     layers = []
     for i, layer in enumerate(template.layers):
         sizes = {"stash_bytes": int(kept[i]), "workspace_bytes": int(costs.workspace_bytes[i])}
-        layers.append(_with_times(layer.model_copy(update=sizes), *(float(each[i]) for each in found)))
+        layers.append(with_times(layer.model_copy(update=sizes), *(float(each[i]) for each in found)))
     return template.model_copy(update={"micro_batch_size": rows, "layers": tuple(layers)})
 
 
@@ -291,17 +285,9 @@ def _unaccounted(
 
 
 def _scaled(profile: ModelProfile, factor: float) -> ModelProfile:
-    def times(layer: LayerMeasurement) -> LayerMeasurement:
-        weight = layer.weight_ns
-        return _with_times(layer, layer.forward_ns * factor, (layer.backward_ns - weight) * factor, weight * factor)
-
-    return profile.model_copy(
-        update={
-            "measurements": tuple(
-                one.model_copy(update={"layers": tuple(map(times, one.layers))}) for one in profile.measurements
-            )
-        }
-    )
+    for kind in profile.device_kinds:
+        profile = scaled(profile, kind, factor)
+    return profile
 
 
 def _source(runs: Sequence[Compared], factor: float) -> ProfileSource:

@@ -42,6 +42,7 @@ from penstock.schemas.api.layouts import LayoutImported, LayoutRequest
 from penstock.schemas.api.placement import PlacementAnswer, PlacementProgress, PlacementRequest
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.api.sweep import SweepOut, SweepPage, SweepRequest
+from penstock.schemas.api.throughput import ThroughputOut, ThroughputRequest
 from penstock.schemas.api.topology_import import ImportOptions, ImportSource, TopologyImport, TopologyImported
 from penstock.schemas.errors import Conflict
 from penstock.schemas.launch import LaunchSettings
@@ -480,6 +481,26 @@ class Profiles(OldList):
         request = CalibrationRequest(profile=profile, traces=tuple(traces), links=links)
         send = Send("POST", "/v1/profiles:calibrate", request, patient=True)
         return self._connection.document(CalibrationOut, send)
+
+    def calibrate_throughput(
+        self,
+        plan: PlanFile,
+        *,
+        tokens_per_s_per_gpu: float | None = None,
+        step_ns: int | None = None,
+        profile: ModelProfile | None = None,
+        show: Sequence[PlanFile] = (),
+    ) -> ThroughputOut:
+        """Fold the pace of one run of a plan into its kind of device, and predict other plans before and after."""
+        request = ThroughputRequest(
+            plan_file=plan,
+            tokens_per_s_per_gpu=tokens_per_s_per_gpu,
+            step_ns=step_ns,
+            profile=profile,
+            show=tuple(show),
+        )
+        send = Send("POST", "/v1/profiles:calibrate-throughput", request, patient=True)
+        return self._connection.document(ThroughputOut, send)
 
 
 class Topologies(OldList):

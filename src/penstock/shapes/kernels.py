@@ -27,7 +27,7 @@ class Kernels:
     def grouped_product_ns(
         self, groups: int, rows: float, inner: float, columns: float, *, result_bytes: int | None = None
     ) -> float:
-        """As many products as ``groups`` in one call, ``rows`` being those of one group."""
+        """A product for each of ``groups`` in one call, ``rows`` being those of one group."""
         each = self._multiplied_ns(rows, inner, columns, result_bytes, self._rule.exposed_in_groups)
         return max(self._launch_ns, groups * each)
 

@@ -1,14 +1,15 @@
 """Which kernels of a profile are smaller than those that the rules of `primitives` were fitted to.
 
-They are timed by the same rule, extrapolated; the profile says so, and by how much the rule is off where somebody
-measured such a kernel.
+They are timed by the same rule, extrapolated; the profile says so, and by how much the rule is off where such a
+kernel was measured.
 """
 
 from __future__ import annotations
 
 from penstock.executor.profiling.device_table import EXTRAPOLATED_EXPECTED_ERROR, DeviceFacts, device_facts
 from penstock.schemas.profile import ModelProfile
-from penstock.shapes.costs import Case, costs_of
+from penstock.shapes.costs.case import Case
+from penstock.shapes.costs.layers import costs_of
 from penstock.shapes.kernels import Kernels
 from penstock.shapes.layout import Layout
 from penstock.shapes.primitives import LEAST_ATTENTION_ROWS, LEAST_FLOPS, LEAST_GROUP_ROWS

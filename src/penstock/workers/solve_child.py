@@ -24,6 +24,7 @@ from penstock.schemas.api.calibration import CalibrationRequest
 from penstock.schemas.api.jobs import PlanComparison, ProblemDetails, ResultOut
 from penstock.schemas.api.layouts import LayoutRequest
 from penstock.schemas.api.placement import PlacementProgress, PlacementRequest
+from penstock.schemas.api.throughput import ThroughputRequest
 from penstock.schemas.api.topology_import import TopologyImport
 from penstock.schemas.errors import InvalidPlan, PenstockError
 from penstock.schemas.plan import Plan, PlanFile
@@ -111,6 +112,11 @@ def _calibrate(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> N
     send({"kind": "result", "result": found.model_dump(mode="json")})
 
 
+def _calibrate_throughput(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> None:
+    found = entry(ThroughputRequest.model_validate(task["request"]))
+    send({"kind": "result", "result": found.model_dump(mode="json")})
+
+
 def _import(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> None:
     found = entry(TopologyImport.model_validate(task["request"]), task["most_devices"])
     send({"kind": "result", "result": found.model_dump(mode="json")})
@@ -140,6 +146,7 @@ TASKS: dict[str, Callable[[Callable[..., Any], dict[str, Any], Send], None]] = {
     "compare": _compare,
     "explain": _explain,
     "calibrate": _calibrate,
+    "calibrate-throughput": _calibrate_throughput,
     "place": _place,
     "import": _import,
     "layout": _layout,

@@ -238,6 +238,7 @@ OWN_DOCUMENTS = {
     "/v1/plans:simulate",
     "/v1/plans:explain",
     "/v1/profiles:calibrate",
+    "/v1/profiles:calibrate-throughput",
     "/v1/layouts:import",
     "/v1/profiles",
     "/v1/topologies",

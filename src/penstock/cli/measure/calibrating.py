@@ -2,34 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
 from penstock.cli.documents import STANDARD, print_json, read_document, read_plan, refuse_unwritable, write_document
-from penstock.cli.options import OUTPUT, Document, PlanPath
+from penstock.cli.durations import duration_ns
+from penstock.cli.groups import grouped
+from penstock.cli.options import MEASUREMENT, OUTPUT, Document, PlanPath
 from penstock.cli.panels import MEASURE
 from penstock.cli.service.remote import Server, export_there, refuse_here
 
 if TYPE_CHECKING:
     from penstock.calibration.calibrate import Calibration
+    from penstock.schemas.api.throughput import ThroughputOut
 
 
 def register(app: typer.Typer, exporting: typer.Typer) -> None:
     """Add this module's commands."""
-    app.command("calibrate", rich_help_panel=MEASURE)(calibrate)
+    app.command("calibrate", rich_help_panel=MEASURE)(grouped(calibrate))
     exporting.command("chrome")(export_chrome)
 
 
+@dataclass(frozen=True, kw_only=True)
+class OneFigure:
+    """The pace of one run instead of traces."""
+
+    PANEL: ClassVar[str] = MEASUREMENT
+
+    from_throughput: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOKENS|TIME",
+            help="Pace of one run instead of traces: tokens per second and GPU (1650), or a step's time (850ms).",
+        ),
+    ] = None
+    plan: Annotated[str | None, typer.Option(metavar="FILE", help="Plan of that run, as planned or by hand.")] = None
+    show: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="Plan to predict before and after it. Repeatable.", rich_help_panel=OUTPUT),
+    ] = None
+
+
 def calibrate(
-    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="Profile file that the plans were made from.")],
+    profile: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PROFILE",
+            help="Profile file that the plans were made from; with --from-throughput any of its kind of device.",
+        ),
+    ] = None,
     traces: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="TRACE...", help="Traces of `penstock run --trace`; those of differently cut plans tell most."
         ),
-    ],
+    ] = None,
+    figure: OneFigure = OneFigure(),
     output: Document = STANDARD,
     output_topology: Annotated[
         str | None,
@@ -47,16 +79,46 @@ def calibrate(
         ),
     ] = False,
 ) -> None:
-    """Correct a profile by traces of runs, so that the next plans are predicted from what was measured.
+    """Correct a profile by traces of runs, or by the pace of one run.
 
     Example: penstock calibrate profile.json trace.json -o calibrated.json
+
+    Example: penstock calibrate --from-throughput 1650 --plan plan.json --show other.json -o calibrated.json
     """
     if as_json and STANDARD in (output, output_topology):
         raise typer.BadParameter("standard output can hold one of them; write the document to a file", param_hint="-o")
     for target in (output, output_topology):
         refuse_unwritable(target)
-    from penstock.calibration.calibrate import calibrate as calibrated
     from penstock.cli.show import Screen
+
+    screen = Screen.of(quiet=as_json or STANDARD in (output, output_topology))
+    if figure.from_throughput is not None:
+        _refuse_traces(figure, traces, output_topology)
+        lines = _by_figure(figure.from_throughput, figure, profile, output, as_json)
+    else:
+        if profile is None or not traces or figure.plan is not None or figure.show:
+            raise typer.BadParameter(
+                "give PROFILE and at least one TRACE, or --from-throughput with --plan and, if you like, --show"
+            )
+        lines = _by_traces(profile, traces, output, output_topology, as_json)
+    for line in lines:
+        screen.say(line)
+    for target in filter(None, (output, output_topology)):
+        screen.say(f"written to {target}")
+
+
+def _refuse_traces(figure: OneFigure, traces: list[str] | None, output_topology: str | None) -> None:
+    if figure.plan is None:
+        raise typer.BadParameter("--from-throughput needs the plan of the run: --plan plan.json")
+    if traces:
+        raise typer.BadParameter("--from-throughput is instead of traces; leave them out")
+    if output_topology is not None:
+        raise typer.BadParameter("one figure says nothing of links; leave --output-topology out")
+
+
+def _by_traces(profile: str, traces: list[str], output: str, output_topology: str | None, as_json: bool) -> list[str]:
+    """Write the documents, and return what to say."""
+    from penstock.calibration.calibrate import calibrate as calibrated
     from penstock.schemas.profile import ModelProfile
     from penstock.schemas.trace import Trace
 
@@ -66,11 +128,55 @@ def calibrate(
     write_document(found.topology, output_topology)
     if as_json:
         print_json(found.out().model_dump(mode="json", exclude={"profile", "topology"}))
-    screen = Screen.of(quiet=as_json or STANDARD in (output, output_topology))
-    for line in calibrated_lines(found, output_topology is not None):
-        screen.say(line)
-    for target in filter(None, (output, output_topology)):
-        screen.say(f"written to {target}")
+    return calibrated_lines(found, output_topology is not None)
+
+
+def _by_figure(text: str, figure: OneFigure, profile: str | None, output: str, as_json: bool) -> list[str]:
+    """Write the profile, and return what to say."""
+    from penstock.calibration.throughput import calibrate_throughput
+    from penstock.schemas.profile import ModelProfile
+
+    assert figure.plan is not None
+    tokens, step_ns = _pace(text)
+    found = calibrate_throughput(
+        read_plan(figure.plan),
+        tokens_per_s_per_gpu=tokens,
+        step_ns=step_ns,
+        profile=None if profile is None else read_document(ModelProfile, profile),
+        show=[read_plan(each) for each in figure.show or ()],
+    )
+    write_document(found.profile, output)
+    if as_json:
+        print_json(found.model_dump(mode="json", exclude={"profile"}))
+    return throughput_lines(found, figure.show or ())
+
+
+def _pace(text: str) -> tuple[float | None, int | None]:
+    """Tokens per second and GPU, or the time of a step, which has a unit."""
+    try:
+        return float(text), None
+    except ValueError:
+        return None, duration_ns(text)
+
+
+def throughput_lines(found: ThroughputOut, names: Sequence[str]) -> list[str]:
+    """The factor, and each plan before and after."""
+    from penstock.report.words import duration
+
+    lines = [
+        f"computation of {found.device_kind} × {found.factor:.4g}: the run took {duration(found.measured_ns)} per "
+        f"global batch, of which {duration(found.least_ns)} would remain if computation took no time"
+    ]
+    for name, one in zip(("the run", *names), (found.run, *found.shown), strict=True):
+        change = one.after_ns / one.before_ns - 1
+        pace = ""
+        if one.tokens_per_s_per_gpu_before is not None and one.tokens_per_s_per_gpu_after is not None:
+            pace = f", {one.tokens_per_s_per_gpu_before:,.0f} → {one.tokens_per_s_per_gpu_after:,.0f} tokens/s per GPU"
+        lines.append(
+            f"{name} ({one.model})  predicted {duration(one.before_ns)} before, {duration(one.after_ns)} after "
+            f"({change:+.1%}){pace}"
+        )
+    return lines
 
 
 def calibrated_lines(found: Calibration, links: bool) -> list[str]:

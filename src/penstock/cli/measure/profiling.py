@@ -18,12 +18,17 @@ from penstock.cli.options import (
     MEASUREMENT,
     MODEL,
     RUN,
+    Context,
+    ContextKind,
     Directory,
     Document,
+    Expert,
+    ExpertTensor,
     Framework,
     HuggingFace,
     MeasureFor,
     SequenceLength,
+    costed_degrees,
 )
 from penstock.cli.panels import MEASURE
 from penstock.cli.service.remote import Post
@@ -63,6 +68,10 @@ class Transformer:
     hf: HuggingFace = None
     sequence_length: SequenceLength = None
     framework: Framework = None
+    context: Context = None
+    expert: Expert = None
+    expert_tensor: ExpertTensor = None
+    context_kind: ContextKind = None
     traced: Annotated[
         bool,
         typer.Option(
@@ -289,15 +298,20 @@ def _of_transformer(
     if len(ways) > 1:
         raise typer.BadParameter(f"give either --{ways[0]} or --{ways[1]}, not both")
     if job is not None:
-        raise typer.BadParameter(
-            "--framework, --traced and --sequence-length go with --example or --hf, not with --job"
-        )
+        raise typer.BadParameter("--framework and options like it go with --example or --hf, not with --job")
     from penstock.planning.documents import computed_profile, find_shape
 
     refuse_unwritable(output)
     screen = _screen(output)
     shape = find_shape(transformer.example or transformer.hf or "", transformer.sequence_length)
-    found = computed_profile(shape, transformer.framework, kinds or (), sizes or ())  # type: ignore[arg-type]
+    found = computed_profile(
+        shape,
+        transformer.framework,  # type: ignore[arg-type]
+        kinds or (),
+        sizes or (),
+        asked=costed_degrees(transformer.context, transformer.expert, transformer.expert_tensor),
+        context_kind=transformer.context_kind,
+    )
     _written(screen, found, output, post)
 
 
@@ -311,8 +325,11 @@ def _traced(
     post: str | None,
 ) -> None:
     """Raises typer.BadParameter where --traced has no model, or one of which there are no modules."""
-    if transformer.hf is None or transformer.example is not None or transformer.framework is not None:
-        raise typer.BadParameter("--traced goes with --hf, without --example and --framework")
+    meant = ("hf", "sequence_length", "traced")
+    other = next((name for name, value in vars(transformer).items() if value and name not in meant), None)
+    if transformer.hf is None or other is not None:
+        without = "" if other is None else f", without --{other.replace('_', '-')}"
+        raise typer.BadParameter(f"--traced goes with --hf{without}")
     from penstock.executor.hugging_face.job import HuggingFaceJob
     from penstock.executor.profiling.analytic import analytic_profile
     from penstock.executor.profiling.device_table import DEVICES

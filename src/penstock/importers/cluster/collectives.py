@@ -15,7 +15,7 @@ _ROUNDS = {"all_reduce": 2}
 def rows_of(node: Hardware, devices: int) -> tuple[MeasuredCollective, ...]:
     """The collectives among 2, 4, 8 … and all devices of a node; none where nothing is known of them.
 
-    Beyond the members that were measured, the latency of so many is taken.
+    Beyond the members that were measured, their latency is taken.
     """
     known = node.collectives
     if known is None:

@@ -1,0 +1,232 @@
+"""``penstock.calibrate_throughput``: fold the pace of one run into the computation of one kind of device.
+
+One figure cannot tell more than one number: all computation on the plan's kind of device is multiplied by one factor,
+found with the judge, such that the plan takes the time that was measured. Communication and updates stay as they were
+predicted, so the factor also takes up what they are wrong by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.calibration.scaling import scaled, with_kind
+from penstock.convert import from_plan, to_problem
+from penstock.convert.degrees import at_choice_of
+from penstock.planning.judge import judge
+from penstock.report.words import duration
+from penstock.schemas.api.throughput import PredictedPlan, ThroughputOut, ThroughputRequest
+from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
+from penstock.schemas.plan import PlanFile
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.topology import ClusterTopology
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.timeline import Timeline
+
+PRECISION = 1e-4
+"""How near the prediction comes to the measured time, as a part of it."""
+_MOST_FACTOR = 1e4
+_ROUNDS = 60
+
+
+class _Run(NamedTuple):
+    """A plan, and the devices whose computation is calibrated."""
+
+    file: PlanFile
+    kind: str
+    gpus: int
+
+    @property
+    def profile(self) -> ModelProfile:
+        """That of its request, with costs of the kind."""
+        profile, topology = self.file.request.profile, self.file.request.topology
+        assert isinstance(profile, ModelProfile)
+        assert isinstance(topology, ClusterTopology)
+        return _with_costs(profile, topology, self.kind)
+
+    def time_ns(self, factor: float = 1.0) -> int:
+        """The plan's time with all computation multiplied."""
+        return _timeline(self.file, scaled(self.profile, self.kind, factor)).time_per_global_batch_ns
+
+    def pace(self, time_ns: int) -> float | None:
+        """Tokens per second and GPU in use; None where the length of a sample is not known."""
+        shape = self.profile.shape
+        if shape is None:
+            return None
+        return self.file.request.global_batch_size * shape.sequence_length * 1e9 / time_ns / self.gpus
+
+
+def answer(request: ThroughputRequest) -> ThroughputOut:
+    """Answer a request with a document. Raises as ``calibrate_throughput``."""
+    return calibrate_throughput(
+        request.plan_file,
+        tokens_per_s_per_gpu=request.tokens_per_s_per_gpu,
+        step_ns=request.step_ns,
+        profile=request.profile,
+        show=request.show,
+    )
+
+
+def calibrate_throughput(
+    plan: PlanFile,
+    *,
+    tokens_per_s_per_gpu: float | None = None,
+    step_ns: int | None = None,
+    profile: ModelProfile | None = None,
+    show: Sequence[PlanFile] = (),
+) -> ThroughputOut:
+    """Multiply the computation of the plan's kind of device such that the plan takes the time that was measured.
+
+    Parameters
+    ----------
+    plan
+        The plan that was run, with its request: one of ``penstock plan``, or ``even_layout(…).file``.
+    tokens_per_s_per_gpu, step_ns
+        How fast it was: one of the two.
+    profile
+        What the factor is applied to; None: the plan's own profile. It may be of another shape.
+    show
+        Plans that use devices of the same kind, predicted before and after.
+
+    Raises InvalidDocument for no figure or two, or where tokens cannot be counted; InvalidPlan for a plan that does not
+    verify; UnsupportedRequest for devices of several kinds, and for a time below that of communication alone.
+    """
+    run = _run_of(plan)
+    measured_ns = _measured_ns(run, tokens_per_s_per_gpu, step_ns)
+    least_ns, before_ns = run.time_ns(0.0), run.time_ns()
+    if measured_ns <= least_ns:
+        raise UnsupportedRequest(
+            f"the run took {duration(measured_ns)} per global batch, and communication, updates and waiting for them "
+            f"take {duration(least_ns)} even if {run.kind} computed in no time ({duration(before_ns)} as predicted)",
+            remedy="check the figure, the number of GPUs and the layout, or measure the links: `penstock probe`",
+        )
+    others = [_run_of(other, run.kind) for other in show]
+    factor = _factor(run, measured_ns, before_ns)
+    target = run.profile if profile is None else _known(profile, run)
+    return ThroughputOut(
+        profile=_calibrated(target, run, factor, measured_ns),
+        device_kind=run.kind,
+        factor=factor,
+        measured_ns=measured_ns,
+        least_ns=least_ns,
+        run=_predicted(run, factor),
+        shown=tuple(_predicted(other, factor) for other in others),
+    )
+
+
+def _run_of(file: PlanFile, kind: str | None = None) -> _Run:
+    """A plan whose devices in use are all of one kind; ``kind``: one that has to be among them."""
+    judged = judge(file)
+    if judged.faults or judged.timeline is None:
+        raise InvalidPlan(f"the plan {file.plan.content_hash()} does not verify: {judged.faults[0]}")
+    problem = judged.problem
+    used = [gpu for device in judged.timeline.uses for gpu in problem.gpus(device)]
+    kinds = sorted({gpu.kind for gpu in used})
+    if kind is not None and kind not in kinds:
+        raise UnsupportedRequest(
+            f"the plan {file.plan.content_hash()} to show uses {', '.join(kinds)}, and the run was on {kind}",
+            remedy=f"show plans for {kind}",
+        )
+    if kind is None and len(kinds) > 1:
+        raise UnsupportedRequest(
+            f"the plan uses devices of {len(kinds)} kinds, {', '.join(kinds)}: one figure does not tell them apart",
+            remedy="calibrate from a run on one kind, or from a trace",
+        )
+    return _Run(file, kind or kinds[0], len(used))
+
+
+def _with_costs(profile: ModelProfile, topology: ClusterTopology, kind: str) -> ModelProfile:
+    """The profile with the kind's costs written out, where its topology scales them from another kind."""
+    known = next((one for one in topology.kinds if one.name == kind), None)
+    return profile if known is None else with_kind(profile, kind, known.scale_from, known.speed)
+
+
+def _known(profile: ModelProfile, run: _Run) -> ModelProfile:
+    """Another profile, with costs of the run's kind."""
+    topology = run.file.request.topology
+    assert isinstance(topology, ClusterTopology)
+    found = _with_costs(profile, topology, run.kind)
+    if run.kind not in found.device_kinds:
+        raise InvalidDocument(
+            f"the profile {profile.name!r} has costs of {', '.join(found.device_kinds)}, and the run was on {run.kind}",
+            remedy=f"`penstock profile --analytic {run.kind}` computes those of a known model",
+        )
+    return found
+
+
+def _measured_ns(run: _Run, tokens_per_s_per_gpu: float | None, step_ns: int | None) -> int:
+    if (tokens_per_s_per_gpu is None) == (step_ns is None):
+        raise InvalidDocument("give tokens per second and GPU, or the time of a step, and only one of them")
+    if step_ns is not None:
+        return step_ns
+    assert tokens_per_s_per_gpu is not None
+    if tokens_per_s_per_gpu <= 0:
+        raise InvalidDocument(f"{tokens_per_s_per_gpu:g} tokens per second and GPU are no pace of a run")
+    unit = run.pace(10**9)
+    if unit is None:
+        raise InvalidDocument(
+            f"the profile {run.profile.name!r} does not say how many tokens a sample has",
+            remedy="give the time of a step, such as 850ms",
+        )
+    return max(1, round(unit / tokens_per_s_per_gpu * 1e9))
+
+
+def _timeline(file: PlanFile, profile: ModelProfile) -> Timeline:
+    plan = file.plan
+    problem = at_choice_of(to_problem(file.request.model_copy(update={"profile": profile})), plan)
+    allocation, schedule = from_plan(plan, problem)
+    return simulate(problem, allocation, schedule, overlap=plan.overlap_all_reduce, update_rule=plan.update_rule)
+
+
+def _factor(run: _Run, measured_ns: int, before_ns: int) -> float:
+    """By bisection, from a bracket that doubles; orders are fixed, so more computation never takes less time in sum."""
+    low, high = (1.0, 1.0) if before_ns == measured_ns else (0.0, 1.0) if before_ns > measured_ns else (1.0, 2.0)
+    while before_ns < measured_ns and run.time_ns(high) < measured_ns:
+        low, high = high, 2 * high
+        if high > _MOST_FACTOR:
+            raise UnsupportedRequest(
+                f"the run took {duration(measured_ns)} per global batch, {measured_ns / before_ns:,.0f} times the "
+                f"{duration(before_ns)} that its plan is predicted to take",
+                remedy="check the figure and its unit",
+            )
+    for _ in range(_ROUNDS):
+        middle = (low + high) / 2
+        found = run.time_ns(middle)
+        if math.isclose(found, measured_ns, rel_tol=PRECISION):
+            return middle
+        low, high = (middle, high) if found < measured_ns else (low, middle)
+    return (low + high) / 2
+
+
+def _predicted(run: _Run, factor: float) -> PredictedPlan:
+    before_ns, after_ns = run.time_ns(), run.time_ns(factor)
+    return PredictedPlan(
+        plan_hash=run.file.plan.content_hash(),
+        model=run.profile.name,
+        before_ns=before_ns,
+        after_ns=after_ns,
+        tokens_per_s_per_gpu_before=run.pace(before_ns),
+        tokens_per_s_per_gpu_after=run.pace(after_ns),
+    )
+
+
+def _calibrated(profile: ModelProfile, run: _Run, factor: float, measured_ns: int) -> ModelProfile:
+    """One figure corrects the level of a kind, not what tells plans apart: the expected error stays."""
+    pace = run.pace(measured_ns)
+    figure = duration(measured_ns) + ("" if pace is None else f" ({pace:,.0f} tokens/s per GPU)")
+    plan = run.file.plan.content_hash()[:15]
+    source = profile.source.model_copy(
+        update={
+            "method": "calibrated",
+            "description": f"computation of {run.kind} × {factor:.4g}, from one run of the plan {plan} of "
+            f"{run.profile.name} that took {figure} per global batch; before: {profile.source.description}",
+        }
+    )
+    said = (
+        f"computation of {run.kind} takes {factor:.4g} times what it was predicted to, so that one run takes {figure} "
+        "per global batch as measured; communication and updates are as predicted, and what they are wrong by is in it"
+    )
+    return scaled(profile, run.kind, factor).model_copy(
+        update={"source": source, "assumptions": (*profile.assumptions, said)}
+    )

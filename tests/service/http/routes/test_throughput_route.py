@@ -1,0 +1,29 @@
+"""POST /v1/profiles:calibrate-throughput and its client."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from penstock.calibration.throughput import calibrate_throughput
+from penstock.client import Client
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.schemas.plan import PlanFile
+from penstock.service.http.samples import tiny_plan_file, tiny_throughput
+
+PATH = "/v1/profiles:calibrate-throughput"
+
+
+def test_the_service_says_what_python_says(client: Client, http: httpx.Client) -> None:
+    file = PlanFile.parse(tiny_plan_file())
+    found = client.profiles.calibrate_throughput(file, step_ns=10**9, show=[file])
+    assert found == calibrate_throughput(file, step_ns=10**9, show=[file])
+    assert found.run.after_ns == pytest.approx(10**9, rel=1e-3)
+    assert http.post(PATH, json=tiny_throughput()).json()["factor"] == found.factor
+
+
+def test_refusals_name_the_numbers(client: Client, http: httpx.Client) -> None:
+    with pytest.raises(UnsupportedRequest, match="even if V100 computed in no time"):
+        client.profiles.calibrate_throughput(PlanFile.parse(tiny_plan_file()), step_ns=1)
+    both = {**tiny_throughput(), "tokens_per_s_per_gpu": 1.0}
+    assert http.post(PATH, json=both).status_code == 422
