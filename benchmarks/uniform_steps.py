@@ -1,12 +1,13 @@
 """The time of a training step under a uniform layout, composed of the closed forms by the formula of 1F1B.
 
 With p stages and M micro-batches a step takes (M - 1) × the slowest stage + the sum of all stages + reductions and
-update: a stage computes, runs its collectives and passes its tensors on, one after the other, and nothing is hidden.
+update: a stage computes, runs its collectives and passes its tensors on, one after the other. Hidden is what the costs
+of layers say of their collectives, and nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.executor.profiling.device_table import DeviceFacts, Dtype
@@ -63,11 +64,17 @@ class Step(NamedTuple):
         return (layout.micro_batches - 1) * max(stages) + sum(stages) + self._after_ns(case, split)
 
     def _pass_ns(self, cost: DividedCost, *, block: bool) -> float:
-        ring = self.links.ring(self.layout.tensor, 1)
-        rows = self.layout.micro_batch_size
-        forward = cost.forward_ns + _collectives_ns(ring, cost.collectives, "forward", rows)
+        layout = self.layout
+        rings = {
+            "tensor": self.links.ring(layout.tensor, 1),
+            "context": self.links.ring(layout.context, layout.tensor),
+        }
+        forward, backward = (
+            own + _exposed_ns(rings, cost.collectives, phase, layout.micro_batch_size)
+            for own, phase in ((cost.forward_ns, "forward"), (cost.backward_ns, "backward"))
+        )
         again = forward if self.recompute and block else 0
-        return forward + again + cost.backward_ns + _collectives_ns(ring, cost.collectives, "backward", rows)
+        return forward + again + backward
 
     def _message_ns(self) -> float:
         """A micro-batch's tensor and its gradient, once each per stage, a part by each GPU that shares it.
@@ -76,15 +83,16 @@ class Step(NamedTuple):
         """
         layout = self.layout
         size = 2 * self.shape.sequence_length * layout.micro_batch_size * self.shape.hidden
-        size //= layout.tensor
-        ring = self.links.ring(2, layout.tensor * layout.data)
+        mesh = layout.tensor * layout.context
+        size //= mesh
+        ring = self.links.ring(2, mesh * layout.data)
         return 2 * ring.time_ns("send", size)
 
     def _after_ns(self, case: Case, split: Sequence[int]) -> float:
-        """Gradients reduced over the replicas, then the update, and parameters gathered where states are sharded."""
+        """Gradients reduced by GPUs with the same parameters, then the update, and parameters gathered if sharded."""
         layout, held = self.layout, local_parameters(self.shape, self.layout)
         updates = layers_of(case)
-        ring = self.links.ring(layout.data, layout.tensor)
+        ring = self.links.ring(layout.shards, layout.tensor)
         sharded = layout.sharding == "optimizer"
         found = []
         for number, layers in enumerate(split):
@@ -97,13 +105,13 @@ class Step(NamedTuple):
                 moved = ring.time_ns("reduce_scatter", gradients) + ring.time_ns("all_gather", 2 * parameters)
             else:
                 moved = ring.time_ns("all_reduce", gradients)
-            found.append(moved + update / (layout.data if sharded else 1))
+            found.append(moved + update / (layout.shards if sharded else 1))
         return max(found)
 
 
-def _collectives_ns(ring: Group, collectives: Sequence[Collective], phase: str, rows: int) -> int:
+def _exposed_ns(rings: Mapping[str, Group], collectives: Sequence[Collective], phase: str, rows: int) -> int:
     return sum(
-        ring.time_ns(each.operation, rows * each.bytes_per_sample, each.count)
+        max(0, rings[each.over].time_ns(each.operation, rows * each.bytes_per_sample, each.count) - each.hidden_ns)
         for each in collectives
         if each.phase == phase
     )

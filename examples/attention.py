@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from penstock.executor.run.job import Styles
+
 
 class Attention(nn.Module):
     """Attention of ``x`` to itself, or to ``memory``; tensors are (samples, positions, width)."""
@@ -17,7 +19,7 @@ class Attention(nn.Module):
         super().__init__()
         if width % heads:
             raise ValueError(f"the width {width} has to be a multiple of the {heads} heads")
-        self.heads = heads
+        self.head_width = width // heads
         self.causal = causal
         self.dropout = dropout
         self.query = nn.Linear(width, width)
@@ -26,11 +28,11 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, memory: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """``mask`` is True where a key may be seen, (samples, positions)."""
-        key, value = self.key_value(x if memory is None else memory).chunk(2, dim=-1)
+        key, value = self._heads(self.key_value(x if memory is None else memory), 2).chunk(2, dim=-1)
         attended = functional.scaled_dot_product_attention(
-            self._split(self.query(x)),
-            self._split(key),
-            self._split(value),
+            self._heads(self.query(x), 1).transpose(1, 2),
+            key.transpose(1, 2),
+            value.transpose(1, 2),
             attn_mask=None if mask is None else mask[:, None, None, :],
             dropout_p=self.dropout if self.training else 0.0,
             is_causal=self.causal,
@@ -38,8 +40,9 @@ class Attention(nn.Module):
         out: Tensor = self.out(attended.transpose(1, 2).flatten(2))
         return out
 
-    def _split(self, x: Tensor) -> Tensor:
-        heads: Tensor = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+    def _heads(self, x: Tensor, parts: int) -> Tensor:
+        """(samples, positions, heads, parts of each): of all heads, or of those that a GPU has."""
+        heads: Tensor = x.unflatten(-1, (-1, parts * self.head_width))
         return heads
 
 
@@ -65,3 +68,32 @@ class TokenEmbedding(nn.Module):
         positions = self.positions(torch.arange(ids.shape[1], device=ids.device))
         out: Tensor = self.dropout(self.norm(self.tokens(ids) + positions))
         return out
+
+
+def divided_attention(path: str, *, memory: bool = False) -> Styles:
+    """A part of the heads of an `Attention` at ``path`` on each GPU; it reads and writes parts of the sequence."""
+    from .division import columns, gathered, rows
+
+    return {
+        path: gathered(2 if memory else 1),
+        f"{path}.query": columns(),
+        f"{path}.key_value": columns(),
+        f"{path}.out": rows(),
+    }
+
+
+def divided_feed_forward(path: str) -> Styles:
+    """A part of the width of a `FeedForward` at ``path`` on each GPU; it reads and writes parts of the sequence."""
+    from .division import columns, gathered, rows
+
+    return {path: gathered(), f"{path}.0": columns(), f"{path}.3": rows()}
+
+
+def divided_embedding(path: str = "", *, norm: bool = False) -> Styles:
+    """A part of the words of a `TokenEmbedding` at ``path`` on each GPU, and all of its positions."""
+    from .division import norm as normalised
+    from .division import part_of_positions, words
+
+    inside = f"{path}." if path else ""
+    plan = {f"{inside}tokens": words(), f"{inside}positions": part_of_positions()}
+    return {**plan, f"{inside}norm": normalised(local=True)} if norm else plan

@@ -16,9 +16,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from penstock.executor.run.job import LayerSpec
+from penstock.executor.run.job import LayerSpec, Styles
 
-from .attention import Attention, FeedForward, TokenEmbedding
+from .attention import (
+    Attention,
+    FeedForward,
+    TokenEmbedding,
+    divided_attention,
+    divided_embedding,
+    divided_feed_forward,
+)
 from .synthetic import SyntheticJob
 
 
@@ -102,9 +109,34 @@ class QuestionJob(SyntheticJob):
 
 def layers(config: Config) -> list[LayerSpec]:
     """Embedding, blocks, head."""
-    specs = [LayerSpec("embedding", partial(Embedding, config), ("x", "segments"))]
-    specs += [LayerSpec(f"block.{i}", partial(Block, config), ("x", "mask")) for i in range(config.blocks)]
-    return [*specs, LayerSpec("head", partial(SpanHead, config.width))]
+    specs = [LayerSpec("embedding", partial(Embedding, config), ("x", "segments"), parallel=divided_words)]
+    specs += [
+        LayerSpec(f"block.{i}", partial(Block, config), ("x", "mask"), parallel=divided_block)
+        for i in range(config.blocks)
+    ]
+    return [*specs, LayerSpec("head", partial(SpanHead, config.width), parallel=divided_head)]
+
+
+def divided_words() -> Styles:
+    """A part of the words on each GPU, and all positions and segments."""
+    from .division import norm, part_of_tokens
+
+    return {**divided_embedding("tokens"), "segments": part_of_tokens(), "norm": norm(local=True)}
+
+
+def divided_block() -> Styles:
+    """A part of the heads and of the feed-forward on each GPU, and between them a part of the sequence."""
+    from .division import norm
+
+    norms = {"norm_attention": norm(local=True), "norm_feed_forward": norm(local=True)}
+    return {**norms, **divided_attention("attention"), **divided_feed_forward("feed_forward")}
+
+
+def divided_head() -> Styles:
+    """Each GPU scores its part of the sequence; the loss is that of all scores."""
+    from .division import joined, norm
+
+    return {"span": norm(), "": joined(sequence=2)}
 
 
 _LARGE = partial(Config, width=1024, heads=16)

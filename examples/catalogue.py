@@ -31,8 +31,13 @@ _ALIKE = 0.4
 
 
 def model_names() -> tuple[str, ...]:
-    """The models with a shipped profile."""
+    """The models whose modules and profile are shipped."""
     return tuple(sorted(path.stem for path in (_HERE / "profiles").glob("*.json")))
+
+
+def profile_names() -> tuple[str, ...]:
+    """The models that have a profile by name: shipped, or computed of a shape."""
+    return tuple(sorted({*model_names(), *SHAPES}))
 
 
 def cluster_names() -> tuple[str, ...]:
@@ -42,10 +47,19 @@ def cluster_names() -> tuple[str, ...]:
 
 @lru_cache(maxsize=16)
 def profile(name: str) -> ModelProfile:
-    """The shipped profile of model ``name``. Raises NotFound naming the nearest models."""
-    if name not in model_names():
-        raise NotFound(f"there is no model {name!r} among the examples", remedy=_remedy(name, model_names()))
-    return ModelProfile.read(_HERE / "profiles" / f"{name}.json")
+    """The profile of model ``name``, shipped or computed for all kinds. Raises NotFound naming the nearest models."""
+    if known_profile(name) in model_names():
+        return ModelProfile.read(_HERE / "profiles" / f"{name}.json")
+    from penstock.shapes.profiles import FRAMEWORK, every_kind, profile_of
+
+    return profile_of(SHAPES[name], FRAMEWORK, every_kind())
+
+
+def known_profile(name: str) -> str:
+    """The name of a model that has a profile. Raises NotFound naming the nearest models."""
+    if name not in profile_names():
+        raise NotFound(f"there is no model {name!r} among the examples", remedy=_remedy(name, profile_names()))
+    return name
 
 
 def shape(name: str) -> TransformerShape:

@@ -12,9 +12,16 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from penstock.executor.run.job import LayerSpec
+from penstock.executor.run.job import LayerSpec, Styles
 
-from .attention import Attention, FeedForward, TokenEmbedding
+from .attention import (
+    Attention,
+    FeedForward,
+    TokenEmbedding,
+    divided_attention,
+    divided_embedding,
+    divided_feed_forward,
+)
 from .synthetic import TokenJob
 
 
@@ -64,9 +71,24 @@ class Head(nn.Sequential):
 def layers(config: Config) -> list[LayerSpec]:
     """Embedding, blocks, head."""
     embedding = partial(TokenEmbedding, config.vocabulary, config.length, config.width, dropout=config.dropout)
-    specs = [LayerSpec("embedding", embedding)]
-    specs += [LayerSpec(f"block.{i}", partial(Block, config)) for i in range(config.blocks)]
-    return [*specs, LayerSpec("head", partial(Head, config))]
+    specs = [LayerSpec("embedding", embedding, parallel=divided_embedding)]
+    specs += [LayerSpec(f"block.{i}", partial(Block, config), parallel=divided_block) for i in range(config.blocks)]
+    return [*specs, LayerSpec("head", partial(Head, config), parallel=divided_head)]
+
+
+def divided_block() -> Styles:
+    """A part of the heads and of the feed-forward on each GPU, and between them a part of the sequence."""
+    from .division import norm
+
+    norms = {"norm_attention": norm(), "norm_feed_forward": norm()}
+    return {**norms, **divided_attention("attention"), **divided_feed_forward("feed_forward")}
+
+
+def divided_head() -> Styles:
+    """A part of the scores on each GPU."""
+    from .division import norm, scores
+
+    return {"0": norm(), "1": scores()}
 
 
 def make(name: str, config: Config, *, batch_size: int, seed: int = 0) -> TokenJob:

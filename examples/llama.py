@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from penstock.executor.run.job import LayerSpec
+from penstock.executor.run.job import LayerSpec, Styles
 
 from .synthetic import TokenJob
 
@@ -97,9 +97,40 @@ class Head(nn.Sequential):
 
 def layers(config: Config) -> list[LayerSpec]:
     """Embedding, blocks, head."""
-    specs = [LayerSpec("embedding", partial(nn.Embedding, config.vocabulary, config.width))]
-    specs += [LayerSpec(f"block.{i}", partial(Block, config)) for i in range(config.blocks)]
-    return [*specs, LayerSpec("head", partial(Head, config))]
+    specs = [LayerSpec("embedding", partial(nn.Embedding, config.vocabulary, config.width), parallel=divided_embedding)]
+    specs += [LayerSpec(f"block.{i}", partial(Block, config), parallel=divided_block) for i in range(config.blocks)]
+    return [*specs, LayerSpec("head", partial(Head, config), parallel=divided_head)]
+
+
+def divided_embedding() -> Styles:
+    """A part of the words on each GPU."""
+    from .division import words
+
+    return {"": words()}
+
+
+def divided_block() -> Styles:
+    """A part of the heads and of the feed-forward on each GPU, and between them a part of the sequence."""
+    from .division import columns, gathered, norm, rows
+
+    return {
+        "norm_attention": norm(),
+        "attention": gathered(),
+        **{f"attention.{name}": columns() for name in ("query", "key", "value")},
+        "attention.out": rows(),
+        "norm_feed_forward": norm(),
+        "feed_forward": gathered(),
+        "feed_forward.gate": columns(),
+        "feed_forward.up": columns(),
+        "feed_forward.down": rows(),
+    }
+
+
+def divided_head() -> Styles:
+    """A part of the scores on each GPU."""
+    from .division import norm, scores
+
+    return {"0": norm(), "1": scores()}
 
 
 def make(name: str, config: Config, *, batch_size: int) -> TokenJob:

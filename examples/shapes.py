@@ -5,13 +5,16 @@ compared with them, and ``penstock fits`` answers for them.
 
 .. [1] Brown et al., Language Models are Few-Shot Learners (2020), table 2.1: GPT-3.
 .. [2] Dubey et al., The Llama 3 Herd of Models (2024), table 3.
+.. [3] ``config.json`` of mistralai/Mixtral-8x7B-v0.1, Qwen/Qwen3-30B-A3B, Qwen/Qwen3-235B-A22B, deepseek-ai/DeepSeek-V2
+   and -V3 (without the prediction of a further token), openai/gpt-oss-120b (of whose layers every second one attends to
+   128 positions, which is counted as all); samples have the 4,096 tokens of most of their pretraining.
 """
 
 from __future__ import annotations
 
 from functools import partial
 
-from penstock.schemas.transformers.shape import TransformerShape
+from penstock.schemas.transformers.shape import Experts, LatentAttention, TransformerShape
 
 
 def _gpt(
@@ -58,6 +61,38 @@ def _bert(name: str, layers: int, hidden: int, heads: int) -> TransformerShape:
     return gpt.model_copy(update=more)
 
 
+def _mixture(
+    name: str, layers: int, hidden: int, heads: int, kv_heads: int, vocabulary: int, experts: Experts
+) -> TransformerShape:
+    """Heads of 128 and no dense layers, where nothing else is said."""
+    return TransformerShape(
+        name=name,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_width=128,
+        ffn=experts.ffn,
+        gated=True,
+        vocabulary=vocabulary,
+        sequence_length=4096,
+        experts=experts,
+    )
+
+
+def _qwen3(name: str, layers: int, hidden: int, heads: int, ffn: int) -> TransformerShape:
+    """Heads whose queries and keys are normalised; the width of a dense layer is that of 8 experts."""
+    experts = Experts(number=128, per_token=8, ffn=ffn)
+    shape = _mixture(name, layers, hidden, heads, 4, 151_936, experts)
+    return shape.model_copy(update={"query_key_norm": True, "ffn": 8 * ffn})
+
+
+def _deepseek(name: str, layers: int, hidden: int, ffn: int, vocabulary: int, experts: Experts) -> TransformerShape:
+    latent = LatentAttention(query_rank=1536, key_value_rank=512, plain_width=128, rotary_width=64, value_width=128)
+    shape = _mixture(name, layers, hidden, 128, 128, vocabulary, experts)
+    return shape.model_copy(update={"head_width": 192, "ffn": ffn, "latent": latent})
+
+
 _large = partial(_bert, hidden=1024, heads=16)
 _ALL = (
     _gpt("gpt", 8, 256, 4, 64, 256),
@@ -68,11 +103,26 @@ _ALL = (
     _llama("llama-3-8b", 32, 4096, 32, 14_336),
     _llama("llama-3-70b", 80, 8192, 64, 28_672),
     _llama("llama-3.1-405b", 126, 16_384, 128, 53_248),
+    _mixture("mixtral-8x7b", 32, 4096, 32, 8, 32_000, Experts(number=8, per_token=2, ffn=14_336)),
+    _qwen3("qwen3-30b-a3b", 48, 2048, 32, 768),
+    _qwen3("qwen3-235b-a22b", 94, 4096, 64, 1536),
+    _deepseek(
+        "deepseek-v2", 60, 5120, 12_288, 102_400,
+        Experts(number=160, per_token=6, ffn=1536, shared_ffn=2 * 1536, dense_layers=1),
+    ),
+    _deepseek(
+        "deepseek-v3", 61, 7168, 18_432, 129_280,
+        Experts(number=256, per_token=8, ffn=2048, shared_ffn=2048, dense_layers=3),
+    ),
+    _mixture(
+        "gpt-oss-120b", 36, 2880, 64, 8, 201_088,
+        Experts(number=128, per_token=4, ffn=2880, router_bias=True, biases=True),
+    ).model_copy(update={"head_width": 64, "attention_biases": "all", "sinks": True}),
     _bert("bert-base", 12, 768, 12),
     _large("bert-large", 24),
     _large("bert-48", 48),
     _large("bert-72", 72),
-)
+)  # fmt: skip
 
 SHAPES: dict[str, TransformerShape] = {shape.name: shape for shape in _ALL}
 """By the name of the profile, or of the model."""

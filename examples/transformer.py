@@ -13,9 +13,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from penstock.executor.run.job import LayerSpec
+from penstock.executor.run.job import LayerSpec, Styles
 
-from .attention import Attention, FeedForward
+from .attention import Attention, FeedForward, divided_attention, divided_feed_forward
 from .gnmt import TranslationJob
 
 
@@ -31,6 +31,22 @@ class Config:
     vocabulary: int = 37_000
 
 
+class Sinusoids(nn.Module):
+    """A fixed vector for each position."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """(positions) to (positions, width)."""
+        frequency = 10_000.0 ** (
+            -torch.arange(0, self.width, 2, device=positions.device, dtype=torch.float32) / self.width
+        )
+        angle = positions[:, None] * frequency
+        return torch.cat((angle.sin(), angle.cos()), dim=-1)
+
+
 class SharedEmbedding(nn.Module):
     """Source and target embedded by one table, with sinusoids for the positions."""
 
@@ -38,6 +54,7 @@ class SharedEmbedding(nn.Module):
         super().__init__()
         self.width = config.width
         self.table = nn.Embedding(config.vocabulary, config.width)
+        self.positions = Sinusoids(config.width)
 
     def forward(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """(samples, positions) twice, to (samples, positions, width) twice."""
@@ -45,7 +62,8 @@ class SharedEmbedding(nn.Module):
 
     def _embedded(self, ids: Tensor) -> Tensor:
         tokens: Tensor = self.table(ids) * self.width**0.5
-        return tokens + _sinusoids(ids.shape[1], tokens)
+        positions: Tensor = self.positions(torch.arange(ids.shape[1], device=ids.device, dtype=torch.float32))
+        return tokens + positions.to(tokens.dtype)
 
 
 class EncoderLayer(nn.Module):
@@ -87,11 +105,46 @@ class DecoderLayer(nn.Module):
 
 def layers(config: Config) -> list[LayerSpec]:
     """Embedding of both sides, encoder on ``x``, decoder on ``y`` reading ``x``, logits."""
-    specs = [LayerSpec("embedding", partial(SharedEmbedding, config), ("source", "target"), ("x", "y"))]
-    specs += [LayerSpec(f"encoder.{i}", partial(EncoderLayer, config)) for i in range(config.depth)]
-    specs += [LayerSpec(f"decoder.{i}", partial(DecoderLayer, config), ("y", "x"), ("y",)) for i in range(config.depth)]
-    logits = partial(nn.Linear, config.width, config.vocabulary, bias=False)
-    return [*specs, LayerSpec("logits", logits, ("y",), ("y",))]
+    embedding, logits = (
+        partial(SharedEmbedding, config),
+        partial(nn.Linear, config.width, config.vocabulary, bias=False),
+    )
+    encoder, decoder = partial(EncoderLayer, config), partial(DecoderLayer, config)
+    return [
+        LayerSpec("embedding", embedding, ("source", "target"), ("x", "y"), divided_words),
+        *(LayerSpec(f"encoder.{i}", encoder, parallel=divided_encoder) for i in range(config.depth)),
+        *(LayerSpec(f"decoder.{i}", decoder, ("y", "x"), ("y",), divided_decoder) for i in range(config.depth)),
+        LayerSpec("logits", logits, ("y",), ("y",), divided_logits),
+    ]
+
+
+def divided_words() -> Styles:
+    """A part of the words on each GPU."""
+    from .division import part_of_positions, words
+
+    return {"table": words(), "positions": part_of_positions()}
+
+
+def divided_encoder() -> Styles:
+    """A part of the heads and of the feed-forward on each GPU, and between them a part of the sequence."""
+    from .division import norm
+
+    norms = {"norm_attention": norm(local=True), "norm_feed_forward": norm(local=True)}
+    return {**norms, **divided_attention("attention"), **divided_feed_forward("feed_forward")}
+
+
+def divided_decoder() -> Styles:
+    """As the encoder's, with the heads of the attention to it."""
+    from .division import norm
+
+    return {**divided_encoder(), "norm_cross": norm(local=True), **divided_attention("cross", memory=True)}
+
+
+def divided_logits() -> Styles:
+    """A part of the scores on each GPU."""
+    from .division import scores
+
+    return {"": scores()}
 
 
 def make(name: str, config: Config, *, batch_size: int) -> TranslationJob:
@@ -101,14 +154,6 @@ def make(name: str, config: Config, *, batch_size: int) -> TranslationJob:
     )
     made.outputs = ("y",)
     return made
-
-
-def _sinusoids(length: int, like: Tensor) -> Tensor:
-    width = like.shape[-1]
-    position = torch.arange(length, device=like.device, dtype=torch.float32)
-    frequency = 10_000.0 ** (-torch.arange(0, width, 2, device=like.device, dtype=torch.float32) / width)
-    angle = position[:, None] * frequency
-    return torch.cat((angle.sin(), angle.cos()), dim=-1).to(like.dtype)
 
 
 base = make("transformer", Config(depth=6, width=512, heads=8, inner=2048), batch_size=256)

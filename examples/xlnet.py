@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from penstock.executor.run.job import LayerSpec
+from penstock.executor.run.job import LayerSpec, Styles
 
-from .attention import FeedForward
+from .attention import FeedForward, divided_feed_forward
 from .synthetic import TokenJob
 
 
@@ -30,32 +30,45 @@ class Config:
     vocabulary: int = 32_000
 
 
+class HeadBias(nn.Module):
+    """A learned vector for each head, added to its queries."""
+
+    def __init__(self, heads: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(heads, 1, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(samples, heads, positions, width), before and after."""
+        return x + self.weight
+
+
 class RelativeAttention(nn.Module):
     """Scores are ``(q + u) k + (q + v) r``, where r projects the distance between two positions."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
         self.head_width = width // heads
         self.query_key_value = nn.Linear(width, 3 * width, bias=False)
         self.relative = nn.Linear(width, width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
-        self.content_bias = nn.Parameter(torch.zeros(heads, 1, self.head_width))
-        self.position_bias = nn.Parameter(torch.zeros(heads, 1, self.head_width))
+        self.content_bias = HeadBias(heads, self.head_width)
+        self.position_bias = HeadBias(heads, self.head_width)
 
     def forward(self, x: Tensor) -> Tensor:
         """(samples, positions, width), before and after."""
         length = x.shape[1]
-        query, key, value = (self._split(part) for part in self.query_key_value(x).chunk(3, dim=-1))
-        distance = self._split(self.relative(_sinusoids(length, x))[None])[0]
-        near = (query + self.position_bias) @ distance.transpose(-1, -2)
+        query, key, value = (part.transpose(1, 2) for part in self._heads(self.query_key_value(x), 3).chunk(3, dim=-1))
+        distance = self._heads(self.relative(_sinusoids(length, x)[None]), 1).transpose(1, 2)[0]
+        near = self.position_bias(query) @ distance.transpose(-1, -2)
         bias = _shifted(near, length) / self.head_width**0.5
-        attended = functional.scaled_dot_product_attention(query + self.content_bias, key, value, attn_mask=bias)
+        attended = functional.scaled_dot_product_attention(self.content_bias(query), key, value, attn_mask=bias)
         out: Tensor = self.out(attended.transpose(1, 2).flatten(2))
         return out
 
-    def _split(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:-1], self.heads, self.head_width).transpose(1, 2)
+    def _heads(self, x: Tensor, parts: int) -> Tensor:
+        """(…, positions, heads, parts of each): of all heads, or of those that a GPU has."""
+        heads: Tensor = x.unflatten(-1, (-1, parts * self.head_width))
+        return heads
 
 
 class Block(nn.Module):
@@ -99,9 +112,41 @@ class LabelJob(TokenJob):
 
 def layers(config: Config) -> list[LayerSpec]:
     """Embedding, blocks, head."""
-    specs = [LayerSpec("embedding", partial(nn.Embedding, config.vocabulary, config.width))]
-    specs += [LayerSpec(f"block.{i}", partial(Block, config)) for i in range(config.blocks)]
-    return [*specs, LayerSpec("head", partial(Head, config.width, 2))]
+    words = partial(nn.Embedding, config.vocabulary, config.width)
+    specs = [LayerSpec("embedding", words, parallel=divided_words)]
+    specs += [LayerSpec(f"block.{i}", partial(Block, config), parallel=divided_block) for i in range(config.blocks)]
+    return [*specs, LayerSpec("head", partial(Head, config.width, 2), parallel=divided_head)]
+
+
+def divided_words() -> Styles:
+    """A part of the words on each GPU."""
+    from .division import words
+
+    return {"": words()}
+
+
+def divided_block() -> Styles:
+    """A part of the heads and of the feed-forward on each GPU, and between them a part of the sequence."""
+    from .division import OfHeads, columns, gathered, norm, rows
+
+    return {
+        "attention": gathered(),
+        "attention.query_key_value": columns(),
+        "attention.relative": columns(),
+        "attention.content_bias": OfHeads(),
+        "attention.position_bias": OfHeads(),
+        "attention.out": rows(),
+        "norm_attention": norm(local=True),
+        **divided_feed_forward("feed_forward"),
+        "norm_feed_forward": norm(local=True),
+    }
+
+
+def divided_head() -> Styles:
+    """Each GPU scores its part of the sequence; the loss is that of all scores."""
+    from .division import joined, norm
+
+    return {"classes": norm(), "": joined()}
 
 
 def make(name: str, config: Config, *, batch_size: int) -> LabelJob:

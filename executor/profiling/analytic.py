@@ -1,38 +1,27 @@
 """A profile without the device: exact parameters, boundaries and stash from the meta device, times from a table.
 
 A layer's time is the sum over its operations of the roofline ``max(FLOPs / reached FLOP/s, bytes / reached bytes/s)``,
-and at least one kernel launch per operation. What a device reaches is stated in `device_table`.
+and at least one kernel launch per operation. What a device reaches is stated in `device_table`. At tensor degrees the
+operations are those of one of the GPUs that share each layer, and its collectives are listed apart.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
 
 from penstock.executor.profiling.assembly import assemble, checked_sizes
 from penstock.executor.profiling.device_table import ANALYTIC_EXPECTED_ERROR, DeviceFacts, Dtype, device_facts
-from penstock.executor.profiling.meta_cost import FusedKernels, Operation, OperationRecorder, SavedStorages
-from penstock.executor.run.chain import Chain, TensorShape, tensor_shape
+from penstock.executor.profiling.meta_cost import time_ns
+from penstock.executor.profiling.tracing import LayerCost, Run, Tracer
+from penstock.executor.run.chain import Chain
 from penstock.executor.run.job import Job
-from penstock.schemas.errors import InvalidDocument, ModelMismatch
+from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.profile import LayerMeasurement, Measurement, ModelProfile, ProfileSource
 
 TORCH_DTYPES: dict[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-class _LayerCost(NamedTuple):
-    forward: list[Operation]
-    backward: list[Operation]
-    stash_bytes: int
-
-
-class _Run(NamedTuple):
-    costs: list[_LayerCost]
-    shapes: list[dict[str, TensorShape]]
 
 
 def analytic_profile(
@@ -41,35 +30,33 @@ def analytic_profile(
     micro_batch_sizes: Sequence[int],
     dtype: Dtype = "fp32",
     *,
+    tensor_degrees: Sequence[int] = (),
     update_kind: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> ModelProfile:
     """The profile of ``job`` on one kind of device, or several, at each micro-batch size (samples).
 
     The loss belongs to the last layer, as the executor runs it. A layer has one update time for all kinds: that on
-    ``update_kind``, or on the first. Raises NotFound for an unknown kind,
-    InvalidDocument for sizes or a dtype that make no sense, ModelMismatch for a model that does not run on the meta
-    device.
+    ``update_kind``, or on the first. ``tensor_degrees``: the degrees besides 1 at which the profile has costs, too.
+    Raises NotFound for an unknown kind, InvalidDocument for sizes, degrees or a dtype that make no sense, ModelMismatch
+    for a model that does not run on the meta device, UnsupportedRequest for a layer that cannot be divided so, and
+    Conflict where it is asked for degrees in a process that has a process group.
     """
     kinds = (device_kind,) if isinstance(device_kind, str) else tuple(device_kind)
     facts = [device_facts(kind) for kind in kinds]
-    sizes = checked_sizes(micro_batch_sizes)
+    sizes, degrees = checked_sizes(micro_batch_sizes), _checked_degrees(tensor_degrees)
     if dtype not in TORCH_DTYPES:
         raise InvalidDocument(f"the dtype {dtype!r} is none of {', '.join(TORCH_DTYPES)}")
     chain = Chain(job)
     modules = [chain.build_layer(i, device="meta").to(TORCH_DTYPES[dtype]) for i in range(len(chain.specs))]
-    runs = []
-    for size in sizes:
-        if progress is not None:
-            progress(f"{job.name}: {len(modules)} layers at {size} samples on the meta device")
-        runs.append(_run(chain, modules, size, TORCH_DTYPES[dtype]))
-    update_bytes = [_update_bytes(job, module) for module in modules]
+    tracer = Tracer(chain, modules, TORCH_DTYPES[dtype])
+    runs = _runs(tracer, sizes, progress)
     update_facts = device_facts(update_kind or kinds[0])
-    return assemble(
+    plain = assemble(
         chain,
         modules,
-        runs[-1].shapes,
-        [math.ceil(update / update_facts.bytes_per_s() * 1e9) for update in update_bytes],
+        runs[sizes[-1]].shapes,
+        [_update_ns(tracer.held(i).update_bytes, update_facts) for i in range(len(modules))],
         [
             Measurement(
                 device_kind=device.kind,
@@ -77,7 +64,7 @@ def analytic_profile(
                 layers=tuple(_measured(cost, device, dtype) for cost in run.costs),
             )
             for device in facts
-            for size, run in zip(sizes, runs, strict=True)
+            for size, run in runs.items()
         ],
         source=ProfileSource(
             method="analytic",
@@ -90,94 +77,37 @@ def analytic_profile(
             "the loss belongs to the last layer; attention and LSTMs run as fused kernels",
         ),
     )
+    if not degrees:
+        return plain
+    from penstock.executor.divided.variants import with_variants
+
+    return with_variants(plain, tracer, runs, degrees, facts, update_facts, progress)
 
 
-def _run(chain: Chain, modules: list[nn.Module], size: int, dtype: torch.dtype) -> _Run:
-    env = {name: _as(tensor, dtype) for name, tensor in chain.batch_inputs(range(size)).items()}
-    targets = _to_meta(chain.job.batch(0, range(size))[1])
-    storages = SavedStorages()
-    costs, shapes = [], []
-    for i, (spec, module) in enumerate(zip(chain.specs, modules, strict=True)):
-        storages.leave_out([*module.parameters(), *module.buffers()])
-        try:
-            results, cost = _trace_layer(chain, i, module, [env[name] for name in spec.reads], env, storages, targets)
-        except ModelMismatch:
-            raise
-        except Exception as error:
-            why = f"{type(error).__name__}: {error}"
-            raise ModelMismatch(
-                f"layer {spec.name!r} does not run on the meta device: {why}",
-                remedy="measure the profile instead of computing it",
-            ) from error
-        costs.append(cost)
-        for name, tensor in zip(spec.writes, results, strict=True):
-            env[name] = tensor.detach().requires_grad_(tensor.requires_grad)
-        if i < len(chain.cuts):
-            shapes.append({name: tensor_shape(env[name]) for name in chain.cuts[i]})
-    return _Run(costs, shapes)
+def _runs(tracer: Tracer, sizes: Sequence[int], progress: Callable[[str], None] | None) -> dict[int, Run]:
+    runs = {}
+    for size in sizes:
+        if progress is not None:
+            names = tracer.chain.names
+            progress(f"{tracer.chain.job.name}: {len(names)} layers at {size} samples on the meta device")
+        runs[size] = tracer.run(size)
+    return runs
 
 
-def _trace_layer(
-    chain: Chain,
-    index: int,
-    module: nn.Module,
-    arguments: list[Tensor],
-    env: dict[str, Tensor],
-    storages: SavedStorages,
-    targets: Any,
-) -> tuple[tuple[Tensor, ...], _LayerCost]:
-    leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in arguments]
-    for parameter in module.parameters():
-        parameter.grad = torch.empty_like(parameter)
-    with storages.counting() as kept:
-        with FusedKernels(), OperationRecorder() as forward:
-            results = chain.call(index, module, leaves)
-            roots = [tensor for tensor in results if tensor.requires_grad]
-            if index == len(chain.specs) - 1:
-                roots = _loss(chain, env | dict(zip(chain.specs[index].writes, results, strict=True)), targets) or roots
-        stash_bytes = kept()
-    with OperationRecorder() as backward:
-        if roots:
-            torch.autograd.backward(roots, [torch.empty_like(root) for root in roots])
-    return results, _LayerCost(forward.operations, backward.operations, stash_bytes)
+def _checked_degrees(degrees: Sequence[int]) -> tuple[int, ...]:
+    """The degrees above 1 in order, each once. Raises InvalidDocument where one is no number of GPUs."""
+    if any(degree < 1 for degree in degrees):
+        raise InvalidDocument(f"the tensor degrees {list(degrees)} have to be numbers of at least 1 GPU")
+    return tuple(sorted(set(degrees) - {1}))
 
 
-def _loss(chain: Chain, env: dict[str, Tensor], targets: Any) -> list[Tensor]:
-    total, _ = chain.job.loss({name: env[name] for name in chain.outputs}, targets)
-    return [total] if total.requires_grad else []
+def _update_ns(update_bytes: int, device: DeviceFacts) -> int:
+    return math.ceil(update_bytes / device.bytes_per_s() * 1e9)
 
 
-def _to_meta(targets: Any) -> Any:
-    return torch.utils._pytree.tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, targets)
-
-
-def _update_bytes(job: Job, module: nn.Module) -> int:
-    """Traffic of one fused optimizer step: parameters and states read and written, gradients read."""
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    if not parameters:
-        return 0
-    optimizer = job.optimizer(parameters)
-    for parameter in parameters:
-        parameter.grad = torch.empty_like(parameter)
-    optimizer.step()
-    held = sum(parameter.numel() * parameter.itemsize for parameter in parameters)
-    states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
-    return 3 * held + 2 * sum(state.numel() * state.itemsize for state in states)
-
-
-def _measured(cost: _LayerCost, device: DeviceFacts, dtype: Dtype) -> LayerMeasurement:
+def _measured(cost: LayerCost, device: DeviceFacts, dtype: Dtype) -> LayerMeasurement:
     return LayerMeasurement(
-        forward_ns=_time_ns(cost.forward, device, dtype),
-        backward_ns=_time_ns(cost.backward, device, dtype),
+        forward_ns=time_ns(cost.forward, device, dtype),
+        backward_ns=time_ns(cost.backward, device, dtype),
         stash_bytes=cost.stash_bytes,
     )
-
-
-def _time_ns(operations: Iterable[Operation], device: DeviceFacts, dtype: Dtype) -> int:
-    flops_per_s, bytes_per_s, launch_s = device.flops_per_s(dtype), device.bytes_per_s(), device.launch_ns / 1e9
-    seconds = sum(max(launch_s, op.flops / flops_per_s, op.bytes / bytes_per_s) for op in operations)
-    return math.ceil(seconds * 1e9)
-
-
-def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor

@@ -10,6 +10,7 @@ which keeps no matrix of positions by positions, and an LSTM as cuDNN runs it: m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -21,6 +22,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
+
+from penstock.executor.profiling.device_table import DeviceFacts, Dtype
 
 _aten = torch.ops.aten
 _GATHERS = {_aten.embedding, _aten.index_select, _aten.index, _aten.gather}
@@ -35,6 +38,13 @@ class Operation(NamedTuple):
     bytes: int
 
 
+def time_ns(operations: Iterable[Operation], device: DeviceFacts, dtype: Dtype) -> int:
+    """The roofline of all operations on a device, at least one launch each; rounded up."""
+    flops_per_s, bytes_per_s, launch_s = device.flops_per_s(dtype), device.bytes_per_s(), device.launch_ns / 1e9
+    seconds = sum(max(launch_s, op.flops / flops_per_s, op.bytes / bytes_per_s) for op in operations)
+    return math.ceil(seconds * 1e9)
+
+
 class OperationRecorder(TorchDispatchMode):
     """Records every operation that runs inside it in ``operations``."""
 
@@ -46,12 +56,16 @@ class OperationRecorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        self.record(func, args, kwargs, result)
+        return result
+
+    def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any) -> None:
+        """Note one operation that has run."""
         traffic = _traffic(func, args, kwargs or {}, result)
         formula = flop_registry.get(func.overloadpacket)
         flops = int(formula(*args, **(kwargs or {}), out_val=result)) if formula else 0
         if traffic or flops:
             self.operations.append(Operation(flops, traffic))
-        return result
 
 
 class FusedKernels(TorchFunctionMode):
@@ -91,12 +105,22 @@ class SavedStorages:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             yield lambda: total
 
+    def __contains__(self, tensor: Tensor) -> bool:
+        return storage_of(tensor)._cdata in self._seen
+
     def _note(self, tensor: Tensor) -> int:
-        storage = tensor.untyped_storage()
+        storage = storage_of(tensor)
         if storage._cdata in self._seen:
             return 0
         self._seen[storage._cdata] = storage
         return storage.nbytes()
+
+
+def storage_of(tensor: Tensor) -> torch.UntypedStorage:
+    """A tensor's storage: of one that several GPUs share (a DTensor) this GPU's, of one in transit its result's."""
+    local = getattr(tensor, "_local_tensor", tensor)
+    storage: torch.UntypedStorage = getattr(local, "elem", local).untyped_storage()
+    return storage
 
 
 def _fused_attention(

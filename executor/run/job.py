@@ -5,6 +5,11 @@ A job is one object, named ``module:attribute``. Its model is a list of layers o
 layer has written are model inputs: they come from the batch to whichever layer reads them and cross no cut. Parameters
 are named ``layer.parameter``; those with ``requires_grad=False`` stay as they are.
 
+A layer says in ``parallel`` how several GPUs share it, in the words of ``torch.distributed.tensor.parallel``: a style
+for each module by its path within the layer, or a function that makes them. Tensors that a layer reads from the batch
+are whole on every GPU, others are as the layer that writes them leaves them. ``parallel="replicated"`` says that
+every GPU runs the whole layer on whole tensors. It costs nothing until a profile at a tensor degree is asked for.
+
 A job may also have:
 
 * ``shared_parameters``: lists of full names that are one parameter; the first names it.
@@ -17,26 +22,33 @@ from __future__ import annotations
 import difflib
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from penstock.schemas.errors import InvalidDocument, NotFound
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor.parallel import ParallelStyle
+
 Builder = Callable[[], nn.Module]
+Styles = Mapping[str, "ParallelStyle"]
+"""A style for each module of a layer by its path, "" for the layer itself."""
+Parallel = Callable[[], Styles] | Styles | Literal["replicated"]
 _REQUIRED = ("name", "seed", "batch_size", "layers", "batch", "loss", "optimizer")
 
 
 class LayerSpec(NamedTuple):
-    """One layer: its full name, how it is built, and the named tensors it reads and writes."""
+    """One layer: its full name, how it is built, the named tensors it reads and writes, and how GPUs share it."""
 
     name: str
     build: Builder
     reads: tuple[str, ...] = ("x",)
     writes: tuple[str, ...] = ("x",)
+    parallel: Parallel | None = None
 
 
 @runtime_checkable
@@ -161,7 +173,7 @@ def shared_names(job: Job) -> tuple[tuple[str, ...], ...]:
 
 def _spec(job: Job, index: int, entry: Any) -> LayerSpec:
     where = f"job {job.name!r}, layer {index}"
-    if not isinstance(entry, tuple) or not 2 <= len(entry) <= 4:
+    if not isinstance(entry, tuple) or not 2 <= len(entry) <= len(LayerSpec._fields):
         raise InvalidDocument(f"{where} is {entry!r}; give a LayerSpec or a pair (name, builder)")
     spec = LayerSpec(*entry)
     if not isinstance(spec.name, str) or not spec.name:
@@ -179,7 +191,12 @@ def _spec(job: Job, index: int, entry: Any) -> LayerSpec:
             raise InvalidDocument(f"{where} ({spec.name!r}): {what} {names!r} names a tensor twice")
     if not spec.writes:
         raise InvalidDocument(f"{where} ({spec.name!r}) writes nothing; name at least one tensor")
-    return LayerSpec(spec.name, spec.build, tuple(spec.reads), tuple(spec.writes))
+    if not (spec.parallel in (None, "replicated") or callable(spec.parallel) or isinstance(spec.parallel, Mapping)):
+        raise InvalidDocument(
+            f"{where} ({spec.name!r}): parallel is {spec.parallel!r:.80}; give styles by module, a function that makes "
+            'them, or "replicated"'
+        )
+    return LayerSpec(spec.name, spec.build, tuple(spec.reads), tuple(spec.writes), spec.parallel)
 
 
 def _import(name: str, reference: str) -> Any:

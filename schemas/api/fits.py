@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from penstock.schemas.document import Document, Part
 from penstock.schemas.quantities import Bytes, ContentHash, Count, Flag, Name, PositiveCount
 from penstock.schemas.topology import ClusterTopology
-from penstock.schemas.transformers.degrees import Framework, Module, Sharding
+from penstock.schemas.transformers.degrees import ContextKind, Framework, Module, Sharding
 from penstock.schemas.transformers.shape import MOST, TransformerShape, Width
 
 MOST_VALUES = 64
@@ -39,6 +39,10 @@ class FitsRequest(Document):
     sequence_length: Width | None = Field(default=None, description="tokens of a sample; left out: the shape's")
     tensor: Degree = "all"
     context: Degree = (1,)
+    context_kind: ContextKind | None = Field(
+        default=None,
+        description="how GPUs that share a sequence see all keys; left out: ring with megatron, all_gather with torch",
+    )
     expert: Degree = Field(default="all", description="1 in a model without experts")
     expert_tensor: Value = 1
     pipeline: Degree = "all"

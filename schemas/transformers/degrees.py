@@ -14,13 +14,18 @@ Sharding = Literal["none", "optimizer", "gradients", "parameters", "parameters_k
 """ZeRO by its stages 1, 2 and 3; ``parameters_kept``: sharded parameters that stay gathered until the step's end."""
 
 
-Module = Literal["attention", "mlp", "norm", "moe_act", "shared_experts"]
+ContextKind = Literal["ring", "all_gather", "all_to_all"]
+"""How GPUs that share a sequence see all of its keys and values."""
+
+
+Module = Literal["attention", "mlp", "norm", "mla_up_proj", "moe_act", "shared_experts"]
 """What of a layer is recomputed by itself: attention with its projections, the whole feed-forward (Megatron's ``mlp``;
 of a layer with experts its ``moe``: router, dispatch, experts, shared experts), the norms of the hidden width
-(Megatron's ``layernorm``), the activation between the products of experts, the shared experts. Megatron's ``core_attn``
-keeps nothing under flash attention."""
+(Megatron's ``layernorm``), the projections of latent attention from its narrow widths with the rotary positions, the
+activation between the products of experts, the shared experts. Megatron's ``core_attn`` keeps nothing under flash
+attention."""
 
-WITHIN: dict[Module, Module] = {"moe_act": "mlp", "shared_experts": "mlp"}
+WITHIN: dict[Module, Module] = {"mla_up_proj": "attention", "moe_act": "mlp", "shared_experts": "mlp"}
 """Modules that are parts of another one: recomputing that makes them again as well."""
 
 Asked = Literal["auto", "none", "optimizer", "gradients", "parameters", "parameters_kept"]

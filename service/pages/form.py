@@ -244,7 +244,7 @@ def choices() -> dict[str, Any]:
     schedules = dict.fromkeys(name for planner in planners for name in planner.schedules)
     return {
         "examples": EXAMPLES,
-        "models": catalogue.model_names(),
+        "models": catalogue.profile_names(),
         "clusters": (*catalogue.cluster_names(), *CLUSTER_FORMS),
         "planners": planners,
         "schedules": tuple(schedules),

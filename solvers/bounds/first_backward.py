@@ -95,7 +95,7 @@ def _per_sample(problem: Problem) -> list[_Layer]:
 def _own(modules: Modules, module: Module, which: int, point: Measured) -> np.ndarray:
     """Return a module's time (0) or bytes (1) without those of the modules that are parts of it."""
     parts = (point.modules[each][which] for each in modules if WITHIN.get(each) == module)
-    return np.maximum(0, point.modules[module][which] - sum(parts))
+    return np.asarray(np.maximum(0, point.modules[module][which] - sum(parts)))
 
 
 def _room_bytes(problem: Problem) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from math import ceil
 from typing import NamedTuple
 
 from penstock.solvers.costs.measured_collectives import Measured, measured_of
@@ -17,10 +18,14 @@ from penstock.solvers.model.problem import Problem
 
 
 def all_reduce_ns(problem: Problem, size_bytes: int, devices: Sequence[int]) -> int:
-    """Return the time of an all-reduce over ``devices``: measured, or a ring's (SPP equation 1)."""
+    """Return the time in which ``devices`` exchange the gradients of ``size_bytes`` of parameters.
+
+    It is that of an all-reduce, measured or a ring's (SPP equation 1), of as many bytes as ``exchange`` of the memory
+    rules says.
+    """
     if len(devices) == 1:
         return 0
-    return group_of(problem, tuple(devices)).time_ns("all_reduce", size_bytes)
+    return group_of(problem, tuple(devices)).time_ns("all_reduce", ceil(size_bytes * problem.memory.exchange))
 
 
 class Ring(NamedTuple):

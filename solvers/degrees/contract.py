@@ -18,7 +18,7 @@ from penstock.solvers.degrees.cells import Cells, cells_of
 from penstock.solvers.degrees.inner_times import InnerTimes
 from penstock.solvers.degrees.times import cell_times, variant_at
 from penstock.solvers.model.degrees import Choice, Degrees, Sharding, Variant
-from penstock.solvers.model.problem import Copies, Device, Pin, Problem, frozen, prefix
+from penstock.solvers.model.problem import Copies, Device, MemoryRules, Pin, Problem, frozen, prefix
 
 PLANNED: tuple[Sharding, ...] = ("none", "optimizer")
 """What plans may share out; others are known by name."""
@@ -63,12 +63,12 @@ def contract(problem: Problem, choice: Choice) -> Problem:
         choice=choice,
         real=problem,
         cells=cells,
-        copies=_copies(variant, inner),
+        copies=_copies(variant, inner, memory),
         _costs={},
     )
 
 
-def _copies(variant: Variant, inner: InnerTimes) -> Copies | None:
+def _copies(variant: Variant, inner: InnerTimes, memory: MemoryRules) -> Copies | None:
     """Return what GPUs of a cell hold alike; None where each has parameters of its own."""
     if not _is_copied(variant):
         return None
@@ -76,7 +76,7 @@ def _copies(variant: Variant, inner: InnerTimes) -> Copies | None:
     holders, expert_holders = degrees.cell // degrees.tensor, degrees.cell // degrees.expert_group
     trained, experts = np.diff(variant.trainable_bytes), np.diff(variant.expert_bytes)
     owned = -(-(trained - experts) // holders) - (-experts // expert_holders)
-    return Copies(prefix(owned), prefix(inner.reduce_ns(trained.tolist(), experts.tolist())), holders)
+    return Copies(prefix(owned), prefix(inner.reduce_ns(trained.tolist(), experts.tolist(), memory)), holders)
 
 
 def _is_copied(variant: Variant) -> bool:

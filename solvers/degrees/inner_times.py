@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.solvers.costs.collectives import Group, group_of
 from penstock.solvers.model.degrees import CellMeasured, CellModule, Collective, Degrees, Operation, Over, Phase
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import MemoryRules, Problem
 
 
 class Times(NamedTuple):
@@ -40,18 +40,24 @@ class InnerTimes:
     ) -> None:
         self._problem, self._degrees, self._cells, self._times = problem, degrees, cells, times
 
-    def reduce_ns(self, trained: Sequence[int], experts: Sequence[int]) -> np.ndarray:
+    def reduce_ns(self, trained: Sequence[int], experts: Sequence[int], memory: MemoryRules) -> np.ndarray:
         """Return (L,) ns in which GPUs with copies of ``trained`` bytes, ``experts`` of them experts', sum these.
 
-        Each layer's gradients are reduce-scattered, and its parameters gathered: of all but experts among every t-th
-        GPU of a cell, of experts among every GPU that has the same.
+        Each layer's gradients are reduce-scattered in their width, and gathered, or the parameters where optimizer
+        states are sharded: of all but experts among every t-th GPU of a cell, of experts among every GPU that has the
+        same.
         """
+        widths = memory.gradient_factor, 1 if memory.shard_states else memory.gradient_factor
         x = self._degrees.expert_group
         known: dict[tuple[int, int], int] = {}
         for own in zip(trained, experts, strict=True):
             if own not in known:
                 parts = (self._degrees.tensor, own[0] - own[1]), (x, own[1])
-                known[own] = sum(self._slowest_ns(self._apart(stride), HALVES, size) for stride, size in parts)
+                known[own] = sum(
+                    self._slowest_ns(self._apart(stride), (half,), size * width)
+                    for stride, size in parts
+                    for half, width in zip(HALVES, widths, strict=True)
+                )
         return np.asarray([known[own] for own in zip(trained, experts, strict=True)], dtype=np.int64)
 
     def _apart(self, stride: int) -> tuple[Group, ...]:

@@ -19,10 +19,10 @@ _SHARDED: dict[Sharding, str] = {
 Phase = Literal["forward", "backward", "step"]
 Operation = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
 Over = Literal["tensor", "context", "expert"]
-Module = Literal["attention", "mlp", "norm", "moe_act", "shared_experts"]
+Module = Literal["attention", "mlp", "norm", "mla_up_proj", "moe_act", "shared_experts"]
 Modules = tuple[Module, ...]
 """Modules of a layer that are recomputed by themselves, in this order."""
-WITHIN: dict[Module, Module] = {"moe_act": "mlp", "shared_experts": "mlp"}
+WITHIN: dict[Module, Module] = {"mla_up_proj": "attention", "moe_act": "mlp", "shared_experts": "mlp"}
 """Modules that are parts of another one, which recomputes them as well."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cached_property
 from itertools import combinations
 from typing import Literal, NamedTuple
@@ -98,6 +99,15 @@ class MemoryRules:
     shard_states: bool
     headroom_bytes: int
     count_buffers: bool
+
+    @property
+    def exchange(self) -> Fraction:
+        """Return the bytes of an all-reduce that is as long as what replicas exchange, per byte of parameters.
+
+        They all-reduce gradients; where optimizer states are sharded, gradients are reduce-scattered and the updated
+        parameters gathered, each of which is half of an all-reduce.
+        """
+        return Fraction(self.gradient_factor + (1 if self.shard_states else self.gradient_factor), 2)
 
 
 @dataclass(frozen=True, slots=True)

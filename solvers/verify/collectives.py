@@ -15,9 +15,14 @@ from penstock.solvers.model.problem import Problem
 
 
 def reduction_ns(problem: Problem, size_bytes: int, devices: Sequence[int]) -> int:
-    """Return the time of an all-reduce among the devices."""
+    """Return the time in which devices sum the gradients of ``size_bytes`` of parameters, and gather what is sharded.
+
+    Half of an all-reduce sums gradients, in their width; the other half gathers them, or parameters in theirs.
+    """
     if len(devices) == 1 or size_bytes == 0:
         return 0
+    summed = size_bytes * problem.memory.gradient_factor
+    size_bytes = ceil(Fraction(summed + (size_bytes if problem.memory.shard_states else summed), 2))
     if problem.collectives and (per_node := _devices_per_node(problem, tuple(devices))):
         options: tuple[tuple[Operation, ...], ...] = (("all_reduce",), ("reduce_scatter", "all_gather"))
         for operations in options:

@@ -1,4 +1,4 @@
-"""Penstock plans pipeline-parallel training: stages, devices and orders, with a proven bound.
+"""Penstock plans distributed training: stages, devices, degrees and orders, with a proven bound.
 
 The Python API is resolved lazily: importing the package, as every rank does, loads no solver.
 """

@@ -80,6 +80,22 @@ def test_published_totals(config: dict[str, object], published: int) -> None:
     assert parameters.total(shape_of(config)) == published
 
 
+NAMED = {
+    # published: 46.7B, 30.5B, 235B, 236B, 671B and 116.83B
+    "mixtral-8x7b": 46_702_792_704,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
+    "deepseek-v2": 235_741_434_880,
+    "deepseek-v3": 671_026_404_352,
+    "gpt-oss-120b": 116_829_156_672,
+}
+
+
+@pytest.mark.parametrize(("name", "published"), NAMED.items())
+def test_mixtures_by_name_have_their_published_totals(name: str, published: int) -> None:
+    assert parameters.total(SHAPES[name]) == published
+
+
 def test_every_family_has_a_total_to_keep() -> None:
     assert {config["model_type"] for config, _total in PUBLISHED} == FAMILIES.keys()
 

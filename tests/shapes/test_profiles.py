@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from penstock.convert import to_problem
@@ -11,13 +13,14 @@ from penstock.executor.profiling.device_table import device_facts
 from penstock.schemas.errors import InvalidDocument, NotFound, UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import MemoryModel, PlanRequest
-from penstock.schemas.transformers.degrees import Framework
-from penstock.schemas.transformers.shape import Experts, LatentAttention, TransformerShape
+from penstock.schemas.transformers.degrees import ContextKind, Framework
+from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes import parameters
 from penstock.shapes.costs.case import Case
 from penstock.shapes.costs.layers import costs_of
 from penstock.shapes.layout import Layout, layers_of_stages
 from penstock.shapes.memory import memory_of_stages
+from penstock.shapes.profiled_degrees import Asked
 from penstock.shapes.profiles import profile_of, with_variants
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.judge.simulate import simulate
@@ -36,13 +39,19 @@ def _peaks(shape: TransformerShape, layout: Layout) -> list[int]:
     rows = layout.micro_batch_size * layout.data
     sharding: Sharding = "optimizer" if layout.sharding == "optimizer" else "none"
     request = PlanRequest(
-        profile=profile_of(shape, layout.framework, ("H100",)),
-        topology=catalogue.cluster(f"{layout.pipeline * layout.data}x{layout.tensor}xH100"),
+        profile=profile_of(
+            shape,
+            layout.framework,
+            ("H100",),
+            context_degrees=(layout.context,),
+            context_kind=layout.context_kind,
+        ),
+        topology=catalogue.cluster(f"{layout.pipeline * layout.data}x{layout.tensor * layout.context}xH100"),
         global_batch_size=layout.global_batch_size or rows,
         micro_batch_sizes=(rows,),
         memory=MemoryModel(gradient="fp32", buffers="none"),
     )
-    problem = contract(to_problem(request), Choice(Degrees(tensor=layout.tensor), sharding))
+    problem = contract(to_problem(request), Choice(Degrees(tensor=layout.tensor, context=layout.context), sharding))
     split = layers_of_stages(shape.layers, layout)
     assert split is not None
     stages, first = [], 0
@@ -68,6 +77,21 @@ def test_the_judges_memory_is_that_of_the_closed_form(
     layout = Layout(
         tensor=tensor, pipeline=pipeline, data=data, framework=framework, micro_batch_size=2,
         global_batch_size=16, sharding=sharding,  # type: ignore[arg-type]
+    )  # fmt: skip
+    known = [stage.total for stage in memory_of_stages(shape, layout)]
+    assert _peaks(shape, layout) == pytest.approx(known, rel=0.001)
+
+
+@pytest.mark.parametrize("kind", get_args(ContextKind))
+@pytest.mark.parametrize(("tensor", "context", "pipeline"), [(1, 4, 2), (2, 2, 4), (1, 8, 1)])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_of_long_sequences_as_well(
+    framework: Framework, tensor: int, context: int, pipeline: int, kind: ContextKind
+) -> None:
+    shape = LLAMA.model_copy(update={"sequence_length": 32_768})
+    layout = Layout(
+        tensor=tensor, context=context, pipeline=pipeline, framework=framework, context_kind=kind,
+        global_batch_size=4,
     )  # fmt: skip
     known = [stage.total for stage in memory_of_stages(shape, layout)]
     assert _peaks(shape, layout) == pytest.approx(known, rel=0.001)
@@ -135,25 +159,9 @@ def test_a_tied_head_holds_its_norm_alone() -> None:
     assert sum(layer.parameter_bytes for layer in found.layers) == pytest.approx(2 * 175e9, rel=0.01)
 
 
-MOE = LLAMA.model_copy(update={"name": "moe", "experts": Experts(number=8, per_token=2, ffn=1024)})
-LATENT = LLAMA.model_copy(
-    update={
-        "name": "latent",
-        "latent": LatentAttention(key_value_rank=512, plain_width=128, rotary_width=64, value_width=128),
-    }
-)
-
-
-@pytest.mark.parametrize(("shape", "what"), [(MOE, "moe has experts"), (LATENT, "latent has latent attention")])
-def test_what_has_no_closed_form_is_refused(shape: TransformerShape, what: str) -> None:
-    with pytest.raises(UnsupportedRequest, match=what) as refused:
-        profile_of(shape, "megatron", ("H100",))
-    assert "penstock fits" in (refused.value.remedy or "")
-
-
 def test_an_illegal_degree_is_refused_with_its_rule() -> None:
     with pytest.raises(UnsupportedRequest, match="tensor 3 does not divide 64 attention heads; nearest"):
-        profile_of(LLAMA, "torch", ("H100",), tensor_degrees=[3])
+        profile_of(LLAMA, "torch", ("H100",), asked=Asked(tensor=[3]))
     with pytest.raises(NotFound, match="no device kind 'X9'"):
         profile_of(LLAMA, "torch", ("X9",))
     with pytest.raises(InvalidDocument, match="at least 1 sample"):

@@ -1,124 +1,154 @@
-"""One GPU's part of a shipped layer under torch's tensor parallelism, traced without GPUs, against the closed form."""
+"""Shipped models as they are traced from their modules, whole and divided, against the closed form of their shapes."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from functools import cache
 
 import pytest
-import torch
-import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
-from penstock.examples.llama import Block, Config
+from penstock.examples.models import MODELS
 from penstock.examples.shapes import SHAPES
+from penstock.executor.divided.tensor_group import tensor_group
+from penstock.executor.divided.tracer import DividedTracer
+from penstock.executor.profiling.analytic import TORCH_DTYPES, analytic_profile
 from penstock.executor.profiling.device_table import device_facts
-from penstock.executor.profiling.meta_cost import FusedKernels
+from penstock.executor.profiling.tracing import LayerCost, Tracer
+from penstock.executor.run.chain import Chain
+from penstock.executor.run.job import load_job
+from penstock.schemas.profile import DividedCost, ModelProfile
+from penstock.schemas.transformers.degrees import Collective
+from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes import parameters
 from penstock.shapes.costs.case import Case
-from penstock.shapes.costs.layers import costs_of
+from penstock.shapes.costs.layers import costs_of, layers_of
 from penstock.shapes.layout import Layout
 
-SHAPE = SHAPES["llama-3-8b"].model_copy(update={"sequence_length": 1024})
-CONFIG = Config(blocks=1, width=4096, heads=32, key_value_heads=8, inner=14_336, length=1024)
-GATHERED = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
-PLAN = {
-    "norm_attention": SequenceParallel(), "attention": GATHERED,
-    "attention.query": ColwiseParallel(), "attention.key": ColwiseParallel(), "attention.value": ColwiseParallel(),
-    "attention.out": RowwiseParallel(output_layouts=Shard(1)),
-    "norm_feed_forward": SequenceParallel(), "feed_forward": GATHERED,
-    "feed_forward.gate": ColwiseParallel(), "feed_forward.up": ColwiseParallel(),
-    "feed_forward.down": RowwiseParallel(output_layouts=Shard(1)),
-}  # fmt: skip
-"""The usual plan of a LLaMA's block, as torchtitan has it."""
-
-NAMES = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor"}
-NOT_SENT = {"wait_tensor", "_wrap_tensor_autograd"}
+FACTS = device_facts("H100")
+ALL = {"gpt2-small": (2, 4), "bert-base": (2, 4), "llama-3-8b": (2, 4, 8), "llama-3-70b": (2, 4, 8)}
+"""Families and their degrees besides 1."""
+CASES = [(name, degree) for name, degrees in ALL.items() for degree in (1, *degrees)]
+ROLES = ("embedding", "dense", "head")
 
 
-class _Local(TorchDispatchMode):
-    """Counts what one rank does: FLOPs of matrix products, and its collectives by name."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.product_flops = 0
-        self.collectives: Counter[str] = Counter()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if any(issubclass(each, DTensor) for each in types):
-            return NotImplemented
-        result = func(*args, **(kwargs or {}))
-        if func.overloadpacket is torch.ops.aten.mm:
-            self.product_flops += int(flop_registry[func.overloadpacket](*args, out_val=result))
-        if func.namespace == "_c10d_functional" and func.overloadpacket.__name__ not in NOT_SENT:
-            self.collectives[func.overloadpacket.__name__] += 1
-        return result
+@cache
+def traced(name: str) -> ModelProfile:
+    model = MODELS[name]
+    return analytic_profile(load_job(model.reference), "H100", (1,), model.dtype, tensor_degrees=ALL[name])
 
 
-class _Traced(NamedTuple):
-    forward: _Local
-    backward: _Local
-    kept_bytes: int
+def layers(name: str, degree: int) -> list[tuple[int, DividedCost]]:
+    """What one GPU has of embedding, a block and head: parameter bytes, and cost."""
+    profile = traced(name)
+    places = (0, 1, len(profile.layers) - 1)
+    if degree == 1:
+        costs = profile.measurements[0].layers
+        return [
+            (profile.layers[i].parameter_bytes, DividedCost(**costs[i].model_dump(exclude={"memory"}))) for i in places
+        ]
+    assert profile.classes is not None
+    assert profile.variants is not None
+    (variant,) = [each for each in profile.variants if each.degrees.tensor == degree]
+    classes = [profile.classes[i] for i in places]
+    return [(variant.layers[each].parameter_bytes, variant.measurements[0].layers[each]) for each in classes]
 
 
-def _storage(tensor: Tensor) -> torch.UntypedStorage:
-    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-    return getattr(local, "elem", local).untyped_storage()
+def case(name: str, degree: int) -> Case:
+    return Case(SHAPES[name], Layout(tensor=degree, framework="torch"), FACTS, MODELS[name].dtype)
 
 
-@pytest.fixture(params=[2, 8])
-def tensor(request: pytest.FixtureRequest) -> Iterator[int]:
-    """A degree, with ranks that do not exist."""
-    dist.init_process_group("fake", rank=0, world_size=request.param)
-    yield request.param
-    dist.destroy_process_group()
+def totals(collectives: tuple[Collective, ...], *phases: str) -> Counter[tuple[str, str, str]]:
+    found = Counter[tuple[str, str, str]]()
+    for each in collectives:
+        if each.phase in phases:
+            key = (each.phase, each.operation)
+            found.update({(*key, "count"): each.count, (*key, "bytes"): each.bytes_per_sample})
+    return found
 
 
-def _trace(tensor: int) -> _Traced:
-    """The second pass: in the first, new operations are also run on whole shapes, to see how they are divided."""
-    with torch.device("meta"):
-        block = Block(CONFIG).to(torch.bfloat16)
-    parallelize_module(block, init_device_mesh("cpu", (tensor,)), PLAN)
-    own = {_storage(parameter)._cdata for parameter in block.parameters()}
-    for _ in range(2):
-        kept: dict[int, torch.UntypedStorage] = {}
-
-        def keep(found: Tensor, kept: dict[int, torch.UntypedStorage] = kept) -> Tensor:
-            storage = _storage(found)
-            kept.update({} if storage._cdata in own else {storage._cdata: storage})
-            return found
-
-        data = torch.empty(1, CONFIG.length // tensor, CONFIG.width, device="meta", dtype=torch.bfloat16)
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda found: found), FusedKernels(), _Local() as forward:
-            result = block(data.requires_grad_())
-        with _Local() as backward:
-            result.backward(torch.empty_like(result))
-    return _Traced(forward, backward, sum(storage.nbytes() for storage in kept.values()))
+def has_own_head(shape: TransformerShape) -> bool:
+    """BERT's two scores per token are made of each GPU's part of the sequence; the closed form divides all heads."""
+    return shape.outputs is not None
 
 
-def test_a_block_is_divided_as_the_closed_form_says(tensor: int) -> None:
-    traced = _trace(tensor)
-    layout = Layout(tensor=tensor, framework="torch")
-    cost = costs_of(Case(SHAPE, layout, device_facts("H100")))["dense"]
-    for phase, seen in (("forward", traced.forward), ("backward", traced.backward)):
-        wanted = {NAMES[each.operation]: each.count for each in cost.collectives if each.phase == phase}
-        assert seen.collectives == wanted
-    weights = sum(rows * columns for rows, columns in parameters.matrices(SHAPE, dense=True))
-    flops = 2 * weights * SHAPE.sequence_length // tensor
-    assert (traced.forward.product_flops, traced.backward.product_flops) == (flops, 2 * flops)
-    tables = 4 * 2 * SHAPE.sequence_length * SHAPE.head_width // 2
-    assert traced.kept_bytes - tables == pytest.approx(cost.stash_bytes, rel=1e-3), "rotary tables are beside it"
+@pytest.mark.parametrize(("name", "degree"), CASES)
+def test_parameters_are_those_of_the_closed_form(name: str, degree: int) -> None:
+    known = layers_of(case(name, degree))
+    for role, (held, _cost) in zip(ROLES, layers(name, degree), strict=True):
+        if not (role == "head" and has_own_head(SHAPES[name])):
+            assert held == known[role].parameter_bytes, role  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("name", "degree"), CASES)
+def test_collectives_are_those_of_the_closed_form(name: str, degree: int) -> None:
+    known = costs_of(case(name, degree))
+    for role, (_held, cost) in zip(ROLES, layers(name, degree), strict=True):
+        if role == "head" and has_own_head(SHAPES[name]):
+            continue
+        expected = known[role].collectives  # type: ignore[index]
+        assert totals(cost.collectives, "forward", "backward") == totals(expected, "forward", "backward"), role
+        assert totals(cost.collectives, "step") == _without_whole_biases(SHAPES[name], role, totals(expected, "step"))
+
+
+def _without_whole_biases(
+    shape: TransformerShape, role: str, expected: Counter[tuple[str, str, str]]
+) -> Counter[tuple[str, str, str]]:
+    """DTensor makes gradients of biases behind row-divided products of gathered gradients: every GPU has the sum."""
+    if role == "dense" and shape.ffn_biases and expected:
+        expected["step", "all_reduce", "bytes"] -= 4 * 2 * shape.hidden
+    return expected
+
+
+@pytest.mark.parametrize(("name", "degree"), CASES)
+def test_kept_bytes_are_those_of_the_closed_form(name: str, degree: int) -> None:
+    known = costs_of(case(name, degree))
+    for role, (_held, cost) in zip(ROLES, layers(name, degree), strict=True):
+        if role == "head" and has_own_head(SHAPES[name]):
+            continue
+        expected = known[role].stash_bytes  # type: ignore[index]
+        assert cost.stash_bytes - _numbers(SHAPES[name], role, degree) == pytest.approx(expected, rel=0.03), role
+
+
+def _numbers(shape: TransformerShape, role: str, degree: int) -> int:
+    """The embedding's lookups of positions and segments keep their indices, 8 bytes each, of a GPU's own part."""
+    lookups = bool(shape.positions) + bool(shape.token_types)
+    return 8 * lookups * shape.sequence_length // degree if role == "embedding" else 0
+
+
+@cache
+def operations(name: str, degree: int) -> list[LayerCost]:
+    """What embedding, first block and head do."""
+    model = MODELS[name]
+    chain, dtype = Chain(load_job(model.reference)), TORCH_DTYPES[model.dtype]
+    tracer = Tracer(chain, [chain.build_layer(i, device="meta").to(dtype) for i in range(len(chain.specs))], dtype)
+    runs = {1: tracer.run(1)}
+    if degree == 1:
+        return _ends(runs[1].costs)
+    with tensor_group(degree) as mesh:
+        return _ends(DividedTracer(tracer, runs, mesh).run(1).costs)
+
+
+def _ends(costs: list[LayerCost]) -> list[LayerCost]:
+    return [costs[0], costs[1], costs[-1]]
+
+
+@pytest.mark.parametrize(("name", "degree"), CASES)
+def test_flops_are_those_of_the_weights_and_of_attention(name: str, degree: int) -> None:
+    """Of attention all of the square, as torch counts it; its backward makes the scores again: 5 products for 2."""
+    shape = SHAPES[name]
+    tokens, width = shape.sequence_length, shape.heads * shape.head_width
+    weights = sum(rows * columns for rows, columns in parameters.matrices(shape, dense=True))
+    block, attention = 2 * weights * tokens / degree, 4 * tokens**2 * width / degree
+    scores = 2 * shape.hidden * (shape.outputs or shape.vocabulary / degree) * tokens
+    scores /= degree if has_own_head(shape) else 1
+    expected = [(0.0, 0.0), (block + attention, 2 * block + 2.5 * attention), (scores, 2 * scores)]
+    for (forward, backward), cost in zip(expected, operations(name, degree), strict=True):
+        assert sum(each.flops for each in cost.forward) == pytest.approx(forward, rel=0.01)
+        assert sum(each.flops for each in cost.backward) == pytest.approx(backward, rel=0.01)
+
+
+def test_deep_models_are_traced_once_for_each_class() -> None:
+    """llama-3-70b has 82 layers of three kinds."""
+    profile = traced("llama-3-70b")
+    assert profile.classes == (0, *[1] * 80, 2)
+    assert [each.boundary for each in profile.variants or ()] == ["sharded"] * 3

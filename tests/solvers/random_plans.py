@@ -53,7 +53,7 @@ def random_problem(rng: random.Random) -> Problem:
         all_reduce=rng.choice(["flat", "hierarchical"]),
         bucket_bytes=rng.choice([10, 60, 1000]),
         overlap_all_reduce=rng.random() < 0.7,
-        gradient_factor=rng.randint(0, 2),
+        gradient_factor=rng.randint(1, 2),
         state_factor=rng.randint(0, 2),
         shard_states=rng.random() < 0.3,
         count_buffers=rng.random() < 0.8,

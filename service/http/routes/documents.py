@@ -110,7 +110,7 @@ def get_planners(request: Request, caller: Reader) -> Response:
 def get_examples(request: Request, caller: Reader) -> Response:
     """List example requests that can be POSTed to /v1/plans unchanged."""
     tiny = ExampleOut(name="tiny", summary="four layers on two devices", request=tiny_request())
-    known = set(catalogue.model_names())
+    known = set(catalogue.profile_names())
     return tagged(request, _json_list([tiny, *(_example(*given) for given in EXAMPLES if given[0] in known)]))
 
 

@@ -195,16 +195,25 @@ class Links:
         not cover, so that the ring's time counts as well where it is less.
         """
         sure = not spanning and self.problem.real is None
+        moved = np.floor(sizes * float(self.problem.memory.exchange))
         for span, operations in measured_by_span(self.problem).items():
             if span.devices_per_node * span.nodes != replicas or (span.nodes > 1) != spanning:
                 continue
             for curves in (curves for operation, curves in operations if operation == "all_reduce"):
-                known = np.where(sizes > 0, np.sum([curve.least_ns(sizes) for curve in curves], axis=0), 0)
+                known = np.where(sizes > 0, np.sum([curve.least_ns(moved) for curve in curves], axis=0), 0)
                 computed_ns = known if sure else np.minimum(computed_ns, known)
         return computed_ns
 
     def ring(self, replicas: int, spanning: bool) -> tuple[float, int]:
-        """Return (ns per byte, ns) of a ring's all-reduce over ``replicas`` devices, in or across nodes; inf: none."""
+        """Return (ns per byte of parameters, ns) of what ``replicas`` devices exchange on a ring; inf: none.
+
+        They are in one node or across nodes.
+        """
+        rate, latency_ns = self._ring(replicas, spanning)
+        return rate * float(self.problem.memory.exchange), latency_ns
+
+    def _ring(self, replicas: int, spanning: bool) -> tuple[float, int]:
+        """Return the same of an all-reduce of as many bytes."""
         k, mode = replicas, self.problem.rules.all_reduce
         if k == 1:
             return 0.0, 0

@@ -7,10 +7,10 @@ KINDS_OF_CLUSTERS = ("1x8xH100", "8x8xH100", "4x8xA100", "2x4xV100")
 
 
 def models(incomplete: str) -> list[str]:
-    """Shipped profiles."""
-    from penstock.examples.catalogue import model_names
+    """Models that have a profile by name."""
+    from penstock.examples.catalogue import profile_names
 
-    return _starting(model_names(), incomplete)
+    return _starting(profile_names(), incomplete)
 
 
 def shapes(incomplete: str) -> list[str]:

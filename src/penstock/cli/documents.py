@@ -64,7 +64,7 @@ def _shipped(kind: str, name: str) -> str | None:
     """The option that takes a name of what is shipped, where a name takes the place of a file."""
     from penstock.examples import catalogue
 
-    if kind == "profile" and name in catalogue.model_names():
+    if kind == "profile" and name in catalogue.profile_names():
         return f"--example {name}: a profile of that name is shipped"
     if kind == "topology":
         with suppress(PenstockError):

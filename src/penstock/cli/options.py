@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 
 from penstock.cli import completion
 from penstock.cli.durations import METAVAR, between
+
+if TYPE_CHECKING:
+    from penstock.shapes.profiled_degrees import Asked
 
 MODEL = "Model and cluster"
 TRAINING = "Training"
@@ -190,6 +193,62 @@ Framework = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
+ContextKind = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ring|all-gather|all-to-all",
+        help="How keys and values get to all GPUs that share a transformer's sequences (default: ring with megatron, "
+        "all-gather with torch).",
+        rich_help_panel=MODEL,
+    ),
+]
+Context = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N[,N...]|auto",
+        help="Groups of GPUs that share each sequence of a transformer: 4, or several to choose from, 1,2,4 (default: "
+        "auto from 32,768 tokens on, else 1).",
+        rich_help_panel=TRAINING,
+    ),
+]
+
+
+Expert = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N[,N...]|auto",
+        help="GPUs that share the experts of a layer: 8, or several to choose from, 1,8,16 (default: auto, powers of "
+        "two up to 64 that divide them).",
+        rich_help_panel=TRAINING,
+    ),
+]
+ExpertTensor = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="GPUs that split each expert, of Megatron's (default: 1).", rich_help_panel=TRAINING
+    ),
+]
+
+
+def costed_degrees(context: str | None, expert: str | None, expert_tensor: int | None) -> Asked:
+    """The degrees besides tensor at which a computed profile is to have costs."""
+    from penstock.shapes.profiled_degrees import Asked
+
+    return Asked(
+        context=None if context is None else degrees_of(context, "context"),
+        expert=None if expert is None else degrees_of(expert, "expert"),
+        expert_tensor=expert_tensor or 1,
+    )
+
+
+def degrees_of(text: str, name: str) -> tuple[int, ...] | Literal["auto"]:
+    """The numbers of an option such as ``1,2,4``, or auto. Raises typer.BadParameter, by the option's name."""
+    if text == "auto":
+        return "auto"
+    values = text.split(",")
+    if not all(value.strip().isdecimal() and int(value) > 0 for value in values):
+        raise typer.BadParameter(f"{text!r} is neither auto nor numbers such as 1,2,4,8", param_hint=f"--{name}")
+    return tuple(int(value) for value in values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +271,7 @@ class Model:
     hf: HuggingFace = None
     sequence_length: SequenceLength = None
     framework: Framework = None
+    context_kind: ContextKind = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,6 +355,9 @@ class Degrees:
             "profile has costs at; 1 with --target or --codec).",
         ),
     ] = None
+    context: Context = None
+    expert: Expert = None
+    expert_tensor: ExpertTensor = None
     sharding: Annotated[
         str | None,
         typer.Option(

@@ -13,36 +13,40 @@ from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
-from penstock.schemas.transformers.degrees import Degrees, Framework
+from penstock.schemas.transformers.degrees import ContextKind, Degrees, Framework
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes.hugging_face import shape_of
-
-UPDATE_KIND = "A100"
-"""The kind on which updates are costed where a profile is computed for all kinds, as in the shipped ones."""
-FRAMEWORK: Framework = "torch"
-"""Whose kernels and memory a profile that is computed here has by default, as the shipped ones do."""
+from penstock.shapes.profiled_degrees import USUAL, Asked
 
 
 def find_profile(
-    given: str | Path | ModelProfile, *, framework: Framework | None = None, sequence_length: int | None = None
+    given: str | Path | ModelProfile,
+    *,
+    framework: Framework | None = None,
+    sequence_length: int | None = None,
+    asked: Asked = USUAL,
+    context_kind: str | None = None,
 ) -> ModelProfile:
     """Return a profile given by value, by file, or by the name of a shipped example.
 
     A file may be the ``config.json`` of a Hugging Face model, whose profile is then computed for every kind of device
-    in the table. Given ``framework`` or ``sequence_length``, that of a shipped transformer is computed likewise, unless
-    it is so already. Raises InvalidDocument for files that are neither, and where a profile is of another framework.
+    in the table, as is that of a transformer whose shape alone is shipped. Given ``framework``, ``sequence_length`` or
+    degrees to have costs at, that of a shipped one is computed likewise, unless it is so already. Raises
+    InvalidDocument for files that are neither, and where a profile is of another framework.
     """
     if isinstance(given, ModelProfile):
-        return _as_it_is(given, framework, sequence_length)
+        return _as_it_is(given, framework, sequence_length, context_kind)
     if str(given) in catalogue.model_names():
         shipped = catalogue.profile(str(given))
-        if _is_so(shipped, framework, sequence_length):
+        same = _is_so(shipped, framework, sequence_length) and context_kind is None
+        if same and asked.tensor_alone:
             return shipped
-    elif not _is_config(Path(given)):
+    elif str(given) not in SHAPES and not _is_config(Path(given)):
         path = Path(given)
         found = ModelProfile.read(path) if path.suffix or path.exists() else catalogue.profile(str(given))
-        return _as_it_is(found, framework, sequence_length)
-    return computed_profile(find_shape(given, sequence_length), framework)
+        return _as_it_is(found, framework, sequence_length, context_kind)
+    shape = find_shape(given, sequence_length)
+    return computed_profile(shape, framework, asked=asked, context_kind=context_kind)
 
 
 def computed_profile(
@@ -50,19 +54,37 @@ def computed_profile(
     framework: Framework | None = None,
     device_kinds: Sequence[str] = (),
     micro_batch_sizes: Sequence[int] = (),
+    *,
+    asked: Asked = USUAL,
+    context_kind: str | None = None,
 ) -> ModelProfile:
     """Return the profile of a transformer by the closed forms, for all kinds in the table where none is named.
 
-    Raises UnsupportedRequest for experts and latent attention, NotFound for an unknown kind, InvalidDocument for an
-    unknown framework.
+    Raises UnsupportedRequest for illegal degrees, NotFound for an unknown kind, InvalidDocument
+    for an unknown framework or kind of context parallelism.
     """
     if framework is not None and framework not in get_args(Framework):
         raise InvalidDocument(f"the framework {framework!r} is none of {', '.join(get_args(Framework))}")
-    from penstock.executor.profiling.device_table import PROFILED
-    from penstock.shapes.profiles import SIZES, profile_of
+    kind = None if context_kind is None else context_kind_of(context_kind)
+    from penstock.shapes.profiles import FRAMEWORK, SIZES, every_kind, profile_of
 
-    kinds = tuple(device_kinds) or (UPDATE_KIND, *(kind for kind in PROFILED if kind != UPDATE_KIND))
-    return profile_of(shape, framework or FRAMEWORK, kinds, micro_batch_sizes=micro_batch_sizes or SIZES)
+    return profile_of(
+        shape,
+        framework or FRAMEWORK,
+        tuple(device_kinds) or every_kind(),
+        micro_batch_sizes=micro_batch_sizes or SIZES,
+        asked=asked,
+        context_kind=kind,
+    )
+
+
+def context_kind_of(text: str) -> ContextKind:
+    """Return a kind of context parallelism, written with hyphens or as in documents. Raises InvalidDocument."""
+    known = {kind.replace("_", "-"): kind for kind in get_args(ContextKind)}
+    found: ContextKind | None = known.get(text.replace("_", "-"))
+    if found is None:
+        raise InvalidDocument(f"the kind of context parallelism {text!r} is none of {', '.join(known)}")
+    return found
 
 
 def with_open_degrees(request: PlanRequest) -> PlanRequest:
@@ -152,15 +174,23 @@ def _is_so(profile: ModelProfile, framework: Framework | None, sequence_length: 
     return same and sequence_length in (None, length)
 
 
-def _as_it_is(profile: ModelProfile, framework: Framework | None, sequence_length: int | None) -> ModelProfile:
-    """The profile. Raises InvalidDocument where it is of another framework or length."""
+def _as_it_is(
+    profile: ModelProfile, framework: Framework | None, sequence_length: int | None, context_kind: str | None
+) -> ModelProfile:
+    """The profile. Raises InvalidDocument where it is of another framework or length, or would have to be computed."""
+    remedy = "the name of a shipped transformer or a config.json, whose profile is computed"
+    if context_kind is not None:
+        raise InvalidDocument(
+            f"the profile {profile.name!r} has the costs that it has; {context_kind!r} is for one that is computed",
+            remedy=remedy,
+        )
     if not _is_so(profile, framework, sequence_length):
         length = None if profile.shape is None else profile.shape.sequence_length
         has = (profile.framework or "no stated framework", _tokens(length))
         asked = (framework or has[0], has[1] if sequence_length is None else _tokens(sequence_length))
         raise InvalidDocument(
             f"the profile {profile.name!r} is of {' and '.join(has)}, not of {' and '.join(asked)}",
-            remedy="the name of a shipped transformer or a config.json, whose profile is computed",
+            remedy=remedy,
         )
     return profile
 

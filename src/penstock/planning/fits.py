@@ -167,6 +167,7 @@ def _layouts(request: FitsRequest, shape: TransformerShape, cluster: _Cluster) -
         recompute=_recomputed(request),
         sequence_parallel=request.sequence_parallel,
         framework=request.framework,
+        context_kind=request.context_kind,
     )
     return list(layouts(cluster.gpus, asked, shardings, rest))
 
@@ -296,6 +297,8 @@ def _assumptions(
     widest = max((one.layout.tensor for one in listed), default=1)
     if widest > cluster.in_node:
         yield f"tensor-parallel groups of {widest} GPUs span nodes, which slows every layer"
+    if any(one.layout.context > 1 for one in listed):
+        yield f"GPUs that share sequences see one another's keys and values by {listed[0].layout.context_by}"
     if shape.latent is None and widest > shape.kv_heads:
         yield f"key and value heads are copied where tensor is above {shape.kv_heads}"
     rows = max((vocabulary_rows(shape, one.layout) for one in listed), default=shape.vocabulary)

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from fractions import Fraction
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from penstock.schemas.transformers.degrees import WITHIN, Framework, Module
 from penstock.schemas.transformers.shape import Experts, LatentAttention, TransformerShape
+from penstock.shapes.heads import heads_of
 from penstock.shapes.layout import FULL, Layout
 from penstock.shapes.routing import busiest, copies_per_token
 
@@ -55,7 +56,9 @@ class _Pieces(NamedTuple):
     norm: Fraction
     attention: Fraction
     mlp: Fraction
-    """The whole feed-forward, with those of its parts that follow."""
+    """The whole feed-forward."""
+    mla_up_proj: Fraction
+    """A part of attention, as the next two are parts of the feed-forward."""
     moe_act: Fraction
     shared_experts: Fraction
 
@@ -89,10 +92,24 @@ def per_token(shape: TransformerShape, layout: Layout, *, dense: bool) -> Kept:
 def kept_by_modules(shape: TransformerShape, layout: Layout, *, dense: bool) -> dict[Module, Fraction]:
     """Bytes per token that recomputing each module frees that a layer, ``dense`` or with experts, has."""
     pieces = _pieces_of(shape, layout, dense=dense)
-    modules: list[Module] = ["attention", "mlp", "norm"]
-    if not dense:
-        modules += ["moe_act", "shared_experts"] if pieces.shared_experts else ["moe_act"]
-    return {module: getattr(pieces, module) for module in modules}
+    return {each: getattr(pieces, each) for each in get_args(Module) if each not in WITHIN or getattr(pieces, each)}
+
+
+def context_buffers(shape: TransformerShape, layout: Layout) -> Fraction:
+    """Bytes per token of a GPU that a layer has in addition while it attends, where GPUs share sequences.
+
+    A ring keeps the blocks of keys and values and the results of all steps until the last, as Transformer Engine does.
+    Gathered keys and values, unless they are kept, are there with their gradients. Of an all-to-all what is sent is
+    there with what is received.
+    """
+    context, heads = layout.context, heads_of(shape, layout.tensor)
+    if context == 1:
+        return Fraction(0)
+    if layout.context_by == "ring":
+        return _BF16 * context * (heads.moved + heads.results)
+    if layout.context_by == "all_gather":
+        return _BF16 * context * heads.moved * (1 if layout.framework == "torch" else 2)
+    return _BF16 * sum(heads, Fraction(0))
 
 
 def before_scores(shape: TransformerShape, layout: Layout) -> Fraction:
@@ -108,7 +125,10 @@ def before_scores(shape: TransformerShape, layout: Layout) -> Fraction:
 def _pieces_of(shape: TransformerShape, layout: Layout, *, dense: bool) -> _Pieces:
     """The sizes of a layer's modules depend on the degrees and the framework alone."""
     spread = layout.tensor if layout.sequence_parallel else 1
-    return _pieces(shape, dense, layout.tensor, spread, layout.expert, layout.expert_tensor, layout.framework)
+    kept_whole = layout.framework == "torch" and layout.context_by == "all_gather"
+    times = layout.context if kept_whole else 1
+    expert = (layout.expert, layout.expert_tensor)
+    return _pieces(shape, dense, layout.tensor, spread, expert, layout.framework, times)
 
 
 @lru_cache(maxsize=1024)
@@ -117,61 +137,71 @@ def _pieces(
     dense: bool,
     tensor: int,
     spread: int,
-    expert: int,
-    expert_tensor: int,
+    expert: tuple[int, int],
     framework: Framework,
+    context: int,
 ) -> _Pieces:
-    """``spread``: how many GPUs share what lies between the tensor-parallel parts."""
+    """``spread``: how many GPUs share what lies between the tensor-parallel parts.
+
+    ``context``: of how many GPUs each keeps keys and values.
+    """
     hidden, norms = shape.hidden, shape.norms_per_layer
     eager_rms = framework == "torch" and shape.norm == "rms"
     into, _after, statistics = norm_kept(shape, framework)
     masks = 2 * _MASK * hidden if shape.dropout else 0
     inputs = Fraction(norms * (into * hidden + statistics) + masks, spread)
-    attention = (
-        _latent(shape, shape.latent, tensor, spread)
-        if shape.latent is not None
-        else _attention(shape, tensor, eager_rms, framework)
-    )
+    heads = heads_of(shape, tensor)
+    attention = _BF16 * (context - 1) * heads.moved
+    up = Fraction(0)
+    if shape.latent is None:
+        attention += _attention(shape, tensor, eager_rms, framework)
+    else:
+        latent, up = _latent(shape, shape.latent, tensor, spread, framework)
+        attention += latent
     if shape.experts is None or dense:
         feed_forward = _FeedForward(_feed_forward(shape, shape.ffn, framework) / tensor)
     else:
-        copies = copies_per_token(shape.experts) / spread
-        worked = copies * busiest(shape.experts, expert)
-        shared = _shared_experts(shape, shape.experts, tensor, spread, framework)
-        router = _router(shape, shape.experts, framework) / spread
-        routed = _routed_experts(shape, shape.experts, worked, expert_tensor, framework)
-        back = copies * _returned_copy(shape, framework)
-        activation = worked * _recomputed_activation(shape, shape.experts.ffn, framework)
-        feed_forward = _FeedForward(router + routed + back + shared, activation, shared)
-    gathered = 1 if shape.experts is not None and not dense and not shape.experts.shared_ffn else 2
-    return _Pieces(inputs, _norm_results(shape, framework, spread, gathered), attention, *feed_forward)
+        feed_forward = _mixture(shape, shape.experts, tensor, spread, expert, framework)
+    read_whole = 1 if shape.experts is not None and not dense and not shape.experts.shared_ffn else 2
+    norm = _norm_results(shape, framework, spread, read_whole)
+    return _Pieces(inputs, norm, attention, feed_forward.whole, up, *feed_forward[1:])
 
 
-def _norm_results(shape: TransformerShape, framework: Framework, spread: int, gathered: int) -> Fraction:
-    """Results of a layer's norms; in torch what products of ``gathered`` of its halves read is whole on every GPU."""
+def _norm_results(shape: TransformerShape, framework: Framework, spread: int, read_whole: int) -> Fraction:
+    """Results of a layer's norms; in torch what products of ``read_whole`` of its halves read is whole on every GPU."""
     norms, after = shape.norms_per_layer, norm_kept(shape, framework).after
-    whole = min(norms, gathered) if framework == "torch" else 0
+    whole = min(norms, read_whole) if framework == "torch" else 0
     return shape.hidden * (whole * _BF16 + Fraction(norms * after - whole * _BF16, spread))
 
 
 def _attention(shape: TransformerShape, tensor: int, eager_rms: bool, framework: Framework) -> Fraction:
     """Queries, keys, values, the result and its log-sum-exp; keys and values are whole heads on every GPU."""
-    queries = shape.heads * shape.head_width
-    keys = max(shape.kv_heads, tensor) * shape.head_width
-    found = _BF16 * (queries + 2 * keys) + _BF16 * queries + _FP32 * shape.heads
+    heads = heads_of(shape, tensor)
+    found = _BF16 * sum(heads, Fraction(0)) + Fraction(_FP32 * shape.heads, tensor)
     if shape.query_key_norm:
-        found += (2 * _FP32 if eager_rms else _BF16) * (queries + keys)
+        found += (2 * _FP32 if eager_rms else _BF16) * (heads.queries + heads.keys)
     if framework == "torch" and shape.kv_heads < shape.heads:
-        found += _BF16 * queries  # the result of grouped attention is copied before the projection
-    return Fraction(found, tensor)
+        found += _BF16 * heads.results  # the result of grouped attention is copied before the projection
+    return found
 
 
-def _latent(shape: TransformerShape, latent: LatentAttention, tensor: int, spread: int) -> Fraction:
-    """Both narrow projections before and after their norms, then heads of queries, keys and values."""
-    narrow = _BF16 * (2 * (latent.query_rank or 0) + 2 * latent.key_value_rank + latent.rotary_width)
-    query = latent.plain_width + latent.rotary_width
-    wide = _BF16 * shape.heads * (2 * query + 2 * latent.value_width) + _FP32 * shape.heads
-    return Fraction(narrow, spread) + Fraction(wide, tensor)
+def _latent(
+    shape: TransformerShape, latent: LatentAttention, tensor: int, spread: int, framework: Framework
+) -> tuple[Fraction, Fraction]:
+    """Narrow projections before and after their norms, the rotary part of keys, heads of queries, keys and values, the
+    result and its log-sum-exp; and what of it is made from the narrow ones. In torch what is narrow is whole on every
+    GPU, and values are a part of what they were projected with.
+    """
+    heads, norm = heads_of(shape, tensor), norm_kept(shape, framework)
+    ranks = [rank for rank in (latent.query_rank, latent.key_value_rank) if rank is not None]
+    narrow = Fraction(sum(ranks) * (norm.before + norm.after))
+    up = _BF16 * (heads.queries + heads.moved)
+    if framework == "torch":
+        narrow += len(ranks) * norm.statistics
+        up += _BF16 * Fraction(shape.heads * latent.plain_width, tensor)
+    else:
+        narrow = (narrow + _BF16 * latent.rotary_width) / spread
+    return narrow + up + _BF16 * heads.results + Fraction(_FP32 * shape.heads, tensor), up
 
 
 def _feed_forward(shape: TransformerShape, width: int, framework: Framework) -> Fraction:
@@ -183,6 +213,19 @@ def _feed_forward(shape: TransformerShape, width: int, framework: Framework) -> 
 def _recomputed_activation(shape: TransformerShape, width: int, framework: Framework) -> Fraction:
     """The activation's result, and with a gate in eager torch that of its first kernel."""
     return Fraction((2 if shape.gated and framework == "torch" else 1) * _BF16 * width)
+
+
+def _mixture(
+    shape: TransformerShape, experts: Experts, tensor: int, spread: int, expert: tuple[int, int], framework: Framework
+) -> _FeedForward:
+    """``expert``: how many GPUs share the experts, and each expert."""
+    copies = copies_per_token(experts) / spread
+    worked = copies * busiest(experts, expert[0])
+    shared = _shared_experts(shape, experts, tensor, spread, framework)
+    router = _router(shape, experts, framework) / spread
+    routed = _routed_experts(shape, experts, worked, expert[1], framework)
+    whole = router + routed + copies * _returned_copy(shape, framework) + shared
+    return _FeedForward(whole, worked * _recomputed_activation(shape, experts.ffn, framework), shared)
 
 
 def _router(shape: TransformerShape, experts: Experts, framework: Framework) -> Fraction:

@@ -30,12 +30,11 @@ def flops_per_sample(shape: TransformerShape) -> int:
 
 def _weights(shape: TransformerShape, *, dense: bool) -> int:
     """Return the weights of a layer's matrices that one token goes through."""
-    sizes = [rows * columns for rows, columns in parameters.matrices(shape, dense=dense)]
+    found = sum(rows * columns for rows, columns in parameters.matrices(shape, dense=dense))
     if dense or shape.experts is None:
-        return sum(sizes)
-    routed = slice(-4, -2) if shape.experts.shared_ffn else slice(-2, None)
-    router = shape.hidden * shape.experts.number
-    return sum(sizes) + (shape.experts.per_token - 1) * sum(sizes[routed]) + router
+        return found
+    each = sum(rows * columns for rows, columns in parameters.expert_matrices(shape, dense=False))
+    return found + shape.experts.per_token * each + shape.hidden * shape.experts.number
 
 
 def _head_width(shape: TransformerShape) -> int:

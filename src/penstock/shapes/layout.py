@@ -8,11 +8,13 @@ from functools import lru_cache
 from itertools import product
 from typing import get_args
 
-from penstock.schemas.transformers.degrees import Framework, Module, Sharding
+from penstock.schemas.transformers.degrees import ContextKind, Framework, Module, Sharding
 
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 FULL: frozenset[Module] = frozenset(("attention", "mlp", "norm"))
 """All of a layer: what is kept of it is its input alone. The other modules are parts of these."""
+USUAL_CONTEXT: dict[Framework, ContextKind] = {"megatron": "ring", "torch": "all_gather"}
+"""Megatron's ``--cp-comm-type p2p``; what torchtitan does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,13 @@ class Layout:
     recompute: frozenset[Module] = frozenset()
     sequence_parallel: bool = True
     framework: Framework = "megatron"
+    context_kind: ContextKind | None = None
+    """Left out: the framework's usual one."""
+
+    @property
+    def context_by(self) -> ContextKind:
+        """How keys and values get to all GPUs that share a sequence."""
+        return self.context_kind or USUAL_CONTEXT[self.framework]
 
     @property
     def gpus(self) -> int:

@@ -6,6 +6,7 @@ torchtitan asks of the same degrees. ``docs/fits.md`` lists them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -110,6 +111,35 @@ def context(case: Case) -> tuple[str, str] | None:
     legal = divisors(length // 2) if length % 2 == 0 else (1,)
     nearest = _nearest("context", degree, legal)
     return "context", f"2 × context {degree} does not divide a sequence of {length} tokens{nearest}"
+
+
+def context_heads(case: Case) -> tuple[str, str] | None:
+    """Exchanged all-to-all, the heads of a tensor-parallel GPU, those of keys as well, are divided by context."""
+    one, shape = case.layout, case.shape
+    if one.context == 1 or one.context_by != "all_to_all":
+        return None
+    copied = shape.heads if shape.latent is not None else max(shape.kv_heads, one.tensor)
+    both = math.gcd(shape.heads, copied)
+    legal = divisors(both // one.tensor) if both % one.tensor == 0 else ()
+    for number, said in ((shape.heads, "attention heads"), (copied, "key and value heads")):
+        if number % (one.tensor * one.context):
+            nearest = _nearest("context", one.context, legal)
+            return "context", (
+                f"all-to-all: tensor {one.tensor} × context {one.context} = {one.tensor * one.context} does not divide "
+                f"{number} {said}{nearest}"
+            )
+    return None
+
+
+def context_sinks(case: Case) -> tuple[str, str] | None:
+    """Transformer Engine has attention sinks in sequences that GPUs share only where heads are exchanged."""
+    one = case.layout
+    if not case.shape.sinks or one.context == 1 or one.framework == "torch" or one.context_by == "all_to_all":
+        return None
+    return "context", (
+        f"{case.shape.name} has attention sinks, which Megatron has with context {one.context} by all-to-all only; "
+        "nearest: context 1"
+    )
 
 
 def sequence_parallel(case: Case) -> tuple[str, str] | None:
@@ -260,6 +290,8 @@ RULES: tuple[Rule, ...] = (
     feed_forward,
     vocabulary,
     context,
+    context_heads,
+    context_sinks,
     sequence_parallel,
     layers,
     interleaving,

@@ -12,7 +12,7 @@ loses to fragmentation.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from itertools import accumulate
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from typing import NamedTuple
 from penstock.schemas.transformers.degrees import Framework, Sharding
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes import parameters
-from penstock.shapes.activations import before_scores, per_token
+from penstock.shapes.activations import before_scores, context_buffers, per_token
 from penstock.shapes.layout import Layout, layers_of_stages
 from penstock.shapes.parameters import Parameters
 
@@ -104,14 +104,15 @@ def memory_of_stages(shape: TransformerShape, layout: Layout) -> list[Memory]:
     shape = parameters.with_copied_heads(shape, layout.tensor)
     tokens = Fraction(shape.sequence_length * layout.micro_batch_size, layout.context)
     kinds = [per_token(shape, layout, dense=dense) for dense in (True, False)]
+    buffers = math.ceil(context_buffers(shape, layout) * tokens)
     known: dict[_Layers, Memory] = {}
     found = []
     for layers, in_flight_of in _stages(shape, layout):
         if layers not in known:
             again = max((kind.again for kind, number in zip(kinds, layers[:2], strict=True) if number), default=0)
-            known[layers] = _without_stash(shape, layout, layers, tokens)._replace(
-                activations=math.ceil(again * tokens)
-            )
+            own = _without_stash(shape, layout, layers, tokens)
+            more = max(0, buffers - own.logits)  # scores are gone when blocks run backward
+            known[layers] = own._replace(activations=math.ceil(again * tokens) + more)
         stash = sum(kind.kept * number for kind, number in zip(kinds, in_flight_of, strict=True)) * tokens
         found.append(known[layers]._replace(activations=known[layers].activations + math.ceil(stash)))
     return found
@@ -177,7 +178,12 @@ def _without_stash(shape: TransformerShape, layout: Layout, layers: _Layers, tok
         gathered=_gathered(layout, held, [*units, *ends]),
         activations=0,
         logits=_scores(shape, layout, tokens, outputs) if layers.last else 0,
-        dummy_gradients=_dummies(shape, layout, layers, outputs),
+        dummy_gradients=dummy_bytes(
+            shape,
+            layout,
+            kinds=[dense for dense, number in ((True, layers.dense), (False, layers.sparse)) if number],
+            outputs=outputs if layers.last else None,
+        ),
     )
 
 
@@ -216,11 +222,14 @@ def _scores(shape: TransformerShape, layout: Layout, tokens: Fraction, outputs: 
     return math.ceil(tokens * (each + before_scores(shape, layout)))
 
 
-def _dummies(shape: TransformerShape, layout: Layout, layers: _Layers, outputs: int) -> int:
+def dummy_bytes(shape: TransformerShape, layout: Layout, *, kinds: Iterable[bool], outputs: int | None) -> int:
+    """Transformer Engine's dummy gradients of layers, dense or not, and of a head with these ``outputs``."""
     if layout.framework == "torch":
         return 0
-    shapes: set[tuple[int, int]] = set()
-    for dense, number in ((True, layers.dense), (False, layers.sparse)):
-        shapes.update(parameters.matrices(shape, dense=dense) if number else ())
-    shapes.update({(outputs, shape.hidden)} if layers.last else ())
-    return math.ceil(Fraction(_BF16 * sum(rows * columns for rows, columns in shapes), layout.tensor))
+    shapes: set[tuple[int, int]] = {(outputs, shape.hidden)} if outputs is not None else set()
+    of_experts: set[tuple[int, int]] = set()
+    for dense in kinds:
+        shapes.update(parameters.matrices(shape, dense=dense))
+        of_experts.update(parameters.expert_matrices(shape, dense=dense))
+    experts = Fraction(sum(rows * columns for rows, columns in of_experts), layout.expert_tensor)
+    return math.ceil(_BF16 * (parameters.local_elements(shape, shapes, layout.tensor) + experts))

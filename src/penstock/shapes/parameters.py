@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -82,33 +84,50 @@ def norm_width(shape: TransformerShape) -> int:
 
 
 def matrices(shape: TransformerShape, *, dense: bool) -> tuple[tuple[int, int], ...]:
-    """Rows and columns of the fused weights of one layer, undivided: of the experts those of one."""
+    """Rows and columns of the fused weights of one layer that the tensor degree divides, undivided."""
     hidden, width = shape.hidden, shape.head_width
     if shape.latent is None:
         queries, values = (shape.heads + 2 * shape.kv_heads) * width, shape.heads * width
         found = [(queries, hidden), (hidden, values)]
     else:
         found = _latent_matrices(shape, shape.latent)
-    factor = 2 if shape.gated else 1
-    if shape.experts is None or dense:
-        return (*found, (factor * shape.ffn, hidden), (hidden, shape.ffn))
-    found += [(factor * shape.experts.ffn, hidden), (hidden, shape.experts.ffn)]
-    if shape.experts.shared_ffn:
-        found += [(factor * shape.experts.shared_ffn, hidden), (hidden, shape.experts.shared_ffn)]
-    return tuple(found)
+    inner = shape.ffn if shape.experts is None or dense else shape.experts.shared_ffn
+    return (*found, *_two(shape, inner)) if inner else tuple(found)
+
+
+def expert_matrices(shape: TransformerShape, *, dense: bool) -> tuple[tuple[int, int], ...]:
+    """Rows and columns of the fused weights of one routed expert of a layer; of a dense layer none."""
+    return () if shape.experts is None or dense else _two(shape, shape.experts.ffn)
+
+
+def _two(shape: TransformerShape, inner: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    return ((2 if shape.gated else 1) * inner, shape.hidden), (shape.hidden, inner)
 
 
 def _attention(shape: TransformerShape) -> Parameters:
     if shape.latent is not None:
         weights = sum(rows * columns for rows, columns in _latent_matrices(shape, shape.latent))
+        narrow = sum(rows * columns for rows, columns in _narrow_matrices(shape, shape.latent))
         norms = (shape.latent.query_rank or 0) + shape.latent.key_value_rank
-        return Parameters(dense=weights, replicated=norms)
+        return Parameters(dense=weights - narrow, replicated=narrow + norms)
     queries, keys = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
     dense = 2 * shape.hidden * (queries + keys)
     dense += 0 if shape.attention_biases == "none" else queries + 2 * keys
     out_bias = shape.hidden if shape.attention_biases == "all" else 0
     norms = 2 * shape.head_width * (2 if shape.norm == "layer" else 1) if shape.query_key_norm else 0
     return Parameters(dense=dense + (shape.heads if shape.sinks else 0), replicated=out_bias + norms)
+
+
+def local_elements(shape: TransformerShape, weights: Iterable[tuple[int, int]], tensor: int) -> Fraction:
+    """Elements of weights (rows, columns) on one GPU; those to the narrow widths of latent attention are on each."""
+    narrow = set() if shape.latent is None else set(_narrow_matrices(shape, shape.latent))
+    return sum((Fraction(each[0] * each[1], 1 if each in narrow else tensor) for each in weights), Fraction(0))
+
+
+def _narrow_matrices(shape: TransformerShape, latent: LatentAttention) -> list[tuple[int, int]]:
+    """Those to the narrow widths, which neither Megatron nor torchtitan divides."""
+    queries = [] if latent.query_rank is None else [(latent.query_rank, shape.hidden)]
+    return [*queries, (latent.key_value_rank + latent.rotary_width, shape.hidden)]
 
 
 def _latent_matrices(shape: TransformerShape, latent: LatentAttention) -> list[tuple[int, int]]:

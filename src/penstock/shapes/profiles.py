@@ -1,16 +1,17 @@
-"""Profiles of transformers that know several tensor degrees: of a shape alone, or of a profile and its shape.
+"""Profiles of transformers that know several degrees of parallelism: of a shape alone, or of a profile and its shape.
 
-At degree 1 the numbers are the profile's own; at degree t they are these, times what the closed form of `costs` says
-at t over what it says at 1. Tensor parallelism includes sequence parallelism.
+At degrees of 1 the numbers are the profile's own; at others they are these, times what the closed form of `costs` says
+there over what it says at 1. `profiled_degrees` has which. Tensor parallelism includes sequence parallelism.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from penstock.executor.profiling.device_table import ANALYTIC_EXPECTED_ERROR, Dtype, device_facts
-from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
+from penstock.executor.profiling.device_table import ANALYTIC_EXPECTED_ERROR, PROFILED, Dtype, device_facts
+from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.profile import (
     BoundaryTensor,
     DividedCost,
@@ -24,24 +25,31 @@ from penstock.schemas.profile import (
     SharedParameter,
     Variant,
 )
-from penstock.schemas.transformers.degrees import Degrees, Framework, ModuleCost
-from penstock.schemas.transformers.shape import TransformerShape
+from penstock.schemas.transformers.degrees import Collective, ContextKind, Degrees, Framework, ModuleCost
+from penstock.schemas.transformers.shape import Experts, TransformerShape
 from penstock.shapes.costs.case import Case
 from penstock.shapes.costs.layers import costs_of, layers_of, local_parameters
 from penstock.shapes.layout import Layout
-from penstock.shapes.legality import broken
 from penstock.shapes.measured_range import with_range
 from penstock.shapes.memory import vocabulary_rows
+from penstock.shapes.profiled_degrees import TENSOR_DEGREES, USUAL, Asked, layouts_of
 from penstock.shapes.roles import Role, roles_of
 
+UPDATE_KIND = "A100"
+"""The kind on which updates are costed where a profile is computed for all kinds, as in the shipped ones."""
+FRAMEWORK: Framework = "torch"
+"""Whose kernels and memory a computed profile has where nothing is said, as the shipped ones do."""
 SIZES = (1, 2, 4, 8, 16)
 """Samples of a micro-batch."""
-TENSOR_DEGREES = (2, 4, 8)
-"""Those that divide the GPUs of a usual node; tensor parallelism stays inside."""
 _KINDS: dict[Role, str] = {"embedding": "Embedding", "dense": "Block", "experts": "ExpertBlock", "head": "Head"}
 _KERNELS: dict[Framework, str] = {
     "megatron": "Megatron-Core with Transformer Engine's fused norms, activations, rotary positions and cross-entropy",
     "torch": "eager PyTorch modules with flash attention",
+}
+_CONTEXT: dict[ContextKind, str] = {
+    "ring": "keys and values go around a ring, hidden by the attention of blocks that are there",
+    "all_gather": "keys and values are gathered, hidden by nothing",
+    "all_to_all": "heads are exchanged for tokens all-to-all, hidden by nothing",
 }
 
 
@@ -52,21 +60,25 @@ class _Class(NamedTuple):
     first: int
 
 
+def every_kind() -> tuple[str, ...]:
+    """All kinds of the table of devices, that of the updates first."""
+    return (UPDATE_KIND, *(kind for kind in PROFILED if kind != UPDATE_KIND))
+
+
 def profile_of(
     shape: TransformerShape,
     framework: Framework,
     device_kinds: Sequence[str],
     *,
     micro_batch_sizes: Sequence[int] = SIZES,
-    tensor_degrees: Sequence[int] | None = None,
+    asked: Asked = USUAL,
+    context_kind: ContextKind | None = None,
 ) -> ModelProfile:
-    """The profile of a dense transformer in bf16, computed for these kinds of devices.
+    """The profile of a transformer in bf16, computed for these kinds of devices, at degrees that `Asked` says.
 
-    ``tensor_degrees``: those besides 1; left out, the legal ones of 2, 4 and 8. Raises UnsupportedRequest for experts,
-    latent attention and illegal degrees, NotFound for a kind that the table of devices lacks, InvalidDocument for
-    no kind or a size below 1.
+    Raises UnsupportedRequest for illegal degrees, NotFound for a kind that the table of devices
+    lacks, InvalidDocument for no kind or a size below 1.
     """
-    _refuse_unknown(shape)
     sizes = sorted(set(micro_batch_sizes))
     if not device_kinds or not sizes or sizes[0] < 1:
         raise InvalidDocument("a profile needs a kind of device, and micro-batches of at least 1 sample")
@@ -94,13 +106,17 @@ def profile_of(
             f"update_ns is one fused step of Adam on {kinds[0]}",
             "the loss belongs to the last layer; decoders compute half of each square of attention",
         ),
-        source=ProfileSource(
-            method="analytic",
-            description=f"closed form of {shape.name}'s layers, times from the table of {', '.join(kinds)}",
-            expected_error=ANALYTIC_EXPECTED_ERROR,
-        ),
+        source=_source(shape, kinds),
     )
-    return with_range(with_variants(plain, shape, framework, tensor_degrees=tensor_degrees))
+    return with_range(with_variants(plain, shape, framework, asked=asked, context_kind=context_kind))
+
+
+def _source(shape: TransformerShape, kinds: Sequence[str]) -> ProfileSource:
+    return ProfileSource(
+        method="analytic",
+        description=f"closed form of {shape.name}'s layers, times from the table of {', '.join(kinds)}",
+        expected_error=ANALYTIC_EXPECTED_ERROR,
+    )
 
 
 def with_variants(
@@ -108,47 +124,40 @@ def with_variants(
     shape: TransformerShape,
     framework: Framework,
     *,
-    tensor_degrees: Sequence[int] | None = None,
+    asked: Asked = USUAL,
+    context_kind: ContextKind | None = None,
 ) -> ModelProfile:
-    """The profile with its shape and framework, and its costs at tensor degrees.
+    """The profile with its shape and framework, and its costs at degrees (see `profile_of`).
 
-    Raises UnsupportedRequest for experts, latent attention and illegal degrees, InvalidDocument where the profile's
+    Raises UnsupportedRequest for illegal degrees, InvalidDocument where the profile's
     layers are not embedding, the shape's blocks and head, NotFound for a kind that the table of devices lacks.
     """
-    _refuse_unknown(shape)
     _refuse_other_layers(profile, shape)
-    degrees, why_none = _legal(shape, framework, tensor_degrees)
+    single = Layout(framework=framework, context_kind=context_kind)
+    layouts, why_none = layouts_of(shape, single, asked)
     classes, members = _classes(profile, roles_of(shape))
     assumed = [f"kernels and memory are those of {_KERNELS[framework]}"]
-    if degrees:
+    if layouts:
         assumed.append(
             "at tensor degrees sequence parallelism is on, computation hides no collective, and times are"
             " those of degree 1 times the ratio of the closed forms, in which small products and few rows of attention"
             " lose"
         )
+        if any(layout.context > 1 for layout in layouts):
+            assumed.append(f"at context degrees ({single.context_by}) {_CONTEXT[single.context_by]}")
+        if shape.experts is not None:
+            assumed.append(_routing(shape.experts))
     else:
         assumed.append(f"of the tensor degrees {', '.join(map(str, TENSOR_DEGREES))} none is legal: {why_none}")
     return profile.model_copy(
         update={
             "shape": shape,
             "framework": framework,
-            "classes": classes if degrees else None,
-            "variants": tuple(_variant(profile, shape, framework, t, members) for t in degrees) or None,
+            "classes": classes if layouts else None,
+            "variants": tuple(_variant(profile, shape, layout, members) for layout in layouts) or None,
             "assumptions": (*profile.assumptions, *assumed),
         }
     )
-
-
-def _refuse_unknown(shape: TransformerShape) -> None:
-    """Raise UnsupportedRequest for layers whose times have no closed form here."""
-    what = "experts" if shape.experts is not None else "latent attention" if shape.latent is not None else None
-    if what is not None:
-        raise UnsupportedRequest(
-            f"{shape.name} has {what}, whose times are not known in closed form",
-            faults=(Fault("/shape", what, "shape"),),
-            remedy="`penstock fits` says which of its layouts are legal and fit into memory; `penstock profile --job`"
-            " measures a PyTorch model",
-        )
 
 
 def _refuse_other_layers(profile: ModelProfile, shape: TransformerShape) -> None:
@@ -159,30 +168,22 @@ def _refuse_other_layers(profile: ModelProfile, shape: TransformerShape) -> None
             f"{profile.name!r} has {number} layers, and {shape.name} {shape.layers + 2}: embedding, {shape.layers} "
             "blocks and head"
         )
-    block = (4 if profile.parameter_dtype == "fp32" else 2) * local_parameters(shape, Layout())["dense"].total
-    wrong = next((layer for layer in profile.layers[1:-1] if layer.parameter_bytes != block), None)
-    if wrong is not None:
-        raise InvalidDocument(
-            f"layer {wrong.name!r} of {profile.name!r} has {wrong.parameter_bytes} bytes of parameters, a block of "
-            f"{shape.name} {block}"
-        )
-
-
-def _legal(
-    shape: TransformerShape, framework: Framework, asked: Sequence[int] | None
-) -> tuple[tuple[int, ...], str | None]:
-    """The degrees, and the first rule that refuses one. Raises UnsupportedRequest for one that was asked for."""
-    found, why = [], None
-    for tensor in TENSOR_DEGREES if asked is None else sorted(set(asked) - {1}):
-        wrong = broken(shape, Layout(tensor=tensor, framework=framework), tensor)
-        if not wrong:
-            found.append(tensor)
-        elif asked is not None:
-            raise UnsupportedRequest(
-                wrong[0].sentence, faults=tuple(Fault(f"/{one.degree}", one.sentence, one.rule) for one in wrong)
+    held = local_parameters(shape, Layout())
+    for role, layer in list(zip(roles_of(shape), profile.layers, strict=True))[1:-1]:
+        block = (4 if profile.parameter_dtype == "fp32" else 2) * held[role].total
+        if layer.parameter_bytes != block:
+            raise InvalidDocument(
+                f"layer {layer.name!r} of {profile.name!r} has {layer.parameter_bytes} bytes of parameters, a block of "
+                f"{shape.name} {block}"
             )
-        why = why or (wrong[0].sentence.partition(";")[0] if wrong else None)
-    return tuple(found), why
+
+
+def _routing(experts: Experts) -> str:
+    """How evenly tokens are taken to be spread over the experts."""
+    if experts.capacity_factor is not None:
+        return f"every expert gets {experts.capacity_factor:g} times its even share of tokens, dropped or padded"
+    busy = f"{experts.routing_imbalance:g} times the mean" if experts.routing_imbalance > 1 else "the same"
+    return f"no token is dropped, and the busiest GPU's experts get {busy}; all-to-all is hidden by nothing"
 
 
 def _classes(profile: ModelProfile, roles: Sequence[Role]) -> tuple[tuple[int, ...], list[_Class]]:
@@ -199,21 +200,16 @@ def _classes(profile: ModelProfile, roles: Sequence[Role]) -> tuple[tuple[int, .
     return tuple(numbers), members
 
 
-def _variant(
-    profile: ModelProfile, shape: TransformerShape, framework: Framework, tensor: int, members: Sequence[_Class]
-) -> Variant:
-    """The profile's own costs times the closed form at the degree over that at 1."""
+def _variant(profile: ModelProfile, shape: TransformerShape, shared: Layout, members: Sequence[_Class]) -> Variant:
+    """The profile's own costs times the closed form at the degrees over that at 1."""
     dtype: Dtype = profile.parameter_dtype
     first = device_facts(profile.device_kinds[0])
-    alone, shared = (Layout(tensor=t, framework=framework) for t in (1, tensor))
-    held = [layers_of(Case(shape, layout, first, dtype)) for layout in (alone, shared)]
+    both = (replace(shared, tensor=1, context=1, expert=1, expert_tensor=1, data=1), shared)
+    held = [layers_of(Case(shape, layout, first, dtype)) for layout in both]
     measurements = []
     for known in profile.measurements:
         facts, size = device_facts(known.device_kind), known.micro_batch_size
-        one, divided = (
-            costs_of(Case(shape, Layout(tensor=t, framework=framework, micro_batch_size=size), facts, dtype))
-            for t in (1, tensor)
-        )
+        one, divided = (costs_of(Case(shape, replace(layout, micro_batch_size=size), facts, dtype)) for layout in both)
         measurements.append(
             DividedMeasurement(
                 device_kind=known.device_kind,
@@ -222,7 +218,12 @@ def _variant(
             )
         )
     return Variant(
-        degrees=Degrees(tensor=tensor),
+        degrees=Degrees(
+            tensor=shared.tensor,
+            context=shared.context,
+            expert=shared.expert,
+            expert_tensor=shared.expert_tensor,
+        ),
         boundary="sharded",
         layers=tuple(_layer(profile.layers[each.first], held[0][each.role], held[1][each.role]) for each in members),
         measurements=tuple(measurements),
@@ -230,14 +231,16 @@ def _variant(
 
 
 def _layer(own: Layer, alone: DividedLayer, shared: DividedLayer) -> DividedLayer:
+    experts = shared.expert_bytes
     return DividedLayer(
         parameter_bytes=_scaled(own.parameter_bytes, alone.parameter_bytes, shared.parameter_bytes),
+        expert_bytes=None if experts is None else own.parameter_bytes * experts // alone.parameter_bytes,
         update_ns=_scaled(own.update_ns, alone.update_ns, shared.update_ns),
     )
 
 
 def _cost(own: LayerMeasurement, alone: DividedCost, shared: DividedCost) -> DividedCost:
-    """Collectives are the closed form's."""
+    """Collectives are the closed form's, and hidden for as much longer as the pass takes longer."""
     weight = own.backward_weight_ns
     backward = _scaled(own.backward_ns, alone.backward_ns, shared.backward_ns)
     if weight is not None:
@@ -248,9 +251,18 @@ def _cost(own: LayerMeasurement, alone: DividedCost, shared: DividedCost) -> Div
         backward_weight_ns=weight,
         stash_bytes=_scaled(own.stash_bytes, alone.stash_bytes, shared.stash_bytes),
         workspace_bytes=_scaled(own.workspace_bytes, alone.workspace_bytes, shared.workspace_bytes),
-        collectives=shared.collectives,
+        collectives=tuple(_hidden(own, alone, each) for each in shared.collectives),
         modules=None if shared.modules is None else tuple(_module(own, alone, each) for each in shared.modules),
     )
+
+
+def _hidden(own: LayerMeasurement, alone: DividedCost, collective: Collective) -> Collective:
+    if not collective.hidden_ns:
+        return collective
+    known, stated = (
+        (own.forward_ns, alone.forward_ns) if collective.phase == "forward" else (own.backward_ns, alone.backward_ns)
+    )
+    return collective.model_copy(update={"hidden_ns": collective.hidden_ns * known // stated})
 
 
 def _module(own: LayerMeasurement, alone: DividedCost, shared: ModuleCost) -> ModuleCost:
@@ -259,13 +271,14 @@ def _module(own: LayerMeasurement, alone: DividedCost, shared: ModuleCost) -> Mo
         update={
             "forward_ns": _scaled(own.forward_ns, alone.forward_ns, shared.forward_ns),
             "freed_bytes": own.stash_bytes * shared.freed_bytes // alone.stash_bytes,
+            "collectives": tuple(_hidden(own, alone, each) for each in shared.collectives),
         }
     )
 
 
 def _scaled(own: int, alone: int, shared: int) -> int:
-    """``own`` × ``shared`` / ``alone``, rounded up; ``own`` where the closed form has nothing."""
-    return -(-own * shared // alone) if alone else own
+    """``own`` × ``shared`` / ``alone``, rounded up; where the closed form has nothing alone, what is added to it."""
+    return -(-own * shared // alone) if alone else own + shared
 
 
 def _tied(shape: TransformerShape, layout: Layout) -> tuple[SharedParameter, ...]:

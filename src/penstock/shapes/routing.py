@@ -23,7 +23,7 @@ def copies_per_token(experts: Experts) -> Fraction:
 def busiest(experts: Experts, degree: int) -> Fraction:
     """Copies that the busiest of ``degree`` GPUs gets over the mean.
 
-    A GPU gets at most all copies, and each token at most once for each of its experts; with a capacity all get as many.
+    A GPU gets at most all copies, and a token at most once for each of its experts; with a capacity all get the same.
     """
     if experts.capacity_factor is not None:
         return Fraction(1)

@@ -42,7 +42,7 @@ def test_a_configuration_of_a_hugging_face_model(tmp_path: Path) -> None:
         ([], "missing --job, --example or --hf"),
         (["--job", "a:b", "--hf", "config.json"], "either --job or --hf, not both"),
         (["--example", "gpt2-small", "--hf", "config.json"], "either --example or --hf, not both"),
-        (["--job", "a:b", "--framework", "torch"], "--framework and --sequence-length go with --example or --hf"),
+        (["--job", "a:b", "--framework", "torch"], "--framework and options like it go with --example or --hf"),
     ],
 )
 def test_one_model_is_asked_for(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -245,7 +245,9 @@ def at_degrees(
         global_batch_size=real.global_batch_size // meshes,
         holders=alike,
         owned=[up(d - e, alike) + up(e, alike_experts) for d, e in zip(trained, experts, strict=True)],
-        inside=[inner.summed(d - e, e) for d, e in zip(trained, experts, strict=True)],
+        inside=[
+            inner.summed(d - e, e, real.memory.gradient_factor, shared) for d, e in zip(trained, experts, strict=True)
+        ],
         cells=cells,
         parameter_bytes=list(accumulate(size, initial=0)),
         trainable_bytes=list(accumulate(trained, initial=0)),
@@ -305,12 +307,15 @@ class Inner:
         }
         self.alike = [[gpus[lane::apart] for gpus in cells for lane in range(apart)] for apart in (t, x)]
 
-    def summed(self, dense: int, experts: int) -> int:
-        """What GPUs with the same parameters take to sum a layer in parts, and to gather it."""
+    def summed(self, dense: int, experts: int, gradient: int, shared: bool) -> int:
+        """What GPUs with the same parameters take to sum a layer in parts, and to gather it.
+
+        ``gradient``: bytes of a gradient per byte of parameters; ``shared``: the parameters are gathered, not these.
+        """
         return sum(
-            max(self.collectives.time(half, size, group) for group in groups)
+            max(self.collectives.time(half, size * width, group) for group in groups)
             for groups, size in zip(self.alike, (dense, experts), strict=True)
-            for half in ("reduce_scatter", "all_gather")
+            for half, width in (("reduce_scatter", gradient), ("all_gather", 1 if shared else gradient))
         )
 
     def exposed(self, measurement: Json, phase: str) -> list[int]:

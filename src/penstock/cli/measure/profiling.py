@@ -17,12 +17,17 @@ from penstock.cli.options import (
     MEASUREMENT,
     MODEL,
     RUN,
+    Context,
+    ContextKind,
     Directory,
     Document,
+    Expert,
+    ExpertTensor,
     Framework,
     HuggingFace,
     MeasureFor,
     SequenceLength,
+    costed_degrees,
 )
 from penstock.cli.panels import MEASURE
 from penstock.cli.service.remote import Post
@@ -60,6 +65,10 @@ class Transformer:
     hf: HuggingFace = None
     sequence_length: SequenceLength = None
     framework: Framework = None
+    context: Context = None
+    expert: Expert = None
+    expert_tensor: ExpertTensor = None
+    context_kind: ContextKind = None
 
     @property
     def given(self) -> bool:
@@ -173,6 +182,15 @@ def profile(
             metavar="fp32|bf16|fp16", help="Width of the parameters for --analytic.", rich_help_panel=MEASUREMENT
         ),
     ] = "fp32",
+    tensor: Annotated[
+        str | None,
+        typer.Option(
+            metavar="T,…",
+            help="Numbers of GPUs that share each layer, such as 1,2,4,8: --analytic computes the costs at these, too, "
+            "as the job's layers say that they are divided.",
+            rich_help_panel=MEASUREMENT,
+        ),
+    ] = None,
     precision: Annotated[
         str,
         typer.Option(
@@ -202,6 +220,9 @@ def profile(
 
     Example: penstock profile --job mytrain:job -o profile.json
     """
+    degrees = _degrees(tensor)
+    if degrees and (job is None or not analytic):
+        raise typer.BadParameter("--tensor goes with --job and --analytic", param_hint="--tensor")
     if job is None or transformer.given:
         _of_transformer(job, transformer, analytic, micro_batch_size, output, post)
         return
@@ -222,7 +243,14 @@ def profile(
     loaded = load_job(job, where)
     sizes = micro_batch_size or [size for size in (1, 2, 4, MAX_DEFAULT_SIZE) if size <= loaded.batch_size]
     if analytic:
-        found = analytic_profile(loaded, analytic, sizes, dtype, progress=screen.progress)  # type: ignore[arg-type]
+        found = analytic_profile(
+            loaded,
+            analytic,
+            sizes,
+            dtype,  # type: ignore[arg-type]
+            tensor_degrees=degrees,
+            progress=screen.progress,
+        )
     else:
         found = measure_profile(
             job,
@@ -258,18 +286,32 @@ def _of_transformer(
     if len(ways) > 1:
         raise typer.BadParameter(f"give either --{ways[0]} or --{ways[1]}, not both")
     if job is not None:
-        raise typer.BadParameter("--framework and --sequence-length go with --example or --hf, not with --job")
+        raise typer.BadParameter("--framework and options like it go with --example or --hf, not with --job")
     from penstock.planning.documents import computed_profile, find_shape
 
     refuse_unwritable(output)
     screen = _screen(output)
     shape = find_shape(transformer.example or transformer.hf or "", transformer.sequence_length)
-    found = computed_profile(shape, transformer.framework, kinds or (), sizes or ())  # type: ignore[arg-type]
+    found = computed_profile(
+        shape,
+        transformer.framework,  # type: ignore[arg-type]
+        kinds or (),
+        sizes or (),
+        asked=costed_degrees(transformer.context, transformer.expert, transformer.expert_tensor),
+        context_kind=transformer.context_kind,
+    )
     write_document(found, output)
     if output != STANDARD:
         _summary(screen, found, output)
     if post is not None:
         post_document(screen, found, post)
+
+
+def _degrees(text: str | None) -> list[int]:
+    values = [] if text is None else text.split(",")
+    if not all(value.strip().isdecimal() for value in values):
+        raise typer.BadParameter(f"{text!r} is no list of numbers such as 1,2,4,8", param_hint="--tensor")
+    return [int(value) for value in values]
 
 
 def _pipeline(plan: str, model: str, batches: int, directory: str | None, output: str) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import typer
 
 from penstock.cli.documents import STANDARD, TAKEN_BY, read_document, read_raw
+from penstock.cli.options import costed_degrees, degrees_of
 from penstock.schemas.errors import WrongDocument
 
 if TYPE_CHECKING:
@@ -91,12 +92,10 @@ def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _degrees(text: str | None) -> str | list[dict[str, int]] | None:
-    if text is None or text == "auto":
-        return text
-    values = text.split(",")
-    if not all(value.strip().isdecimal() for value in values):
-        raise typer.BadParameter(f"{text!r} is neither auto nor numbers such as 1,2,4,8", param_hint="--tensor")
-    return [{"tensor": int(value)} for value in values]
+    if text is None:
+        return None
+    found = degrees_of(text, "tensor")
+    return found if found == "auto" else [{"tensor": value} for value in found]
 
 
 def _rules(given: list[str] | None) -> list[str] | None:
@@ -132,15 +131,20 @@ def profile_of_options(options: Mapping[str, Any]) -> ModelProfile | None:
     from penstock.planning.documents import computed_profile, find_profile, find_shape
     from penstock.schemas.profile import ModelProfile
 
-    framework, length = options.get("framework"), options.get("sequence_length")
+    computed: dict[str, Any] = {
+        "framework": options.get("framework"),
+        "asked": costed_degrees(options.get("context"), options.get("expert"), options.get("expert_tensor")),
+        "context_kind": options.get("context_kind"),
+    }
+    length = options.get("sequence_length")
     if options["profile"] is not None:
         given = read_document(ModelProfile, options["profile"])
-        return find_profile(given, framework=framework, sequence_length=length)
+        return find_profile(given, sequence_length=length, **computed)
     if options.get("hf") is not None:
-        return computed_profile(find_shape(options["hf"], length), framework)
+        return computed_profile(find_shape(options["hf"], length), **computed)
     if options["example"] is not None:
-        shipped = catalogue.profile(options["example"]).name
-        return find_profile(shipped, framework=framework, sequence_length=length)
+        shipped = catalogue.known_profile(options["example"])
+        return find_profile(shipped, sequence_length=length, **computed)
     return None
 
 

@@ -19,6 +19,7 @@ from penstock.cli.options import (
     AsJson,
     Batch,
     Cluster,
+    ContextKind,
     HuggingFace,
     SequenceLength,
     Topology,
@@ -86,6 +87,7 @@ class Degrees:
         str, typer.Option(metavar="N|all", help="GPUs that share every layer: 8, or 2,4,8; all: within a node.")
     ] = ALL
     context: Annotated[str, typer.Option(metavar="N|all", help="GPUs that share every sequence.")] = "1"
+    context_kind: ContextKind = None
     expert: Annotated[str, typer.Option(metavar="N|all", help="GPUs that share the experts.")] = ALL
     expert_tensor: Annotated[int, typer.Option(metavar="N", help="GPUs that share every expert.")] = 1
     pipeline: Annotated[str, typer.Option(metavar="N|all", help="Stages of the pipeline.")] = ALL
@@ -182,7 +184,7 @@ def _request(options: Mapping[str, Any]) -> FitsRequest:
         if options[one] is not None and options[other] is not None:
             raise typer.BadParameter(f"give either --{one} or --{other}, not both")
     from penstock.examples import catalogue
-    from penstock.planning.documents import read_config
+    from penstock.planning.documents import context_kind_of, read_config
     from penstock.schemas.api.fits import FitsRequest
     from penstock.schemas.topology import ClusterTopology
 
@@ -201,6 +203,8 @@ def _request(options: Mapping[str, Any]) -> FitsRequest:
     fields["recompute"] = recompute if recompute in ("none", "full") else _listed(recompute)
     same = ("expert_tensor", "sequence_length", "global_batch_size", "sequence_parallel", "framework", "rows")
     fields |= {name: options[name] for name in same if options[name] is not None}
+    if options["context_kind"] is not None:
+        fields["context_kind"] = context_kind_of(options["context_kind"])
     return FitsRequest.parse(fields)
 
 

@@ -1,45 +1,38 @@
-"""Attention of one GPU with grouped queries: its products with those around it, flash attention, positions, norms.
-
-Attention of decoders is causal: it does half of the square; an encoder (a shape with segment vectors) does all of it.
-"""
+"""Attention of one GPU: the products around it, flash attention, positions, norms; latent attention is in `latent`."""
 
 from __future__ import annotations
 
-from penstock.shapes.costs.case import Case, Moved, Times
+from penstock.shapes.costs.case import Case, Moved
 from penstock.shapes.costs.collectives import into, out_of
+from penstock.shapes.costs.context import added_up, exchanged, kernels
+from penstock.shapes.costs.flash import flash
+from penstock.shapes.costs.latent import latent_attention
 from penstock.shapes.costs.pieces import Piece, Product
-
-_BACKWARD_ATTENTION = 2.5
-"""Products of the backward pass of flash attention, of which one makes the scores again, over the two forward."""
+from penstock.shapes.heads import heads_of
 
 
 def attention(case: Case) -> tuple[Piece, ...]:
     """From the result of the norm before to the sum with what passes by."""
+    if case.shape.latent is not None:
+        return latent_attention(case, case.shape.latent)
     shape, t = case.shape, case.layout.tensor
     queries, keys = (heads * shape.head_width // t for heads in (shape.heads, shape.kv_heads))
     columns = [queries + 2 * keys] if case.fused else [queries, keys, keys]
     products = [Product(case.tokens, shape.hidden, each) for each in columns]
+    heads = heads_of(shape, t)
+    kernel = flash(case, heads)
     return (
         Piece(
             modules=("attention",),
             products=(*products, Product(case.tokens, queries, shape.hidden)),
-            moved=_query_key_norms(case) + _around(case),
-            kernels=(_flash(case),),
-            collectives=(*into(case, case.hidden_bytes), *out_of(case, case.hidden_bytes)),
+            moved=_query_key_norms(case) + _around(case) + added_up(case, heads),
+            kernels=(kernel,) * kernels(case),
+            collectives=(
+                *into(case, case.hidden_bytes),
+                *exchanged(case, heads, kernel),
+                *out_of(case, case.hidden_bytes),
+            ),
         ),
-    )
-
-
-def _flash(case: Case) -> Times:
-    """Both products over the positions that a token sees: half of them in a decoder. Rows: queries of all heads."""
-    shape, t = case.shape, case.layout.tensor
-    seen_twice = shape.sequence_length * (2 if shape.token_types else 1)
-    flops = 2 * seen_twice * shape.heads * shape.head_width * case.tokens / t
-    rows = case.tokens * (shape.heads / t)
-    return Times(
-        case.kernels.attention_ns(flops, rows, backward=False),
-        case.kernels.attention_ns(_BACKWARD_ATTENTION * flops, rows, backward=True),
-        0,
     )
 
 

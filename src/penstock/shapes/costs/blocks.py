@@ -6,6 +6,7 @@ from penstock.shapes import parameters
 from penstock.shapes.costs.attention import attention
 from penstock.shapes.costs.case import Case
 from penstock.shapes.costs.collectives import gathered, replicated
+from penstock.shapes.costs.experts import mixture
 from penstock.shapes.costs.feed_forward import feed_forward
 from penstock.shapes.costs.pieces import Piece
 
@@ -13,20 +14,24 @@ _HALVES = 2
 """Attention and feed-forward."""
 
 
-def dense_block(case: Case) -> tuple[Piece, ...]:
-    """A block with a dense feed-forward."""
-    held = parameters.layer(case.shape, dense=True)
+def block(case: Case, *, dense: bool) -> tuple[Piece, ...]:
+    """A block with a dense feed-forward, or with experts."""
+    held = parameters.layer(case.shape, dense=dense)
     step = Piece(collectives=replicated(case, held.replicated))
-    return (_norms(case), *attention(case), *feed_forward(case), _sums(case), step)
+    experts = case.shape.experts
+    if dense or experts is None:
+        return (_norms(case, _HALVES), *attention(case), *feed_forward(case), _sums(case), step)
+    read_whole = _HALVES if experts.shared_ffn else _HALVES - 1
+    return (_norms(case, read_whole), *attention(case), *mixture(case, experts), _sums(case), step)
 
 
-def _norms(case: Case) -> Piece:
-    """Norms over the hidden width; under sequence parallelism torch gathers their results for both halves."""
+def _norms(case: Case, read_whole: int) -> Piece:
+    """Norms over the hidden width; under sequence parallelism torch gathers results that products read whole."""
     each, elements = case.norm_bytes, case.tokens * case.shape.hidden / case.spread
     return Piece(
         modules=("norm",),
         moved=((each[0] * elements, each[1] * elements),) * case.shape.norms_per_layer,
-        collectives=gathered(case, case.hidden_bytes) * _HALVES if case.spread > 1 and not case.fused else (),
+        collectives=gathered(case, case.hidden_bytes) * read_whole if case.spread > 1 and not case.fused else (),
     )
 
 

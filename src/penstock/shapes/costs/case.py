@@ -30,9 +30,11 @@ class Case:
 
     def __init__(self, shape: TransformerShape, layout: Layout, facts: DeviceFacts, dtype: Dtype = "bf16") -> None:
         self.shape, self.layout = parameters.with_copied_heads(shape, layout.tensor), layout
-        self.kernels = Kernels(facts, dtype)
+        self.kernels, self.wide_kernels = Kernels(facts, dtype), Kernels(facts, "fp32")
         self.width = self.kernels.width
-        self.tokens = shape.sequence_length * layout.micro_batch_size
+        self.length = shape.sequence_length // layout.context
+        """Tokens of a sample on one GPU, before tensor parallelism shares them."""
+        self.tokens = self.length * layout.micro_batch_size
         self.spread = layout.tensor if layout.sequence_parallel else 1
         """GPUs that share what lies between the tensor-parallel parts."""
         self.rows = vocabulary_rows(shape, layout)
@@ -46,8 +48,8 @@ class Case:
 
     @property
     def hidden_bytes(self) -> int:
-        """Of a sample's tokens by the hidden width."""
-        return self.shape.sequence_length * self.shape.hidden * self.width
+        """Of a sample's tokens by the hidden width, as far as one tensor-parallel group has them."""
+        return self.length * self.shape.hidden * self.width
 
     @property
     def norm_bytes(self) -> tuple[int, int]:
@@ -60,9 +62,3 @@ class Case:
             return 2 * width, 3 * width
         steps = (width + FP32) + 2 * FP32 + FP32 + 2 * FP32 + (FP32 + width) + 2 * width
         return steps, 2 * steps
-
-    def weight_ns(self, rows: float, inner: float, columns: float) -> float:
-        """A weight's gradient: Megatron's product adds to the fp32 buffer, eager torch adds the result afterwards."""
-        if self.fused:
-            return self.kernels.product_ns(inner, rows, columns, result_bytes=2 * FP32)
-        return self.kernels.product_ns(inner, rows, columns) + self.kernels.moved_ns(3 * self.width * inner * columns)

@@ -34,10 +34,10 @@ def collective(
 
 
 def joined(listed: Iterable[Collective]) -> tuple[Collective, ...]:
-    """Collectives of equal size counted together, by pass and operation."""
+    """Collectives of which one is as another counted together, by pass and operation."""
     found: dict[tuple[object, ...], Collective] = {}
     for each in listed:
-        key = (each.phase, each.operation, each.over, each.bytes_per_sample // each.count)
+        key = (each.phase, each.operation, each.over, each.bytes_per_sample // each.count, each.hidden_ns // each.count)
         known = found.get(key)
         sums = ("bytes_per_sample", "count", "hidden_ns")
         found[key] = (
@@ -79,7 +79,7 @@ def out_of(case: Case, size: int) -> tuple[Collective, ...]:
 
 
 def replicated(case: Case, number: int) -> tuple[Collective, ...]:
-    """Under sequence parallelism GPUs have parts of the gradients of so many parameters that each has a copy of."""
+    """Under sequence parallelism GPUs have parts of the gradients of ``number`` parameters that each has a copy of."""
     return (collective("step", "all_reduce", FP32 * number),) if case.spread > 1 and number else ()
 
 
@@ -87,4 +87,4 @@ def loss(case: Case) -> tuple[Collective, ...]:
     """Of a loss over scores that the GPUs divide."""
     if case.layout.tensor == 1:
         return ()
-    return (collective("forward", "all_reduce", FP32 * case.shape.sequence_length, _LOSS),)
+    return (collective("forward", "all_reduce", FP32 * case.length, _LOSS),)

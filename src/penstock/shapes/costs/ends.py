@@ -6,6 +6,7 @@ from penstock.schemas.transformers.degrees import Collective
 from penstock.shapes import parameters
 from penstock.shapes.costs.case import FP32, Case, Times
 from penstock.shapes.costs.collectives import gathered, gathered_again, joined, loss, out_of, replicated
+from penstock.shapes.costs.pieces import Product
 
 
 def embedding_times(case: Case) -> Times:
@@ -33,9 +34,10 @@ def head_times(case: Case) -> Times:
     norm = case.norm_bytes if shape.final_norm else (0, 0)
     elements, scores = case.tokens * shape.hidden / case.spread, case.tokens * outputs
     there, back = _loss_bytes(case)
-    forward = kernels.moved_ns(norm[0] * elements) + kernels.product_ns(case.tokens, shape.hidden, outputs)
-    weight = case.weight_ns(case.tokens, shape.hidden, outputs)
-    inputs = kernels.moved_ns(norm[1] * elements) + kernels.product_ns(case.tokens, outputs, shape.hidden)
+    product = Product(case.tokens, shape.hidden, outputs)
+    forward = kernels.moved_ns(norm[0] * elements) + product.forward_ns(case)
+    weight = product.weights_ns(case)
+    inputs = kernels.moved_ns(norm[1] * elements) + product.inputs_ns(case)
     backward = inputs + kernels.moved_ns(back * scores) + weight
     return Times(forward + kernels.moved_ns(there * scores), backward, weight)
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from penstock.schemas.transformers.degrees import Module
 from penstock.shapes.costs.case import Case, Moved
 from penstock.shapes.costs.collectives import into, out_of
 from penstock.shapes.costs.pieces import Piece, Product
 
 
-def feed_forward(case: Case) -> tuple[Piece, ...]:
-    """From the result of the norm before to the sum with what passes by."""
+def feed_forward(case: Case, width: int | None = None, modules: tuple[Module, ...] = ("mlp",)) -> tuple[Piece, ...]:
+    """From the result of the norm before to the sum with what passes by; ``width`` within it, left out the shape's."""
     shape = case.shape
-    inner, gates = shape.ffn // case.layout.tensor, 2 if shape.gated else 1
+    inner, gates = (width or shape.ffn) // case.layout.tensor, 2 if shape.gated else 1
     columns = [gates * inner] if case.fused else [inner] * gates
     products = [Product(case.tokens, shape.hidden, each) for each in columns]
     return (
         Piece(
-            modules=("mlp",),
+            modules=modules,
             products=(*products, Product(case.tokens, inner, shape.hidden)),
             moved=activations(case, case.tokens, inner),
             collectives=(*into(case, case.hidden_bytes), *out_of(case, case.hidden_bytes)),

@@ -22,7 +22,7 @@ from penstock.schemas.transformers.degrees import Collective, ModuleCost
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes import parameters
 from penstock.shapes.activations import kept_by_modules
-from penstock.shapes.costs.blocks import dense_block
+from penstock.shapes.costs.blocks import block
 from penstock.shapes.costs.case import FP32, Case, Times
 from penstock.shapes.costs.ends import embedding_collectives, embedding_times, head_collectives, head_times
 from penstock.shapes.costs.pieces import collectives_of, module_costs, times_of
@@ -97,9 +97,10 @@ def _cost(case: Case, role: Role) -> DividedCost:
     elif role == "head":
         times, collectives = head_times(case), head_collectives(case)
     else:
-        pieces = dense_block(case)
+        dense = role == "dense"
+        pieces = block(case, dense=dense)
         times, collectives = times_of(case, pieces), collectives_of(pieces)
-        modules = module_costs(case, pieces, kept_by_modules(case.shape, case.layout, dense=role == "dense"))
+        modules = module_costs(case, pieces, kept_by_modules(case.shape, case.layout, dense=dense))
     return DividedCost(
         forward_ns=math.ceil(times.forward),
         backward_ns=math.ceil(times.backward),

@@ -8,16 +8,42 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from penstock.schemas.transformers.degrees import Collective, Module, ModuleCost
-from penstock.shapes.costs.case import Case, Moved, Times
+from penstock.shapes.costs.case import FP32, Case, Moved, Times
 from penstock.shapes.costs.collectives import joined
 
 
 class Product(NamedTuple):
-    """A matrix product of one GPU: (rows, inner) and a weight of (inner, columns)."""
+    """A product of one GPU, (rows, inner) and a weight of (inner, columns); ``groups``: of them in a call."""
 
     rows: float
-    inner: int
-    columns: int
+    inner: float
+    columns: float
+    groups: int | None = None
+
+    def forward_ns(self, case: Case) -> float:
+        """The product itself."""
+        return self._ns(case, self.inner, self.columns)
+
+    def inputs_ns(self, case: Case) -> float:
+        """The gradient of its input."""
+        return self._ns(case, self.columns, self.inner)
+
+    def weights_ns(self, case: Case) -> float:
+        """The gradient of its weight: Megatron's product adds to the fp32 buffer, eager torch adds it afterwards."""
+        result_bytes = 2 * FP32 if case.fused else None
+        if self.groups is None:
+            found = case.kernels.product_ns(self.inner, self.rows, self.columns, result_bytes=result_bytes)
+        else:
+            found = case.kernels.grouped_product_ns(
+                self.groups, self.inner, self.rows, self.columns, result_bytes=result_bytes
+            )
+        added = 3 * case.width * self.inner * self.columns * (self.groups or 1)
+        return found if case.fused else found + case.kernels.moved_ns(added)
+
+    def _ns(self, case: Case, inner: float, columns: float) -> float:
+        if self.groups is None:
+            return case.kernels.product_ns(self.rows, inner, columns)
+        return case.kernels.grouped_product_ns(self.groups, self.rows, inner, columns)
 
 
 class Piece(NamedTuple):
@@ -32,14 +58,14 @@ class Piece(NamedTuple):
 
     def forward_ns(self, case: Case) -> float:
         """Its forward, without collectives."""
-        found = sum(case.kernels.product_ns(*each) for each in self.products)
+        found = sum(each.forward_ns(case) for each in self.products)
         found += sum(each.forward for each in self.kernels)
         return found + sum(case.kernels.moved_ns(there) for there, _back in self.moved)
 
     def times(self, case: Case) -> Times:
         """Both passes, without collectives."""
-        inputs = sum(case.kernels.product_ns(each.rows, each.columns, each.inner) for each in self.products)
-        weights = sum(case.weight_ns(*each) for each in self.products)
+        inputs = sum(each.inputs_ns(case) for each in self.products)
+        weights = sum(each.weights_ns(case) for each in self.products)
         inputs += sum(each.backward - each.weight for each in self.kernels)
         weights += sum(each.weight for each in self.kernels)
         inputs += sum(case.kernels.moved_ns(back) for _there, back in self.moved)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from penstock.shapes import parameters
-from penstock.shapes.activations import before_scores, norm_kept, per_token
+from penstock.shapes.activations import before_scores, context_buffers, norm_kept, per_token
 from penstock.shapes.costs.case import Case
-from penstock.shapes.memory import LOGITS
+from penstock.shapes.memory import LOGITS, dummy_bytes
 from penstock.shapes.roles import Role, roles_of
 
 _IDS = 8
@@ -34,19 +33,17 @@ def stash_bytes(case: Case, role: Role) -> int:
 
 
 def workspace_bytes(case: Case, role: Role) -> int:
-    """Bytes needed while a layer runs: gradients of scores, and Transformer Engine's dummy weight gradients.
+    """Bytes needed while a layer runs: gradients of scores, buffers of attention where GPUs share sequences, dummies.
 
-    Dummies are one per shape of weight and are kept, so each layer counts those that its GPU then has: the head also
-    the last block's.
+    Dummies are Transformer Engine's weight gradients, one per shape of weight. They are kept, so each layer counts
+    those that its GPU then has: the head also the last block's.
     """
     if role == "embedding":
         return 0
     shape, layout = case.shape, case.layout
-    shapes: set[tuple[int, int]] = set()
-    if case.fused:
-        block = roles_of(shape)[-2] if role == "head" else role
-        shapes.update(parameters.matrices(shape, dense=block == "dense"))
-        shapes.update({(shape.outputs or case.rows, shape.hidden)} if role == "head" else ())
-    dummies = math.ceil(Fraction(case.width * sum(rows * columns for rows, columns in shapes), layout.tensor))
-    scores = LOGITS[layout.framework].again * case.outputs if role == "head" else 0
-    return dummies + math.ceil(case.tokens * scores)
+    block = roles_of(shape)[-2] if role == "head" else role
+    outputs = (shape.outputs or case.rows) if role == "head" else None
+    dummies = dummy_bytes(shape, layout, kinds=[block == "dense"], outputs=outputs) * case.width // 2
+    if role == "head":
+        return dummies + math.ceil(case.tokens * LOGITS[layout.framework].again * case.outputs)
+    return dummies + math.ceil(case.tokens * Fraction(case.width, 2) * context_buffers(shape, layout))

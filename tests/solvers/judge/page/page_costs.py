@@ -421,8 +421,10 @@ class Costs:
     # 3.5
 
     def all_reduce(self, size: int, devices: Sequence[int]) -> int:
-        """The duration of an all-reduce."""
-        return self.collectives.time("all_reduce", size, devices)
+        """The duration of what devices exchange of parameters of ``size`` bytes (3.5)."""
+        memory = self.problem.memory
+        gathered = 1 if memory.shard_states else memory.gradient_factor
+        return self.collectives.time("all_reduce", -(-size * (memory.gradient_factor + gathered) // 2), devices)
 
     def ring_resources(self, devices: Sequence[int]) -> frozenset[Hashable]:
         """What an all-reduce occupies."""

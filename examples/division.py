@@ -1,0 +1,85 @@
+"""How the transformer examples are divided: tensor parallelism with parts of the sequence between, in torch's words.
+
+.. [1] Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022), section 4.2.2.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+)
+
+SEQUENCE = Shard(1)
+"""Tensors are (samples, positions, …)."""
+
+
+def words() -> RowwiseParallel:
+    """An embedding with a part of the words on each GPU; its result is a part of the sequence."""
+    return RowwiseParallel(input_layouts=Replicate(), output_layouts=SEQUENCE)
+
+
+def part_of_tokens() -> PrepareModuleInput:
+    """A small embedding, which every GPU has: it looks up its part of the sequence."""
+    return _part(SEQUENCE)
+
+
+def part_of_positions() -> PrepareModuleInput:
+    """An embedding of positions, which every GPU has: it looks up its part of them."""
+    return _part(Shard(0))
+
+
+def _part(of: Shard) -> PrepareModuleInput:
+    return PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(of,), use_local_output=True)
+
+
+def norm(*, local: bool = False) -> SequenceParallel:
+    """A norm of a part of the sequence; ``local`` where its result is added to something."""
+    return SequenceParallel(use_local_output=local)
+
+
+def gathered(inputs: int = 1) -> PrepareModuleInput:
+    """A module whose inputs are gathered from parts of the sequence."""
+    return PrepareModuleInput(input_layouts=(SEQUENCE,) * inputs, desired_input_layouts=(Replicate(),) * inputs)
+
+
+def columns() -> ColwiseParallel:
+    """A linear layer with a part of the outputs on each GPU."""
+    return ColwiseParallel()
+
+
+def rows() -> RowwiseParallel:
+    """A linear layer with a part of the inputs on each GPU; the sum is scattered along the sequence."""
+    return RowwiseParallel(output_layouts=SEQUENCE)
+
+
+def scores() -> ColwiseParallel:
+    """The last linear layer, with a part of the scores on each GPU, of which the loss is computed."""
+    return ColwiseParallel(input_layouts=SEQUENCE, output_layouts=Shard(-1), use_local_output=False)
+
+
+def joined(sequence: int = 1) -> PrepareModuleOutput:
+    """A module whose result, a part of the sequence at this dimension, is gathered."""
+    return PrepareModuleOutput(output_layouts=(Shard(sequence),), desired_output_layouts=(Replicate(),))
+
+
+class OfHeads(ParallelStyle):
+    """Parameters with a row for each head: a GPU has those of its heads, which are dimension 1 of what is given."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        distribute_module(module, device_mesh, self._rows)
+        module.register_forward_pre_hook(lambda _, given: DTensor.from_local(given[0], device_mesh, [Shard(1)]))
+        module.register_forward_hook(lambda _module, _given, made: made.to_local())
+        return module
+
+    @staticmethod
+    def _rows(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            module.register_parameter(name, nn.Parameter(distribute_tensor(parameter, mesh, [Shard(0)])))

@@ -1,0 +1,144 @@
+"""The variants of an analytic profile: what one GPU holds, computes, keeps and sends at each tensor degree."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from penstock.executor.divided.tensor_group import tensor_group
+from penstock.executor.divided.tracer import DividedTracer
+from penstock.executor.profiling.device_table import DeviceFacts, Dtype
+from penstock.executor.profiling.meta_cost import time_ns
+from penstock.executor.profiling.tracing import LayerCost, Run, Tracer
+from penstock.executor.run.chain import Chain
+from penstock.schemas.profile import DividedCost, DividedLayer, DividedMeasurement, ModelProfile, Variant
+from penstock.schemas.transformers.degrees import Degrees
+
+
+class _At(NamedTuple):
+    """All layers at one degree: what a GPU holds of each, and what each costs by kind of device and size."""
+
+    degree: int
+    sharded: bool
+    layers: list[DividedLayer]
+    costs: dict[tuple[str, int], list[DividedCost]]
+
+
+def with_variants(
+    profile: ModelProfile,
+    tracer: Tracer,
+    runs: Mapping[int, Run],
+    degrees: Sequence[int],
+    facts: Sequence[DeviceFacts],
+    update_facts: DeviceFacts,
+    progress: Callable[[str], None] | None = None,
+) -> ModelProfile:
+    """The profile with its costs at each of ``degrees``; ``runs`` are those of whole layers, by micro-batch size.
+
+    Raises UnsupportedRequest for a layer that cannot be divided so, Conflict in a process with a process group.
+    """
+    found = []
+    for degree in degrees:
+        if progress is not None:
+            progress(f"{profile.name}: {len(profile.layers)} layers at tensor {degree} on the meta device")
+        found.append(_at(profile, tracer, runs, degree, facts, update_facts))
+    classes, firsts = _classes(found)
+    assumed = (
+        "at tensor degrees torch's DTensor divides layers as the job's `parallel` says; numbers are of the GPU with"
+        " the largest parts, and computation hides no collective"
+    )
+    return profile.model_copy(
+        update={
+            "framework": "torch",
+            "classes": classes,
+            "variants": tuple(_variant(each, firsts) for each in found),
+            "assumptions": (*profile.assumptions, assumed),
+        }
+    )
+
+
+def _at(
+    profile: ModelProfile,
+    tracer: Tracer,
+    runs: Mapping[int, Run],
+    degree: int,
+    facts: Sequence[DeviceFacts],
+    update_facts: DeviceFacts,
+) -> _At:
+    with tensor_group(degree) as mesh:
+        divided = DividedTracer(tracer, runs, mesh)
+        made = {size: divided.run(size) for size in runs}
+        layers = _layers(divided, update_facts)
+    size, run = next(iter(made.items()))
+    return _At(
+        degree,
+        _is_sharded(tracer.chain, run, runs[size]),
+        layers,
+        {
+            (device.kind, size): [_cost(cost, device, profile.parameter_dtype) for cost in run.costs]
+            for device in facts
+            for size, run in made.items()
+        },
+    )
+
+
+def _layers(tracer: Tracer, device: DeviceFacts) -> list[DividedLayer]:
+    """What a GPU holds of each layer; a tied parameter counts in the first of its layers alone."""
+    chain = tracer.chain
+    held = [tracer.held(i) for i in range(len(chain.specs))]
+    sizes = [dict(each.parameters) for each in held]
+    for tie in chain.ties:
+        for layer, name in tie.places:
+            if layer != tie.layers[0]:
+                del sizes[layer][name]
+    return [
+        DividedLayer(
+            parameter_bytes=sum(each.values()),
+            update_ns=math.ceil(own.update_bytes / device.bytes_per_s() * 1e9),
+        )
+        for own, each in zip(held, sizes, strict=True)
+    ]
+
+
+def _is_sharded(chain: Chain, run: Run, whole: Run) -> bool:
+    """Whether a GPU has its own part of every tensor that crosses a cut."""
+    crossing = {each for cut, names in enumerate(chain.cuts) for each in zip(chain.writers(cut), names, strict=True)}
+    places = [(writer, chain.specs[writer].writes.index(name)) for writer, name in crossing]
+    parts = [run.written[writer][place] != whole.written[writer][place] for writer, place in places]
+    return bool(parts) and all(parts)
+
+
+def _cost(cost: LayerCost, device: DeviceFacts, dtype: Dtype) -> DividedCost:
+    return DividedCost(
+        forward_ns=time_ns(cost.forward, device, dtype),
+        backward_ns=time_ns(cost.backward, device, dtype),
+        stash_bytes=cost.stash_bytes,
+        collectives=cost.collectives,
+    )
+
+
+def _classes(found: Sequence[_At]) -> tuple[tuple[int, ...], list[int]]:
+    """The class of each layer, layers of equal cost at all degrees being one, and the first layer of each class."""
+    numbers: dict[str, int] = {}
+    classes, firsts = [], []
+    for i in range(len(found[0].layers)):
+        parts = [part for at in found for part in (at.layers[i], *(costs[i] for costs in at.costs.values()))]
+        key = "".join(part.model_dump_json() for part in parts)
+        if key not in numbers:
+            numbers[key] = len(numbers)
+            firsts.append(i)
+        classes.append(numbers[key])
+    return tuple(classes), firsts
+
+
+def _variant(at: _At, firsts: Sequence[int]) -> Variant:
+    return Variant(
+        degrees=Degrees(tensor=at.degree),
+        boundary="sharded" if at.sharded else "whole",
+        layers=tuple(at.layers[i] for i in firsts),
+        measurements=tuple(
+            DividedMeasurement(device_kind=kind, micro_batch_size=size, layers=tuple(costs[i] for i in firsts))
+            for (kind, size), costs in at.costs.items()
+        ),
+    )

@@ -1,0 +1,229 @@
+"""One run of a job's layers on the meta device: what each computes, keeps and sends, on one GPU of those that share it.
+
+Of layers that are built alike, and read tensors alike, only the first is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from penstock.executor.profiling.meta_cost import (
+    FusedKernels,
+    Operation,
+    OperationRecorder,
+    SavedStorages,
+    storage_of,
+)
+from penstock.executor.run.chain import Chain, TensorShape, tensor_shape
+from penstock.executor.run.job import Job
+from penstock.schemas.errors import ModelMismatch, PenstockError
+from penstock.schemas.transformers.degrees import Collective
+
+
+class LayerCost(NamedTuple):
+    """What a layer does for one micro-batch."""
+
+    forward: list[Operation]
+    backward: list[Operation]
+    stash_bytes: int
+    collectives: tuple[Collective, ...] = ()
+
+
+class Held(NamedTuple):
+    """What one GPU has of a layer: bytes of each parameter by name, and the traffic of one optimizer step."""
+
+    parameters: dict[str, int]
+    update_bytes: int
+
+
+class Run(NamedTuple):
+    """All layers at one micro-batch size; ``written``: the shapes of what each writes."""
+
+    costs: list[LayerCost]
+    shapes: list[dict[str, TensorShape]]
+    written: list[list[tuple[int, ...]]]
+
+
+class _Traced(NamedTuple):
+    """The cost of all layers alike; ``made`` says how to make their results, where that is known."""
+
+    cost: LayerCost
+    made: list[Callable[[list[Tensor]], Tensor]] | None
+
+
+class Tracer:
+    """Runs the layers of a chain, whole, at any number of sizes."""
+
+    def __init__(self, chain: Chain, modules: Sequence[nn.Module], dtype: torch.dtype) -> None:
+        self.chain, self.dtype = chain, dtype
+        self._modules = modules
+        self.alike = [(alike(spec.build), alike(spec.parallel)) for spec in chain.specs]
+
+    def module(self, index: int) -> nn.Module:
+        """The layer, or the first one that is built alike."""
+        return self._modules[self.alike.index(self.alike[index])]
+
+    def held(self, index: int) -> Held:
+        """What one GPU has of layer ``index``."""
+        module = self.module(index)
+        each = {name: parameter.numel() * parameter.itemsize for name, parameter in module.named_parameters()}
+        return Held(each, update_bytes(self.chain.job, module.parameters()))
+
+    def run(self, size: int) -> Run:
+        """All layers at ``size`` samples. Raises ModelMismatch or UnsupportedRequest for one that does not run."""
+        chain = self.chain
+        env = {name: _as(tensor, self.dtype) for name, tensor in chain.batch_inputs(range(size)).items()}
+        targets = _to_meta(chain.job.batch(0, range(size))[1])
+        storages = SavedStorages()
+        known: dict[Hashable, _Traced] = {}
+        found = Run([], [], [])
+        for i, spec in enumerate(chain.specs):
+            given = [env[name] for name in spec.reads]
+            key = (self.alike[i], i == len(chain.specs) - 1, _seen(given, storages))
+            traced = known.get(key)
+            if traced is not None and traced.made is not None:
+                results = [make(given) for make in traced.made]
+            else:
+                storages.leave_out([*self.module(i).parameters(), *self.module(i).buffers()])
+                results, cost = self._checked(i, given, env, storages, targets)
+                traced = known[key] = _Traced(cost, _makers(given, results, storages))
+            found.costs.append(traced.cost)
+            found.written.append([tuple(tensor.shape) for tensor in results])
+            for name, tensor in zip(spec.writes, results, strict=True):
+                env[name] = tensor.detach().requires_grad_(tensor.requires_grad)
+            if i < len(chain.cuts):
+                found.shapes.append({name: tensor_shape(env[name]) for name in chain.cuts[i]})
+        return found
+
+    def _checked(
+        self, index: int, given: list[Tensor], env: dict[str, Tensor], storages: SavedStorages, targets: Any
+    ) -> tuple[list[Tensor], LayerCost]:
+        try:
+            return self.trace(index, given, env, storages, targets)
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise self.failure(index, error) from error
+
+    def failure(self, index: int, error: Exception) -> PenstockError:
+        """The error of a layer that does not run."""
+        why = f"{type(error).__name__}: {error}"
+        return ModelMismatch(
+            f"layer {self.chain.specs[index].name!r} does not run on the meta device: {why}",
+            remedy="measure the profile instead of computing it",
+        )
+
+    def trace(
+        self, index: int, given: list[Tensor], env: dict[str, Tensor], storages: SavedStorages, targets: Any
+    ) -> tuple[list[Tensor], LayerCost]:
+        """Forward and backward of layer ``index``; its results, and what it took."""
+        for parameter in self.module(index).parameters():
+            parameter.grad = torch.empty_like(parameter)
+        forward, backward = OperationRecorder(), OperationRecorder()
+        results, kept = self.passes(index, given, env, storages, targets, forward, backward)
+        return results, LayerCost(forward.operations, backward.operations, kept)
+
+    def passes(
+        self,
+        index: int,
+        given: list[Tensor],
+        env: dict[str, Tensor],
+        storages: SavedStorages,
+        targets: Any,
+        forward: AbstractContextManager[Any],
+        backward: AbstractContextManager[Any],
+    ) -> tuple[list[Tensor], int]:
+        """Both passes of a layer, each within its context; what it writes, and the bytes that it newly keeps."""
+        chain, spec = self.chain, self.chain.specs[index]
+        leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in given]
+        with storages.counting() as kept:
+            with FusedKernels(), forward:
+                results = list(chain.call(index, self.module(index), leaves))
+                roots = [tensor for tensor in results if tensor.requires_grad]
+                if index == len(chain.specs) - 1:
+                    roots = _loss(chain, env | dict(zip(spec.writes, results, strict=True)), targets) or roots
+            stash_bytes = kept()
+        with backward:
+            if roots:
+                torch.autograd.backward(roots, [torch.empty_like(root) for root in roots])
+        return results, stash_bytes
+
+
+def _loss(chain: Chain, env: dict[str, Tensor], targets: Any) -> list[Tensor]:
+    total, _ = chain.job.loss({name: env[name] for name in chain.outputs}, targets)
+    return [total] if total.requires_grad else []
+
+
+def update_bytes(job: Job, parameters: Iterable[nn.Parameter]) -> int:
+    """Traffic of one fused optimizer step: parameters and states read and written, gradients read."""
+    trainable = [parameter for parameter in parameters if parameter.requires_grad]
+    if not trainable:
+        return 0
+    optimizer = job.optimizer(trainable)
+    for parameter in trainable:
+        parameter.grad = torch.empty_like(parameter)
+    optimizer.step()
+    held = sum(parameter.numel() * parameter.itemsize for parameter in trainable)
+    states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    return 3 * held + 2 * sum(state.numel() * state.itemsize for state in states)
+
+
+def alike(made: Any) -> Hashable:
+    """A key that is equal for builders that build the same: one function with equal arguments."""
+    key = (made.func, made.args, tuple(sorted(made.keywords.items()))) if isinstance(made, partial) else made
+    try:
+        hash(key)
+    except TypeError:
+        return id(made)
+    return key
+
+
+def _seen(given: Sequence[Tensor], storages: SavedStorages) -> Hashable:
+    """What a layer's costs depend on besides itself: the tensors that it reads, and which of them are kept already."""
+    places = [storage_of(tensor)._cdata for tensor in given]
+    return tuple(
+        (tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad, tensor in storages, places.index(place))
+        for tensor, place in zip(given, places, strict=True)
+    )
+
+
+def _makers(
+    given: Sequence[Tensor], results: Sequence[Tensor], storages: SavedStorages
+) -> list[Callable[[list[Tensor]], Tensor]] | None:
+    """How each result of another layer alike is made: new, or one of its inputs again; None where it is neither."""
+    makers: list[Callable[[list[Tensor]], Tensor]] = []
+    inputs = [storage_of(tensor)._cdata for tensor in given]
+    own = [storage_of(tensor)._cdata for tensor in results]
+    for result, place in zip(results, own, strict=True):
+        if place in inputs and result.shape == given[inputs.index(place)].shape:
+            makers.append(partial(_input, index=inputs.index(place)))
+        elif place in inputs or own.count(place) > 1 or storage_of(result).nbytes() != result.numel() * result.itemsize:
+            return None
+        else:
+            makers.append(partial(_new, like=result, storages=storages if result in storages else None))
+    return makers
+
+
+def _input(given: list[Tensor], index: int) -> Tensor:
+    return given[index]
+
+
+def _new(given: list[Tensor], like: Tensor, storages: SavedStorages | None) -> Tensor:
+    made = torch.empty_like(like.detach()).requires_grad_(like.requires_grad)
+    if storages is not None:
+        storages.leave_out([made])
+    return made
+
+
+def _to_meta(targets: Any) -> Any:
+    return torch.utils._pytree.tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, targets)
+
+
+def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor

@@ -1,0 +1,159 @@
+"""A mixture of experts on the busiest GPU of those that share one: router, dispatch, experts, return, shared experts.
+
+``megatron`` means its all-to-all dispatcher with fused permutations, a router in fp32, grouped products of Transformer
+Engine and activations that weigh what they make; ``torch`` torchtitan's experts, which weigh what comes back in fp32.
+Both send the copies of a token to the GPUs of its experts and back by all-to-all, forward and backward. Where
+GPUs share each expert, Megatron gathers what arrived among them and reduces what they made: its bytes on the links are
+those of an all-to-all in which every copy goes to all GPUs of its expert, which is what is listed. The gather is of 16
+bits; that Megatron reduces in fp32 is left out.
+
+.. [1] Megatron-Core, ``moe_layer``, ``token_dispatcher.MoEAlltoAllTokenDispatcher``, ``router.TopKRouter``,
+   ``experts.TEGroupedMLP``, ``shared_experts``.
+.. [2] torchtitan, ``models.common.moe`` and ``models.common.token_dispatcher.AllToAllTokenDispatcher``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from penstock.schemas.transformers.degrees import Collective, Operation
+from penstock.schemas.transformers.shape import Experts
+from penstock.shapes.costs.case import FP32, Case, Moved, Times
+from penstock.shapes.costs.collectives import Phase, collective
+from penstock.shapes.costs.feed_forward import activations, feed_forward
+from penstock.shapes.costs.pieces import Piece, Product
+from penstock.shapes.routing import busiest, copies_per_token
+
+_COUNT = 8
+"""Bytes of a number of tokens."""
+_SCORE_TENSORS = 5
+"""Of tokens by experts in fp32 that Megatron's router makes: softmax, weights, mask, their sum, scores of its loss."""
+
+
+class _Rows(NamedTuple):
+    """Tokens of a GPU, their copies that it sends, and those that its experts get."""
+
+    own: float
+    sent: float
+    received: float
+    worked: float
+    """As received, by all GPUs that share an expert."""
+    experts: int
+    """Whole or in part on the GPU."""
+
+
+def mixture(case: Case, experts: Experts) -> tuple[Piece, ...]:
+    """From the result of the norm before to the sum with what passes by."""
+    own = case.tokens / case.spread
+    sent = own * float(copies_per_token(experts))
+    received = sent * float(busiest(experts, case.layout.expert))
+    rows = _Rows(own, sent, received, received * case.layout.expert_tensor, experts.number // case.layout.expert)
+    routed = Piece(
+        modules=("mlp",),
+        moved=_router_moved(case, experts, rows) + _dispatch_moved(case, rows) + _return_moved(case, rows),
+        kernels=(_router(case, experts, rows),),
+        collectives=_exchange(case, experts, rows),
+    )
+    return (routed, *_routed_experts(case, experts, rows), *_shared(case, experts, rows))
+
+
+def _router(case: Case, experts: Experts, rows: _Rows) -> Times:
+    """Its product and both gradients in fp32; Megatron's forward multiplies 16 bits and keeps fp32."""
+    whole, hidden = case.wide_kernels, case.shape.hidden
+    forward = (
+        case.kernels.product_ns(rows.own, hidden, experts.number, result_bytes=FP32)
+        if case.fused
+        else whole.product_ns(rows.own, hidden, experts.number)
+    )
+    weight = whole.product_ns(hidden, rows.own, experts.number)
+    return Times(forward, whole.product_ns(rows.own, experts.number, hidden) + weight, weight)
+
+
+def _router_moved(case: Case, experts: Experts, rows: _Rows) -> Moved:
+    """Scores read and written; around the product torch casts its input, Megatron its gradient."""
+    scores = 2 * FP32 * rows.own * experts.number
+    cast = (case.width + FP32) * rows.own * case.shape.hidden
+    if case.fused:
+        return ((scores, scores),) * _SCORE_TENSORS + ((0, cast), (0, cast))
+    return ((cast, cast), (scores, scores), (scores, scores))
+
+
+def _dispatch_moved(case: Case, rows: _Rows) -> Moved:
+    """Copies of tokens in the order of their experts; again by expert where a GPU has several.
+
+    Torch indexes, and adds gradients up in a tensor of zeros.
+    """
+    width, hidden = case.width, case.shape.hidden
+    sort = 2 * width * rows.worked * hidden if rows.experts > 1 else 0
+    if case.fused:
+        permute = width * (rows.own + rows.sent) * hidden
+        return ((permute, permute), (sort, sort))
+    return ((2 * width * rows.sent * hidden, 3 * width * rows.sent * hidden), (sort, 2 * sort))
+
+
+def _return_moved(case: Case, rows: _Rows) -> Moved:
+    """The way back: sorted as they arrived, and summed by token; torch weighs copies in fp32 by steps before.
+
+    Its steps are to fp32, times the weight, and back; backward has two products.
+    """
+    width, hidden = case.width, case.shape.hidden
+    sort = 2 * width * rows.worked * hidden if rows.experts > 1 else 0
+    if case.fused:
+        unpermute = width * (rows.own + rows.sent) * hidden
+        return ((sort, sort), (unpermute, unpermute))
+    cast, product = (width + FP32) * rows.sent * hidden, 2 * FP32 * rows.sent * hidden
+    added = width * (rows.own + 3 * rows.sent) * hidden
+    return (
+        (sort, 2 * sort),
+        (cast, cast),
+        (product, 2 * product),
+        (cast, cast),
+        (added, 2 * width * rows.sent * hidden),
+    )
+
+
+def _exchange(case: Case, experts: Experts, rows: _Rows) -> tuple[Collective, ...]:
+    """What the busiest GPU sends or gets, whichever is more: copies there and back, weights there, and their number."""
+    layout = case.layout
+    if layout.expert * layout.expert_tensor == 1:
+        return ()
+    copies = rows.worked / layout.micro_batch_size
+    tokens = math.ceil(copies * case.shape.hidden * case.width)
+    phases: tuple[Phase, Phase] = ("forward", "backward")
+    found = [collective(phase, "all_to_all", tokens, 2, over="expert") for phase in phases]
+    if case.fused:
+        weights = math.ceil(copies * FP32)
+        found += [collective(phase, "all_to_all", weights, over="expert") for phase in phases]
+    if experts.capacity_factor is None:
+        ranks = layout.expert * layout.expert_tensor
+        numbers: tuple[Operation, int] = ("all_gather", ranks) if case.fused else ("all_to_all", 1)
+        found.append(collective("forward", numbers[0], _COUNT * experts.number * numbers[1], over="expert"))
+    return tuple(found)
+
+
+def _routed_experts(case: Case, experts: Experts, rows: _Rows) -> tuple[Piece, ...]:
+    """Grouped products of the experts of a GPU, each with an even part of its rows, and the activation between."""
+    hidden, inner = case.shape.hidden, experts.ffn // case.layout.expert_tensor
+    gates, each = 2 if case.shape.gated else 1, rows.worked / rows.experts
+    columns = [gates * inner] if case.fused else [inner] * gates
+    into = [Product(each, hidden, width, rows.experts) for width in columns]
+    products = (*into, Product(each, inner, hidden, rows.experts))
+    return (
+        Piece(modules=("mlp",), products=products),
+        Piece(modules=("mlp", "moe_act"), moved=activations(case, rows.worked, inner)),
+    )
+
+
+def _shared(case: Case, experts: Experts, rows: _Rows) -> tuple[Piece, ...]:
+    """Shared experts, whose result is added to that of the others; a gate weighs it by a product of one column."""
+    if not experts.shared_ffn:
+        return ()
+    tensor = case.width * rows.own * case.shape.hidden
+    added: Moved = ((3 * tensor, 2 * tensor),)
+    gate: Moved = ((tensor, 3 * tensor), (2 * tensor, 4 * tensor)) if experts.shared_gate else ()
+    return (
+        *feed_forward(case, experts.shared_ffn, ("mlp", "shared_experts")),
+        Piece(modules=("mlp", "shared_experts"), moved=gate),
+        Piece(modules=("mlp",), moved=added),
+    )

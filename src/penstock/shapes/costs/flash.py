@@ -1,0 +1,33 @@
+"""Flash attention of one GPU.
+
+Attention of decoders is causal: it does half of the square; an encoder (a shape with segment vectors) does all of it.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from penstock.shapes.costs.case import Case, Times
+from penstock.shapes.costs.context import kernels
+from penstock.shapes.heads import Heads
+
+_OF_SCORES, _OF_VALUES = 3, 2
+"""Products of the backward pass over the widths of the scores, which are made again, and of the values."""
+
+
+def flash(case: Case, heads: Heads) -> Times:
+    """One of the kernels that make all products over the positions that a token sees: half of them in a decoder.
+
+    Rows are the queries of all heads. Exchanged for whole sequences of fewer heads their number stays; in a ring every
+    kernel has those of the GPU, and an equal part of the products.
+    """
+    shape = case.shape
+    seen_twice = shape.sequence_length * (2 if shape.token_types else 1)
+    each = Fraction(seen_twice * case.tokens, kernels(case))
+    scores, values = float(each * heads.queries), float(each * heads.results)
+    rows = case.tokens * (shape.heads / case.layout.tensor)
+    return Times(
+        case.kernels.attention_ns(scores + values, rows, backward=False),
+        case.kernels.attention_ns(_OF_SCORES * scores + _OF_VALUES * values, rows, backward=True),
+        0,
+    )

@@ -1,0 +1,112 @@
+"""Degrees at which a computed profile has costs: those that are asked for, or else the usual ones that are legal.
+
+Usual are tensor degrees up to 8, which stay inside a node; for long sequences context degrees up to 32; of models with
+experts powers of two up to 64 that divide them. Expert degrees are left out from the least on, where a profile would
+have more than 60 combinations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Literal
+
+from penstock.schemas.errors import Fault, UnsupportedRequest
+from penstock.schemas.transformers.shape import TransformerShape
+from penstock.shapes.layout import Layout
+from penstock.shapes.legality import broken
+
+TENSOR_DEGREES = (2, 4, 8)
+"""Those that divide the GPUs of a usual node; tensor parallelism stays inside."""
+LONG = 32_768
+"""Tokens of a sample from which on a profile has context degrees where nothing is said of them."""
+MOST_CONTEXT = 32
+LEAST_TOKENS = 4096
+"""Of a sample on one GPU, at the context degrees that are chosen here."""
+MOST_EXPERT = 64
+MOST_VARIANTS = 60
+
+Wanted = Sequence[int] | Literal["auto"] | None
+"""Degrees besides 1; left out or ``auto``: the usual ones."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Degrees that a profile is to have costs at. Context degrees that are left out are for long sequences only."""
+
+    tensor: Wanted = None
+    context: Wanted = None
+    expert: Wanted = None
+    expert_tensor: int = 1
+
+    @property
+    def tensor_alone(self) -> bool:
+        """Whether the usual tensor degrees are enough, as a shipped profile has them."""
+        others = all(each in (None, (1,)) for each in (self.context, self.expert))
+        return self.tensor is None and others and self.expert_tensor == 1
+
+
+USUAL = Asked()
+
+
+def usual_context(shape: TransformerShape) -> tuple[int, ...]:
+    """Powers of two up to 32 that leave a GPU at least 4,096 tokens of a sample."""
+    return tuple(each for each in _powers(MOST_CONTEXT) if each * LEAST_TOKENS <= shape.sequence_length)
+
+
+def usual_experts(shape: TransformerShape) -> tuple[int, ...]:
+    """Powers of two up to 64 that divide the experts; none of a model without."""
+    if shape.experts is None:
+        return ()
+    return tuple(each for each in _powers(MOST_EXPERT) if shape.experts.number % each == 0)
+
+
+def layouts_of(shape: TransformerShape, single: Layout, asked: Asked) -> tuple[tuple[Layout, ...], str | None]:
+    """The layouts of one cell each, and the first rule that refuses one.
+
+    Raises UnsupportedRequest for a degree that was asked for.
+    """
+    contexts = usual_context(shape) if asked.context == "auto" or shape.sequence_length >= LONG else ()
+    wanted = (
+        _values(asked.tensor, TENSOR_DEGREES),
+        _values(asked.context, contexts),
+        _values(asked.expert, usual_experts(shape)),
+    )
+    named = tuple(each not in (None, "auto") for each in (asked.tensor, asked.context, asked.expert))
+    found, why = [], None
+    for t, c, x in product(*wanted):
+        cell = max(t * c, x * asked.expert_tensor)
+        layout = replace(single, tensor=t, context=c, expert=x, expert_tensor=asked.expert_tensor, data=cell // (t * c))
+        if cell == 1:
+            continue
+        wrong = broken(shape, layout, cell)
+        if not wrong:
+            found.append(layout)
+            continue
+        alone = sorted((t, c, x))[:2] == [1, 1]
+        whole = asked.expert_tensor > 1 and any(one.degree == "expert_tensor" for one in wrong)
+        if whole or (alone and any(said and degree > 1 for said, degree in zip(named, (t, c, x), strict=True))):
+            raise UnsupportedRequest(
+                wrong[0].sentence, faults=tuple(Fault(f"/{one.degree}", one.sentence, one.rule) for one in wrong)
+            )
+        why = why or wrong[0].sentence.partition(";")[0]
+    if shape.experts is not None and not named[2]:
+        found = _fewer(found)
+    return tuple(found), why
+
+
+def _fewer(found: list[Layout]) -> list[Layout]:
+    """Without the least expert degrees, as far as there are too many combinations."""
+    while len(found) > MOST_VARIANTS:
+        least = min(layout.expert for layout in found)
+        found = [layout for layout in found if layout.expert > least]
+    return found
+
+
+def _values(asked: Wanted, usual: Sequence[int]) -> list[int]:
+    return sorted({1, *(usual if asked is None or asked == "auto" else asked)})
+
+
+def _powers(most: int) -> tuple[int, ...]:
+    return tuple(2**power for power in range(1, most.bit_length()))

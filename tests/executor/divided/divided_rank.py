@@ -1,0 +1,97 @@
+"""One of the ranks that really share the layers of some jobs, over gloo: run as ``RANK WORLD STORE JOB [JOB ...]``.
+
+Prints a line of JSON for each job: the greatest relative difference of loss and gradients from the whole model's, and
+of each pass the collectives that ran, with the bytes of what a rank gives and gets.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from penstock.executor.run.chain import Chain
+from penstock.executor.run.job import load_job
+
+ROWS = range(2)
+
+
+class Ran(TorchDispatchMode):
+    """Notes every collective: its name, and the bytes of its input and its result on this rank."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: list[tuple[str, int, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if any(each is DTensor for each in types):
+            return NotImplemented
+        result = func(*args, **(kwargs or {}))
+        name = str(func).split(".")
+        if name[0] == "_c10d_functional" and not name[1].startswith(("wait", "_wrap")):
+            self.seen.append((name[1], args[0].nbytes, result.nbytes))
+        return result
+
+
+def main(rank: int, world: int, store: str, references: list[str]) -> None:
+    """Compare one step of each divided model with one of the whole."""
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    mesh = init_device_mesh("cpu", (world,))
+    for reference in references:
+        chain = Chain(load_job(reference))
+        whole, divided = ([chain.build_layer(i) for i in range(len(chain.specs))] for _ in ("whole", "divided"))
+        for spec, module in zip(chain.specs, divided, strict=True):
+            assert callable(spec.parallel)
+            parallelize_module(module, mesh, dict(spec.parallel()))
+        expected = _loss(chain, whole)
+        expected.backward()
+        with loss_parallel():
+            with Ran() as there:
+                found = _loss(chain, divided)
+            with Ran() as back:
+                found.backward()
+        apart = [_apart(found.full_tensor() if isinstance(found, DTensor) else found, expected, 0.0)]
+        gradients = [parameter.grad for module in whole for parameter in module.parameters()]
+        least = 1e-3 * max(float(each.abs().max()) for each in gradients if each is not None)
+        for one, other in zip(divided, whole, strict=True):
+            for part, parameter in zip(one.parameters(), other.parameters(), strict=True):
+                assert part.grad is not None
+                assert parameter.grad is not None
+                apart.append(_apart(_summed(part.grad), parameter.grad, least))
+        sys.stdout.write(json.dumps({"apart": max(apart), "forward": there.seen, "backward": back.seen}) + "\n")
+    dist.destroy_process_group()
+
+
+def _loss(chain: Chain, modules: list[nn.Module]) -> Tensor:
+    env, targets = chain.job.batch(0, ROWS)
+    for i, (spec, module) in enumerate(zip(chain.specs, modules, strict=True)):
+        env.update(zip(spec.writes, chain.call(i, module, [env[name] for name in spec.reads]), strict=True))
+    total, _ = chain.job.loss({name: env[name] for name in chain.outputs}, targets)
+    return total
+
+
+def _summed(gradient: Tensor) -> Tensor:
+    """A gradient of all ranks; parameters that no style names are whole on each, and their gradients parts of sums."""
+    if isinstance(gradient, DTensor):
+        return gradient.full_tensor()
+    dist.all_reduce(gradient)
+    return gradient
+
+
+def _apart(one: Tensor, other: Tensor, least: float) -> float:
+    """Relative to the greatest number; ``least`` where that is smaller, as where gradients are 0 but for rounding."""
+    one, other = one.detach(), other.detach()
+    return float((one - other).abs().max() / other.abs().max().clamp(min=least))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])

@@ -1,0 +1,71 @@
+"""What traces say of the examples, against processes that really share their layers: results, and each collective."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.executor.profiling.analytic import analytic_profile
+from penstock.executor.run.job import load_job
+from penstock.executor.run.local import loopback_interface
+
+WORLD = 2
+JOBS = ("gpt", "llama", "bert", "transformer", "xlnet")
+ROWS = 2
+WHOLE = {"all_gather_into_tensor": 2, "reduce_scatter_tensor": 1, "all_reduce": 1}
+"""Where the whole tensor's bytes are in what a rank notes."""
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What the first rank found of each job."""
+    store = tmp_path_factory.mktemp("ranks") / "store"
+    references = [f"examples.{name}:tiny" for name in JOBS]
+    script = Path(__file__).with_name("divided_rank.py")
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(rank), str(WORLD), str(store), *references],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"GLOO_SOCKET_IFNAME": loopback_interface()},
+        )
+        for rank in range(WORLD)
+    ]
+    try:
+        lines = [rank.communicate(timeout=240)[0].splitlines() for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0] * WORLD
+    return dict(zip(JOBS, map(json.loads, lines[0]), strict=True))
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_divided_example_computes_what_the_whole_one_does(ran: dict[str, dict[str, Any]], name: str) -> None:
+    assert ran[name]["apart"] < 1e-4
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_collectives_that_run_are_those_that_were_traced(ran: dict[str, dict[str, Any]], name: str) -> None:
+    profile = analytic_profile(load_job(f"examples.{name}:tiny"), "H100", (ROWS,), tensor_degrees=(WORLD,))
+    assert profile.classes is not None
+    assert profile.variants is not None
+    (measured,) = profile.variants[0].measurements
+    for phase in ("forward", "backward"):
+        traced = Counter[str]()
+        for each in profile.classes:
+            for one in measured.layers[each].collectives:
+                if one.phase == phase:
+                    traced.update({one.operation: one.count, f"{one.operation} bytes": one.bytes_per_sample * ROWS})
+        seen = Counter[str]()
+        for call in ran[name][phase]:
+            operation = call[0].removesuffix("_tensor").removesuffix("_into")
+            seen.update({operation: 1, f"{operation} bytes": call[WHOLE[call[0]]]})
+        assert seen == traced
