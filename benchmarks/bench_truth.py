@@ -1,12 +1,13 @@
-"""The closed forms of memory, legality and times against what others have measured: tables of errors, row by row.
+"""Memory, legality, times and layouts against what others have measured: tables of errors, row by row.
 
     scripts/bench-truth FOLDER
 
 FOLDER holds ``truth/simumax-b200.csv`` (cases and measured GiB, from MooreThreads/SimuMax,
 summary of release 1.2 on B200, Apache-2.0), ``models/*.json`` (shapes as SimuMax lists them) and
 ``trainers/megatron-legality.jsonl`` (products of degrees with the verdict of Megatron-LM's own checks). For times also
-``primitives/simumax-b200_bf16_ceperm.json`` (SimuMax) and ``truth/vtrain-*.csv`` (VIA-Research/vTrain, MIT). None of it
-is part of this repository.
+``primitives/simumax-b200_bf16_ceperm.json`` (SimuMax) and ``truth/vtrain-*.csv`` (VIA-Research/vTrain, MIT); for judged
+layouts ``truth/mlperf-training.csv`` (MLCommons' results), ``truth/megatron-bridge.csv`` (NVIDIA-NeMo/Megatron-Bridge,
+Apache-2.0) and ``truth/sailor.csv`` (eth-easl/sailor, MIT). None of it is part of this repository.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import truth_bridge
+import truth_mlperf
+import truth_pairs
+import truth_sailor
 import truth_times
 
 from penstock.schemas.transformers.shape import Experts, LatentAttention, TransformerShape
@@ -201,7 +206,16 @@ def main(arguments: list[str]) -> int:
         print(f"  {number} with {', '.join(rules) or 'no rule'}: {why}")
     model = folder / "models/llama3-70b.json"
     missed = truth_times.report(folder, lambda layers, length: shape_of_model(model, layers, length))
+    missed += _judged(folder / "truth")
     return int(wrong + missed > 0)
+
+
+def _judged(folder: Path) -> int:
+    """Print the tables of judged layouts; the number of wanted figures that are missed."""
+    missed = truth_mlperf.report(folder / "mlperf-training.csv") + truth_bridge.report(folder / "megatron-bridge.csv")
+    known = truth_bridge.measured_rows(folder / "megatron-bridge.csv")[truth_bridge.WANTED]
+    missed += truth_pairs.report(truth_bridge.speed_of(known))
+    return missed + truth_sailor.report(folder / "sailor.csv")
 
 
 if __name__ == "__main__":

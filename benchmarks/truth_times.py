@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import fmean, quantiles
 from typing import Any, NamedTuple
 
+from truth_layouts import spearman
 from uniform_steps import Links, Step
 
 from penstock.executor.profiling.device_table import DeviceFacts, device_facts
@@ -186,16 +187,6 @@ def largest_micro_batch(row: Timed) -> tuple[int, int, int]:
     return -layout.micro_batch_size, layout.tensor, layout.pipeline
 
 
-def spearman(rows: Sequence[Timed]) -> float:
-    """Correlation of the orders by prediction and by measurement."""
-    orders = []
-    for times in ([row.predicted_ms for row in rows], [row.measured_ms for row in rows]):
-        order = sorted(range(len(times)), key=times.__getitem__)
-        orders.append({row: place for place, row in enumerate(order)})
-    squares = sum((orders[0][row] - orders[1][row]) ** 2 for row in range(len(rows)))
-    return 1 - 6 * squares / (len(rows) * (len(rows) ** 2 - 1))
-
-
 def report(folder: Path, shape_of: Callable[[int, int], TransformerShape]) -> int:
     """Print both tables; the number of wanted figures that are missed."""
     missed = _report_simumax(simumax_rows(folder, shape_of))
@@ -247,7 +238,8 @@ def _report_nodes(rows: Sequence[Timed]) -> int:
         groups[row.group].append(row)
     missed = 0
     for wanted, group in zip((0.9, 0.8), sorted(groups.values(), key=len, reverse=True), strict=True):
-        regret, order = Regrets.of(group, lambda row: row.predicted_ms).mean, spearman(group)
+        regret = Regrets.of(group, lambda row: row.predicted_ms).mean
+        order = spearman([row.predicted_ms for row in group], [row.measured_ms for row in group])
         wrong = regret > 0.05 or order < wanted
         missed += wrong
         error = fmean(abs(row.error) for row in group)

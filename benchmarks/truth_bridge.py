@@ -1,0 +1,93 @@
+"""Megatron-Bridge's performance tables: the 70B row of a (kind, precision) calibrates it and predicts its 405B row.
+
+One number is calibrated: the speed of all kernels over those of the table of devices in bf16. Megatron-Bridge's recipes
+sum gradients of 16 bits (``grad_reduce_in_fp32 = False`` in ``scripts/performance/configs/llama``), and so do the
+plans here. They hide collectives of tensor parallelism behind products (``tp_comm_overlap``, off for NVFP4); plans
+hide none. For H100 a node has 8 GPUs; GB200's are in NVLink domains of 72, of which the tables use 64.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import NamedTuple
+
+from truth_layouts import Run, calibrated, judged, mark
+
+from penstock.examples.catalogue import shape
+from penstock.schemas.errors import PenstockError
+
+SMALL, LARGE = "LLAMA3_70B", "LLAMA3.1_405B"
+_SHAPES = {SMALL: "llama-3-70b", LARGE: "llama-3.1-405b"}
+MOST_ERROR = 0.15
+WANTED = ("H100", "FP8")
+
+
+class Measured(NamedTuple):
+    """A row of the tables; ``fully_sharded``: by FSDP, which plans do not have."""
+
+    run: Run
+    seconds: float
+    release: str
+    fully_sharded: bool
+
+
+def measured_rows(path: Path) -> dict[tuple[str, str], dict[str, Measured]]:
+    """By kind and precision, the newest row of each of the two models."""
+    found: dict[tuple[str, str], dict[str, Measured]] = {}
+    with path.open(encoding="utf-8") as file:
+        for row in sorted(csv.DictReader(file), key=lambda row: tuple(map(int, row["release"].split(".")))):
+            if row["model"] in _SHAPES:
+                measured = _row(row)
+                found.setdefault((measured.run.kind, row["Precision"]), {})[row["model"]] = measured
+    return found
+
+
+def _row(row: dict[str, str]) -> Measured:
+    kind, gpus = row["System"].removeprefix("DGX-"), int(row["#-GPUs"])
+    size = min(gpus, 64) if kind.startswith("GB") else 8
+    model = shape(_SHAPES[row["model"]]).model_copy(update={"sequence_length": int(row["Sequence Length"])})
+    run = Run(
+        model, gpus // size, size, kind, int(row["GBS"]), int(row["TP"]), int(row["PP"]),
+        1 if row["VP"] == "n/a" else int(row["VP"]), int(row["CP"]), int(row["MBS"]),
+    )  # fmt: skip
+    return Measured(run, run.seconds(float(row["Tokens / sec / GPU"])), row["release"], row["FSDP"] not in ("", "0"))
+
+
+def speed_of(rows: dict[str, Measured]) -> float:
+    """What the smaller model's row calibrates."""
+    return calibrated(rows[SMALL].run, rows[SMALL].seconds)
+
+
+def report(path: Path) -> int:
+    """Print the table; the number of wanted figures that are missed."""
+    missed = 0
+    print(f"Megatron-Bridge, {LARGE} predicted from {SMALL}; tokens a second and GPU")
+    print(f"{'kind':6} {'precision':9} {'release':9} {'measured':>8} {'predicted':>9} {'error':>7}")
+    for (kind, precision), rows in measured_rows(path).items():
+        if rows.keys() != _SHAPES.keys():
+            continue
+        large = rows[LARGE]
+        head = f"{kind:6} {precision:9} {large.release:9} {large.run.tokens / large.run.gpus / large.seconds:8.0f}"
+        if any(row.fully_sharded for row in rows.values()):
+            print(f"{head}  not predicted: a row is fully sharded (FSDP), which plans are not")
+            continue
+        try:
+            missed += _reported(head, rows, wanted=(kind, precision) == WANTED)
+        except PenstockError as error:
+            print(f"{head}  not predicted: {error}")
+    return missed
+
+
+def _reported(head: str, rows: dict[str, Measured], *, wanted: bool) -> int:
+    speed, large = speed_of(rows), rows[LARGE]
+    found = judged(large.run, speed)
+    error = large.seconds / found.seconds - 1
+    wrong = wanted and abs(error) > MOST_ERROR
+    said = mark(wrong) if wanted else ""
+    print(f"{head} {large.run.tokens / large.run.gpus / found.seconds:9.0f} {error:+7.1%} {said}")
+    small = rows[SMALL]
+    print(f"       {small.run.layout} on {small.run.gpus} calibrates {speed:.2f} × bf16's kernels; {large.run.layout}")
+    if found.missing_bytes:
+        print(f"       in 16 bits it would lack {found.missing_bytes / 2**30:.1f} GiB")
+    return int(wrong)

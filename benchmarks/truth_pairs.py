@@ -1,0 +1,36 @@
+"""Pairs of layouts whose order Megatron-Bridge's performance notes publish, by model FLOPs a second and GPU.
+
+The first of a group is what its others are compared with. llama-3-70b, fine-tuned in FP8 on 32 H100 with 4,096 tokens,
+32 samples a step; judged on the kind that the pre-training row of Megatron-Bridge's table calibrates (`truth_bridge`).
+"""
+
+from __future__ import annotations
+
+from truth_layouts import Run, judged, mark
+
+from penstock.examples.catalogue import shape
+
+_SHAPE = shape("llama-3-70b").model_copy(update={"sequence_length": 4096})
+_BASE = Run(_SHAPE, 4, 8, "H100", 32, tensor=4, pipeline=4, virtual_stages=5)
+PUBLISHED = (
+    (_BASE, 704.0),
+    (_BASE._replace(pipeline=8), 668.0),
+    (_BASE._replace(tensor=8), 508.7),
+    (_BASE._replace(recompute=("mlp",)), 593.6),
+)
+"""Layouts, and TFLOP/s per GPU."""
+
+
+def report(speed: float) -> int:
+    """Print the table; the number of layouts that are predicted on the wrong side of the first."""
+    base, reached = judged(_BASE, speed).seconds, PUBLISHED[0][1]
+    missed = 0
+    print("Megatron-Bridge, order of layouts of llama-3-70b on 32 H100; times over the first's")
+    for run, tera in PUBLISHED:
+        found = judged(run, speed)
+        ratio, measured = found.seconds / base, reached / tera
+        wrong = run is not _BASE and (ratio > 1) != (measured > 1)
+        missed += wrong
+        said = "the first" if run is _BASE else mark(wrong)
+        print(f"  {run.layout:35} measured {measured:5.2f}, predicted {ratio:5.2f}: {said}")
+    return missed
