@@ -143,7 +143,7 @@ def test_what_is_no_run_of_one_kind_is_refused() -> None:
     slower = laid_out(PROFILE, catalogue.cluster("2x8xA100"), tensor=4, pipeline=2)
     with pytest.raises(UnsupportedRequest, match="uses A100, and the run was on H100"):
         calibrate_throughput(TENSOR, step_ns=2 * time_ns(TENSOR), show=[slower])
-    only = profile_of(SHAPES["gpt2-small"], "megatron", ["A100"], micro_batch_sizes=[1], tensor_degrees=[])
+    only = profile_of(SHAPES["gpt2-small"], "megatron", ["A100"], micro_batch_sizes=[1])
     with pytest.raises(InvalidDocument, match="has costs of A100, and the run was on H100"):
         calibrate_throughput(TENSOR, step_ns=2 * time_ns(TENSOR), profile=only)
     nodes = tuple(
