@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -117,8 +117,8 @@ def attention_rows(known: dict[str, Any], facts: DeviceFacts, *, backward: bool)
         flops = square / _CAUSAL
         arithmetic = flops / facts.peak_flops_per_s["bf16"] * 1e9
 
-        def shipped(kernels: Kernels, flops: float = flops, rows: int = rows) -> float:
-            return kernels.attention_ns(flops, rows, backward=backward)
+        def shipped(kernels: Kernels, flops: float = flops, rows: int = rows, latent: bool = scores > values) -> float:
+            return kernels.attention_ns(flops, rows, backward=backward, latent=latent)
 
         layer = (batch, length, heads, scores, values)
         time = square / (share * known["tflops"] * 1e3)
@@ -215,6 +215,26 @@ def compare(name: str, by_kind: dict[str, list[Row]], shares: dict[str, float], 
     return wrong
 
 
+def _compare_latent(name: str, by_kind: dict[str, list[Row]]) -> int:
+    """Print how much of the rate of other attention is reached where scores are wider than values; 1 where not ours."""
+    wrong = 0
+    for kind, rows in by_kind.items():
+        facts, rule = device_facts(kind), rule_of(device_facts(kind))
+        own = rule.backward if name.endswith("backward") else rule.forward
+        plain = replace(facts, launch_ns=0)
+        reached: dict[bool, list[float]] = {True: [], False: []}
+        for row in rows:
+            latent = row.layer[-2] > row.layer[-1]
+            ruled = row.shipped(Kernels(plain, "bf16")) * (own.of_latent if latent else 1)
+            reached[latent].append(ruled / row.measured_ns)
+        found = median(reached[True]) / median(reached[False])
+        off = abs(found - own.of_latent) > MOST_WORSE
+        wrong += off
+        mark = "  NOT IT" if off else ""
+        print(f"{name + ', latent':32} {kind:5} {found:6.3f} of others, {own.of_latent} in the rule{mark}")
+    return wrong
+
+
 def _compare_table(kind: str, share: float, memory: dict[str, float]) -> int:
     """Print what the table of devices has; how many of its shares are not the measured ones, of B200 alone.
 
@@ -287,6 +307,8 @@ def main(arguments: list[str]) -> int:
     wrong += compare("groups", rows(group_rows, "group_matmul"), shares, shared=False)
     wrong += compare("attention forward", rows(attention_rows, "sdp_fwd", backward=False), shares, shared=False)
     wrong += compare("attention backward", rows(attention_rows, "sdp_bwd", backward=True), shares, shared=False)
+    for name, operator, backward in (("attention forward", "sdp_fwd", False), ("attention backward", "sdp_bwd", True)):
+        wrong += _compare_latent(name, rows(attention_rows, operator, backward=backward))
     for kind, file in files.items():
         wrong += _compare_table(kind, shares[kind], file["accelerator"]["bandwidth"]["default"])
     wrong += _compare_collectives(files["B200"]["networks"]["high_intra_node"])

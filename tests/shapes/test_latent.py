@@ -123,7 +123,7 @@ class _Counted(Kernels):
     def product_ns(self, rows: float, inner: float, columns: float, *, result_bytes: int | None = None) -> float:
         return 2 * rows * inner * columns
 
-    def attention_ns(self, flops: float, rows: float, *, backward: bool) -> float:
+    def attention_ns(self, flops: float, rows: float, *, backward: bool, latent: bool = False) -> float:
         return flops
 
     def moved_ns(self, size_bytes: float) -> float:

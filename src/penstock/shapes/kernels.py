@@ -38,10 +38,13 @@ class Kernels:
         moved = self.width * inner * (rows + columns) + out * rows * columns
         return 2 * rows * inner * columns / self._flops_per_ns + exposed * moved / self.bytes_per_ns
 
-    def attention_ns(self, flops: float, rows: float, *, backward: bool) -> float:
-        """Flash attention, ``rows`` being the queries of all heads together."""
+    def attention_ns(self, flops: float, rows: float, *, backward: bool, latent: bool = False) -> float:
+        """Flash attention, ``rows`` being the queries of all heads together; ``latent``: its scores are wider than its
+        values. Backward counts 2.5 times the FLOPs of forward.
+        """
         known = self._rule.backward if backward else self._rule.forward
-        reached = self._flops_per_ns * known.rate * rows / (rows + known.half_rows)
+        rate = known.rate * (known.of_latent if latent else 1)
+        reached = self._flops_per_ns * rate * rows / (rows + known.half_rows)
         return max(self._launch_ns, flops / reached)
 
     def moved_ns(self, size_bytes: float) -> float:

@@ -57,8 +57,10 @@ class _Watched(Kernels):
         own_ns = super().grouped_product_ns(groups, rows, inner, columns, result_bytes=result_bytes)
         return self._seen(LEAST_GROUP_ROWS, min(rows, inner, columns), own_ns)
 
-    def attention_ns(self, flops: float, rows: float, *, backward: bool) -> float:
-        return self._seen(LEAST_ATTENTION_ROWS, rows, super().attention_ns(flops, rows, backward=backward))
+    def attention_ns(self, flops: float, rows: float, *, backward: bool, latent: bool = False) -> float:
+        return self._seen(
+            LEAST_ATTENTION_ROWS, rows, super().attention_ns(flops, rows, backward=backward, latent=latent)
+        )
 
 
 def with_range(profile: ModelProfile) -> ModelProfile:

@@ -11,8 +11,8 @@ from penstock.shapes.costs.case import Case, Times
 from penstock.shapes.costs.context import kernels
 from penstock.shapes.heads import Heads
 
-_OF_SCORES, _OF_VALUES = 3, 2
-"""Products of the backward pass over the widths of the scores, which are made again, and of the values."""
+_BACKWARD = 2.5
+"""FLOPs of the backward pass, which makes the scores again, over the forward's."""
 
 
 def flash(case: Case, heads: Heads) -> Times:
@@ -24,10 +24,10 @@ def flash(case: Case, heads: Heads) -> Times:
     shape = case.shape
     seen_twice = shape.sequence_length * (2 if shape.token_types else 1)
     each = Fraction(seen_twice * case.tokens, kernels(case))
-    scores, values = float(each * heads.queries), float(each * heads.results)
+    flops, latent = float(each * (heads.queries + heads.results)), shape.latent is not None
     rows = case.tokens * (shape.heads / case.layout.tensor)
     return Times(
-        case.kernels.attention_ns(scores + values, rows, backward=False),
-        case.kernels.attention_ns(_OF_SCORES * scores + _OF_VALUES * values, rows, backward=True),
+        case.kernels.attention_ns(flops, rows, backward=False, latent=latent),
+        case.kernels.attention_ns(_BACKWARD * flops, rows, backward=True, latent=latent),
         0,
     )
