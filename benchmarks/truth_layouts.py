@@ -34,6 +34,7 @@ from penstock.schemas.transformers.degrees import Degrees as RequestedDegrees
 from penstock.schemas.transformers.degrees import Module
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes.layout import Layout
+from penstock.shapes.profiled_degrees import Asked
 from penstock.shapes.profiles import profile_of
 from penstock.solvers.costs.memory import shortages
 from penstock.solvers.degrees.contract import contract
@@ -92,7 +93,7 @@ class Judged(NamedTuple):
 def judged(run: Run, speed: float) -> Judged:
     """A run on GPUs that compute ``speed`` times as fast as the table of devices says."""
     request = PlanRequest(
-        profile=_profile(run.shape, run.kind, run.tensor, run.context, run.micro_batch_size),
+        profile=_profile(run.shape, run.kind, Asked((run.tensor,), (run.context,), (1,)), run.micro_batch_size),
         topology=_faster(cluster(f"{run.nodes}x{run.node_size}x{run.kind}"), run.kind, speed),
         global_batch_size=run.batch,
         memory=MemoryModel(gradient="parameter"),
@@ -161,9 +162,8 @@ def calibrated(run: Run, measured_s: float) -> float:
 
 
 @lru_cache(maxsize=8)
-def _profile(shape: TransformerShape, kind: str, tensor: int, context: int, size: int) -> ModelProfile:
-    contexts = {"context_degrees": (context,)} if context > 1 else {}
-    return profile_of(shape, "megatron", (kind,), micro_batch_sizes=(size,), tensor_degrees=(tensor,), **contexts)
+def _profile(shape: TransformerShape, kind: str, degrees: Asked, size: int) -> ModelProfile:
+    return profile_of(shape, "megatron", (kind,), micro_batch_sizes=(size,), asked=degrees)
 
 
 def _faster(topology: ClusterTopology, kind: str, speed: float) -> ClusterTopology:
