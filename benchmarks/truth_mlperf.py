@@ -19,8 +19,10 @@ from typing import NamedTuple
 from truth_layouts import Run, calibrated, judged, mark
 
 from penstock.examples.catalogue import shape
+from penstock.schemas.request import NetworkModel
 
 EACH, MEAN = 0.06, 0.04
+SHARED = NetworkModel()
 
 
 class Measured(NamedTuple):
@@ -71,6 +73,9 @@ def report(path: Path) -> int:
     for name, times in (("measured", [row.seconds for row in rows]), ("predicted", predicted)):
         slope, intercept = _affine(rows, times)
         print(f"  {name:9} {slope:.4f} s a micro-batch + {intercept:.3f} s")
+    last = rows[-1]
+    queued = judged(last.run, calibrated(rows[0].run, rows[0].seconds, SHARED), SHARED).seconds / last.seconds - 1
+    print(f"  where messages wait for reductions, as requests have it by default: {last.run.gpus} GPUs {queued:+.1%}")
     return missed
 
 
