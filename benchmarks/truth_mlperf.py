@@ -2,7 +2,7 @@
 
 The runs differ in replicas and micro-batches only (TP 8, CP 2, PP 8, VP 8), so a step is a period per micro-batch and
 a rest: filling and draining the pipeline, reductions, update. What overlaps is not fitted to the rows: the submission
-(mlcommons/training_results_v5.0, NVIDIA's ``llama31_405b``, ``config_common.sh`` and ``pretrain.py``) sets
+(mlcommons/training_results_v5.0, NVIDIA's ``llama31_405b``, ``config_common.sh`` and the training script) sets
 ``OVERLAP_GRAD_REDUCE``, ``OVERLAP_PARAM_GATHER``, ``OVERLAP_P2P_COMM`` and ``grad_reduce_in_fp32=False``, of which
 `truth_layouts` says what they mean. Embedding and loss count as a layer each (``ASYM_PP_EMBED``, ``ASYM_PP_LOSS``),
 so that 126 layers fill 64 virtual stages.
