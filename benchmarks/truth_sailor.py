@@ -73,9 +73,8 @@ def _row(row: dict[str, str]) -> Measured:
 
 def step_s(row: Measured) -> float:
     """Seconds of a step with these stages, 1F1B."""
-    profile = profile_of(
-        SHAPE, "megatron", ("H100",), micro_batch_sizes=(row.micro_batch_size,), asked=Asked(tensor=(row.tensor,))
-    )
+    asked = Asked(tensor=(row.tensor,), context=(1,))
+    profile = profile_of(SHAPE, "megatron", ("H100",), micro_batch_sizes=(row.micro_batch_size,), asked=asked)
     degrees = Degrees(tensor=row.tensor)
     request = PlanRequest(
         profile=profile,
