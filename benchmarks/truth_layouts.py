@@ -34,6 +34,7 @@ from penstock.schemas.transformers.degrees import Degrees as RequestedDegrees
 from penstock.schemas.transformers.degrees import Module
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes.layout import Layout
+from penstock.shapes.profiled_degrees import Asked
 from penstock.shapes.profiles import profile_of
 from penstock.solvers.costs.memory import shortages
 from penstock.solvers.degrees.contract import contract
@@ -162,8 +163,8 @@ def calibrated(run: Run, measured_s: float) -> float:
 
 @lru_cache(maxsize=8)
 def _profile(shape: TransformerShape, kind: str, tensor: int, context: int, size: int) -> ModelProfile:
-    contexts = {"context_degrees": (context,)} if context > 1 else {}
-    return profile_of(shape, "megatron", (kind,), micro_batch_sizes=(size,), tensor_degrees=(tensor,), **contexts)
+    asked = Asked(tensor=(tensor,), context=(context,))
+    return profile_of(shape, "megatron", (kind,), micro_batch_sizes=(size,), asked=asked)
 
 
 def _faster(topology: ClusterTopology, kind: str, speed: float) -> ClusterTopology:

@@ -21,6 +21,7 @@ from penstock.layouts.drawn import Drawn, by_hand, ordered, placed, world_of
 from penstock.layouts.limits import within_of
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.transformers.shape import TransformerShape
+from penstock.shapes.profiled_degrees import Asked
 from penstock.shapes.profiles import profile_of
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.model.degrees import Choice, Degrees
@@ -73,7 +74,7 @@ def _row(row: dict[str, str]) -> Measured:
 def step_s(row: Measured) -> float:
     """Seconds of a step with these stages, 1F1B."""
     profile = profile_of(
-        SHAPE, "megatron", ("H100",), micro_batch_sizes=(row.micro_batch_size,), tensor_degrees=(row.tensor,)
+        SHAPE, "megatron", ("H100",), micro_batch_sizes=(row.micro_batch_size,), asked=Asked(tensor=(row.tensor,))
     )
     degrees = Degrees(tensor=row.tensor)
     request = PlanRequest(

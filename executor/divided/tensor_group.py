@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,14 +26,19 @@ from penstock.executor.run.job import LayerSpec
 from penstock.schemas.errors import Conflict, UnsupportedRequest
 from penstock.schemas.transformers.degrees import Operation as Collective
 
-_COLLECTIVES: dict[str, tuple[Collective, Literal["input", "output"]]] = {
-    "all_gather_into_tensor": ("all_gather", "output"),
-    "reduce_scatter_tensor": ("reduce_scatter", "input"),
-    "all_reduce": ("all_reduce", "input"),
-    "all_to_all_single": ("all_to_all", "input"),
+_COLLECTIVES: dict[str, tuple[Collective, Callable[[Any, Any], Tensor]]] = {
+    "_c10d_functional.all_gather_into_tensor": ("all_gather", lambda args, result: result),
+    "_c10d_functional.reduce_scatter_tensor": ("reduce_scatter", lambda args, result: args[0]),
+    "_c10d_functional.all_reduce": ("all_reduce", lambda args, result: args[0]),
+    "_c10d_functional.all_reduce_": ("all_reduce", lambda args, result: args[0]),
+    "_c10d_functional.all_to_all_single": ("all_to_all", lambda args, result: args[0]),
+    "c10d._allgather_base_": ("all_gather", lambda args, result: args[0]),
+    "c10d._reduce_scatter_base_": ("reduce_scatter", lambda args, result: args[1]),
+    "c10d.allreduce_": ("all_reduce", lambda args, result: args[0][0]),
+    "c10d.alltoall_base_": ("all_to_all", lambda args, result: args[1]),
 }
-"""torch's functional collectives, and which side of each is the whole tensor (of an all-to-all: what one GPU sends)."""
-_LOCAL = {"wait_tensor", "_wrap_tensor_autograd"}
+"""torch's collectives, and which tensor of each is the whole one (of an all-to-all: what one GPU sends)."""
+_LOCAL = {"_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd"}
 """What belongs to them and sends nothing."""
 
 
@@ -113,19 +118,19 @@ class LocalRecorder(OperationRecorder):
         result = func(*args, **(kwargs or {}))
         if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs, result))):
             return result
-        if func.namespace == "_c10d_functional":
-            self._send(func.overloadpacket.__name__, args[0], result)
+        if func.namespace in ("_c10d_functional", "c10d"):
+            self._send(f"{func.namespace}.{func.overloadpacket.__name__}", args, result)
         else:
             self.record(func, args, kwargs, result)
         return result
 
-    def _send(self, name: str, given: Any, result: Any) -> None:
+    def _send(self, name: str, args: tuple[Any, ...], result: Any) -> None:
         if name in _LOCAL:
             return
         if name not in _COLLECTIVES:
             raise NotImplementedError(f"the collective {name} has no cost")
-        operation, side = _COLLECTIVES[name]
-        whole = given if side == "input" else result
+        operation, whole_of = _COLLECTIVES[name]
+        whole = whole_of(args, result)
         self.sent.append(Sent(operation, whole.numel() * whole.itemsize))
 
 

@@ -64,6 +64,8 @@ class OperationRecorder(TorchDispatchMode):
         traffic = _traffic(func, args, kwargs or {}, result)
         formula = flop_registry.get(func.overloadpacket)
         flops = int(formula(*args, **(kwargs or {}), out_val=result)) if formula else 0
+        if func.overloadpacket is _aten._grouped_mm:
+            flops = _grouped_flops(*args[:2])
         if traffic or flops:
             self.operations.append(Operation(flops, traffic))
 
@@ -133,6 +135,11 @@ def _fused_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
+    if attn_mask is None and value.shape[-1] != query.shape[-1]:
+        wide: Tensor = _aten._scaled_dot_product_efficient_attention(
+            query, key, value, None, True, dropout_p, is_causal, scale=scale
+        )[0]
+        return wide
     if attn_mask is None:
         out: Tensor = _aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
         return out
@@ -180,6 +187,12 @@ def _fused_lstm(
             outputs.append(torch.tanh(cell.chunk(4, dim=-1)[0]) * cell.chunk(4, dim=-1)[1])
         x = torch.cat(outputs, dim=-1) if bidirectional else outputs[0]
     return x, state[0], state[1]
+
+
+def _grouped_flops(left: Tensor, right: Tensor) -> int:
+    """Products of groups of rows, as of experts, each with a matrix of its own: every row is in one group."""
+    rows = left[0] if left.dim() > right.dim() else left
+    return 2 * rows.numel() * right.shape[-1]
 
 
 def _traffic(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:

@@ -43,9 +43,7 @@ def layers(name: str, degree: int) -> list[tuple[int, DividedCost]]:
     places = (0, 1, len(profile.layers) - 1)
     if degree == 1:
         costs = profile.measurements[0].layers
-        return [
-            (profile.layers[i].parameter_bytes, DividedCost(**costs[i].model_dump(exclude={"memory"}))) for i in places
-        ]
+        return [(profile.layers[i].parameter_bytes, DividedCost(**costs[i].model_dump())) for i in places]
     assert profile.classes is not None
     assert profile.variants is not None
     (variant,) = [each for each in profile.variants if each.degrees.tensor == degree]

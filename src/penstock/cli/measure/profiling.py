@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from penstock.schemas.profile import ModelProfile
 
 MAX_DEFAULT_SIZE = 8
+TRACED_SIZES = (1, 2, 4, 8)
+"""Samples of a micro-batch, of a model that is traced from a config.json."""
 OptionalJob = Annotated[
     str | None,
     typer.Option(
@@ -69,11 +72,19 @@ class Transformer:
     expert: Expert = None
     expert_tensor: ExpertTensor = None
     context_kind: ContextKind = None
+    traced: Annotated[
+        bool,
+        typer.Option(
+            "--traced",
+            help="Trace the modules that the library transformers builds of --hf, instead of computing from their "
+            "shape; needs the extra hf.",
+        ),
+    ] = False
 
     @property
     def given(self) -> bool:
         """Whether any of it was said."""
-        return any(value is not None for value in vars(self).values())
+        return any(value not in (None, False) for value in vars(self).values())
 
 
 def register(app: typer.Typer, importing: typer.Typer) -> None:
@@ -177,17 +188,19 @@ def profile(
     ] = 1,
     measure_for: MeasureFor = 4 * SECOND_NS,
     dtype: Annotated[
-        str,
+        str | None,
         typer.Option(
-            metavar="fp32|bf16|fp16", help="Width of the parameters for --analytic.", rich_help_panel=MEASUREMENT
+            metavar="fp32|bf16|fp16",
+            help="Width of the parameters for --analytic (default: fp32) and --traced (bf16).",
+            rich_help_panel=MEASUREMENT,
         ),
-    ] = "fp32",
+    ] = None,
     tensor: Annotated[
         str | None,
         typer.Option(
             metavar="T,…",
-            help="Numbers of GPUs that share each layer, such as 1,2,4,8: --analytic computes the costs at these, too, "
-            "as the job's layers say that they are divided.",
+            help="Numbers of GPUs that share each layer, such as 1,2,4,8: --analytic and --traced compute the costs at "
+            "these, too, as the job's layers, or the library's plan, say that they are divided.",
             rich_help_panel=MEASUREMENT,
         ),
     ] = None,
@@ -221,8 +234,11 @@ def profile(
     Example: penstock profile --job mytrain:job -o profile.json
     """
     degrees = _degrees(tensor)
-    if degrees and (job is None or not analytic):
-        raise typer.BadParameter("--tensor goes with --job and --analytic", param_hint="--tensor")
+    if degrees and not (transformer.traced or (job is not None and analytic)):
+        raise typer.BadParameter("--tensor goes with --job and --analytic, or with --traced", param_hint="--tensor")
+    if transformer.traced and job is None:
+        _traced(transformer, analytic, micro_batch_size, degrees, dtype or "bf16", output, post)
+        return
     if job is None or transformer.given:
         _of_transformer(job, transformer, analytic, micro_batch_size, output, post)
         return
@@ -247,7 +263,7 @@ def profile(
             loaded,
             analytic,
             sizes,
-            dtype,  # type: ignore[arg-type]
+            dtype or "fp32",  # type: ignore[arg-type]
             tensor_degrees=degrees,
             progress=screen.progress,
         )
@@ -264,11 +280,7 @@ def profile(
             progress=screen.progress,
         )
     screen.done()
-    write_document(found, output)
-    if output != STANDARD:
-        _summary(screen, found, output)
-    if post is not None:
-        post_document(screen, found, post)
+    _written(screen, found, output, post)
 
 
 def _of_transformer(
@@ -300,6 +312,49 @@ def _of_transformer(
         asked=costed_degrees(transformer.context, transformer.expert, transformer.expert_tensor),
         context_kind=transformer.context_kind,
     )
+    _written(screen, found, output, post)
+
+
+def _traced(
+    transformer: Transformer,
+    kinds: list[str] | None,
+    sizes: list[int] | None,
+    degrees: list[int],
+    dtype: str,
+    output: str,
+    post: str | None,
+) -> None:
+    """Raises typer.BadParameter where --traced has no model, or one of which there are no modules."""
+    meant = ("hf", "sequence_length", "traced")
+    other = next((name for name, value in vars(transformer).items() if value and name not in meant), None)
+    if transformer.hf is None or other is not None:
+        without = "" if other is None else f", without --{other.replace('_', '-')}"
+        raise typer.BadParameter(f"--traced goes with --hf{without}")
+    from penstock.executor.hugging_face.job import HuggingFaceJob
+    from penstock.executor.profiling.analytic import analytic_profile
+    from penstock.executor.profiling.device_table import DEVICES
+    from penstock.planning.documents import find_shape, read_config
+    from penstock.schemas.errors import UnsupportedRequest
+
+    refuse_unwritable(output)
+    screen = _screen(output)
+    values = read_config(Path(transformer.hf))
+    job = HuggingFaceJob(values, sequence_length=transformer.sequence_length, origin=repr(transformer.hf))
+    found = analytic_profile(
+        job,
+        kinds or tuple(DEVICES),
+        sizes or TRACED_SIZES,
+        dtype,  # type: ignore[arg-type]
+        tensor_degrees=degrees,
+        progress=screen.progress,
+    )
+    with suppress(UnsupportedRequest):  # a family whose shape is not known has no tokens per second
+        found = found.model_copy(update={"shape": find_shape(values, job.length)})
+    screen.done()
+    _written(screen, found, output, post)
+
+
+def _written(screen: Screen, found: ModelProfile, output: str, post: str | None) -> None:
     write_document(found, output)
     if output != STANDARD:
         _summary(screen, found, output)
