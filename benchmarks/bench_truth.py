@@ -17,6 +17,7 @@ import json
 import re
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,10 +110,9 @@ def measured_rows(folder: Path) -> list[Measured]:
 
 def _predicted(folder: Path, case: str, measured_gib: float) -> Measured:
     """A case is called ``llama3_70b_tp2_pp1_dp4_l12_mbc4_cef``."""
-    model = next(name for name in MODELS if case.startswith(name))
     said = dict(re.findall(r"_(tp|cp|pp|dp|ep|l|mbc|seq)(\d+)(?=_|$)", case))
     number = {name: int(value) for name, value in said.items()}
-    shape = shape_of_model(folder / "models" / f"{MODELS[model]}.json", number["l"], number.get("seq", 4096))
+    shape = _shape_of_case(folder, case, number["l"], number.get("seq", 4096))
     layout = Layout(
         tensor=number["tp"],
         context=number.get("cp", 1),
@@ -124,6 +124,11 @@ def _predicted(folder: Path, case: str, measured_gib: float) -> Measured:
     )
     fullest = max(stage.total for stage in memory_of_stages(shape, layout))
     return Measured(case, shape.experts is None, layout.context, measured_gib, fullest / GIB)
+
+
+def _shape_of_case(folder: Path, case: str, layers: int, sequence_length: int) -> TransformerShape:
+    model = next(name for name in MODELS if case.startswith(name))
+    return shape_of_model(folder / "models" / f"{MODELS[model]}.json", layers, sequence_length)
 
 
 class Verdict(NamedTuple):
@@ -204,8 +209,7 @@ def main(arguments: list[str]) -> int:
         why = "; ".join(NAMED_DIFFERENCES[rule] for rule in rules) if named else f"NOT NAMED: Megatron says {said}"
         wrong += not named
         print(f"  {number} with {', '.join(rules) or 'no rule'}: {why}")
-    model = folder / "models/llama3-70b.json"
-    missed = truth_times.report(folder, lambda layers, length: shape_of_model(model, layers, length))
+    missed = truth_times.report(folder, partial(_shape_of_case, folder))
     missed += _judged(folder / "truth")
     return int(wrong + missed > 0)
 

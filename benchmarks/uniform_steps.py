@@ -8,16 +8,17 @@ of layers say of their collectives, and nothing else.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from penstock.executor.profiling.device_table import DeviceFacts, Dtype
 from penstock.schemas.profile import DividedCost
-from penstock.schemas.transformers.degrees import Collective
+from penstock.schemas.transformers.degrees import Collective, Operation
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes.costs.case import Case
 from penstock.shapes.costs.layers import costs_of, layers_of, local_parameters
 from penstock.shapes.layout import Layout, layers_of_stages
-from penstock.shapes.roles import Role
+from penstock.shapes.roles import Role, roles_of
 from penstock.solvers.costs.collectives import Group, Ring
 
 
@@ -28,10 +29,13 @@ class Links(NamedTuple):
     between: tuple[int, int]
     node: int
     """GPUs of a node."""
+    exchange: tuple[int, int] | None = None
+    """What all-to-all reaches inside nodes, where it is known."""
 
-    def ring(self, size: int, stride: int) -> Group:
+    def ring(self, size: int, stride: int, operation: Operation | None = None) -> Group:
         """A ring whose neighbours are ``stride`` ranks apart; between nodes every GPU has its card."""
-        bytes_per_s, latency_ns = self.inside if size * stride <= self.node else self.between
+        inside = self.exchange if operation == "all_to_all" and self.exchange else self.inside
+        bytes_per_s, latency_ns = inside if size * stride <= self.node else self.between
         ring = Ring(size, bytes_per_s, latency_ns)
         return Group(ring, ((ring,),), ())
 
@@ -52,29 +56,44 @@ class Step(NamedTuple):
     def time_ns(self) -> float:
         """One step, 1F1B."""
         layout, case = self.layout, Case(self.shape, self.layout, self.facts, self.dtype)
-        costs = {role: self._pass_ns(cost, block=role == "dense") for role, cost in costs_of(case).items()}
-        split = layers_of_stages(self.shape.layers, layout)
-        assert split is not None
+        costs = {role: self._pass_ns(cost, block=cost.modules is not None) for role, cost in costs_of(case).items()}
         assert layout.micro_batches is not None
-        stages = [layers * costs["dense"] for layers in split]
-        stages[0] += costs["embedding"]
-        stages[-1] += costs["head"]
+        split = self._stages()
+        stages = [sum(costs[role] for role in stage) for stage in split]
         if layout.pipeline > 1:
             stages = [stage + self._message_ns() for stage in stages]
         return (layout.micro_batches - 1) * max(stages) + sum(stages) + self._after_ns(case, split)
 
+    def _stages(self) -> list[tuple[Role, ...]]:
+        """The roles of every stage's layers."""
+        split, roles = layers_of_stages(self.shape.layers, self.layout), roles_of(self.shape)
+        assert split is not None
+        ends = [*accumulate(split, initial=1)]
+        ends[0], ends[-1] = 0, len(roles)
+        return [roles[first:last] for first, last in pairwise(ends)]
+
     def _pass_ns(self, cost: DividedCost, *, block: bool) -> float:
         layout = self.layout
         rings = {
-            "tensor": self.links.ring(layout.tensor, 1),
-            "context": self.links.ring(layout.context, layout.tensor),
+            "tensor": (layout.tensor, 1),
+            "context": (layout.context, layout.tensor),
+            "expert": (layout.expert * layout.expert_tensor, 1),
         }
         forward, backward = (
-            own + _exposed_ns(rings, cost.collectives, phase, layout.micro_batch_size)
+            own + self._exposed_ns(rings, cost.collectives, phase)
             for own, phase in ((cost.forward_ns, "forward"), (cost.backward_ns, "backward"))
         )
         again = forward if self.recompute and block else 0
         return forward + again + backward
+
+    def _exposed_ns(self, rings: Mapping[str, tuple[int, int]], collectives: Sequence[Collective], phase: str) -> int:
+        found = 0
+        for each in collectives:
+            if each.phase == phase:
+                ring = self.links.ring(*rings[each.over], each.operation)
+                moved = self.layout.micro_batch_size * each.bytes_per_sample
+                found += max(0, ring.time_ns(each.operation, moved, each.count) - each.hidden_ns)
+        return found
 
     def _message_ns(self) -> float:
         """A micro-batch's tensor and its gradient, once each per stage, a part by each GPU that shares it.
@@ -88,30 +107,31 @@ class Step(NamedTuple):
         ring = self.links.ring(2, mesh * layout.data)
         return 2 * ring.time_ns("send", size)
 
-    def _after_ns(self, case: Case, split: Sequence[int]) -> float:
+    def _after_ns(self, case: Case, split: Sequence[Sequence[Role]]) -> float:
         """Gradients reduced by GPUs with the same parameters, then the update, and parameters gathered if sharded."""
-        layout, held = self.layout, local_parameters(self.shape, self.layout)
-        updates = layers_of(case)
-        ring = self.links.ring(layout.shards, layout.tensor)
-        sharded = layout.sharding == "optimizer"
+        layout, held, updates = self.layout, local_parameters(self.shape, self.layout), layers_of(case)
+        groups = (
+            (layout.shards, layout.tensor, {role: each.others for role, each in held.items()}),
+            (
+                layout.expert_shards,
+                layout.expert * layout.expert_tensor,
+                {role: each.experts for role, each in held.items()},
+            ),
+        )
         found = []
-        for number, layers in enumerate(split):
-            first, last = number == 0, number == len(split) - 1
-            here: dict[Role, int] = {"embedding": first, "dense": layers, "head": last}
-            parameters = sum(held[role].total * times for role, times in here.items())
-            update = sum(updates[role].update_ns * times for role, times in here.items())
-            gradients = self.gradient_bytes * parameters
-            if sharded:
-                moved = ring.time_ns("reduce_scatter", gradients) + ring.time_ns("all_gather", 2 * parameters)
-            else:
-                moved = ring.time_ns("all_reduce", gradients)
-            found.append(moved + update / (layout.shards if sharded else 1))
+        for stage in split:
+            time = 0.0
+            for size, stride, each in groups:
+                time += self._reduced_ns(self.links.ring(size, stride), sum(each[role] for role in stage))
+                update = sum(updates[role].update_ns * each[role] / held[role].total for role in stage)
+                time += update / (size if layout.sharding == "optimizer" else 1)
+            found.append(time)
         return max(found)
 
-
-def _exposed_ns(rings: Mapping[str, Group], collectives: Sequence[Collective], phase: str, rows: int) -> int:
-    return sum(
-        max(0, rings[each.over].time_ns(each.operation, rows * each.bytes_per_sample, each.count) - each.hidden_ns)
-        for each in collectives
-        if each.phase == phase
-    )
+    def _reduced_ns(self, ring: Group, parameters: int) -> int:
+        if ring.ring.size <= 1 or not parameters:
+            return 0
+        gradients = self.gradient_bytes * parameters
+        if self.layout.sharding == "optimizer":
+            return ring.time_ns("reduce_scatter", gradients) + ring.time_ns("all_gather", 2 * parameters)
+        return ring.time_ns("all_reduce", gradients)

@@ -12,6 +12,8 @@ from penstock.schemas.transformers.degrees import WITHIN, Collective, Degrees, F
 from penstock.schemas.transformers.shape import TransformerShape
 
 Scaling = Literal["linear", "measured"]
+WITH_DEGREES = "a profile with degrees: `penstock profile --example NAME --framework megatron`, or `--hf config.json`"
+"""What to do about a profile without."""
 
 
 class Layer(Part):

@@ -56,6 +56,7 @@ def test_a_configuration_is_the_shape_that_it_describes(tmp_path: Path) -> None:
         ({"tensor": 128}, "/tensor", "tensor 128 does not divide 64 GPUs"),
         ({"tensor": 8, "pipeline": 3}, "/pipeline", "pipeline 3 divides neither"),
         ({"context": 64, "tensor": 8}, "/context", "= 512 does not divide 64 GPUs"),
+        ({"context": 16, "context_kind": "all_to_all"}, "/context", "does not divide 8 key and value heads"),
         ({"expert": 2}, "/expert", "has no experts"),
         ({"sharding": "parameters", "pipeline": 2}, "/sharding", "gathered again"),
         ({"virtual_stages": 3}, "/virtual_stages", "virtual stages 3"),
@@ -77,6 +78,7 @@ def test_an_illegal_degree_is_refused_with_its_rule(asked: dict[str, Any], point
         ("llama-3-70b", "8x8xH100", {"offload": True}, "offload"),
         ("llama-3-70b", "8x8xH100", {"sharding": "offload"}, "parameters_kept"),
         ("llama-3-70b", "8x8xH100", {"recompute": "selective"}, "attention"),
+        ("llama-3-70b", "8x8xH100", {"context_kind": "p2p"}, "'ring', 'all_gather' or 'all_to_all'"),
         ("llama-3", "8x8xH100", {}, "llama-3-8b"),
         ("nowhere.json", "8x8xH100", {}, "cannot read"),
         ("gpt2-small", "2x8xFOO", {}, "no device kind 'FOO'"),
@@ -152,6 +154,18 @@ def test_the_command_prints_what_python_answers(capsys: pytest.CaptureFixture[st
     assert all(one.sentence in shown for one in found.refused)
 
 
+def test_how_sequences_are_shared_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """A ring's buffers are larger than what an all-to-all sends."""
+    asked = ["--tensor", "2", "--pipeline", "4", "--context", "4", "--sequence-length", "131072", "--json"]
+    memory = {}
+    for kind in ("ring", "all-to-all"):
+        assert main([*COMMAND, *asked, "--context-kind", kind]) == 3, "nothing fits, and memory is said"
+        found = FitsAnswer.model_validate_json(capsys.readouterr().out)
+        assert any(each.endswith(f"by {kind.replace('-', '_')}") for each in found.assumptions)
+        memory[kind] = found.rows[0].memory.activations_bytes
+    assert memory["ring"] > memory["all-to-all"]
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -161,6 +175,7 @@ def test_the_command_prints_what_python_answers(capsys: pytest.CaptureFixture[st
         (["--tensor", "1", "--pipeline", "1"], 3, "nothing fits: try --recompute full"),
         (["--hf", "config.json"], 64, "either --example or --hf"),
         (["--framework", "jax"], 65, "megatron"),
+        (["--context-kind", "p2p"], 65, "none of ring, all-gather, all-to-all"),
         (["--recompute", "everything"], 65, "recompute"),
         (["--offload"], 64, "No such option"),
     ],

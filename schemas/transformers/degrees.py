@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 from pydantic import Field
@@ -57,6 +58,14 @@ class Degrees(Part):
         """The degrees above 1, as in "tensor 8, context 2"."""
         above = [f"{name.replace('_', ' ')} {value}" for name, value in self.model_dump().items() if value > 1]
         return ", ".join(above) or "no degree above 1"
+
+
+def listed(degrees: Iterable[Degrees]) -> str:
+    """Which values each degree has in some of these, as in "tensor 1, 2, 4; expert 1, 8"; nothing where all are 1."""
+    every = list(degrees)
+    values = {name: sorted({getattr(each, name) for each in every}) for name in Degrees.model_fields}
+    above = {name: own for name, own in values.items() if own != [1]}
+    return "; ".join(f"{name.replace('_', ' ')} {', '.join(map(str, own))}" for name, own in above.items())
 
 
 class Collective(Part):

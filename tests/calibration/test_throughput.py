@@ -143,7 +143,7 @@ def test_what_is_no_run_of_one_kind_is_refused() -> None:
     slower = laid_out(PROFILE, catalogue.cluster("2x8xA100"), tensor=4, pipeline=2)
     with pytest.raises(UnsupportedRequest, match="uses A100, and the run was on H100"):
         calibrate_throughput(TENSOR, step_ns=2 * time_ns(TENSOR), show=[slower])
-    only = profile_of(SHAPES["gpt2-small"], "megatron", ["A100"], micro_batch_sizes=[1], tensor_degrees=[])
+    only = profile_of(SHAPES["gpt2-small"], "megatron", ["A100"], micro_batch_sizes=[1])
     with pytest.raises(InvalidDocument, match="has costs of A100, and the run was on H100"):
         calibrate_throughput(TENSOR, step_ns=2 * time_ns(TENSOR), profile=only)
     nodes = tuple(
@@ -154,7 +154,7 @@ def test_what_is_no_run_of_one_kind_is_refused() -> None:
     with pytest.raises(UnsupportedRequest, match="2 kinds, A100, H100"):
         calibrate_throughput(laid_out(PROFILE, mixed, tensor=4, pipeline=2), step_ns=10**9)
     torn = TENSOR.model_copy(update={"plan": TENSOR.plan.model_copy(update={"request_hash": "sha256:" + 64 * "0"})})
-    with pytest.raises(InvalidPlan, match="does not verify"):
+    with pytest.raises(InvalidPlan, match="was made for the request sha256:0000"):
         calibrate_throughput(torn, step_ns=10**9)
 
 
@@ -212,6 +212,19 @@ def test_command_document_and_worker_say_the_same(tmp_path: Path, capsys: pytest
     for wrong in ([], ["p.json"], ["--from-throughput", "1"], links, ["p.json", "t.json", *options]):
         assert main(["calibrate", *wrong]) == 64
         assert capsys.readouterr().err
+
+
+def test_a_run_that_memory_has_no_room_for_was_run_all_the_same() -> None:
+    small = catalogue.cluster("1x2xH100")
+    assert small.uniform is not None
+    tight = small.model_copy(update={"uniform": small.uniform.model_copy(update={"memory_bytes": 10**10})})
+    request = PlanRequest(profile=PROFILE, topology=tight, global_batch_size=8)
+    layout = even_layout(request, tensor=2, sharding="optimizer")
+    assert not layout.fits
+    prediction = layout.file.plan.prediction
+    assert prediction is not None
+    found = calibrate_throughput(layout.file, step_ns=2 * prediction.time_per_global_batch_ns)
+    assert found.run.before_ns == prediction.time_per_global_batch_ns
 
 
 def test_one_published_row_orders_four_others() -> None:

@@ -35,6 +35,14 @@ def test_only_the_degrees_that_a_profile_has_count() -> None:
     assert not [said for said in short.assumptions if "timed by the rule" in said]
 
 
+def test_a_router_is_too_quick_to_be_named() -> None:
+    mixtral = SHAPES["mixtral-8x7b"]
+    assert mixtral.experts is not None
+    assert 2 * mixtral.sequence_length * mixtral.hidden * mixtral.experts.number < 6.7e9
+    found = profile_of(mixtral, "megatron", ["B200"], micro_batch_sizes=[1])
+    assert not [said for said in found.assumptions if "timed by the rule" in said]
+
+
 @pytest.mark.parametrize(("kind", "like"), [("GB200", "B200"), ("GB300", "B200"), ("B300", "B200"), ("H20", "H100")])
 def test_a_kind_without_measurements_says_whose_numbers_it_has(kind: str, like: str) -> None:
     found = profile_of(LLAMA, "megatron", [kind], micro_batch_sizes=[1])

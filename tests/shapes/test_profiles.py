@@ -43,7 +43,7 @@ def _peaks(shape: TransformerShape, layout: Layout) -> list[int]:
             shape,
             layout.framework,
             ("H100",),
-            context_degrees=(layout.context,),
+            asked=Asked(context=(layout.context,)),
             context_kind=layout.context_kind,
         ),
         topology=catalogue.cluster(f"{layout.pipeline * layout.data}x{layout.tensor * layout.context}xH100"),

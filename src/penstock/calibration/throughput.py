@@ -14,7 +14,6 @@ from typing import NamedTuple
 from penstock.calibration.scaling import scaled, with_kind
 from penstock.convert import from_plan, to_problem
 from penstock.convert.degrees import at_choice_of
-from penstock.planning.judge import judge
 from penstock.report.words import duration
 from penstock.schemas.api.throughput import PredictedPlan, ThroughputOut, ThroughputRequest
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
@@ -22,7 +21,10 @@ from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.topology import ClusterTopology
 from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.timeline import Timeline
+from penstock.solvers.verify.verifier import check_allocation, check_rows, check_rule
 
 PRECISION = 1e-4
 """How near the prediction comes to the measured time, as a part of it."""
@@ -47,7 +49,7 @@ class _Run(NamedTuple):
 
     def time_ns(self, factor: float = 1.0) -> int:
         """The plan's time with all computation multiplied."""
-        return _timeline(self.file, scaled(self.profile, self.kind, factor)).time_per_global_batch_ns
+        return _simulated(self.file, scaled(self.profile, self.kind, factor))[1].time_per_global_batch_ns
 
     def pace(self, time_ns: int) -> float | None:
         """Tokens per second and GPU in use; None where the length of a sample is not known."""
@@ -116,12 +118,12 @@ def calibrate_throughput(
 
 
 def _run_of(file: PlanFile, kind: str | None = None) -> _Run:
-    """A plan whose devices in use are all of one kind; ``kind``: one that has to be among them."""
-    judged = judge(file)
-    if judged.faults or judged.timeline is None:
-        raise InvalidPlan(f"the plan {file.plan.content_hash()} does not verify: {judged.faults[0]}")
-    problem = judged.problem
-    used = [gpu for device in judged.timeline.uses for gpu in problem.gpus(device)]
+    """A plan whose devices in use are all of one kind; ``kind``: one that has to be among them.
+
+    Whether it fits into memory is not asked: it was run.
+    """
+    problem, timeline = _simulated(file)
+    used = [gpu for device in timeline.uses for gpu in problem.gpus(device)]
     kinds = sorted({gpu.kind for gpu in used})
     if kind is not None and kind not in kinds:
         raise UnsupportedRequest(
@@ -172,11 +174,25 @@ def _measured_ns(run: _Run, tokens_per_s_per_gpu: float | None, step_ns: int | N
     return max(1, round(unit / tokens_per_s_per_gpu * 1e9))
 
 
-def _timeline(file: PlanFile, profile: ModelProfile) -> Timeline:
-    plan = file.plan
-    problem = at_choice_of(to_problem(file.request.model_copy(update={"profile": profile})), plan)
+def _simulated(file: PlanFile, profile: ModelProfile | None = None) -> tuple[Problem, Timeline]:
+    """The plan's problem and timeline, under the costs of another profile if one is given. Raises InvalidPlan."""
+    plan, request = file.plan, file.request
+    if plan.request_hash != request.content_hash():
+        raise InvalidPlan(
+            f"the plan was made for the request {plan.request_hash}, not for the one that comes with it",
+            remedy="give plan and request as one file, as `penstock plan` writes them",
+        )
+    changed = request if profile is None else request.model_copy(update={"profile": profile})
+    problem = at_choice_of(to_problem(changed), plan)
     allocation, schedule = from_plan(plan, problem)
-    return simulate(problem, allocation, schedule, overlap=plan.overlap_all_reduce, update_rule=plan.update_rule)
+    faults = check_allocation(problem, allocation, plan.update_rule)
+    faults = faults or check_rule(problem, allocation, schedule, plan.update_rule)
+    if isinstance(schedule, Orders) and not faults:
+        faults = check_rows(problem, allocation, schedule, plan.update_rule)
+    if faults:
+        raise InvalidPlan(f"the plan {plan.content_hash()} does not verify: {faults[0]}")
+    timeline = simulate(problem, allocation, schedule, overlap=plan.overlap_all_reduce, update_rule=plan.update_rule)
+    return problem, timeline
 
 
 def _factor(run: _Run, measured_ns: int, before_ns: int) -> float:

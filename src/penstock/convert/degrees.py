@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.schemas.plan import Plan
-from penstock.schemas.profile import DividedCost, DividedMeasurement, ModelProfile
+from penstock.schemas.profile import WITH_DEGREES, DividedCost, DividedMeasurement, ModelProfile
 from penstock.schemas.profile import Variant as ProfileVariant
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
@@ -27,8 +27,6 @@ from penstock.solvers.model.degrees import (
 )
 from penstock.solvers.model.problem import Problem, frozen, prefix
 
-WITH_DEGREES = "a profile with degrees: `penstock profile --example NAME --framework megatron`, or `--hf config.json`"
-"""What to do about a profile without."""
 UNDIVIDED = ((Choice(),), (Choice(sharding="none"),))
 """Choices of a request whose plans are those of one that says nothing of degrees and sharding."""
 
@@ -90,9 +88,7 @@ def _asked(request: PlanRequest, known: list[Degrees]) -> list[Degrees]:
 
 
 def _remedy(profile: ModelProfile, known: list[Degrees]) -> str:
-    if len(known) > 1:
-        return "it has them at " + "; ".join(map(str, known))
-    return WITH_DEGREES
+    return f"it has them at {wire.listed(map(to_degrees, known))}" if len(known) > 1 else WITH_DEGREES
 
 
 def choice_of(plan: Plan) -> Choice | None:

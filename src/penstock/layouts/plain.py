@@ -8,9 +8,13 @@ from penstock.layouts.even import EvenLayout, even_layout
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
+from penstock.schemas.transformers.degrees import Degrees
 
 FIELDS = {
     "tensor": "tensor",
+    "context": "context",
+    "expert": "expert",
+    "expert-tensor": "expert_tensor",
     "pipeline": "pipeline",
     "replicas": "replicas",
     "micro-batch": "micro_batch_size",
@@ -19,8 +23,9 @@ FIELDS = {
     "recompute": "recompute",
 }
 """The names in words, and those of ``even_layout``."""
-NUMBERS = ("tensor", "pipeline", "replicas", "micro-batch", "chunks")
+INITIALS = {"context": "CP", "expert": "EP", "expert_tensor": "ETP"}
 VALUES = {"sharding": ("none", "optimizer"), "recompute": ("none", "full")}
+NUMBERS = tuple(name for name in FIELDS if name not in VALUES)
 EXAMPLE = "tensor=8,pipeline=4,replicas=2,micro-batch=1,chunks=1,sharding=optimizer,recompute=none"
 
 
@@ -61,14 +66,17 @@ def _fields(text: str) -> dict[str, Any]:
 
 
 def _replicas(file: PlanFile) -> int:
-    tensor = 1 if file.plan.degrees is None else file.plan.degrees.tensor
-    return len(file.plan.pipelines[0].stages[0].devices) // tensor
+    """Return replicas as trainers count them, of which several may share their experts."""
+    degrees = file.plan.degrees or Degrees()
+    return len(file.plan.pipelines[0].stages[0].devices) // (degrees.tensor * degrees.context)
 
 
 def _words(fields: dict[str, Any], replicas: int) -> str:
-    said = [f"TP{fields.get('tensor', 1)}", f"PP{fields.get('pipeline', 1)}", f"DP{replicas}"]
+    said = [f"TP{fields.get('tensor', 1)}"]
+    said += [f"{short}{fields[name]}" for name, short in INITIALS.items() if fields.get(name, 1) > 1]
+    said = [" ".join([*said, f"PP{fields.get('pipeline', 1)}", f"DP{replicas}"])]
     said += [f"VP{fields['virtual_stages']}"] if fields.get("virtual_stages", 1) > 1 else []
     said += [f"micro-batch {fields.get('micro_batch_size', 1)}"]
     said += ["optimizer sharded"] if fields.get("sharding") == "optimizer" else []
     said += ["recomputed"] if fields.get("recompute") == "full" else []
-    return " ".join(said[:3]) + "".join(f", {each}" for each in said[3:])
+    return ", ".join(said)

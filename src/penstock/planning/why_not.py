@@ -12,18 +12,17 @@ from dataclasses import replace
 from typing import Any, NamedTuple, get_args
 
 from penstock.convert import to_problem
-from penstock.convert.degrees import WITH_DEGREES
+from penstock.convert.degrees import degrees_of
 from penstock.convert.requests import inline_documents
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
-from penstock.schemas.profile import ModelProfile
+from penstock.schemas.profile import WITH_DEGREES, ModelProfile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.transformers.degrees import Sharding
-from penstock.shapes.layout import Layout
-from penstock.shapes.legality import broken
+from penstock.shapes.profiled_degrees import NAMES, degrees_named
 from penstock.solvers.bounds.schedule_bound import request_bound
 from penstock.solvers.degrees.contract import contract, refuse_unplanned
 from penstock.solvers.explanation.why_not import Planned
-from penstock.solvers.model.degrees import Choice, Degrees
+from penstock.solvers.model.degrees import Choice
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Result, Status
 from penstock.solvers.planners.catalogue import EXCLUDE, PHASES
@@ -99,16 +98,17 @@ def _settled(problem: Problem, choice: Choice) -> Choice:
 
 
 def _named(text: str) -> Mapping[str, Any]:
-    """Return tensor and sharding as far as words name them."""
+    """Return degrees and sharding as far as words name them."""
     if text == NEXT:
         return {}
     named: dict[str, Any] = {}
     for part in text.split(","):
         name, equals, value = (each.strip() for each in part.partition("="))
-        known = {"tensor": value.isdecimal() and len(value) < 6, "sharding": value in get_args(Sharding)}
-        if not equals or name in named or not known.get(name, False):
+        degree = name.replace("-", "_")
+        is_number = degree in NAMES and value.isdecimal() and len(value) < 6
+        if not equals or degree in named or not (is_number or (name == "sharding" and value in get_args(Sharding))):
             raise InvalidDocument(f"{text!r} names no choice of degrees", remedy=EXAMPLE)
-        named[name] = int(value) if name == "tensor" else value
+        named[degree] = int(value) if is_number else value
     return named
 
 
@@ -121,36 +121,15 @@ def _candidates(problem: Problem, profile: ModelProfile, own: Choice, named: Map
         )
     refuse_unplanned(named.get("sharding"))
     open_to = problem.choices or (own,)
-    if "tensor" in named:
-        degrees = [_at_tensor(problem, profile, named["tensor"])]
+    values = {name: (value,) for name, value in named.items() if name in NAMES}
+    if values:
+        degrees = [degrees_of(each) for each in degrees_named(profile, values)]
     else:
         degrees = list(dict.fromkeys(each.degrees for each in open_to))
     shardings = [named["sharding"]] if "sharding" in named else dict.fromkeys(each.sharding for each in open_to)
     for each in degrees:
         for sharding in shardings:
             yield Choice(each, sharding)
-
-
-def _at_tensor(problem: Problem, profile: ModelProfile, tensor: int) -> Degrees:
-    """Return the degrees. Raises UnsupportedRequest with the rule that they break, or what the profile has instead."""
-    rules = () if profile.shape is None or tensor < 1 else _rules(profile, tensor)
-    if rules:
-        raise UnsupportedRequest(f"no plan can be at tensor {tensor}: {rules[0]}")
-    asked = Degrees(tensor=tensor)
-    known = [Degrees(), *(each.degrees for each in problem.variants)]
-    if asked not in known:
-        raise UnsupportedRequest(
-            f"the profile {profile.name!r} has no costs at {asked}",
-            remedy=f"it has them at {'; '.join(map(str, known))}",
-        )
-    return asked
-
-
-def _rules(profile: ModelProfile, tensor: int) -> Sequence[str]:
-    """Return what the model's shape has against a tensor degree."""
-    assert profile.shape is not None
-    layout = Layout(tensor=tensor, framework=profile.framework or "megatron")
-    return [each.sentence for each in broken(profile.shape, layout, tensor) if each.degree == "tensor"]
 
 
 def _best(problem: Problem, allowed: Sequence[Choice], planner: str | None, max_plans: int) -> Found:

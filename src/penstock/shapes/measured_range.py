@@ -24,29 +24,41 @@ _SENTENCES = {
 }
 
 
+_NEGLIGIBLE = 0.05
+"""Of the time of products and attention: kernels that take less together, such as routers, are not named."""
+
+
 class _Watched(Kernels):
-    """Kernels that remember the least of what each rule depends on, by the least that was measured."""
+    """Kernels that remember those smaller than any that was measured: the least of each kind, and their time."""
 
     def __init__(self, facts: DeviceFacts) -> None:
         super().__init__(facts, "bf16")
-        self.seen: dict[float, float] = {}
+        self._total_ns = 0.0
+        self._below: dict[float, tuple[float, float]] = {}
 
-    def _see(self, measured: float, value: float) -> None:
-        self.seen[measured] = min(value, self.seen.get(measured, value))
+    def small(self) -> dict[float, float]:
+        """By the least that was measured, the least that there is, where such kernels take time."""
+        return {measured: least for measured, (least, own) in self._below.items() if own > _NEGLIGIBLE * self._total_ns}
+
+    def _seen(self, measured: float, value: float, own_ns: float) -> float:
+        self._total_ns += own_ns
+        if value < measured:
+            least, before_ns = self._below.get(measured, (value, 0.0))
+            self._below[measured] = min(value, least), before_ns + own_ns
+        return own_ns
 
     def product_ns(self, rows: float, inner: float, columns: float, *, result_bytes: int | None = None) -> float:
-        self._see(LEAST_FLOPS, 2 * rows * inner * columns)
-        return super().product_ns(rows, inner, columns, result_bytes=result_bytes)
+        own_ns = super().product_ns(rows, inner, columns, result_bytes=result_bytes)
+        return self._seen(LEAST_FLOPS, 2 * rows * inner * columns, own_ns)
 
     def grouped_product_ns(
         self, groups: int, rows: float, inner: float, columns: float, *, result_bytes: int | None = None
     ) -> float:
-        self._see(LEAST_GROUP_ROWS, min(rows, inner, columns))
-        return super().grouped_product_ns(groups, rows, inner, columns, result_bytes=result_bytes)
+        own_ns = super().grouped_product_ns(groups, rows, inner, columns, result_bytes=result_bytes)
+        return self._seen(LEAST_GROUP_ROWS, min(rows, inner, columns), own_ns)
 
     def attention_ns(self, flops: float, rows: float, *, backward: bool) -> float:
-        self._see(LEAST_ATTENTION_ROWS, rows)
-        return super().attention_ns(flops, rows, backward=backward)
+        return self._seen(LEAST_ATTENTION_ROWS, rows, super().attention_ns(flops, rows, backward=backward))
 
 
 def with_range(profile: ModelProfile) -> ModelProfile:
@@ -57,11 +69,7 @@ def with_range(profile: ModelProfile) -> ModelProfile:
         for own in facts
         if own.like is not None
     ]
-    said += [
-        _SENTENCES[measured].format(least, measured)
-        for measured, least in _least(profile, facts[0]).items()
-        if least < measured
-    ]
+    said += [_SENTENCES[measured].format(least, measured) for measured, least in _least(profile, facts[0]).items()]
     if not said:
         return profile
     error = max(EXTRAPOLATED_EXPECTED_ERROR, profile.source.expected_error)
@@ -70,13 +78,15 @@ def with_range(profile: ModelProfile) -> ModelProfile:
 
 
 def _least(profile: ModelProfile, facts: DeviceFacts) -> dict[float, float]:
-    """The least of each kind of kernel, at the smallest micro-batch and all degrees."""
+    """The least of each kind of kernel that is smaller than any measured, over all degrees."""
     assert profile.shape is not None
     size = min(one.micro_batch_size for one in profile.measurements)
-    watched = _Watched(facts)
+    found: dict[float, float] = {}
     for degrees in ({}, *(variant.degrees.model_dump() for variant in profile.variants or ())):
         layout = Layout(framework=profile.framework or "torch", micro_batch_size=size, **degrees)
         case = Case(profile.shape, layout, facts)
-        case.kernels = watched
+        case.kernels = watched = _Watched(facts)
         costs_of(case)
-    return watched.seen
+        for measured, least in watched.small().items():
+            found[measured] = min(least, found.get(measured, least))
+    return found

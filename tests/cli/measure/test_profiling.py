@@ -86,3 +86,28 @@ def test_an_unknown_framework_is_refused(tmp_path: Path, capsys: pytest.CaptureF
     said = ["--example", "llama-3-8b", "--framework", "jax", "-o", str(tmp_path / "p.json")]
     assert main(["profile", *said]) == 65
     assert "the framework 'jax' is none of megatron, torch" in capsys.readouterr().err
+
+
+def test_context_degrees_are_those_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "p.json"
+    said = ["profile", "--example", "llama-3-8b", "--framework", "megatron", "--kind", "H100", "-o", str(target)]
+
+    def contexts(*more: str) -> set[int]:
+        assert main([*said, *more]) == 0
+        return {each.degrees.context for each in ModelProfile.read(target).variants or ()}
+
+    assert contexts() == {1}
+    assert contexts("--context", "auto") == {1, 2}
+    assert contexts("--context", "1,4") == {1, 4}
+    assert contexts("--sequence-length", "32768") == {1, 2, 4, 8}
+    assert contexts("--sequence-length", "32768", "--context", "1") == {1}
+    assert contexts("--context", "2", "--context-kind", "all-to-all") == {1, 2}
+    assert any("all_to_all" in each for each in ModelProfile.read(target).assumptions)
+    for more, words in (
+        (["--context", "3"], "2 × context 3 does not divide a sequence of 8192 tokens"),
+        (["--context", "16", "--context-kind", "all-to-all"], "tensor 1 × context 16 = 16 does not divide 8 key and"),
+        (["--context-kind", "p2p"], "the kind of context parallelism 'p2p' is none of ring, all-gather, all-to-all"),
+        (["--context", "many"], "'many' is neither auto nor numbers such as 1,2,4,8"),
+    ):
+        assert main([*said, *more]) in (64, 65)
+        assert words in " ".join(capsys.readouterr().err.split())

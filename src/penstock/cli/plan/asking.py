@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Mapping
@@ -49,6 +50,7 @@ def request_of(options: Mapping[str, Any], *, open_degrees: bool = False) -> Pla
     from penstock.schemas.request import PlanRequest
 
     found = PlanRequest.parse(_merged(data, fields | _documents(options)), units=True, origin=origin or "")
+    found = _with_degrees(found, options)
     return with_open_degrees(found) if open_degrees else found
 
 
@@ -72,7 +74,6 @@ def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
     same = ("global_batch_size", "planner", "schedule", "recompute", "codec", "seed", "target")
     fields = {name: options.get(name) for name in same}
     fields["micro_batch_sizes"] = options.get("micro_batch_size") or None
-    fields["degrees"] = _degrees(options.get("tensor"))
     fields["sharding"] = options.get("sharding")
     fields["update_rules"] = _rules(options.get("update_rule"))
     fields["pins"] = [_pin(text) for text in options.get("pin") or ()] or None
@@ -91,11 +92,24 @@ def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _degrees(text: str | None) -> str | list[dict[str, int]] | None:
-    if text is None:
-        return None
-    found = degrees_of(text, "tensor")
-    return found if found == "auto" else [{"tensor": value} for value in found]
+def _with_degrees(request: PlanRequest, options: Mapping[str, Any]) -> PlanRequest:
+    """The request with the degrees that options name; those that they do not name are free, if any is named."""
+    from penstock.schemas.profile import ModelProfile
+    from penstock.schemas.transformers.degrees import Degrees
+    from penstock.shapes.profiled_degrees import NAMES, degrees_named
+
+    given = {name: str(options[name]) for name in NAMES if options.get(name) is not None}
+    if not given:
+        return request
+    named = {name: degrees_of(text, name.replace("_", "-")) for name, text in given.items()}
+    values = {name: each for name, each in named.items() if each != "auto"}
+    degrees: Any = "auto"
+    if values and isinstance(request.profile, ModelProfile):
+        degrees = degrees_named(request.profile, values)
+    elif values:
+        every = itertools.product(*values.values())
+        degrees = tuple(Degrees(**dict(zip(values, each, strict=True))) for each in every)
+    return request.model_copy(update={"degrees": degrees})
 
 
 def _rules(given: list[str] | None) -> list[str] | None:

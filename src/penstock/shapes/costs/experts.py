@@ -27,8 +27,9 @@ from penstock.shapes.routing import busiest, copies_per_token
 
 _COUNT = 8
 """Bytes of a number of tokens."""
-_SCORE_TENSORS = 5
-"""Of tokens by experts in fp32 that Megatron's router makes: softmax, weights, mask, their sum, scores of its loss."""
+_ROUTER_KERNELS, _CAPACITY_KERNELS, _ROUTER_KERNELS_BACK = 20, 6, 8
+"""Operations on scores of tokens by experts in Megatron's router [1]_: top k, weights and mask scattered, the scores
+of the loss that balances experts, that loss, tokens of each expert; then those that drop and pad; in backward."""
 
 
 class _Rows(NamedTuple):
@@ -75,7 +76,8 @@ def _router_moved(case: Case, experts: Experts, rows: _Rows) -> Moved:
     scores = 2 * FP32 * rows.own * experts.number
     cast = (case.width + FP32) * rows.own * case.shape.hidden
     if case.fused:
-        return ((scores, scores),) * _SCORE_TENSORS + ((0, cast), (0, cast))
+        forward = _ROUTER_KERNELS + (0 if experts.capacity_factor is None else _CAPACITY_KERNELS)
+        return ((scores, 0),) * forward + ((0, scores),) * _ROUTER_KERNELS_BACK + ((0, cast), (0, cast))
     return ((cast, cast), (scores, scores), (scores, scores))
 
 
