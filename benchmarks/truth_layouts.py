@@ -143,11 +143,14 @@ def _at_degrees(run: Run, request: PlanRequest) -> Judged:
 
 
 def waited_s(run: Run) -> float:
-    """Seconds in which ranks of an interleaved pipeline wait for messages that a plan overlaps with computation."""
+    """Seconds in which ranks of an interleaved pipeline wait for messages that a plan overlaps with computation.
+
+    Ranks fill and drain in step, so that the slowest message counts: one between nodes, where there are several.
+    """
     if run.virtual_stages == 1:
         return 0.0
     node = hardware.usual(run.kind)
-    if run.gpus // run.pipeline < run.node_size:
+    if run.nodes == 1:
         bytes_per_s, latency_ns = node.fabric_bytes_per_s.value, node.fabric_latency_ns.value
     else:
         cards = node.node_nic_bytes_per_s(run.node_size)
