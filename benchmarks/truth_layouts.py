@@ -132,8 +132,8 @@ def _at_degrees(run: Run, request: PlanRequest) -> Judged:
     cells = contract(to_problem(request), Choice(Degrees(**degrees), "optimizer"))
     even = Even(request.profile, cells)
     layout = Layout(
-        tensor=run.tensor, context=run.context, expert=run.expert, pipeline=run.pipeline, virtual_stages=run.virtual_stages, micro_batch_size=run.micro_batch_size,
-        global_batch_size=run.batch,
+        tensor=run.tensor, context=run.context, expert=run.expert, pipeline=run.pipeline,
+        virtual_stages=run.virtual_stages, micro_batch_size=run.micro_batch_size, global_batch_size=run.batch,
     )  # fmt: skip
     allocation = even.allocation(layout)
     found, _faults = by_hand(cells, allocation, even.orders(layout, allocation), overlap=True)
