@@ -19,6 +19,7 @@ from penstock.schemas.errors import PenstockError
 
 SMALL, LARGE = "LLAMA3_70B", "LLAMA3.1_405B"
 _SHAPES = {SMALL: "llama-3-70b", LARGE: "llama-3.1-405b"}
+_NOT_SAID = ("", "0", "n/a")
 MOST_ERROR = 0.15
 WANTED = ("H100", "FP8")
 
@@ -53,10 +54,14 @@ def _row(row: dict[str, str]) -> Measured:
     size = min(gpus, 64) if kind.startswith("GB") else 8
     model = shape(_SHAPES[row["model"]]).model_copy(update={"sequence_length": int(row["Sequence Length"])})
     run = Run(
-        model, gpus // size, size, kind, int(row["GBS"]), int(row["TP"]), int(row["PP"]),
-        1 if row["VP"] == "n/a" else int(row["VP"]), int(row["CP"]), int(row["MBS"]),
+        model, gpus // size, size, kind, int(row["GBS"]), _degree(row["TP"]), _degree(row["PP"]),
+        _degree(row["VP"]), _degree(row["CP"]), int(row["MBS"]),
     )  # fmt: skip
-    return Measured(run, run.seconds(float(row["Tokens / sec / GPU"])), row["release"], row["FSDP"] not in ("", "0"))
+    return Measured(run, run.seconds(float(row["Tokens / sec / GPU"])), row["release"], row["FSDP"] not in _NOT_SAID)
+
+
+def _degree(said: str) -> int:
+    return 1 if said in _NOT_SAID else int(said)
 
 
 def speed_of(rows: dict[str, Measured]) -> float:

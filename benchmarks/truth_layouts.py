@@ -132,8 +132,8 @@ def _at_degrees(run: Run, request: PlanRequest) -> Judged:
     cells = contract(to_problem(request), Choice(Degrees(**degrees), "optimizer"))
     even = Even(request.profile, cells)
     layout = Layout(
-        **degrees, pipeline=run.pipeline, virtual_stages=run.virtual_stages, micro_batch_size=run.micro_batch_size,
-        global_batch_size=run.batch,
+        tensor=run.tensor, context=run.context, expert=run.expert, pipeline=run.pipeline,
+        virtual_stages=run.virtual_stages, micro_batch_size=run.micro_batch_size, global_batch_size=run.batch,
     )  # fmt: skip
     allocation = even.allocation(layout)
     found, _faults = by_hand(cells, allocation, even.orders(layout, allocation), overlap=True)
@@ -143,11 +143,14 @@ def _at_degrees(run: Run, request: PlanRequest) -> Judged:
 
 
 def waited_s(run: Run) -> float:
-    """Seconds in which ranks of an interleaved pipeline wait for messages that a plan overlaps with computation."""
+    """Seconds in which ranks of an interleaved pipeline wait for messages that a plan overlaps with computation.
+
+    Ranks fill and drain in step, so that the slowest message counts: one between nodes, where there are several.
+    """
     if run.virtual_stages == 1:
         return 0.0
     node = hardware.usual(run.kind)
-    if run.gpus // run.pipeline < run.node_size:
+    if run.nodes == 1:
         bytes_per_s, latency_ns = node.fabric_bytes_per_s.value, node.fabric_latency_ns.value
     else:
         cards = node.node_nic_bytes_per_s(run.node_size)
