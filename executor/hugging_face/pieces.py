@@ -100,8 +100,8 @@ class Pieces:
         parts = {name.partition(".")[0] for name, _ in self.base.named_parameters()} - known
         if parts:
             raise UnsupportedRequest(
-                f"{self.origin}: the model {type(self._model).__name__} has {', '.join(sorted(parts))}, which belongs to "
-                "none of its embedding, layers and last norm"
+                f"{self.origin}: the model {type(self._model).__name__} has {', '.join(sorted(parts))}, which belongs "
+                "to none of its embedding, layers and last norm"
             )
 
     def _shell(self) -> Any:
