@@ -182,8 +182,9 @@ def _routing(experts: Experts) -> str:
     """How evenly tokens are taken to be spread over the experts."""
     if experts.capacity_factor is not None:
         return f"every expert gets {experts.capacity_factor:g} times its even share of tokens, dropped or padded"
-    busy = f"{experts.routing_imbalance:g} times the mean" if experts.routing_imbalance > 1 else "the same"
-    return f"no token is dropped, and the busiest GPU's experts get {busy}; all-to-all is hidden by nothing"
+    busy = f"the busiest GPU's experts get {experts.routing_imbalance:g} times the mean"
+    shares = busy if experts.routing_imbalance > 1 else "the experts of all GPUs get the same number"
+    return f"no token is dropped, and {shares}; all-to-all is hidden by nothing"
 
 
 def _classes(profile: ModelProfile, roles: Sequence[Role]) -> tuple[tuple[int, ...], list[_Class]]:
