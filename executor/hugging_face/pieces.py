@@ -1,6 +1,6 @@
 """A model that the library `transformers` builds on the meta device, taken apart: embedding, decoder layers, head.
 
-Each piece is the library's own base model with what is before and behind taken out, so that a layer gets from it what
+Each piece is the library's own base model with the other parts taken out, so that a layer gets from it what
 it gets in training: rotary positions, masks, whatever its family needs.
 """
 
@@ -29,7 +29,7 @@ _BEFORE_LAYERS = ("drop", "embed_dropout", "wpe")
 
 
 class Pieces:
-    """The model of a configuration; its pieces are built anew each time that they are asked for."""
+    """The model of a configuration; each call builds a new piece."""
 
     def __init__(self, values: Mapping[str, Any], origin: str) -> None:
         self.origin = origin
