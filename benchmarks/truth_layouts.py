@@ -7,9 +7,9 @@ What Megatron overlaps is said in the request, or added where plans do not know 
 
 * Gradients of 16 bits (``grad_reduce_in_fp32=False`` in all of these runs) are summed while backwards run
   (``overlap_grad_reduce``): ``memory.gradient: parameter``. What a plan exchanges is that reduce-scatter and the gather
-  of parameters, which Megatron hides behind the first forwards (``overlap_param_gather``), not the last backwards.
-* Messages between stages do not queue behind these collectives: ``network.sharing: private``. In a shared network of a
-  plan, a message waits until a whole layer's gradients are through, 20 to 35 ms for one of llama-3.1-405b.
+  of parameters, which Megatron overlaps with the first forwards (``overlap_param_gather``), not the last backwards.
+* Messages between stages do not wait for these collectives: ``network.sharing: private``. In a plan's shared network,
+  which is what requests have where they say nothing, a message waits until a whole layer's gradients are through.
 * Interleaved 1F1B hides messages in its steady state only (``overlap_p2p_comm``; ``overlap_p2p_comm_warmup_flush`` is
   off by default). While it fills and drains, a rank waits for the message of every step, and the collectives of the
   replicas, which run at the same time, take half of its card (`waited_s`).
@@ -27,7 +27,7 @@ from penstock.examples.catalogue import cluster
 from penstock.importers.cluster import hardware
 from penstock.layouts.drawn import by_hand
 from penstock.layouts.even import Even
-from penstock.schemas.profile import ModelProfile
+from penstock.schemas.profile import DividedCost, DividedMeasurement, ModelProfile
 from penstock.schemas.request import MemoryModel, NetworkModel, PlanRequest
 from penstock.schemas.topology import ClusterTopology, DeviceKind
 from penstock.schemas.transformers.degrees import Degrees as RequestedDegrees
@@ -38,10 +38,11 @@ from penstock.shapes.profiled_degrees import Asked
 from penstock.shapes.profiles import profile_of
 from penstock.solvers.costs.memory import shortages
 from penstock.solvers.degrees.contract import contract
-from penstock.solvers.model.degrees import Choice, Degrees
+from penstock.solvers.model.degrees import Choice, Degrees, Over
 
 _LEAST_STEP = 1e-6
 """Of the search for a factor, as a part of it."""
+_ALL_NS = 10**12
 _SHARED = 2
 """What share one card while a pipeline fills and drains: its messages, and the collective of the replicas."""
 
@@ -60,6 +61,9 @@ class Run(NamedTuple):
     context: int = 1
     micro_batch_size: int = 1
     recompute: tuple[Module, ...] = ()
+    expert: int = 1
+    hidden: frozenset[Over] = frozenset()
+    """Groups whose collectives computation hides, all of them."""
 
     @property
     def gpus(self) -> int:
@@ -76,6 +80,8 @@ class Run(NamedTuple):
         """Its degrees, as the tables print them."""
         said = f"TP{self.tensor} PP{self.pipeline} VP{self.virtual_stages}"
         said += f" CP{self.context}" if self.context > 1 else ""
+        said += f" EP{self.expert}" if self.expert > 1 else ""
+        said += ", all-to-all hidden" if "expert" in self.hidden else ""
         return said + (f", {' and '.join(self.recompute)} recomputed" if self.recompute else "")
 
     def seconds(self, measured_tokens: float) -> float:
@@ -90,17 +96,20 @@ class Judged(NamedTuple):
     missing_bytes: int
 
 
-def judged(run: Run, speed: float) -> Judged:
+SEPARATE = NetworkModel(sharing="private", channel="full")
+
+
+def judged(run: Run, speed: float, network: NetworkModel = SEPARATE) -> Judged:
     """A run on GPUs that compute ``speed`` times as fast as the table of devices says."""
     request = PlanRequest(
-        profile=_profile(run.shape, run.kind, run.tensor, run.context, run.micro_batch_size),
+        profile=_profile(run._replace(nodes=1, batch=1)),
         topology=_faster(cluster(f"{run.nodes}x{run.node_size}x{run.kind}"), run.kind, speed),
         global_batch_size=run.batch,
         memory=MemoryModel(gradient="parameter"),
-        network=NetworkModel(sharing="private", channel="full"),
+        network=network,
     )
-    if run.context > 1:
-        return _with_context(run, request)
+    if run.context > 1 or run.expert > 1:
+        return _at_degrees(run, request)
     found = penstock.even_layout(
         request,
         tensor=run.tensor,
@@ -115,16 +124,16 @@ def judged(run: Run, speed: float) -> Judged:
     return Judged(prediction.time_per_global_batch_ns / 1e9 + waited_s(run), found.missing_bytes)
 
 
-def _with_context(run: Run, request: PlanRequest) -> Judged:
+def _at_degrees(run: Run, request: PlanRequest) -> Judged:
     """The same for what `penstock.even_layout` does not take yet."""
-    degrees = {"tensor": run.tensor, "context": run.context}
+    degrees = {"tensor": run.tensor, "context": run.context, "expert": run.expert}
     request = request.model_copy(update={"degrees": RequestedDegrees(**degrees), "sharding": "optimizer"})
     assert isinstance(request.profile, ModelProfile)
     cells = contract(to_problem(request), Choice(Degrees(**degrees), "optimizer"))
     even = Even(request.profile, cells)
     layout = Layout(
-        **degrees, pipeline=run.pipeline, virtual_stages=run.virtual_stages, micro_batch_size=run.micro_batch_size,
-        global_batch_size=run.batch,
+        tensor=run.tensor, context=run.context, expert=run.expert, pipeline=run.pipeline,
+        virtual_stages=run.virtual_stages, micro_batch_size=run.micro_batch_size, global_batch_size=run.batch,
     )  # fmt: skip
     allocation = even.allocation(layout)
     found, _faults = by_hand(cells, allocation, even.orders(layout, allocation), overlap=True)
@@ -134,11 +143,14 @@ def _with_context(run: Run, request: PlanRequest) -> Judged:
 
 
 def waited_s(run: Run) -> float:
-    """Seconds in which ranks of an interleaved pipeline wait for messages that a plan has behind computation."""
+    """Seconds in which ranks of an interleaved pipeline wait for messages that a plan overlaps with computation.
+
+    Ranks fill and drain in step, so that the slowest message counts: one between nodes, where there are several.
+    """
     if run.virtual_stages == 1:
         return 0.0
     node = hardware.usual(run.kind)
-    if run.gpus // run.pipeline < run.node_size:
+    if run.nodes == 1:
         bytes_per_s, latency_ns = node.fabric_bytes_per_s.value, node.fabric_latency_ns.value
     else:
         cards = node.node_nic_bytes_per_s(run.node_size)
@@ -149,22 +161,44 @@ def waited_s(run: Run) -> float:
     return 2 * (run.pipeline - 1 + (run.virtual_stages - 1) * run.pipeline) * message_s
 
 
-def calibrated(run: Run, measured_s: float) -> float:
+def calibrated(run: Run, measured_s: float, network: NetworkModel = SEPARATE) -> float:
     """The speed at which a run is predicted as it was measured, by secants: a time is nearly linear in 1 / speed."""
-    near, time = 1.0, judged(run, 1.0).seconds
-    other, other_time = near * measured_s / time, judged(run, time / measured_s).seconds
+    near, time = 1.0, judged(run, 1.0, network).seconds
+    other, other_time = near * measured_s / time, judged(run, time / measured_s, network).seconds
     while abs(other - near) > _LEAST_STEP * other and other_time != time:
         slope = (other_time - time) / (other - near)
         near, time = other, other_time
         other += (measured_s - other_time) / slope
-        other_time = judged(run, 1 / other).seconds
+        other_time = judged(run, 1 / other, network).seconds
     return 1 / other
 
 
 @lru_cache(maxsize=8)
-def _profile(shape: TransformerShape, kind: str, tensor: int, context: int, size: int) -> ModelProfile:
-    asked = Asked(tensor=(tensor,), context=(context,))
-    return profile_of(shape, "megatron", (kind,), micro_batch_sizes=(size,), asked=asked)
+def _profile(run: Run) -> ModelProfile:
+    """With costs at the run's degrees alone."""
+    asked = Asked((run.tensor,), (run.context,), (run.expert,))
+    found = profile_of(run.shape, "megatron", (run.kind,), micro_batch_sizes=(run.micro_batch_size,), asked=asked)
+    return _hiding(found, run.hidden) if run.hidden else found
+
+
+def _hiding(profile: ModelProfile, hidden: frozenset[Over]) -> ModelProfile:
+    """The profile with passes that hide all collectives over some groups."""
+
+    def cost(known: DividedCost) -> DividedCost:
+        collectives = tuple(
+            each.model_copy(update={"hidden_ns": _ALL_NS}) if each.over in hidden and each.phase != "step" else each
+            for each in known.collectives
+        )
+        return known.model_copy(update={"collectives": collectives})
+
+    def measurement(known: DividedMeasurement) -> DividedMeasurement:
+        return known.model_copy(update={"layers": tuple(map(cost, known.layers))})
+
+    variants = (
+        each.model_copy(update={"measurements": tuple(map(measurement, each.measurements))})
+        for each in profile.variants or ()
+    )
+    return profile.model_copy(update={"variants": tuple(variants)})
 
 
 def _faster(topology: ClusterTopology, kind: str, speed: float) -> ClusterTopology:

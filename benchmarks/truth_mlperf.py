@@ -2,7 +2,7 @@
 
 The runs differ in replicas and micro-batches only (TP 8, CP 2, PP 8, VP 8), so a step is a period per micro-batch and
 a rest: filling and draining the pipeline, reductions, update. What overlaps is not fitted to the rows: the submission
-(mlcommons/training_results_v5.0, NVIDIA's ``llama31_405b``, ``config_common.sh`` and ``pretrain.py``) sets
+(mlcommons/training_results_v5.0, NVIDIA's ``llama31_405b``, ``config_common.sh`` and the training script) sets
 ``OVERLAP_GRAD_REDUCE``, ``OVERLAP_PARAM_GATHER``, ``OVERLAP_P2P_COMM`` and ``grad_reduce_in_fp32=False``, of which
 `truth_layouts` says what they mean. Embedding and loss count as a layer each (``ASYM_PP_EMBED``, ``ASYM_PP_LOSS``),
 so that 126 layers fill 64 virtual stages.
@@ -19,8 +19,10 @@ from typing import NamedTuple
 from truth_layouts import Run, calibrated, judged, mark
 
 from penstock.examples.catalogue import shape
+from penstock.schemas.request import NetworkModel
 
 EACH, MEAN = 0.06, 0.04
+SHARED = NetworkModel()
 
 
 class Measured(NamedTuple):
@@ -71,6 +73,9 @@ def report(path: Path) -> int:
     for name, times in (("measured", [row.seconds for row in rows]), ("predicted", predicted)):
         slope, intercept = _affine(rows, times)
         print(f"  {name:9} {slope:.4f} s a micro-batch + {intercept:.3f} s")
+    last = rows[-1]
+    queued = judged(last.run, calibrated(rows[0].run, rows[0].seconds, SHARED), SHARED).seconds / last.seconds - 1
+    print(f"  where messages wait for reductions, as requests have it by default: {last.run.gpus} GPUs {queued:+.1%}")
     return missed
 
 

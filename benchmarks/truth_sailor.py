@@ -20,6 +20,7 @@ from penstock.examples.catalogue import cluster
 from penstock.layouts.drawn import Drawn, by_hand, ordered, placed, world_of
 from penstock.layouts.limits import within_of
 from penstock.schemas.request import PlanRequest
+from penstock.schemas.transformers import degrees
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes.profiled_degrees import Asked
 from penstock.shapes.profiles import profile_of
@@ -73,18 +74,16 @@ def _row(row: dict[str, str]) -> Measured:
 
 def step_s(row: Measured) -> float:
     """Seconds of a step with these stages, 1F1B."""
-    profile = profile_of(
-        SHAPE, "megatron", ("H100",), micro_batch_sizes=(row.micro_batch_size,), asked=Asked(tensor=(row.tensor,))
-    )
-    degrees = Degrees(tensor=row.tensor)
+    asked = Asked(tensor=(row.tensor,), context=(1,))
+    profile = profile_of(SHAPE, "megatron", ("H100",), micro_batch_sizes=(row.micro_batch_size,), asked=asked)
     request = PlanRequest(
         profile=profile,
         topology=cluster(f"{row.nodes}x{NODE}xH100"),
         global_batch_size=row.batch,
-        degrees={"tensor": row.tensor},
+        degrees=degrees.Degrees(tensor=row.tensor),
         sharding="none",
     )
-    cells = contract(to_problem(request), Choice(degrees, "none"))
+    cells = contract(to_problem(request), Choice(Degrees(tensor=row.tensor), "none"))
     edges = accumulate(row.layers, initial=0)
     stages = tuple((first, end - 1) for first, end in pairwise(edges))
     drawn = Drawn(stages, len(stages), "early-backward", rows=row.micro_batch_size)

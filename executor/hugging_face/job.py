@@ -42,8 +42,7 @@ class HuggingFaceJob(SimpleJob):
         longest = getattr(config, "max_position_embeddings", None) or USUAL_LENGTH
         self.length = sequence_length or min(longest, USUAL_LENGTH)
         if config.tie_word_embeddings:
-            words = "wte" if hasattr(self._pieces.base, "wte") else "embed_tokens"
-            self.shared_parameters = ((f"embedding.base.{words}.weight", "head.lm_head.weight"),)
+            self.shared_parameters = ((f"embedding.base.{self._pieces.words}.weight", "head.lm_head.weight"),)
 
     def layers(self) -> list[LayerSpec]:
         """Embedding, decoder layers, head."""

@@ -35,7 +35,11 @@ class Pieces:
         self.origin = origin
         self._model = _built(values, origin)
         self.base: Any = self._model.base_model
+        embedding = self._model.get_input_embeddings()
+        self.words = next((name for name, part in self.base.named_children() if part is embedding), "")
+        """What the family calls its embedding."""
         self._layers, self._norm = (self._named(names, what) for names, what in _PARTS)
+        self._refuse_other_parts()
         self.layers: list[nn.Module] = list(getattr(self.base, self._layers))
         self.config: Any = self._model.config
         prefix = f"{self._model.base_model_prefix}."
@@ -53,7 +57,7 @@ class Pieces:
         base = self._shell()
         if hasattr(base, "rotary_emb"):
             base.rotary_emb = _Nothing()
-        for name in ("embed_tokens", "wte", *_BEFORE_LAYERS):
+        for name in (self.words, *_BEFORE_LAYERS):
             if hasattr(self.base, name):
                 setattr(base, name, copy.deepcopy(getattr(self.base, name)))
         return Piece(base, ids=True)
@@ -90,10 +94,20 @@ class Pieces:
             )
         return found
 
+    def _refuse_other_parts(self) -> None:
+        """Raise UnsupportedRequest where the model has parameters elsewhere: each layer would get them."""
+        known = {self.words, self._layers, self._norm, *_BEFORE_LAYERS}
+        parts = {name.partition(".")[0] for name, _ in self.base.named_parameters()} - known
+        if parts:
+            raise UnsupportedRequest(
+                f"{self.origin}: the model {type(self._model).__name__} has {', '.join(sorted(parts))}, which belongs "
+                "to none of its embedding, layers and last norm"
+            )
+
     def _shell(self) -> Any:
         """The base model without its parts."""
         parts = dict(self.base._modules)
-        for name in ("embed_tokens", "wte", self._norm, *_BEFORE_LAYERS):
+        for name in (self.words, self._norm, *_BEFORE_LAYERS):
             if name in parts:
                 self.base._modules[name] = _Nothing() if name == "wpe" else nn.Identity()
         self.base._modules[self._layers] = nn.ModuleList()

@@ -13,7 +13,7 @@ from penstock.examples.shapes import SHAPES
 from penstock.executor.profiling.device_table import device_facts
 from penstock.executor.profiling.meta_cost import OperationRecorder
 from penstock.schemas.profile import DividedCost
-from penstock.schemas.transformers.degrees import Framework
+from penstock.schemas.transformers.degrees import ContextKind, Framework
 from penstock.schemas.transformers.shape import LatentAttention, TransformerShape
 from penstock.shapes import parameters
 from penstock.shapes.activations import per_token
@@ -208,6 +208,14 @@ def test_recomputed_projections_are_a_part_of_attention(t: int) -> None:
     assert per_token(DEEPSEEK, both, dense=True).again * DEEPSEEK.sequence_length == modules["attention"].freed_bytes
     stages = memory_of_stages(DEEPSEEK, layout)
     assert stages[0].activations == DEEPSEEK.sequence_length * (kept * DEEPSEEK.layers + again)
+
+
+@pytest.mark.parametrize(("kind", "freed"), [("ring", 192), ("all_gather", 192 + 192 + 128), ("all_to_all", None)])
+def test_recomputed_projections_free_what_no_other_gpu_sent(kind: ContextKind, freed: int | None) -> None:
+    """Transformer Engine keeps the keys and values that came last, those it gathers again, or all that it exchanged."""
+    modules = {each.module: each.freed_bytes for each in _block(context=4, context_kind=kind).modules or ()}
+    expected = None if freed is None else 2 * freed * DEEPSEEK.heads * DEEPSEEK.sequence_length // 4
+    assert modules.get("mla_up_proj") == expected
 
 
 def test_a_ring_moves_every_heads_keys_and_values() -> None:

@@ -116,6 +116,29 @@ def test_a_shipped_profile_keeps_its_own_numbers(name: str) -> None:
         assert set(found.classes or ()) == {0, 1, 2}, "all blocks are alike"
 
 
+def test_sends_are_hidden_for_as_long_as_a_measured_pass_takes() -> None:
+    """A profile of a device half as fast as the closed form says."""
+    fast = profile_of(LLAMA, "megatron", ("H100",), micro_batch_sizes=(1,), asked=Asked(tensor=(), context=(4,)))
+    measured = fast.measurements[0]
+    layers = tuple(
+        each.model_copy(update={"forward_ns": 2 * each.forward_ns, "backward_ns": 3 * each.backward_ns})
+        for each in measured.layers
+    )
+    alone = fast.model_copy(
+        update={"measurements": (measured.model_copy(update={"layers": layers}),), "classes": None, "variants": None}
+    )
+    slow = with_variants(alone, LLAMA, "megatron", asked=Asked(tensor=(), context=(4,)))
+
+    def hidden(profile: ModelProfile) -> list[tuple[str, int]]:
+        (variant,) = profile.variants or ()
+        found = variant.measurements[0].layers[1].collectives
+        return [(each.phase, each.hidden_ns) for each in found if each.over == "context"]
+
+    factors = {"forward": 2, "backward": 3}
+    assert hidden(slow) == [(phase, factors[phase] * known) for phase, known in hidden(fast)]
+    assert all(known > 0 for _phase, known in hidden(fast))
+
+
 def test_heads_that_no_degree_divides_are_named() -> None:
     found = with_variants(catalogue.profile("gpt2-xl"), SHAPES["gpt2-xl"], "torch")
     assert (found.variants, found.classes) == (None, None)

@@ -16,13 +16,17 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple, get_args
 
-from penstock.schemas.transformers.degrees import WITHIN, Framework, Module
+from penstock.schemas.transformers.degrees import WITHIN, ContextKind, Framework, Module
 from penstock.schemas.transformers.shape import Experts, LatentAttention, TransformerShape
 from penstock.shapes.heads import heads_of
 from penstock.shapes.layout import FULL, Layout
 from penstock.shapes.routing import busiest, copies_per_token
 
 _BF16, _FP32, _INT32, _INT64, _MASK = 2, 4, 4, 8, 1
+
+
+_Context = tuple[int, ContextKind] | None
+"""How many GPUs share sequences, and how they see all keys; None for one."""
 
 
 class Kept(NamedTuple):
@@ -125,10 +129,9 @@ def before_scores(shape: TransformerShape, layout: Layout) -> Fraction:
 def _pieces_of(shape: TransformerShape, layout: Layout, *, dense: bool) -> _Pieces:
     """The sizes of a layer's modules depend on the degrees and the framework alone."""
     spread = layout.tensor if layout.sequence_parallel else 1
-    kept_whole = layout.framework == "torch" and layout.context_by == "all_gather"
-    times = layout.context if kept_whole else 1
+    context = (layout.context, layout.context_by) if layout.context > 1 else None
     expert = (layout.expert, layout.expert_tensor)
-    return _pieces(shape, dense, layout.tensor, spread, expert, layout.framework, times)
+    return _pieces(shape, dense, layout.tensor, spread, expert, layout.framework, context)
 
 
 @lru_cache(maxsize=1024)
@@ -139,25 +142,20 @@ def _pieces(
     spread: int,
     expert: tuple[int, int],
     framework: Framework,
-    context: int,
+    context: _Context,
 ) -> _Pieces:
-    """``spread``: how many GPUs share what lies between the tensor-parallel parts.
-
-    ``context``: of how many GPUs each keeps keys and values.
-    """
+    """``spread``: how many GPUs share what lies between the tensor-parallel parts."""
     hidden, norms = shape.hidden, shape.norms_per_layer
     eager_rms = framework == "torch" and shape.norm == "rms"
     into, _after, statistics = norm_kept(shape, framework)
     masks = 2 * _MASK * hidden if shape.dropout else 0
     inputs = Fraction(norms * (into * hidden + statistics) + masks, spread)
-    heads = heads_of(shape, tensor)
-    attention = _BF16 * (context - 1) * heads.moved
-    up = Fraction(0)
+    attention, up = _attention(shape, tensor, framework, context), Fraction(0)
     if shape.latent is None:
-        attention += _attention(shape, tensor, eager_rms, framework)
+        attention += _around_heads(shape, tensor, eager_rms, framework)
     else:
-        latent, up = _latent(shape, shape.latent, tensor, spread, framework)
-        attention += latent
+        attention += _narrow(shape, shape.latent, spread, framework)
+        up = _made_from_narrow(shape, tensor, framework, context)
     if shape.experts is None or dense:
         feed_forward = _FeedForward(_feed_forward(shape, shape.ffn, framework) / tensor)
     else:
@@ -174,34 +172,54 @@ def _norm_results(shape: TransformerShape, framework: Framework, spread: int, re
     return shape.hidden * (whole * _BF16 + Fraction(norms * after - whole * _BF16, spread))
 
 
-def _attention(shape: TransformerShape, tensor: int, eager_rms: bool, framework: Framework) -> Fraction:
-    """Queries, keys, values, the result and its log-sum-exp; keys and values are whole heads on every GPU."""
+def _attention(shape: TransformerShape, tensor: int, framework: Framework, context: _Context) -> Fraction:
+    """Queries, keys, values, the result and its log-sum-exp; keys and values are whole heads on every GPU.
+
+    In torch gathered keys and values are kept as they are.
+    """
     heads = heads_of(shape, tensor)
-    found = _BF16 * sum(heads, Fraction(0)) + Fraction(_FP32 * shape.heads, tensor)
+    found = _BF16 * (heads.queries + heads.results) + Fraction(_FP32 * shape.heads, tensor)
+    found += _kept_with_values(shape, tensor, framework, context)
+    gathered = context[0] if framework == "torch" and context is not None and context[1] == "all_gather" else 1
+    return found + _BF16 * gathered * heads.moved
+
+
+def _around_heads(shape: TransformerShape, tensor: int, eager_rms: bool, framework: Framework) -> Fraction:
+    """Norms of heads; in torch the copy of the result of grouped attention that is made before the projection."""
+    heads, found = heads_of(shape, tensor), Fraction(0)
     if shape.query_key_norm:
         found += (2 * _FP32 if eager_rms else _BF16) * (heads.queries + heads.keys)
-    if framework == "torch" and shape.kv_heads < shape.heads:
-        found += _BF16 * heads.results  # the result of grouped attention is copied before the projection
-    return found
+    return found + (_BF16 * heads.results if framework == "torch" and shape.kv_heads < shape.heads else 0)
 
 
-def _latent(
-    shape: TransformerShape, latent: LatentAttention, tensor: int, spread: int, framework: Framework
-) -> tuple[Fraction, Fraction]:
-    """Narrow projections before and after their norms, the rotary part of keys, heads of queries, keys and values, the
-    result and its log-sum-exp; and what of it is made from the narrow ones. In torch what is narrow is whole on every
-    GPU, and values are a part of what they were projected with.
-    """
-    heads, norm = heads_of(shape, tensor), norm_kept(shape, framework)
+def _narrow(shape: TransformerShape, latent: LatentAttention, spread: int, framework: Framework) -> Fraction:
+    """Narrow projections before and after their norms; in Megatron the rotary part of keys, in torch all tokens."""
+    norm = norm_kept(shape, framework)
     ranks = [rank for rank in (latent.query_rank, latent.key_value_rank) if rank is not None]
-    narrow = Fraction(sum(ranks) * (norm.before + norm.after))
-    up = _BF16 * (heads.queries + heads.moved)
+    found = Fraction(sum(ranks) * (norm.before + norm.after))
     if framework == "torch":
-        narrow += len(ranks) * norm.statistics
-        up += _BF16 * Fraction(shape.heads * latent.plain_width, tensor)
-    else:
-        narrow = (narrow + _BF16 * latent.rotary_width) / spread
-    return narrow + up + _BF16 * heads.results + Fraction(_FP32 * shape.heads, tensor), up
+        return found + len(ranks) * norm.statistics
+    return (found + _BF16 * latent.rotary_width) / spread
+
+
+def _made_from_narrow(shape: TransformerShape, tensor: int, framework: Framework, context: _Context) -> Fraction:
+    """What the projections of latent attention made, as far as it is kept and was not sent by a GPU.
+
+    A ring leaves another GPU's keys and values to be kept, an all-to-all everything; in torch those gathered are kept.
+    """
+    heads = heads_of(shape, tensor)
+    if context is not None and context[1] == "all_to_all":
+        return Fraction(0)
+    sent = context is not None and (context[1] == "ring" or framework == "torch")
+    made = _BF16 * (heads.queries if sent else heads.queries + heads.moved)
+    return made + _kept_with_values(shape, tensor, framework, context)
+
+
+def _kept_with_values(shape: TransformerShape, tensor: int, framework: Framework, context: _Context) -> Fraction:
+    """The part of keys without positions: values of latent attention are one tensor with it in torch, until sent."""
+    if framework == "megatron" or context is not None or shape.latent is None:
+        return Fraction(0)
+    return Fraction(_BF16 * shape.heads * shape.latent.plain_width, tensor)
 
 
 def _feed_forward(shape: TransformerShape, width: int, framework: Framework) -> Fraction:

@@ -36,6 +36,34 @@ def test_a_configuration_of_a_hugging_face_model(tmp_path: Path) -> None:
     assert tie.layers == (0, 13)
 
 
+def test_a_job_at_degrees(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Planned from, as a computed profile is."""
+    target, plan = tmp_path / "p.json", tmp_path / "plan.json"
+    said = ["--job", "examples.llama:tiny", "--analytic", "H100", "--tensor", "2,1"]
+    assert main(["profile", *said, "-o", str(target)]) == 0
+    assert [each.degrees.tensor for each in ModelProfile.read(target).variants or ()] == [2]
+    said = ["--profile", str(target), "--cluster", "1x4xH100", "-b", "16", "--tensor", "2", "--planner", "even"]
+    assert main(["plan", *said, "-o", str(plan)]) == 0
+    assert json.loads(plan.read_text())["plan"]["degrees"]["tensor"] == 2
+    capsys.readouterr()
+    said = ["--job", "examples.gnmt:tiny", "--analytic", "H100", "--tensor", "2"]
+    assert main(["profile", *said, "-o", str(target)]) == 65
+    assert "layer 'encoder.embedding' cannot be divided by tensor 2: it does not say how" in capsys.readouterr().err
+
+
+def test_a_configuration_is_traced_from_the_modules_of_its_library(tmp_path: Path) -> None:
+    config, target = tmp_path / "config.json", tmp_path / "p.json"
+    small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    config.write_text(json.dumps({"model_type": "llama", "vocab_size": 256, **small}))
+    said = ["--traced", "--sequence-length", "32", "--kind", "H100", "--tensor", "2"]
+    assert main(["profile", "--hf", str(config), *said, "-o", str(target)]) == 0
+    found = ModelProfile.read(target)
+    assert found.shape is not None
+    assert (found.framework, found.parameter_dtype, found.shape.sequence_length) == ("torch", "bf16", 32)
+    assert [(each.degrees.tensor, each.boundary) for each in found.variants or ()] == [(2, "whole")]
+    assert [known.micro_batch_size for known in found.measurements] == [1, 2, 4, 8]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -43,6 +71,10 @@ def test_a_configuration_of_a_hugging_face_model(tmp_path: Path) -> None:
         (["--job", "a:b", "--hf", "config.json"], "either --job or --hf, not both"),
         (["--example", "gpt2-small", "--hf", "config.json"], "either --example or --hf, not both"),
         (["--job", "a:b", "--framework", "torch"], "--framework and options like it go with --example or --hf"),
+        (["--example", "gpt2-small", "--traced"], "--traced goes with --hf, without --example"),
+        (["--hf", "config.json", "--traced", "--framework", "torch"], "--traced goes with --hf, without --framework"),
+        (["--job", "a:b", "--tensor", "2"], "--tensor goes with --job and --analytic, or with --traced"),
+        (["--job", "a:b", "--analytic", "H100", "--tensor", "all"], "'all' is no list of numbers such as 1,2,4,8"),
     ],
 )
 def test_one_model_is_asked_for(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -139,6 +139,21 @@ def test_what_layers_keep_is_explained_by_operator(family: str) -> None:
         assert kept - explained(family, role) == pytest.approx(known[role].stash_bytes, rel=1e-3), role
 
 
+@pytest.mark.parametrize(("family", "dense"), [("mixtral", "llama"), ("qwen3_moe", "qwen3")])
+def test_what_experts_keep_is_explained_by_operator(family: str, dense: str) -> None:
+    """Against the dense layer with the same attention, whose feed-forward keeps four tensors of its width."""
+    model = shape(family)
+    assert model.experts is not None
+    rows = LENGTH * model.experts.per_token
+    # tokens as they are given out, both factors, the activation, the product, and what comes back
+    within = rows * (2 * model.hidden + 4 * 2 * model.experts.ffn + 2 * model.hidden)
+    # scores of the router in fp32, chosen experts, three orders of rows, and weights as chosen, summed and sorted
+    routing = 4 * LENGTH * model.experts.number + 8 * rows + 3 * 8 * rows + 2 * 4 * rows + 4 * LENGTH
+    expected = within + routing - 4 * 2 * LENGTH * shape(dense).ffn
+    kept = [traced(name).measurements[0].layers[1].stash_bytes for name in (family, dense)]
+    assert kept[0] - kept[1] == pytest.approx(expected, abs=1e-3 * kept[0])
+
+
 @pytest.mark.parametrize("family", CONFIGS)
 def test_flops_are_those_of_the_weights_that_tokens_meet(family: str) -> None:
     """And of the square of attention, as torch counts it, with the width of queries and that of values."""
@@ -161,7 +176,7 @@ def _weights(model: TransformerShape, *, dense: bool) -> int:
     if dense or model.experts is None:
         return found
     one = (3 if model.gated else 2) * model.hidden * model.experts.ffn
-    return found + (model.experts.per_token - 1) * one + model.hidden * model.experts.number
+    return found + model.experts.per_token * one + model.hidden * model.experts.number
 
 
 @pytest.mark.parametrize("degree", DEGREES)
@@ -214,6 +229,13 @@ def test_a_family_that_the_library_does_not_divide_is_refused(family: str) -> No
         UnsupportedRequest, match=r"layer 'embedding' cannot be divided by tensor 2: .*no tensor-parallel"
     ):
         traced(family, (2,))
+
+
+@pytest.mark.parametrize("family", ["opt", "bloom"])
+def test_a_model_that_is_no_chain_of_layers_is_refused(family: str) -> None:
+    """OPT's layers are inside a decoder of their own, BLOOM has a norm before the first."""
+    with pytest.raises(UnsupportedRequest, match=r"config.json: the model \w+ForCausalLM has "):
+        HuggingFaceJob({"model_type": family, "num_hidden_layers": 2})
 
 
 def test_heads_that_the_degree_does_not_divide_are_refused() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -66,7 +66,7 @@ class Collectives:
 
     source: str
     most_members: int
-    reach: Mapping[Operation, Reach]
+    reach: Mapping[Operation, Reach] = field(hash=False)
 
 
 @dataclass(frozen=True, slots=True)
