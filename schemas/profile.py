@@ -106,10 +106,16 @@ class DividedCost(LayerMeasurement):
     def _modules_are_parts(self) -> Self:
         modules = self.modules or ()
         refuse_doubles("module", [each.module for each in modules])
-        known = {each.module for each in modules}
+        known = {each.module: each for each in modules}
         freed = sum(each.freed_bytes for each in modules if WITHIN.get(each.module) not in known)
         if freed > self.stash_bytes:
             raise ValueError(f"modules free {freed} bytes of a stash of {self.stash_bytes}")
+        for whole in set(WITHIN.values()) & known.keys():
+            parts = [each for each in modules if WITHIN.get(each.module) == whole]
+            for name in ("freed_bytes", "forward_ns"):
+                said, most = sum(getattr(each, name) for each in parts), getattr(known[whole], name)
+                if said > most:
+                    raise ValueError(f"parts of {whole} have {name} {said} together, and it has {most}")
         for each in modules:
             other = next((made.phase for made in each.collectives if made.phase != "forward"), None)
             if other is not None:

@@ -11,6 +11,7 @@ import numpy as np
 from random_requests import request_of
 
 from penstock.solvers.model.degrees import (
+    WITHIN,
     CellMeasured,
     CellModule,
     Choice,
@@ -132,17 +133,20 @@ def _variant(rng: random.Random, problem: Problem, degrees: Degrees) -> Variant:
 def _modules(
     rng: random.Random, rows: int, degrees: Degrees, forward: np.ndarray, stash: np.ndarray
 ) -> dict[Module, CellModule]:
-    """A part of each layer's forward and stash, and a few collectives."""
+    """A part of each layer's forward and stash, and a few collectives; of modules within another one, of that."""
     found: dict[Module, CellModule] = {}
     for module in get_args(Module):
         own = tuple(
             tuple(each for each in _collectives(rng, degrees, rows) if each.phase == "forward") for _ in stash.tolist()
         )
+        whole = found.get(WITHIN.get(module, module))
+        stashes, forwards = (stash, forward) if whole is None else (whole.freed_bytes, whole.forward_ns)
         shares = [rng.uniform(0, 0.33) for _ in stash.tolist()]
         freed = np.array(
-            [int(each * share) for each, share in zip(stash.tolist(), shares, strict=True)], dtype=np.int64
+            [int(each * share) for each, share in zip(stashes.tolist(), shares, strict=True)], dtype=np.int64
         )
-        times = np.array([int(each * rng.uniform(0, 0.5)) for each in forward.tolist()], dtype=np.int64)
+        times = np.array([int(each * rng.uniform(0, 0.5)) for each in forwards.tolist()], dtype=np.int64)
+        own = own if whole is None else tuple(() for _ in own)
         found[module] = CellModule(times, freed, own)
     return found
 
