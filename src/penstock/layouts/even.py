@@ -54,6 +54,9 @@ def even_layout(
     request: PlanRequest,
     *,
     tensor: int = 1,
+    context: int = 1,
+    expert: int = 1,
+    expert_tensor: int = 1,
     pipeline: int = 1,
     virtual_stages: int = 1,
     micro_batch_size: int = 1,
@@ -65,10 +68,13 @@ def even_layout(
     Parameters
     ----------
     request
-        Model, cluster and batch. Where it does not allow the layout's tensor degree and sharding, the plan's request
+        Model, cluster and batch. Where it does not allow the layout's degrees and sharding, the plan's request
         is the same with these two.
-    tensor, pipeline, virtual_stages
-        GPUs that share a layer, stages in a row, and parts of the model on each of them; replicas are what remains.
+    tensor, context, expert, expert_tensor
+        GPUs that split each layer, groups of them that split each sequence, GPUs that share out a layer's experts, and
+        that split each of these.
+    pipeline, virtual_stages
+        Stages in a row, and parts of the model on each of them; replicas are what remains.
     micro_batch_size
         Samples of a micro-batch on one replica, as trainers count them; a plan counts those of all replicas.
     sharding
@@ -82,8 +88,9 @@ def even_layout(
     micro-batches or the order cannot share.
     """
     profile, _topology = inline_documents(request)
+    degrees = Degrees(tensor, context, expert, expert_tensor)
     layout = Layout(
-        tensor=tensor,
+        **degrees._asdict(),
         pipeline=pipeline,
         virtual_stages=virtual_stages,
         micro_batch_size=micro_batch_size,
@@ -93,7 +100,7 @@ def even_layout(
     )
     problem = to_problem(request)
     _refuse_illegal(problem, profile, layout)
-    request, cells = _at(problem, request, Choice(Degrees(tensor=tensor), sharding))
+    request, cells = _at(problem, request, Choice(degrees, sharding))
     even = Even(profile, cells)
     allocation = even.allocation(layout)
     if not isinstance(recompute, str):
@@ -172,11 +179,12 @@ class Even:
 
 def _refuse_illegal(problem: Problem, profile: ModelProfile, layout: Layout) -> None:
     """Raise UnsupportedRequest for what the framework cannot train; GPUs that fill no cell are not counted."""
-    named = ("tensor", "pipeline", "virtual_stages", "micro_batch_size")
+    named = (*Degrees._fields, "pipeline", "virtual_stages", "micro_batch_size")
     if wrong := [f"{name} {value}" for name in named if (value := getattr(layout, name)) < 1]:
         raise InvalidDocument(f"a layout's numbers are at least 1, and it has {', '.join(wrong)}")
-    gpus = layout.tensor * len(cells_of(problem, Degrees(tensor=layout.tensor)))
-    group = layout.tensor * layout.pipeline
+    degrees = Degrees(layout.tensor, layout.context, layout.expert, layout.expert_tensor)
+    gpus = degrees.cell * len(cells_of(problem, degrees))
+    group = degrees.mesh * layout.pipeline
     counted = replace(layout, data=0 if gpus % group else gpus // group)
     rules = [] if profile.shape is None else broken(profile.shape, counted, gpus)
     if rules:

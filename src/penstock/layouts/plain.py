@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from penstock.convert.degrees import degrees_of
 from penstock.layouts.even import EvenLayout, even_layout
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.plan import PlanFile
@@ -11,6 +12,9 @@ from penstock.schemas.request import PlanRequest
 
 FIELDS = {
     "tensor": "tensor",
+    "context": "context",
+    "expert": "expert",
+    "expert-tensor": "expert_tensor",
     "pipeline": "pipeline",
     "replicas": "replicas",
     "micro-batch": "micro_batch_size",
@@ -19,7 +23,7 @@ FIELDS = {
     "recompute": "recompute",
 }
 """The names in words, and those of ``even_layout``."""
-NUMBERS = ("tensor", "pipeline", "replicas", "micro-batch", "chunks")
+NUMBERS = ("tensor", "context", "expert", "expert-tensor", "pipeline", "replicas", "micro-batch", "chunks")
 VALUES = {"sharding": ("none", "optimizer"), "recompute": ("none", "full")}
 EXAMPLE = "tensor=8,pipeline=4,replicas=2,micro-batch=1,chunks=1,sharding=optimizer,recompute=none"
 
@@ -61,14 +65,16 @@ def _fields(text: str) -> dict[str, Any]:
 
 
 def _replicas(file: PlanFile) -> int:
-    tensor = 1 if file.plan.degrees is None else file.plan.degrees.tensor
-    return len(file.plan.pipelines[0].stages[0].devices) // tensor
+    return len(file.plan.pipelines[0].stages[0].devices) // degrees_of(file.plan.degrees).mesh
 
 
 def _words(fields: dict[str, Any], replicas: int) -> str:
     said = [f"TP{fields.get('tensor', 1)}", f"PP{fields.get('pipeline', 1)}", f"DP{replicas}"]
+    above = {"CP": "context", "EP": "expert", "ETP": "expert_tensor"}
+    said[2:2] = [f"{name}{fields[field]}" for name, field in above.items() if fields.get(field, 1) > 1]
+    plain = len(said)
     said += [f"VP{fields['virtual_stages']}"] if fields.get("virtual_stages", 1) > 1 else []
     said += [f"micro-batch {fields.get('micro_batch_size', 1)}"]
     said += ["optimizer sharded"] if fields.get("sharding") == "optimizer" else []
     said += ["recomputed"] if fields.get("recompute") == "full" else []
-    return " ".join(said[:3]) + "".join(f", {each}" for each in said[3:])
+    return " ".join(said[:plain]) + "".join(f", {each}" for each in said[plain:])

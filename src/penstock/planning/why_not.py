@@ -34,7 +34,7 @@ NEXT = "next"
 """Names the best of the other degrees that the request allows, or of what else may be sharded at the same ones."""
 DEFAULT = "default"
 """Names the same where there is one."""
-EXAMPLE = "tensor=4, sharding=none, tensor=4,sharding=none or next"
+EXAMPLE = "tensor=4, expert=8, sharding=none, tensor=4,sharding=none or next"
 
 
 class Found(NamedTuple):
@@ -99,16 +99,17 @@ def _settled(problem: Problem, choice: Choice) -> Choice:
 
 
 def _named(text: str) -> Mapping[str, Any]:
-    """Return tensor and sharding as far as words name them."""
+    """Return degrees and sharding as far as words name them."""
     if text == NEXT:
         return {}
     named: dict[str, Any] = {}
     for part in text.split(","):
         name, equals, value = (each.strip() for each in part.partition("="))
-        known = {"tensor": value.isdecimal() and len(value) < 6, "sharding": value in get_args(Sharding)}
-        if not equals or name in named or not known.get(name, False):
+        name = name.replace("-", "_")
+        whole = name in Degrees._fields and value.isdecimal() and len(value) < 6
+        if not equals or name in named or not (whole or (name == "sharding" and value in get_args(Sharding))):
             raise InvalidDocument(f"{text!r} names no choice of degrees", remedy=EXAMPLE)
-        named[name] = int(value) if name == "tensor" else value
+        named[name] = int(value) if whole else value
     return named
 
 
@@ -121,36 +122,50 @@ def _candidates(problem: Problem, profile: ModelProfile, own: Choice, named: Map
         )
     refuse_unplanned(named.get("sharding"))
     open_to = problem.choices or (own,)
-    if "tensor" in named:
-        degrees = [_at_tensor(problem, profile, named["tensor"])]
-    else:
-        degrees = list(dict.fromkeys(each.degrees for each in open_to))
+    degrees = list(dict.fromkeys(each.degrees for each in open_to))
+    if asked := {name: value for name, value in named.items() if name != "sharding"}:
+        degrees = _with(problem, profile, degrees, asked)
     shardings = [named["sharding"]] if "sharding" in named else dict.fromkeys(each.sharding for each in open_to)
     for each in degrees:
         for sharding in shardings:
             yield Choice(each, sharding)
 
 
-def _at_tensor(problem: Problem, profile: ModelProfile, tensor: int) -> Degrees:
-    """Return the degrees. Raises UnsupportedRequest with the rule that they break, or what the profile has instead."""
-    rules = () if profile.shape is None or tensor < 1 else _rules(profile, tensor)
+def _with(
+    problem: Problem, profile: ModelProfile, open_to: Sequence[Degrees], asked: Mapping[str, int]
+) -> list[Degrees]:
+    """Return the open degrees with what is asked; where there are none, those with nothing else above 1.
+
+    Raises UnsupportedRequest with the rule that they break, or what the profile has instead.
+    """
+    wanted = Degrees(**asked)
+    rules = () if profile.shape is None or min(asked.values()) < 1 else _rules(profile, wanted)
     if rules:
-        raise UnsupportedRequest(f"no plan can be at tensor {tensor}: {rules[0]}")
-    asked = Degrees(tensor=tensor)
+        raise UnsupportedRequest(f"no plan can be at {_words(asked)}: {rules[0]}")
+    found = [each for each in open_to if all(getattr(each, name) == value for name, value in asked.items())]
     known = [Degrees(), *(each.degrees for each in problem.variants)]
-    if asked not in known:
+    if not found and wanted not in known:
         raise UnsupportedRequest(
-            f"the profile {profile.name!r} has no costs at {asked}",
+            f"the profile {profile.name!r} has no costs at {_words(asked)}",
             remedy=f"it has them at {'; '.join(map(str, known))}",
         )
-    return asked
+    return found or [wanted]
 
 
-def _rules(profile: ModelProfile, tensor: int) -> Sequence[str]:
-    """Return what the model's shape has against a tensor degree."""
+def _words(asked: Mapping[str, int]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in asked.items())
+
+
+def _rules(profile: ModelProfile, asked: Degrees) -> Sequence[str]:
+    """Return what the model's shape has against degrees."""
     assert profile.shape is not None
-    layout = Layout(tensor=tensor, framework=profile.framework or "megatron")
-    return [each.sentence for each in broken(profile.shape, layout, tensor) if each.degree == "tensor"]
+    layout = Layout(**asked._asdict(), framework=profile.framework or "megatron")
+    gpus = asked.cell
+    return [
+        each.sentence
+        for each in broken(profile.shape, replace(layout, data=gpus // asked.mesh), gpus)
+        if each.degree in asked._fields
+    ]
 
 
 def _best(problem: Problem, allowed: Sequence[Choice], planner: str | None, max_plans: int) -> Found:

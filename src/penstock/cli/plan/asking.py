@@ -45,10 +45,15 @@ def request_of(options: Mapping[str, Any], *, open_degrees: bool = False) -> Pla
         missing.append("--global-batch-size")
     if missing:
         raise typer.BadParameter(f"missing {', '.join(missing)}")
+    from penstock.convert.degrees import named_degrees
     from penstock.planning.documents import with_open_degrees
     from penstock.schemas.request import PlanRequest
 
-    found = PlanRequest.parse(_merged(data, fields | _documents(options)), units=True, origin=origin or "")
+    fields |= _documents(options)
+    if named := _named_degrees(options):
+        plain = PlanRequest.parse(_merged(data, fields), units=True, origin=origin or "")
+        fields["degrees"] = named_degrees(plain.profile, named)
+    found = PlanRequest.parse(_merged(data, fields), units=True, origin=origin or "")
     return with_open_degrees(found) if open_degrees else found
 
 
@@ -72,7 +77,6 @@ def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
     same = ("global_batch_size", "planner", "schedule", "recompute", "codec", "seed", "target")
     fields = {name: options.get(name) for name in same}
     fields["micro_batch_sizes"] = options.get("micro_batch_size") or None
-    fields["degrees"] = _degrees(options.get("tensor"))
     fields["sharding"] = options.get("sharding")
     fields["update_rules"] = _rules(options.get("update_rule"))
     fields["pins"] = [_pin(text) for text in options.get("pin") or ()] or None
@@ -91,11 +95,15 @@ def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _degrees(text: str | None) -> str | list[dict[str, int]] | None:
-    if text is None:
-        return None
-    found = degrees_of(text, "tensor")
-    return found if found == "auto" else [{"tensor": value} for value in found]
+def _named_degrees(options: Mapping[str, Any]) -> dict[str, tuple[int, ...] | str]:
+    """The degrees that options name, each with its values or auto."""
+    texts = {name: options.get(name) for name in ("tensor", "context", "expert")}
+    found: dict[str, tuple[int, ...] | str] = {
+        name: degrees_of(text, name) for name, text in texts.items() if text is not None
+    }
+    if (one := options.get("expert_tensor")) is not None:
+        found["expert_tensor"] = (one,)
+    return found
 
 
 def _rules(given: list[str] | None) -> list[str] | None:
