@@ -70,11 +70,9 @@ def even_layout(
     request
         Model, cluster and batch. Where it does not allow the layout's degrees and sharding, the plan's request
         is the same with these two.
-    tensor, context, expert, expert_tensor
-        GPUs that split each layer, groups of them that split each sequence, GPUs that share out a layer's experts, and
-        that split each of these.
-    pipeline, virtual_stages
-        Stages in a row, and parts of the model on each of them; replicas are what remains.
+    tensor, context, expert, expert_tensor, pipeline, virtual_stages
+        GPUs that split each layer, each sequence, a layer's experts and each of these; stages in a row, and parts of
+        the model on each of them. Replicas are what remains.
     micro_batch_size
         Samples of a micro-batch on one replica, as trainers count them; a plan counts those of all replicas.
     sharding
@@ -102,9 +100,8 @@ def even_layout(
     _refuse_illegal(problem, profile, layout)
     request, cells = _at(problem, request, Choice(degrees, sharding))
     even = Even(profile, cells)
-    allocation = even.allocation(layout)
-    if not isinstance(recompute, str):
-        allocation = _recomputing(cells, allocation, recompute)
+    plain = even.allocation(layout)
+    allocation = plain if isinstance(recompute, str) else _recomputing(cells, plain, recompute)
     overlap = cells.rules.overlap_all_reduce
     found, faults = by_hand(cells, allocation, even.orders(layout, allocation), overlap)
     short = shortages(cells, allocation, found.timeline)
