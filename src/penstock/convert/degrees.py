@@ -96,17 +96,15 @@ def named_degrees(profile: ModelProfile | str, named: Mapping[str, Sequence[int]
     it knows nothing of are among them all the same, for ``choices_of`` to refuse. Of a profile named by hash they are
     all products, with 1 for what is not listed.
     """
-    listed = {name: tuple(values) for name, values in named.items() if values != "auto"}
+    listed = {name: tuple(values) for name, values in named.items() if not isinstance(values, str)}
     if not listed:
         return "auto"
-    products: list[dict[str, int]] = [
-        dict(zip(listed, map(int, values), strict=True)) for values in product(*listed.values())
-    ]
+    products = [dict(zip(listed, values, strict=True)) for values in product(*listed.values())]
     if isinstance(profile, str):
         return products
     known = [Degrees(), *(degrees_of(variant.degrees) for variant in profile.variants or ())]
     unknown = [
-        {name: int(value)}
+        {name: value}
         for name, values in listed.items()
         for value in values
         if all(getattr(each, name) != value for each in known)
