@@ -18,6 +18,12 @@ def cells_of(problem: Problem, degrees: Degrees) -> Cells:
     A cell lies inside a node, or consists of whole neighbouring nodes of equal size; its GPUs are of one kind. Raises
     UnsupportedRequest where tensor parallelism would leave a node, or no cell can be made.
     """
+    mesh, group = degrees.mesh, degrees.expert_group
+    if degrees.cell % mesh or degrees.cell % group:
+        raise UnsupportedRequest(
+            f"at {degrees}, {mesh} GPUs share a sequence and {group} the experts, and neither number divides the other",
+            remedy="tensor × context and expert × expert tensor of which one divides the other",
+        )
     largest = _largest_node(problem)
     if degrees.tensor > largest:
         raise UnsupportedRequest(

@@ -89,14 +89,14 @@ def _refuse_uneven(problem: Problem, degrees: Degrees) -> None:
     meshes, batch, sizes = degrees.meshes, problem.global_batch_size, problem.micro_batch_sizes
     if batch % meshes:
         raise UnsupportedRequest(
-            f"a cell at {degrees} has {meshes} groups of {degrees.mesh} GPUs that run equally many samples, and "
-            f"{batch} samples are no multiple of {meshes}",
+            f"a cell at {degrees} has {degrees.meshes_in_words} that run equally many samples, and {batch} samples are "
+            f"no multiple of {meshes}",
             remedy=f"a global batch of {max(meshes, batch - batch % meshes)} samples, or a smaller expert degree",
         )
     if sizes and not _whole_rows(problem, meshes):
         raise UnsupportedRequest(
-            f"a cell at {degrees} has {meshes} groups of {degrees.mesh} GPUs that run equally many samples, and no "
-            f"micro-batch of {', '.join(map(str, sizes))} samples is a multiple of {meshes}",
+            f"a cell at {degrees} has {degrees.meshes_in_words} that run equally many samples, and no micro-batch of "
+            f"{', '.join(map(str, sizes))} samples is a multiple of {meshes}",
             remedy=f"micro-batches of multiples of {meshes} samples, or a smaller expert degree",
         )
 

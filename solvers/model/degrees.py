@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
@@ -37,6 +37,39 @@ def without_parts(modules: Modules) -> Modules:
     return tuple(module for module in modules if WITHIN.get(module) not in modules)
 
 
+Known = dict[Module, tuple[np.ndarray, np.ndarray]]
+"""Of modules, arrays (L,) of their times and of what they free."""
+
+
+def undominated(sets: Sequence[Modules], measured: Iterable[tuple[Known, np.ndarray]]) -> tuple[Modules, ...]:
+    """Return the sets of modules but those than which another frees at least as much in no more time, in every layer.
+
+    ``measured``: of each measurement the modules, and the stash (L,), than which no set frees more. Of sets that are
+    alike the first is kept.
+    """
+    points = list(measured)
+    taken, freed = (
+        np.stack([np.concatenate([total(each, *point) for point in points]) for each in sets])
+        for total in (_taken, _freed)
+    )
+    kept: list[int] = []
+    for one in range(len(sets)):
+        better = (taken <= taken[one]).all(axis=1) & (freed >= freed[one]).all(axis=1)
+        alike = (taken == taken[one]).all(axis=1) & (freed == freed[one]).all(axis=1)
+        alike[:one] = False
+        if not (better & ~alike).any():
+            kept.append(one)
+    return tuple(sets[one] for one in kept)
+
+
+def _taken(modules: Modules, known: Known, _stash: np.ndarray) -> np.ndarray:
+    return np.asarray(np.sum([known[each][0] for each in modules], axis=0))
+
+
+def _freed(modules: Modules, known: Known, stash: np.ndarray) -> np.ndarray:
+    return np.asarray(np.minimum(np.sum([known[each][1] for each in modules], axis=0), stash))
+
+
 class Degrees(NamedTuple):
     """How many GPUs share a layer: its tensors, its sequence, its experts, the tensors of an expert."""
 
@@ -64,6 +97,11 @@ class Degrees(NamedTuple):
     def meshes(self) -> int:
         """Return g, the number of meshes of a cell; they run equally many samples of a micro-batch."""
         return self.cell // self.mesh
+
+    @property
+    def meshes_in_words(self) -> str:
+        """Return the meshes of a cell in words: ``8 GPUs``, ``4 groups of 2 GPUs``."""
+        return f"{self.meshes} GPUs" if self.mesh == 1 else f"{self.meshes} groups of {self.mesh} GPUs"
 
     def __str__(self) -> str:
         """Return the degrees above 1 in words, such as ``tensor 8, context 2``; ``tensor 1`` where there are none."""

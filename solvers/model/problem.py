@@ -12,7 +12,16 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from penstock.solvers.model.degrees import Choice, Module, Modules, Operation, Variant, modules_of, without_parts
+from penstock.solvers.model.degrees import (
+    Choice,
+    Module,
+    Modules,
+    Operation,
+    Variant,
+    modules_of,
+    undominated,
+    without_parts,
+)
 from penstock.solvers.model.network import Network
 from penstock.solvers.model.trainer_limits import Within
 from penstock.solvers.model.update_rules import UpdateRule
@@ -283,10 +292,15 @@ class Problem:
 
     @cached_property
     def module_sets(self) -> tuple[Modules, ...]:
-        """Return the sets of modules that stages may recompute, none of them empty; none unless recompute is auto."""
+        """Return the sets of modules that stages may recompute; none unless recompute is auto.
+
+        Left out are sets than which another frees at least as much in no more time, in every layer as measured:
+        between measured sizes that holds but for rounding.
+        """
         sizes = range(1, len(self.modules) + 1) if self.recompute == "auto" else ()
-        sets = (each for size in sizes for each in combinations(self.modules, size))
-        return tuple(each for each in sets if each == without_parts(each))
+        sets = [each for size in sizes for each in combinations(self.modules, size) if each == without_parts(each)]
+        points = [point for known in self.measured.values() for point in known]
+        return undominated(sets, [(point.modules, point.stash_bytes) for point in points]) if sets else ()
 
     def gpus(self, device: int) -> tuple[Device, ...]:
         """Return the GPUs of a device: itself, or those of its cell."""

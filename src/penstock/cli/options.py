@@ -351,8 +351,8 @@ class Degrees:
         str | None,
         typer.Option(
             metavar="N[,N...]|auto",
-            help="GPUs that split each layer: 8, or several to choose from, 1,2,4,8 (default: auto, all that the "
-            "profile has costs at; 1 with --target or --codec).",
+            help="GPUs that split each layer: 8, or several to choose from, 1,2,4,8 (default, as of the other "
+            "degrees: auto, all that the profile has costs at; 1 with --target or --codec).",
         ),
     ] = None
     context: Context = None

@@ -214,7 +214,22 @@ def _assumptions(problem: Problem, request: PlanRequest, candidate: Candidate) -
     )
     left_out = tuple(each.sentence for each in untimed(problem, candidate.allocation, candidate.update_rule))
     said = profile.assumptions + topology.assumptions + scaled + _measured_collectives(topology)
-    return said + gradients_of_target(problem, request) + left_out
+    return said + gradients_of_target(problem, request) + _of_cells(problem) + left_out
+
+
+def _of_cells(problem: Problem) -> tuple[str, ...]:
+    """That the meshes of a cell share each micro-batch evenly, and which GPUs fill no cell."""
+    if problem.real is None or problem.choice is None:
+        return ()
+    degrees, said = problem.choice.degrees, []
+    if degrees.meshes > 1:
+        said.append(f"the {degrees.meshes_in_words} of a cell at {degrees} run equally many samples of a micro-batch")
+    used = {gpu for cell in problem.cells for gpu in cell}
+    idle = [gpu.name for number, gpu in enumerate(problem.real.devices) if number not in used]
+    if idle:
+        shown = f"{idle[0]} … {idle[-1]}" if len(idle) > 2 else " and ".join(idle)
+        said.append(f"{len(idle)} GPUs that fill no cell of {len(problem.cells[0])} stay idle: {shown}")
+    return tuple(said)
 
 
 def _measured_collectives(topology: ClusterTopology) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 
 import numpy as np
@@ -85,6 +85,35 @@ def _asked(request: PlanRequest, known: list[Degrees]) -> list[Degrees]:
         return known
     given = request.degrees if isinstance(request.degrees, tuple) else (request.degrees,)
     return list(dict.fromkeys(degrees_of(each) for each in given))
+
+
+def named_degrees(profile: ModelProfile | str, named: Mapping[str, Sequence[int] | str]) -> str | list[dict[str, int]]:
+    """Return the ``degrees`` of a request that names values of some degrees, each a list or ``auto``.
+
+    They are those that the profile has costs at and that have the named values; what is not named is free. Values that
+    it knows nothing of are among them all the same, for ``choices_of`` to refuse. Of a profile named by hash they are
+    all products, with 1 for what is not listed.
+    """
+    listed = {name: tuple(values) for name, values in named.items() if not isinstance(values, str)}
+    if not listed:
+        return "auto"
+    products = [dict(zip(listed, values, strict=True)) for values in product(*listed.values())]
+    if isinstance(profile, str):
+        return products
+    known = [Degrees(), *(degrees_of(variant.degrees) for variant in profile.variants or ())]
+    unknown = [
+        {name: value}
+        for name, values in listed.items()
+        for value in values
+        if all(getattr(each, name) != value for each in known)
+    ]
+    found = [
+        {name: value for name, value in each._asdict().items() if value > 1}
+        for values in products
+        for each in known
+        if all(getattr(each, name) == value for name, value in values.items())
+    ]
+    return unknown + found or products[:1]
 
 
 def _remedy(profile: ModelProfile, known: list[Degrees]) -> str:

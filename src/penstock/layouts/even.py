@@ -68,12 +68,11 @@ def even_layout(
     Parameters
     ----------
     request
-        Model, cluster and batch. Where it does not allow the layout's degrees and sharding, the plan's request is the
-        same with these.
-    tensor, context, expert, expert_tensor
-        GPUs that share each layer's matrices, the sequence, the experts, and each expert's matrices.
-    pipeline, virtual_stages
-        Stages in a row, and parts of the model on each of them; replicas are what remains.
+        Model, cluster and batch. Where it does not allow the layout's degrees and sharding, the plan's request
+        is the same with these two.
+    tensor, context, expert, expert_tensor, pipeline, virtual_stages
+        GPUs that split each layer, each sequence, a layer's experts and each of these; stages in a row, and parts of
+        the model on each of them. Replicas are what remains.
     micro_batch_size
         Samples of a micro-batch on one replica, as trainers count them; a plan counts those of all replicas.
     sharding
@@ -87,11 +86,9 @@ def even_layout(
     micro-batches or the order cannot share.
     """
     profile, _topology = inline_documents(request)
+    degrees = Degrees(tensor, context, expert, expert_tensor)
     layout = Layout(
-        tensor=tensor,
-        context=context,
-        expert=expert,
-        expert_tensor=expert_tensor,
+        **degrees._asdict(),
         pipeline=pipeline,
         virtual_stages=virtual_stages,
         micro_batch_size=micro_batch_size,
@@ -100,13 +97,11 @@ def even_layout(
         framework=profile.framework or "megatron",
     )
     problem = to_problem(request)
-    degrees = Degrees(tensor, context, expert, expert_tensor)
-    _refuse_illegal(problem, profile, layout, degrees)
+    _refuse_illegal(problem, profile, layout)
     request, cells = _at(problem, request, Choice(degrees, sharding))
     even = Even(profile, cells)
-    allocation = even.allocation(layout)
-    if not isinstance(recompute, str):
-        allocation = _recomputing(cells, allocation, recompute)
+    plain = even.allocation(layout)
+    allocation = plain if isinstance(recompute, str) else _recomputing(cells, plain, recompute)
     overlap = cells.rules.overlap_all_reduce
     found, faults = by_hand(cells, allocation, even.orders(layout, allocation), overlap)
     short = shortages(cells, allocation, found.timeline)
@@ -179,11 +174,12 @@ class Even:
         return tuple((first, end - 1) for first, end in pairwise(edges))
 
 
-def _refuse_illegal(problem: Problem, profile: ModelProfile, layout: Layout, degrees: Degrees) -> None:
+def _refuse_illegal(problem: Problem, profile: ModelProfile, layout: Layout) -> None:
     """Raise UnsupportedRequest for what the framework cannot train; GPUs that fill no cell are not counted."""
     named = (*Degrees._fields, "pipeline", "virtual_stages", "micro_batch_size")
     if wrong := [f"{name} {value}" for name in named if (value := getattr(layout, name)) < 1]:
         raise InvalidDocument(f"a layout's numbers are at least 1, and it has {', '.join(wrong)}")
+    degrees = Degrees(layout.tensor, layout.context, layout.expert, layout.expert_tensor)
     gpus = degrees.cell * len(cells_of(problem, degrees))
     group = degrees.mesh * layout.pipeline
     counted = replace(layout, data=0 if gpus % group else gpus // group)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from penstock.convert.degrees import degrees_of
 from penstock.layouts.even import EvenLayout, even_layout
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
-from penstock.schemas.transformers.degrees import Degrees
 
 FIELDS = {
     "tensor": "tensor",
@@ -23,9 +23,8 @@ FIELDS = {
     "recompute": "recompute",
 }
 """The names in words, and those of ``even_layout``."""
-INITIALS = {"context": "CP", "expert": "EP", "expert_tensor": "ETP"}
+NUMBERS = ("tensor", "context", "expert", "expert-tensor", "pipeline", "replicas", "micro-batch", "chunks")
 VALUES = {"sharding": ("none", "optimizer"), "recompute": ("none", "full")}
-NUMBERS = tuple(name for name in FIELDS if name not in VALUES)
 EXAMPLE = "tensor=8,pipeline=4,replicas=2,micro-batch=1,chunks=1,sharding=optimizer,recompute=none"
 
 
@@ -66,17 +65,16 @@ def _fields(text: str) -> dict[str, Any]:
 
 
 def _replicas(file: PlanFile) -> int:
-    """Return replicas as trainers count them, of which several may share their experts."""
-    degrees = file.plan.degrees or Degrees()
-    return len(file.plan.pipelines[0].stages[0].devices) // (degrees.tensor * degrees.context)
+    return len(file.plan.pipelines[0].stages[0].devices) // degrees_of(file.plan.degrees).mesh
 
 
 def _words(fields: dict[str, Any], replicas: int) -> str:
-    said = [f"TP{fields.get('tensor', 1)}"]
-    said += [f"{short}{fields[name]}" for name, short in INITIALS.items() if fields.get(name, 1) > 1]
-    said = [" ".join([*said, f"PP{fields.get('pipeline', 1)}", f"DP{replicas}"])]
+    said = [f"TP{fields.get('tensor', 1)}", f"PP{fields.get('pipeline', 1)}", f"DP{replicas}"]
+    above = {"CP": "context", "EP": "expert", "ETP": "expert_tensor"}
+    said[2:2] = [f"{name}{fields[field]}" for name, field in above.items() if fields.get(field, 1) > 1]
+    plain = len(said)
     said += [f"VP{fields['virtual_stages']}"] if fields.get("virtual_stages", 1) > 1 else []
     said += [f"micro-batch {fields.get('micro_batch_size', 1)}"]
     said += ["optimizer sharded"] if fields.get("sharding") == "optimizer" else []
     said += ["recomputed"] if fields.get("recompute") == "full" else []
-    return ", ".join(said)
+    return " ".join(said[:plain]) + "".join(f", {each}" for each in said[plain:])

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from penstock.compat import merged_limits
+from penstock.convert.degrees import named_degrees
 from penstock.planning.documents import find_profile, find_topology, with_open_degrees
 from penstock.planning.judge import Judgement, judge
 from penstock.planning.solve import solve
@@ -97,7 +98,7 @@ def plan(
     target: Target | None = None,
     pins: Sequence[Pin | Mapping[str, object]] | None = None,
     pipeline_profile: PipelineProfile | Mapping[str, object] | None = None,
-    degrees: Literal["auto"] | Degrees | Mapping[str, int] | Sequence[Degrees | Mapping[str, int]] | None = None,
+    degrees: Literal["auto"] | Degrees | Mapping[str, Any] | Sequence[Degrees | Mapping[str, int]] | None = None,
     sharding: Literal["auto"] | Sharding | Sequence[Sharding] | None = None,
     workers: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -115,8 +116,9 @@ def plan(
         Candidate sizes in samples; by default powers of two up to what the profile can cost.
     degrees, sharding
         How many GPUs share a layer, such as ``{"tensor": 8}`` or a list to choose from, and what replicas share
-        out. Left out, both are chosen, from what the profile has costs at; without such costs, or with a target or
-        codecs, they are 1 and nothing.
+        out. ``{"tensor": (1, 2), "expert": "auto"}`` leaves open what is listed or ``auto``, and what it does not name,
+        as far as the profile has costs. Left out, both are chosen, from what the profile has costs at; without such
+        costs, or with a target or codecs, they are 1 and nothing.
     time_limit
         ``"10s"``, ``"5min"``, or seconds as a number. The best plan by then is returned.
     max_plans
@@ -139,6 +141,10 @@ def plan(
     UnsupportedRequest
         No planner here can honour the combination; the message says which one can.
     """
+    found = find_profile(profile)
+    if isinstance(degrees, Mapping) and not all(isinstance(value, int) for value in degrees.values()):
+        named = {name: (value,) if isinstance(value, int) else value for name, value in degrees.items()}
+        degrees = named_degrees(found, named)  # type: ignore[assignment]
     limits = {"time_limit_ns": _nanoseconds(time_limit), "max_plans": max_plans, "gap": gap}
     given = {
         "micro_batch_sizes": micro_batch_sizes,
@@ -161,7 +167,7 @@ def plan(
     }
     request = PlanRequest.parse(
         {
-            "profile": find_profile(profile),
+            "profile": found,
             "topology": find_topology(topology),
             "global_batch_size": global_batch_size,
             **{name: value for name, value in given.items() if value is not None},

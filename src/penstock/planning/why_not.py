@@ -12,17 +12,18 @@ from dataclasses import replace
 from typing import Any, NamedTuple, get_args
 
 from penstock.convert import to_problem
-from penstock.convert.degrees import degrees_of
+from penstock.convert.degrees import to_degrees
 from penstock.convert.requests import inline_documents
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.schemas.profile import WITH_DEGREES, ModelProfile
 from penstock.schemas.request import PlanRequest
-from penstock.schemas.transformers.degrees import Sharding
-from penstock.shapes.profiled_degrees import NAMES, degrees_named
+from penstock.schemas.transformers.degrees import Sharding, listed
+from penstock.shapes.layout import Layout
+from penstock.shapes.legality import broken
 from penstock.solvers.bounds.schedule_bound import request_bound
 from penstock.solvers.degrees.contract import contract, refuse_unplanned
 from penstock.solvers.explanation.why_not import Planned
-from penstock.solvers.model.degrees import Choice
+from penstock.solvers.model.degrees import Choice, Degrees
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Result, Status
 from penstock.solvers.planners.catalogue import EXCLUDE, PHASES
@@ -33,7 +34,7 @@ NEXT = "next"
 """Names the best of the other degrees that the request allows, or of what else may be sharded at the same ones."""
 DEFAULT = "default"
 """Names the same where there is one."""
-EXAMPLE = "tensor=4, sharding=none, tensor=4,sharding=none or next"
+EXAMPLE = "tensor=4, expert=8, sharding=none, tensor=4,sharding=none or next"
 
 
 class Found(NamedTuple):
@@ -104,11 +105,11 @@ def _named(text: str) -> Mapping[str, Any]:
     named: dict[str, Any] = {}
     for part in text.split(","):
         name, equals, value = (each.strip() for each in part.partition("="))
-        degree = name.replace("-", "_")
-        is_number = degree in NAMES and value.isdecimal() and len(value) < 6
-        if not equals or degree in named or not (is_number or (name == "sharding" and value in get_args(Sharding))):
+        name = name.replace("-", "_")
+        whole = name in Degrees._fields and value.isdecimal() and len(value) < 6
+        if not equals or name in named or not (whole or (name == "sharding" and value in get_args(Sharding))):
             raise InvalidDocument(f"{text!r} names no choice of degrees", remedy=EXAMPLE)
-        named[degree] = int(value) if is_number else value
+        named[name] = int(value) if whole else value
     return named
 
 
@@ -121,15 +122,50 @@ def _candidates(problem: Problem, profile: ModelProfile, own: Choice, named: Map
         )
     refuse_unplanned(named.get("sharding"))
     open_to = problem.choices or (own,)
-    values = {name: (value,) for name, value in named.items() if name in NAMES}
-    if values:
-        degrees = [degrees_of(each) for each in degrees_named(profile, values)]
-    else:
-        degrees = list(dict.fromkeys(each.degrees for each in open_to))
+    degrees = list(dict.fromkeys(each.degrees for each in open_to))
+    if asked := {name: value for name, value in named.items() if name != "sharding"}:
+        degrees = _with(problem, profile, degrees, asked)
     shardings = [named["sharding"]] if "sharding" in named else dict.fromkeys(each.sharding for each in open_to)
     for each in degrees:
         for sharding in shardings:
             yield Choice(each, sharding)
+
+
+def _with(
+    problem: Problem, profile: ModelProfile, open_to: Sequence[Degrees], asked: Mapping[str, int]
+) -> list[Degrees]:
+    """Return the open degrees with what is asked; where there are none, those with nothing else above 1.
+
+    Raises UnsupportedRequest with the rule that they break, or what the profile has instead.
+    """
+    wanted = Degrees(**asked)
+    rules = () if profile.shape is None or min(asked.values()) < 1 else _rules(profile, wanted)
+    if rules:
+        raise UnsupportedRequest(f"no plan can be at {_words(asked)}: {rules[0]}")
+    found = [each for each in open_to if all(getattr(each, name) == value for name, value in asked.items())]
+    known = [Degrees(), *(each.degrees for each in problem.variants)]
+    if not found and wanted not in known:
+        raise UnsupportedRequest(
+            f"the profile {profile.name!r} has no costs at {_words(asked)}",
+            remedy=f"it has them at {listed(map(to_degrees, known))}",
+        )
+    return found or [wanted]
+
+
+def _words(asked: Mapping[str, int]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in asked.items())
+
+
+def _rules(profile: ModelProfile, asked: Degrees) -> Sequence[str]:
+    """Return what the model's shape has against degrees."""
+    assert profile.shape is not None
+    layout = Layout(**asked._asdict(), framework=profile.framework or "megatron")
+    gpus = asked.cell
+    return [
+        each.sentence
+        for each in broken(profile.shape, replace(layout, data=gpus // asked.mesh), gpus)
+        if each.degree in asked._fields
+    ]
 
 
 def _best(problem: Problem, allowed: Sequence[Choice], planner: str | None, max_plans: int) -> Found:

@@ -1,6 +1,4 @@
-"""Degrees at which a profile has costs: what a computed one gets, and which of them are meant.
-
-A computed profile has those that are asked for, or else the usual ones that are legal.
+"""Degrees at which a computed profile has costs: those that are asked for, or else the usual ones that are legal.
 
 Usual are tensor degrees up to 8, which stay inside a node; for long sequences context degrees up to 32; of models with
 experts powers of two up to 64 that divide them. Expert degrees are left out from the least on, where a profile would
@@ -9,14 +7,12 @@ have more than 60 combinations.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal
 
 from penstock.schemas.errors import Fault, UnsupportedRequest
-from penstock.schemas.profile import WITH_DEGREES, ModelProfile
-from penstock.schemas.transformers.degrees import Degrees, listed
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes.layout import Layout
 from penstock.shapes.legality import broken
@@ -30,9 +26,6 @@ LEAST_TOKENS = 4096
 """Of a sample on one GPU, at the context degrees that are chosen here."""
 MOST_EXPERT = 64
 MOST_VARIANTS = 60
-
-NAMES: tuple[str, ...] = tuple(Degrees.model_fields)
-"""Of degrees, as options and documents have them."""
 
 Wanted = Sequence[int] | Literal["auto"] | None
 """Degrees besides 1; left out or ``auto``: the usual ones."""
@@ -117,42 +110,3 @@ def _values(asked: Wanted, usual: Sequence[int]) -> list[int]:
 
 def _powers(most: int) -> tuple[int, ...]:
     return tuple(2**power for power in range(1, most.bit_length()))
-
-
-def degrees_named(profile: ModelProfile, named: Mapping[str, Sequence[int]]) -> tuple[Degrees, ...]:
-    """Return the degrees with these values at which the profile has costs; what is not named is free.
-
-    Raises UnsupportedRequest where there are none, by the rule that a value breaks where one does.
-    """
-    known = (Degrees(), *(variant.degrees for variant in profile.variants or ()))
-    found = tuple(each for each in known if all(getattr(each, name) in values for name, values in named.items()))
-    for name, values in named.items():
-        for value in sorted(set(values) - {getattr(each, name) for each in known}):
-            _refuse(profile, {name: value}, known)
-    if not found:
-        _refuse(profile, {name: values[0] for name, values in named.items()}, known)
-    return found
-
-
-def _refuse(profile: ModelProfile, named: Mapping[str, int], known: Sequence[Degrees]) -> None:
-    """Raise UnsupportedRequest for values that no known degrees have."""
-    said = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in named.items())
-    faults = (Fault("/degrees", f"{said} is not in the profile"),)
-    rule = _rule(profile, named)
-    if rule is not None:
-        raise UnsupportedRequest(f"no plan can be at {said}: {rule}", faults=faults)
-    others = listed(known)
-    raise UnsupportedRequest(
-        f"the profile {profile.name!r} has no costs at {said}",
-        faults=faults,
-        remedy=f"it has them at {others}" if others else WITH_DEGREES,
-    )
-
-
-def _rule(profile: ModelProfile, named: Mapping[str, int]) -> str | None:
-    """Return the first rule that the values break by themselves, on as many GPUs as they need."""
-    if profile.shape is None or min(named.values()) < 1:
-        return None
-    layout = replace(Layout(framework=profile.framework or "megatron"), **named)  # type: ignore[arg-type]
-    gpus = layout.tensor * layout.context * layout.expert * layout.expert_tensor
-    return next((each.sentence for each in broken(profile.shape, layout, gpus) if each.degree in named), None)

@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
-from itertools import count, permutations, product
+from itertools import combinations, count, permutations, product
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ from penstock.solvers.costs.transfer import row_pairs, transfer
 from penstock.solvers.degrees.cells import cells_of
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.model.allocation import Stage, single_pipeline
-from penstock.solvers.model.degrees import Choice, Collective, Degrees, Sharding
+from penstock.solvers.model.degrees import Choice, Collective, Degrees, Module, Modules, Sharding, undominated
 from penstock.solvers.model.problem import Pin, Problem
 from penstock.solvers.solve.driver import solve
 from penstock.solvers.verify.verifier import verify
@@ -201,9 +201,49 @@ def test_cells_are_neighbours_of_one_kind() -> None:
     assert cells_of(alike, Degrees(context=8)) == (tuple(range(5, 13)),)
 
 
+def test_a_node_of_72_has_one_cell_of_64_and_larger_cells_are_whole_nodes() -> None:
+    racks = make_problem([1], nodes=(72, 72))
+    assert cells_of(racks, Degrees(expert=64)) == (tuple(range(64)), tuple(range(72, 136)))
+    assert len(cells_of(racks, Degrees(tensor=8, context=9, expert=144))) == 1
+    with pytest.raises(UnsupportedRequest, match="no 128 neighbouring GPUs of one kind fill whole nodes"):
+        cells_of(racks, Degrees(expert=128))
+    boxes = make_problem([1], nodes=(8,) * 5)
+    assert cells_of(boxes, Degrees(tensor=2, expert=16)) == (tuple(range(16)), tuple(range(16, 32)))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_set_of_modules_is_left_out_only_where_another_is_no_worse(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    modules: tuple[Module, ...] = ("attention", "mlp", "norm")
+    sets = [each for size in (1, 2, 3) for each in combinations(modules, size)]
+    points = [
+        ({each: (rng.integers(0, 4, 2), rng.integers(0, 4, 2)) for each in modules}, rng.integers(3, 8, 2))
+        for _ in range(int(rng.integers(1, 3)))
+    ]
+    kept = undominated(sets, points)
+
+    def cost(each: Modules) -> list[int]:
+        """Times, and what is not freed."""
+        found: list[int] = []
+        for known, stash in points:
+            for layer in range(2):
+                found.append(sum(int(known[module][0][layer]) for module in each))
+                found.append(int(stash[layer]) - min(int(stash[layer]), sum(int(known[m][1][layer]) for m in each)))
+        return found
+
+    for each in sets:
+        assert any(all(a <= b for a, b in zip(cost(one), cost(each), strict=True)) for one in kept)
+    for one, other in permutations(kept, 2):
+        assert any(a > b for a, b in zip(cost(one), cost(other), strict=True))
+
+
 @pytest.mark.parametrize(
     ("degrees", "words"),
     [
+        (
+            Degrees(tensor=2, expert=3),
+            "2 GPUs share a sequence and 3 the experts, and neither",
+        ),
         (Degrees(tensor=8), "tensor 8 needs 8 GPUs in one node, and the largest has 4"),
         (Degrees(context=3), "the profile has no costs at context 3"),
         (Degrees(tensor=4), "the profile has no costs at tensor 4"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import Mapping
@@ -46,11 +45,15 @@ def request_of(options: Mapping[str, Any], *, open_degrees: bool = False) -> Pla
         missing.append("--global-batch-size")
     if missing:
         raise typer.BadParameter(f"missing {', '.join(missing)}")
+    from penstock.convert.degrees import named_degrees
     from penstock.planning.documents import with_open_degrees
     from penstock.schemas.request import PlanRequest
 
-    found = PlanRequest.parse(_merged(data, fields | _documents(options)), units=True, origin=origin or "")
-    found = _with_degrees(found, options)
+    fields |= _documents(options)
+    if named := _named_degrees(options):
+        plain = PlanRequest.parse(_merged(data, fields), units=True, origin=origin or "")
+        fields["degrees"] = named_degrees(plain.profile, named)
+    found = PlanRequest.parse(_merged(data, fields), units=True, origin=origin or "")
     return with_open_degrees(found) if open_degrees else found
 
 
@@ -92,24 +95,15 @@ def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _with_degrees(request: PlanRequest, options: Mapping[str, Any]) -> PlanRequest:
-    """The request with the degrees that options name; those that they do not name are free, if any is named."""
-    from penstock.schemas.profile import ModelProfile
-    from penstock.schemas.transformers.degrees import Degrees
-    from penstock.shapes.profiled_degrees import NAMES, degrees_named
-
-    given = {name: str(options[name]) for name in NAMES if options.get(name) is not None}
-    if not given:
-        return request
-    named = {name: degrees_of(text, name.replace("_", "-")) for name, text in given.items()}
-    values = {name: each for name, each in named.items() if each != "auto"}
-    degrees: Any = "auto"
-    if values and isinstance(request.profile, ModelProfile):
-        degrees = degrees_named(request.profile, values)
-    elif values:
-        every = itertools.product(*values.values())
-        degrees = tuple(Degrees(**dict(zip(values, each, strict=True))) for each in every)
-    return request.model_copy(update={"degrees": degrees})
+def _named_degrees(options: Mapping[str, Any]) -> dict[str, tuple[int, ...] | str]:
+    """The degrees that options name, each with its values or auto."""
+    texts = {name: options.get(name) for name in ("tensor", "context", "expert")}
+    found: dict[str, tuple[int, ...] | str] = {
+        name: degrees_of(text, name) for name, text in texts.items() if text is not None
+    }
+    if (one := options.get("expert_tensor")) is not None:
+        found["expert_tensor"] = (one,)
+    return found
 
 
 def _rules(given: list[str] | None) -> list[str] | None:
