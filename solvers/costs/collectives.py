@@ -20,7 +20,7 @@ from penstock.solvers.model.problem import Problem
 def all_reduce_ns(problem: Problem, size_bytes: int, devices: Sequence[int]) -> int:
     """Return the time in which ``devices`` exchange the gradients of ``size_bytes`` of parameters.
 
-    It is that of an all-reduce, measured or a ring's (SPP equation 1), of as many bytes as ``exchange`` of the memory
+    It is that of an all-reduce, measured or a ring's (SPP equation 1), of the bytes that ``exchange`` of the memory
     rules says.
     """
     if len(devices) == 1:

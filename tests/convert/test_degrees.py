@@ -143,7 +143,7 @@ def test_degrees_that_the_profile_does_not_know_are_a_fault_of_the_request() -> 
     with pytest.raises(InvalidDocument, match="has no costs at tensor 4") as raised:
         to_problem(with_degrees(degrees=[{"tensor": 4}, {"tensor": 2}]))
     assert [fault.pointer for fault in raised.value.faults] == ["/degrees"]
-    assert "it has them at tensor 1; tensor 2" in str(raised.value.remedy)
+    assert "it has them at tensor 1, 2" in str(raised.value.remedy)
 
 
 def covering(plan: Plan, *choices: str) -> Plan:

@@ -213,7 +213,7 @@ class Links:
         return rate * float(self.problem.memory.exchange), latency_ns
 
     def _ring(self, replicas: int, spanning: bool) -> tuple[float, int]:
-        """Return the same of an all-reduce of as many bytes."""
+        """Return the same of an all-reduce, per byte of it."""
         k, mode = replicas, self.problem.rules.all_reduce
         if k == 1:
             return 0.0, 0

@@ -16,7 +16,7 @@ from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.transformers.degrees import ContextKind, Degrees, Framework
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes.hugging_face import shape_of
-from penstock.shapes.profiled_degrees import USUAL, Asked
+from penstock.shapes.profiled_degrees import USUAL, Asked, refuse_illegal
 
 
 def find_profile(
@@ -93,6 +93,8 @@ def with_open_degrees(request: PlanRequest) -> PlanRequest:
     A request with a target or with codecs, and one whose devices are groups of GPUs, stays at degrees of 1. Where
     degrees of 1 are asked for, and nothing is said of sharding, nothing is sharded. Where nothing is said of gradients,
     they are in fp32, as Megatron-Core and FSDP2 have them.
+
+    Raises UnsupportedRequest for degrees that the model cannot have, by their rule.
     """
     profile, topology = request.profile, request.topology
     if isinstance(profile, str) or isinstance(topology, str) or not profile.variants:
@@ -100,6 +102,10 @@ def with_open_degrees(request: PlanRequest) -> PlanRequest:
     if request.target is not None or request.codec is not None or topology.group is not None:
         return request
     degrees = "auto" if request.degrees is None else request.degrees
+    known = {Degrees(), *(variant.degrees for variant in profile.variants)}
+    for each in degrees if isinstance(degrees, tuple) else (degrees,):
+        if each != "auto" and each not in known:
+            refuse_illegal(profile, each)
     settled = request.sharding is not None or request.memory.optimizer_sharding != "none" or _are_one(degrees)
     changed: dict[str, object] = {"degrees": degrees, "sharding": request.sharding if settled else "auto"}
     if "gradient" not in request.memory.model_fields_set:

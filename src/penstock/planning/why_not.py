@@ -18,8 +18,7 @@ from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.schemas.profile import WITH_DEGREES, ModelProfile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.transformers.degrees import Sharding, listed
-from penstock.shapes.layout import Layout
-from penstock.shapes.legality import broken
+from penstock.shapes.profiled_degrees import refuse_illegal
 from penstock.solvers.bounds.schedule_bound import request_bound
 from penstock.solvers.degrees.contract import contract, refuse_unplanned
 from penstock.solvers.explanation.why_not import Planned
@@ -139,9 +138,8 @@ def _with(
     Raises UnsupportedRequest with the rule that they break, or what the profile has instead.
     """
     wanted = Degrees(**asked)
-    rules = () if profile.shape is None or min(asked.values()) < 1 else _rules(profile, wanted)
-    if rules:
-        raise UnsupportedRequest(f"no plan can be at {_words(asked)}: {rules[0]}")
+    if min(asked.values()) > 0:
+        refuse_illegal(profile, to_degrees(wanted))
     found = [each for each in open_to if all(getattr(each, name) == value for name, value in asked.items())]
     known = [Degrees(), *(each.degrees for each in problem.variants)]
     if not found and wanted not in known:
@@ -154,18 +152,6 @@ def _with(
 
 def _words(asked: Mapping[str, int]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in asked.items())
-
-
-def _rules(profile: ModelProfile, asked: Degrees) -> Sequence[str]:
-    """Return what the model's shape has against degrees."""
-    assert profile.shape is not None
-    layout = Layout(**asked._asdict(), framework=profile.framework or "megatron")
-    gpus = asked.cell
-    return [
-        each.sentence
-        for each in broken(profile.shape, replace(layout, data=gpus // asked.mesh), gpus)
-        if each.degree in asked._fields
-    ]
 
 
 def _best(problem: Problem, allowed: Sequence[Choice], planner: str | None, max_plans: int) -> Found:

@@ -13,6 +13,8 @@ from itertools import product
 from typing import Literal
 
 from penstock.schemas.errors import Fault, UnsupportedRequest
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.transformers.degrees import Degrees
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes.layout import Layout
 from penstock.shapes.legality import broken
@@ -110,3 +112,21 @@ def _values(asked: Wanted, usual: Sequence[int]) -> list[int]:
 
 def _powers(most: int) -> tuple[int, ...]:
     return tuple(2**power for power in range(1, most.bit_length()))
+
+
+def refuse_illegal(profile: ModelProfile, degrees: Degrees) -> None:
+    """Raise UnsupportedRequest for degrees that no layout of the profile's transformer can have, by their rule."""
+    if profile.shape is None:
+        return
+    layout = Layout(
+        **degrees.model_dump(),
+        data=degrees.gpus // (degrees.tensor * degrees.context),
+        framework=profile.framework or "megatron",
+    )
+    names = Degrees.model_fields
+    found = [each for each in broken(profile.shape, layout, degrees.gpus) if each.degree in names]
+    if found:
+        raise UnsupportedRequest(
+            f"no plan can be at {degrees}: {found[0].sentence}",
+            faults=tuple(Fault("/degrees", one.sentence, one.rule.replace("_", "-")) for one in found),
+        )
