@@ -22,23 +22,16 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import penstock
-from penstock.convert import to_problem
 from penstock.examples.catalogue import cluster
 from penstock.importers.cluster import hardware
-from penstock.layouts.drawn import by_hand
-from penstock.layouts.even import Even
 from penstock.schemas.profile import DividedCost, DividedMeasurement, ModelProfile
 from penstock.schemas.request import MemoryModel, NetworkModel, PlanRequest
 from penstock.schemas.topology import ClusterTopology, DeviceKind
-from penstock.schemas.transformers.degrees import Degrees as RequestedDegrees
 from penstock.schemas.transformers.degrees import Module
 from penstock.schemas.transformers.shape import TransformerShape
-from penstock.shapes.layout import Layout
 from penstock.shapes.profiled_degrees import Asked
 from penstock.shapes.profiles import profile_of
-from penstock.solvers.costs.memory import shortages
-from penstock.solvers.degrees.contract import contract
-from penstock.solvers.model.degrees import Choice, Degrees, Over
+from penstock.solvers.model.degrees import Over
 
 _LEAST_STEP = 1e-6
 """Of the search for a factor, as a part of it."""
@@ -108,11 +101,11 @@ def judged(run: Run, speed: float, network: NetworkModel = SEPARATE) -> Judged:
         memory=MemoryModel(gradient="parameter"),
         network=network,
     )
-    if run.context > 1 or run.expert > 1:
-        return _at_degrees(run, request)
     found = penstock.even_layout(
         request,
         tensor=run.tensor,
+        context=run.context,
+        expert=run.expert,
         pipeline=run.pipeline,
         virtual_stages=run.virtual_stages,
         micro_batch_size=run.micro_batch_size,
@@ -122,24 +115,6 @@ def judged(run: Run, speed: float, network: NetworkModel = SEPARATE) -> Judged:
     prediction = found.file.plan.prediction
     assert prediction is not None
     return Judged(prediction.time_per_global_batch_ns / 1e9 + waited_s(run), found.missing_bytes)
-
-
-def _at_degrees(run: Run, request: PlanRequest) -> Judged:
-    """The same for what `penstock.even_layout` does not take yet."""
-    degrees = {"tensor": run.tensor, "context": run.context, "expert": run.expert}
-    request = request.model_copy(update={"degrees": RequestedDegrees(**degrees), "sharding": "optimizer"})
-    assert isinstance(request.profile, ModelProfile)
-    cells = contract(to_problem(request), Choice(Degrees(**degrees), "optimizer"))
-    even = Even(request.profile, cells)
-    layout = Layout(
-        tensor=run.tensor, context=run.context, expert=run.expert, pipeline=run.pipeline,
-        virtual_stages=run.virtual_stages, micro_batch_size=run.micro_batch_size, global_batch_size=run.batch,
-    )  # fmt: skip
-    allocation = even.allocation(layout)
-    found, _faults = by_hand(cells, allocation, even.orders(layout, allocation), overlap=True)
-    short = shortages(cells, allocation, found.timeline)
-    seconds = found.timeline.time_per_global_batch_ns / 1e9 + waited_s(run)
-    return Judged(seconds, short[0].missing_bytes if short else 0)
 
 
 def waited_s(run: Run) -> float:
