@@ -20,6 +20,7 @@ from penstock.schemas.errors import Fault, InvalidDocument, NotFound, PenstockEr
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.transformers.degrees import Degrees
 from penstock.service.http.samples import tiny_profile, tiny_topology
 from penstock.service.jobs import judging
 from penstock.service.pages.sources import Sources
@@ -72,14 +73,23 @@ def _sizes(text: str) -> Any:
 
 
 def _degrees(text: str) -> Any:
-    return text if text == "auto" else [{"tensor": each} for each in _sizes(text)]
+    """Tensor degrees, or choices of several degrees: ``8``, ``1, 2, 4``, ``tensor=2 expert=8; tensor=4 expert=8``."""
+    if "=" not in text:
+        return text if text == "auto" else [{"tensor": each} for each in _sizes(text)]
+    parts = [choice.replace(",", " ").split() for choice in text.split(";")]
+    pairs = [[part.partition("=") for part in choice] for choice in parts]
+    return [{name.replace("-", "_"): _whole(value) for name, _equals, value in choice} for choice in pairs]
 
 
-def _tensors(degrees: Any) -> str:
-    """Tensor degrees as people type them; others are in the request that the form begins from."""
+def _typed_degrees(degrees: Any) -> str:
+    """The same as people type it."""
     if isinstance(degrees, str):
         return degrees
-    return ", ".join(str(each["tensor"]) for each in (degrees if isinstance(degrees, list) else [degrees]))
+    given = [Degrees.model_validate(each) for each in (degrees if isinstance(degrees, list) else [degrees])]
+    if all(each == Degrees(tensor=each.tensor) for each in given):
+        return ", ".join(str(each.tensor) for each in given)
+    above = [{name: value for name, value in each.model_dump().items() if value > 1} for each in given]
+    return "; ".join(" ".join(f"{name}={value}" for name, value in (each or {"tensor": 1}).items()) for each in above)
 
 
 def _seconds(limit_ns: int) -> str:
@@ -100,7 +110,7 @@ FIELDS = (
     _Field("micro_batch_sizes", "/micro_batch_sizes", _sizes, lambda sizes: ", ".join(map(str, sizes))),
     _Field("planner", "/planner", str),
     _Field("schedule", "/schedule", str),
-    _Field("tensor", "/degrees", _degrees, _tensors),
+    _Field("degrees", "/degrees", _degrees, _typed_degrees),
     _Field("sharding", "/sharding", str),
     _Field("recompute", "/recompute", str),
     _Field("codec", "/codec", str),
