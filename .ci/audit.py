@@ -27,8 +27,8 @@ AUDIT_S = 120
 ALLOWED = {
     "0bsd", "3-clause bsd license", "apache 2.0 license", "apache software license", "apache-2.0",
     "apache-2.0 with llvm-exception", "bsd", "bsd license", "bsd-2-clause", "bsd-3-clause", "bsl-1.0", "cc0-1.0",
-    "cnri-python", "dfsg approved", "isc", "isc license (iscl)", "lgpl-3.0-only", "mit", "mit license", "mit-0", "mit-cmu",
-    "mozilla public license 2.0 (mpl 2.0)", "mpl-2.0", "psf-2.0", "python software foundation license",
+    "cnri-python", "dfsg approved", "isc", "isc license (iscl)", "lgpl-3.0-only", "mit", "mit license", "mit-0",
+    "mit-cmu", "mozilla public license 2.0 (mpl 2.0)", "mpl-2.0", "psf-2.0", "python software foundation license",
     "the unlicense (unlicense)", "unlicense", "zlib",
 }  # fmt: skip
 """Permissive ones, and weak copyleft of libraries that are used as they are (psycopg, certifi)."""
