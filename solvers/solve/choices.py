@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 from penstock.schemas.coverage import CLASS_SCOPE, REQUEST_SCOPE
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.coverage import allowed
-from penstock.solvers.bounds.schedule_bound import request_bound
+from penstock.solvers.bounds.schedule_bound import LOAD, request_bound
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.degrees.contract import contract, planned_cells
 from penstock.solvers.degrees.loads import Loads
@@ -55,6 +55,8 @@ MOST = 160_000
 LARGE = 50_000
 """The size of a choice above which planners that prove what is best of a small request are not asked."""
 PROVING = tuple(row.name for row in PLANNERS.values() if row.tier is Tier.PROOF and row.least_devices == 1)
+MOST_RAISED = 32
+"""How many choices with the least loads get a bound of their own each time that the least of all is asked for."""
 CAUSES = 3
 """How many choices without a plan a sentence gives the reason for."""
 
@@ -101,6 +103,11 @@ class Searched:
     def least_ns(self) -> int:
         """The bound, or the load as long as no bound was asked for."""
         return self.load_ns if self._bound is None else self._bound.bound_ns
+
+    @property
+    def by_load(self) -> bool:
+        """Whether no bound but the load was asked for."""
+        return self._bound is None
 
     @property
     def value_ns(self) -> int | None:
@@ -331,11 +338,14 @@ class Search:
         A choice that the planner cannot take may have plans all the same.
         """
         possible = [each for each in self.choices if not each.impossible] or self.choices
-        while (least := min(possible, key=lambda each: each.least_ns)).least_ns < least.bound.bound_ns:
-            pass  # its load is the least, and its bound is higher: another one may have the least bound
+        for _ in range(MOST_RAISED):
+            least = min(possible, key=lambda each: each.least_ns)
+            if least.least_ns == least.bound.bound_ns:
+                break  # else its load was the least, and its bound is higher: another one may have the least bound
+        least = min(possible, key=lambda each: each.least_ns)
         covers = allowed(self.problem)
-        method = f"the least, of {least.choice}: {least.bound.method}"
-        return Bound(REQUEST_SCOPE, covers, least.bound.bound_ns, method, least.bound.tolerance_ns)
+        method, tolerance_ns = (LOAD, 0) if least.by_load else (least.bound.method, least.bound.tolerance_ns)
+        return Bound(REQUEST_SCOPE, covers, least.least_ns, f"the least, of {least.choice}: {method}", tolerance_ns)
 
     def outcome(self) -> Result:
         """Return the answer. Raises UnsupportedRequest where every choice is refused."""
