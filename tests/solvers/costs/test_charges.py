@@ -191,7 +191,7 @@ EXPECTED = {
 def test_what_ranks_run_is_timed_or_assumed_with_its_bytes(kind: str) -> None:
     words: set[str] = set()
     shared_out = 0
-    for number in range(24):
+    for number in range(36):
         rng = random.Random(f"{kind} {number}")
         norm = kind not in ("periodic", "elastic averaging") and rng.random() < 0.5
         (problem, allocation, schedule, rule), programs = _lowered(rng, kind, norm=norm)
