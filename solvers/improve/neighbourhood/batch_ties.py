@@ -8,6 +8,7 @@ import numpy as np
 
 from penstock.solvers.costs.collectives import all_reduce_ns
 from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.costs.memory import owned_of
 from penstock.solvers.costs.ties import trained_ties
 from penstock.solvers.model.allocation import Stage
 from penstock.solvers.model.problem import Problem
@@ -21,7 +22,7 @@ class BulkTies:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._ties = [(layers, size) for _name, layers, size in trained_ties(problem)]
+        self._ties = [(layers, owned_of(problem, size)) for _name, layers, size in trained_ties(problem)]
         self._known: dict[tuple[int, tuple[int, ...]], int] = {}
 
     def __bool__(self) -> bool:

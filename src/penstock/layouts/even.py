@@ -69,7 +69,7 @@ def even_layout(
     ----------
     request
         Model, cluster and batch. Where it does not allow the layout's degrees and sharding, the plan's request
-        is the same with these two.
+        is the same with these.
     tensor, context, expert, expert_tensor, pipeline, virtual_stages
         GPUs that split each layer, each sequence, a layer's experts and each of these; stages in a row, and parts of
         the model on each of them. Replicas are what remains.
