@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from small_request import GATHER, with_degrees
@@ -17,9 +17,11 @@ from penstock.schemas.coverage import model_of
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
+from penstock.schemas.transformers import degrees as wire_degrees
 from penstock.solvers.bounds.coverage import allowed
 from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.degrees.contract import contract
+from penstock.solvers.model import degrees as solver_degrees
 from penstock.solvers.model.degrees import Choice, Degrees
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.solve import driver
@@ -278,3 +280,10 @@ def test_what_no_rank_runs_is_refused_in_a_sentence() -> None:
         layout_text(file, "megatron")
     with pytest.raises(UnsupportedRequest, match="at tensor 2"):
         programs(file)
+
+
+def test_documents_and_solvers_have_the_same_words() -> None:
+    """Solvers import no documents, so they name modules, shardings and operations themselves."""
+    for name in ("Module", "Sharding", "Operation"):
+        assert get_args(getattr(solver_degrees, name)) == get_args(getattr(wire_degrees, name))
+    assert solver_degrees.WITHIN == wire_degrees.WITHIN
