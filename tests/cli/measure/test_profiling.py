@@ -73,6 +73,7 @@ def test_a_configuration_is_traced_from_the_modules_of_its_library(tmp_path: Pat
         (["--job", "a:b", "--framework", "torch"], "--framework and options like it go with --example or --hf"),
         (["--example", "gpt2-small", "--traced"], "--traced goes with --hf, without --example"),
         (["--hf", "config.json", "--traced", "--framework", "torch"], "--traced goes with --hf, without --framework"),
+        (["--example", "gpt2-small", "--dtype", "fp8"], "--example and --hf compute costs in bf16, not in fp8"),
         (["--job", "a:b", "--tensor", "2"], "--tensor goes with --job and --analytic, or with --traced"),
         (["--job", "a:b", "--analytic", "H100", "--tensor", "all"], "'all' is no list of numbers such as 1,2,4,8"),
     ],

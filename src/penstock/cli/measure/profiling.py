@@ -239,6 +239,11 @@ def profile(
     if transformer.traced and job is None:
         _traced(transformer, analytic, micro_batch_size, degrees, dtype or "bf16", output, post)
         return
+    if job is None and dtype not in (None, "bf16"):
+        raise typer.BadParameter(
+            f"--example and --hf compute costs in bf16, not in {dtype}; --traced takes fp32, bf16 and fp16",
+            param_hint="--dtype",
+        )
     if job is None or transformer.given:
         _of_transformer(job, transformer, analytic, micro_batch_size, output, post)
         return
