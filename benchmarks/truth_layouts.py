@@ -9,7 +9,7 @@ What Megatron overlaps is said in the request, or added where plans do not know 
   (``overlap_grad_reduce``): ``memory.gradient: parameter``. What a plan exchanges is that reduce-scatter and the gather
   of parameters, which Megatron overlaps with the first forwards (``overlap_param_gather``), not the last backwards.
 * Messages between stages do not wait for these collectives: ``network.sharing: private``. In a plan's shared network,
-  which is what requests have where they say nothing, a message waits until a whole layer's gradients are through.
+  which is what requests have where they say nothing, a message waits for a piece of a layer's gradients.
 * Interleaved 1F1B hides messages in its steady state only (``overlap_p2p_comm``; ``overlap_p2p_comm_warmup_flush`` is
   off by default). While it fills and drains, a rank waits for the message of every step, and the collectives of the
   replicas, which run at the same time, take half of its card (`waited_s`).

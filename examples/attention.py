@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from penstock.executor.divided.context import positions
 from penstock.executor.run.job import Styles
 
 
@@ -65,8 +65,8 @@ class TokenEmbedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """(samples, positions) to (samples, positions, width)."""
-        positions = self.positions(torch.arange(ids.shape[1], device=ids.device))
-        out: Tensor = self.dropout(self.norm(self.tokens(ids) + positions))
+        vectors = self.positions(positions(ids.shape[1], device=ids.device))
+        out: Tensor = self.dropout(self.norm(self.tokens(ids) + vectors))
         return out
 
 

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
-from torch import nn
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -21,9 +24,9 @@ SEQUENCE = Shard(1)
 """Tensors are (samples, positions, …)."""
 
 
-def words() -> RowwiseParallel:
+def words() -> OfWords:
     """An embedding with a part of the words on each GPU; its result is a part of the sequence."""
-    return RowwiseParallel(input_layouts=Replicate(), output_layouts=SEQUENCE)
+    return OfWords()
 
 
 def part_of_tokens() -> PrepareModuleInput:
@@ -70,16 +73,38 @@ def joined(sequence: int = 1) -> PrepareModuleOutput:
     return PrepareModuleOutput(output_layouts=(Shard(sequence),), desired_output_layouts=(Replicate(),))
 
 
+class OfWords(ParallelStyle):
+    """An embedding whose GPUs look up their own words; the sum is scattered along the sequence.
+
+    torch's styles make the gradient of all words on every GPU, and keep a part of it; here each makes its own rows.
+    """
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        distribute_module(module, device_mesh, _rows)
+        divided: Any = module  # whose method torch's types do not let go of
+        divided.forward = partial(_looked_up, module, device_mesh)
+        return module
+
+
+def _looked_up(module: Any, mesh: DeviceMesh, ids: Tensor) -> Tensor:
+    own = module.weight.to_local()
+    here = ids - mesh.get_local_rank() * -(-module.weight.shape[0] // mesh.size())
+    elsewhere = (here < 0) | (here >= own.shape[0])
+    found = nn.functional.embedding(here.masked_fill(elsewhere, 0), own).masked_fill(elsewhere.unsqueeze(-1), 0)
+    part: Tensor = DTensor.from_local(found, mesh, [Partial()]).redistribute(placements=[SEQUENCE]).to_local()
+    return part
+
+
 class OfHeads(ParallelStyle):
     """Parameters with a row for each head: a GPU has those of its heads, which are dimension 1 of what is given."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        distribute_module(module, device_mesh, self._rows)
+        distribute_module(module, device_mesh, _rows)
         module.register_forward_pre_hook(lambda _, given: DTensor.from_local(given[0], device_mesh, [Shard(1)]))
         module.register_forward_hook(lambda _module, _given, made: made.to_local())
         return module
 
-    @staticmethod
-    def _rows(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            module.register_parameter(name, nn.Parameter(distribute_tensor(parameter, mesh, [Shard(0)])))
+
+def _rows(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+    for name, parameter in list(module.named_parameters(recurse=False)):
+        module.register_parameter(name, nn.Parameter(distribute_tensor(parameter, mesh, [Shard(0)])))

@@ -7,6 +7,7 @@ attention context every later decoder layer reads: two tensors cross the decoder
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -64,6 +65,8 @@ class AttentiveDecoder(nn.Module):
 
 class TranslationJob(TokenJob):
     """Pairs of sequences: the source, and the target that is to be continued."""
+
+    sequences: Sequence[str] = ()
 
     def sample(self, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
         """Random tokens on both sides."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from penstock.executor.divided.context import positions
 from penstock.executor.run.job import LayerSpec, Styles
 
 from .synthetic import TokenJob
@@ -144,7 +145,7 @@ def _rotated(x: Tensor) -> Tensor:
     """Rotary position embedding of (samples, heads, positions, head width)."""
     half = x.shape[-1] // 2
     frequency = _ROPE_THETA ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
-    angle = torch.arange(x.shape[-2], device=x.device, dtype=torch.float32)[:, None] * frequency
+    angle = positions(x.shape[-2], device=x.device, dtype=torch.float32)[:, None] * frequency
     cosine, sine = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, first * sine + second * cosine), dim=-1)

@@ -51,6 +51,8 @@ class SyntheticJob(SimpleJob, ABC):
 class TokenJob(SyntheticJob):
     """Sequences of token ids, with a target id for each."""
 
+    sequences: Sequence[str] = ("x",)
+
     def __init__(
         self,
         name: str,

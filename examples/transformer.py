@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from penstock.executor.divided.context import positions
 from penstock.executor.run.job import LayerSpec, Styles
 
 from .attention import Attention, FeedForward, divided_attention, divided_feed_forward
@@ -62,8 +63,8 @@ class SharedEmbedding(nn.Module):
 
     def _embedded(self, ids: Tensor) -> Tensor:
         tokens: Tensor = self.table(ids) * self.width**0.5
-        positions: Tensor = self.positions(torch.arange(ids.shape[1], device=ids.device, dtype=torch.float32))
-        return tokens + positions.to(tokens.dtype)
+        vectors: Tensor = self.positions(positions(ids.shape[1], device=ids.device, dtype=torch.float32))
+        return tokens + vectors.to(tokens.dtype)
 
 
 class EncoderLayer(nn.Module):
@@ -153,6 +154,7 @@ def make(name: str, config: Config, *, batch_size: int) -> TranslationJob:
         name, partial(layers, config), batch_size=batch_size, length=config.length, vocabulary=config.vocabulary
     )
     made.outputs = ("y",)
+    made.sequences = ("source", "target")
     return made
 
 

@@ -26,6 +26,9 @@ REQUEST_SCOPE: Final = "all plans of this request"
 NOT_STATED: Final = "coverage not stated"
 """Said of the certificates of plans that were written before bounds carried their coverage."""
 
+EVEN: Final = "equally many samples on"
+"""Begins, in the name of degrees at which a cell has several meshes, what is said of them."""
+
 DOMAINS: Final[dict[str, tuple[str, ...]]] = {
     "pipelines": ("one", "several"),
     "devices": ("one_stage", "several_stages"),
@@ -197,7 +200,7 @@ def _listed(values: Iterable[str]) -> str:
 def model_of(scope: Scope, covers: Covers) -> str:
     """Which plans a bound covers, as certificates say it: stored ones are refused where these words change."""
     if scope == REQUEST_SCOPE:
-        return "every plan of this request"
+        return f"every plan of this request{_evenly(covers)}"
     if scope == SCHEDULE_SCOPE:
         return ", ".join(("this allocation, any order of its operations", *_operations(covers)))
     return f"plans {describe(covers)}"
@@ -206,18 +209,23 @@ def model_of(scope: Scope, covers: Covers) -> str:
 def claim(scope: Scope, covers: Covers | None) -> str:
     """The subject of the sentence about a bound, to be followed by ``takes less than`` and the time.
 
-    ``No plan of this request`` is said of a bound that covers every plan that the request allows; of any other one
-    the sentence begins with what it covers. ``covers`` is None in plans written before coverage was stated.
+    ``No plan of this request`` is said of a bound that covers every plan that the request allows, with equally many
+    samples on the meshes of a cell where cells have several; of any other one the sentence begins with what it covers.
+    ``covers`` is None in plans written before coverage was stated.
     """
     if covers is None:
         whose = "order of this allocation" if scope == SCHEDULE_SCOPE else "plan of some class"
         return f"No {whose} ({NOT_STATED})"
     if scope == REQUEST_SCOPE:
-        return "No plan of this request"
+        return f"No plan of this request{_evenly(covers)}"
     if scope == SCHEDULE_SCOPE:
         kinds = ", ".join(_operations(covers))
         return f"No order of this allocation's operations{f' ({kinds})' if kinds else ''}"
     return f"No plan {describe(covers)}"
+
+
+def _evenly(covers: Covers) -> str:
+    return f" with {EVEN} all meshes of a cell" if any(EVEN in each for each in covers.degrees or ()) else ""
 
 
 def _operations(covers: Covers) -> list[str]:

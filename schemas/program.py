@@ -62,6 +62,7 @@ WORDS = (
     "REDUCE_SHARED",
     "AVG_PUSH",
     "AVG_PULL",
+    "REDUCE_PARTS",
 )
 """What an instruction can be; see ``Instruction``."""
 
@@ -85,6 +86,7 @@ class Instruction(NamedTuple):
     | REDUCE | start bucket k's all-reduce: as the backward that follows readies it, at once if none follows |
     | WAIT_REDUCE | wait for bucket k |
     | REDUCE_SHARED | sum the gradient of tie k of the program over its group, and wait for it |
+    | REDUCE_PARTS | sum the gradients of which each rank of the tensor group has a part, and wait for it |
     | NORM | start summing the squared gradients, and the overflow flag, over all ranks; each parameter once |
     | WAIT_NORM | wait for that |
     | STEP | the optimizer's step over the gradients since the last one, for the layers of the stage's buckets |
@@ -92,12 +94,14 @@ class Instruction(NamedTuple):
     | AVG_PULL | have bucket k's reference model at hand (elastic averaging; ALGORITHMS A.6) |
     | AVG_PUSH | start sending bucket k's update Δ to the reference model |
 
-    For the buckets' and the ties' instructions ``micro_batch`` is k, for VERSION it is d, for STEP, NORM and WAIT_NORM
-    it is 0. LOAD (the batch's inputs) and FREE (let go of a micro-batch) are for programs written by hand.
+    For the buckets' and the ties' instructions ``micro_batch`` is k, for VERSION it is d, for STEP, NORM, WAIT_NORM
+    and REDUCE_PARTS it is 0. LOAD (the batch's inputs) and FREE (let go of a micro-batch) are for programs written by
+    hand.
 
     Without VERSION a forward uses the newest weights; a backward always uses those of its forward. All versions are
     equal before the first update ever; a program's first forwards find the versions that the program before it left.
-    NORM stands at the lowest stage of a rank, after its WAIT_REDUCEs and REDUCE_SHAREDs and ahead of its STEPs.
+    NORM stands at the lowest stage of a rank, after its WAIT_REDUCEs, REDUCE_SHAREDs and REDUCE_PARTS and ahead of its
+    STEPs.
     """
 
     kind: str
@@ -110,7 +114,10 @@ class Instruction(NamedTuple):
 
 
 UNSHIFTED = frozenset(
-    ("REDUCE", "WAIT_REDUCE", "REDUCE_SHARED", "NORM", "WAIT_NORM", "STEP", "VERSION", "AVG_PUSH", "AVG_PULL")
+    (
+        *("REDUCE", "WAIT_REDUCE", "REDUCE_SHARED", "REDUCE_PARTS"),
+        *("NORM", "WAIT_NORM", "STEP", "VERSION", "AVG_PUSH", "AVG_PULL"),
+    )
 )
 """Words whose number is no micro-batch: the repetitions of a loop leave it as it is."""
 
@@ -147,6 +154,9 @@ class Held:
     the buckets of the lowest. The last gradient of a bucket comes from the last backward of *all* stages that hold it.
 
     ``update_every``: micro-batches of the stage per STEP. ``versions``: the weights that are alive at once, at most.
+
+    ``expert_groups``: for each bucket the number of the group that sums the gradients of its routed experts (-1: no
+    other rank holds them); empty where ranks hold whole layers.
     """
 
     stage: int
@@ -164,6 +174,52 @@ class Held:
     update_every: int
     versions: int = 1
     pipeline: int = 0
+    expert_groups: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """The ranks that hold a replica of a stage together, a cell, and this rank's part in it.
+
+    ``tensor``, ``context``, ``expert``, ``expert_tensor``: how many ranks share a layer's tensors, its sequence, its
+    experts, the tensors of an expert. ``lane``: this rank's number in its cell, tensor fastest, then context; a cell
+    of more than tensor × context ranks has several meshes, which run samples of their own. ``…_group``: the numbers in
+    ``Program.groups`` of the groups that this rank is in (-1: alone).
+    """
+
+    tensor: int
+    context: int
+    expert: int
+    expert_tensor: int
+    lane: int
+    tensor_group: int = -1
+    context_group: int = -1
+    expert_group: int = -1
+
+    @property
+    def size(self) -> int:
+        """Return the number of ranks in a cell."""
+        return max(self.tensor * self.context, self.expert * self.expert_tensor)
+
+    @property
+    def meshes(self) -> int:
+        """Return the number of meshes in a cell."""
+        return self.size // (self.tensor * self.context)
+
+    @property
+    def tensor_rank(self) -> int:
+        """Return this rank's number among those that share a layer's tensors."""
+        return self.lane % self.tensor
+
+    @property
+    def context_rank(self) -> int:
+        """Return this rank's number among those that share a sequence."""
+        return self.lane // self.tensor % self.context
+
+    @property
+    def expert_rank(self) -> int:
+        """Return this rank's number among those that share the experts."""
+        return self.lane % (self.expert * self.expert_tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +250,8 @@ class Program:
 
     ``transports``: those that the order of its messages and reductions was checked for when it was lowered (decision
     38). A rank sends over one of them and no other. JSON has the field only where it says more than gloo.
+
+    ``mesh``: how ranks share layers; None where each holds whole ones, and then JSON does not have it.
     """
 
     rank: int
@@ -217,6 +275,7 @@ class Program:
     shard_states: bool = False
     staleness: int = 0
     transports: tuple[Transport, ...] = ("gloo",)
+    mesh: Mesh | None = None
 
     def instructions(self) -> Iterator[Instruction]:
         """All instructions of a run of the program, the loop unrolled."""
@@ -248,7 +307,7 @@ class Program:
         known = texts or Texts()
         data = {name: getattr(self, name) for name in _PROGRAM_FIELDS}
         data["row_classes"] = [list(pair) for pair in self.row_classes]
-        data["stages"] = [_plain(held) | {"ranks": known.of(held.ranks, print_ranks)} for held in self.stages]
+        data["stages"] = [self._plain_stage(held, known) for held in self.stages]
         data["channels"] = [_plain(channel) for channel in self.channels]
         data["shared"] = [_plain(tie) for tie in self.shared]
         data["groups"] = known.of(self.groups, _print_groups)
@@ -258,17 +317,26 @@ class Program:
             del data["transports"]
         else:
             data["transports"] = list(self.transports)
+        if self.mesh is None:
+            del data["mesh"]
+        else:
+            data["mesh"] = _plain(self.mesh)
+        return data
+
+    @staticmethod
+    def _plain_stage(held: Held, known: Texts) -> dict[str, Any]:
+        data = _plain(held) | {"ranks": known.of(held.ranks, print_ranks)}
+        if not held.expert_groups:
+            del data["expert_groups"]
         return data
 
     @classmethod
     def from_json(cls, data: Any) -> Program:
         """The program that ``to_json`` wrote. Raises InvalidDocument naming the place of the first fault."""
         if isinstance(data, dict):
-            data = {"transports": _GLOO} | data
+            data = {"transports": _GLOO, "mesh": None} | data
         values = _read(data, "", _PROGRAM_FIELDS)
-        values["stages"] = tuple(
-            Held(**_with_ranks(_read(one, f"/stages/{i}", _HELD_FIELDS))) for i, one in enumerate(values["stages"])
-        )
+        values["stages"] = tuple(_stage(one, f"/stages/{i}") for i, one in enumerate(values["stages"]))
         values["channels"] = tuple(
             Channel(**_read(one, f"/channels/{i}", _CHANNEL_FIELDS)) for i, one in enumerate(values["channels"])
         )
@@ -278,6 +346,8 @@ class Program:
         for part in _PARTS:
             values[part] = tuple(parse_instructions(values[part]))
         values["groups"] = tuple(map(parse_ranks, values["groups"]))
+        if values["mesh"] is not None:
+            values["mesh"] = Mesh(**_read(values["mesh"], "/mesh", _MESH_FIELDS))
         return cls(**values)
 
 
@@ -417,7 +487,11 @@ def _is_pairs(value: Any) -> bool:
 
 
 def _is_bucket(value: Any) -> bool:
-    return _is_list(value, length=3) and _is_pair(value[:2]) and (value[2] == -1 or _is_count(value[2]))
+    return _is_list(value, length=3) and _is_pair(value[:2]) and _is_group(value[2])
+
+
+def _is_group(value: Any) -> bool:
+    return value == -1 or _is_count(value)
 
 
 def _is_stage(value: Any) -> bool:
@@ -436,6 +510,7 @@ _PROGRAM_FIELDS: dict[str, Check] = {
     "groups": lambda value: _is_list(value, _is_text),
     "shard_states": lambda value: isinstance(value, bool),
     "transports": lambda value: _is_list(value) and tuple(value) in (_GLOO, TRANSPORTS),
+    "mesh": lambda _: True,
 }
 _HELD_FIELDS: dict[str, Check] = {
     **dict.fromkeys(("stage", "first", "last", "replica", "update_every", "versions", "pipeline"), _is_count),
@@ -445,8 +520,14 @@ _HELD_FIELDS: dict[str, Check] = {
     "dispatch": ("rows", "round_robin").__contains__,
     "micro_batches": _is_pair,
     "buckets": lambda value: _is_list(value, _is_bucket),
+    "expert_groups": lambda value: _is_list(value, _is_group),
 }
-_PARTLY_READ = ("stages", "channels", "shared")
+_MESH_FIELDS: dict[str, Check] = {
+    **dict.fromkeys(("tensor", "context", "expert", "expert_tensor"), lambda value: _is_count(value) and value > 0),
+    "lane": _is_count,
+    **dict.fromkeys(("tensor_group", "context_group", "expert_group"), _is_group),
+}
+_PARTLY_READ = ("stages", "channels", "shared", "mesh")
 _SHARED_FIELDS: dict[str, Check] = {"name": _is_text, "layers": _is_counts, "group": _is_count}
 _CHANNEL_FIELDS: dict[str, Check] = {
     **dict.fromkeys(("stage", "peer_stage", "peer", "tag"), _is_count),
@@ -464,12 +545,15 @@ def _as_tuples(value: Any) -> Any:
     return tuple(_as_tuples(one) for one in value) if isinstance(value, list | tuple) else value
 
 
-def _plain(part: Held | Channel | Shared) -> dict[str, Any]:
+def _plain(part: Held | Channel | Shared | Mesh) -> dict[str, Any]:
     return {field.name: _as_lists(getattr(part, field.name)) for field in fields(part)}
 
 
-def _with_ranks(values: dict[str, Any]) -> dict[str, Any]:
-    return values | {"ranks": parse_ranks(values["ranks"])}
+def _stage(data: Any, pointer: str) -> Held:
+    if isinstance(data, dict):
+        data = {"expert_groups": ()} | data
+    values = _read(data, pointer, _HELD_FIELDS)
+    return Held(**values | {"ranks": parse_ranks(values["ranks"])})
 
 
 def _read(data: Any, pointer: str, checks: dict[str, Check]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import sys
@@ -100,29 +101,40 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _sampled(items: list[pytest.Item], tier: Tier) -> list[pytest.Item]:
-    """Of each test with seeds, at most so many, at equal distances; other parameters are all tried."""
-    tests = [_without_seed(item) for item in items]
-    steps = {test: math.ceil(number / _most_seeds(test, tier)) for test, number in Counter(tests).items()}
+    """The cases of the tier: of tests with too many for it some at equal distances, and those that find a mutant."""
+    tests = [_without_seed(item, tier) for item in items]
+    steps = {test: math.ceil(number / _most(test, tier)) for test, number in Counter(tests).items()}
     met: Counter[str] = Counter()
     kept = []
     for item, test in zip(items, tests, strict=True):
-        if not test or met[test] % steps[test] == 0:
+        if not test or met[test] % steps[test] == 0 or item.nodeid in _killers():
             kept.append(item)
         met[test] += 1
     return kept
 
 
-def _most_seeds(test: str, tier: Tier) -> int:
-    name = test.partition("[")[0].rpartition("/")[2]
-    return FEWER.get(name, SEEDS[tier]) if tier == "standard" else SEEDS[tier]
+@cache
+def _killers() -> frozenset[str]:
+    """The tests that ``mutants.json`` names."""
+    results = (each["result"] for each in json.loads((HERE / "mutants/mutants.json").read_text()))
+    return frozenset(result["by"] for result in results if result is not None and "by" in result)
 
 
-def _without_seed(item: pytest.Item) -> str:
-    """The name of a test and its other parameters; nothing for one that has no seed."""
+def _most(test: str, tier: Tier) -> int:
+    return FEWER.get(_name(test), SEEDS[tier]) if tier == "standard" else SEEDS[tier]
+
+
+def _name(test: str) -> str:
+    return test.partition("[")[0].rpartition("/")[2]
+
+
+def _without_seed(item: pytest.Item, tier: Tier) -> str:
+    """The name of a test and its other parameters; nothing for one of which the tier has all cases."""
     params = getattr(getattr(item, "callspec", None), "params", {})
-    if "seed" not in params:
-        return ""
-    return f"{item.nodeid.partition('[')[0]}{[value for name, value in params.items() if name != 'seed']}"
+    test = item.nodeid.partition("[")[0]
+    if "seed" in params:
+        return f"{test}{[value for name, value in params.items() if name != 'seed']}"
+    return test if tier == "standard" and _name(test) in FEWER else ""
 
 
 def _turn(item: pytest.Item) -> int:

@@ -166,9 +166,23 @@ def test_how_sequences_are_shared_is_said(capsys: pytest.CaptureFixture[str]) ->
     assert memory["ring"] > memory["all-to-all"]
 
 
+def test_routing_of_tokens_decides_what_experts_keep() -> None:
+    """Twice the even share, as a capacity or on the busiest GPU, is half as much again or more; 1 is even."""
+    given = {"tensor": 1, "expert": 8, "pipeline": 1, "sequence_length": 4096}
+    kept = [
+        penstock.fits("qwen3-30b-a3b", "8xH100", **given, **more).rows[0].memory.activations_bytes
+        for more in ({}, {"routing_imbalance": 1.0}, {"routing_imbalance": 2.0}, {"capacity_factor": 2.0})
+    ]
+    assert kept[0] == kept[1] < kept[2]
+    assert kept[0] < kept[3]
+    with pytest.raises(UnsupportedRequest, match="llama-3-8b has no experts"):
+        penstock.fits("llama-3-8b", "8xH100", capacity_factor=1.0)
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
+        (["--capacity-factor", "1"], 65, "has no experts"),
         (["--tensor", "5"], 65, "nearest: tensor 2, 4, 8"),
         (["--tensor", "0"], 65, "greater than or equal to 1"),
         (["--tensor", "x"], 64, "no number, list of numbers"),

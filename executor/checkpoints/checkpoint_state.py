@@ -10,8 +10,10 @@
 | ``pipeline/N/…`` | elastic averaging: the same of pipeline N's own model |
 | ``schedule``, ``loss_scale`` | the state of the learning-rate schedule, and of the loss scaling |
 
-Because names are those of the unsplit model, any plan can go on from it: a rank reads what its layers need. Nothing
-else is random or in flight at a step's end: batches and random states follow from seed and step.
+Because names are those of the unsplit model, any plan can go on from it: a rank reads what its layers need. Where ranks
+share layers, each writes its part of a parameter, and of states of the parameter's shape, as a part of the whole (a
+DTensor), so that a plan of any degrees finds its own parts in it. Nothing else is random or in flight at a step's end:
+batches and random states follow from seed and step.
 
 Two traps of torch.distributed.checkpoint are kept out of the way (EXECUTOR E.2): optimizer states are read by
 name and put in place here, not through ``set_optimizer_state_dict``, which leaves them out silently when a gradient is
@@ -57,7 +59,7 @@ def state_of(interpreter: Interpreter) -> Entries:
         if stage.schedule is not None:
             state["schedule"] = stage.schedule.state_dict()
         for name, parameter in stage.parameters.items():
-            state[f"{own}model/{name}"] = parameter.detach()
+            state[f"{own}model/{name}"] = stage.parts.shared(name, parameter.detach())
             state |= {f"{own}{key}": value for key, value in _optimizer_state(stage, name, parameter)}
         state |= {f"model/{name}": parameter.detach() for name, parameter in _frozen(stage)}
         state |= {f"{own}buffer/{name}": buffer for name, buffer in _buffers(interpreter, stage)}
@@ -101,10 +103,12 @@ class _Stage:
         self._weights = own if averaged and states == own else ""
         self._states = states
         for name, parameter in stage.parameters.items():
-            reader.into(f"{self._weights}model/{name}", parameter.detach())
+            shared = stage.parts.shared(name, parameter.detach())
+            reader.into(f"{self._weights}model/{name}", shared)
             if stage.averaging is not None:
                 reader.like(f"model/{name}", parameter)
-            reader.all_of(f"{states}optimizer/{name}/", parameter)
+            if name in stage.stepped:
+                reader.all_of(f"{states}optimizer/{name}/", shared)
             reader.if_there(f"{states}options/{name}")
         for name, parameter in _frozen(stage):
             reader.into(f"model/{name}", parameter.detach())
@@ -122,7 +126,11 @@ class _Stage:
             stage.schedule.load_state_dict(found["schedule"])
         for name, parameter in stage.parameters.items():
             prefix = f"{self._states}optimizer/{name}/"
-            states = {key.removeprefix(prefix): value for key, value in found.items() if key.startswith(prefix)}
+            states = {
+                key.removeprefix(prefix): stage.parts.own(name, value)
+                for key, value in found.items()
+                if key.startswith(prefix)
+            }
             assert stage.optimizer is not None
             _set_options(stage.optimizer, name, parameter, found.get(f"{self._states}options/{name}"))
             if states:
@@ -188,14 +196,16 @@ class _Reader:
         self.into(name, torch.empty_like(tensor, requires_grad=False))
 
     def all_of(self, prefix: str, like: Tensor) -> None:
-        """Read all entries under a prefix; what has a dimension lies where ``like`` does."""
+        """Read all entries under a prefix: those of the shape of ``like`` as it lies, others whole."""
         for name in self._by_parameter.get(prefix, []):
             has = self._has[name]
-            if isinstance(has, TensorStorageMetadata):
+            if not isinstance(has, TensorStorageMetadata):
+                self.found[name] = None
+            elif has.size == like.shape and len(has.size):
+                self.found[name] = torch.empty_like(like, dtype=has.properties.dtype)
+            else:
                 device = like.device if len(has.size) else "cpu"
                 self.found[name] = torch.empty(has.size, dtype=has.properties.dtype, device=device)
-            else:
-                self.found[name] = None
 
     def if_there(self, name: str) -> None:
         """Read an entry that is no tensor, if the checkpoint has it."""
@@ -236,7 +246,7 @@ def _optimizer_state(stage: HeldStage, name: str, parameter: Parameter) -> Itera
     assert stage.optimizer is not None
     for key, value in stage.optimizer.state.get(parameter, {}).items():
         if value is not None:
-            yield f"optimizer/{name}/{key}", value
+            yield f"optimizer/{name}/{key}", stage.parts.shared(name, value)
     group = _group_of(stage.optimizer, parameter)
     options = {key: value for key, value in group.items() if key != "params"}
     yield f"options/{name}", {"optimizer": type(stage.optimizer).__name__, "options": options}

@@ -1,5 +1,5 @@
-"""Layers that several GPUs share, traced on the meta device without any: costs of a job at tensor degrees.
+"""Layers that several GPUs share: divided as jobs say, run by ranks, and traced on the meta device without any.
 
 May import: `schemas`, `executor.profiling`, `executor.run`.
-Start reading at `variants.py`, which makes the profile's; `tracer.py` runs the layers.
+Start reading at `division.py`; `variants.py` makes the profile's costs, `tracer.py` runs the layers for them.
 """

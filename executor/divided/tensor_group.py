@@ -7,96 +7,82 @@ collectives send nothing. What is recorded is one rank's: its matrices, its stor
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils._pytree import tree_leaves
 
+from penstock.executor.divided.division import Meshes, is_expert
 from penstock.executor.profiling.meta_cost import OperationRecorder
-from penstock.executor.run.job import LayerSpec
-from penstock.schemas.errors import Conflict, UnsupportedRequest
-from penstock.schemas.transformers.degrees import Operation as Collective
+from penstock.executor.profiling.tracing import CollectiveKind, Sent
+from penstock.schemas.errors import Conflict
+from penstock.schemas.transformers.degrees import Degrees
 
-_COLLECTIVES: dict[str, tuple[Collective, Callable[[Any, Any], Tensor]]] = {
-    "_c10d_functional.all_gather_into_tensor": ("all_gather", lambda args, result: result),
-    "_c10d_functional.reduce_scatter_tensor": ("reduce_scatter", lambda args, result: args[0]),
-    "_c10d_functional.all_reduce": ("all_reduce", lambda args, result: args[0]),
-    "_c10d_functional.all_reduce_": ("all_reduce", lambda args, result: args[0]),
-    "_c10d_functional.all_to_all_single": ("all_to_all", lambda args, result: args[0]),
-    "c10d._allgather_base_": ("all_gather", lambda args, result: args[0]),
-    "c10d._reduce_scatter_base_": ("reduce_scatter", lambda args, result: args[1]),
-    "c10d.allreduce_": ("all_reduce", lambda args, result: args[0][0]),
-    "c10d.alltoall_base_": ("all_to_all", lambda args, result: args[1]),
+_COLLECTIVES: dict[str, tuple[CollectiveKind, Callable[[Any], Any]]] = {
+    "_c10d_functional.all_gather_into_tensor": ("all_gather", lambda args: args[0].nbytes * args[1]),
+    "_c10d_functional.reduce_scatter_tensor": ("reduce_scatter", lambda args: args[0].nbytes),
+    "_c10d_functional.all_reduce": ("all_reduce", lambda args: args[0].nbytes),
+    "_c10d_functional.all_reduce_": ("all_reduce", lambda args: args[0].nbytes),
+    "_c10d_functional.all_to_all_single": ("all_to_all", lambda args: args[0].nbytes),
+    "c10d._allgather_base_": ("all_gather", lambda args: args[0].nbytes),
+    "c10d._reduce_scatter_base_": ("reduce_scatter", lambda args: args[1].nbytes),
+    "c10d.allreduce_": ("all_reduce", lambda args: args[0][0].nbytes),
+    "c10d.alltoall_base_": ("all_to_all", lambda args: args[1].nbytes),
+    "c10d.reduce_": ("reduce", lambda args: args[0][0].nbytes),
+    "c10d.broadcast_": ("broadcast", lambda args: args[0][0].nbytes),
 }
-"""torch's collectives, and which tensor of each is the whole one (of an all-to-all: what one GPU sends)."""
-_LOCAL = {"_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd"}
-"""What belongs to them and sends nothing."""
+"""torch's collectives, and the bytes of the whole tensor of each (of an all-to-all: of what one GPU sends)."""
+_NO_COLLECTIVES = {
+    *("_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd"),
+    *("c10d.send", "c10d.recv_", "c10d.recv_any_source_", "c10d.barrier"),
+}
+"""What belongs to them and sends nothing; messages, and barriers."""
 
 
-class Sent(NamedTuple):
-    """One collective: its kind, and the bytes of the whole tensor."""
-
-    operation: Collective
-    bytes: int
+def sent_by(func: Any, args: tuple[Any, ...]) -> Sent | None:
+    """The collective that an operation of torch's is; None for none. Raises NotImplementedError for an unknown one."""
+    name = f"{func.namespace}.{func.overloadpacket.__name__}"
+    if name in _NO_COLLECTIVES:
+        return None
+    if name not in _COLLECTIVES:
+        raise NotImplementedError(f"the collective {name} has no cost")
+    operation, bytes_of = _COLLECTIVES[name]
+    return Sent(operation, _group(args), bytes_of(args))
 
 
 @contextmanager
-def tensor_group(degree: int) -> Iterator[DeviceMesh]:
+def first_of(degrees: Degrees) -> Iterator[Meshes]:
     """Ranks of which this process is the first, until it is left.
 
     Raises Conflict in a process that has a process group already.
     """
     if dist.is_initialized():
         raise Conflict(
-            f"costs at tensor {degree} are traced with a process group of their own, and this process has one already",
+            f"costs at {degrees} are traced with a process group of their own, and this process has one already",
             remedy="compute the profile in a process without torch.distributed, such as `penstock profile`",
         )
     log = logging.getLogger("torch._subclasses.fake_tensor")
     level = log.level
     log.setLevel(logging.CRITICAL)  # it prints a traceback for each operation that fails, which the error says, too
-    dist.init_process_group("fake", rank=0, world_size=degree)
+    dist.init_process_group("fake", rank=0, world_size=degrees.gpus)
     try:
-        yield init_device_mesh("cpu", (degree,))
+        tensor = degrees.tensor
+        ranks = {
+            "tensor": range(tensor),
+            "context": range(0, tensor * degrees.context, tensor),
+            "expert": range(degrees.expert),
+        }
+        groups = {name: dist.new_group(list(own)) if len(own) > 1 else None for name, own in ranks.items()}
+        yield Meshes.of(groups, "cpu")
     finally:
         dist.destroy_process_group()
         log.setLevel(level)
-
-
-def divide(spec: LayerSpec, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """The layer as ``spec.parallel`` divides it. Raises UnsupportedRequest where it cannot be divided so."""
-    if spec.parallel is None:
-        raise refused(
-            spec, mesh.size(), "it does not say how", remedy='give LayerSpec(…, parallel=…): styles, or "replicated"'
-        )
-    if spec.parallel == "replicated":
-        return module
-    plan = spec.parallel() if callable(spec.parallel) else spec.parallel
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # torch warns of a path without a module, and goes on
-        try:
-            return parallelize_module(module, mesh, dict(plan))
-        except Exception as error:
-            raise refused(spec, mesh.size(), reason(error)) from error
-
-
-def refused(spec: LayerSpec, degree: int, why: str, *, remedy: str | None = None) -> UnsupportedRequest:
-    """The error of a layer that cannot be divided so."""
-    return UnsupportedRequest(f"layer {spec.name!r} cannot be divided by tensor {degree}: {why}", remedy=remedy)
-
-
-def reason(error: Exception) -> str:
-    """The first line of what torch says."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 class LocalRecorder(OperationRecorder):
@@ -119,46 +105,21 @@ class LocalRecorder(OperationRecorder):
         if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs, result))):
             return result
         if func.namespace in ("_c10d_functional", "c10d"):
-            self._send(f"{func.namespace}.{func.overloadpacket.__name__}", args, result)
+            sent = sent_by(func, args)
+            if sent is not None:
+                self.sent.append(sent)
         else:
             self.record(func, args, kwargs, result)
         return result
 
-    def _send(self, name: str, args: tuple[Any, ...], result: Any) -> None:
-        if name in _LOCAL:
-            return
-        if name not in _COLLECTIVES:
-            raise NotImplementedError(f"the collective {name} has no cost")
-        operation, whole_of = _COLLECTIVES[name]
-        whole = whole_of(args, result)
-        self.sent.append(Sent(operation, whole.numel() * whole.itemsize))
 
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor; a sum of which each rank has a part is refused with ValueError."""
-    if not isinstance(tensor, DTensor):
-        return tensor
-    if any(placement.is_partial() for placement in tensor.placements):
-        raise ValueError(f"its result of {tuple(tensor.shape)} is left as a sum over the GPUs")
-    return tensor.to_local()
-
-
-def summed_bytes(module: nn.Module, *, unnamed: bool) -> int:
-    """Bytes of the gradients that ranks have to sum once a step, after a backward pass: in fp32, as trainers keep them.
-
-    Those of parameters that the ranks share say so themselves. Parameters that the layer's plan does not name are
-    whole on every rank; ``unnamed`` says whether their gradients are parts of sums.
-    """
-    total = 0
-    for parameter in module.parameters():
-        gradient = parameter.grad
-        if gradient is None:
-            continue
-        partial = unnamed
-        if isinstance(gradient, DTensor):
-            partial = any(placement.is_partial() for placement in gradient.placements)
-        total += partial * parameter.numel() * torch.float32.itemsize
-    return total
+def _group(args: tuple[Any, ...]) -> str:
+    """The name of the group that a collective was given: the name itself, or the group."""
+    name = next((each for each in reversed(args) if isinstance(each, str)), None)
+    if name is not None:
+        return name
+    boxed = next(each for each in args if isinstance(each, torch.ScriptObject) and "ProcessGroup" in str(each._type()))
+    return dist.ProcessGroup.unbox(boxed).group_name
 
 
 def local_bytes(module: nn.Module) -> dict[str, int]:
@@ -168,6 +129,11 @@ def local_bytes(module: nn.Module) -> dict[str, int]:
         part = parameter._local_tensor if isinstance(parameter, DTensor) else parameter
         found[name] = part.numel() * part.itemsize
     return found
+
+
+def expert_bytes(module: nn.Module) -> int:
+    """Bytes of the experts on this rank that ranks share out."""
+    return sum(size for name, size in local_bytes(module).items() if is_expert(module.get_parameter(name)))
 
 
 def own_parameters(module: nn.Module) -> list[nn.Parameter]:

@@ -6,49 +6,73 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import loss_parallel
 
+from penstock.executor.divided.division import Gradient, Meshes, divide, gradients_of, local, reason, refused
 from penstock.executor.divided.module_shapes import ModuleShapes, Shape, misfit
-from penstock.executor.divided.tensor_group import (
-    LocalRecorder,
-    Sent,
-    divide,
-    local,
-    local_bytes,
-    own_parameters,
-    reason,
-    refused,
-    summed_bytes,
-)
+from penstock.executor.divided.tensor_group import LocalRecorder, local_bytes, own_parameters
 from penstock.executor.profiling.meta_cost import SavedStorages
-from penstock.executor.profiling.tracing import Held, LayerCost, Run, Tracer, update_bytes
+from penstock.executor.profiling.tracing import Held, LayerCost, Run, Sent, Tracer, update_bytes
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.transformers.degrees import Collective, Operation
 
 Phase = Literal["forward", "backward"]
+Over = Literal["tensor", "context", "expert"]
+_OVER: tuple[Over, ...] = get_args(Over)
+"""Of the meshes, in their order."""
 _REMEDY = "ask for a degree that divides heads, widths and the sequence, or mend the layer's `parallel`"
 
 
-class DividedTracer(Tracer):
-    """Runs the layers of ``whole`` as ``mesh`` divides them; ``runs`` are those of whole layers, by size."""
+def divided_runs(whole: Tracer, runs: Mapping[int, Run], meshes: Meshes) -> tuple[DividedTracer, Mapping[int, Run]]:
+    """The layers of ``whole`` as ranks share them, run at the sizes of ``runs``, which are those of whole layers.
 
-    def __init__(self, whole: Tracer, runs: Mapping[int, Run], mesh: DeviceMesh) -> None:
+    Sequences are cut first, then layers are divided: each is checked against what it is made of. Raises
+    UnsupportedRequest naming the layer that ranks cannot share so, and why.
+    """
+    tracer = whole
+    for each in dict.fromkeys((Meshes(context=meshes.context), meshes)):
+        if each.shares:
+            tracer = DividedTracer(tracer, runs, each)
+            runs = {size: tracer.run(size) for size in runs}
+    assert isinstance(tracer, DividedTracer), "ranks share nothing"
+    return tracer, runs
+
+
+class DividedTracer(Tracer):
+    """Runs the layers of ``whole`` as ``meshes`` divide them; ``runs`` are those of ``whole``, by size.
+
+    Where ``meshes`` divide layers, ``whole`` has the parts of sequences that these have.
+    """
+
+    def __init__(self, whole: Tracer, runs: Mapping[int, Run], meshes: Meshes) -> None:
         super().__init__(whole.chain, [], whole.dtype)
-        self._whole, self._runs, self._mesh = whole, runs, mesh
-        self._degree = mesh.size()
+        self._gradients: dict[Hashable, dict[str, Gradient]] = {}
+        self.runs = runs
+        self._whole, self._meshes, self._context = whole, meshes, meshes.sequences
+        self._only_cuts = meshes.tensor is None and meshes.expert is None
+        self._degree = meshes.size("context" if self._only_cuts else "tensor")
+        self._over: dict[str, Over] = {
+            mesh.get_group().group_name: name for name, mesh in zip(_OVER, meshes, strict=True) if mesh is not None
+        }
         self._divided: dict[Hashable, nn.Module] = {}
+
+    def batch(self, size: int) -> tuple[dict[str, Tensor], Any]:
+        """Inputs and targets of ``size`` samples on the meta device: of sequences a rank's part."""
+        inputs, targets = super().batch(size)
+        return (inputs, targets) if self._context is None else self._context.cut(self.chain.job, inputs, targets)
 
     def module(self, index: int) -> nn.Module:
         """The layer as it is divided, or the first one that is built alike."""
         key = self.alike[index]
         if key not in self._divided:
-            whole = self.chain.build_layer(index, device="meta").to(self.dtype)
-            self._divided[key] = divide(self.chain.specs[index], whole, self._mesh)
+            whole = self.chain.build_layer(index, device="meta")
+            if self.dtype is not None:
+                whole = whole.to(self.dtype)
+            self._divided[key] = divide(self.chain.specs[index], whole, self._meshes)
         return self._divided[key]
 
     def held(self, index: int) -> Held:
@@ -56,9 +80,13 @@ class DividedTracer(Tracer):
         module = self.module(index)
         return Held(local_bytes(module), update_bytes(self.chain.job, own_parameters(module)))
 
+    def gradients(self, index: int) -> dict[str, Gradient]:
+        """How ranks have the gradients of layer ``index``, once it has run."""
+        return self._gradients[self.alike[index]]
+
     def failure(self, index: int, error: Exception) -> PenstockError:
         """The error of a layer that cannot be divided so."""
-        return refused(self.chain.specs[index], self._degree, reason(error), remedy=_REMEDY)
+        return refused(self.chain.specs[index], self._meshes, reason(error), remedy=_REMEDY)
 
     def trace(
         self, index: int, given: list[Tensor], env: dict[str, Tensor], storages: SavedStorages, targets: Any
@@ -71,43 +99,54 @@ class DividedTracer(Tracer):
         rows = env[next(iter(env))].shape[0]
         self._refuse_parts(index, given, rows)
         module, shapes = self.module(index), ModuleShapes()
-        with loss_parallel() if last else nullcontext():
+        with loss_parallel() if last and self._meshes.tensor is not None else nullcontext():
             with shapes.watching(module):
                 self.passes(index, given, env, SavedStorages(), targets, nullcontext(), nullcontext())
             self._check(index, shapes, given, rows)
             forward, backward = LocalRecorder(), LocalRecorder()
             results, kept = self.passes(index, given, env, storages, targets, forward, backward)
         written = results if last else [local(tensor) for tensor in results]
-        divided = any(
-            tuple(tensor.shape) != shape for tensor, shape in zip(written, self._runs[rows].written[index], strict=True)
+        self._refuse_mixed(index, given, written, rows)
+        divided = not self._only_cuts and any(
+            tuple(tensor.shape) != shape for tensor, shape in zip(written, self.runs[rows].written[index], strict=True)
         )
-        summed = summed_bytes(module, unnamed=divided and self.chain.specs[index].parallel != "replicated")
-        collectives = [*_collectives("forward", forward.sent, rows), *_collectives("backward", backward.sent, rows)]
+        unnamed = divided and self.chain.specs[index].parallel != "replicated"
+        gradients = self._gradients[self.alike[index]] = gradients_of(module, unnamed=unnamed)
+        parameters = dict(module.named_parameters())
+        # in fp32, as trainers keep them
+        summed = sum(
+            parameters[name].numel() * torch.float32.itemsize for name, each in gradients.items() if each.is_part
+        )
+        collectives = [
+            *self._collectives("forward", forward.sent, rows),
+            *self._collectives("backward", backward.sent, rows),
+        ]
         if summed:
             collectives.append(Collective(phase="step", operation="all_reduce", over="tensor", bytes_per_sample=summed))
-        return written, LayerCost(forward.operations, backward.operations, kept, tuple(collectives))
+        sent = tuple(forward.sent), tuple(backward.sent)
+        return written, LayerCost(forward.operations, backward.operations, kept, tuple(collectives), *sent)
 
     def _whole_inputs(self, index: int, given: Sequence[Tensor], rows: int) -> list[Tensor]:
-        """What layer ``index`` reads at degree 1: as its writers leave it; the batch's tensors are whole anyway."""
-        shapes: dict[str, Shape] = {}
-        for spec, written in zip(self.chain.specs[:index], self._runs[rows].written, strict=False):
+        """What the whole layer ``index`` reads: as the batch has it, or its writers leave it."""
+        shapes: dict[str, Shape] = {name: tuple(each.shape) for name, each in self._whole.batch(rows)[0].items()}
+        for spec, written in zip(self.chain.specs[:index], self.runs[rows].written, strict=False):
             shapes.update(zip(spec.writes, written, strict=True))
         reads = self.chain.specs[index].reads
         return [
-            torch.empty(shapes.get(name, tensor.shape), dtype=tensor.dtype, device="meta")
+            torch.empty(shapes[name], dtype=tensor.dtype, device="meta")
             for name, tensor in zip(reads, given, strict=True)
         ]
 
     def _refuse_parts(self, index: int, given: Sequence[Tensor], rows: int) -> None:
         """Raise UnsupportedRequest where a replicated layer reads a tensor of which each GPU has a part."""
         spec = self.chain.specs[index]
-        if spec.parallel != "replicated":
+        if self._only_cuts or spec.parallel != "replicated":
             return
         for name, tensor, whole in zip(spec.reads, given, self._whole_inputs(index, given, rows), strict=True):
             if tensor.shape != whole.shape:
                 raise refused(
                     spec,
-                    self._degree,
+                    self._meshes,
                     f"it is replicated and reads {name!r} whole, of which the layers before leave each GPU a part",
                     remedy=_REMEDY,
                 )
@@ -120,19 +159,36 @@ class DividedTracer(Tracer):
             self.chain.call(index, module, self._whole_inputs(index, given, rows))
         wrong = misfit(whole.seen, shapes.seen, self._degree)
         if wrong is not None:
-            raise refused(self.chain.specs[index], self._degree, wrong, remedy=_REMEDY)
+            raise refused(self.chain.specs[index], self._meshes, wrong, remedy=_REMEDY)
 
+    def _refuse_mixed(self, index: int, given: Sequence[Tensor], written: Sequence[Tensor], rows: int) -> None:
+        """Raise UnsupportedRequest where a layer makes of a part of a sequence what it makes of the whole."""
+        whole = self._whole_inputs(index, given, rows)
+        if not self._only_cuts or all(one.shape == other.shape for one, other in zip(given, whole, strict=True)):
+            return
+        spec = self.chain.specs[index]
+        for name, tensor, shape in zip(spec.writes, written, self.runs[rows].written[index], strict=True):
+            if tuple(tensor.shape) == shape:
+                raise refused(
+                    spec,
+                    self._meshes,
+                    f"of a part of a sequence it makes {name!r} of {shape}, as of the whole: it mixes positions"
+                    " otherwise than by attention",
+                    remedy="plan with --context 1",
+                )
 
-def _collectives(phase: Phase, sent: Iterable[Sent], rows: int) -> Iterator[Collective]:
-    """Those of each kind together."""
-    together: dict[Operation, list[int]] = defaultdict(list)
-    for each in sent:
-        together[each.operation].append(each.bytes)
-    for operation, sizes in together.items():
-        yield Collective(
-            phase=phase,
-            operation=operation,
-            over="tensor",
-            bytes_per_sample=math.ceil(sum(sizes) / rows),
-            count=len(sizes),
-        )
+    def _collectives(self, phase: Phase, sent: Iterable[Sent], rows: int) -> Iterator[Collective]:
+        """Those of each kind and group together."""
+        together: dict[tuple[Operation, Over], list[int]] = defaultdict(list)
+        for each in sent:
+            if each.operation == "reduce" or each.operation == "broadcast":
+                raise NotImplementedError(f"a layer's {each.operation} has no cost")
+            together[each.operation, self._over[each.group]].append(each.bytes)
+        for (operation, over), sizes in together.items():
+            yield Collective(
+                phase=phase,
+                operation=operation,
+                over=over,
+                bytes_per_sample=math.ceil(sum(sizes) / rows),
+                count=len(sizes),
+            )

@@ -1,4 +1,4 @@
-"""The variants of an analytic profile: what one GPU holds, computes, keeps and sends at each tensor degree."""
+"""The variants of an analytic profile: what one GPU holds, computes, keeps and sends at some degrees."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from penstock.executor.divided.tensor_group import tensor_group
-from penstock.executor.divided.tracer import DividedTracer
+from penstock.executor.divided.division import refuse_without_experts
+from penstock.executor.divided.tensor_group import expert_bytes, first_of
+from penstock.executor.divided.tracer import DividedTracer, divided_runs
 from penstock.executor.profiling.device_table import DeviceFacts, Dtype
 from penstock.executor.profiling.meta_cost import time_ns
 from penstock.executor.profiling.tracing import LayerCost, Run, Tracer
@@ -17,9 +18,9 @@ from penstock.schemas.transformers.degrees import Degrees
 
 
 class _At(NamedTuple):
-    """All layers at one degree: what a GPU holds of each, and what each costs by kind of device and size."""
+    """All layers at some degrees: what a GPU holds of each, and what each costs by kind of device and size."""
 
-    degree: int
+    degrees: Degrees
     sharded: bool
     layers: list[DividedLayer]
     costs: dict[tuple[str, int], list[DividedCost]]
@@ -29,7 +30,7 @@ def with_variants(
     profile: ModelProfile,
     tracer: Tracer,
     runs: Mapping[int, Run],
-    degrees: Sequence[int],
+    degrees: Sequence[Degrees],
     facts: Sequence[DeviceFacts],
     update_facts: DeviceFacts,
     progress: Callable[[str], None] | None = None,
@@ -39,21 +40,23 @@ def with_variants(
     Raises UnsupportedRequest for a layer that cannot be divided so, Conflict in a process with a process group.
     """
     found = []
-    for degree in degrees:
+    for each in degrees:
         if progress is not None:
-            progress(f"{profile.name}: {len(profile.layers)} layers at tensor {degree} on the meta device")
-        found.append(_at(profile, tracer, runs, degree, facts, update_facts))
+            progress(f"{profile.name}: {len(profile.layers)} layers at {each} on the meta device")
+        found.append(_at(profile, tracer, runs, each, facts, update_facts))
     classes, firsts = _classes(found)
-    assumed = (
-        "at tensor degrees torch's DTensor divides layers as the job's `parallel` says; numbers are of the GPU with"
+    assumed = [
+        "at degrees above 1 torch's DTensor divides layers as the job's `parallel` says; numbers are of the GPU with"
         " the largest parts, and computation hides no collective"
-    )
+    ]
+    if any(each.expert > 1 for each in degrees):
+        assumed.append("at expert degrees every GPU sends equally many tokens to each expert")
     return profile.model_copy(
         update={
             "framework": "torch",
             "classes": classes,
             "variants": tuple(_variant(each, firsts) for each in found),
-            "assumptions": (*profile.assumptions, assumed),
+            "assumptions": (*profile.assumptions, *assumed),
         }
     )
 
@@ -62,18 +65,18 @@ def _at(
     profile: ModelProfile,
     tracer: Tracer,
     runs: Mapping[int, Run],
-    degree: int,
+    degrees: Degrees,
     facts: Sequence[DeviceFacts],
     update_facts: DeviceFacts,
 ) -> _At:
-    with tensor_group(degree) as mesh:
-        divided = DividedTracer(tracer, runs, mesh)
-        made = {size: divided.run(size) for size in runs}
+    with first_of(degrees) as meshes:
+        refuse_without_experts(tracer.chain, meshes)
+        divided, made = divided_runs(tracer, runs, meshes)
         layers = _layers(divided, update_facts)
     size, run = next(iter(made.items()))
     return _At(
-        degree,
-        _is_sharded(tracer.chain, run, runs[size]),
+        degrees,
+        _is_sharded(tracer.chain, run, divided.runs[size]),
         layers,
         {
             (device.kind, size): [_cost(cost, device, profile.parameter_dtype) for cost in run.costs]
@@ -83,9 +86,10 @@ def _at(
     )
 
 
-def _layers(tracer: Tracer, device: DeviceFacts) -> list[DividedLayer]:
+def _layers(tracer: DividedTracer, device: DeviceFacts) -> list[DividedLayer]:
     """What a GPU holds of each layer; a tied parameter counts in the first of its layers alone."""
     chain = tracer.chain
+    experts = [expert_bytes(tracer.module(i)) for i in range(len(chain.specs))]
     held = [tracer.held(i) for i in range(len(chain.specs))]
     sizes = [dict(each.parameters) for each in held]
     for tie in chain.ties:
@@ -95,9 +99,10 @@ def _layers(tracer: Tracer, device: DeviceFacts) -> list[DividedLayer]:
     return [
         DividedLayer(
             parameter_bytes=sum(each.values()),
+            expert_bytes=shared or None,
             update_ns=math.ceil(own.update_bytes / device.bytes_per_s() * 1e9),
         )
-        for own, each in zip(held, sizes, strict=True)
+        for own, each, shared in zip(held, sizes, experts, strict=True)
     ]
 
 
@@ -134,7 +139,7 @@ def _classes(found: Sequence[_At]) -> tuple[tuple[int, ...], list[int]]:
 
 def _variant(at: _At, firsts: Sequence[int]) -> Variant:
     return Variant(
-        degrees=Degrees(tensor=at.degree),
+        degrees=at.degrees,
         boundary="sharded" if at.sharded else "whole",
         layers=tuple(at.layers[i] for i in firsts),
         measurements=tuple(

@@ -6,8 +6,10 @@ parallelism. It gathers all scores before the loss.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,30 +17,41 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import AdamW, Optimizer
 
-from penstock.executor.hugging_face.pieces import Pieces, divide
+from penstock.executor.hugging_face.pieces import COSTED, TRAINED, Pieces, divide
+from penstock.executor.run.chain import derived_seed
 from penstock.executor.run.job import LayerSpec, SimpleJob
+from penstock.schemas.errors import InvalidDocument
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
 
 USUAL_LENGTH = 8192
 """Tokens of a sample by default: this, or the model's longest sequence where that is shorter."""
+_ANY = 1 << 30
+"""Samples of a global batch: random tokens do not run out."""
 
 
 class HuggingFaceJob(SimpleJob):
-    """A job on the meta device: its layers have no numbers, so that it can be costed and not trained.
+    """A job on random tokens, in global batches of any size.
 
-    ``values``: what the config.json holds. Raises MissingExtra without the library, InvalidDocument and
-    UnsupportedRequest for a configuration that makes no causal language model.
+    ``values``: what the config.json holds. ``attention``: see ``pieces``; that which is costed knows no windows and
+    sinks, which change no cost. Raises MissingExtra without the library, InvalidDocument and UnsupportedRequest for a
+    configuration that makes no causal language model.
     """
 
     def __init__(
-        self, values: Mapping[str, Any], *, sequence_length: int | None = None, origin: str = "config.json"
+        self,
+        values: Mapping[str, Any],
+        *,
+        sequence_length: int | None = None,
+        origin: str = "config.json",
+        attention: str = COSTED,
     ) -> None:
-        self._pieces = Pieces(values, origin)
+        self._pieces = Pieces(values, origin, attention)
         config = self._pieces.config
         name = str(values.get("_name_or_path") or values["model_type"])
-        super().__init__(name, batch_size=1)
+        super().__init__(name, batch_size=_ANY)
+        self.vocabulary = int(config.vocab_size)
         longest = getattr(config, "max_position_embeddings", None) or USUAL_LENGTH
         self.length = sequence_length or min(longest, USUAL_LENGTH)
         if config.tie_word_embeddings:
@@ -58,9 +71,13 @@ class HuggingFaceJob(SimpleJob):
         ]
 
     def batch(self, step: int, rows: range) -> tuple[dict[str, Tensor], Tensor]:
-        """Token numbers, and those that follow."""
-        ids = torch.zeros(len(rows), self.length, dtype=torch.int64)
-        return {"x": ids}, ids
+        """Token numbers, and those that follow: each row drawn from (seed, step, row) alone."""
+        samples = []
+        for row in rows:
+            generator = torch.Generator("cpu").manual_seed(derived_seed(self.seed, "sample", step, row))
+            samples.append(torch.randint(0, self.vocabulary, (self.length + 1,), generator=generator, device="cpu"))
+        ids = torch.stack(samples)
+        return {"x": ids[:, :-1]}, ids[:, 1:]
 
     def loss(self, outputs: dict[str, Tensor], targets: Tensor) -> tuple[Tensor, int]:
         """Cross entropy summed over all positions."""
@@ -69,10 +86,27 @@ class HuggingFaceJob(SimpleJob):
 
     def optimizer(self, params: Iterable[nn.Parameter]) -> Optimizer:
         """AdamW."""
-        return AdamW(params)
+        return AdamW(params, lr=3e-4)
 
     def _divided(self, piece: str) -> Any:
         return partial(_styles, self._pieces, piece)
+
+
+def job_of(reference: str, directory: Path) -> HuggingFaceJob:
+    """The job of ``FILE`` or ``FILE@TOKENS``, a config.json in ``directory`` and the length of a sample.
+
+    Raises InvalidDocument where there is none, and as the job does.
+    """
+    name, _, length = reference.partition("@")
+    try:
+        values = json.loads((directory / name).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidDocument(f"cannot read the configuration {name!r}: {error}") from None
+    if not isinstance(values, dict):
+        raise InvalidDocument(f"{name!r} holds {type(values).__name__}, not the object of a config.json")
+    if length and not (length.isdecimal() and int(length)):
+        raise InvalidDocument(f"{reference!r} asks for samples of {length!r} tokens; give a number, such as 4096")
+    return HuggingFaceJob(values, sequence_length=int(length) if length else None, origin=repr(name), attention=TRAINED)
 
 
 def _styles(pieces: Pieces, piece: str) -> Mapping[str, ParallelStyle]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,12 @@ from penstock.schemas.errors import InvalidDocument, MissingExtra, UnsupportedRe
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-_ATTENTION = "penstock"
+P = TypeVar("P", bound=nn.Module)
+
+COSTED = "penstock"
 """The name that attention has in the library: scaled_dot_product_attention without the masks of padding."""
+TRAINED = "penstock-trained"
+"""The same with windows; what it does not compute, sinks and soft caps, is refused."""
 _LAYERS = ("layers", "h")
 _NORMS = ("norm", "final_layernorm", "ln_f")
 """What families call these in their base models."""
@@ -29,11 +33,15 @@ _BEFORE_LAYERS = ("drop", "embed_dropout", "wpe")
 
 
 class Pieces:
-    """The model of a configuration; each call builds a new piece."""
+    """The model of a configuration; each call builds a new piece.
 
-    def __init__(self, values: Mapping[str, Any], origin: str) -> None:
+    ``attention``: the library's name of that which layers compute with. In a place other than the meta device
+    (``torch.device`` as a context) a piece has numbers, drawn as the library draws them.
+    """
+
+    def __init__(self, values: Mapping[str, Any], origin: str, attention: str = COSTED) -> None:
         self.origin = origin
-        self._model = _built(values, origin)
+        self._model = _built(values, origin, attention)
         self.base: Any = self._model.base_model
         embedding = self._model.get_input_embeddings()
         self.words = next((name for name, part in self.base.named_children() if part is embedding), "")
@@ -60,7 +68,7 @@ class Pieces:
         for name in (self.words, *_BEFORE_LAYERS):
             if hasattr(self.base, name):
                 setattr(base, name, copy.deepcopy(getattr(self.base, name)))
-        return Piece(base, ids=True)
+        return self._drawn(Piece(base, ids=True))
 
     def block(self, index: int) -> Piece:
         """One decoder layer."""
@@ -69,11 +77,22 @@ class Pieces:
         base.config = copy.copy(base.config)
         if getattr(base.config, "layer_types", None):
             base.config.layer_types = [self.config.layer_types[index]]
-        return Piece(base)
+        return self._drawn(Piece(base))
 
     def head(self) -> Head:
         """The last norm, and scores of words."""
-        return Head(copy.deepcopy(getattr(self.base, self._norm)), copy.deepcopy(self._model.get_output_embeddings()))
+        norm, scores = getattr(self.base, self._norm), self._model.get_output_embeddings()
+        return self._drawn(Head(copy.deepcopy(norm), copy.deepcopy(scores)))
+
+    def _drawn(self, piece: P) -> P:
+        """The piece where tensors are made by default, its parameters drawn and its buffers computed."""
+        place = torch.get_default_device()
+        if place.type != "meta":
+            piece.to_empty(device=place)
+            with torch.no_grad():
+                for module in piece.modules():
+                    self._model._init_weights(module)
+        return piece
 
     def styles(self, piece: str) -> dict[str, str]:
         """The library's plan within a piece: of "embedding", "block" or "head", with patterns of paths."""
@@ -185,7 +204,7 @@ def _tells(key: str, value: object) -> bool:
     return key != "layer_idx" and isinstance(value, bool | int | float | str | None)
 
 
-def _built(values: Mapping[str, Any], origin: str) -> Any:
+def _built(values: Mapping[str, Any], origin: str, attention: str) -> Any:
     """The model on the meta device. Raises MissingExtra without the library, InvalidDocument where it refuses."""
     try:
         from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
@@ -196,11 +215,12 @@ def _built(values: Mapping[str, Any], origin: str) -> Any:
     family = values.get("model_type")
     if not isinstance(family, str):
         raise InvalidDocument(f"{origin} has no 'model_type', so it is no configuration of a Hugging Face model")
-    AttentionInterface.register(_ATTENTION, _attention)
+    AttentionInterface.register(COSTED, _attention)
+    AttentionInterface.register(TRAINED, _exact_attention)
     try:
         config = AutoConfig.for_model(**values)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, attn_implementation=_ATTENTION)
+            model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
             if model._can_set_experts_implementation():
                 model.set_experts_implementation("grouped_mm")
             return model
@@ -225,5 +245,40 @@ def _attention(
     """Causal attention over all positions, as a fused kernel computes it; sinks and windows change no cost."""
     out = functional.scaled_dot_product_attention(
         query, key, value, dropout_p=dropout, is_causal=True, scale=scaling, enable_gqa=True
+    )
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _exact_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """The same as the family defines it. Raises UnsupportedRequest for soft caps of scores, and for sinks."""
+    if softcap is not None or s_aux is not None:
+        what = "caps its scores" if s_aux is None else "has sinks"
+        raise UnsupportedRequest(
+            f"attention of {type(module).__name__} {what}, which is not trained here",
+            remedy="train it with the library, or plan without running",
+        )
+    positions = query.shape[-2]
+    if sliding_window is None or sliding_window >= positions:
+        return _attention(module, query, key, value, attention_mask, scaling, dropout)
+    place = torch.arange(positions, device=query.device)
+    ahead = place[:, None] - place
+    out = functional.scaled_dot_product_attention(
+        *(query, key, value),
+        attn_mask=(ahead >= 0) & (ahead < sliding_window),
+        dropout_p=dropout,
+        scale=scaling,
+        enable_gqa=True,
     )
     return out.transpose(1, 2).contiguous(), None

@@ -1,7 +1,7 @@
 """A profile without the device: exact parameters, boundaries and stash from the meta device, times from a table.
 
 A layer's time is the sum over its operations of the roofline ``max(FLOPs / reached FLOP/s, bytes / reached bytes/s)``,
-and at least one kernel launch per operation. What a device reaches is stated in `device_table`. At tensor degrees the
+and at least one kernel launch per operation. What a device reaches is stated in `device_table`. At degrees the
 operations are those of one of the GPUs that share each layer, and its collectives are listed apart.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import product
 
 import torch
 
@@ -20,6 +21,7 @@ from penstock.executor.run.chain import Chain
 from penstock.executor.run.job import Job
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.profile import LayerMeasurement, Measurement, ModelProfile, ProfileSource
+from penstock.schemas.transformers.degrees import Degrees
 
 TORCH_DTYPES: dict[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -31,20 +33,22 @@ def analytic_profile(
     dtype: Dtype = "fp32",
     *,
     tensor_degrees: Sequence[int] = (),
+    context_degrees: Sequence[int] = (),
+    expert_degrees: Sequence[int] = (),
     update_kind: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> ModelProfile:
     """The profile of ``job`` on one kind of device, or several, at each micro-batch size (samples).
 
     The loss belongs to the last layer, as the executor runs it. A layer has one update time for all kinds: that on
-    ``update_kind``, or on the first. ``tensor_degrees``: the degrees besides 1 at which the profile has costs, too.
-    Raises NotFound for an unknown kind, InvalidDocument for sizes, degrees or a dtype that make no sense, ModelMismatch
-    for a model that does not run on the meta device, UnsupportedRequest for a layer that cannot be divided so, and
-    Conflict where it is asked for degrees in a process that has a process group.
+    ``update_kind``, or on the first. ``…_degrees``: those besides 1 at which the profile has costs, too, and at all
+    products of them whose groups nest. Raises NotFound for an unknown kind, InvalidDocument for sizes, degrees or a
+    dtype that make no sense, ModelMismatch for a model that does not run on the meta device, UnsupportedRequest for a
+    layer that cannot be divided so, Conflict for degrees in a process that has a process group.
     """
     kinds = (device_kind,) if isinstance(device_kind, str) else tuple(device_kind)
     facts = [device_facts(kind) for kind in kinds]
-    sizes, degrees = checked_sizes(micro_batch_sizes), _checked_degrees(tensor_degrees)
+    sizes, degrees = checked_sizes(micro_batch_sizes), _products(tensor_degrees, context_degrees, expert_degrees)
     if dtype not in TORCH_DTYPES:
         raise InvalidDocument(f"the dtype {dtype!r} is none of {', '.join(TORCH_DTYPES)}")
     chain = Chain(job)
@@ -94,11 +98,14 @@ def _runs(tracer: Tracer, sizes: Sequence[int], progress: Callable[[str], None] 
     return runs
 
 
-def _checked_degrees(degrees: Sequence[int]) -> tuple[int, ...]:
-    """The degrees above 1 in order, each once. Raises InvalidDocument where one is no number of GPUs."""
-    if any(degree < 1 for degree in degrees):
-        raise InvalidDocument(f"the tensor degrees {list(degrees)} have to be numbers of at least 1 GPU")
-    return tuple(sorted(set(degrees) - {1}))
+def _products(tensor: Sequence[int], context: Sequence[int], expert: Sequence[int]) -> list[Degrees]:
+    """The degrees that nest, but for 1 each. Raises InvalidDocument where one is no number of GPUs."""
+    for name, degrees in (("tensor", tensor), ("context", context), ("expert", expert)):
+        if any(degree < 1 for degree in degrees):
+            raise InvalidDocument(f"the {name} degrees {list(degrees)} have to be numbers of at least 1 GPU")
+    triples = product(*(sorted({1, *degrees}) for degrees in (expert, context, tensor)))
+    found = [Degrees(tensor=t, context=c, expert=x) for x, c, t in triples]
+    return [each for each in found if each.gpus > 1 and each.gpus % min(each.tensor * each.context, each.expert) == 0]
 
 
 def _update_ns(update_bytes: int, device: DeviceFacts) -> int:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.profiler import profile, record_function
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
 _MEMORY = "[memory]"
@@ -94,8 +94,9 @@ def held_bytes(tensors: Sequence[Tensor]) -> int:
 class LiveBytes(TorchDispatchMode):
     """Counts the storages that operations of this thread make inside it, and that are still alive.
 
-    A storage counts until its last tensor is gone, in whichever thread that happens. What a kernel needs for itself
-    while it runs is not seen. For opt-in measuring on a CPU: every operation is slowed down.
+    A storage counts until its last tensor is gone, in whichever thread that happens; of a tensor that ranks share this
+    rank's part counts. What a kernel needs for itself while it runs is not seen. For opt-in measuring on a CPU: every
+    operation is slowed down.
     """
 
     def __init__(self) -> None:
@@ -111,6 +112,8 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if any(map(is_traceable_wrapper_subclass_type, types)):
+            return NotImplemented  # it takes the operation apart into those on its parts, which are seen
         result = func(*args, **(kwargs or {}))
         made = [self._note(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         if any(made):
@@ -118,14 +121,20 @@ class LiveBytes(TorchDispatchMode):
         return result
 
     def _note(self, tensor: Tensor) -> bool:
-        """Whether its storage is a new one."""
+        """Whether its storage is a new one, with numbers."""
         storage = tensor.untyped_storage()
+        if storage.device.type == "meta":
+            return False
         reference = StorageWeakRef(storage)
         known = self._alive.get(reference.cdata)
         if known is not None and not known[0].expired():
             return False
         self._alive[reference.cdata] = reference, storage.nbytes()
         return True
+
+    def held_bytes(self) -> int:
+        """What is alive now."""
+        return self._live()
 
     def _live(self) -> int:
         self._alive = {key: one for key, one in self._alive.items() if not one[0].expired()}

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention.bias import CausalBias
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -28,6 +29,10 @@ from penstock.executor.profiling.device_table import DeviceFacts, Dtype
 _aten = torch.ops.aten
 _GATHERS = {_aten.embedding, _aten.index_select, _aten.index, _aten.gather}
 _LSTM_ARGUMENTS = 9
+_CAUSAL = {
+    *(_aten._scaled_dot_product_flash_attention, _aten._scaled_dot_product_flash_attention_backward),
+    *(_aten._scaled_dot_product_efficient_attention, _aten._scaled_dot_product_efficient_attention_backward),
+}
 _FREE = {_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided}
 
 
@@ -64,6 +69,8 @@ class OperationRecorder(TorchDispatchMode):
         traffic = _traffic(func, args, kwargs or {}, result)
         formula = flop_registry.get(func.overloadpacket)
         flops = int(formula(*args, **(kwargs or {}), out_val=result)) if formula else 0
+        if func.overloadpacket in _CAUSAL:
+            flops = _seen_flops(flops, func, args, kwargs or {})
         if func.overloadpacket is _aten._grouped_mm:
             flops = _grouped_flops(*args[:2])
         if traffic or flops:
@@ -135,6 +142,8 @@ def _fused_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
+    if isinstance(attn_mask, CausalBias):
+        attn_mask, is_causal = None, True
     if attn_mask is None and value.shape[-1] != query.shape[-1]:
         wide: Tensor = _aten._scaled_dot_product_efficient_attention(
             query, key, value, None, True, dropout_p, is_causal, scale=scale
@@ -187,6 +196,13 @@ def _fused_lstm(
             outputs.append(torch.tanh(cell.chunk(4, dim=-1)[0]) * cell.chunk(4, dim=-1)[1])
         x = torch.cat(outputs, dim=-1) if bidirectional else outputs[0]
     return x, state[0], state[1]
+
+
+def _seen_flops(flops: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Of causal attention of the last q positions to all k: twice the pairs that are seen, as of a square."""
+    given = {each.name: value for each, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+    queries, keys = given["query"].shape[-2], given["key"].shape[-2]
+    return flops * (2 * keys - queries) // keys if given.get("is_causal") else flops
 
 
 def _grouped_flops(left: Tensor, right: Tensor) -> int:

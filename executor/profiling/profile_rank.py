@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from penstock.executor.gpu import open_device
+from penstock.executor.host_memory import keep_freed_memory
 from penstock.executor.profiling.layer_costs import stash_bytes, update_times_ns, weight_shares, workspace_bytes
 from penstock.executor.profiling.rounds import Block
 from penstock.executor.profiling.share import Share, make_shares
@@ -57,13 +58,13 @@ class Passes:
     def block(self, least_s: float = BLOCK_S) -> Block:
         """Passes for ``least_s`` seconds, one at least."""
         passes: list[_Pass] = []
-        start_ns, start_busy_ns = time.perf_counter_ns(), time.thread_time_ns()
+        start_ns = time.perf_counter_ns()
         while not passes or time.perf_counter_ns() - start_ns < least_s * 1e9:
             passes.append(self.one())
-        wall_ns, busy_ns = time.perf_counter_ns() - start_ns, time.thread_time_ns() - start_busy_ns
+        wall_ns = time.perf_counter_ns() - start_ns
         forward_ns = _medians([one.forward_ns for one in passes])
         backward_ns = _medians([one.backward_ns for one in passes])
-        return Block(forward_ns, backward_ns, len(passes), wall_ns, busy_ns)
+        return Block(forward_ns, backward_ns, len(passes), wall_ns)
 
     def one(self) -> _Pass:
         """A single pass."""
@@ -143,6 +144,7 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     torch.set_num_threads(1)
+    keep_freed_memory()
 
     def answer(message: dict[str, Any]) -> None:
         replies.write(json.dumps(message) + "\n")

@@ -3,8 +3,8 @@
 ``concurrency`` processes run at the same time, each on a contiguous share of the layers, as the ranks of a pipeline
 do: the same working set, the same contention. All micro-batch sizes are measured in turn, round after round (`rounds`):
 what plans are chosen by is the relation between them, which a host that drifts would change. On a CPU a layer's time is
-its processor time, times the ratio of wall-clock to processor time of all processes together and at all sizes:
-preemption is shared out evenly instead of hitting some layers.
+its processor time, times one factor for all layers, processes and sizes, with which the layers of a pass take its
+wall-clock time: preemption is shared out evenly instead of hitting some layers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import torch
 from penstock.executor.devices import device_kind
 from penstock.executor.gpu import open_device
 from penstock.executor.profiling.assembly import assemble, checked_sizes
-from penstock.executor.profiling.rounds import STEADY, Block, Rounds
+from penstock.executor.profiling.rounds import PRECISION, Block, Rounds
 from penstock.executor.run.chain import Chain
 from penstock.executor.run.job import Job, load_job
 from penstock.executor.stage.precision import Training
@@ -50,7 +50,7 @@ def measure_profile(
     *,
     directory: str | Path | None = None,
     device_kind: str | None = None,
-    seconds: float = 4.0,
+    seconds: float = 10.0,
     precision: str = "fp32",
     progress: Progress | None = None,
 ) -> ModelProfile:
@@ -187,21 +187,21 @@ def _all(ranks: list[_Rank], order: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _measure_rounds(ranks: list[_Rank], sizes: Sequence[int], seconds: float, progress: Progress | None) -> Rounds:
-    """Blocks of all sizes, there and back again, until they are steady or time is up; two rounds at least."""
+    """Blocks of all sizes, there and back again, until their mean is precise or time is up; two rounds at least."""
     start = time.perf_counter()
     listed = ", ".join(map(str, sizes))
     if progress is not None:
         limit = f"{seconds * len(sizes):g} s at most"
         progress(f"measuring at {listed} samples per micro-batch, {len(ranks)} at once, {limit}")
     rounds = Rounds()
-    while not rounds.steady and (rounds.count < 2 or time.perf_counter() - start < seconds * len(sizes)):
+    while not rounds.precise and (rounds.count < 2 or time.perf_counter() - start < seconds * len(sizes)):
         turn = list(range(len(sizes)))[:: -1 if rounds.count % 2 else 1]
         blocks = {k: [Block(**found) for found in _all(ranks, {"block": k})] for k in turn}
         rounds.add([blocks[k] for k in range(len(sizes))])
     if progress is not None:
         passes = min(rounds.passes(k) for k in range(len(sizes)))
         took = f"{time.perf_counter() - start:.1f} s"
-        progress(f"measured at {listed} samples: {passes} passes or more count, within {rounds.spread:.1%}, {took}")
+        progress(f"measured at {listed} samples: {passes} passes or more count, ± {rounds.error:.1%}, {took}")
     return rounds
 
 
@@ -221,7 +221,7 @@ def _assemble(
     setting: _Setting,
 ) -> ModelProfile:
     modules = chain.build_layers(range(len(chain.specs)), device="meta")
-    spread = found.rounds.spread
+    error = found.rounds.error
     slowdown = found.rounds.slowdown if setting.device.startswith("cpu") else 1.0
     return assemble(
         chain,
@@ -241,17 +241,17 @@ def _assemble(
             method="measured",
             description=(
                 f"{setting.kind}, {setting.concurrency} at once, torch {torch.__version__}, one thread each, "
-                f"{setting.training.precision}, medians of rounds within {spread:.1%}"
+                f"{setting.training.precision}, mean over rounds ± {error:.1%}"
             ),
-            expected_error=expected_error(spread),
+            expected_error=expected_error(error),
         ),
         assumptions=("the loss belongs to the last layer",),
     )
 
 
-def expected_error(spread: float) -> float:
-    """What is stated of predictions from measurements whose last rounds were apart by ``spread``."""
-    return round(min(1.0, MEASURED_EXPECTED_ERROR + max(0.0, spread - STEADY)), 3)
+def expected_error(error: float) -> float:
+    """What is stated of predictions from measurements whose mean has the standard error ``error``."""
+    return round(min(1.0, MEASURED_EXPECTED_ERROR + max(0.0, error - PRECISION)), 3)
 
 
 def _layer_measurements(

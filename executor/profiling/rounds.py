@@ -1,29 +1,33 @@
 """Rounds of a measurement: in each, every micro-batch size has its block, so that what drifts hits all sizes alike.
 
-Enough has been seen after ``MIN_ROUNDS``, once the times of all shares together agree within ``STEADY`` over the last
-``STEADY_ROUNDS``, at every size. The later half of the rounds counts: what a processor does in its first moments (full
-caches of the other processes, a higher clock) is not what it does in training.
+A processor does not keep its speed: what shares its caches, its cores or its host makes the same pass a tenth slower
+for a second or two. A run of many steps sees the mean of that, so the mean over rounds counts, once the first
+``WARM_UP_ROUNDS`` are over, and enough has been seen when its standard error is at most ``PRECISION`` at every size.
+Successive rounds are alike, so the error is that of means of ``GROUP_ROUNDS`` rounds, of which there are at least
+``MIN_GROUPS``: three rounds that agree by chance end nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
+from math import sqrt
+from statistics import fmean, stdev
 from typing import NamedTuple
 
-MIN_ROUNDS = 8
-STEADY_ROUNDS = 3
-STEADY = 0.03
+WARM_UP_ROUNDS = 4
+GROUP_ROUNDS = 4
+MIN_GROUPS = 4
+MIN_ROUNDS = WARM_UP_ROUNDS + MIN_GROUPS * GROUP_ROUNDS
+PRECISION = 0.02
 
 
 class Block(NamedTuple):
-    """Passes of one process at one size: medians per layer, and what all of them took together."""
+    """Passes of one process at one size: medians per layer, and the wall-clock time of all passes together."""
 
     forward_ns: Sequence[int]
     backward_ns: Sequence[int]
     passes: int
     wall_ns: int
-    busy_ns: int
 
     @property
     def total_ns(self) -> int:
@@ -47,47 +51,54 @@ class Rounds:
         return len(self._rounds)
 
     @property
-    def spread(self) -> float:
-        """Relative distance between the last ``STEADY_ROUNDS``, of the size with the largest; 1 for fewer rounds."""
-        if self.count < STEADY_ROUNDS:
+    def error(self) -> float:
+        """Relative standard error of the mean time of a pass, of the size with the largest; 1 for too few rounds."""
+        starts = range(0, self.count - WARM_UP_ROUNDS - GROUP_ROUNDS + 1, GROUP_ROUNDS)
+        if len(starts) < MIN_GROUPS:
             return 1.0
-        last = [
-            [sum(one.total_ns for one in of_size) for of_size in blocks] for blocks in self._rounds[-STEADY_ROUNDS:]
-        ]
-        by_size: list[tuple[int, ...]] = list(zip(*last, strict=True))
-        return min(1.0, max((max(times) - min(times)) / max(1, min(times)) for times in by_size))
+        errors = []
+        for size in range(len(self._kept[0])):
+            times = [sum(one.wall_ns / one.passes for one in blocks[size]) for blocks in self._kept]
+            groups = [fmean(times[start : start + GROUP_ROUNDS]) for start in starts]
+            errors.append(stdev(groups) / fmean(groups) / sqrt(len(groups)))
+        return min(1.0, max(errors))
 
     @property
-    def steady(self) -> bool:
+    def precise(self) -> bool:
         """Whether enough has been seen."""
-        return self.count >= MIN_ROUNDS and self.spread <= STEADY
+        return self.error <= PRECISION
 
     @property
     def slowdown(self) -> float:
-        """Wall-clock time of all processes over their processor time, in the rounds that count; one for all sizes."""
+        """Wall-clock time of all passes over the time of their layers, in the rounds that count; one for all sizes.
+
+        Besides waiting for the processor it has what a pass takes outside its layers, and passes that took longer than
+        the median: a step of a run is made of both.
+        """
         kept = [one for blocks in self._kept for of_size in blocks for one in of_size]
-        return max(1.0, sum(one.wall_ns for one in kept) / max(1, sum(one.busy_ns for one in kept)))
+        return max(1.0, sum(one.wall_ns for one in kept) / max(1, sum(one.passes * one.total_ns for one in kept)))
 
     def passes(self, size: int) -> int:
         """Passes that count at size number ``size``, of the process with the fewest."""
         return min(sum(one.passes for one in of_process) for of_process in self._of(size))
 
-    def forward_ns(self, size: int, process: int) -> list[int]:
-        """Of each layer of a process, the median over the rounds that count."""
-        return _medians([one.forward_ns for one in self._of(size)[process]])
+    def forward_ns(self, size: int, process: int) -> list[float]:
+        """Of each layer of a process, the mean over the rounds that count."""
+        return _means([one.forward_ns for one in self._of(size)[process]])
 
-    def backward_ns(self, size: int, process: int) -> list[int]:
+    def backward_ns(self, size: int, process: int) -> list[float]:
         """As ``forward_ns``."""
-        return _medians([one.backward_ns for one in self._of(size)[process]])
+        return _means([one.backward_ns for one in self._of(size)[process]])
 
     @property
     def _kept(self) -> list[Sequence[Sequence[Block]]]:
-        return self._rounds[self.count // 2 :]
+        """The rounds after the first ones; the later half where there are few."""
+        return self._rounds[min(WARM_UP_ROUNDS, self.count // 2) :]
 
     def _of(self, size: int) -> list[tuple[Block, ...]]:
         """By process, the blocks that count."""
         return list(zip(*(blocks[size] for blocks in self._kept), strict=True))
 
 
-def _medians(rows: Sequence[Sequence[int]]) -> list[int]:
-    return [round(median(column)) for column in zip(*rows, strict=True)]
+def _means(rows: Sequence[Sequence[int]]) -> list[float]:
+    return [fmean(column) for column in zip(*rows, strict=True)]

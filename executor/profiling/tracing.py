@@ -5,10 +5,10 @@ Of layers that are built alike, and read tensors alike, only the first is run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,18 +21,32 @@ from penstock.executor.profiling.meta_cost import (
     storage_of,
 )
 from penstock.executor.run.chain import Chain, TensorShape, tensor_shape
-from penstock.executor.run.job import Job
+from penstock.executor.run.job import Job, alike
 from penstock.schemas.errors import ModelMismatch, PenstockError
 from penstock.schemas.transformers.degrees import Collective
+from penstock.schemas.transformers.degrees import Operation as LayersCollective
+
+CollectiveKind = LayersCollective | Literal["reduce", "broadcast"]
+"""Those within layers, and those of shares of the optimizer."""
+
+
+class Sent(NamedTuple):
+    """One collective: its kind, the name of its group, and the bytes of the whole tensor, or of what one GPU sends."""
+
+    operation: CollectiveKind
+    group: str
+    bytes: int
 
 
 class LayerCost(NamedTuple):
-    """What a layer does for one micro-batch."""
+    """What a layer does for one micro-batch; ``sent_…``: its collectives one by one, which ``collectives`` sums up."""
 
     forward: list[Operation]
     backward: list[Operation]
     stash_bytes: int
     collectives: tuple[Collective, ...] = ()
+    sent_forward: tuple[Sent, ...] = ()
+    sent_backward: tuple[Sent, ...] = ()
 
 
 class Held(NamedTuple):
@@ -58,9 +72,14 @@ class _Traced(NamedTuple):
 
 
 class Tracer:
-    """Runs the layers of a chain, whole, at any number of sizes."""
+    """Runs the layers of a chain, whole, at any number of sizes; ``dtype`` None: in the types they are built in.
 
-    def __init__(self, chain: Chain, modules: Sequence[nn.Module], dtype: torch.dtype) -> None:
+    ``modules``: the layers by number; of those that are built alike the first will do.
+    """
+
+    def __init__(
+        self, chain: Chain, modules: Sequence[nn.Module] | Mapping[int, nn.Module], dtype: torch.dtype | None
+    ) -> None:
         self.chain, self.dtype = chain, dtype
         self._modules = modules
         self.alike = [(alike(spec.build), alike(spec.parallel)) for spec in chain.specs]
@@ -75,11 +94,15 @@ class Tracer:
         each = {name: parameter.numel() * parameter.itemsize for name, parameter in module.named_parameters()}
         return Held(each, update_bytes(self.chain.job, module.parameters()))
 
+    def batch(self, size: int) -> tuple[dict[str, Tensor], Any]:
+        """Inputs and targets of ``size`` samples on the meta device."""
+        inputs, targets = self.chain.batch_inputs(range(size)), self.chain.job.batch(0, range(size))[1]
+        return {name: _as(tensor, self.dtype) for name, tensor in inputs.items()}, _to_meta(targets)
+
     def run(self, size: int) -> Run:
         """All layers at ``size`` samples. Raises ModelMismatch or UnsupportedRequest for one that does not run."""
         chain = self.chain
-        env = {name: _as(tensor, self.dtype) for name, tensor in chain.batch_inputs(range(size)).items()}
-        targets = _to_meta(chain.job.batch(0, range(size))[1])
+        env, targets = self.batch(size)
         storages = SavedStorages()
         known: dict[Hashable, _Traced] = {}
         found = Run([], [], [])
@@ -174,16 +197,6 @@ def update_bytes(job: Job, parameters: Iterable[nn.Parameter]) -> int:
     return 3 * held + 2 * sum(state.numel() * state.itemsize for state in states)
 
 
-def alike(made: Any) -> Hashable:
-    """A key that is equal for builders that build the same: one function with equal arguments."""
-    key = (made.func, made.args, tuple(sorted(made.keywords.items()))) if isinstance(made, partial) else made
-    try:
-        hash(key)
-    except TypeError:
-        return id(made)
-    return key
-
-
 def _seen(given: Sequence[Tensor], storages: SavedStorages) -> Hashable:
     """What a layer's costs depend on besides itself: the tensors that it reads, and which of them are kept already."""
     places = [storage_of(tensor)._cdata for tensor in given]
@@ -225,5 +238,5 @@ def _to_meta(targets: Any) -> Any:
     return torch.utils._pytree.tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, targets)
 
 
-def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+def _as(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor

@@ -96,7 +96,7 @@ class Actions:
         loss, count = module.loss_of(cell, results)
         if not module.recomputes_loss:
             cell.loss, cell.targets = loss, None
-        within.add_loss(loss.detach(), count)
+        within.add_loss(*((loss.detach(), count) if module.counts_loss else (loss.new_zeros(()), 0)))
         return count
 
     def forward_versioned(
@@ -118,7 +118,7 @@ class Actions:
             tensors = segment.run(tensors, cell.batch, seeds, within.key)
         if module.is_last:
             loss, count = module.loss_of(cell, tensors)
-            within.add_loss(loss, count)
+            within.add_loss(*((loss, count) if module.counts_loss else (loss.new_zeros(()), 0)))
         else:
             cell.outputs = [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in tensors]
         cell.inputs = cell.batch = cell.targets = None

@@ -16,7 +16,7 @@ from penstock.executor.program.global_batch import GlobalBatch, Source
 from penstock.executor.program.neighbours import GRADIENTS, Neighbours
 from penstock.executor.program.window import Window, window
 from penstock.executor.run.chain import Chain, TensorShape
-from penstock.executor.stage.held_stage import Cell, HeldStage, sum_tie
+from penstock.executor.stage.held_stage import Cell, HeldStage, sum_parts, sum_tie
 from penstock.executor.stage.reduction import uses
 from penstock.executor.stage.stage_module import MicroBatch
 from penstock.executor.transport.codec import carrier
@@ -221,6 +221,8 @@ class Binder:
             case "REDUCE_SHARED":
                 holders = [held for held in self.stages.values() if one.micro_batch in held.ties]
                 return (sum_tie, (holders[0], one.micro_batch)) if holders else (_nothing, ())
+            case "REDUCE_PARTS":
+                return (sum_parts, (stage,)) if stage.part_group is not None else (_nothing, ())
             case "STEP":
                 return self._step_call(index, stage)
             case "NORM" | "WAIT_NORM":
@@ -287,8 +289,8 @@ class Binder:
         bucket = reduction.buckets[one.micro_batch]
         module = self.stages[follower.stage].module
         if stage.versions is None:
-            firings = sum(uses(module, parameter) for parameter in bucket.parameters)
-            return reduction.arm, (one.micro_batch, firings, lambda: bucket.parameters)
+            firings = sum(uses(module, parameter) for parameter in bucket.leaves)
+            return reduction.arm, (one.micro_batch, firings, lambda: bucket.leaves)
         place = {id(p): i for i, p in enumerate(stage.versions.parameters)}
         places = [place[id(p)] for p in bucket.parameters]
         firings = sum(uses(module, stage.versions.current.parameters[i]) for i in places)

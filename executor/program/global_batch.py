@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from penstock.executor.run.chain import Chain
 from penstock.executor.stage.stage_module import step_seed
 from penstock.executor.transport import sum_over
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+
+if TYPE_CHECKING:
+    from penstock.executor.divided.context import Context
 
 Rows = tuple[int, int]
 Read = Callable[[int, range], tuple[dict[str, Tensor], Any]]
@@ -41,13 +44,24 @@ class StepResult:
 class Source:
     """Where global batches come from: the job's, on this rank's device. ``lane`` of ``lanes`` trains every lanes-th.
 
+    ``context``: how this rank shares sequences with others.
+
     ``counting``: those that are open and whose totals have not set off, in order. All ranks add up one global batch
     after the other, though each is done with its own part at another time: a group's collectives have one order.
     ``unreported``: those whose result has not been reported, in order.
     """
 
-    def __init__(self, chain: Chain, device: torch.device, seed: int, lane: int = 0, lanes: int = 1) -> None:
+    def __init__(
+        self,
+        chain: Chain,
+        device: torch.device,
+        seed: int,
+        lane: int = 0,
+        lanes: int = 1,
+        context: Context | None = None,
+    ) -> None:
         self.chain = chain
+        self.context = context
         self.device = device
         self.seed = seed
         self.lane = lane
@@ -66,8 +80,7 @@ class Source:
 
     def read(self, number: int, rows: range) -> tuple[dict[str, Tensor], Any]:
         """Inputs and targets of some rows of global batch ``number``."""
-        batch = self.chain.job.batch(number, rows)
-        return batch if self.device.type == "cpu" else moved(batch, self.device)
+        return self._own(self.chain.job.batch(number, rows))
 
     def read_evaluation(self, number: int, rows: range) -> tuple[dict[str, Tensor], Any]:
         """The same of evaluation batch ``number``. Raises UnsupportedRequest for a job without evaluation."""
@@ -77,7 +90,12 @@ class Source:
                 f"job {self.chain.job.name!r} cannot be evaluated: it has no evaluation(number, rows)",
                 remedy="add it, and num_evaluation_batches; see the job protocol in penstock.executor.run.job",
             )
-        batch: tuple[dict[str, Tensor], Any] = evaluation(number, rows)
+        return self._own(evaluation(number, rows))
+
+    def _own(self, batch: tuple[dict[str, Tensor], Any]) -> tuple[dict[str, Tensor], Any]:
+        """What this rank has of it, on its device."""
+        if self.context is not None:
+            batch = self.context.cut(self.chain.job, *batch)
         return batch if self.device.type == "cpu" else moved(batch, self.device)
 
 

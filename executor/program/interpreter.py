@@ -9,7 +9,7 @@ Under weight stashing each micro-batch has a mean of its own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,6 +28,9 @@ from penstock.executor.stage.ties import refuse_untied
 from penstock.executor.transport import Transport, sum_of_pairs
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.program import Instruction, Program
+
+if TYPE_CHECKING:
+    from penstock.executor.divided.division import Division
 
 __all__ = ["InstructionFailed", "Interpreter", "StepResult", "first_row"]
 
@@ -51,8 +54,9 @@ class Interpreter:
 
     ``programs``: one, or several that share their stages (``use`` chooses): a ladder, or segments of several lengths.
     ``groups``: the process groups of the program, by number. ``mark``: where the index of the running instruction is
-    written, for a process that watches this one. ``agree`` comes before the first step. Raises ModelMismatch where the
-    plan sends no gradients that the model has.
+    written, for a process that watches this one. ``division``: how this rank shares layers with others, with ``shapes``
+    as ``divided.layout`` finds them. ``agree`` comes before the first step. Raises ModelMismatch where the plan sends
+    no gradients that the model has.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class Interpreter:
         device: torch.device | str = "cpu",
         mark: Mark | None = None,
         training: Training = FULL,
+        division: Division | None = None,
     ) -> None:
         self.programs = (programs,) if isinstance(programs, Program) else tuple(programs)
         refuse_other_stages(self.programs)
@@ -80,10 +85,10 @@ class Interpreter:
         self.training = training
         self.actions = Actions(transport, self.device)
         self.stages: dict[int, HeldStage] = Holder(
-            self.programs, chain, shapes, groups, seed=seed, device=self.device, training=training
+            self.programs, chain, shapes, groups, seed=seed, device=self.device, training=training, division=division
         ).stages()
         self.actions.norm = self._norm()
-        self.source = self._source()
+        self.source = self._source(division)
         self._bound = [self._binder(program).bind() for program in self.programs]
         self._evaluations: dict[int, Code] = {}
         self._counted = self._count_first_terms()
@@ -287,12 +292,13 @@ class Interpreter:
         counted = [parameter for stage in self.stages.values() for parameter in stage.counted]
         return GradientNorm(self.training, counted, [stage.module for stage in self.stages.values()])
 
-    def _source(self) -> Source:
+    def _source(self, division: Division | None) -> Source:
         """Under elastic averaging each pipeline has global batches of its own; its ranks belong to it alone."""
         program = self.programs[0]
         lanes = program.pipelines if program.update_rule == "elastic_averaging" else 1
         lane = program.stages[0].pipeline if lanes > 1 and program.stages else 0
-        return Source(self.chain, self.device, self.seed, lane, lanes)
+        context = None if division is None else division.context
+        return Source(self.chain, self.device, self.seed, lane, lanes, context)
 
     def _count_first_terms(self) -> tuple[int, int]:
         """Terms of the loss of the first micro-batch of step 0, and its rows; 0 and 0 without the last stage."""
@@ -300,7 +306,9 @@ class Interpreter:
         for stage in self.stages.values():
             busy = [cell.rows for (number, _), cell in cells.items() if number == stage.held.stage and len(cell.rows)]
             if stage.module.is_last and stage.held.replica == 0 and busy:
-                return self._terms(stage.module, busy[0]), len(busy[0])
+                terms = self._terms(stage.module, busy[0])
+                own = stage.module
+                return (terms if own.counts_loss else 0, len(busy[0]) if own.counts_rows else 0)
         return 0, 0
 
     def _terms(self, stage: StageModule, rows: range) -> int:

@@ -7,7 +7,7 @@ reader; the loss is a reader after the last layer. Model inputs cross no cut (de
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from penstock.executor.run.job import Job, LayerSpec, job_outputs, layer_specs
+from penstock.executor.run.job import Job, LayerSpec, alike, job_outputs, layer_specs
 from penstock.executor.stage.precision import FULL, Training
 from penstock.executor.stage.ties import Tie, ties_of
 from penstock.schemas.errors import InvalidDocument, ModelMismatch
@@ -165,8 +165,8 @@ class Chain:
     ) -> tuple[dict[str, TensorShape], ...]:
         """For each cut, ``{name: shape}`` in the order of ``cuts``; types as on ``device`` where precision is lowered.
 
-        Found by running the layers on the meta device (in lower precision, which that device does not have, with
-        torch's fake tensors); a model that looks at its numbers, which no such tensor has, is run on the CPU instead.
+        Found by running the layers, of those alike the first, on the meta device (in lower precision, which it does not
+        have, with torch's fake tensors); a model that looks at its numbers, which no such tensor has, runs on the CPU.
         Raises ModelMismatch naming the layer that does not run.
         """
         if training.lowered:
@@ -196,17 +196,22 @@ class Chain:
         self, device: torch.device | str, rows: range, env: dict[str, Tensor], context: AbstractContextManager[Any]
     ) -> tuple[dict[str, TensorShape], ...]:
         shapes = []
+        known: dict[Hashable, tuple[Tensor, ...]] = {}
         for i, spec in enumerate(self.specs):
-            module = self.build_layer(i, device=device)
+            given = [env[name] for name in spec.reads]
+            read = ((tuple(one.shape), one.dtype, one.requires_grad) for one in given)
+            key = (alike(spec.build), len(spec.writes), *read)
             try:
                 with context:
-                    results = self.call(i, module, [env[name] for name in spec.reads])
+                    results = known.get(key) or self.call(i, self.build_layer(i, device=device), given)
             except ModelMismatch:
                 raise
             except Exception as error:
-                given = ", ".join(f"{name} {tuple(env[name].shape)}" for name in spec.reads)
+                given_shapes = ", ".join(f"{name} {tuple(env[name].shape)}" for name in spec.reads)
                 why = f"{type(error).__name__}: {error}"
-                raise ModelMismatch(f"layer {spec.name!r} does not run on {given}: {why}") from error
+                raise ModelMismatch(f"layer {spec.name!r} does not run on {given_shapes}: {why}") from error
+            if all(one.is_meta for one in (*given, *results)):
+                known[key] = results
             for name, tensor in zip(spec.writes, results, strict=True):
                 env[name] = tensor.detach().requires_grad_(tensor.requires_grad)
             if i < len(self.cuts):

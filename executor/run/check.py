@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,10 @@ from penstock.executor.run.reference import Recipe, ReferenceTrainer, Slices
 from penstock.executor.stage.held_stage import HeldStage
 from penstock.executor.transport import wait_for_all
 from penstock.schemas.program import Held, Program
+
+if TYPE_CHECKING:
+    from penstock.executor.divided.division import Piece
+    from penstock.executor.divided.inventory import Inventory
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
 """Largest difference in parts of the largest gradient; other data types: 64 times their machine epsilon."""
@@ -45,12 +50,17 @@ class CheckReport:
 
 
 class Check:
-    """Keeps a rank's gradients of the first updates, and compares them when the run is over."""
+    """Keeps a rank's gradients of the first updates, and compares them when the run is over.
 
-    def __init__(self, interpreter: Interpreter, store: Any) -> None:
+    ``inventory``: of the collectives of these steps; None where they are not predicted.
+    """
+
+    def __init__(self, interpreter: Interpreter, store: Any, inventory: Inventory | None = None) -> None:
         self._interpreter = interpreter
+        self.inventory = inventory
         self._store = store
         self._kept: dict[_Key, Tensor] = {}
+        self._pieces: dict[str, Piece] = {}
         self._seen: Counter[int] = Counter()
         # Steps in fp16 may be skipped until the loss scale fits: then only the first loss can be compared.
         self.steps = 1 if interpreter.training.precision == "fp16" else CHECKED_STEPS
@@ -60,8 +70,19 @@ class Check:
         number = self._seen[stage.held.stage]
         if number < self.steps and self._interpreter.training.precision != "fp16":
             self._seen[stage.held.stage] += 1
+            self._pieces |= stage.parts.pieces
             for name, gradient in stage.named_gradients():
                 self._kept[number, self._interpreter.source.lane, name] = gradient.detach().to("cpu", copy=True)
+
+    @contextmanager
+    def watching(self, step: int) -> Iterator[None]:
+        """Compare the collectives of a checked step, which runs inside it, with the prediction."""
+        if self.inventory is None or step >= self.steps:
+            yield
+            return
+        with self.inventory:
+            yield
+        self.inventory.end_step(step)
 
     def compare(self, losses: Sequence[float]) -> CheckReport:
         """Compare with the reference, where ``losses`` are those of the steps from 0 on; collective.
@@ -81,7 +102,9 @@ class Check:
         for key, gradient in reference.broadcast(chain):
             largest = max(largest, _peak(gradient))
             if key in self._kept:
-                difference = max(difference, _peak(self._kept[key] - gradient))
+                piece = self._pieces.get(key[-1])
+                own = gradient if piece is None else piece.of(gradient)
+                difference = max(difference, _peak(self._kept[key] - own))
         wanted = torch.tensor(reference.losses or [0.0] * steps, dtype=torch.float64)
         dist.broadcast(wanted, src=0)
         apart = (torch.tensor(losses[:steps], dtype=torch.float64) - wanted).abs()
@@ -183,13 +206,16 @@ def _gathered(program: Program) -> _Whole:
         staleness=program.staleness,
     )
     merged = {key: version for _, own in everyone for key, version in own.items()}
-    return _Whole(recipe, merged, _slices([one for stages, _ in everyone for one in stages]))
+    meshes = 1 if program.mesh is None else program.mesh.meshes
+    return _Whole(recipe, merged, _slices([one for stages, _ in everyone for one in stages], meshes))
 
 
-def _slices(stages: Sequence[Held]) -> Slices:
+def _slices(stages: Sequence[Held], meshes: int) -> Slices:
+    """The rows of a micro-batch that each rank draws for; the ranks of a mesh have the same."""
     slices: Slices = {}
-    shared = [one for one in stages if len(one.ranks) > 1 and one.dispatch == "rows"]
-    for one in sorted(shared, key=lambda held: (held.stage, held.replica)):
+    shared = [one for one in stages if meshes > 1 or (len(one.ranks) > 1 and one.dispatch == "rows")]
+    distinct = {(held.stage, held.rows): held for held in shared}
+    for one in sorted(distinct.values(), key=lambda held: (held.stage, held.rows)):
         for i in range(one.first, one.last + 1):
             held = slices.get(i, tuple(() for _ in one.rows))
             slices[i] = tuple((*before, own) for before, own in zip(held, one.rows, strict=True))

@@ -8,11 +8,23 @@ are named ``layer.parameter``; those with ``requires_grad=False`` stay as they a
 A layer says in ``parallel`` how several GPUs share it, in the words of ``torch.distributed.tensor.parallel``: a style
 for each module by its path within the layer, or a function that makes them. Tensors that a layer reads from the batch
 are whole on every GPU, others are as the layer that writes them leaves them. ``parallel="replicated"`` says that
-every GPU runs the whole layer on whole tensors. It costs nothing until a profile at a tensor degree is asked for.
+every GPU runs the whole layer on whole tensors. It costs nothing until GPUs share layers.
+
+The style of a module of experts is ``penstock.executor.divided.experts.ExpertParallel``: its parameters are stacked, a
+row for each expert, and it is called with tokens in the order of experts and with the number of each expert's, which
+``penstock.executor.divided.routing.tokens_per_expert`` counts. At an expert degree above 1 a rank has the rows of its
+experts, and the tokens of the group's ranks come to it; else the module is called as it is.
+
+Under context parallelism a rank has a part of each sequence: of the inputs that the job names in ``sequences``, and of
+all targets, dimension 1 is cut. Layers get the numbers of their positions from
+``penstock.executor.divided.context.positions``, and mix positions in ``scaled_dot_product_attention`` alone, without
+masks other than the causal one.
 
 A job may also have:
 
 * ``shared_parameters``: lists of full names that are one parameter; the first names it.
+* ``sequences``: the names of the batch's inputs whose dimension 1 is the sequence; without it context parallelism is
+  refused.
 * ``lr_scheduler(optimizer)``: a scheduler of ``torch.optim.lr_scheduler``; stepped after each of the optimizer's steps.
 * ``evaluation(number, rows)``: like ``batch``, for evaluation batch ``number`` of ``num_evaluation_batches``.
 """
@@ -22,7 +34,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -38,6 +51,8 @@ Builder = Callable[[], nn.Module]
 Styles = Mapping[str, "ParallelStyle"]
 """A style for each module of a layer by its path, "" for the layer itself."""
 Parallel = Callable[[], Styles] | Styles | Literal["replicated"]
+_FAMILIES = {"hf": "penstock.executor.hugging_face.job"}
+"""Jobs that files describe, by how references to them begin: the module whose ``job_of`` makes them."""
 _REQUIRED = ("name", "seed", "batch_size", "layers", "batch", "loss", "optimizer")
 
 
@@ -85,6 +100,7 @@ class SimpleJob:
 
     outputs: tuple[str, ...] = ("x",)
     shared_parameters: Sequence[Sequence[str]] = ()
+    sequences: Sequence[str] = ()
 
     def __init__(self, name: str, *, batch_size: int, seed: int = 0) -> None:
         self.name = name
@@ -93,13 +109,16 @@ class SimpleJob:
 
 
 def load_job(reference: str, directory: str | Path | None = None) -> Job:
-    """The job called ``module:attribute``.
+    """The job called ``module:attribute``, or ``hf:config.json`` for a Hugging Face model on random tokens.
 
     ``directory`` is appended to ``sys.path``, never put before what is installed. ``examples.…`` falls back to the
     examples that Penstock ships. Raises NotFound for an unknown module or attribute, InvalidDocument for an object
     that is no job or a module that cannot be imported.
     """
     module_name, colon, attribute = reference.partition(":")
+    if module_name in _FAMILIES and ".json" in attribute:
+        family = importlib.import_module(_FAMILIES[module_name])
+        return checked_job(family.job_of(attribute, Path(directory or ".")), reference)
     if not (module_name and colon and attribute):
         raise InvalidDocument(f"{reference!r} does not name a job; write module:attribute, such as examples.gpt:job")
     if directory is not None:
@@ -147,6 +166,16 @@ def layer_specs(job: Job) -> tuple[LayerSpec, ...]:
 def job_outputs(job: Job) -> tuple[str, ...]:
     """The names that the loss reads: ``job.outputs``, or ``("x",)``."""
     return tuple(getattr(job, "outputs", ("x",)))
+
+
+def sequence_names(job: Job) -> tuple[str, ...]:
+    """The job's ``sequences``, none by default. Raises InvalidDocument when they are no names."""
+    given: Any = getattr(job, "sequences", ())
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidDocument(
+            f"job {job.name!r}: sequences is {given!r:.80}; give a tuple of names of the batch's inputs"
+        )
+    return tuple(given)
 
 
 def shared_names(job: Job) -> tuple[tuple[str, ...], ...]:
@@ -223,3 +252,18 @@ def _public(found: Any) -> list[str]:
 def _near(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, list(known), n=3)
     return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
+def alike(made: Any) -> Hashable:
+    """A key that is equal for builders that build the same: one function with equal arguments."""
+    if isinstance(made, partial):
+        return (
+            alike(made.func),
+            tuple(map(alike, made.args)),
+            tuple((name, alike(value)) for name, value in sorted(made.keywords.items())),
+        )
+    try:
+        hash(made)
+    except TypeError:
+        return id(made)
+    return made  # type: ignore[no-any-return]

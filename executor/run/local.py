@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -56,6 +57,9 @@ class RunReport:
     ``gradient_check``: largest difference from a single process in parts of the largest gradient, within
     ``gradient_tolerance`` if all is well; ``loss_check``: the loss, relatively. ``rank_traces``:
     ``schemas.trace.RankTrace`` as JSON. ``peak_memory_bytes``: per rank, how much its process grew, or its tensors.
+
+    ``collectives``: how many of each kind ran on all ranks in the compared steps; None where none are predicted.
+    ``collectives_differ``: the first that is not as predicted; None where all are.
     """
 
     losses: tuple[float, ...]
@@ -68,6 +72,8 @@ class RunReport:
     rank_traces: tuple[dict[str, Any], ...] = field(repr=False)
     first_step: int = 0
     evaluations: tuple[tuple[int, float], ...] = ()
+    collectives: Mapping[str, int] | None = None
+    collectives_differ: str | None = None
 
     @property
     def check_passed(self) -> bool | None:
@@ -304,7 +310,17 @@ def _report(
         rank_traces=tuple(sorted(traces, key=lambda one: (one["step"], one["rank"]))),
         first_step=first["first_step"],
         evaluations=tuple((event["step"], event["loss"]) for event in evaluation),
+        collectives=_collectives([finished[rank] for rank in sorted(finished)]),
+        collectives_differ=next(
+            (each for rank in sorted(finished) if (each := finished[rank]["collectives_differ"]) is not None), None
+        ),
     )
+
+
+def _collectives(finished: Sequence[Mapping[str, Any]]) -> dict[str, int] | None:
+    """Those of all ranks together; None where no rank compared them."""
+    found = [event["collectives"] for event in finished if event["collectives"] is not None]
+    return dict(sum(map(Counter, found), Counter())) if found else None
 
 
 def _end(processes: Sequence[RankProcess]) -> None:

@@ -45,6 +45,7 @@ from penstock.executor.checkpoints.checkpoint import About
 from penstock.executor.checkpoints.shutdown import GracefulShutdown, ShutdownRequested
 from penstock.executor.children import die_with
 from penstock.executor.gpu import open_device
+from penstock.executor.host_memory import keep_freed_memory
 from penstock.executor.program.interpreter import InstructionFailed, Interpreter
 from penstock.executor.program.mark import Mark, open_mark
 from penstock.executor.run.chain import Chain, TensorShape
@@ -72,6 +73,8 @@ from penstock.schemas.program import Program
 
 if TYPE_CHECKING:
     from penstock.executor.checkpoints.checkpoint_store import Checkpoints
+    from penstock.executor.divided.division import Division
+    from penstock.executor.divided.inventory import Inventory
 
 TIMEOUT_S = 60.0
 
@@ -103,14 +106,17 @@ class Rank:
         given = self.assignment
         device = open_device(given.get("device", "cpu"))
         torch.set_num_threads(1)
+        keep_freed_memory()
         self.programs = [Program.from_json(one) for one in given.get("programs") or [given["program"]]]
         self.program = self.programs[0]
         job = load_job(given["job"], given.get("directory"))
         model = self._model(job, device)
         self._peak = peak_of(device, counts_tensors=given.get("count_memory", False))
         store = self._connect()
+        self._refuse_other_degrees(store)
         kind = agree_on_transport(given.get("transport", AUTO), device, self.programs)
         groups = process_groups(self.program.groups, self._timeout_s, device if kind == "nccl" else None)
+        division, model = self._division(groups, model, device)
         transport = make_transport(kind, self.program, device, self._timeout_s)
         checkpoints = self._open_checkpoints(job)
         interpreter = Interpreter(
@@ -123,6 +129,7 @@ class Rank:
             device=device,
             mark=self.mark,
             training=model.training,
+            division=division,
         )
         wait_for_all(store, "built", self.program.world_size)
         interpreter.agree()
@@ -132,13 +139,24 @@ class Rank:
         self.say({"kind": "ready", "rank": self.program.rank})
         if min(given["steps"], given["trace_steps"]) > 0:
             self._clock = self._read_clock()
-        check = Check(interpreter, store) if given["check"] else None
+        check = Check(interpreter, store, self._inventory(interpreter, groups, division)) if given["check"] else None
         trainer = self._train(interpreter, course, checkpoints, check)
         self._send_traces(trainer)
-        self._report(trainer, check.compare(trainer.losses) if check is not None and trainer.losses else None)
+        self._report(trainer, check.compare(trainer.losses) if check is not None and trainer.losses else None, check)
         with contextlib.suppress(RuntimeError):
             dist.barrier()
         transport.close()
+
+    def _inventory(
+        self, interpreter: Interpreter, groups: Sequence[Any], division: Division | None
+    ) -> Inventory | None:
+        """What collectives are compared with; None where layers run in other numbers or orders than they are traced."""
+        training = interpreter.training
+        if len(self.programs) > 1 or self.program.update_rule != "synchronous" or training.lowered:
+            return None
+        from penstock.executor.divided.inventory import Inventory  # DTensor takes a second to load
+
+        return Inventory(self.program, interpreter.chain, division, groups, self.mark)
 
     def _train(
         self, interpreter: Interpreter, course: Course, checkpoints: Checkpoints | None, check: Check | None
@@ -174,6 +192,17 @@ class Rank:
         refuse_other_boundaries(chain, shapes, given.get("boundaries"), lowered=training.lowered)
         return _Model(chain, shapes, training)
 
+    def _division(self, groups: Sequence[Any], model: _Model, device: torch.device) -> tuple[Division | None, _Model]:
+        """How this rank shares layers with others, and the model as it has it. Raises as ``divided_shapes``."""
+        mesh = self.program.mesh
+        if mesh is None:
+            return None, model
+        from penstock.executor.divided.division import Division  # DTensor takes a second to load
+        from penstock.executor.divided.layout import divided_shapes
+
+        division = Division(mesh, groups, device)
+        return division, model._replace(shapes=divided_shapes(model.chain, model.shapes, division))
+
     @property
     def _timeout_s(self) -> float:
         return float(self.assignment.get("timeout_s", TIMEOUT_S))
@@ -188,6 +217,17 @@ class Rank:
             timeout_s=self._timeout_s,
             listening=given.get("listening"),
         )
+
+    def _refuse_other_degrees(self, store: Any) -> None:
+        """Raise InvalidDocument where this rank's program is of other degrees than that of rank 0."""
+        own = degrees_of(self.program)
+        if self.program.rank == 0:
+            store.set("degrees", own)
+        elif (first := store.get("degrees").decode()) != own:
+            raise InvalidDocument(
+                f"the program of rank {self.program.rank} is at {own}, that of rank 0 at {first}",
+                remedy="lower the programs of all ranks from one plan",
+            )
 
     def _open_checkpoints(self, job: Job) -> Checkpoints | None:
         """Where checkpoints go, found fit before anything is built."""
@@ -271,7 +311,8 @@ class Rank:
             )
             self.say({"kind": "trace", "rank_trace": document})
 
-    def _report(self, trainer: Trainer, report: CheckReport | None) -> None:
+    def _report(self, trainer: Trainer, report: CheckReport | None, check: Check | None) -> None:
+        inventory = None if check is None else check.inventory
         self.say(
             {
                 "kind": "done",
@@ -283,6 +324,8 @@ class Rank:
                 "gradient_check": None if report is None else report.difference,
                 "gradient_tolerance": None if report is None else report.tolerance,
                 "loss_check": None if report is None else report.loss_difference,
+                "collectives": None if inventory is None else dict(inventory.ran),
+                "collectives_differ": None if inventory is None else inventory.difference,
                 "peak_memory_bytes": self.peak_memory_bytes(),
             }
         )
@@ -318,6 +361,13 @@ class Rank:
         if _SILENT in text or "Timed out" in text:
             return f"timed out: a peer sent nothing for {self.assignment.get('timeout_s', TIMEOUT_S):g} s ({text})"
         return text
+
+
+def degrees_of(program: Program) -> str:
+    """How many ranks share a layer, in words."""
+    mesh = program.mesh
+    names = ("tensor", "context", "expert", "expert_tensor")
+    return ", ".join(f"{name.replace('_', ' ')} {1 if mesh is None else getattr(mesh, name)}" for name in names)
 
 
 def _place(failed: InstructionFailed | None) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -125,7 +126,8 @@ class Trainer:
         interpreter.actions.before_step = None if self._check is None else self._check.keep
         dist.barrier()
         start = time.perf_counter_ns()
-        result = interpreter.step(step, events)
+        with nullcontext() if self._check is None else self._check.watching(step):
+            result = interpreter.step(step, events)
         dist.barrier()
         time_ns = time.perf_counter_ns() - start
         self._finish(step, result, time_ns)

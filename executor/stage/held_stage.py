@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +16,18 @@ from penstock.executor.program.global_batch import GlobalBatch
 from penstock.executor.run.chain import Chain, TensorShape
 from penstock.executor.stage.averaging import Averaging, ReferenceBucket
 from penstock.executor.stage.precision import FULL, Training
-from penstock.executor.stage.reduction import Bucket, Reduction
-from penstock.executor.stage.sharded_optimizer import Replicated, ShardedStates
+from penstock.executor.stage.reduction import Bucket, Reduction, Summed
+from penstock.executor.stage.sharded_optimizer import ShardedStates, Shares, shares_of
 from penstock.executor.stage.stage_module import MicroBatch, StageModule
 from penstock.executor.stage.versions import Version, Versions
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.program import Held, Program
+
+if TYPE_CHECKING:
+    from penstock.executor.divided.division import Division, Piece
+
+
+_Summed = tuple[list[nn.Parameter], int]
 
 
 class Cell(MicroBatch):
@@ -45,18 +51,31 @@ class StageParts:
     """The parameters that a stage steps. A layer that several stages of the rank hold belongs to one of them.
 
     ``buckets``: those of each of the stage's buckets, by number; ``ties``: the tied ones, by number in the program.
-    ``names``: all of them by their full names, in the optimizer's order; always the same objects.
+    ``names``: all of them by their full names, in the optimizer's order; always the same objects. ``pieces``: what they
+    are of the layers' parameters, by full names, where ranks share layers.
     """
 
     held: Held
     buckets: Mapping[int, list[nn.Parameter]]
     ties: Mapping[int, nn.Parameter]
     names: Mapping[str, nn.Parameter]
+    pieces: Mapping[str, Piece]
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         """All of them, in the optimizer's order."""
         return list(self.names.values())
+
+    def shared(self, name: str, value: Any) -> Any:
+        """A parameter's value, or a state of its shape, as a part of what the ranks that share layers have of it."""
+        piece = self.pieces.get(name)
+        alike = piece is not None and isinstance(value, Tensor) and value.shape == piece.own.shape
+        return piece.shared(value) if piece is not None and alike else value
+
+    def own(self, name: str, value: Any) -> Any:
+        """This rank's part of what ``shared`` made."""
+        piece = self.pieces.get(name)
+        return value if piece is None else piece.part(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +109,8 @@ class HeldStage:
     ``replicated_buffers``: buffers that other ranks have too, with the first of these and their process group.
     ``schedule``: of the learning rate, stepped after each step of the optimizer.
     ``scale``: what gradients are multiplied by where micro-batches are normalised one by one (weight stashing).
-    ``row_group``: the replicas that share a micro-batch's rows.
+    ``row_group``: the replicas that share a micro-batch's rows. ``part_group``: the ranks each of which has a part of
+    some gradients; None without such.
     """
 
     parts: StageParts
@@ -107,6 +127,7 @@ class HeldStage:
     schedule: LRScheduler | None
     scale: float | None
     row_group: Any
+    part_group: Any
 
     @property
     def held(self) -> Held:
@@ -117,6 +138,14 @@ class HeldStage:
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """What the optimizer steps, by full names."""
         return self.parts.names
+
+    @property
+    def stepped(self) -> Mapping[str, nn.Parameter]:
+        """Those of them that this rank steps, and whose optimizer states it has."""
+        sharding = self.sharding
+        if sharding is None:
+            return self.parameters
+        return {name: parameter for name, parameter in self.parameters.items() if sharding.steps(parameter)}
 
     @property
     def ties(self) -> Mapping[int, nn.Parameter]:
@@ -153,8 +182,8 @@ class HeldStage:
         ]
 
     def named_gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """The gradients that the next step uses; zeros for a parameter that has none."""
-        for name, parameter in self.parameters.items():
+        """The gradients that the next step here uses; zeros for a parameter that has none."""
+        for name, parameter in self.stepped.items():
             yield name, torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach()
 
 
@@ -171,7 +200,10 @@ class Holder:
         seed: int,
         device: torch.device,
         training: Training = FULL,
+        division: Division | None = None,
     ) -> None:
+        self.division = division
+        self._pieces: dict[int, Piece] = {}
         self.programs = programs
         self.program = programs[0]
         self.chain = chain
@@ -201,20 +233,36 @@ class Holder:
             training=self.training,
             split=self._has(held.stage, "W"),
             modules=self._modules,
+            division=self.division,
         )
+        if self.division is not None:
+            for index in module.modules.keys() - self._modules.keys():
+                for leaf, piece in self.division.pieces(index, module.modules[index]):
+                    self._pieces.setdefault(id(leaf), piece)
         self._modules |= module.modules
         return module
+
+    def _own(self, leaf: nn.Parameter) -> nn.Parameter:
+        """This rank's part of a parameter of a layer."""
+        piece = self._pieces.get(id(leaf))
+        return leaf if piece is None else piece.own
 
     def _has(self, stage: int, kind: str) -> bool:
         return any(one.kind == kind and one.stage == stage for p in self.programs for one in _parts(p))
 
     def _stage(self, held: Held, module: StageModule) -> HeldStage:
         parts = self._parts(held)
+        if parts.pieces:
+            from penstock.executor.divided.optimizers import refuse_whole_tensor_optimizer  # loads DTensor
+
+            refuse_whole_tensor_optimizer(self.chain.job, parts.pieces.values())
         optimizer = self.chain.job.optimizer(parts.parameters) if parts.names else None
         averaging = self._averaging(parts)
-        sharding = self._sharding(parts, optimizer)
         schedule = self._schedule(optimizer)
-        gradients = self._gradients(parts)
+        shares = self._shares(parts)
+        gradients = self._gradients(parts, shares)
+        flats = [flat for k in sorted(gradients.reduced) for flat in gradients.reduced[k].flats if flat.is_shared_out]
+        sharding = ShardedStates(optimizer, flats) if optimizer is not None and flats else None
         stashing = self.program.update_rule == "weight_stashing"
         shares_rows = stashing and len(held.ranks) > 1 and held.dispatch == "rows"
         return HeldStage(
@@ -226,16 +274,19 @@ class Holder:
             versions=self._versions(parts, module, gradients),
             averaging=averaging,
             tie_groups={k: self.groups[self.program.shared[k].group] for k in parts.ties},
-            counted=self._counted(parts),
+            counted=self._counted(parts, sharding),
             sharding=sharding,
             replicated_buffers=self._replicated_buffers(held),
             schedule=schedule,
             scale=1.0 / held.update_every if stashing else None,
             row_group=self.groups[held.buckets[0][2]] if shares_rows else None,
+            part_group=None if self.division is None else self.division.tensor_group,
         )
 
     def _parts(self, held: Held) -> StageParts:
         names = {id(p): name for name, p in self.chain.named_parameters(self._modules)}
+        full_names: dict[int, str] = {}
+        pieces: dict[str, Piece] = {}
         buckets: dict[int, list[nn.Parameter]] = {}
         ties: dict[int, nn.Parameter] = {}
         for k, (first, last, _) in sorted(enumerate(held.buckets), key=lambda entry: entry[1][0]):
@@ -246,12 +297,16 @@ class Holder:
                         continue
                     self._taken.add(id(parameter))
                     tie = self._tied.get(names[id(parameter)])
+                    own = self._own(parameter)
+                    full_names[id(own)] = names[id(parameter)]
+                    if self.division is not None:
+                        pieces[names[id(parameter)]] = self._pieces[id(parameter)]
                     if tie is None:
-                        members.append(parameter)
+                        members.append(own)
                     else:
-                        ties[tie] = parameter
+                        ties[tie] = own
         parameters = [p for k in sorted(buckets, reverse=True) for p in buckets[k]] + list(ties.values())
-        return StageParts(held, buckets, ties, {names[id(p)]: p for p in parameters})
+        return StageParts(held, buckets, ties, {full_names[id(p)]: p for p in parameters}, pieces)
 
     def _replicated_buffers(self, held: Held) -> list[tuple[Tensor, int, Any]]:
         if self.program.update_rule == "elastic_averaging":
@@ -264,26 +319,50 @@ class Holder:
             for buffer in self._modules[i].buffers()
         ]
 
-    def _counted(self, parts: StageParts) -> list[nn.Parameter]:
-        """Parameters that no rank before this one holds: over all ranks each is counted once."""
+    def _summed(self, parts: StageParts, number: int) -> tuple[_Summed, _Summed]:
+        """A bucket's parameters with the number of the group that sums them: dense ones, and experts of the cell."""
+        held, members = parts.held, parts.buckets[number]
+        experts = {id(piece.own) for piece in parts.pieces.values() if piece.is_expert}
+        dense = [parameter for parameter in members if id(parameter) not in experts]
+        own = [parameter for parameter in members if id(parameter) in experts]
+        return (dense, held.buckets[number][2]), (own, held.expert_groups[number] if held.expert_groups else -1)
+
+    def _counted(self, parts: StageParts, sharding: ShardedStates | None) -> list[nn.Parameter]:
+        """Parameters that no rank before this one holds, or that it alone steps: each counts once over all ranks."""
         groups = self.program.groups
         counted = []
-        for k, members in parts.buckets.items():
-            group = parts.held.buckets[k][2]
-            if group < 0 or min(groups[group]) == self.program.rank:
-                counted += members
+        for k in parts.buckets:
+            for members, group in self._summed(parts, k):
+                if group >= 0 and sharding is not None:
+                    counted += [parameter for parameter in members if sharding.steps(parameter)]
+                elif group < 0 or min(groups[group]) == self.program.rank:
+                    counted += members
         tied = parts.ties.items()
-        return counted + [p for k, p in tied if min(groups[self.program.shared[k].group]) == self.program.rank]
+        counted += [p for k, p in tied if min(groups[self.program.shared[k].group]) == self.program.rank]
+        if self.division is None or self.division.counts:
+            return counted
+        sharded = {id(piece.own) for piece in parts.pieces.values() if piece.is_sharded}
+        return [parameter for parameter in counted if id(parameter) in sharded]
 
-    def _sharding(self, parts: StageParts, optimizer: Optimizer | None) -> ShardedStates | None:
-        if optimizer is None or not self.program.shard_states:
-            return None
-        replicated = [
-            Replicated(members, self.groups[group], self.program.groups[group])
-            for k, members in sorted(parts.buckets.items())
-            if (group := parts.held.buckets[k][2]) >= 0 and members
-        ]
-        return ShardedStates(optimizer, replicated, self.program.rank) if replicated else None
+    def _shares(self, parts: StageParts) -> Shares:
+        """Who steps which parameters of buckets that replicas share out.
+
+        By the bytes of whole parameters, so that ranks with other parts of them agree on it.
+        """
+        program = self.program
+        if not program.shard_states or program.update_rule == "elastic_averaging":
+            return {}
+        leaves = {id(p): p for members in parts.buckets.values() for p in members}
+        leaves |= {id(piece.own): piece.leaf for piece in parts.pieces.values()}
+        sizes = {key: leaf.numel() * leaf.element_size() for key, leaf in leaves.items()}
+        loads: dict[tuple[int, ...], list[int]] = {}
+        shares: dict[tuple[int, int], list[list[nn.Parameter]]] = {}
+        for k in sorted(parts.buckets):
+            for members, group in self._summed(parts, k):
+                if group >= 0 and members:
+                    ranks = program.groups[group]
+                    shares[k, group] = shares_of(members, loads.setdefault(ranks, [0] * len(ranks)), sizes)
+        return shares
 
     def _schedule(self, optimizer: Optimizer | None) -> LRScheduler | None:
         """The job's learning-rate schedule for an optimizer; one that looks at losses has no place in a stage."""
@@ -298,24 +377,39 @@ class Holder:
             )
         return schedule
 
-    def _gradients(self, parts: StageParts) -> Gradients:
+    def _gradients(self, parts: StageParts, shares: Shares) -> Gradients:
         """Places for the stage's gradients."""
         versioned = self._limit(parts.held.stage) > 1
+        pieces = {id(piece.own): piece for piece in parts.pieces.values()}
         placed: dict[int, Tensor] = {}
-        flat: list[Tensor] = []
+        flats: list[Tensor] = []
         reduced: dict[int, Bucket] = {}
-        for k, members in (*parts.buckets.items(), (-1, list(parts.ties.values()))):
-            group = parts.held.buckets[k][2] if k >= 0 else -1
-            is_reduced = group >= 0 and self.program.update_rule != "elastic_averaging"
-            if not is_reduced and not versioned:
+        kinds = {k: self._summed(parts, k) for k in parts.buckets}
+        for k, each in (*kinds.items(), (-1, ((list(parts.ties.values()), -1),))):
+            sums = [self._sum(k, members, group, shares) for members, group in each]
+            is_reduced = any(one.group is not None for one in sums)
+            if not is_reduced and not versioned and not pieces:
                 continue
-            bucket = Bucket(members, self.groups[group] if is_reduced else None)
+            leaves = [pieces[id(p)].leaf for one in sums for p in one.parameters] if pieces else None
+            bucket = Bucket(sums, leaves)
             if is_reduced:
                 reduced[k] = bucket
-            flat += bucket.flat
-            placed |= {id(p): view for p, view in zip(members, bucket.views, strict=True)}
+            flats += [flat.buffer for flat in bucket.flats]
+            placed |= {id(p): view for p, view in zip(bucket.parameters, bucket.views, strict=True)}
         views = [(p, placed[id(p)]) for p in parts.parameters if id(p) in placed]
-        return Gradients(flat, views, [p for p in parts.parameters if id(p) not in placed], reduced)
+        divided = [
+            (piece.leaf, piece.place(placed[own])) for own, piece in pieces.items() if piece.leaf is not piece.own
+        ]
+        views += [(leaf, place) for leaf, place in divided if place is not None]
+        return Gradients(flats, views, [p for p in parts.parameters if id(p) not in placed], reduced)
+
+    def _sum(self, number: int, members: list[nn.Parameter], group: int, shares: Shares) -> Summed:
+        """Parameters of a bucket with who sums their gradients."""
+        if group < 0 or self.program.update_rule == "elastic_averaging":
+            return Summed(members)
+        own = shares.get((number, group))
+        mine = 0 if own is None else self.program.groups[group].index(self.program.rank)
+        return Summed(members, self.groups[group], own, mine)
 
     def _versions(self, parts: StageParts, module: StageModule, gradients: Gradients) -> Versions | None:
         limit = self._limit(parts.held.stage)
@@ -364,6 +458,18 @@ def sum_tie(stage: HeldStage, number: int) -> None:
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     torch.distributed.all_reduce(parameter.grad, group=stage.tie_groups[number])
+
+
+def sum_parts(stage: HeldStage) -> None:
+    """Sum, over the ranks that share layers, the gradients of which each of them has a part."""
+    gradients = [piece.own.grad for piece in stage.parts.pieces.values() if piece.gradient.is_part]
+    parts = [gradient for gradient in gradients if gradient is not None]
+    for dtype in dict.fromkeys(gradient.dtype for gradient in parts):
+        same = [gradient for gradient in parts if gradient.dtype == dtype]
+        flat = torch.cat([gradient.reshape(-1) for gradient in same])
+        torch.distributed.all_reduce(flat, group=stage.part_group)
+        for gradient, total in zip(same, flat.split([gradient.numel() for gradient in same]), strict=True):
+            gradient.copy_(total.view_as(gradient))
 
 
 def refuse_other_stages(programs: Sequence[Program]) -> None:

@@ -1,43 +1,131 @@
-"""All-reduce of a stage's gradients in buckets, started while the last backward still runs.
+"""The sum of a stage's gradients over its replicas in buckets, started while the last backward still runs.
 
-Gradients of a bucket are views of one flat buffer per data type, so nothing is copied. All ranks of a bucket's group
-hold its layers, and start buckets of the same group in the order of the list, whichever is ready first (Li et al.,
-PyTorch Distributed, section 3.2.3).
+Gradients of a bucket are views of one flat buffer per data type and group, so nothing is copied: the gradients of
+experts that ranks share out are summed over a group of their own. All ranks of a bucket's groups hold its layers, and
+start buckets of the same groups in the order of the list, whichever is ready first (Li et al., PyTorch Distributed,
+section 3.2.3). A bucket is all-reduced; where each replica steps a share of its parameters (``sharded_optimizer``), it
+is reduce-scattered, or its shares are reduced one by one, each to the replica that steps it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from penstock.executor.stage.stage_module import StageModule
 from penstock.executor.transport import sum_over
 
 
-class Bucket:
-    """Some layers' gradients: their flat buffers, and how far their reduction over ``group`` is."""
+class Summed(NamedTuple):
+    """Parameters whose gradients are summed over ``group`` (None: no other rank holds them).
 
-    def __init__(self, parameters: Sequence[nn.Parameter], group: Any) -> None:
-        self.parameters = list(parameters)
+    ``shares``: those that each rank of the group steps, in the order of its ranks, of which this is number ``mine``;
+    None: every rank steps them all.
+    """
+
+    parameters: Sequence[nn.Parameter]
+    group: Any = None
+    shares: Sequence[Sequence[nn.Parameter]] | None = None
+    mine: int = 0
+
+    def flats(self) -> list[Flat]:
+        """A buffer for the gradients of each data type."""
+        shares = [self.parameters] if self.shares is None else self.shares
+        dtypes = dict.fromkeys(parameter.dtype for parameter in self.parameters)
+        return [
+            Flat([[p for p in share if p.dtype == dtype] for share in shares], self.group, self.mine)
+            for dtype in dtypes
+        ]
+
+
+class Flat:
+    """Gradients of one data type in one buffer, share after share.
+
+    Shares of about the same size are as long as the longest: one collective sums them all. Where that would lengthen
+    the buffer by more than ``MOST_PADDING`` (few large parameters, many ranks), each is as long as it is, and is summed
+    and sent by itself. ``own``, ``others``: parameters with their places, of this rank's share and of the other ones.
+    """
+
+    def __init__(self, shares: Sequence[Sequence[nn.Parameter]], group: Any, mine: int) -> None:
+        first = next(parameter for share in shares for parameter in share)
+        lengths = [sum(parameter.numel() for parameter in share) for share in shares]
+        self.is_even = are_even(lengths)
+        if self.is_even:
+            lengths = [max(lengths)] * len(lengths)
         self.group = group
-        self.flat: list[Tensor] = []
-        self.views: list[Tensor] = []
-        at: dict[torch.dtype, int] = {}
-        sizes: dict[torch.dtype, int] = {}
-        for parameter in parameters:
-            sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
-        flats = {}
-        for parameter in parameters:
-            dtype = parameter.dtype
-            if dtype not in flats:
-                flats[dtype] = torch.zeros(sizes[dtype], dtype=dtype, device=parameter.device)
-                self.flat.append(flats[dtype])
-            start = at.get(dtype, 0)
-            at[dtype] = start + parameter.numel()
-            self.views.append(flats[dtype][start : at[dtype]].view(parameter.shape))
+        self.buffer = torch.zeros(sum(lengths), dtype=first.dtype, device=first.device)
+        self.blocks = self.buffer.split(lengths)
+        self.block = self.blocks[mine]
+        self.own: list[tuple[nn.Parameter, Tensor]] = []
+        self.others: list[tuple[nn.Parameter, Tensor]] = []
+        for number, (share, block) in enumerate(zip(shares, self.blocks, strict=True)):
+            at = 0
+            for parameter in share:
+                view = block[at : at + parameter.numel()].view(parameter.shape)
+                (self.own if number == mine else self.others).append((parameter, view))
+                at += parameter.numel()
+
+    @property
+    def is_shared_out(self) -> bool:
+        """Whether the ranks step a share each."""
+        return len(self.blocks) > 1
+
+    def sum(self) -> list[Any]:
+        """Start to sum the gradients of what this rank steps; what to ``wait()`` for."""
+        if not self.is_shared_out:
+            return [sum_over(self.buffer, self.group)]
+        if self.is_even:
+            return [dist.reduce_scatter_tensor(self.block, self.buffer, group=self.group, async_op=True)]
+        return [
+            dist.reduce(block, group=self.group, group_dst=rank, async_op=True)
+            for rank, block in enumerate(self.blocks)
+            if len(block)
+        ]
+
+    def gather(self) -> list[Any]:
+        """Start to gather the values of all parameters in the places of their gradients; what to ``wait()`` for."""
+        for parameter, view in self.own:
+            view.copy_(parameter)
+        if self.is_even:
+            return [dist.all_gather_into_tensor(self.buffer, self.block, group=self.group, async_op=True)]
+        return [
+            dist.broadcast(block, group=self.group, group_src=rank, async_op=True)
+            for rank, block in enumerate(self.blocks)
+            if len(block)
+        ]
+
+    def take(self) -> None:
+        """Give other ranks' parameters the values that were gathered."""
+        for parameter, view in self.others:
+            parameter.copy_(view)
+
+
+MOST_PADDING = 1 / 8
+"""Of what shares hold: the most by which they are lengthened to be even."""
+
+
+def are_even(sizes: Sequence[int]) -> bool:
+    """Whether shares of these sizes are summed by one collective, each as long as the longest."""
+    return max(sizes) * len(sizes) <= (1 + MOST_PADDING) * sum(sizes)
+
+
+class Bucket:
+    """Some layers' gradients: their flat buffers, and how far their sums are.
+
+    ``leaves``: what autograd adds the gradients of the parameters to, where that is not the parameters themselves.
+    """
+
+    def __init__(self, summed: Sequence[Summed], leaves: Sequence[nn.Parameter] | None = None) -> None:
+        self.parameters = [parameter for each in summed for parameter in each.parameters]
+        self.leaves = self.parameters if leaves is None else list(leaves)
+        self.groups = tuple(each.group for each in summed)
+        self.flats = [flat for each in summed for flat in each.flats()]
+        places = {id(parameter): view for flat in self.flats for parameter, view in (*flat.own, *flat.others)}
+        self.views = [places[id(parameter)] for parameter in self.parameters]
         self.hooks: list[Any] = []
         self.missing = 0
         self.armed = False
@@ -45,18 +133,26 @@ class Bucket:
         self.before: Bucket | None = None
         self.after: Bucket | None = None
 
+    def start(self) -> None:
+        """Start the sums: no gradient will be added any more."""
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks = []
+        self.works = [work for flat in self.flats if flat.group is not None for work in flat.sum()]
+
 
 class Reduction:
-    """The buckets of one stage that are reduced, by number; those of the same group start in the order of numbers."""
+    """The buckets of one stage that are reduced, by number; those of the same groups start in the order of numbers."""
 
     def __init__(self, buckets: Mapping[int, Bucket]) -> None:
-        self.buckets = dict(buckets)
-        last: dict[int, Bucket] = {}
+        self.buckets = dict(sorted(buckets.items()))
+        last: dict[tuple[int, ...], Bucket] = {}
         for bucket in self.buckets.values():
-            before = last.get(id(bucket.group))
+            together = tuple(map(id, bucket.groups))
+            before = last.get(together)
             if before is not None:
                 bucket.before, before.after = before, bucket
-            last[id(bucket.group)] = bucket
+            last[together] = bucket
 
     def begin(self) -> None:
         """Nothing is started; the flat buffers are the caller's to clear."""
@@ -86,11 +182,12 @@ class Reduction:
         self._start(self.buckets[number])
 
     def wait(self, number: int) -> None:
-        """Return when bucket ``number`` is summed over its group."""
+        """Return when bucket ``number`` is summed, as far as this rank steps it."""
         bucket = self.buckets[number]
         self._start(bucket)
         for work in bucket.works or ():
             work.wait()
+        bucket.works = []  # gloo writes what a reduce-scatter has summed whenever that is waited for
 
     def wait_all(self) -> None:
         """Return when every bucket is."""
@@ -110,10 +207,7 @@ class Reduction:
             return
         if bucket.before is not None:
             self._start(bucket.before)
-        for hook in bucket.hooks:
-            hook.remove()
-        bucket.hooks = []
-        bucket.works = [sum_over(flat, bucket.group) for flat in bucket.flat]
+        bucket.start()
 
 
 def uses(stage: StageModule, parameter: nn.Parameter) -> int:

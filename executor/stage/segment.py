@@ -40,7 +40,8 @@ class Call(NamedTuple):
 class Segment:
     """Consecutive layers that are run, and backed, as one; ``recompute``: they run again before their backward.
 
-    ``autocast``: what they run under in lower precision.
+    ``autocast``: what they run under in lower precision; ``local``: makes this rank's part of what a layer leaves that
+    ranks share.
     """
 
     def __init__(
@@ -53,8 +54,10 @@ class Segment:
         *,
         recompute: bool,
         autocast: AbstractContextManager[Any] | None = None,
+        local: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.chain = chain
+        self._local = local
         self.first = first
         self.recompute = recompute
         self.autocast = autocast
@@ -146,7 +149,9 @@ class Segment:
         if len(results) != len(spec.writes) or not all(isinstance(one, Tensor) for one in results):
             shown = ", ".join(type(one).__name__ for one in results)
             raise ModelMismatch(f"layer {spec.name!r} writes {spec.writes!r} but returned ({shown})")
-        return results
+        if self._local is None or index == len(self.chain.specs) - 1:
+            return results
+        return [self._local(one) for one in results]
 
 
 def segment_ranges(

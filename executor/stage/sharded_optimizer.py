@@ -1,48 +1,42 @@
 """Optimizer states shared out over the replicas of a stage (ZeRO, stage 1; Rajbhandari et al., 2020, section 5.1).
 
-Each replica has the summed gradients of all parameters, steps its own share, and gives the result to the others. The
-job's optimizer knows all parameters, as without sharding, so its groups, options and schedule are whole; but it finds
-gradients, and therefore makes states, for its own share alone. What is stepped is computed once, from the same numbers,
-so weights equal those of the unsharded run bit by bit, for every optimizer that steps parameters one by one.
+Each replica steps its share of the parameters, whole ones: it gets the sums of its share's gradients alone, and the
+stepped parameters are gathered, in the buffers of the gradients. The job's optimizer knows all
+parameters, as without sharding, so its groups, options and schedule are whole; but it finds gradients, and therefore
+makes states, for its own share alone. What is stepped is computed once, so replicas stay equal, and weights are those
+of the unsharded run for every optimizer that steps parameters one by one: bit by bit with two replicas, whose sums do
+not depend on the order of their terms.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
+from penstock.executor.stage.reduction import Flat
 
-class Replicated(NamedTuple):
-    """Parameters that the ranks of one process group hold: ``ranks`` of the run, ascending."""
+P = TypeVar("P")
 
-    parameters: Sequence[nn.Parameter]
-    group: Any
-    ranks: tuple[int, ...]
+Shares = Mapping[tuple[int, int], Sequence[Sequence[nn.Parameter]]]
+"""By numbers of bucket and group: the bucket's parameters that each rank of the group steps, in the order of ranks."""
 
 
 class ShardedStates:
-    """Which parameters of a stage this rank steps. Those of no ``replicated`` are stepped by everybody.
+    """Which parameters of a stage this rank steps: its share of those in ``flats``, and all others that it has."""
 
-    ``owned``: its share.
-    """
-
-    def __init__(self, optimizer: Optimizer, replicated: Sequence[Replicated], rank: int) -> None:
+    def __init__(self, optimizer: Optimizer, flats: Sequence[Flat]) -> None:
         self._optimizer = optimizer
-        self._gifts: list[tuple[int, Any, list[nn.Parameter]]] = []
-        self._others: list[nn.Parameter] = []
-        self.owned: list[nn.Parameter] = []
-        loads: dict[tuple[int, ...], list[int]] = {}
-        for parameters, group, ranks in replicated:
-            shares = shares_of(parameters, loads.setdefault(ranks, [0] * len(ranks)))
-            for owner, share in zip(ranks, shares, strict=True):
-                (self.owned if owner == rank else self._others).extend(share)
-                for dtype in dict.fromkeys(parameter.dtype for parameter in share):
-                    self._gifts.append((owner, group, [p for p in share if p.dtype == dtype]))
+        self._flats = flats
+        self._others = [parameter for flat in flats for parameter, _ in flat.others]
+        self._ids = {id(parameter) for parameter in self._others}
+
+    def steps(self, parameter: nn.Parameter) -> bool:
+        """Whether this rank steps a parameter of the stage, and has its gradient's sum."""
+        return id(parameter) not in self._ids
 
     def step(self, update: Callable[[], Any]) -> None:
         """Step the own share by ``update``, and exchange shares."""
@@ -53,36 +47,22 @@ class ShardedStates:
         update()
         for parameter, gradient in zip(self._others, kept, strict=True):
             parameter.grad = gradient
-        self._exchange()
-
-    def _exchange(self) -> None:
         with torch.no_grad():
-            started = []
-            for owner, group, share in self._gifts:
-                flat = torch.cat([parameter.reshape(-1) for parameter in share])
-                started.append((flat, share, dist.broadcast(flat, src=owner, group=group, async_op=True)))
-            mine = {id(parameter) for parameter in self.owned}
-            for flat, share, work in started:
-                work.wait()
-                if id(share[0]) not in mine:
-                    _unpack(flat, share)
+            gathered = [(flat, flat.gather()) for flat in self._flats]
+            for flat, works in gathered:
+                for work in works:
+                    work.wait()
+                flat.take()
 
 
-def shares_of(parameters: Sequence[nn.Parameter], loads: list[int]) -> list[list[nn.Parameter]]:
+def shares_of(parameters: Sequence[P], loads: list[int], sizes: Mapping[int, int]) -> list[list[P]]:
     """Each parameter to the replica that has fewest bytes so far, the first of equals; largest first, in given order.
 
-    ``loads``: the bytes that each replica has already; they are raised.
+    ``loads``: the bytes that each replica has already; they are raised. ``sizes``: bytes of parameters by id.
     """
-    shares: list[list[nn.Parameter]] = [[] for _ in loads]
-    for parameter in sorted(parameters, key=lambda one: -one.numel() * one.element_size()):
+    shares: list[list[P]] = [[] for _ in loads]
+    for parameter in sorted(parameters, key=lambda one: -sizes[id(one)]):
         lightest = loads.index(min(loads))
         shares[lightest].append(parameter)
-        loads[lightest] += parameter.numel() * parameter.element_size()
+        loads[lightest] += sizes[id(parameter)]
     return shares
-
-
-def _unpack(flat: Tensor, parameters: Sequence[nn.Parameter]) -> None:
-    at = 0
-    for parameter in parameters:
-        parameter.copy_(flat[at : at + parameter.numel()].view(parameter.shape))
-        at += parameter.numel()

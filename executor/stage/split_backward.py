@@ -43,7 +43,7 @@ class SplitBackward:
         self._known: dict[tuple[int, ...], frozenset[Place]] = {}
         for number, unit in enumerate(self.units):
             unit.register_forward_pre_hook(self._enter)
-            unit.register_forward_hook(self._leaver(number))
+            unit.register_forward_hook(self._leaver(number), prepend=True)  # ahead of those that send what it returns
 
     def record(self) -> Recorded:
         """A context to run the modules in, once; it can then take the backward's halves."""

@@ -9,9 +9,9 @@ that the graph that a weight's gradient hangs from is small.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,9 @@ from penstock.executor.stage.precision import FULL, Training
 from penstock.executor.stage.segment import Segment, segment_ranges
 from penstock.executor.stage.split_backward import Recorded, SplitBackward
 from penstock.schemas.errors import ModelMismatch
+
+if TYPE_CHECKING:
+    from penstock.executor.divided.division import Division
 
 Root = Tensor | GradientEdge
 """Where a backward starts: a loss, or a result without its numbers, which go when they have been sent."""
@@ -95,7 +98,8 @@ class StageModule:
 
     ``shapes``: what crosses each cut (``Chain.infer_shapes``). ``recompute``: layer ranges, both ends included.
     ``split``: some of its backwards come in two halves. ``modules``: layers that are there already, by number.
-    ``count``: how many terms the loss is the mean of; over the loss scale, where there is one.
+    ``count``: how many terms the loss is the mean of; over the loss scale, where there is one. ``division``: how the
+    rank shares layers with others.
     """
 
     def __init__(
@@ -111,13 +115,22 @@ class StageModule:
         training: Training = FULL,
         split: bool = False,
         modules: Mapping[int, nn.Module] | None = None,
+        division: Division | None = None,
     ) -> None:
         self.chain = chain
+        self.division = division
         self.first = first
         self.last = last
         self.seed = seed
         self.is_last = last == len(chain.specs) - 1
+        self.counts_loss = division is None or division.counts
+        self.counts_rows = division is None or division.counts_rows
+        self._loss_context: Callable[[], AbstractContextManager[Any]] = (
+            division.loss if division is not None and self.is_last else nullcontext
+        )
         self.modules = chain.build_layers(range(first, last + 1), seed, device, modules)
+        if division is not None:
+            self._divide(division, modules or {})
         for module in self.modules.values():
             module.train()
         self.reseed = reseeder(torch.device(device))
@@ -130,6 +143,7 @@ class StageModule:
                 self.reseed,
                 recompute=again,
                 autocast=training.autocast(device),
+                local=None if division is None else division.local,
             )
             for a, b, again in segment_ranges(first, last, recompute, singly=split)
         )
@@ -139,6 +153,14 @@ class StageModule:
         self.needs_grad.append(() if self.is_last else _needs_grad(shapes, last))
         self.count = 1.0
         self.plain = len(self.segments) == 1 and not self.segments[0].recompute and not split
+
+    def _divide(self, division: Division, there: Mapping[int, nn.Module]) -> None:
+        """Divide the layers that are not divided yet; a tied parameter is one object again."""
+        for index, module in self.modules.items():
+            if index not in there:
+                division.divide(self.chain.specs[index], module)
+        for tie in self.chain.ties:
+            tie.rejoin({**there, **self.modules})
 
     def seeds(self, micro_batch: int, first_row: int) -> tuple[tuple[int, ...], ...]:
         """The random seeds of each segment's layers for a micro-batch (or its rows from ``first_row`` on)."""
@@ -200,6 +222,13 @@ class StageModule:
 
     def backward(self, cell: MicroBatch, key: int) -> None:
         """Back-propagate ``cell.gradients`` (last stage: the loss, by ``count``) to ``cell.input_gradients``."""
+        if self.division is None:
+            self._backward(cell, key)
+        else:
+            with self._loss_context():
+                self._backward(cell, key)
+
+    def _backward(self, cell: MicroBatch, key: int) -> None:
         if self.plain:
             _back(cell.saved, cell.gradients, cell.loss, self.count)
             cell.input_gradients = _gradients(cell.inputs or (), self.needs_grad[0])
@@ -217,6 +246,10 @@ class StageModule:
 
     def backward_input(self, cell: MicroBatch, key: int) -> None:
         """I: ``backward`` as far as ``cell.input_gradients``; what the parameters' gradients need stays in the cell."""
+        with self._loss_context():
+            self._backward_input(cell, key)
+
+    def _backward_input(self, cell: MicroBatch, key: int) -> None:
         assert self.halves is not None, "the stage was not made for backwards in two halves"
         gradients = cell.gradients
         pending: list[Recorded] = []
@@ -271,8 +304,10 @@ class StageModule:
 
     def _loss(self, results: Sequence[Tensor], targets: Any) -> tuple[Tensor, int]:
         chain = self.chain
-        with self.segments[-1].autocast or _no_context:
+        with self.segments[-1].autocast or _no_context, self._loss_context():
             total, count = chain.job.loss(dict(zip(chain.outputs, results, strict=True)), targets)
+            if self.division is not None:
+                total = self.division.whole_loss(total)
         if total.dim():
             raise ModelMismatch(
                 f"the loss of job {chain.job.name!r} has the shape {tuple(total.shape)}, not one number"

@@ -62,6 +62,26 @@ class Tie(NamedTuple):
             *path, own = name.split(".")
             setattr(modules[layer].get_submodule(".".join(path)), own, kept)
 
+    def rejoin(self, modules: Mapping[int, nn.Module]) -> None:
+        """Make it one object again in the layers at hand, which have been divided one by one.
+
+        Raises ModelMismatch where they are divided otherwise.
+        """
+        here = [one for one in zip(self.places, self.names, strict=True) if one[0][0] in modules]
+        if not here:
+            return
+        (layer, name), full = here[0]
+        kept = _find(modules[layer], name, full)
+        for (layer, name), other in here[1:]:
+            found = _find(modules[layer], name, other)
+            if getattr(found, "placements", None) != getattr(kept, "placements", None):
+                raise ModelMismatch(
+                    f"{full!r} and {other!r} are declared as one parameter, but `parallel` divides them otherwise",
+                    remedy="divide both along the same dimension",
+                )
+            *path, own = name.split(".")
+            setattr(modules[layer].get_submodule(".".join(path)), own, kept)
+
 
 def ties_of(job: Job, names: Sequence[str]) -> tuple[Tie, ...]:
     """The job's ties. Raises InvalidDocument for a layer that does not exist, and for a parameter in two ties."""

@@ -10,7 +10,7 @@ from penstock.schemas.document import Document, Part
 from penstock.schemas.quantities import Bytes, ContentHash, Count, Flag, Name, PositiveCount
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.transformers.degrees import ContextKind, Framework, Module, Sharding
-from penstock.schemas.transformers.shape import MOST, TransformerShape, Width
+from penstock.schemas.transformers.shape import MOST, Ratio, TransformerShape, Width
 
 MOST_VALUES = 64
 MOST_ROWS = 1000
@@ -45,6 +45,12 @@ class FitsRequest(Document):
     )
     expert: Degree = Field(default="all", description="1 in a model without experts")
     expert_tensor: Value = 1
+    routing_imbalance: Ratio | None = Field(
+        default=None, description="tokens of the busiest GPU's experts over the mean; left out: the shape's"
+    )
+    capacity_factor: Ratio | None = Field(
+        default=None, description="tokens of every expert over its even share; left out: the shape's"
+    )
     pipeline: Degree = "all"
     virtual_stages: Degree = (1,)
     micro_batch_size: Degree = Field(default=(1,), description="samples of a micro-batch on one replica")

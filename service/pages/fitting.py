@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +25,8 @@ FIRST = {
     "micro_batch_size": "1",
     "global_batch_size": "",
     "sequence_length": "",
+    "routing_imbalance": "",
+    "capacity_factor": "",
     "sharding": "optimizer",
     "recompute": "none",
     "framework": "megatron",
@@ -40,6 +43,8 @@ DEGREES = {
 NUMBERS = {
     "global_batch_size": ("Global batch", "samples of a step; empty: enough to fill the pipeline"),
     "sequence_length": ("Sequence length", "tokens of a sample; empty: the model's"),
+    "routing_imbalance": ("Routing imbalance", "tokens of the busiest GPU's experts over the mean; empty: even"),
+    "capacity_factor": ("Capacity factor", "tokens of every expert over its even share; empty: none is dropped"),
 }
 FRAMEWORKS: dict[Framework, str] = {"megatron": "Megatron-Core", "torch": "PyTorch with FSDP2"}
 SHARDINGS: dict[Sharding, str] = {
@@ -91,10 +96,12 @@ def _answer(sizes: Sizes, values: Mapping[str, str]) -> FitsAnswer:
     return answer(FitsRequest.parse({**fields, "framework": values["framework"]}))
 
 
-def _listed(text: str) -> str | list[int | str]:
+def _listed(text: str) -> str | list[int | float | str]:
     return text if text == "all" else [_number(part.strip()) for part in text.split(",")]
 
 
-def _number(text: str) -> int | str:
+def _number(text: str) -> int | float | str:
     """A number where the text is one; the schema refuses any other text with its place."""
-    return int(text) if text.isdecimal() and len(text) < 20 else text
+    if text.isdecimal() and len(text) < 20:
+        return int(text)
+    return float(text) if re.fullmatch(r"\d{1,9}\.\d{1,9}", text) else text

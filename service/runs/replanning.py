@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.request import Pin, PlanRequest, Termination
@@ -13,7 +13,8 @@ BUDGET = Termination(time_limit_ns=20_000_000_000, max_plans=200)
 
 
 def requests_for(request: PlanRequest, devices: Collection[str]) -> list[PlanRequest]:
-    """The requests to try, in this order: the same planner as before; then auto, which has no options to keep.
+    """The requests to try, in this order: the same planner as before; then auto, which has no options to keep; then, of
+    a request with degrees of parallelism, auto at all degrees that the profile has costs at.
 
     Raises UnsupportedRequest when none of the topology's devices is left, or none for a pinned layer.
     """
@@ -23,7 +24,15 @@ def requests_for(request: PlanRequest, devices: Collection[str]) -> list[PlanReq
     same = {"topology": topology, "pins": tuple(_narrowed(pin, left) for pin in request.pins), "termination": BUDGET}
     first = request.model_copy(update=same)
     free = first.model_copy(update={"planner": "auto", "schedule": "auto", "options": {}})
-    return [PlanRequest.parse(one.model_dump(mode="json")) for one in ((first,) if first == free else (first, free))]
+    other = free if request.degrees is None else free.model_copy(update={"degrees": "auto"})
+    return [PlanRequest.parse(one.model_dump(mode="json")) for one in _distinct((first, free, other))]
+
+
+def _distinct(requests: Iterable[PlanRequest]) -> list[PlanRequest]:
+    found: list[PlanRequest] = []
+    for one in requests:
+        found += [] if one in found else [one]
+    return found
 
 
 def reduced(topology: ClusterTopology, devices: Collection[str]) -> ClusterTopology:

@@ -7,10 +7,21 @@ from dataclasses import replace
 
 import numpy as np
 
-from penstock.schemas.coverage import CLASS_SCOPE, EVERY_PLAN, REQUEST_SCOPE, Covers, Scope, Values, every, ranges_of
+from penstock.schemas.coverage import (
+    CLASS_SCOPE,
+    EVEN,
+    EVERY_PLAN,
+    REQUEST_SCOPE,
+    Covers,
+    Scope,
+    Values,
+    every,
+    ranges_of,
+)
 from penstock.schemas.program import INPUT, RECOMPUTE, WEIGHT
 from penstock.solvers.bounds.one_pipeline.layer_costs import numbers_of
 from penstock.solvers.model.allocation import Allocation, Stage
+from penstock.solvers.model.degrees import Choice
 from penstock.solvers.model.micro_batches import batches_tried
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
@@ -83,7 +94,7 @@ def allowed(problem: Problem) -> Covers:
             "codecs": frozenset({"none", "fp16s"} if problem.codec else {"none"}),
             "update_rule": frozenset(problem.update_rules),
             "trainer": None,
-            "degrees": frozenset(map(str, problem.choices)) or _degrees(problem),
+            "degrees": frozenset(map(_named, problem.choices)) or _degrees(problem),
             "order": None,
             "micro_batches": allowed_numbers(problem),
             **limits,
@@ -247,7 +258,12 @@ def orders_of(plan: Covers) -> Covers:
 
 def _degrees(problem: Problem) -> Values:
     """Return the degrees that the problem is at."""
-    return _one("1" if problem.choice is None else str(problem.choice))
+    return _one("1" if problem.choice is None else _named(problem.choice))
+
+
+def _named(choice: Choice) -> str:
+    """Return a choice's name, with what its problem takes for granted: batches are rows of a sample for each mesh."""
+    return str(choice) if choice.degrees.meshes == 1 else f"{choice}, {EVEN} {choice.degrees.meshes_in_words}"
 
 
 def _one(value: str) -> Values:

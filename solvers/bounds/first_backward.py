@@ -44,7 +44,7 @@ def first_backward_ns(problem: Problem, slice_ns: int) -> int:
             rest = layer.forward_ns - sum(time for time, _freed in layer.modules)
             kept.append(Kept(batch * layer.stash_bytes, batch * max(Fraction(0), rest)))
             kept += [Kept(batch * freed, batch * time) for time, freed in layer.modules]
-    return slice_ns + max(0, -int(-(later_ns - _spared_ns(kept, _room_bytes(problem))) // problem.num_devices))
+    return slice_ns + max(0, -int(-(later_ns - _spared_ns(kept, room_bytes(problem))) // problem.num_devices))
 
 
 class _Layer(NamedTuple):
@@ -98,16 +98,16 @@ def _own(modules: Modules, module: Module, which: int, point: Measured) -> np.nd
     return np.asarray(np.maximum(0, point.modules[module][which] - sum(parts)))
 
 
-def _room_bytes(problem: Problem) -> int:
+def room_bytes(problem: Problem) -> int:
     """Return what all devices have besides one copy of all parameters and optimizer states."""
     held = static_sums(problem)
-    free = sum(free_bytes(problem, (device,)) for device in range(problem.num_devices))
+    free = sum(max(0, free_bytes(problem, (device,))) for device in range(problem.num_devices))
     return max(0, free - int(held.parameters[-1] + held.optimizer[-1]))
 
 
-def _spared_ns(kept: Iterable[Kept], room_bytes: int) -> Fraction:
+def _spared_ns(kept: Iterable[Kept], room: int) -> Fraction:
     """Return the most work that keeping activations spares: those first that spare most per byte."""
-    left, spared = Fraction(room_bytes), Fraction(0)
+    left, spared = Fraction(room), Fraction(0)
     sparing = [each for each in kept if each.work_ns > 0]
     for each in sorted(sparing, key=lambda each: each.bytes / each.work_ns):
         part = min(Fraction(1), left / each.bytes) if each.bytes else Fraction(1)

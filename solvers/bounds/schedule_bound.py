@@ -42,7 +42,7 @@ from penstock.solvers.bounds.stage_times import StageTimes
 from penstock.solvers.bounds.stage_windows import window_bound_ns
 from penstock.solvers.bounds.steady_state import SteadyTimes
 from penstock.solvers.bounds.suffix.table import suffix_bound_ns
-from penstock.solvers.costs.stage import stage_costs, update_ns
+from penstock.solvers.costs.stage import least_update_ns, stage_costs, update_ns
 from penstock.solvers.costs.utilisation import WHOLE, rank_share, utilisation_ppm
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import row_classes
@@ -98,7 +98,7 @@ def _path_ns(problem: Problem) -> int:
     """
     forward, gradient, weight = _slices(problem)
     there_and_back = _least_held(problem, forward + gradient)
-    return int(there_and_back.sum()) + int(_least_held(problem, weight)[0]) + int(problem.update_ns[1])
+    return int(there_and_back.sum()) + int(_least_held(problem, weight)[0]) + int(least_update_ns(problem)[1])
 
 
 def _before(problem: Problem) -> Around:
@@ -110,7 +110,7 @@ def _before(problem: Problem) -> Around:
     forward, gradient, weight = _slices(problem)
     there = np.concatenate(([0], np.cumsum(_least_held(problem, forward))[:-1]))
     back = np.concatenate(([0], np.cumsum(_least_held(problem, gradient + weight))[:-1]))
-    back[1:] += int(problem.update_ns[1])
+    back[1:] += int(least_update_ns(problem)[1])
     return Around(there.tolist(), back.tolist())
 
 

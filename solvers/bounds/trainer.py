@@ -25,6 +25,7 @@ from penstock.solvers.bounds.contiguous.stage_costs import Stages
 from penstock.solvers.bounds.coverage import class_bound, target_plans
 from penstock.solvers.costs.infinity import FAR_NS
 from penstock.solvers.costs.memory import free_bytes
+from penstock.solvers.costs.stage import least_update_ns
 from penstock.solvers.costs.tables.stage_table import between, crossing_bytes, layer_sums, prefix_sums, static_sums
 from penstock.solvers.model.micro_batches import batch_of
 from penstock.solvers.model.pins import devices_allowed
@@ -134,7 +135,7 @@ class Tables:
         work = number * between(there + back)
         batch = batch_of(self.problem, replicas * rows)
         own = np.min(Stages(self.problem, batch, self._links, replicas).after(), axis=0)
-        first = np.where(np.arange(len(back)) > 0, self.problem.update_ns[1], 0)
+        first = np.where(np.arange(len(back)) > 0, least_update_ns(self.problem)[1], 0)
         after = np.maximum(own, (back + first)[:, None])
         lasting = np.minimum(there[:, None] + work + after, FAR_NS)
         none = np.tri(len(there), dtype=bool) | (devices_allowed(self.problem) < replicas)

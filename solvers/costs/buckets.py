@@ -3,25 +3,33 @@
 Where GPUs of a cell hold copies of each other's parameters, a bucket is first summed in parts inside the cells, then
 each part among the cells of a stage, and at last its parameters are gathered inside the cells. One bucket takes the
 time of all three, also on a stage of one cell.
+
+In a shared network a bucket of a large layer takes its links piece by piece, so that messages pass between two pieces.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from penstock.solvers.costs.collectives import all_reduce_ns, ring_resources
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import owned_of
 from penstock.solvers.costs.stage import stage_rows
 from penstock.solvers.model.allocation import Stage
 from penstock.solvers.model.problem import Problem
 
+PIECES = 16
+"""The most pieces in which a bucket takes shared links (``docs/theory/judge.md``, 3.6)."""
+
 
 class Bucket(NamedTuple):
     """A part of a stage's gradients: layers [first, last], ready ``lead_ns`` before the last backward ends.
 
-    ``bytes``: what a GPU sums with those of other devices.
+    In a shared network a piece of it, with its part of the bytes and of the time; one after the other they take what
+    the whole takes. ``bytes``: what a GPU sums with those of other devices.
     """
 
     first: int
@@ -54,9 +62,20 @@ def buckets(problem: Problem, stage: Stage, rows: int) -> tuple[Bucket, ...]:
             if not problem.rules.overlap_all_reduce:
                 lead = 0
             taken = inside + all_reduce_ns(problem, size, stage.devices)
-            made.append(Bucket(low, high, size, lead, taken, resources))
+            made += _pieces(problem, Bucket(low, high, size, lead, taken, resources))
             high = low - 1
     return tuple(made)
+
+
+def _pieces(problem: Problem, whole: Bucket) -> Iterator[Bucket]:
+    """Yield the parts in which a bucket takes links that others wait for: of ``bucket_bytes`` or more, all alike."""
+    count = min(PIECES, whole.bytes // problem.rules.bucket_bytes) if problem.rules.shared else 1
+    if count < 2 or whole.duration_ns >= NEVER_NS:
+        yield whole
+        return
+    for k in range(count):
+        size, taken = ((k + 1) * n // count - k * n // count for n in (whole.bytes, whole.duration_ns))
+        yield whole._replace(bytes=size, duration_ns=taken)
 
 
 def bucket_bytes(problem: Problem, first: int, last: int) -> np.ndarray:

@@ -46,6 +46,7 @@ CHARGES: dict[str, Charge] = {
     "REDUCE": Charge("timed", "a bucket's all-reduce"),
     "WAIT_REDUCE": Charge("timed", "steps follow the last bucket"),
     "REDUCE_SHARED": Charge("timed", "a tie's all-reduce"),
+    "REDUCE_PARTS": Charge("timed", "with the update of its layers, of which GPUs of a mesh have parts of gradients"),
     "STEP": Charge("timed", "an update; with shared-out states what replicas send each other after it is assumed"),
     "LOAD": Charge("assumed", "inputs of the batch"),
     "FREE": Charge("free", "lets go of memory"),

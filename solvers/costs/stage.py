@@ -15,6 +15,9 @@ from penstock.solvers.model.allocation import Stage
 from penstock.solvers.model.micro_batches import largest_slice
 from penstock.solvers.model.problem import Problem
 
+Places = int | np.ndarray
+"""Numbers of layers, one or several."""
+
 
 class StageCosts(NamedTuple):
     """Costs of one micro-batch on a stage's slowest replica: times in ns, bytes kept from F to B, workspace.
@@ -107,7 +110,27 @@ def conversion_ns(problem: Problem, stage: Stage, kind: str, rows: int) -> tuple
 
 def update_ns(problem: Problem, stage: Stage) -> int:
     """Return the time of one optimizer step over the stage's layers."""
-    return int(problem.update_ns[stage.last + 1] - problem.update_ns[stage.first])
+    return int(step_ns(problem, stage.first, stage.last + 1, stage.replicas))
+
+
+def step_ns(problem: Problem, first: Places, stop: Places, replicas: int) -> np.ndarray:
+    """Return the time of one optimizer step over layers [first, stop), elementwise, on each of ``replicas``.
+
+    Where optimizer states are sharded, a replica steps its part; what a cell sums among its GPUs takes as long.
+    """
+    step = problem.update_ns[stop] - problem.update_ns[first]
+    if not problem.memory.shard_states or replicas == 1:
+        return np.asarray(step)
+    summed = problem.step_sums_ns[stop] - problem.step_sums_ns[first]
+    return np.asarray(summed - (summed - step) // replicas)
+
+
+def least_update_ns(problem: Problem) -> np.ndarray:
+    """Return prefix sums (L + 1,) of updates, none above its part of a step on any number of replicas."""
+    if not problem.memory.shard_states:
+        return problem.update_ns
+    summed = problem.step_sums_ns
+    return np.asarray(summed + (problem.update_ns - summed) // problem.num_devices)
 
 
 def layers_alike(problem: Problem) -> tuple[int, int]:

@@ -38,14 +38,15 @@ def contract(problem: Problem, choice: Choice) -> Problem:
         return replace(problem, choices=(choice,), choice=choice, memory=memory)
     variant = variant_at(problem, choice.degrees)
     inner = InnerTimes(problem, choice.degrees, cells)
-    update_ns, measured = cell_times(problem, variant, inner)
+    step, measured = cell_times(problem, variant, inner)
+    copies = _copies(variant, inner, memory)
     cuts = variant.boundary_tensors
     network = cell_network(problem.network, cells)
     return replace(
         problem,
         parameter_bytes=variant.parameter_bytes,
         trainable_bytes=variant.trainable_bytes,
-        update_ns=update_ns,
+        update_ns=frozen(_own_updates_ns(variant, copies, memory) + step),
         forward_bytes=frozen(sum(size for _name, size, _back in cut) for cut in cuts),
         backward_bytes=frozen(sum(back for _name, _size, back in cut) for cut in cuts),
         boundary_tensors=cuts,
@@ -63,7 +64,8 @@ def contract(problem: Problem, choice: Choice) -> Problem:
         choice=choice,
         real=problem,
         cells=cells,
-        copies=_copies(variant, inner, memory),
+        copies=copies,
+        step_collectives_ns=step,
         _costs={},
     )
 
@@ -77,6 +79,14 @@ def _copies(variant: Variant, inner: InnerTimes, memory: MemoryRules) -> Copies 
     trained, experts = np.diff(variant.trainable_bytes), np.diff(variant.expert_bytes)
     owned = -(-(trained - experts) // holders) - (-experts // expert_holders)
     return Copies(prefix(owned), prefix(inner.reduce_ns(trained.tolist(), experts.tolist(), memory)), holders)
+
+
+def _own_updates_ns(variant: Variant, copies: Copies | None, memory: MemoryRules) -> np.ndarray:
+    """Return prefix sums of the time in which a GPU steps what it has to: of sharded states its part of the copies."""
+    if copies is None or not memory.shard_states:
+        return variant.update_ns
+    whole, trained, owned = (np.diff(each) for each in (variant.update_ns, variant.trainable_bytes, copies.owned_bytes))
+    return prefix(np.where(trained > 0, -(-whole * owned // np.maximum(1, trained)), whole))
 
 
 def _is_copied(variant: Variant) -> bool:

@@ -15,9 +15,9 @@ from penstock.solvers.model.problem import Measured, Problem, frozen
 
 
 class CellTimes(NamedTuple):
-    """Prefix sums of the updates, and the measurements by kind."""
+    """Prefix sums of what a cell sums before it steps, and the measurements by kind."""
 
-    update_ns: np.ndarray
+    step_collectives_ns: np.ndarray
     measured: dict[str, tuple[Measured, ...]]
 
 
@@ -26,7 +26,7 @@ def cell_times(problem: Problem, variant: Variant, inner: InnerTimes, times: Tim
     known = variant.measured[next(iter(problem.kind_source.values()))[0]][0]
     step = np.concatenate(([0], np.cumsum(inner.exposed_ns(known, "step"))))
     measured = {kind: _measured(problem, variant, inner, kind, times) for kind in problem.kind_source}
-    return CellTimes(frozen(variant.update_ns + step), measured)
+    return CellTimes(frozen(step), measured)
 
 
 def with_times(problem: Problem, times: Times) -> Problem:
@@ -36,8 +36,9 @@ def with_times(problem: Problem, times: Times) -> Problem:
         return replace(problem, measured=measured, _costs={})
     degrees = problem.choice.degrees
     inner = InnerTimes(problem.real, degrees, problem.cells, times)
-    update_ns, measured = cell_times(problem.real, variant_at(problem.real, degrees), inner, times)
-    return replace(problem, update_ns=update_ns, measured=measured, _costs={})
+    step, measured = cell_times(problem.real, variant_at(problem.real, degrees), inner, times)
+    update_ns = frozen(problem.update_ns - problem.step_sums_ns + step)
+    return replace(problem, update_ns=update_ns, step_collectives_ns=step, measured=measured, _costs={})
 
 
 def variant_at(problem: Problem, degrees: Degrees) -> Variant:

@@ -78,7 +78,7 @@ def _computing(problem: Problem, plan: Candidate) -> Iterator[tuple[str, int]]:
         less = _busy_ns(bare, plan)
         exposed.append((f"{over} communication", left - less))
         left = less
-    still = replace(bare, update_ns=0 * bare.update_ns)
+    still = replace(bare, update_ns=0 * bare.update_ns, step_collectives_ns=None)
     less = _busy_ns(still, plan)
     again = less - _busy_ns(still, _kept(plan))
     yield "computation", less - again

@@ -27,6 +27,7 @@ from penstock.solvers.lowering.checks import check, codes_of
 from penstock.solvers.lowering.kernels import Wiring, emit
 from penstock.solvers.lowering.layout import layouts
 from penstock.solvers.lowering.loops import Length, folded, length
+from penstock.solvers.lowering.meshes import of_gpus, refuse_untrained
 from penstock.solvers.lowering.receives import posted_as_sent
 from penstock.solvers.lowering.rows import RankRow, rows_of_ranks
 from penstock.solvers.lowering.transports import TransportChoice, transports_to_try
@@ -91,6 +92,8 @@ def lower(
 ) -> list[Program]:
     """One program per used device, or per pipeline's share of it; ranks numbered in the order of the devices' indices.
 
+    Where GPUs share layers, devices are cells, and each of their GPUs has a program (``meshes``).
+
     ``batches``: global batches that a program of a periodic plan trains before it is flushed. ``norm``: with the norm
     of all gradients. ``staleness`` of elastic averaging. ``overlap``: whether the all-reduce overlaps with the last
     backward; None: as the request has it. ``transport``: see ``transports``; the programs say what they were checked
@@ -112,7 +115,7 @@ def lower(
         norm=norm,
         staleness=staleness,
     )
-    return lowered.programs()
+    return of_gpus(lowered.programs(), problem)
 
 
 def lower_arrays(
@@ -127,8 +130,9 @@ def lower_arrays(
     norm: bool = False,
     staleness: int = 0,
 ) -> Lowered:
-    """As ``lower``, for large plans: 16 bytes per instruction, programs made when asked for."""
+    """As ``lower``, for large plans: 16 bytes per instruction, programs made when asked for; those of cells."""
     _refuse(schedule, update_rule, batches, norm, staleness)
+    refuse_untrained(problem, allocation, update_rule)
     candidates = transports_to_try(problem, allocation, update_rule, transport)
     early = problem.rules.overlap_all_reduce if overlap is None else overlap
     programs = layouts(problem, allocation, update_rule, batches=batches, staleness=staleness)
@@ -145,7 +149,7 @@ def lower_arrays(
     for transports in candidates:
         fault: InvalidPlan | None = None
         strictest = transports[-1]
-        for codes, starts in _attempts(shown, wiring, rows, allocation, strictest, early, norm):
+        for codes, starts in _attempts(problem, shown, wiring, rows, allocation, strictest, early, norm):
             try:
                 check(shown, wiring, codes, starts, strictest)
             except InvalidPlan as error:
@@ -192,6 +196,7 @@ def _with_versions(program: Program, row: RankRow) -> Program:
 
 
 def _attempts(
+    problem: Problem,
     programs: Sequence[Program],
     wiring: Wiring,
     rows: Sequence[RankRow],
@@ -202,12 +207,13 @@ def _attempts(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield all ranks' instructions and where each rank's start: as for gloo first, then as NCCL may need them."""
     periodic = programs[0].update_rule in PERIODIC_RULES
+    divided = problem.degrees.tensor > 1
     for late in (False,) if transport == "gloo" or periodic or not programs[0].groups else (False, True):
         if periodic:
             updates = [periodic_updates(p, r, allocation, early=early) for p, r in zip(programs, rows, strict=True)]
         else:
             updates = [
-                flushed_updates(p, r.operations, early=early, norm=norm, late=late)
+                flushed_updates(p, r.operations, early=early, norm=norm, late=late, divided=divided)
                 for p, r in zip(programs, rows, strict=True)
             ]
         codes, starts = _emitted(wiring, rows, [table_of(each) for each in updates])

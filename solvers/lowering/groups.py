@@ -37,7 +37,7 @@ def groups_of(
     for interval in reduction_groups(allocation):
         together = tuple(sorted({rank for s in interval.stages for rank in ranks[s]}))
         number = -1
-        if averaging or len(together) > 1:
+        if averaging or len(together) > 1 or problem.copies is not None:
             number = len(groups)
             groups.append(together)
         parts = [(interval.first, interval.last)] if averaging else _parts(problem, interval, rows)
@@ -56,7 +56,7 @@ def groups_of(
 
 def _parts(problem: Problem, interval: Group, rows: int) -> list[tuple[int, int]]:
     """Return the judge's buckets, extended to all layers: the model may have parameters where the profile has none."""
-    parts = [(each.first, each.last) for each in group_buckets(problem, interval, rows)]
+    parts = list(dict.fromkeys((each.first, each.last) for each in group_buckets(problem, interval, rows)))
     parts = parts or [(interval.first, interval.last)]
     parts[-1] = interval.first, parts[-1][1]
     return parts

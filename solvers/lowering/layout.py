@@ -66,7 +66,8 @@ def layouts(
             groups=grouping.groups,
             shared=grouping.shared,
             pipelines=len(allocation.pipelines),
-            shard_states=problem.memory.shard_states and any(stage.replicas > 1 for stage in allocation.stages),
+            shard_states=problem.memory.shard_states
+            and (problem.copies is not None or any(stage.replicas > 1 for stage in allocation.stages)),
             staleness=staleness,
         )
         for rank, (device, _) in enumerate(lanes)

@@ -38,8 +38,13 @@ def table_of(found: list[Update]) -> np.ndarray:
     return np.asarray(sorted(rows, key=lambda row: row[0]), dtype=np.int64).reshape(-1, 4)
 
 
-def flushed_updates(program: Program, operations: np.ndarray, *, early: bool, norm: bool, late: bool) -> list[Update]:
-    """Return a flushed step's updates. ``early``: buckets are armed before the last backward; ``late``: at the end."""
+def flushed_updates(
+    program: Program, operations: np.ndarray, *, early: bool, norm: bool, late: bool, divided: bool = False
+) -> list[Update]:
+    """Return a flushed step's updates. ``early``: buckets are armed before the last backward; ``late``: at the end.
+
+    ``divided``: ranks share the layers' tensors, and have parts of some gradients.
+    """
     averaging = program.update_rule == "elastic_averaging"
     end = len(operations)
     last = {held.stage: _last_gradients(operations, held.stage) for held in program.stages}
@@ -59,13 +64,16 @@ def flushed_updates(program: Program, operations: np.ndarray, *, early: bool, no
     if ties or norm:
         found += [wait for s in order for wait in waits.pop(s)]
         found += [Update(end, "REDUCE_SHARED", s, k) for k, s in ties.items()]
+    parts = {s: [Update(end, "REDUCE_PARTS", s)] if divided else [] for s in order}
+    if norm:
+        found += [part for s in order for part in parts.pop(s)]
     if norm:
         lowest = min(held.stage for held in program.stages)
         found += [Update(end, "NORM", lowest), Update(end, "WAIT_NORM", lowest)]
     for s in order:
         averaged = range(len(program.stage(s).buckets)) if averaging else ()
         found += [Update(end, "AVG_PULL", s, k) for k in averaged]
-        found += [*waits.get(s, ()), Update(end, "STEP", s)]
+        found += [*waits.get(s, ()), *parts.get(s, ()), Update(end, "STEP", s)]
         found += [Update(end, "AVG_PUSH", s, k) for k in averaged]
     return found
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from penstock.solvers.model.degrees import (
     Choice,
+    Degrees,
     Module,
     Modules,
     Operation,
@@ -209,7 +210,8 @@ class Problem:
 
     At a ``choice`` of degrees (``degrees.contract``) the devices are cells of the GPUs of ``real``, numbered as in
     ``cells``; sizes are those of one GPU, and bandwidths those of one lane between cells; a row is a sample for each
-    mesh of a cell. ``copies``: what GPUs of a cell hold alike; None: nothing.
+    mesh of a cell. ``copies``: what GPUs of a cell hold alike; None: nothing. ``step_collectives_ns``: prefix sums of
+    the part of ``update_ns`` in which a cell sums gradients among its GPUs; None: nothing.
     """
 
     layer_names: tuple[str, ...]
@@ -248,12 +250,18 @@ class Problem:
     real: Problem | None = None
     cells: tuple[tuple[int, ...], ...] = ()
     copies: Copies | None = None
+    step_collectives_ns: np.ndarray | None = None
     _costs: dict[tuple[str, int], Costs] = field(default_factory=dict, repr=False)
 
     @property
     def num_layers(self) -> int:
         """Return L, the number of layers."""
         return len(self.layer_names)
+
+    @property
+    def step_sums_ns(self) -> np.ndarray:
+        """Return ``step_collectives_ns``, zeros where there are none."""
+        return 0 * self.update_ns if self.step_collectives_ns is None else self.step_collectives_ns
 
     @property
     def num_devices(self) -> int:
@@ -269,9 +277,14 @@ class Problem:
         return self.trainable_bytes if self.copies is None else self.copies.owned_bytes
 
     @property
+    def degrees(self) -> Degrees:
+        """Return the degrees of the choice; 1 each without one."""
+        return Degrees() if self.choice is None else self.choice.degrees
+
+    @property
     def samples_per_row(self) -> int:
         """Return the samples of a row: one for each mesh of a cell."""
-        return 1 if self.choice is None else self.choice.degrees.meshes
+        return self.degrees.meshes
 
     @property
     def batch_samples(self) -> int:

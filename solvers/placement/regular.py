@@ -18,6 +18,7 @@ import numpy as np
 from penstock.solvers.costs.collectives import all_reduce_ns
 from penstock.solvers.costs.infinity import NEVER_NS, UNLIMITED
 from penstock.solvers.costs.memory import free_bytes
+from penstock.solvers.costs.stage import step_ns
 from penstock.solvers.costs.tables.device_line import likeness
 from penstock.solvers.costs.tables.stage_table import cut_places, layer_sums, static_sums
 from penstock.solvers.model.allocation import Stage, single_pipeline
@@ -261,6 +262,7 @@ class _Chain:
         at = [self.places.index(bound) for bound in bounds]
         steps = np.diff(np.asarray(self.times[again])[at])
         heaviest = int(np.diff(self.problem.owned_bytes[bounds]).max())
-        update = int(np.diff(self.problem.update_ns[bounds]).max())
+        ends = np.asarray(bounds)
+        update = int(step_ns(self.problem, ends[:-1], ends[1:], self.replicas).max())
         reduced = all_reduce_ns(self.problem, heaviest, range(self.replicas)) if self.replicas > 1 else 0
         return int(steps.max()) * (self.batch.num_micro_batches - 1) + int(steps.sum()) + reduced + update

@@ -1,7 +1,8 @@
 """A request that leaves degrees of parallelism open: every choice is an ordinary problem (``degrees.contract``).
 
-First every choice gets a bound on all of its plans, from its load; those of least load get a tighter one, until it is
-known which is least: that is the request's, before the first search. Then ``auto`` searches the choices in rounds:
+First every choice gets a bound on all of its plans, from its load; those of least load get a tighter one, and then the
+tightest, of the room that activations take over time, until it is known which is least: that is the request's, before
+the first search. Then ``auto`` searches the choices in rounds:
 planner ``even``, which takes little time, then all planners with few plans, then with more. A choice whose bound is not
 below the best plan is ruled out, and after each round only those go on that are near the best (successive halving, with
 the distance instead of the half), of large requests only the best ones. The best one gets the whole effort of the
@@ -18,15 +19,16 @@ from functools import cached_property
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from penstock.schemas.coverage import CLASS_SCOPE, REQUEST_SCOPE
+from penstock.schemas.coverage import CLASS_SCOPE, REQUEST_SCOPE, SCHEDULE_SCOPE
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.coverage import allowed
+from penstock.solvers.bounds.over_time import over_time_bound
 from penstock.solvers.bounds.schedule_bound import LOAD, request_bound
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.degrees.contract import contract, planned_cells
 from penstock.solvers.degrees.loads import Loads
 from penstock.solvers.model.deadline import Deadline
-from penstock.solvers.model.degrees import Choice
+from penstock.solvers.model.degrees import Choice, Degrees
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, Candidate, Progress, Result, Status
 from penstock.solvers.planners.catalogue import EXCLUDE, PHASES, PLANNERS, Tier, resolve
@@ -56,7 +58,7 @@ LARGE = 50_000
 """The size of a choice above which planners that prove what is best of a small request are not asked."""
 PROVING = tuple(row.name for row in PLANNERS.values() if row.tier is Tier.PROOF and row.least_devices == 1)
 MOST_RAISED = 32
-"""How many choices with the least loads get a bound of their own each time that the least of all is asked for."""
+"""How often the bound of the choice with the least one is tightened each time that the least of all is asked for."""
 CAUSES = 3
 """How many choices without a plan a sentence gives the reason for."""
 
@@ -72,7 +74,7 @@ class Found(NamedTuple):
 class Searched:
     """What is known of one choice: the bound on all of its plans, and the result of its best search.
 
-    ``gpus``: the request; ``load_ns``: what its load alone takes.
+    ``gpus``: the request; ``load_ns``: what its load alone takes; ``tightest``: whether no bound is left to be asked.
     """
 
     gpus: Problem
@@ -80,6 +82,7 @@ class Searched:
     cells: int
     load_ns: int
     result: Result | None = None
+    tightest: bool = False
     _bound: Bound | None = None
 
     @cached_property
@@ -104,6 +107,23 @@ class Searched:
         """The bound, or the load as long as no bound was asked for."""
         return self.load_ns if self._bound is None else self._bound.bound_ns
 
+    def tighten(self) -> None:
+        """Ask for the next bound, which takes longer than those before."""
+        self.tightest = self._bound is not None
+        if self.tightest:
+            self._keep(over_time_bound(self.problem))
+        else:
+            self._bound = request_bound(self.problem)
+
+    def is_below(self, limit_ns: float) -> bool:
+        """Return whether no bound rules out plans below a time; asks for them as far as needed."""
+        while self.least_ns < limit_ns and not self.tightest:
+            self.tighten()
+        return self.least_ns < limit_ns
+
+    def _keep(self, *found: Bound | None) -> None:
+        self._bound = max((self.bound, *filter(None, found)), key=lambda each: each.bound_ns)
+
     @property
     def by_load(self) -> bool:
         """Whether no bound but the load was asked for."""
@@ -121,8 +141,7 @@ class Searched:
 
     def take(self, result: Result) -> None:
         """Keep the higher bound, and the result of the last search whose plan is not worse than the known one."""
-        found = [each for each in result.bounds if each.scope == REQUEST_SCOPE]
-        self._bound = max((self.bound, *found), key=lambda each: each.bound_ns)
+        self._keep(*(each for each in result.bounds if each.scope == REQUEST_SCOPE))
         known = self.value_ns
         if known is None or (result.best is not None and result.best.value_ns <= known):
             self.result = result
@@ -269,13 +288,18 @@ class Search:
     def _nearest(self, left: list[Searched], near: float, *, untried: bool) -> list[Searched]:
         """Return the open choices, the best first, as far as they are near the best plan; all where there is none.
 
-        ``untried``: also those that have no plan yet.
+        ``untried``: also those that have no plan yet. Degrees of 1 stay as long as their bound allows: a plan without
+        groups of GPUs is not missed because planner ``QUICK`` has a slow one.
         """
         ranked = sorted(filter(self._is_open, left), key=_by_value)
         if self.best_ns is None:
             return ranked
         limit_ns = near * self.best_ns
-        return [each for each in ranked if (untried if each.value_ns is None else each.value_ns <= limit_ns)]
+        return [
+            each
+            for each in ranked
+            if (untried if each.value_ns is None else each.value_ns <= limit_ns) or each.choice.degrees == Degrees()
+        ]
 
     def _afforded(self, ranked: list[Searched]) -> list[Searched]:
         """Return the best choice, and those after it for which there is effort left; all of them spend theirs."""
@@ -292,7 +316,7 @@ class Search:
         if each.impossible or each.choice in self.refused:
             return False
         limit_ns = None if self.best_ns is None else self.best_ns / (1.0 + self.gap)
-        return limit_ns is None or (each.load_ns < limit_ns and each.bound.bound_ns < limit_ns)
+        return limit_ns is None or each.is_below(limit_ns)
 
     def _search(self, each: Searched, asked: Mapping[str, Any]) -> None:
         """Search one choice, from what was known of it; keep its bound, and its plan if it is better."""
@@ -340,8 +364,9 @@ class Search:
         possible = [each for each in self.choices if not each.impossible] or self.choices
         for _ in range(MOST_RAISED):
             least = min(possible, key=lambda each: each.least_ns)
-            if least.least_ns == least.bound.bound_ns:
-                break  # else its load was the least, and its bound is higher: another one may have the least bound
+            if least.tightest:
+                break
+            least.tighten()
         least = min(possible, key=lambda each: each.least_ns)
         covers = allowed(self.problem)
         method, tolerance_ns = (LOAD, 0) if least.by_load else (least.bound.method, least.bound.tolerance_ns)
@@ -356,13 +381,13 @@ class Search:
         result, choice = self.best.result, self.best.choice
         assert result is not None
         assert result.best is not None
-        bound = self.bound()
-        own = tuple(
-            replace(each, scope=CLASS_SCOPE) if each.scope == REQUEST_SCOPE else each
-            for each in result.bounds
-            if each.scope != REQUEST_SCOPE or each.bound_ns > bound.bound_ns
-        )
-        sound = all(result.best.value_ns >= each.bound_ns for each in result.bounds)  # as ``incumbent.State.result``
+        while not self.best.tightest:
+            self.best.tighten()
+        bound, wide = self.bound(), self.best.bound
+        own = [each for each in result.bounds if each.scope == SCHEDULE_SCOPE or each.bound_ns > wide.bound_ns]
+        if wide.bound_ns > bound.bound_ns:
+            own.insert(0, replace(wide, scope=CLASS_SCOPE))
+        sound = all(result.best.value_ns >= each.bound_ns for each in (wide, *result.bounds))
         optimal = sound and result.best.value_ns <= bound.bound_ns + bound.tolerance_ns
         return replace(
             result,

@@ -1,7 +1,8 @@
 """A worker process of a solve: it does its parent's tasks, until the parent ends it or dies.
 
-In: a task with its number, or the best time known. Out: ``(number, Found | Bound | Outcome | Crash)``. On Linux the
-kernel kills it when its parent's thread dies (``PR_SET_PDEATHSIG``); elsewhere it ends when it next reads or writes.
+In: a task with its number, or the best time known. Out: ``(number, Found | Bound | Outcome | Compiling | Crash)``. On
+Linux the kernel kills it when its parent's thread dies (``PR_SET_PDEATHSIG``); elsewhere it ends when it next reads or
+writes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
+from penstock.solvers.compiled.progress import listening
 from penstock.solvers.model.result import Bound
 from penstock.solvers.solve.incumbent import Found
 from penstock.solvers.solve.setting import Setting
@@ -26,6 +28,12 @@ class Crash(NamedTuple):
     """A fault of ours in a task."""
 
     traceback: str
+
+
+class Compiling(NamedTuple):
+    """The kernel that a task waits for; None: it is ready."""
+
+    kernel: str | None
 
 
 def end_with(parent: int) -> None:
@@ -57,6 +65,10 @@ class PipeLink:
         """Send a bound to the parent."""
         self._pipe.send((self._number, bound))
 
+    def compiling(self, kernel: str | None) -> None:
+        """Send which kernel is compiled to the parent."""
+        self._pipe.send((self._number, Compiling(kernel)))
+
 
 def serve(pipe: Connection, setting: Setting) -> None:
     """Do the tasks that come, until the pipe is closed."""
@@ -66,8 +78,10 @@ def serve(pipe: Connection, setting: Setting) -> None:
             if isinstance(message, int):
                 continue  # the best time of a task that has ended
             number, task, best_ns = message
+            link = PipeLink(pipe, number, best_ns)
             try:
-                answer = task.run(setting, PipeLink(pipe, number, best_ns))
+                with listening(link.compiling):
+                    answer = task.run(setting, link)
             except (EOFError, BrokenPipeError, ConnectionResetError):
                 return
             except Exception:  # the parent raises it where the user sees it

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.solvers.compiled.kept import kept
+from penstock.solvers.compiled.progress import tell
 from penstock.solvers.model.micro_batches import candidates
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound
@@ -28,7 +29,7 @@ from penstock.solvers.solve.incumbent import Found, Outcome, State
 from penstock.solvers.solve.processors import available_processors
 from penstock.solvers.solve.setting import Setting
 from penstock.solvers.solve.tasks import Ask, Prove, Remedy, Task
-from penstock.solvers.solve.worker_process import Crash, end_with, serve
+from penstock.solvers.solve.worker_process import Compiling, Crash, end_with, serve
 
 SMALL = 1_500
 """The largest request (``size_of``) that is solved in the calling process."""
@@ -191,12 +192,13 @@ class _CallLink:
 
 @dataclass
 class _Worker:
-    """A process: its pipe, how to kill it, and the task that it does."""
+    """A process: its pipe, how to kill it, the task that it does, and the kernel that it compiles for it."""
 
     pipe: Connection
     kill: Callable[[], int]
     task: int | None = None
     best_ns: int | None = None
+    kernel: str | None = None
 
 
 @dataclass
@@ -267,10 +269,17 @@ class Workers:
                 if isinstance(message, Outcome):
                     worker.task = None
                     yield from round_.end(number, message)
+                elif isinstance(message, Compiling):
+                    worker.kernel = message.kernel
+                    self._tell_kernels()
                 else:
                     round_.announce(number, message)
         except (EOFError, ConnectionResetError):
             yield from round_.lose(number, _ending(self._dismiss(worker)))
+
+    def _tell_kernels(self) -> None:
+        """Tell whoever listens in this process what all workers compile."""
+        tell(", ".join(sorted({worker.kernel for worker in self._staff if worker.kernel is not None})) or None)
 
     def _share(self, best_ns: int | None) -> None:
         for worker in self._staff:
@@ -294,6 +303,8 @@ class Workers:
         self._staff.remove(worker)
         status = worker.kill()
         worker.pipe.close()
+        if worker.kernel is not None:
+            self._tell_kernels()
         return status
 
 

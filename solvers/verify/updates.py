@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -139,13 +139,7 @@ def _check_chain(clock: Clock, chain: Chain, times: np.ndarray) -> list[str]:
     """``times``: (rounds, buckets, 2). Each bucket as long as it must be, ready, and after the one before."""
     faults = []
     start, end = times[..., 0], times[..., 1]
-    devices = chain.group.devices
-    inside = np.zeros(clock.problem.num_layers + 1) if clock.problem.copies is None else clock.problem.copies.reduce_ns
-    taken = [
-        int(inside[bucket.last + 1] - inside[bucket.first]) + reduction_ns(clock.problem, bucket.bytes, devices)
-        for bucket in chain.buckets
-    ]
-    durations = np.asarray(taken, dtype=np.int64)
+    durations = np.asarray(_durations(clock.problem, chain), dtype=np.int64)
     wrong = np.argwhere(end - start != durations)
     if wrong.size:
         t, b = wrong[0]
@@ -157,6 +151,17 @@ def _check_chain(clock: Clock, chain: Chain, times: np.ndarray) -> list[str]:
         t, b = early[0]
         faults.append(f"{_named(clock, chain, t, b)} starts at {int(start[t, b])} ns, before it is ready.")
     return faults
+
+
+def _durations(problem: Problem, chain: Chain) -> list[int]:
+    """The time of each bucket: the pieces of the same layers share that of all their bytes, to the ns."""
+    inside = np.zeros(problem.num_layers + 1) if problem.copies is None else problem.copies.reduce_ns
+    found = []
+    for (first, last), same in groupby(chain.buckets, key=lambda bucket: (bucket.first, bucket.last)):
+        sizes = [bucket.bytes for bucket in same]
+        whole = int(inside[last + 1] - inside[first]) + reduction_ns(problem, sum(sizes), chain.group.devices)
+        found += [high - low for low, high in pairwise(whole * k // len(sizes) for k in range(len(sizes) + 1))]
+    return found
 
 
 def _named(clock: Clock, chain: Chain, t: int, b: int) -> str:

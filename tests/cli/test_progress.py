@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from runpy import run_path
+
 import pytest
+from numba.core import config
 
 from penstock.cli import show
 from penstock.cli.main import main
 from penstock.cli.show import Screen
+from penstock.solvers.solve import incumbent
 
 
 @pytest.fixture
@@ -36,6 +41,52 @@ def test_on_a_terminal_a_line_replaces_the_last(clock: list[float], capsys: pyte
     screen.progress("two")
     screen.done()
     assert capsys.readouterr().err == "\r\x1b[2K0.0 s: one\r\x1b[2K1.5 s: two\r\x1b[2K"
+
+
+def test_off_a_terminal_the_first_kernel_is_said_at_once(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    screen = Screen.of()
+    for passed, kernels in enumerate(("a", None, "b", "c", "d", "e", None)):
+        clock.append(101.0 + passed)
+        screen.compiling(kernels)
+    screen.progress("plan 7")
+    clock.append(110.0)
+    screen.progress("plan 8")
+    said = ["1.0 s: compiling a", "5.0 s: compiling d", "10.0 s: plan 8"]
+    assert capsys.readouterr().err.splitlines() == [f"penstock: {line}" for line in said]
+
+
+def test_on_a_terminal_the_line_has_the_kernel_while_it_is_compiled(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    screen = Screen.of()
+    screen.live = True
+    screen.progress("one")
+    screen.compiling("a")
+    clock.append(102.0)
+    screen.progress("two")
+    screen.compiling(None)
+    shown = capsys.readouterr().err.split("\r\x1b[2K")
+    assert shown == ["", "0.0 s: one", "0.0 s: compiling a; one", "2.0 s: compiling a; two", "2.0 s: two"]
+
+
+@pytest.mark.parametrize("command", [["plan"], ["compare"], ["place"]])
+def test_a_search_that_needs_a_kernel_says_that_it_is_compiled(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The kernel of a module that is written here, which bounds are made to need."""
+    path = tmp_path / "bounding.py"
+    path.write_text("from penstock.solvers.compiled.decorators import loop\n@loop\ndef twice(n):\n    return 2 * n\n")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(config, "CACHE_DIR", str(tmp_path))
+        kernel = run_path(str(path), run_name="penstock.solvers.bounding")["twice"]
+    bound = incumbent.request_bound
+    monkeypatch.setattr(incumbent, "request_bound", lambda problem: bound(problem) if kernel(1) == 2 else None)
+    asked = ["--example", "gpt2-small", "--cluster", "1x2xV100", "--micro-batch-size", "4", "--max-plans", "3"]
+    assert main([*command, *asked, "--planner", "dp", "-b", "8"]) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if "compiling" in line]
+    assert [line.partition(" s: ")[2] for line in lines] == ["compiling bounding.twice"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,10 @@ from penstock.executor.profiling.assembly import parameter_bytes
 from penstock.executor.run.chain import Chain
 from penstock.executor.run.job import Job, load_job
 
-TINY = ["gpt", "llama", "bert", "xlnet", "gnmt", "transformer", "awd_lstm", "vgg", "resnet", "densenet", "amoebanet"]
+TINY = [
+    *("gpt", "llama", "moe", "bert", "xlnet", "gnmt", "transformer", "awd_lstm"),
+    *("vgg", "resnet", "densenet", "amoebanet"),
+]
 
 
 def forward(job: Job, rows: range) -> tuple[Tensor, int, list[torch.nn.Module]]:

@@ -23,3 +23,11 @@ def pool(forked_processes: ForkedProcesses) -> Iterator[RankPool]:
     pool = RankPool(forked_processes)
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="session")
+def world(forked_processes: ForkedProcesses) -> Iterator[RankPool]:
+    """Ranks of the whole session, which keep what they have loaded: as many as its largest case needs."""
+    pool = RankPool(forked_processes)
+    yield pool
+    pool.close()

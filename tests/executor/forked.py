@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
 
 from penstock.executor.children import die_with
@@ -107,4 +108,5 @@ def _run(module: str, ends: list[int], parent: int) -> NoReturn:
 
 
 if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).parent / "jobs"))
     main(socket.socket(fileno=int(sys.argv[1])))

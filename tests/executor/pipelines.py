@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from penstock.schemas.topology import ClusterTopology, Fabric, UniformCluster
 from penstock.solvers.judge.shared_processor import parallel_pipelines
 from penstock.solvers.lowering import lower
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.degrees import Choice, Degrees
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders, Row
 from penstock.solvers.model.update_rules import UpdateRule
@@ -103,11 +105,17 @@ def programs_of(
     overlap: bool = True,
     norm: bool = False,
     shard_states: bool = False,
+    tensor: int = 1,
 ) -> list[Program]:
-    """Programs under a K-vector (default: early backward), under one text per device, or as a schedule orders them."""
+    """Programs under a K-vector (default: early backward), under one text per device, or as a schedule orders them.
+
+    ``tensor``: so many ranks share the layers of each device.
+    """
     stages = stages_of(parts)
     devices = sorted({device for part in parts for device in part.devices})
     problem = problem_of(job, len(devices), bucket_bytes=bucket_bytes, overlap=overlap, shard_states=shard_states)
+    if tensor > 1:
+        problem = _of_cells(problem, tensor)
     allocation = single_pipeline(stages, num_micro_batches)
     if schedule is not None:
         return lower(problem, allocation, schedule(problem, allocation), norm=norm)
@@ -120,6 +128,14 @@ def programs_of(
         Row((device,), np.asarray(order, dtype=np.int32)) for device, order in zip(devices, orders, strict=True)
     )
     return lower(problem, allocation, Orders("test", table), norm=norm)
+
+
+def _of_cells(problem: Problem, tensor: int) -> Problem:
+    """The problem with a cell of GPUs in the place of each device; nothing is timed at these degrees."""
+    gpus = [replace(device, name=f"{device.name}.{lane}") for device in problem.devices for lane in range(tensor)]
+    cells = tuple(tuple(range(first, first + tensor)) for first in range(0, len(gpus), tensor))
+    choice = Choice(Degrees(tensor=tensor))
+    return replace(problem, choice=choice, real=replace(problem, devices=tuple(gpus)), cells=cells)
 
 
 def stages_of(parts: Sequence[Part]) -> tuple[Stage, ...]:

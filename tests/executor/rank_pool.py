@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from penstock.schemas.program import Program
 
-HERE = Path(__file__).parent
+JOBS = Path(__file__).parent / "jobs"
 SEED = 5
 
 
@@ -41,7 +41,7 @@ class RankPool:
                 "prefix": f"run{self._runs}",
                 "program": program.to_json(),
                 "job": job if ":" in job else f"small_jobs:{job}",
-                "directory": str(HERE),
+                "directory": str(JOBS),
                 "steps": steps,
                 "seed": SEED,
                 "check": True,
@@ -75,7 +75,7 @@ class RankPool:
                 "prefix": f"run{self._runs}",
                 "programs": [of_all[rank].to_json() for of_all in programs],
                 "job": f"rule_jobs:{job}",
-                "directory": str(HERE),
+                "directory": str(JOBS),
                 "seed": SEED,
                 "uses": list(uses),
                 "record": str(files[rank]),

@@ -11,6 +11,7 @@ from typing import Any
 import rule_rank
 import torch.distributed as dist
 
+from penstock.executor.divided.inventory import Inventory as Inventory  # loads DTensor before processes are forked
 from penstock.executor.run.rank import Rank
 
 
@@ -27,12 +28,54 @@ def main() -> None:
         if "record" in assignment:
             rule_rank.run(assignment)
             say({"kind": "done"})
-            dist.destroy_process_group()
+            _leave()
             continue
-        rank = Rank(assignment, say)
+        rank = HeldRank(assignment, say) if assignment.get("count_memory") else Rank(assignment, say)
         try:
             rank.run()
         except Exception as error:
             say(rank.failure(error))
             os._exit(1)
-        dist.destroy_process_group()
+        _leave()
+
+
+class HeldRank(Rank):
+    """A rank that also tells, as ``held`` of its last event, the bytes of its tensors when each instruction begins."""
+
+    def __init__(self, assignment: Mapping[str, Any], say: Any) -> None:
+        super().__init__(assignment, say)
+        self.mark = Watched(self)
+
+    def run(self) -> None:
+        """As a rank does; then nothing is counted any more."""
+        try:
+            super().run()
+        finally:
+            self._peak.__exit__(None, None, None)  # type: ignore[attr-defined]
+
+    def _report(self, *given: Any) -> None:
+        say, self.say = self.say, lambda event: say({**event, "held": self.mark.seen})  # type: ignore[attr-defined]
+        super()._report(*given)
+
+
+class Watched(list[int]):
+    """A mark: index of the running instruction, step; ``seen``: step, index and bytes held."""
+
+    def __init__(self, rank: Rank) -> None:
+        super().__init__([0, 0])
+        self.rank = rank
+        self.seen: list[tuple[int, int, int]] = []
+
+    def __setitem__(self, place: Any, value: Any) -> None:
+        super().__setitem__(place, value)
+        if place == 0:
+            self.seen.append((self[1], value, self.rank._peak.held_bytes()))  # type: ignore[attr-defined]
+
+
+def _leave() -> None:
+    """Leave the run; torch remembers meshes by their ranks, with groups that the next run does not have."""
+    dist.destroy_process_group()
+    if "torch.distributed.tensor" in sys.modules:
+        from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+        _clear_sharding_prop_cache()

@@ -13,6 +13,7 @@ from penstock.convert import to_problem
 from penstock.convert.degrees import named_degrees
 from penstock.convert.plans import from_plan
 from penstock.layouts.plain import written_layout
+from penstock.schemas.coverage import SCHEDULE_SCOPE
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
@@ -89,6 +90,8 @@ def test_plans_count_samples_and_name_all_gpus(degrees: dict[str, int]) -> None:
     assert penstock.judge(file).faults == ()
     said = "run equally many samples" in " ".join(plan.assumptions)
     assert said == (choice.degrees.meshes > 1)
+    claims = {each.model for each in plan.certificates if "equally many samples on" in each.model}
+    assert claims == ({each.model for each in plan.certificates if each.scope != SCHEDULE_SCOPE} if said else set())
     with pytest.raises(InvalidPlan):
         from_plan(plan.model_copy(update={"micro_batch_size": plan.micro_batch_size + 1}), cells)
 

@@ -493,8 +493,8 @@ def test_a_large_cluster_is_folded_and_refined(browser: Browser, large: tuple[st
         assert "blocks are merged" in page.inner_text("figure")
         value("v.rows.fold('n0'); v.controls.resize()")
         assert value("v.rows.rows.filter((row) => row.lane !== undefined).length") == 135
-        value("v.show(10000, 600)")
-        page.wait_for_function("penstockTimeline.views[0].fine")
+        value("(v.fine = null, v.show(10000, 600))")
+        page.wait_for_function("penstockTimeline.views[0].fine?.from === 9400")
         assert asked[-1] == {"from": 9400, "to": 11200, "columns": value("3 * d.codes.length")}
         strip = value("(({ compute: b }) => [b.count, [...b.start], [...b.number]])(v.strip(3))")
         assert strip[1] == [100.0 * k for k in range(94, 112)]

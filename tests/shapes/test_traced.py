@@ -9,15 +9,15 @@ import pytest
 
 from penstock.examples.models import MODELS
 from penstock.examples.shapes import SHAPES
-from penstock.executor.divided.tensor_group import tensor_group
-from penstock.executor.divided.tracer import DividedTracer
+from penstock.executor.divided.tensor_group import first_of
+from penstock.executor.divided.tracer import DividedTracer, divided_runs
 from penstock.executor.profiling.analytic import TORCH_DTYPES, analytic_profile
 from penstock.executor.profiling.device_table import device_facts
 from penstock.executor.profiling.tracing import LayerCost, Tracer
 from penstock.executor.run.chain import Chain
 from penstock.executor.run.job import load_job
 from penstock.schemas.profile import DividedCost, ModelProfile
-from penstock.schemas.transformers.degrees import Collective
+from penstock.schemas.transformers.degrees import Collective, Degrees
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes import parameters
 from penstock.shapes.costs.case import Case
@@ -108,9 +108,14 @@ def test_kept_bytes_are_those_of_the_closed_form(name: str, degree: int) -> None
 
 
 def _numbers(shape: TransformerShape, role: str, degree: int) -> int:
-    """The embedding's lookups of positions and segments keep their indices, 8 bytes each, of a GPU's own part."""
+    """What an embedding keeps besides the ids of its tokens, in bytes.
+
+    Lookups of positions and segments keep their indices, 8 bytes each, of a GPU's own part; divided words, for each
+    token whether the GPU has it.
+    """
     lookups = bool(shape.positions) + bool(shape.token_types)
-    return 8 * lookups * shape.sequence_length // degree if role == "embedding" else 0
+    tokens = shape.sequence_length
+    return 8 * lookups * tokens // degree + tokens * (degree > 1) if role == "embedding" else 0
 
 
 @cache
@@ -122,8 +127,8 @@ def operations(name: str, degree: int) -> list[LayerCost]:
     runs = {1: tracer.run(1)}
     if degree == 1:
         return _ends(runs[1].costs)
-    with tensor_group(degree) as mesh:
-        return _ends(DividedTracer(tracer, runs, mesh).run(1).costs)
+    with first_of(Degrees(tensor=degree)) as meshes:
+        return _ends(DividedTracer(tracer, runs, meshes).run(1).costs)
 
 
 def _ends(costs: list[LayerCost]) -> list[LayerCost]:
@@ -150,3 +155,26 @@ def test_deep_models_are_traced_once_for_each_class() -> None:
     profile = traced("llama-3-70b")
     assert profile.classes == (0, *[1] * 80, 2)
     assert [each.boundary for each in profile.variants or ()] == ["sharded"] * 3
+
+
+@pytest.mark.parametrize("degrees", [Degrees(context=2), Degrees(tensor=2, context=4)], ids=str)
+def test_parts_of_sequences_are_those_of_the_closed_form(degrees: Degrees) -> None:
+    """Of attention each GPU has an even part of the square, though it computes two triangles and what is before."""
+    name = "llama-3-8b"
+    model, gpus = MODELS[name], degrees.gpus
+    chain, dtype = Chain(load_job(model.reference)), TORCH_DTYPES[model.dtype]
+    tracer = Tracer(chain, [chain.build_layer(i, device="meta").to(dtype) for i in range(len(chain.specs))], dtype)
+    with first_of(degrees) as meshes:
+        _tracer, made = divided_runs(tracer, {1: tracer.run(1)}, meshes)
+    layout = Layout(tensor=degrees.tensor, context=degrees.context, context_kind="all_gather", framework="torch")
+    known = costs_of(Case(SHAPES[name], layout, FACTS, model.dtype))
+    for role, cost in zip(ROLES, _ends(made[1].costs), strict=True):
+        expected = known[role].collectives  # type: ignore[index]
+        for over in ("tensor", "context"):
+            own, other = (tuple(each for each in every if each.over == over) for every in (cost.collectives, expected))
+            assert totals(own, "forward", "backward") == totals(other, "forward", "backward"), (role, over)
+    whole = operations(name, 1)[1]
+    block = _ends(made[1].costs)[1]
+    for found, alone in ((block.forward, whole.forward), (block.backward, whole.backward)):
+        assert sum(each.flops for each in found) == pytest.approx(sum(each.flops for each in alone) / gpus, rel=1e-6)
+    assert block.stash_bytes == pytest.approx(known["dense"].stash_bytes, rel=0.03)

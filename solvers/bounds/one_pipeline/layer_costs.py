@@ -13,6 +13,7 @@ import numpy as np
 from penstock.solvers.bounds.contiguous.links import Links
 from penstock.solvers.bounds.one_pipeline.slice_times import Slices, Times, least_of
 from penstock.solvers.costs.infinity import FAR_NS
+from penstock.solvers.costs.stage import least_update_ns
 from penstock.solvers.model.micro_batches import num_micro_batches
 from penstock.solvers.model.problem import Problem
 
@@ -80,8 +81,8 @@ class Holding:
 
     @cached_property
     def update_ns(self) -> np.ndarray:
-        """Each layer's update time (L,), ns."""
-        return np.diff(self.problem.update_ns)
+        """Each layer's least update time (L,), ns."""
+        return np.diff(least_update_ns(self.problem))
 
     @cached_property
     def after_ns(self) -> np.ndarray:

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from penstock.solvers.costs.memory import owned_of, training_bytes
+from penstock.solvers.costs.stage import step_ns
 from penstock.solvers.model.problem import Problem
 
 Rounding = Literal["up", "down"]
@@ -180,7 +181,7 @@ class StageTable:
     @property
     def update_ns(self) -> np.ndarray:
         """Return the time of one optimizer step."""
-        return between(self.problem.update_ns[self.places])
+        return step_ns(self.problem, self.places[:, None], self.places[None, :], self.replicas)
 
     def held_bytes(self, again: bool) -> np.ndarray:
         """Return the bytes that a stage occupies all the time: ``memory.static_bytes`` and ``transient_bytes``."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from penstock.solvers.costs.buckets import inner_ns
 from penstock.solvers.costs.memory import free_bytes
+from penstock.solvers.costs.stage import step_ns
 from penstock.solvers.costs.tables.device_line import Affine, affine_all_reduce
 from penstock.solvers.costs.tables.stage_table import LayerSums, crossing_bytes, layer_sums, static_sums
 from penstock.solvers.model.micro_batches import Batch, largest_slice
@@ -84,8 +85,8 @@ class Pieces:
         work -= np.where(again, self.again_ns[k][starts], self.plain_ns[k][starts])
         size = problem.owned_bytes[ends] - problem.owned_bytes[starts]
         line = self.reduction[k]
-        after = problem.update_ns + inner_ns(problem)
-        update = after[ends] - after[starts]
+        inner = inner_ns(problem)
+        update = step_ns(problem, starts, ends, int(self.replicas[k])) + inner[ends] - inner[starts]
         reduced = np.where(size > 0, np.maximum(1, size) * line.ns_per_byte + line.fixed_ns, 0) + update
         return Band(work, reduced, plain | again, again, np.where(again, most_again, most))
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.solvers.costs.buckets import inner_ns
+from penstock.solvers.costs.stage import step_ns
 from penstock.solvers.costs.tables.stage_table import StageTable, between, crossing_bytes, cut_places, static_between
 from penstock.solvers.model.micro_batches import Batch, largest_slice
 from penstock.solvers.model.problem import Problem
@@ -29,10 +30,15 @@ class Layers:
         half = not problem.rules.shared and problem.rules.channel == "half"
         forward, backward = (crossing_bytes(problem, direction)[self.places] for direction in (0, 1))
         self.boundary_bytes = forward + backward if half else np.maximum(forward, backward)
-        self.update_ns = between((problem.update_ns + inner_ns(problem))[self.places])
         held = static_between(problem, self.places)
         self.trained_bytes, self.owned_bytes = held.trainable, held.owned
         self._known: dict[tuple[tuple[str, ...], int, int, bool], SliceCosts] = {}
+
+    def updates_ns(self, replicas: np.ndarray) -> np.ndarray:
+        """(R, n, n): one step on each number of replicas, with what cells sum among their GPUs."""
+        first, stop = self.places[:, None], self.places[None, :]
+        inner = between(inner_ns(self._problem)[self.places])
+        return np.stack([step_ns(self._problem, first, stop, each) + inner for each in replicas.tolist()])
 
     def costs(self, kinds: tuple[str, ...], batch: Batch, replicas: int, turns: bool, recompute: bool) -> SliceCosts:
         """Of the largest micro-batch on ``replicas`` devices of these kinds, the slowest (ALGORITHMS 1.7, 1.8)."""

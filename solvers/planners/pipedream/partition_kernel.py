@@ -111,8 +111,8 @@ def run_placed(
     n places, V devices, R replica counts, C kinds of device sets. ``time_ns``, ``base_bytes`` and ``flight_bytes`` are
     (C, n, n); ``set_of``, ``in_flight``, ``room_bytes``, ``reduce_slope`` and ``reduce_fixed`` (V, R) by a stage's
     first device; ``hop_slope`` and ``hop_fixed`` (V, R, R) by the receiving stage's first device, the sender's and
-    its own replicas. ``reduced_bytes`` and ``update_ns`` (n, n) are a step's, once in ``every[r]`` micro-batches;
-    with ``turns`` a stage's replicas share the micro-batches.
+    its own replicas. ``reduced_bytes`` (n, n) and ``update_ns`` (R, n, n) are a step's, once in ``every[r]``
+    micro-batches; with ``turns`` a stage's replicas share the micro-batches.
 
     Returns value (n, V + 1, R) and choice (n, V + 1, R, 2): the place before the last stage and the replica count
     before it. Ties: the earliest place, then the fewest replicas before.
@@ -146,7 +146,7 @@ def run_placed(
                         continue
                     if base_bytes[own, i, j] + in_flight[p, r] * flight_bytes[own, i, j] > room_bytes[p, r]:
                         continue
-                    step = update_ns[i, j]
+                    step = update_ns[r, i, j]
                     if replicas[r] > 1 and reduced_bytes[i, j] > 0:
                         step += int(np.ceil(reduced_bytes[i, j] * reduce_slope[p, r])) + reduce_fixed[p, r]
                     load = divided(time_ns[own, i, j], shared) + divided(step, every[r])

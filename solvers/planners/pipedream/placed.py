@@ -73,7 +73,7 @@ def placed(problem: Problem, row: DeviceRow, layers: Layers, batch: Batch, setti
         np.where(pinned, UNLIMITED, np.stack([each.base_bytes + fixed - versions for each in tables])),
         np.stack([each.flight_bytes + versions for each in tables]),
         layers.owned_bytes,
-        layers.update_ns,
+        layers.updates_ns(counts),
         counts,
         set_of,
         flight,

@@ -267,7 +267,7 @@ def _fitted_updates(problem: Problem, steps: Sequence[StepTime]) -> list[int]:
     prior = before if before.any() else np.diff(problem.trainable_bytes).astype(np.float64)
     parts = np.zeros((len(steps), problem.num_layers))
     for row, one in enumerate(steps):
-        parts[row, one.first : one.last + 1] = 1
+        parts[row, one.first : one.last + 1] = 1 / one.sharers
     return [round(each) for each in fit(parts, np.array([one.time_ns for one in steps]), prior)]
 
 

@@ -44,10 +44,11 @@ class StageTime(NamedTuple):
 
 
 class StepTime(NamedTuple):
-    """The optimizer's step over a range of layers."""
+    """The optimizer's step over a range of layers, of which each of ``sharers`` replicas steps its part."""
 
     first: int
     last: int
+    sharers: int
     time_ns: float
 
 
@@ -93,7 +94,8 @@ def observe(trace: Trace, problem: Problem, allocation: Allocation) -> Observati
             stage, timed = allocation.stages[event[0]], event[3]
             taken = timed.end_ns - timed.start_ns
             if event[1] == "STEP":
-                updates[StepTime(stage.first, stage.last, 0)].append(taken)
+                sharers = stage.replicas if problem.memory.shard_states else 1
+                updates[StepTime(stage.first, stage.last, sharers, 0)].append(taken)
                 continue
             key = _operation(step, event, problem, allocation)
             if key.rows:

@@ -1,9 +1,15 @@
-"""Whether what numba compiles is compiled: what `doctor` shows, and what the first plan says before it waits."""
+"""Whether what numba compiles is compiled: what `doctor` shows, and what a plan says before it waits and while."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.cli.show import Screen
 
 REMEDY = "python -m penstock.solvers.solve.warm, with NUMBA_CACHE_DIR naming a directory that can be written"
 
@@ -18,3 +24,13 @@ def announce_compilation() -> None:
             f"penstock: compiling what plans are searched with, once, into {place}: a minute or two in all",
             file=sys.stderr,
         )
+
+
+@contextmanager
+def compilation_shown(screen: Screen) -> Iterator[None]:
+    """Show which kernel is compiled whenever a search first needs one that is not on disk."""
+    announce_compilation()
+    from penstock.solvers.compiled.progress import listening
+
+    with listening(screen.compiling):
+        yield

@@ -143,8 +143,8 @@ MeasureFor = Annotated[
         "--measure-for",
         parser=between("100ms", "1h"),
         metavar=METAVAR,
-        show_default="4s",
-        help="Time that one measurement takes: 500ms, 10s.",
+        show_default="10s",
+        help="Time that one measurement takes at most: 500ms, 1min.",
         rich_help_panel=MEASUREMENT,
     ),
 ]
@@ -230,6 +230,24 @@ ExpertTensor = Annotated[
 ]
 
 
+RoutingImbalance = Annotated[
+    float | None,
+    typer.Option(
+        metavar="RATIO",
+        help="Tokens of the busiest GPU's experts over the mean, of a profile that is computed (default: 1, even).",
+        rich_help_panel=MODEL,
+    ),
+]
+CapacityFactor = Annotated[
+    float | None,
+    typer.Option(
+        metavar="RATIO",
+        help="Tokens of every expert over its even share, dropped or padded to it (default: none is dropped).",
+        rich_help_panel=MODEL,
+    ),
+]
+
+
 def costed_degrees(context: str | None, expert: str | None, expert_tensor: int | None) -> Asked:
     """The degrees besides tensor at which a computed profile is to have costs."""
     from penstock.shapes.profiled_degrees import Asked
@@ -272,6 +290,8 @@ class Model:
     sequence_length: SequenceLength = None
     framework: Framework = None
     context_kind: ContextKind = None
+    routing_imbalance: RoutingImbalance = None
+    capacity_factor: CapacityFactor = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,6 +49,10 @@ class Screen:
     _started: float = field(default_factory=lambda: monotonic())
     _last_line: float = 0.0
     """Seconds after the start."""
+    _text: str = ""
+    _kernels: str | None = None
+    _waited: bool = False
+    """Whether a kernel has been waited for."""
 
     @classmethod
     def of(cls, *, quiet: bool = False, file: TextIO | None = None) -> Screen:
@@ -74,12 +78,26 @@ class Screen:
 
     def progress(self, text: str) -> None:
         """The time that has passed and what is going on: every time on a terminal, elsewhere every few seconds."""
+        self._text = text
+        self._show()
+
+    def compiling(self, kernels: str | None) -> None:
+        """Which kernels the search waits for, in the line of progress, the first at once; None: for none any more."""
+        self._kernels = kernels
+        if kernels is not None:
+            self._show(at_once=not self._waited)
+            self._waited = True
+        elif self.live:
+            self._show()
+
+    def _show(self, *, at_once: bool = False) -> None:
         passed = monotonic() - self._started
-        line = f"{passed:.1f} s: {text}"
+        compiling = "" if self._kernels is None else f"compiling {self._kernels}"
+        line = f"{passed:.1f} s: " + "; ".join(filter(None, (compiling, self._text)))
         if self.live:
             print(f"\r\x1b[2K{line[: self.out.width - 1]}", end="", file=sys.stderr, flush=True)
             self._open = True
-        elif passed - self._last_line >= PROGRESS_S:
+        elif at_once or passed - self._last_line >= PROGRESS_S:
             self._last_line = passed
             print(f"penstock: {line}", file=sys.stderr, flush=True)
 

@@ -87,6 +87,11 @@ def _asked(request: PlanRequest, known: list[Degrees]) -> list[Degrees]:
     return list(dict.fromkeys(degrees_of(each) for each in given))
 
 
+def degrees_with(degrees: Iterable[Degrees], named: Mapping[str, int]) -> list[Degrees]:
+    """Return those of some degrees that have the named values; what is not named is free."""
+    return [each for each in degrees if all(getattr(each, name) == value for name, value in named.items())]
+
+
 def named_degrees(profile: ModelProfile | str, named: Mapping[str, Sequence[int] | str]) -> str | list[dict[str, int]]:
     """Return the ``degrees`` of a request that names values of some degrees, each a list or ``auto``.
 
@@ -101,17 +106,12 @@ def named_degrees(profile: ModelProfile | str, named: Mapping[str, Sequence[int]
     if isinstance(profile, str):
         return products
     known = [Degrees(), *(degrees_of(variant.degrees) for variant in profile.variants or ())]
-    unknown = [
-        {name: value}
-        for name, values in listed.items()
-        for value in values
-        if all(getattr(each, name) != value for each in known)
-    ]
+    single = ({name: value} for name, values in listed.items() for value in values)
+    unknown = [each for each in single if not degrees_with(known, each)]
     found = [
         {name: value for name, value in each._asdict().items() if value > 1}
         for values in products
-        for each in known
-        if all(getattr(each, name) == value for name, value in values.items())
+        for each in degrees_with(known, values)
     ]
     return unknown + found or products[:1]
 

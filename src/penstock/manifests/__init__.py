@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from penstock.convert.degrees import refuse_divided
 from penstock.manifests import jobset, kubeflow, pods, ray, slurm, systemd, torchrun, volcano
 from penstock.manifests.job import BUNDLE, OF_BUNDLES, OF_RANKS, File, Job, job_of
 from penstock.schemas.errors import InvalidDocument, NotFound, UnsupportedRequest
@@ -165,7 +164,6 @@ def make(file: PlanFile, to: str, settings: LaunchSettings) -> list[File]:
     if target is None:
         raise NotFound(f"there is no target {to!r}; there are {', '.join(TARGETS)}")
     any_nodes = check(to, target, settings)
-    refuse_divided(file.plan, "Penstock's executor runs no plan")
     return target.make(job_of(file, to, settings, any_nodes, target.steps))
 
 

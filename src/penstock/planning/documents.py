@@ -17,6 +17,7 @@ from penstock.schemas.transformers.degrees import ContextKind, Degrees, Framewor
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes.hugging_face import shape_of
 from penstock.shapes.profiled_degrees import USUAL, Asked, refuse_illegal
+from penstock.shapes.routing import AS_SHAPED, Routing, routed
 
 
 def find_profile(
@@ -26,26 +27,28 @@ def find_profile(
     sequence_length: int | None = None,
     asked: Asked = USUAL,
     context_kind: str | None = None,
+    routing: Routing = AS_SHAPED,
 ) -> ModelProfile:
     """Return a profile given by value, by file, or by the name of a shipped example.
 
     A file may be the ``config.json`` of a Hugging Face model, whose profile is then computed for every kind of device
-    in the table, as is that of a transformer whose shape alone is shipped. Given ``framework``, ``sequence_length`` or
-    degrees to have costs at, that of a shipped one is computed likewise, unless it is so already. Raises
+    in the table, as is that of a transformer whose shape alone is shipped. Given ``framework``, ``sequence_length``,
+    ``routing`` or degrees to have costs at, that of a shipped one is computed likewise, unless it is so already. Raises
     InvalidDocument for files that are neither, and where a profile is of another framework.
     """
+    changes = {"context_kind": context_kind, **routing.stated}
     if isinstance(given, ModelProfile):
-        return _as_it_is(given, framework, sequence_length, context_kind)
+        return _as_it_is(given, framework, sequence_length, changes)
     if str(given) in catalogue.model_names():
         shipped = catalogue.profile(str(given))
-        same = _is_so(shipped, framework, sequence_length) and context_kind is None
+        same = _is_so(shipped, framework, sequence_length) and all(value is None for value in changes.values())
         if same and asked.tensor_alone:
             return shipped
     elif str(given) not in SHAPES and not _is_config(Path(given)):
         path = Path(given)
         found = ModelProfile.read(path) if path.suffix or path.exists() else catalogue.profile(str(given))
-        return _as_it_is(found, framework, sequence_length, context_kind)
-    shape = find_shape(given, sequence_length)
+        return _as_it_is(found, framework, sequence_length, changes)
+    shape = find_shape(given, sequence_length, routing)
     return computed_profile(shape, framework, asked=asked, context_kind=context_kind)
 
 
@@ -130,13 +133,21 @@ def _are_one(degrees: object) -> bool:
 
 
 def find_shape(
-    given: str | Path | Mapping[str, Any] | TransformerShape, sequence_length: int | None = None
+    given: str | Path | Mapping[str, Any] | TransformerShape,
+    sequence_length: int | None = None,
+    routing: Routing = AS_SHAPED,
 ) -> TransformerShape:
     """Return a shape given by value, by name, or as a Hugging Face model's ``config.json``, by file or content.
 
     Raises NotFound for an unknown name, InvalidDocument and UnsupportedRequest for a configuration that cannot be read,
-    and UnsupportedRequest for more tokens than the model has learned positions.
+    and UnsupportedRequest for more tokens than the model has learned positions and for an impossible ``routing``.
     """
+    return routed(_shape_of(given, sequence_length), routing)
+
+
+def _shape_of(
+    given: str | Path | Mapping[str, Any] | TransformerShape, sequence_length: int | None
+) -> TransformerShape:
     if isinstance(given, Mapping):
         return shape_of(given, sequence_length=sequence_length)
     if isinstance(given, TransformerShape):
@@ -181,13 +192,13 @@ def _is_so(profile: ModelProfile, framework: Framework | None, sequence_length: 
 
 
 def _as_it_is(
-    profile: ModelProfile, framework: Framework | None, sequence_length: int | None, context_kind: str | None
+    profile: ModelProfile, framework: Framework | None, sequence_length: int | None, changes: Mapping[str, object]
 ) -> ModelProfile:
     """The profile. Raises InvalidDocument where it is of another framework or length, or would have to be computed."""
     remedy = "the name of a shipped transformer or a config.json, whose profile is computed"
-    if context_kind is not None:
+    if said := [f"{name.replace('_', ' ')} {value!r}" for name, value in changes.items() if value is not None]:
         raise InvalidDocument(
-            f"the profile {profile.name!r} has the costs that it has; {context_kind!r} is for one that is computed",
+            f"the profile {profile.name!r} has the costs that it has; {' and '.join(said)} is for one that is computed",
             remedy=remedy,
         )
     if not _is_so(profile, framework, sequence_length):

@@ -22,6 +22,7 @@ from penstock.shapes import parameters
 from penstock.shapes.layout import FULL, SHARDINGS, Layout, divisors, layouts
 from penstock.shapes.legality import Broken, broken
 from penstock.shapes.memory import Memory, memory_of_stages, vocabulary_rows
+from penstock.shapes.routing import Routing
 
 MOST_LAYOUTS = 4096
 MOST_STAGES = 2**17
@@ -131,7 +132,8 @@ def _single(name: str, value: object) -> bool:
 def _shape(request: FitsRequest) -> TransformerShape:
     given = request.hugging_face if request.shape is None else request.shape
     assert given is not None
-    return find_shape(given, request.sequence_length)
+    routing = Routing(request.routing_imbalance, request.capacity_factor)
+    return find_shape(given, request.sequence_length, routing)
 
 
 def _cluster(request: FitsRequest) -> _Cluster:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.convert.degrees import refuse_divided
 from penstock.planning.judge import Judgement, judge
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
@@ -81,7 +80,6 @@ def _rungs(judgement: Judgement) -> Iterator[Orders]:
 
 
 def _judged(file: PlanFile) -> Judgement:
-    refuse_divided(file.plan, "Penstock's executor runs no plan")
     judgement = judge(file)
     if judgement.faults:
         raise InvalidPlan(f"the plan does not verify: {judgement.faults[0]}", remedy="see `penstock verify`")

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, get_args
 
 from penstock.convert import to_problem
-from penstock.convert.degrees import to_degrees
+from penstock.convert.degrees import degrees_with, to_degrees
 from penstock.convert.requests import inline_documents
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.schemas.profile import WITH_DEGREES, ModelProfile
@@ -140,7 +140,7 @@ def _with(
     wanted = Degrees(**asked)
     if min(asked.values()) > 0:
         refuse_illegal(profile, to_degrees(wanted))
-    found = [each for each in open_to if all(getattr(each, name) == value for name, value in asked.items())]
+    found = degrees_with(open_to, asked)
     known = [Degrees(), *(each.degrees for each in problem.variants)]
     if not found and wanted not in known:
         raise UnsupportedRequest(

@@ -23,6 +23,8 @@ from penstock.shapes.layout import FULL, Layout
 from penstock.shapes.routing import busiest, copies_per_token
 
 _BF16, _FP32, _INT32, _INT64, _MASK = 2, 4, 4, 8, 1
+_HALVES = 2
+"""Of a block: attention and feed-forward."""
 
 
 _Context = tuple[int, ContextKind] | None
@@ -166,10 +168,14 @@ def _pieces(
 
 
 def _norm_results(shape: TransformerShape, framework: Framework, spread: int, read_whole: int) -> Fraction:
-    """Results of a layer's norms; in torch what products of ``read_whole`` of its halves read is whole on every GPU."""
+    """Results of a layer's norms, without those of norms after its halves, as Gemma's: sums keep nothing of them.
+
+    In torch what products of ``read_whole`` of its halves read is whole on every GPU.
+    """
     norms, after = shape.norms_per_layer, norm_kept(shape, framework).after
+    added = max(0, norms - _HALVES)
     whole = min(norms, read_whole) if framework == "torch" else 0
-    return shape.hidden * (whole * _BF16 + Fraction(norms * after - whole * _BF16, spread))
+    return shape.hidden * (whole * _BF16 + Fraction(norms * after - (added + whole) * _BF16, spread))
 
 
 def _attention(shape: TransformerShape, tensor: int, framework: Framework, context: _Context) -> Fraction:

@@ -9,8 +9,59 @@ is left out.
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import NamedTuple
 
-from penstock.schemas.transformers.shape import Experts
+from penstock.schemas.errors import Fault, UnsupportedRequest
+from penstock.schemas.transformers.shape import Experts, TransformerShape
+
+
+class Routing(NamedTuple):
+    """What a request says of routing in place of the shape: fields of ``Experts``, None where it says nothing."""
+
+    routing_imbalance: float | None = None
+    capacity_factor: float | None = None
+
+    @property
+    def stated(self) -> dict[str, float]:
+        """The fields that are said."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
+
+
+AS_SHAPED = Routing()
+
+
+def routed(shape: TransformerShape, routing: Routing) -> TransformerShape:
+    """Return the shape with tokens routed so.
+
+    Raises UnsupportedRequest for a model without experts, for an imbalance below 1, for more tokens than an expert can
+    get, and for an imbalance together with a capacity, under which all experts get the same.
+    """
+    stated = routing.stated
+    if not stated:
+        return shape
+    said = " and ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in stated.items())
+    if shape.experts is None:
+        raise UnsupportedRequest(
+            f"{shape.name} has no experts, to which {said} would apply",
+            faults=tuple(Fault(f"/{name}", "for models with experts") for name in stated),
+            remedy="leave it out, or ask for a mixture of experts such as qwen3-30b-a3b",
+        )
+    if len(stated) > 1:
+        raise UnsupportedRequest(
+            f"{said} exclude each other: with a capacity all experts get equally many tokens", remedy="give either"
+        )
+    ((name, value),) = stated.items()
+    experts = shape.experts
+    least, most = 1.0 if name == "routing_imbalance" else 0.0, experts.number / experts.per_token
+    if not (least <= value <= most) or value == 0:
+        raise UnsupportedRequest(
+            f"{said} is not possible: an expert of {shape.name} gets at most all tokens, {most:g} times its even share"
+            + (", and the busiest GPU at least the mean" if value < least else ""),
+            faults=(Fault(f"/{name}", f"{'at least 1' if least else 'above 0'}, at most {most:g}"),),
+            remedy=f"a value from 1 to {most:g}",
+        )
+    as_stated = {"routing_imbalance": 1.0, "capacity_factor": None} | {name: value}
+    return shape.model_copy(update={"experts": experts.model_copy(update=as_stated)})
 
 
 def copies_per_token(experts: Experts) -> Fraction:

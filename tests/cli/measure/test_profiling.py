@@ -70,6 +70,7 @@ def test_a_configuration_is_traced_from_the_modules_of_its_library(tmp_path: Pat
         ([], "missing --job, --example or --hf"),
         (["--job", "a:b", "--hf", "config.json"], "either --job or --hf, not both"),
         (["--example", "gpt2-small", "--hf", "config.json"], "either --example or --hf, not both"),
+        (["--job", "a:b", "--expert", "auto"], "with --job it takes --analytic and numbers"),
         (["--job", "a:b", "--framework", "torch"], "--framework and options like it go with --example or --hf"),
         (["--example", "gpt2-small", "--traced"], "--traced goes with --hf, without --example"),
         (["--hf", "config.json", "--traced", "--framework", "torch"], "--traced goes with --hf, without --framework"),
@@ -109,6 +110,34 @@ def test_context_degrees_are_those_asked_for(tmp_path: Path, capsys: pytest.Capt
         (["--context", "16", "--context-kind", "all-to-all"], "tensor 1 × context 16 = 16 does not divide 8 key and"),
         (["--context-kind", "p2p"], "the kind of context parallelism 'p2p' is none of ring, all-gather, all-to-all"),
         (["--context", "many"], "'many' is neither auto nor numbers such as 1,2,4,8"),
+    ):
+        assert main([*said, *more]) in (64, 65)
+        assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_routing_of_tokens_is_what_was_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "p.json"
+    said = ["profile", "--framework", "megatron", "--kind", "H100", "-o", str(target)]
+
+    def forward_ns(*more: str) -> int:
+        assert main([*said, "--example", "qwen3-30b-a3b", *more]) == 0
+        variants = ModelProfile.read(target).variants or ()
+        (own,) = [each for each in variants if each.degrees.expert == 8 and each.degrees.tensor == 1]
+        return sum(layer.forward_ns for layer in own.measurements[0].layers)
+
+    even = forward_ns("--expert", "8")
+    assert even < forward_ns("--expert", "8", "--routing-imbalance", "1.5")
+    assert "the busiest GPU's experts get 1.5 times the mean" in " ".join(ModelProfile.read(target).assumptions)
+    assert even < forward_ns("--expert", "8", "--capacity-factor", "2")
+    moe, dense = ["--example", "qwen3-30b-a3b"], ["--example", "llama-3-8b"]
+    for more, words in (
+        ([*moe, "--routing-imbalance", "0.5"], "routing imbalance 0.5 is not possible"),
+        ([*moe, "--routing-imbalance", "17"], "an expert of qwen3-30b-a3b gets at most all tokens, 16 times its even"),
+        ([*moe, "--routing-imbalance", "nan"], "routing imbalance nan is not possible"),
+        ([*moe, "--capacity-factor", "0"], "capacity factor 0 is not possible"),
+        ([*moe, "--capacity-factor", "1", "--routing-imbalance", "2"], "exclude each other"),
+        ([*dense, "--capacity-factor", "1"], "llama-3-8b has no experts, to which capacity factor 1 would apply"),
+        (["--job", "x.py", "--capacity-factor", "0"], "not with --job"),
     ):
         assert main([*said, *more]) in (64, 65)
         assert words in " ".join(capsys.readouterr().err.split())

@@ -1,5 +1,7 @@
 """One of the ranks that really share the layers of some jobs, over gloo: run as ``RANK WORLD STORE JOB [JOB ...]``.
 
+A job followed by ``/context`` has its sequences shared instead of its layers.
+
 Prints a line of JSON for each job: the greatest relative difference of loss and gradients from the whole model's, and
 of each pass the collectives that ran, with the bytes of what a rank gives and gets.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from penstock.executor.divided.context import Context
 from penstock.executor.run.chain import Chain
 from penstock.executor.run.job import load_job
 
@@ -45,19 +49,27 @@ def main(rank: int, world: int, store: str, references: list[str]) -> None:
     """Compare one step of each divided model with one of the whole."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     mesh = init_device_mesh("cpu", (world,))
-    for reference in references:
+    for given in references:
+        reference, _, shared = given.partition("/")
+        context = Context(mesh.get_group()) if shared == "context" else None
         chain = Chain(load_job(reference))
         whole, divided = ([chain.build_layer(i) for i in range(len(chain.specs))] for _ in ("whole", "divided"))
         for spec, module in zip(chain.specs, divided, strict=True):
             assert callable(spec.parallel)
-            parallelize_module(module, mesh, dict(spec.parallel()))
+            if context is None:
+                parallelize_module(module, mesh, dict(spec.parallel()))
+            else:
+                context.enclose(module)
         expected = _loss(chain, whole)
         expected.backward()
-        with loss_parallel():
+        with loss_parallel() if context is None else nullcontext():
             with Ran() as there:
-                found = _loss(chain, divided)
+                found = _loss(chain, divided, context)
             with Ran() as back:
                 found.backward()
+        if context is not None:
+            found = found.detach()
+            dist.all_reduce(found)
         apart = [_apart(found.full_tensor() if isinstance(found, DTensor) else found, expected, 0.0)]
         gradients = [parameter.grad for module in whole for parameter in module.parameters()]
         least = 1e-3 * max(float(each.abs().max()) for each in gradients if each is not None)
@@ -70,8 +82,10 @@ def main(rank: int, world: int, store: str, references: list[str]) -> None:
     dist.destroy_process_group()
 
 
-def _loss(chain: Chain, modules: list[nn.Module]) -> Tensor:
+def _loss(chain: Chain, modules: list[nn.Module], context: Context | None = None) -> Tensor:
     env, targets = chain.job.batch(0, ROWS)
+    if context is not None:
+        env, targets = context.cut(chain.job, env, targets)
     for i, (spec, module) in enumerate(zip(chain.specs, modules, strict=True)):
         env.update(zip(spec.writes, chain.call(i, module, [env[name] for name in spec.reads]), strict=True))
     total, _ = chain.job.loss({name: env[name] for name in chain.outputs}, targets)

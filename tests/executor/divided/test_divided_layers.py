@@ -14,12 +14,13 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
 
 from penstock.examples import gpt
-from penstock.executor.divided.tensor_group import LocalRecorder, divide, tensor_group
+from penstock.executor.divided.division import divide
+from penstock.executor.divided.tensor_group import LocalRecorder, first_of
 from penstock.executor.profiling.analytic import analytic_profile
 from penstock.executor.run.job import LayerSpec, SimpleJob, layer_specs, load_job
 from penstock.schemas.errors import Conflict, InvalidDocument, PenstockError, UnsupportedRequest
 from penstock.schemas.profile import DividedCost, ModelProfile
-from penstock.schemas.transformers.degrees import Collective
+from penstock.schemas.transformers.degrees import Collective, Degrees
 
 POSITIONS, WIDTH = 16, 8
 
@@ -199,8 +200,8 @@ def test_a_process_group_of_the_caller_is_left_alone() -> None:
 
 def test_what_torch_runs_to_divide_an_operation_is_not_counted() -> None:
     """The first time torch looks at whole shapes; the second time it remembers."""
-    with tensor_group(2) as mesh, torch.device("meta"):
-        module = divide(PAIR, PAIR.build(), mesh)
+    with first_of(Degrees(tensor=2)) as meshes, torch.device("meta"):
+        module = divide(PAIR, PAIR.build(), meshes)
         x = torch.empty(1, POSITIONS, WIDTH, requires_grad=True)
         seen = []
         for _ in range(2):

@@ -17,21 +17,24 @@ from penstock.executor.run.job import load_job
 from penstock.executor.run.local import loopback_interface
 
 WORLD = 2
-JOBS = ("gpt", "llama", "bert", "transformer", "xlnet")
+JOBS = {
+    **{name: f"examples.{name}:tiny" for name in ("gpt", "llama", "bert", "transformer", "xlnet")},
+    "experts": "expert_jobs:balanced",
+    **{f"{name}-context": f"examples.{name}:tiny/context" for name in ("gpt", "llama")},
+}
 ROWS = 2
-WHOLE = {"all_gather_into_tensor": 2, "reduce_scatter_tensor": 1, "all_reduce": 1}
-"""Where the whole tensor's bytes are in what a rank notes."""
+WHOLE = {"all_gather_into_tensor": 2, "reduce_scatter_tensor": 1, "all_reduce": 1, "all_to_all_single": 1}
+"""Where the whole tensor's bytes are in what a rank notes; of an all-to-all what it sends."""
 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What the first rank found of each job."""
     store = tmp_path_factory.mktemp("ranks") / "store"
-    references = [f"examples.{name}:tiny" for name in JOBS]
     script = Path(__file__).with_name("divided_rank.py")
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(WORLD), str(store), *references],
+            [sys.executable, str(script), str(rank), str(WORLD), str(store), *JOBS.values()],
             stdout=subprocess.PIPE,
             text=True,
             env=os.environ | {"GLOO_SOCKET_IFNAME": loopback_interface()},
@@ -54,10 +57,12 @@ def test_a_divided_example_computes_what_the_whole_one_does(ran: dict[str, dict[
 
 @pytest.mark.parametrize("name", JOBS)
 def test_the_collectives_that_run_are_those_that_were_traced(ran: dict[str, dict[str, Any]], name: str) -> None:
-    profile = analytic_profile(load_job(f"examples.{name}:tiny"), "H100", (ROWS,), tensor_degrees=(WORLD,))
+    reference, _, shared = JOBS[name].partition("/")
+    degrees = {f"{shared or 'tensor'}_degrees": (WORLD,)} | ({"expert_degrees": (WORLD,)} if name == "experts" else {})
+    profile = analytic_profile(load_job(reference), "H100", (ROWS,), **degrees)  # type: ignore[arg-type]
     assert profile.classes is not None
     assert profile.variants is not None
-    (measured,) = profile.variants[0].measurements
+    (measured,) = profile.variants[-1].measurements
     for phase in ("forward", "backward"):
         traced = Counter[str]()
         for each in profile.classes:
@@ -66,6 +71,6 @@ def test_the_collectives_that_run_are_those_that_were_traced(ran: dict[str, dict
                     traced.update({one.operation: one.count, f"{one.operation} bytes": one.bytes_per_sample * ROWS})
         seen = Counter[str]()
         for call in ran[name][phase]:
-            operation = call[0].removesuffix("_tensor").removesuffix("_into")
+            operation = call[0].removesuffix("_tensor").removesuffix("_into").removesuffix("_single")
             seen.update({operation: 1, f"{operation} bytes": call[WHOLE[call[0]]]})
         assert seen == traced

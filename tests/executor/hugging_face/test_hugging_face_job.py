@@ -124,8 +124,6 @@ def explained(family: str, role: str) -> int:
         total += copied + 2 * LENGTH * (heads + keys) * width
     if gemma:
         total += model.norms_per_layer * 4 * model.hidden
-    if model.norms_per_layer == 4:  # what is added to what passes by is not kept
-        total -= 2 * 2 * LENGTH * model.hidden
     if model.query_key_norm:
         total += 4 * LENGTH * (heads + keys) + (8 * width if gemma else -2 * LENGTH * (heads + keys) * width)
     return total

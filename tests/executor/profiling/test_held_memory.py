@@ -63,7 +63,7 @@ class HeldStorages:
         self.cell.outputs = None
 
     def held_bytes(self, live: LiveBytes) -> int:
-        live._live()
+        live.held_bytes()
         return sum(size for key, (_, size) in live._alive.items() if key not in self._lasting)
 
 
@@ -116,7 +116,7 @@ def test_what_is_passed_on_through_segments_is_held_once_and_counted_with_each(p
     with LiveBytes() as live:
         cell.inputs = [torch.empty((ROWS, 12)) for _ in chain.cuts[1]]
         stage.forward(cell, 0)
-        live._live()
+        live.held_bytes()
         measured = sum(size for key, (_, size) in live._alive.items() if key not in lasting)
     problem = problem_of(job, 1)
     problem = replace(problem, memory=replace(problem.memory, count_buffers=False))

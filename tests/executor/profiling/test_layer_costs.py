@@ -13,7 +13,14 @@ from penstock.executor.profiling.layer_costs import stash_bytes, update_times_ns
 from penstock.executor.profiling.memory_use import MemoryWatch, held_bytes
 from penstock.executor.profiling.profile_rank import Passes
 from penstock.executor.profiling.profiler import MEASURED_EXPECTED_ERROR, expected_error
-from penstock.executor.profiling.rounds import MIN_ROUNDS, Block, Rounds
+from penstock.executor.profiling.rounds import (
+    GROUP_ROUNDS,
+    MIN_ROUNDS,
+    PRECISION,
+    WARM_UP_ROUNDS,
+    Block,
+    Rounds,
+)
 from penstock.executor.profiling.share import make_shares
 from penstock.executor.profiling.stopwatch import Stopwatch
 from penstock.executor.run.job import Job, LayerSpec, load_job
@@ -117,34 +124,50 @@ def test_lower_precision_runs_as_a_rank_does() -> None:
 
 
 def rounds_of(*times_ns: tuple[int, ...]) -> Rounds:
-    """One layer in one process; for each round the time at each size."""
+    """One layer in one process; for each round the time at each size, half of what each of two passes takes in all."""
     rounds = Rounds()
     for times in times_ns:
-        rounds.add([[Block([time], [0], passes=2, wall_ns=2 * time, busy_ns=time)] for time in times])
+        rounds.add([[Block([time], [0], passes=2, wall_ns=4 * time)] for time in times])
     return rounds
 
 
-def test_rounds_are_repeated_until_they_agree_at_every_size() -> None:
-    assert not rounds_of(*[(100, 200)] * (MIN_ROUNDS - 1)).steady
-    assert rounds_of(*[(100, 200)] * MIN_ROUNDS).steady
-    growing = rounds_of(*[(100, 200 + 20 * k) for k in range(MIN_ROUNDS)])
-    assert not growing.steady
-    assert growing.spread == pytest.approx(40 / (160 + 20 * MIN_ROUNDS - 20))
-    assert rounds_of((100, 200)).spread == 1.0
+def test_rounds_are_repeated_until_their_mean_is_precise_at_every_size() -> None:
+    assert not rounds_of(*[(100, 200)] * (MIN_ROUNDS - 1)).precise
+    assert rounds_of(*[(100, 200)] * MIN_ROUNDS).precise
+    assert rounds_of((100, 200)).error == 1.0
+    stretches = [(100, 200)] * GROUP_ROUNDS + [(100, 240)] * GROUP_ROUNDS
+    slow_at_times = rounds_of(*[(100, 200)] * WARM_UP_ROUNDS, *stretches * 2)
+    assert slow_at_times.error == pytest.approx(20 * (4 / 3) ** 0.5 / 220 / 2), "deviation 20, of 4 groups about 220"
+    assert not slow_at_times.precise, "though its last rounds are equal"
+    assert rounds_of(*[(100, 200)] * WARM_UP_ROUNDS, *stretches * 20).precise
+    jitter = [(100, 200), (100, 240)] * (MIN_ROUNDS // 2)
+    assert rounds_of(*jitter).error == 0, "each group has equally many of both"
 
 
-def test_the_later_rounds_count_and_drift_leaves_the_relation_between_sizes_alone() -> None:
-    fast_at_first = rounds_of(*[(50, 90)] * MIN_ROUNDS, *[(100, 200)] * MIN_ROUNDS)
-    assert [fast_at_first.forward_ns(size, 0) for size in (0, 1)] == [[100], [200]]
-    assert fast_at_first.passes(1) == 2 * MIN_ROUNDS
-    assert fast_at_first.slowdown == 2
+def test_the_mean_counts_without_the_first_rounds_and_drift_leaves_the_relation_between_sizes_alone() -> None:
+    fast_at_first = rounds_of(*[(50, 90)] * WARM_UP_ROUNDS, *[(100, 200)] * 3, (140, 280))
+    assert [fast_at_first.forward_ns(size, 0) for size in (0, 1)] == [[110], [220]]
+    assert fast_at_first.passes(1) == 2 * 4
+    assert rounds_of((50, 90), (100, 200)).forward_ns(0, 0) == [100], "of few rounds, the later half"
     drifting = rounds_of(*[(100 + 10 * k, 200 + 20 * k) for k in range(MIN_ROUNDS)])
     assert drifting.forward_ns(1, 0)[0] == 2 * drifting.forward_ns(0, 0)[0]
 
 
-def test_unsteady_measurements_state_a_larger_error() -> None:
-    assert expected_error(0.0) == expected_error(0.03) == MEASURED_EXPECTED_ERROR
-    assert expected_error(0.5) == pytest.approx(MEASURED_EXPECTED_ERROR + 0.47)
+def test_the_layers_of_all_passes_take_their_wall_clock_time() -> None:
+    """One process waits for its processor, the other one does work outside its layers: one factor makes up for both."""
+    rounds = Rounds()
+    for _ in range(2):
+        rounds.add([[Block([20, 10], [40, 30], 3, 450), Block([50], [50], 2, 220)]])
+    assert rounds.slowdown == pytest.approx((450 + 220) / (3 * 100 + 2 * 100))
+    passes = (3, 2)
+    layers = [sum(rounds.forward_ns(0, k)) + sum(rounds.backward_ns(0, k)) for k in range(2)]
+    total = sum(count * rounds.slowdown * time for count, time in zip(passes, layers, strict=True))
+    assert total == pytest.approx(450 + 220)
+
+
+def test_imprecise_measurements_state_a_larger_error() -> None:
+    assert expected_error(0.0) == expected_error(PRECISION) == MEASURED_EXPECTED_ERROR
+    assert expected_error(0.5) == pytest.approx(MEASURED_EXPECTED_ERROR + 0.5 - PRECISION)
     assert expected_error(1.0) == 1.0
 
 
@@ -156,4 +179,4 @@ def test_a_share_runs_at_every_size_with_one_set_of_layers() -> None:
         block = Passes(share, Stopwatch(CPU)).block(least_s=0.0)
         assert block.passes == 1
         assert len(block.forward_ns) == len(block.backward_ns) == 2
-        assert 0 < block.total_ns <= block.busy_ns
+        assert 0 < block.total_ns <= block.wall_ns

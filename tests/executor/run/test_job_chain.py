@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.executor.run.chain import Chain, derived_seed
-from penstock.executor.run.job import Job, LayerSpec, SimpleJob, checked_job, load_job
+from penstock.executor.run.job import Job, LayerSpec, SimpleJob, alike, checked_job, load_job
 from penstock.schemas.errors import InvalidDocument, ModelMismatch, NotFound, PenstockError
 
 WIDTH = 4
@@ -74,6 +75,24 @@ def test_a_residual_crosses_every_cut_to_its_last_reader_and_no_further() -> Non
     )
     assert made.cuts == (("x",), ("x", "y"), ("x", "y"), ("x",))
     assert [made.writers(i) for i in range(4)] == [(0,), (0, 1), (0, 2), (3,)]
+
+
+def test_of_layers_alike_one_is_run_for_the_shapes() -> None:
+    """The first layer reads what needs no gradient, the others what does; the last one has another width."""
+    built: list[tuple[int, int]] = []
+
+    def build(make: Callable[[int, int], nn.Module], width: int) -> nn.Module:
+        built.append((WIDTH, width))
+        return make(WIDTH, width)
+
+    layers = [(f"layer.{i}", partial(build, partial(nn.Linear, bias=i < 0), WIDTH)) for i in range(32)]
+    shapes = chain(*layers, ("last", partial(build, partial(nn.Linear, bias=False), 2)), ("end", nn.Identity))
+    found = shapes.infer_shapes(range(2))
+    assert [cut["x"].sample_shape for cut in found] == [(WIDTH,)] * 32 + [(2,)]
+    assert built == [(WIDTH, WIDTH)] * 2 + [(WIDTH, 2)]
+    kinds = [alike(spec.build) for spec in shapes.specs]
+    assert kinds[0] == kinds[31] != kinds[32]
+    assert alike(partial(nn.Linear, bias=[])) != alike(partial(nn.Linear, bias=[1]))
 
 
 def test_inputs_cross_no_cut_and_outputs_cross_all() -> None:

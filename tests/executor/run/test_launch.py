@@ -14,7 +14,7 @@ import pytest
 import small_jobs
 from orphans import no_orphans
 from pipelines import Part, programs_of
-from rank_pool import HERE
+from rank_pool import JOBS
 
 from penstock.executor.run.local import RunReport, run_locally
 from penstock.schemas.errors import InvalidDocument, ModelMismatch, NotFound, RunFailed
@@ -26,7 +26,7 @@ TWO = [Part(2, (0,)), Part(2, (1,))]
 
 def run(job: str, parts: list[Part], **more: Any) -> RunReport:
     programs = programs_of(getattr(small_jobs, job), parts, 2)
-    given = {"directory": HERE, "steps": 3, "seed": 5, **more}
+    given = {"directory": JOBS, "steps": 3, "seed": 5, **more}
     return run_locally(programs, f"small_jobs:{job}", **given)
 
 
@@ -91,7 +91,7 @@ def test_a_callback_that_raises_ends_the_run() -> None:
 def test_a_job_that_is_not_there_is_said() -> None:
     programs = programs_of(small_jobs.masked64, ONE, 2)
     with pytest.raises(NotFound, match="rank 0: there is no module 'nowhere'"):
-        run_locally(programs, "nowhere:job", directory=HERE, steps=1, seed=0)
+        run_locally(programs, "nowhere:job", directory=JOBS, steps=1, seed=0)
 
 
 def test_no_step_is_no_run() -> None:
@@ -113,7 +113,7 @@ run_locally(programs, "small_jobs:masked64", directory=Path(sys.argv[2]), steps=
 
 
 def test_a_launcher_that_is_killed_takes_its_ranks_with_it() -> None:
-    command = [sys.executable, "-c", LAUNCHER, json.dumps([str(HERE)]), str(HERE)]
+    command = [sys.executable, "-c", LAUNCHER, json.dumps([str(JOBS), str(JOBS.parent)]), str(JOBS)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout is not None
         assert launcher.stdout.readline() == "ready\n"

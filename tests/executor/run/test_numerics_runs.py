@@ -291,14 +291,24 @@ def test_the_loss_scale_and_its_count_go_on_under_another_plan(pool: RankPool, t
 
 @pytest.mark.parametrize("bucket_bytes", [25_000_000, 4000])
 def test_shared_out_states_change_nothing(pool: RankPool, bucket_bytes: int) -> None:
-    """Bit by bit: three replicas and two."""
-    parts = [Part(3, (0, 1, 2)), Part(3, (3, 4))]
+    """Bit by bit: two replicas, whose sums have no order."""
+    parts = [Part(3, (0, 1)), Part(3, (2, 3))]
     runs = []
     for shard_states in (False, True):
         programs = programs_of(numeric_jobs.adam, parts, 2, bucket_bytes=bucket_bytes, shard_states=shard_states)
         assert programs[0].shard_states == shard_states
         runs.append(losses_of(pool.train(programs, "numeric_jobs:adam", steps=STEPS, check=False)))
     assert runs[0] == runs[1]
+
+
+def test_states_shared_out_over_three_train_what_one_process_trains(pool: RankPool) -> None:
+    """Shares have other lengths, blocks of what is reduce-scattered have not; the norm counts each parameter once."""
+    parts = [Part(2, (0,)), Part(4, (1, 2, 3))]
+    programs = programs_of(numeric_jobs.adam, parts, 2, bucket_bytes=4000, shard_states=True, norm=True)
+    for one in pool.train(programs, "numeric_jobs:adam", steps=STEPS, options={"clip_norm": 0.05}):
+        assert one["kind"] == "done", one
+        assert one["gradient_check"] < 1e-12
+        assert one["loss_check"] < 1e-12
 
 
 def test_shared_out_states_go_on_with_another_number_of_replicas(pool: RankPool, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import run_jobs
 import small_jobs
 import torch.distributed as dist
 from pipelines import Part, programs_of
-from rank_pool import HERE, SEED
+from rank_pool import JOBS, SEED
 from torch._C._distributed_c10d import TCPStore
 
 from penstock.executor.checkpoints.checkpoint import CheckpointFailed, newest
@@ -37,7 +37,7 @@ def run(job: Any, where: str, *, steps: int = 1, **options: Any) -> list[dict[st
         "prefix": "alone",
         "program": programs_of(job, ONE, 2)[0].to_json(),
         "job": where,
-        "directory": str(HERE),
+        "directory": str(JOBS),
         "steps": steps,
         "seed": SEED,
         "check": False,

@@ -9,7 +9,7 @@ import pytest
 import run_jobs
 from orphans import no_orphans
 from pipelines import Part, programs_of
-from rank_pool import HERE, SEED
+from rank_pool import JOBS, SEED
 from test_training import plain
 
 from penstock.executor.checkpoints.checkpoint import Checkpoint
@@ -40,7 +40,7 @@ def train(tmp_path: Path, restarts: int, monkeypatch: pytest.MonkeyPatch) -> tup
         restarts=restarts,
         steps=STEPS,
         seed=SEED,
-        directory=HERE,
+        directory=JOBS,
         on_progress=events.append,
     )
     return report, events

@@ -17,6 +17,7 @@ from penstock.executor.run.chain import Chain
 from penstock.executor.run.job import LayerSpec
 from penstock.executor.stage.gradient_norm import GradientNorm, LossScale, clipping
 from penstock.executor.stage.precision import Training
+from penstock.executor.stage.reduction import Flat
 from penstock.executor.stage.segment import blame
 from penstock.executor.stage.sharded_optimizer import shares_of
 from penstock.executor.stage.stage_module import MicroBatch, StageModule
@@ -246,9 +247,34 @@ def test_a_plan_has_to_know_the_ties_that_it_parts() -> None:
 
 def test_shares_are_even_by_bytes_and_the_same_everywhere() -> None:
     parameters = [nn.Parameter(torch.zeros(size)) for size in (3, 9, 4, 4, 1, 7)]
-    shares = shares_of(parameters, [0, 0])
+    sizes = {id(parameter): parameter.nbytes for parameter in parameters}
+    shares = shares_of(parameters, [0, 0], sizes)
     assert [[p.numel() for p in share] for share in shares] == [[9, 4, 1], [7, 4, 3]]
-    assert [sum(p.numel() for p in s) for s in shares_of(parameters, [0, 40])] == [19, 9]
+    assert [sum(p.numel() for p in s) for s in shares_of(parameters, [0, 40], sizes)] == [19, 9]
+
+
+@pytest.mark.parametrize(("last", "padding"), [(4, [0]), (3, [])])
+def test_each_share_of_a_flat_buffer_lies_in_its_own_block(last: int, padding: list[int]) -> None:
+    """Shares that are nearly even are made so."""
+    parameters = [nn.Parameter(torch.full((size,), float(size))) for size in (3, 2, last)]
+    flat = Flat([parameters[:2], parameters[2:]], None, 1)
+    assert flat.is_even == bool(padding)
+    for k, (_, view) in enumerate((*flat.own, *flat.others), 1):
+        view.fill_(k)
+    assert flat.buffer.tolist() == [2, 2, 2, 3, 3, *[1] * last, *padding]
+    assert flat.block.tolist() == [*[1] * last, *padding]
+    with torch.no_grad():
+        flat.take()
+    assert [p.tolist() for p in parameters] == [[2] * 3, [3] * 2, [last] * last]
+
+
+def test_parts_of_parameters_are_shared_out_by_the_bytes_of_whole_ones() -> None:
+    """Ranks that hold longer and shorter parts have to agree on who steps which."""
+    parameters = [nn.Parameter(torch.zeros(size)) for size in (1, 2)]
+    sizes = {id(parameters[0]): 80, id(parameters[1]): 8}
+    assert shares_of(parameters, [0, 0], sizes) == [[parameters[0]], [parameters[1]]]
+    own = {id(parameter): parameter.nbytes for parameter in parameters}
+    assert shares_of(parameters, [0, 0], own) == [[parameters[1]], [parameters[0]]]
 
 
 # Blame

@@ -21,17 +21,19 @@ from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import SCHEDULE_SCOPE, Status
 
-SEEDS = (*range(0, 64, 4), 140, 1, 5, 10, 13, 18, 21)
-"""Small ones, whose plans are listed, and a few larger ones that take no long."""
+SEEDS = (0, 4, 8, 12, 28, 36, 40, 52, 60, 140, 10, 18)
+"""Small ones, whose plans are listed, and two larger ones: few that have every kind of plan and method of bounds."""
+MORE_SEEDS = (16, 20, 24, 32, 44, 48, 56, 1, 5, 13, 21)
+"""With everything."""
 EFFORT = Effort(max_plans=6, listed=120, orders=6)
 SIMPLE = Effort(max_plans=4, listed=60, planners=("dp", "gpipe"))
 
 
 @pytest.fixture(scope="module")
-def tally() -> Tally:
+def tally(request: pytest.FixtureRequest) -> Tally:
     """The sample's sums."""
     total = Tally()
-    for seed in SEEDS:
+    for seed in SEEDS + (MORE_SEEDS if request.config.getoption("--tier") == "everything" else ()):
         total.add(audit(seed, EFFORT))
     return total
 
@@ -55,15 +57,15 @@ def test_no_claim_is_contradicted(tally: Tally, check: str) -> None:
 
 def test_the_sample_sees_something(tally: Tally) -> None:
     """Requests, plans of every kind, bounds of every method, and most of the possible statuses."""
-    assert tally.requests == len(SEEDS)
-    assert tally.small >= 16
-    assert tally.listed > 1_000
-    assert tally.plans > tally.listed + 200
+    assert tally.requests >= len(SEEDS)
+    assert tally.small >= 10
+    assert tally.listed > 600
+    assert tally.plans > tally.listed + 100
     assert tally.bounds > 80
     assert tally.comparisons > 10_000
     assert tally.sentences > 50
     assert tally.unsettled < 10
-    assert tally.matched > tally.rivalled // 2 > 5
+    assert tally.matched > tally.rivalled // 2 > 3
     assert len(tally.methods) >= 6
     assert tally.methods["SPP, theorem 1"] > 0
     asked = {status for _planner, status in tally.statuses}

@@ -225,7 +225,11 @@ def _assert_timed(problem: Problem, timeline: Timeline, programs: list[Program])
     columns = (sent.direction.tolist(), sent.stage.tolist(), sent.micro_batch.tolist())
     messages = {(way, stage, m) for _source, _target, way, stage, m in _messages(problem, programs)}
     assert messages == {("FB"[way], stage, m) for way, stage, m in zip(*columns, strict=True)}
-    assert len(timeline.reductions) == sum(size > 0 for size in _reduced(problem, programs).values())
+    pieces = {size: max(1, size // problem.rules.bucket_bytes) for size in _reduced(problem, programs).values() if size}
+    counts = [
+        min(16, pieces[size]) if problem.rules.shared else 1 for size in _reduced(problem, programs).values() if size
+    ]
+    assert len(timeline.reductions) == sum(counts)
     summed = [k for k, size in _summed(problem, programs).items() if size]
     assert len(timeline.ties) == len(summed)
     assert {s for kind, s, _m in ran if kind == "STEP"} <= {each.stage for each in timeline.updates}

@@ -154,6 +154,22 @@ def test_buckets_leave_as_the_backward_passes_their_layers() -> None:
     assert [b.lead_ns for b in buckets(late, Stage(0, 3, (0, 1)), rows=2)] == [0, 0]
 
 
+def test_pieces_share_the_bytes_and_the_time_of_a_bucket() -> None:
+    """Of 1,000 bytes each layer: none below twice the wanted size, 16 at most, and none in a private network."""
+    for wanted, count in ((501, 1), (500, 2), (300, 3), (63, 15), (1, 16)):
+        problem = a_problem(network={"bucket_bytes": wanted})
+        whole = a_problem(network={"bucket_bytes": wanted, "sharing": "private"})
+        shared, private = (buckets(each, Stage(0, 3, (0, 1, 2)), rows=2) for each in (problem, whole))
+        assert (len(shared), len(private)) == (4 * count, 4)
+        for k, bucket in enumerate(private):
+            pieces = shared[k * count : (k + 1) * count]
+            assert {(each.first, each.last, each.lead_ns) for each in pieces} == {(*bucket[:2], bucket.lead_ns)}
+            for name in ("bytes", "duration_ns"):
+                sizes = [getattr(each, name) for each in pieces]
+                assert sum(sizes) == getattr(bucket, name)
+                assert max(sizes) - min(sizes) <= 1
+
+
 def test_recomputation_keeps_the_input_and_repeats_the_forward() -> None:
     problem = a_problem()
     plain = stage_costs(problem, Stage(1, 2, (0,)), 3)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from problems import as_operations, chain, early_backward, gpipe, make_network, make_problem, straight
 
@@ -55,6 +56,20 @@ def test_recomputation_repeats_the_forward_of_its_segment() -> None:
     row = [(FORWARD, 0, 0), (FORWARD, 0, 1), *((kind, 0, m) for m in (0, 1) for kind in (RECOMPUTE, BACKWARD))]
     apart = simulate(problem, allocation, Orders("apart", (Row((0,), as_operations(row)),)))
     assert apart.time_per_global_batch_ns == 2 * 38
+
+
+def test_replicas_that_share_the_optimizer_step_a_part_each() -> None:
+    """F 10 and B 20; updates of 2 + 5: 7 on each of 3 replicas, or 7 / 3 rounded up; whole on a stage of one device.
+
+    Of a cell's step 4 are spent on sums among its GPUs, which take as long: 4 + 3 / 3.
+    """
+    given: dict[str, Any] = {"update_ns": [2, 5], "nodes": (3,), "global_batch_size": 3, "micro_batch_sizes": (3,)}
+    for shard, expected in ((False, 7), (True, 3)):
+        problem = make_problem([4, 6], shard_states=shard, **given)
+        assert time_of(problem, chain([(2, [0, 1, 2])], 1)) == 30 + expected
+        assert time_of(problem, chain([(2, [0])], 1)) == 90 + 7
+    cells = replace(problem, step_collectives_ns=np.array([0, 1, 4]))
+    assert time_of(cells, chain([(2, [0, 1, 2])], 1)) == 30 + 5
 
 
 # Transfers
@@ -144,6 +159,21 @@ def test_buckets_overlap_the_rest_of_the_backward() -> None:
     for overlap, expected in ((True, 20 + 40 + 200 - 20), (False, 20 + 40 + 200)):
         problem = make_problem([10, 10], bucket_bytes=100, overlap_all_reduce=overlap, **given)
         assert time_of(problem, chain([(2, [0, 1])], 1)) == expected
+
+
+def test_messages_pass_between_the_pieces_of_a_large_bucket() -> None:
+    """F 20, message 60, F 20, B 40 until 140; from 120 on 400 bytes are summed on the same bus, 400 ns.
+
+    In one piece until 520, then the message 60 and B 40. In four the message waits until 220 and is there at 280, and
+    the sum ends 60 later than it would.
+    """
+    given: dict[str, Any] = {"nodes": (3,), "form": "bus", "global_batch_size": 2, "micro_batch_sizes": (2,)}
+    for bucket_bytes, pieces, expected in ((201, 1, 520 + 60 + 40), (100, 4, 120 + 400 + 60)):
+        problem = make_problem([10] * 3, None, 30, [0, 0, 400], shared=True, bucket_bytes=bucket_bytes, **given)
+        plan = chain([(1, [0]), (2, [1, 2])], 1)
+        timeline = simulate(problem, plan, gpipe(plan))
+        assert timeline.time_per_global_batch_ns == expected
+        assert [each.end_ns - each.start_ns for each in timeline.reductions] == [400 // pieces] * pieces
 
 
 # Codecs

@@ -17,6 +17,7 @@ INFINITY = re.compile(r"_?(NEVER|FAR|UNLIMITED|ENDLESS|INFINITE|UNREACH|FOREVER)
 
 ALLOWED = {
     "bounds/first_backward.py": "takes the least per sample of what is measured, before sizes between are rounded up",
+    "bounds/over_time.py": "takes the least per sample of what single layers keep, over all sizes of micro-batches",
     "degrees/contract.py": "makes the problem of cells from a profile's variant: it writes the sizes that others read",
     "degrees/times.py": "makes the measurements of cells from a variant: it writes the sizes that others read",
     "explanation/binding.py": "times a plan anew as if no parameter were trained: it makes that problem",

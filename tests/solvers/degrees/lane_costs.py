@@ -132,6 +132,10 @@ class LaneCosts(Costs):
         """Of each layer by itself."""
         return sum(self.problem.inside[first : last + 1])  # type: ignore[attr-defined]
 
+    def step_sums(self, s: int) -> int:
+        """Of all layers of the stage."""
+        return sum(self.problem.step_sums[self.stages[s].first : self.stages[s].last + 1])  # type: ignore[attr-defined]
+
     def own(self, tied: int) -> int:
         """A tied parameter is no expert's."""
         return up(tied, self.problem.holders)  # type: ignore[attr-defined]
@@ -240,18 +244,24 @@ def at_degrees(
     points = sorted(variant["measurements"], key=lambda each: each["micro_batch_size"])
     steps = inner.exposed(points[0], "step")
     shared = real.memory.shard_states if sharding is None else sharding == "optimizer"
+    owned = [up(t - e, alike) + up(e, alike_experts) for t, e in zip(trained, experts, strict=True)]
+    own_updates = [
+        up(h["update_ns"] * own, t) if shared and t else h["update_ns"]
+        for h, own, t in zip(held, owned, trained, strict=True)
+    ]
     return SimpleNamespace(
         **{name: getattr(real, name) for name in ("num_layers", "network", "rules", "collectives")},
         global_batch_size=real.global_batch_size // meshes,
         holders=alike,
-        owned=[up(d - e, alike) + up(e, alike_experts) for d, e in zip(trained, experts, strict=True)],
+        owned=owned,
+        step_sums=steps,
         inside=[
             inner.summed(d - e, e, real.memory.gradient_factor, shared) for d, e in zip(trained, experts, strict=True)
         ],
         cells=cells,
         parameter_bytes=list(accumulate(size, initial=0)),
         trainable_bytes=list(accumulate(trained, initial=0)),
-        update_ns=list(accumulate((x["update_ns"] + t for x, t in zip(held, steps, strict=True)), initial=0)),
+        update_ns=list(accumulate((own + t for own, t in zip(own_updates, steps, strict=True)), initial=0)),
         forward_bytes=[sum(up(t["bytes_per_sample"], lanes) for t in cut) for cut in profile["boundaries"]],
         backward_bytes=[sum(up(t["gradient_bytes_per_sample"], lanes) for t in cut) for cut in profile["boundaries"]],
         shared_parameters=[

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from penstock.schemas.coverage import Covers
 from penstock.schemas.errors import UnsupportedRequest
@@ -90,3 +92,25 @@ class Refusing(Late):
     def run(self, setting: Setting, link: Link) -> Outcome:
         """Refuse."""
         return Outcome(refused=UnsupportedRequest("not this one", remedy="another"))
+
+
+@dataclass(frozen=True)
+class Needing(Late):
+    """Needs a kernel of a module."""
+
+    path: str = ""
+
+    def run(self, setting: Setting, link: Link) -> Outcome:
+        """Import the module, and call the kernel."""
+        loaded(self.path).steps(40)
+        return super().run(setting, link)
+
+
+def loaded(path: str) -> ModuleType:
+    """Import the module at a path, whether it was imported before or not."""
+    spec = importlib.util.spec_from_file_location("penstock.solvers.steps_of_halving", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -251,6 +251,29 @@ def test_a_planner_has_its_whole_effort_where_plain_layouts_are_quick() -> None:
         assert result.best.value_ns == min(best)
 
 
+def test_degrees_of_1_go_on_however_slow_their_plain_layouts_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the others only the best goes on here; what all planners find at 1 is compared unless the bound is above."""
+    monkeypatch.setattr(choices, "ROUNDS", (choices.Round(None, 1.0), choices.Round(1, 1.0)))
+    solve, met = driver.solve, set()
+    for factor in (0.5, 0.8, 0.95):
+        made: dict[object, int] = {}
+
+        def counted(problem: Problem, *args: Any, made: dict[object, int] = made, **more: Any) -> Result:
+            if more.get("planner") == "auto":
+                made[problem.choice] = made.get(problem.choice, 0) + 1
+            return solve(problem, *args, **more)
+
+        monkeypatch.setattr(driver, "solve", counted)
+        problem = open_problem(asked(ONE, TWO, FOUR), factor, seed=1)
+        result = choices.solve(problem, "auto", max_plans=2)
+        assert result.best is not None
+        open_still = request_bound(contract(problem, Choice(ONE))).bound_ns < result.best.value_ns
+        if result.choice != Choice(ONE):
+            assert made.get(Choice(ONE), 0) == open_still
+            met.add(open_still)
+    assert met == {False, True}
+
+
 def test_incumbents_get_better_and_say_their_choice() -> None:
     problem = open_problem(asked(ONE, TWO, FOUR), 1.1, seed=2)
     found: list[choices.Found] = []

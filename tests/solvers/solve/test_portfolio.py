@@ -123,7 +123,7 @@ def test_the_answer_depends_on_neither_workers_nor_delays(problem: Problem, plan
 
 @pytest.mark.usefixtures("forking")
 def test_auto_gives_the_same_bytes_with_any_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    for seed, changes, numbers in ((0, {}, (4,)), (1, {"memory_bytes": 60_000_000}, (1, 2, 4))):
+    for seed, changes, numbers in ((0, {}, (4,)), (1, {"memory_bytes": 60_000_000}, (2,))):
         drawn = four_devices(seed, 5, global_batch_size=8, **changes)
         problem = replace(drawn, update_rules=frozenset(get_args(UpdateRule)))
         found = set()

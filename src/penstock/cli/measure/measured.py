@@ -31,6 +31,15 @@ def measured_lines(
     return lines
 
 
+def collective_lines(report: RunReport) -> list[str]:
+    """How many collectives ran as predicted, by kind; nothing where they were not compared, or differ."""
+    ran = report.collectives
+    if not ran or report.collectives_differ is not None:
+        return []
+    kinds = ", ".join(f"{name.replace('_', '-')} {number}" for name, number in sorted(ran.items()))
+    return [f"collectives {sum(ran.values())} ran as predicted ({kinds})"]
+
+
 def memory_lines(plan: Plan, report: RunReport) -> list[str]:
     """Each device's measured peak and the predicted one, without the context, which no tensor holds."""
     from penstock.report.words import amount
@@ -63,4 +72,5 @@ def figures(plan: Plan, report: RunReport) -> dict[str, Any]:
         "predicted_time_per_global_batch_ns": plan.prediction.time_per_global_batch_ns if plan.prediction else None,
         "measured_time_per_global_batch_ns": median_time_ns(report.step_times_ns),
         "gradient_check": report.gradient_check,
+        "collectives": report.collectives,
     }

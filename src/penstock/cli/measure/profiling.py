@@ -6,7 +6,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import typer
 
@@ -18,6 +18,7 @@ from penstock.cli.options import (
     MEASUREMENT,
     MODEL,
     RUN,
+    CapacityFactor,
     Context,
     ContextKind,
     Directory,
@@ -27,8 +28,10 @@ from penstock.cli.options import (
     Framework,
     HuggingFace,
     MeasureFor,
+    RoutingImbalance,
     SequenceLength,
     costed_degrees,
+    degrees_of,
 )
 from penstock.cli.panels import MEASURE
 from penstock.cli.service.remote import Post
@@ -72,6 +75,8 @@ class Transformer:
     expert: Expert = None
     expert_tensor: ExpertTensor = None
     context_kind: ContextKind = None
+    routing_imbalance: RoutingImbalance = None
+    capacity_factor: CapacityFactor = None
     traced: Annotated[
         bool,
         typer.Option(
@@ -83,8 +88,9 @@ class Transformer:
 
     @property
     def given(self) -> bool:
-        """Whether any of it was said."""
-        return any(value not in (None, False) for value in vars(self).values())
+        """Whether any of it was said but what jobs have, too."""
+        said = (value for name, value in vars(self).items() if name not in ("context", "expert"))
+        return any(value is not None and value is not False for value in said)
 
 
 def register(app: typer.Typer, importing: typer.Typer) -> None:
@@ -186,7 +192,7 @@ def profile(
             rich_help_panel=MEASUREMENT,
         ),
     ] = 1,
-    measure_for: MeasureFor = 4 * SECOND_NS,
+    measure_for: MeasureFor = 10 * SECOND_NS,
     dtype: Annotated[
         str | None,
         typer.Option(
@@ -234,6 +240,7 @@ def profile(
     Example: penstock profile --job mytrain:job -o profile.json
     """
     degrees = _degrees(tensor)
+    contexts, experts = (_of_job(job, name, getattr(transformer, name), analytic) for name in ("context", "expert"))
     if degrees and not (transformer.traced or (job is not None and analytic)):
         raise typer.BadParameter("--tensor goes with --job and --analytic, or with --traced", param_hint="--tensor")
     if transformer.traced and job is None:
@@ -270,6 +277,8 @@ def profile(
             sizes,
             dtype or "fp32",  # type: ignore[arg-type]
             tensor_degrees=degrees,
+            context_degrees=contexts,
+            expert_degrees=experts,
             progress=screen.progress,
         )
     else:
@@ -305,10 +314,12 @@ def _of_transformer(
     if job is not None:
         raise typer.BadParameter("--framework and options like it go with --example or --hf, not with --job")
     from penstock.planning.documents import computed_profile, find_shape
+    from penstock.shapes.routing import Routing
 
     refuse_unwritable(output)
     screen = _screen(output)
-    shape = find_shape(transformer.example or transformer.hf or "", transformer.sequence_length)
+    routing = Routing(transformer.routing_imbalance, transformer.capacity_factor)
+    shape = find_shape(transformer.example or transformer.hf or "", transformer.sequence_length, routing)
     found = computed_profile(
         shape,
         transformer.framework,  # type: ignore[arg-type]
@@ -331,7 +342,8 @@ def _traced(
 ) -> None:
     """Raises typer.BadParameter where --traced has no model, or one of which there are no modules."""
     meant = ("hf", "sequence_length", "traced")
-    other = next((name for name, value in vars(transformer).items() if value and name not in meant), None)
+    stated = (name for name, value in vars(transformer).items() if value is not None and value is not False)
+    other = next((name for name in stated if name not in meant), None)
     if transformer.hf is None or other is not None:
         without = "" if other is None else f", without --{other.replace('_', '-')}"
         raise typer.BadParameter(f"--traced goes with --hf{without}")
@@ -372,6 +384,18 @@ def _degrees(text: str | None) -> list[int]:
     if not all(value.strip().isdecimal() for value in values):
         raise typer.BadParameter(f"{text!r} is no list of numbers such as 1,2,4,8", param_hint="--tensor")
     return [int(value) for value in values]
+
+
+def _of_job(
+    job: str | None, name: Literal["context", "expert"], text: str | None, analytic: list[str] | None
+) -> tuple[int, ...]:
+    """The context or expert degrees that a job is to be traced at."""
+    if job is None or text is None:
+        return ()
+    found = degrees_of(text, name)
+    if found == "auto" or not analytic:
+        raise typer.BadParameter("with --job it takes --analytic and numbers such as 1,2,4", param_hint=f"--{name}")
+    return found
 
 
 def _pipeline(plan: str, model: str, batches: int, directory: str | None, output: str) -> None:

@@ -138,6 +138,7 @@ def profile_of_options(options: Mapping[str, Any]) -> ModelProfile | None:
     from penstock.examples import catalogue
     from penstock.planning.documents import computed_profile, find_profile, find_shape
     from penstock.schemas.profile import ModelProfile
+    from penstock.shapes.routing import Routing
 
     computed: dict[str, Any] = {
         "framework": options.get("framework"),
@@ -145,14 +146,15 @@ def profile_of_options(options: Mapping[str, Any]) -> ModelProfile | None:
         "context_kind": options.get("context_kind"),
     }
     length = options.get("sequence_length")
+    routing = Routing(options.get("routing_imbalance"), options.get("capacity_factor"))
     if options["profile"] is not None:
         given = read_document(ModelProfile, options["profile"])
-        return find_profile(given, sequence_length=length, **computed)
+        return find_profile(given, sequence_length=length, routing=routing, **computed)
     if options.get("hf") is not None:
-        return computed_profile(find_shape(options["hf"], length), **computed)
+        return computed_profile(find_shape(options["hf"], length, routing), **computed)
     if options["example"] is not None:
         shipped = catalogue.known_profile(options["example"])
-        return find_profile(shipped, sequence_length=length, **computed)
+        return find_profile(shipped, sequence_length=length, routing=routing, **computed)
     return None
 
 

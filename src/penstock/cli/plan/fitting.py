@@ -18,9 +18,11 @@ from penstock.cli.options import (
     TRAINING,
     AsJson,
     Batch,
+    CapacityFactor,
     Cluster,
     ContextKind,
     HuggingFace,
+    RoutingImbalance,
     SequenceLength,
     Topology,
     given,
@@ -88,6 +90,8 @@ class Degrees:
     ] = ALL
     context: Annotated[str, typer.Option(metavar="N|all", help="GPUs that share every sequence.")] = "1"
     context_kind: ContextKind = None
+    routing_imbalance: RoutingImbalance = None
+    capacity_factor: CapacityFactor = None
     expert: Annotated[str, typer.Option(metavar="N|all", help="GPUs that share the experts.")] = ALL
     expert_tensor: Annotated[int, typer.Option(metavar="N", help="GPUs that share every expert.")] = 1
     pipeline: Annotated[str, typer.Option(metavar="N|all", help="Stages of the pipeline.")] = ALL
@@ -201,7 +205,8 @@ def _request(options: Mapping[str, Any]) -> FitsRequest:
     fields["sharding"] = _listed(options["sharding"])
     recompute = options["recompute"]
     fields["recompute"] = recompute if recompute in ("none", "full") else _listed(recompute)
-    same = ("expert_tensor", "sequence_length", "global_batch_size", "sequence_parallel", "framework", "rows")
+    same: tuple[str, ...] = ("expert_tensor", "routing_imbalance", "capacity_factor", "sequence_length")
+    same += ("global_batch_size", "sequence_parallel", "framework", "rows")
     fields |= {name: options[name] for name in same if options[name] is not None}
     if options["context_kind"] is not None:
         fields["context_kind"] = context_kind_of(options["context_kind"])

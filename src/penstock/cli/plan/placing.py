@@ -12,7 +12,7 @@ import typer
 from penstock.cli.documents import STANDARD, print_json, read_document, refuse_unwritable, write_document
 from penstock.cli.durations import METAVAR, between
 from penstock.cli.groups import grouped
-from penstock.cli.kernels import announce_compilation
+from penstock.cli.kernels import compilation_shown
 from penstock.cli.options import (
     LONGEST,
     MODEL,
@@ -207,10 +207,10 @@ def _placed(asked: PlacementRequest, server: str | None, screen: Screen) -> Plac
         with connect(server) as client:
             return client.placements.create(asked, on_progress=show)
     one_thread()
-    announce_compilation()
     from penstock.placing import answer
 
-    return answer(asked, show)
+    with compilation_shown(screen):
+        return answer(asked, show)
 
 
 def _request(request: str | None, options: Mapping[str, Any]) -> PlacementRequest:

@@ -11,7 +11,7 @@ import typer
 
 from penstock.cli.documents import STANDARD, print_json, refuse_unwritable, write_document
 from penstock.cli.groups import grouped
-from penstock.cli.kernels import announce_compilation
+from penstock.cli.kernels import compilation_shown
 from penstock.cli.options import (
     MODEL,
     OUTPUT,
@@ -106,13 +106,13 @@ def _solved_here(
 ) -> tuple[ResultOut, PlanFile | None]:
     """Interrupted, the best plan so far is written."""
     one_thread()
-    announce_compilation()
     from penstock.planning.solve import solve
     from penstock.schemas.plan import PlanFile
 
     reporter = Reporter(screen)
     try:
-        result = solve(asked, reporter.incumbent, reporter.progress, workers)
+        with compilation_shown(screen):
+            result = solve(asked, reporter.incumbent, reporter.progress, workers)
     except KeyboardInterrupt:
         if reporter.best is not None and output is not None:
             write_document(PlanFile(plan=reporter.best, request=asked), output)
@@ -167,7 +167,7 @@ def compare(
 
     screen = Screen.of(quiet=as_json)
     rows = []
-    for row in _rows(asked, planner or (), schedule or (), layout or (), choice.workers, server):
+    for row in _rows(asked, planner or (), schedule or (), layout or (), choice.workers, server, screen):
         rows.append(row)
         screen.progress(_row_line(row, rows))
     screen.done()
@@ -183,13 +183,14 @@ def _rows(
     layouts: Sequence[str],
     workers: int | None,
     server: str | None,
+    screen: Screen,
 ) -> Iterator[PlanComparison]:
     if server is None:
         one_thread()
-        announce_compilation()
         from penstock.planning.compare import compare
 
-        yield from compare(asked, tuple(planners), tuple(schedules), workers, tuple(layouts))
+        with compilation_shown(screen):
+            yield from compare(asked, tuple(planners), tuple(schedules), workers, tuple(layouts))
         return
     refuse_here(workers=workers)
     with connect(server) as client:

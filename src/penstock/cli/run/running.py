@@ -14,7 +14,7 @@ import typer
 from penstock.cli import panels
 from penstock.cli.documents import print_json, read_plan, refuse_unwritable, write_document
 from penstock.cli.groups import grouped
-from penstock.cli.measure.measured import figures, measured_lines, memory_lines
+from penstock.cli.measure.measured import collective_lines, figures, measured_lines, memory_lines
 from penstock.cli.options import CHECKPOINTS, MEASUREMENT, RUN, AsJson, Directory, given
 from penstock.cli.run.model_fit import refuse_no_reference
 from penstock.cli.run.training_options import (
@@ -54,13 +54,22 @@ def run(
         ),
     ],
     job: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="MODULE:ATTRIBUTE",
             help="Training job to import, such as mytrain:job; with --server the key that agents know it by.",
             rich_help_panel=RUN,
         ),
-    ],
+    ] = None,
+    hf: Annotated[
+        str | None,
+        typer.Option(
+            "--hf",
+            metavar="FILE",
+            help="Instead of a job: the config.json of a Hugging Face model, which is trained on random tokens.",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Step at which training ends.", rich_help_panel=RUN)] = 5,
     directory: Directory = None,
     device: Annotated[
@@ -114,6 +123,7 @@ def run(
     from penstock.cli.show import Screen
     from penstock.schemas.errors import RunFailed
 
+    refuse_other_jobs(job, hf, server)
     flags = given(training, checkpoints, measured)
     options = run_options(flags, from_the_root if server is None else lambda path: path)
     screen = Screen.of(quiet=as_json)
@@ -128,6 +138,7 @@ def run(
             directory=directory,
         )
         more = {"steps": steps, "seed": seed, "check": check, "trace_steps": measured.trace_steps if traced else 0}
+        assert job is not None
         file, ended, document = run_there(server, screen, plan, job, options, restarts=restarts, traced=traced, **more)
         _write_traces(file, document, trace, chrome_trace)
         if as_json:
@@ -135,7 +146,8 @@ def run(
         for line in measured_lines(file.plan, ended.step_times_ns, ended.losses, ended.gradient_check):
             screen.say(line)
         return
-    refuse_no_reference(job)
+    if job is not None:
+        refuse_no_reference(job)
     refuse_combinations(options, check=check, restarts=restarts, memory=measure_memory)
     file = read_plan(plan)
     if (note := other_devices(file, device)) is not None:
@@ -143,7 +155,7 @@ def run(
     report = _train(
         screen,
         file,
-        job,
+        job if job is not None else _hugging_face_job(str(hf), file),
         options,
         restarts=restarts,
         steps=steps,
@@ -163,6 +175,8 @@ def run(
         print_json(figures(file.plan, report))
     for line in measured_lines(file.plan, report.step_times_ns, report.losses, report.gradient_check):
         screen.say(line)
+    for line in collective_lines(report):
+        screen.say(line)
     for line in memory_lines(file.plan, report) if measure_memory else ():
         screen.say(line)
     if report.check_passed is False:
@@ -170,6 +184,30 @@ def run(
             f"the run does not train like a single process: gradients {report.gradient_check:.3g} apart, loss "
             f"{report.loss_check:.3g}, where {report.gradient_tolerance:.3g} would be rounding"
         )
+    if report.collectives_differ is not None:
+        raise RunFailed(
+            f"a collective is not the one that was predicted: {report.collectives_differ}",
+            remedy="report it: the costs of the plan leave it out, or count another one",
+        )
+
+
+def refuse_other_jobs(job: str | None, hf: str | None, server: str | None) -> None:
+    """Raise typer.BadParameter where a run has no job, or two."""
+    if job is None and hf is None:
+        raise typer.BadParameter(
+            "missing: MODULE:ATTRIBUTE of a training job, or --hf with a config.json", param_hint="--job"
+        )
+    if job is not None and hf is not None:
+        raise typer.BadParameter("not with --hf", param_hint="--job")
+    if hf is not None and server is not None:
+        raise typer.BadParameter("not with --server: agents know jobs by keys", param_hint="--hf")
+
+
+def _hugging_face_job(config: str, file: PlanFile) -> str:
+    """The reference of the job of a config.json, with samples as long as those of the plan's profile."""
+    shape = getattr(file.request.profile, "shape", None)
+    length = "" if shape is None else f"@{shape.sequence_length}"
+    return f"hf:{Path(config).resolve()}{length}"
 
 
 def refuse_combinations(options: RunOptions, *, check: bool, restarts: int, memory: bool = False) -> None:

@@ -319,7 +319,13 @@ class Costs:
 
     def step(self, s: int) -> int:
         """The time of an optimizer step."""
-        return sum(self.U[self.stages[s].first : self.stages[s].last + 1])
+        stage, summed = self.stages[s], self.step_sums(s)
+        taken = sum(self.U[stage.first : stage.last + 1])
+        return summed + up(taken - summed, len(stage.devices) if self.problem.memory.shard_states else 1)
+
+    def step_sums(self, s: int) -> int:
+        """What of it the GPUs of a cell take to sum gradients among themselves."""
+        return 0
 
     # 3.3
 
@@ -447,12 +453,21 @@ class Costs:
             devices = list(dict.fromkeys(d for s in stages for d in self.stages[s].devices))
             buckets = []
             for low, size, inside in self._walk(first, last) if len(devices) > 1 or self.inside(first, last) else ():
-                place = met.get(stages[0], 0)
-                met[stages[0]] = place + 1
                 duration, used = inside + self.all_reduce(size, devices), self.ring_resources(devices)
-                buckets.append(Bucket(len(groups), low, place, duration, used))
+                pieces = self._pieces(size, duration)
+                for k in range(pieces):
+                    place = met.get(stages[0], 0)
+                    met[stages[0]] = place + 1
+                    taken = duration * (k + 1) // pieces - duration * k // pieces
+                    buckets.append(Bucket(len(groups), low, place, taken, used))
             groups.append(Group(first, last, stages, devices, buckets))
         return groups
+
+    def _pieces(self, size: int, duration: int) -> int:
+        """In how many pieces a bucket takes shared links."""
+        if not self.problem.rules.shared or duration >= UNREACHABLE:
+            return 1
+        return max(1, min(16, size // self.problem.rules.bucket_bytes))
 
     def inside(self, first: int, last: int) -> int:
         """What the GPUs of a cell take to sum some layers among themselves."""

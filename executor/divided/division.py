@@ -1,0 +1,300 @@
+"""The layers that a rank shares with the others of its mesh: divided as jobs say, and what this rank has of each."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Shard
+from torch.distributed.tensor.parallel import ParallelStyle, loss_parallel, parallelize_module
+
+from penstock.executor.divided.context import Context
+from penstock.executor.divided.experts import ExpertParallel
+from penstock.executor.run.chain import Chain
+from penstock.executor.run.job import LayerSpec
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.schemas.program import Mesh
+
+Placements = tuple[Placement, ...]
+
+
+class Meshes(NamedTuple):
+    """The groups of ranks that a rank is in, each as a mesh of one dimension of its name; None where it is alone."""
+
+    tensor: DeviceMesh | None = None
+    context: DeviceMesh | None = None
+    expert: DeviceMesh | None = None
+
+    @classmethod
+    def of(cls, groups: Mapping[str, Any], kind: str) -> Meshes:
+        """The meshes of process groups by name, on a kind of device."""
+        return cls(
+            **{
+                name: DeviceMesh.from_group(group, kind, mesh_dim_names=(name,))
+                for name, group in groups.items()
+                if group is not None
+            }
+        )
+
+    @property
+    def shares(self) -> bool:
+        """Whether the rank shares anything."""
+        return any(mesh is not None for mesh in self)
+
+    @property
+    def sequences(self) -> Context | None:
+        """How the rank shares sequences with others."""
+        return None if self.context is None else Context(self.context.get_group())
+
+    def size(self, name: str) -> int:
+        """How many ranks share a layer's tensors, its sequences, or its experts."""
+        mesh: DeviceMesh | None = getattr(self, name)
+        return 1 if mesh is None else mesh.size()
+
+    def __str__(self) -> str:
+        """The degrees above 1, as in "tensor 8, expert 2"."""
+        return ", ".join(f"{name} {self.size(name)}" for name in self._fields if self.size(name) > 1)
+
+
+class Gradient(NamedTuple):
+    """How ranks have the gradient of a parameter.
+
+    ``placements``: of the tensor that they share, None where each has one of its own; ``is_part``: each has a part of
+    a sum over the mesh's tensor group.
+    """
+
+    placements: Placements | None
+    is_part: bool
+
+
+_WHOLE = Gradient(None, False)
+
+
+class Piece(NamedTuple):
+    """What this rank has of a parameter.
+
+    ``leaf``: the parameter in its layer, to which autograd adds gradients; ``own``: this rank's part as an ordinary
+    parameter of the same storage, which is reduced, stepped and saved.
+    """
+
+    leaf: nn.Parameter
+    own: nn.Parameter
+    gradient: Gradient
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether other ranks of the mesh have other parts."""
+        return isinstance(self.leaf, DTensor) and any(each.is_shard() for each in self.leaf.placements)
+
+    @property
+    def is_expert(self) -> bool:
+        """Whether it is of experts that the ranks of the expert group share out, who sum its gradients apart."""
+        return is_expert(self.leaf)
+
+    def of(self, whole: Tensor) -> Tensor:
+        """This rank's part of a whole tensor, such as a gradient, of the parameter's shape."""
+        leaf = self.leaf
+        if not isinstance(leaf, DTensor):
+            return whole
+        for axis, placement in enumerate(leaf.placements):
+            if isinstance(placement, Shard):
+                parts = torch.chunk(whole, leaf.device_mesh.size(axis), placement.dim)
+                mine = leaf.device_mesh.get_local_rank(axis)
+                whole = parts[mine] if mine < len(parts) else whole.narrow(placement.dim, 0, 0)
+        return whole
+
+    def shared(self, part: Tensor) -> Tensor:
+        """A tensor of this rank's part, such as an optimizer's state, as one that the ranks of the mesh share."""
+        return self._joined(part, self.leaf.placements) if isinstance(self.leaf, DTensor) else part
+
+    def part(self, shared: Any) -> Any:
+        """This rank's part of a tensor that ``shared`` made; anything else as it is."""
+        return shared.to_local() if isinstance(shared, DTensor) else shared
+
+    def place(self, view: Tensor) -> Tensor | None:
+        """What autograd is to add this rank's gradient to, so that it is in ``view``.
+
+        None where autograd makes it in another shape, as torch does that of an embedding with a part of the words on
+        each rank: then each is added to ``view``, and let go of, as soon as it is there.
+        """
+        placements, leaf = self.gradient.placements, self.leaf
+        if placements is None:
+            return view
+        assert isinstance(leaf, DTensor)
+        if self.gradient.is_part or placements == leaf.placements:
+            return self._joined(view, placements)
+
+        def add(_: Tensor) -> None:
+            gradient = leaf.grad
+            assert isinstance(gradient, DTensor)
+            view.add_(gradient.redistribute(placements=leaf.placements).to_local())
+            leaf.grad = None
+
+        hooked: Any = leaf  # whose method torch has no types of
+        hooked.register_post_accumulate_grad_hook(add)
+        return None
+
+    def _joined(self, part: Tensor, placements: Placements) -> DTensor:
+        leaf = self.leaf
+        assert isinstance(leaf, DTensor)
+        return DTensor.from_local(
+            part, leaf.device_mesh, placements, run_check=False, shape=leaf.shape, stride=leaf.stride()
+        )
+
+
+def is_expert(parameter: nn.Parameter) -> bool:
+    """Whether a parameter is of experts that ranks share out."""
+    return isinstance(parameter, DTensor) and parameter.device_mesh.mesh_dim_names == ("expert",)
+
+
+class Division:
+    """How this rank shares layers: its place in a ``mesh``, and the process groups of the run by number.
+
+    ``gradients``: of the parameters of each layer by name, as ``layout.divided_shapes`` finds them.
+    """
+
+    def __init__(self, mesh: Mesh, groups: Sequence[Any], device: torch.device | str = "cpu") -> None:
+        self.mesh = mesh
+        self.tensor_group = groups[mesh.tensor_group] if mesh.tensor_group >= 0 else None
+        context_group = groups[mesh.context_group] if mesh.context_group >= 0 else None
+        expert_group = groups[mesh.expert_group] if mesh.expert_group >= 0 else None
+        self.meshes = Meshes.of(
+            {"tensor": self.tensor_group, "context": context_group, "expert": expert_group}, torch.device(device).type
+        )
+        self.context = self.meshes.sequences
+        self.gradients: dict[int, Mapping[str, Gradient]] = {}
+        self._in_loss = False
+
+    @property
+    def counts(self) -> bool:
+        """Whether this rank counts what all ranks that share a layer's tensors compute alike, such as the loss."""
+        return self.mesh.tensor_rank == 0
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether this rank counts the samples of its mesh: of those that share a sequence each counts its own loss."""
+        return self.counts and self.mesh.context_rank == 0
+
+    def divide(self, spec: LayerSpec, module: nn.Module) -> None:
+        """Divide a layer in place. Raises UnsupportedRequest where it cannot be."""
+        if self.meshes.shares:
+            divide(spec, module, self.meshes)
+
+    def pieces(self, layer: int, module: nn.Module) -> Iterator[tuple[nn.Parameter, Piece]]:
+        """The parameters of a divided layer with what this rank has of them."""
+        gradients = self.gradients.get(layer, {})
+        for name, leaf in module.named_parameters():
+            own = leaf
+            if isinstance(leaf, DTensor):
+                own = nn.Parameter(leaf._local_tensor.detach(), requires_grad=leaf.requires_grad)
+            yield leaf, Piece(leaf, own, gradients.get(name, _WHOLE))
+
+    def local(self, tensor: Tensor) -> Tensor:
+        """This rank's part of what a layer leaves."""
+        return local(tensor)
+
+    @contextmanager
+    def loss(self) -> Iterator[None]:
+        """What a loss over parts of the scores, and its backward, run under; a backward may compute the loss again."""
+        if self.meshes.tensor is None or self._in_loss:
+            yield
+            return
+        self._in_loss = True
+        try:
+            with loss_parallel():
+                yield
+        finally:
+            self._in_loss = False
+
+    def whole_loss(self, total: Tensor) -> Tensor:
+        """A loss over parts of the scores as the number that it is."""
+        return total.full_tensor() if isinstance(total, DTensor) else total
+
+
+def divide(spec: LayerSpec, module: nn.Module, meshes: Meshes) -> nn.Module:
+    """The layer as ``spec.parallel`` divides it: every rank has it whole, and keeps its part.
+
+    Raises UnsupportedRequest where it cannot be divided so.
+    """
+    if meshes.sequences is not None:
+        meshes.sequences.enclose(module)
+    if spec.parallel == "replicated":
+        return module
+    if spec.parallel is None:
+        if meshes.tensor is None:
+            return module
+        raise refused(
+            spec, meshes, "it does not say how", remedy='give LayerSpec(…, parallel=…): styles, or "replicated"'
+        )
+    plan = spec.parallel() if callable(spec.parallel) else spec.parallel
+    experts: dict[str, ParallelStyle] = {
+        path: style for path, style in plan.items() if isinstance(style, ExpertParallel)
+    }
+    others = {path: style for path, style in plan.items() if path not in experts}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch warns of a path without a module, and goes on
+        try:
+            for mesh, styles in ((meshes.expert, experts), (meshes.tensor, others)):
+                if mesh is not None and styles:
+                    parallelize_module(module, mesh, styles, src_data_rank=None)
+        except Exception as error:
+            raise refused(spec, meshes, reason(error)) from error
+    return module
+
+
+def has_experts(spec: LayerSpec) -> bool:
+    """Whether a layer says that ranks may share out experts of its."""
+    plan = spec.parallel() if callable(spec.parallel) else spec.parallel
+    return isinstance(plan, Mapping) and any(isinstance(style, ExpertParallel) for style in plan.values())
+
+
+def refuse_without_experts(chain: Chain, meshes: Meshes) -> None:
+    """Raise UnsupportedRequest where ranks are to share experts of a job that has none."""
+    if meshes.expert is not None and not any(map(has_experts, chain.specs)):
+        raise UnsupportedRequest(
+            f"job {chain.job.name!r} has no experts that {meshes.size('expert')} GPUs could share: no layer has an "
+            "ExpertParallel in its `parallel`",
+            remedy="leave the expert degree at 1, or say in `parallel` which module holds experts",
+        )
+
+
+def refused(spec: LayerSpec, meshes: Meshes, why: str, *, remedy: str | None = None) -> UnsupportedRequest:
+    """The error of a layer that cannot be divided so."""
+    return UnsupportedRequest(f"layer {spec.name!r} cannot be divided by {meshes}: {why}", remedy=remedy)
+
+
+def reason(error: Exception) -> str:
+    """The first line of what torch says."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor; a sum of which each rank has a part is refused with ValueError."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    if any(placement.is_partial() for placement in tensor.placements):
+        raise ValueError(f"its result of {tuple(tensor.shape)} is left as a sum over the GPUs")
+    return tensor.to_local()
+
+
+def gradients_of(module: nn.Module, *, unnamed: bool) -> dict[str, Gradient]:
+    """How ranks have the gradients of a divided layer, after a backward pass.
+
+    Those of parameters that the ranks share say so themselves. Parameters that the layer's plan does not name are
+    whole on every rank; ``unnamed`` says whether their gradients are parts of sums.
+    """
+    found = {}
+    for name, parameter in module.named_parameters():
+        gradient = parameter.grad
+        if isinstance(gradient, DTensor):
+            placements = gradient.placements
+            found[name] = Gradient(placements, any(each.is_partial() for each in placements))
+        else:
+            found[name] = Gradient(None, unnamed and gradient is not None)
+    return found

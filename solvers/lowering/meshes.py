@@ -1,0 +1,160 @@
+"""From the programs of cells to those of their GPUs, which run the same instructions, each with its lane of the others.
+
+GPU j of a cell sends to, and receives from, GPU j of other cells, and reduces with those that hold the same parameters:
+the same part of a layer's tensors in all meshes of all cells, and for routed experts the same experts. So what has
+been checked of the cells (order, rows, versions) holds of each lane, and the GPUs of a cell enter the collectives
+among themselves in one order, because they run the same instructions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.schemas.program import Channel, Held, Mesh, Program, Shared
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.degrees import Degrees
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.update_rules import UpdateRule
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+def refuse_untrained(problem: Problem, allocation: Allocation, rule: UpdateRule) -> None:
+    """Raise UnsupportedRequest for what ranks that share layers do not train."""
+    degrees = problem.degrees
+    if degrees != Degrees() and rule != "synchronous":
+        raise UnsupportedRequest(
+            f"ranks do not train {rule} updates at {degrees}: versions of weights are of whole layers",
+            remedy="plan with update_rules: [synchronous], or with --tensor 1",
+        )
+    for number, stage in enumerate(allocation.stages):
+        if stage.modules:
+            raise UnsupportedRequest(
+                f"ranks recompute whole layers, and stage {number} recomputes {', '.join(stage.modules)} of each of "
+                "its layers; Megatron-Core does",
+                remedy="plan with recompute never or always",
+            )
+    if degrees.expert_tensor > 1:
+        raise UnsupportedRequest(
+            f"ranks do not run expert tensor {degrees.expert_tensor}; Megatron-Core does",
+            remedy="plan with expert tensor 1",
+        )
+
+
+def of_gpus(programs: Sequence[Program], problem: Problem) -> list[Program]:
+    """Return the programs of all GPUs of the cells that ``programs`` are of, cell by cell, in the order of lanes."""
+    if problem.real is None:
+        return list(programs)
+    return _Cells(programs, problem).programs()
+
+
+class _Cells:
+    """The cells of a run, and the groups of their GPUs by number."""
+
+    def __init__(self, programs: Sequence[Program], problem: Problem) -> None:
+        assert problem.real is not None
+        self._programs = programs
+        self._degrees = problem.degrees
+        self._size = self._degrees.cell
+        number = {device.name: index for index, device in enumerate(problem.devices)}
+        names = [device.name for device in problem.real.devices]
+        self._names = [[names[gpu] for gpu in problem.cells[number[program.device]]] for program in programs]
+        self._groups: list[tuple[int, ...]] = []
+        given = programs[0].groups
+        degrees = self._degrees
+        self._dense = [self._between(group, degrees.tensor) for group in given]
+        shared = degrees.expert_group
+        self._experts = [self._between(group, shared) if shared > 1 else [] for group in given]
+        self._tensor = self._inside(degrees.tensor, lambda lane: lane // degrees.tensor)
+        self._context = self._inside(
+            degrees.context, lambda lane: (lane // degrees.mesh) * degrees.tensor + lane % degrees.tensor
+        )
+        self._expert = self._inside(shared, lambda lane: lane // shared)
+
+    def programs(self) -> list[Program]:
+        """Return the programs of all GPUs."""
+        groups = tuple(self._groups)
+        return [
+            self._of_gpu(program, lane, groups, self._names[cell][lane])
+            for cell, program in enumerate(self._programs)
+            for lane in range(self._size)
+        ]
+
+    def _add(self, ranks: tuple[int, ...]) -> int:
+        """Number a group; a rank alone needs none, and no two reductions share one."""
+        if len(ranks) == 1:
+            return -1
+        self._groups.append(ranks)
+        return len(self._groups) - 1
+
+    def _between(self, cells: Sequence[int], parts: int) -> list[int]:
+        """Return, for each of ``parts`` neighbouring lanes, the group of all GPUs in these cells with the same part."""
+        return [
+            self._add(tuple(cell * self._size + lane for cell in cells for lane in range(part, self._size, parts)))
+            for part in range(parts)
+        ]
+
+    def _inside(self, degree: int, key: Callable[[int], int]) -> list[list[int]]:
+        """Return, for each cell and lane, the group of those lanes of the cell that have the same ``key``."""
+        found = []
+        for cell in range(len(self._programs)):
+            numbers: dict[int, int] = {}
+            for lane in range(self._size if degree > 1 else 0):
+                if key(lane) not in numbers:
+                    together = [each for each in range(self._size) if key(each) == key(lane)]
+                    numbers[key(lane)] = self._add(tuple(cell * self._size + each for each in together))
+            found.append([numbers.get(key(lane), -1) for lane in range(self._size)])
+        return found
+
+    def _of_gpu(self, program: Program, lane: int, groups: Groups, device: str) -> Program:
+        degrees, cell = self._degrees, program.rank
+        mesh = Mesh(
+            *degrees,
+            lane=lane,
+            tensor_group=self._tensor[cell][lane],
+            context_group=self._context[cell][lane],
+            expert_group=self._expert[cell][lane],
+        )
+        tensor_rank = mesh.tensor_rank
+        return replace(
+            program,
+            rank=cell * self._size + lane,
+            world_size=program.world_size * self._size,
+            device=device,
+            global_batch_size=program.global_batch_size * mesh.meshes,
+            row_classes=tuple((rows * mesh.meshes, count) for rows, count in program.row_classes),
+            stages=tuple(self._held(program, held, mesh) for held in program.stages),
+            channels=tuple(self._channel(each, lane) for each in program.channels),
+            groups=groups,
+            shared=tuple(
+                Shared(each.name, each.layers, self._dense[each.group][tensor_rank]) for each in program.shared
+            ),
+            mesh=mesh,
+        )
+
+    def _held(self, program: Program, held: Held, mesh: Mesh) -> Held:
+        """Return a stage as one GPU holds it: mesh m of a cell runs the m-th part of each micro-batch."""
+        first_of = mesh.lane // (mesh.tensor * mesh.context)
+        rows = tuple(
+            (first_of * whole + low, first_of * whole + high)
+            for (low, high), (whole, _count) in zip(held.rows, program.row_classes, strict=True)
+        )
+        return replace(
+            held,
+            ranks=tuple(rank * self._size + mesh.lane for rank in held.ranks),
+            rows=rows,
+            buckets=tuple(
+                (first, last, -1 if group < 0 else self._dense[group][mesh.tensor_rank])
+                for first, last, group in held.buckets
+            ),
+            expert_groups=tuple(
+                -1 if group < 0 else self._experts[group][mesh.expert_rank] for _first, _last, group in held.buckets
+            )
+            if self._degrees.expert_group > 1
+            else (),
+        )
+
+    def _channel(self, channel: Channel, lane: int) -> Channel:
+        return replace(channel, peer=channel.peer * self._size + lane)

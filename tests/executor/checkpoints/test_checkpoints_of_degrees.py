@@ -1,0 +1,167 @@
+"""Checkpoints of ranks that share layers: what is written, and who can go on from it."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensor_jobs
+import torch
+from pipelines import Part, programs_of
+from rank_pool import SEED, RankPool
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from penstock.executor.run.chain import Chain
+from penstock.executor.stage.stage_module import back_loss
+
+ONE = [Part(4, (0,))]
+TWO = [Part(2, (0,)), Part(2, (1,))]
+PAIR = [Part(4, (0, 1))]
+MIXED = [Part(1, (0,)), Part(3, (1, 2))]
+STEPS = 4
+
+
+def run(
+    pool: RankPool,
+    parts: list[Part],
+    *,
+    tensor: int,
+    steps: int,
+    job: str = "llama",
+    shard_states: bool = False,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    programs = programs_of(getattr(tensor_jobs, job), parts, 2, tensor=tensor, shard_states=shard_states)
+    return pool.train(programs, f"tensor_jobs:{job}", steps=steps, check=False, options=options)
+
+
+def losses(results: list[dict[str, Any]]) -> list[float]:
+    assert [one["kind"] for one in results] == ["done"] * len(results), results
+    found: list[float] = results[0]["losses"]
+    return found
+
+
+def plain(job: Any, steps: int) -> tuple[list[float], dict[str, torch.Tensor], Any]:
+    """Losses, parameters and optimizer of a loop that knows nothing of ranks."""
+    chain = Chain(job)
+    modules = dict(enumerate(chain.build_layer(i, SEED) for i in range(len(chain.specs))))
+    parameters = dict(chain.named_parameters(modules))
+    optimizer = job.optimizer(list(parameters.values()))
+    schedule = job.lr_scheduler(optimizer)
+    found = []
+    for step in range(steps):
+        inputs, targets = job.batch(step, range(job.batch_size))
+        x = next(iter(inputs.values()))
+        for module in modules.values():
+            x = module(x)
+        optimizer.zero_grad()
+        loss, count = job.loss({"x": x}, targets)
+        back_loss(loss, count)
+        optimizer.step()
+        schedule.step()
+        found.append(loss.item() / count)
+    return found, parameters, optimizer
+
+
+def saved(directory: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint, whole, as torch reads them in a process of its own."""
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    reader = FileSystemReader(directory)
+    found = {
+        name: torch.empty(has.size, dtype=has.properties.dtype)
+        for name, has in reader.read_metadata().state_dict_metadata.items()
+        if isinstance(has, TensorStorageMetadata)
+    }
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        load(found, storage_reader=reader, planner=planner, no_dist=True)
+    return found
+
+
+def test_what_ranks_of_a_mesh_write_is_the_whole_model(pool: RankPool, tmp_path: Path) -> None:
+    """Parameters and states are those of a loop in one process; each number is written once."""
+    run(pool, MIXED, tensor=2, steps=2, checkpoint_directory=str(tmp_path))
+    _, parameters, optimizer = plain(tensor_jobs.llama, 2)
+    found = saved(tmp_path / "step-2")
+    assert {name for name in found if name.startswith("model/")} == {f"model/{name}" for name in parameters}
+    for name, parameter in parameters.items():
+        assert torch.allclose(found[f"model/{name}"], parameter, rtol=0, atol=1e-13)
+        for key, state in optimizer.state[parameter].items():
+            assert torch.allclose(found[f"optimizer/{name}/{key}"], state, rtol=0, atol=1e-13)
+    metadata = FileSystemReader(tmp_path / "step-2").read_metadata()
+    for name, tensor in found.items():
+        has = metadata.state_dict_metadata[name]
+        assert isinstance(has, TensorStorageMetadata)
+        assert sum(chunk.sizes.numel() for chunk in has.chunks) == tensor.numel()
+    assert any(len(has.chunks) == 2 for has in metadata.state_dict_metadata.values() if hasattr(has, "chunks"))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param((ONE, 1, False), (TWO, 2, False), id="from-one-rank-to-tensor-2"),
+        pytest.param((TWO, 2, False), (ONE, 1, False), id="from-tensor-2-to-one-rank"),
+        pytest.param((PAIR, 2, True), (MIXED, 2, False), id="from-shared-out-states-to-other-stages"),
+        pytest.param((MIXED, 1, False), (PAIR, 2, True), id="from-degree-1-to-shared-out-states"),
+    ],
+)
+def test_a_run_goes_on_under_other_degrees(pool: RankPool, tmp_path: Path, first: Any, second: Any) -> None:
+    where = {"checkpoint_directory": str(tmp_path), "evaluate_every": STEPS}
+    found: list[float] = []
+    for (parts, tensor, shard_states), steps, resume in ((first, 2, False), (second, STEPS, True)):
+        results = run(pool, parts, tensor=tensor, shard_states=shard_states, steps=steps, resume=resume, **where)
+        found += losses(results)
+    assert found == pytest.approx(plain(tensor_jobs.llama, STEPS)[0], rel=1e-12)
+
+
+def test_going_on_under_the_same_plan_is_going_on_bit_by_bit(pool: RankPool, tmp_path: Path) -> None:
+    where = {"checkpoint_directory": str(tmp_path)}
+    whole = losses(run(pool, TWO, tensor=2, steps=STEPS, job="momentum"))
+    halves = losses(run(pool, TWO, tensor=2, steps=2, job="momentum", **where))
+    halves += losses(run(pool, TWO, tensor=2, steps=STEPS, job="momentum", resume=True, **where))
+    assert halves == whole
+
+
+def test_what_is_read_and_written_again_at_other_degrees_is_the_same_bit_by_bit(pool: RankPool, tmp_path: Path) -> None:
+    """From degree 1 through tensor 2 with the states shared out, by an optimizer that changes nothing, and back."""
+    where = {"checkpoint_directory": str(tmp_path), "keep_checkpoints": 9, "resume": "auto"}
+    run(pool, ONE, tensor=1, steps=1, job="still", **where)
+    run(pool, PAIR, tensor=2, steps=2, job="still", shard_states=True, **where)
+    run(pool, TWO, tensor=1, steps=3, job="still", **where)
+    first, *others = [saved(tmp_path / f"step-{step}") for step in (1, 2, 3)]
+    assert any(name.endswith("/once") for name in first)
+    for other in others:
+        assert other.keys() == first.keys()
+        assert all(torch.equal(other[name], tensor) for name, tensor in first.items())
+
+
+def test_an_optimizer_of_whole_tensors_is_refused(pool: RankPool) -> None:
+    results = run(pool, ONE, tensor=2, steps=1, job="adafactor")
+    assert {one["kind"] for one in results} == {"failed"}
+    assert "keeps 'row_var' of shape" in results[0]["reason"]
+    assert results[0]["remedy"].startswith("train with an optimizer that steps each number by itself")
+
+
+def test_a_checkpoint_of_another_model_is_refused_before_any_step(pool: RankPool, tmp_path: Path) -> None:
+    where = {"checkpoint_directory": str(tmp_path)}
+    run(pool, TWO, tensor=2, steps=1, job="llama", **where)
+    before = saved(tmp_path / "step-1")
+    results = run(pool, TWO, tensor=2, steps=2, job="wider", resume=True, **where)
+    assert {one["kind"] for one in results} == {"failed"}
+    assert any("is of another model: parameter 'block.0" in one["reason"] for one in results), results
+    assert not any(event["kind"] == "step" for one in results for event in one["events"])
+    (shard,) = sorted((tmp_path / "step-1").glob("__0_0.distcp"))
+    after = saved(tmp_path / "step-1")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    bytes_of = bytearray(shard.read_bytes())
+    bytes_of[: len(bytes_of) // 2] = bytes(len(bytes_of) // 2)
+    shard.write_bytes(bytes(bytes_of))
+    results = run(pool, TWO, tensor=2, steps=2, resume=True, **where)
+    assert any("cannot be read" in one["reason"] for one in results), results
+    assert [one.name for one in tmp_path.glob("step-*")] == ["step-1"]

@@ -1,0 +1,181 @@
+"""The matrix of meshes: every pair of what a run with degrees can be made of, in few runs, and the programs of each."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+from typing import Any, NamedTuple
+
+from mesh_jobs import BATCH, JOBS
+
+from penstock.convert import to_problem
+from penstock.executor.profiling.analytic import analytic_profile
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.program import Program
+from penstock.schemas.request import PlanRequest
+from penstock.schemas.topology import ClusterTopology, Fabric, UniformCluster
+from penstock.solvers.degrees.contract import contract
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.lowering import lower
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.degrees import Choice, Degrees
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
+from penstock.solvers.model.timeline import Timeline
+from penstock.solvers.schedules.early_backward import one_f_one_b
+from penstock.solvers.schedules.gpipe import gpipe
+from penstock.solvers.schedules.interleaved import interleaved
+from penstock.solvers.schedules.zero_bubble import zb_h1
+
+WORLD = 8
+MICRO_BATCHES = 4
+SCHEDULES = {"gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": interleaved, "zero-bubble": zb_h1}
+
+
+class Case(NamedTuple):
+    """A run: a job of ``mesh_jobs``, the degrees inside a cell, cells side by side and one after the other."""
+
+    job: str
+    dtype: str
+    tensor: int
+    context: int
+    expert: int
+    replicas: int
+    pipeline: int
+    sharding: str
+    schedule: str
+    recompute: str
+
+    @property
+    def degrees(self) -> Degrees:
+        """What is inside a cell."""
+        return Degrees(tensor=self.tensor, context=self.context, expert=self.expert)
+
+    @property
+    def is_legal(self) -> bool:
+        """Whether the values go together, each says something, and the world has ranks and samples enough.
+
+        Routing is compared in fp64 alone: rounding of fp32 sends a token elsewhere. With zero-bubble, W repeats an
+        exchange of tokens that I has made (docs/running.md), so that more runs than is predicted.
+        """
+        stages = self.pipeline > 1 or self.schedule != "interleaved"
+        shared_out = self.sharding == "none" or self.replicas > 1 or self.degrees.cell > self.tensor
+        experts = self.expert == 1 or (self.job == "moe" and self.schedule != "zero-bubble")
+        experts = experts and (self.job != "moe" or self.dtype == "float64")
+        rows = self.replicas * self.degrees.meshes <= BATCH // MICRO_BATCHES
+        return stages and shared_out and experts and rows and self.ranks <= WORLD
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        return self.degrees.cell * self.replicas * self.pipeline
+
+    def __str__(self) -> str:
+        """As pytest shows it."""
+        sizes = f"t{self.tensor}c{self.context}x{self.expert}d{self.replicas}p{self.pipeline}"
+        return "-".join((self.job, self.dtype, sizes, self.sharding, self.schedule, self.recompute))
+
+
+VALUES: dict[str, tuple[Any, ...]] = {
+    "job": ("gpt", "llama", "tied", "moe"),
+    "dtype": ("float64", "float32"),
+    "tensor": (2, 1),
+    "context": (2, 1),
+    "expert": (2, 1),
+    "replicas": (2, 1),
+    "pipeline": (2, 1),
+    "sharding": ("optimizer", "none"),
+    "schedule": tuple(SCHEDULES),
+    "recompute": ("none", "full"),
+}
+
+
+def all_products() -> list[Case]:
+    """Every legal case."""
+    return [case for case in map(Case._make, itertools.product(*VALUES.values())) if case.is_legal]
+
+
+def pairwise() -> list[Case]:
+    """Cases with every pair of values that a legal case has: each the one with most new pairs, the first of equals."""
+    cases = all_products()
+    pairs = {case: _pairs(case) for case in cases}
+    missing, chosen = set().union(*pairs.values()), []
+    while missing:
+        best = max(cases, key=lambda case: len(pairs[case] & missing))
+        chosen.append(best)
+        missing -= pairs[best]
+    return chosen
+
+
+def _pairs(case: Case) -> set[tuple[tuple[int, Any], tuple[int, Any]]]:
+    return set(itertools.combinations(enumerate(case), 2))
+
+
+class Lowered(NamedTuple):
+    """A case as it is judged, and as ranks run it."""
+
+    profile: ModelProfile
+    cells: Problem
+    allocation: Allocation
+    timeline: Timeline
+    programs: list[Program]
+
+
+def lowered(case: Case) -> Lowered:
+    """The case's plan, with the costs of the tracer, and its programs."""
+    profile = profile_of(case.job, case.expert)
+    cells = contract(to_problem(_request(case, profile)), Choice(case.degrees, case.sharding))
+    allocation = single_pipeline(_stages(case, len(profile.layers)), MICRO_BATCHES)
+    orders: Orders = SCHEDULES[case.schedule](cells, allocation)
+    programs = lower(cells, allocation, orders)
+    return Lowered(profile, cells, allocation, simulate(cells, allocation, orders), programs)
+
+
+@cache
+def profile_of(job: str, expert: int) -> ModelProfile:
+    """What the layers of a job cost in fp32, alone and shared: profiles have no fp64."""
+    return analytic_profile(
+        JOBS[f"{job}_float32"],
+        "H100",
+        (1, BATCH // MICRO_BATCHES),
+        tensor_degrees=(2,),
+        context_degrees=(2,),
+        expert_degrees=(expert,),
+    )
+
+
+def _request(case: Case, profile: ModelProfile) -> PlanRequest:
+    uniform = UniformCluster(
+        nodes=1,
+        devices_per_node=case.ranks,
+        kind="H100",
+        memory_bytes=2**36,
+        fabric=Fabric(bandwidth_bytes_per_s=10**11),
+    )
+    return PlanRequest.model_validate(
+        {
+            "profile": profile,
+            "topology": ClusterTopology(name="world", uniform=uniform),
+            "global_batch_size": BATCH,
+            "memory": {"precision": "full"},
+            "network": {"bucket_bytes": 20_000},
+            "degrees": case.degrees._asdict(),
+            "sharding": case.sharding,
+        }
+    )
+
+
+def _stages(case: Case, num_layers: int) -> tuple[Stage, ...]:
+    """Equal stages, two on each device where they are interleaved; replicas are neighbours."""
+    number = case.pipeline * (2 if case.schedule == "interleaved" else 1)
+    blocks = num_layers - 2
+    edges = [0, *(1 + blocks * k // number for k in range(1, number)), num_layers]
+    return tuple(
+        Stage(
+            first,
+            end - 1,
+            tuple(range(case.replicas * (k % case.pipeline), case.replicas * (k % case.pipeline + 1))),
+            recompute=((first, end - 1),) if case.recompute == "full" else (),
+        )
+        for k, (first, end) in enumerate(itertools.pairwise(edges))
+    )

@@ -1,0 +1,68 @@
+"""Ranks that share layers train what one process trains: every pair of degrees, shardings, schedules and models."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from mesh_cases import MICRO_BATCHES, Case, Lowered, all_products, lowered, pairwise
+from rank_pool import RankPool, differences
+
+from penstock.convert.degrees import degrees_of
+from penstock.solvers.model.degrees import Degrees
+
+HERE = Path(__file__).parent
+STEPS = 2
+TOLERANCE = {"float64": 1e-12, "float32": 1e-6}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every pair of values in the standard tier, every product where everything runs."""
+    if "case" in metafunc.fixturenames:
+        everything = metafunc.config.getoption("--tier") == "everything"
+        metafunc.parametrize("case", all_products() if everything else pairwise(), ids=str)
+
+
+def test_a_mesh_trains_what_one_process_trains_with_the_collectives_that_are_charged(
+    world: RankPool, case: Case
+) -> None:
+    made = lowered(case)
+    done = world.train(made.programs, f"mesh_jobs:{case.job}_{case.dtype}", steps=STEPS, directory=str(HERE))
+    gradients, losses = differences(done)
+    assert gradients <= TOLERANCE[case.dtype]
+    assert losses <= TOLERANCE[case.dtype]
+    assert {one["collectives_differ"] for one in done} == {None}
+    if case.sharding == "none" and case.recompute == "none":
+        for program, one in zip(made.programs, done, strict=True):
+            ran = {kind: one["collectives"].get(kind, 0) for kind in ("all_gather", "reduce_scatter")}
+            layers = {i for held in program.stages for i in range(held.first, held.last + 1)}
+            assert ran == {kind: STEPS * number for kind, number in _charged(made, layers).items()}
+
+
+def _charged(made: Lowered, layers: set[int]) -> dict[str, int]:
+    """The collectives within these layers' passes that the judge counts in a step, by the profile's variant."""
+    found = Counter({"all_gather": 0, "reduce_scatter": 0})
+    degrees = made.cells.degrees
+    if degrees != Degrees():
+        profile = made.profile
+        assert profile.variants is not None
+        assert profile.classes is not None
+        (variant,) = (each for each in profile.variants if degrees_of(each.degrees) == degrees)
+        costs = variant.measurements[0].layers
+        for layer in layers:
+            for each in costs[profile.classes[layer]].collectives:
+                if each.operation in found and each.phase != "step":
+                    found[each.operation] += MICRO_BATCHES * each.count
+    return dict(found)
+
+
+def test_the_pairs_are_those_of_all_products() -> None:
+    """By brute force: no pair of values that go together is missing."""
+
+    def pairs(cases: list[Case]) -> set[tuple[tuple[int, object], tuple[int, object]]]:
+        return {(a, b) for case in cases for a in enumerate(case) for b in enumerate(case) if a[0] < b[0]}
+
+    chosen = pairwise()
+    assert pairs(chosen) == pairs(all_products())
+    assert len(chosen) <= 60

@@ -1,0 +1,38 @@
+"""What ranks that share layers hold, storage by storage, against what the judge counts of one of their GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from mesh_cases import BATCH, MICRO_BATCHES, Case, lowered
+from rank_pool import RankPool
+
+from penstock.solvers.costs.memory import activation_bytes, static_bytes
+
+HERE = Path(__file__).parent
+CLOSE = 0.03
+
+
+@pytest.mark.parametrize("job", ["llama", "gpt"])
+@pytest.mark.parametrize(
+    ("tensor", "replicas", "sharding"),
+    [(2, 1, "none"), (2, 2, "none"), (2, 2, "optimizer"), (1, 2, "optimizer")],
+)
+def test_ranks_hold_what_is_counted_after_two_micro_batches_and_at_the_step(
+    world: RankPool, job: str, tensor: int, replicas: int, sharding: str
+) -> None:
+    """In the second step, when the optimizer has its states."""
+    made = lowered(Case(job, "float32", tensor, 1, 1, replicas, 1, sharding, "gpipe", "none"))
+    done = world.train(
+        made.programs, f"mesh_jobs:{job}_float32", steps=2, directory=str(HERE), check=False, count_memory=True
+    )
+    (stage,) = made.allocation.stages
+    static = static_bytes(made.cells, stage).total
+    each = activation_bytes(made.cells, stage, BATCH // MICRO_BATCHES)
+    for program, one in zip(made.programs, done, strict=True):
+        assert one["kind"] == "done", one
+        held = {index: size for step, index, size in one["held"] if step == 1}
+        kinds = [(word.kind, word.micro_batch) for word in program.instructions()]
+        assert held[kinds.index(("F", 2))] == pytest.approx(static + 2 * each, rel=CLOSE)
+        assert held[kinds.index(("STEP", 0))] == pytest.approx(static, rel=CLOSE)
