@@ -27,11 +27,11 @@ from runtimes import MICRO_BATCHES, ROWS, SEED, Prepared, TorchRuntime, gpt_job,
 from torch import Tensor, nn
 from torch.nn import functional
 
-from penstock.executor.program import interpreter as interpreting
 from penstock.executor.program.interpreter import Interpreter
 from penstock.executor.run.chain import Chain
 from penstock.executor.run.job import LayerSpec
 from penstock.executor.run.local import loopback_interface
+from penstock.executor.runtime.cpu import CpuRuntime, HostTimer
 from penstock.executor.transport import GlooTransport, process_groups
 from penstock.schemas.program import parse_row
 from penstock.solvers.model.allocation import Allocation, Stage
@@ -152,7 +152,6 @@ def messages(rank: int, world_size: int, iterations: int) -> dict[str, float] | 
 
     ``raw SEND`` and ``raw RECV``: the part of gloo's own call.
     """
-    interpreting.device_clock = lambda _device: time.thread_time_ns
     count = TINY_MICRO_BATCHES
     chain = Chain(tiny_job(2, count))
     stages = [Stage(0, 0, (0,)), Stage(1, 1, (1,))]
@@ -163,8 +162,14 @@ def messages(rank: int, world_size: int, iterations: int) -> dict[str, float] | 
     timed = SimpleNamespace(
         send=partial(timed_call, taken["raw SEND"], group.send), recv=partial(timed_call, taken["raw RECV"], group.recv)
     )
-    transport = GlooTransport(timed)
-    interpreter = Interpreter(program, chain, chain.infer_shapes(range(1)), seed=SEED, transport=transport)
+    interpreter = Interpreter(
+        program,
+        chain,
+        chain.infer_shapes(range(1)),
+        seed=SEED,
+        transport=GlooTransport(timed),
+        runtime=BusyRuntime(),
+    )
     interpreter.agree()
     for _ in range(5 * iterations):
         events: list[int] = []
@@ -173,6 +178,20 @@ def messages(rank: int, world_size: int, iterations: int) -> dict[str, float] | 
             if one.kind[:4] in taken:
                 taken[one.kind[:4]].append(events[2 * i + 1] - events[2 * i])
     return None if rank else {kind: statistics.median(times) / 1000 for kind, times in taken.items()}
+
+
+class BusyTimer(HostTimer):
+    """The processor time of this thread."""
+
+    def mark(self) -> None:
+        self._add(time.thread_time_ns())
+
+
+class BusyRuntime(CpuRuntime):
+    """A CPU whose instructions are timed by what they take of it."""
+
+    def timer(self) -> BusyTimer:
+        return BusyTimer()
 
 
 def timed_call(taken_ns: list[int], call: Callable[..., Any], *arguments: object) -> Any:

@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed import DistError
 
@@ -27,6 +26,7 @@ from penstock.executor.launched.report import differs_from_one_process, launch_r
 from penstock.executor.node.agent_state import lost_a_peer
 from penstock.executor.program.interpreter import InstructionFailed
 from penstock.executor.run.rank import TIMEOUT_S, Rank
+from penstock.executor.runtime.cuda import gpu_count
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.bundle import JobBundle, LaunchReport
 from penstock.schemas.errors import PenstockError
@@ -300,7 +300,7 @@ def device_of(bundle: JobBundle, rank: int, wanted: str) -> str:
     if wanted != "cuda":
         return wanted
     number_by_bus()
-    numbers = visible_numbers() or range(torch.cuda.device_count())
+    numbers = visible_numbers() or range(gpu_count())
     used = list(dict.fromkeys(bundle.ranks[other].index for other in bundle.nodes()[part.node]))
     return f"cuda:{place_among(part.index, used, numbers)}"
 

@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
+from penstock.executor.runtime.interface import Runtime
 from penstock.executor.transport.gloo import GlooTransport
-from penstock.executor.transport.staged import CudaCopies, PlainCopies, StagedTransport
+from penstock.executor.transport.staged import StagedTransport
 
 _ROUND = 64
 
@@ -42,12 +43,11 @@ def pair_of_groups(timeout_s: float = 30.0) -> Sequence[Any]:
     return groups[0], groups[1]
 
 
-def issue_cost(device: torch.device, size_bytes: int, *, staged: bool, rounds: int = 30) -> IssueCost:
+def issue_cost(runtime: Runtime, size_bytes: int, *, staged: bool, rounds: int = 30) -> IssueCost:
     """Send and receive rounds of messages of ``size_bytes``; the first round is not counted."""
     groups = pair_of_groups()
-    copies = CudaCopies(device) if device.type == "cuda" else PlainCopies()
-    ends = [StagedTransport(copies, group) if staged else GlooTransport(group) for group in groups]
-    tensor = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
+    ends = [StagedTransport(runtime, group) if staged else GlooTransport(group) for group in groups]
+    tensor = torch.zeros(size_bytes, dtype=torch.uint8, device=runtime.device)
     buffers = [torch.empty_like(tensor) for _ in range(_ROUND)]
     sends, receives = [], []
     try:

@@ -13,7 +13,7 @@ from torch import Tensor
 from penstock.executor.profiling.memory_use import MemoryWatch, held_bytes
 from penstock.executor.profiling.meta_cost import SavedStorages
 from penstock.executor.profiling.share import Share, leaf
-from penstock.executor.profiling.stopwatch import Stopwatch
+from penstock.executor.profiling.stopwatch import Stopwatch, times_ns
 from penstock.executor.run.job import Job
 from penstock.executor.stage.split_backward import Recorded, SplitBackward
 
@@ -38,7 +38,7 @@ def workspace_bytes(share: Share, stash: Sequence[int]) -> list[int]:
     After a forward stash and results stay; a backward gives back what it uses up, and leaves its inputs' gradients.
     """
     left = []
-    with MemoryWatch(share.device) as watch:
+    with MemoryWatch(share.runtime) as watch:
         for i, (given, kept) in enumerate(zip(_inputs(share), stash, strict=True)):
             with watch.stretch(f"F{i}"):
                 results = _run(share, i, dict(given))
@@ -82,8 +82,9 @@ def update_times_ns(share: Share, job: Job, watch: Stopwatch) -> list[int]:
             times.append(0)
             continue
         optimizer = job.optimizer(parameters)
+        share.runtime.prepare(optimizer)
         optimizer.step()
-        times.append(max(1, round(statistics.median(watch.times(optimizer.step, _UPDATE_ROUNDS)))))
+        times.append(max(1, round(statistics.median(times_ns(watch, optimizer.step, _UPDATE_ROUNDS)))))
     return times
 
 
@@ -101,15 +102,15 @@ def _inputs(share: Share) -> list[dict[str, Tensor]]:
 
 
 def _run(share: Share, i: int, env: dict[str, Tensor]) -> tuple[Tensor, ...]:
-    with share.training.autocast(share.device) or nullcontext():
+    with share.training.autocast(share.runtime.device) or nullcontext():
         return share.run_layer(i, env)
 
 
 def _weight_share(recorded: Recorded, roots: list[Tensor], inputs: list[Tensor], watch: Stopwatch) -> float:
     gradients = [torch.ones_like(root) for root in roots]
     try:
-        (of_input,) = watch.times(lambda: recorded.backward_input(roots, gradients, inputs), 1)
-        (of_weight,) = watch.times(recorded.backward_weight, 1)
+        (of_input,) = times_ns(watch, lambda: recorded.backward_input(roots, gradients, inputs), 1)
+        (of_weight,) = times_ns(watch, recorded.backward_weight, 1)
     except RuntimeError:
         return 0.0
     return of_weight / max(1, of_input + of_weight)

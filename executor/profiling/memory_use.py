@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.autograd.profiler import profile, record_function
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
+
+from penstock.executor.runtime.interface import Runtime
 
 _MEMORY = "[memory]"
 _STRETCH = "penstock/"
@@ -33,37 +34,36 @@ class Growth(NamedTuple):
 class MemoryWatch:
     """Measures named stretches of what runs inside it; ``growth`` knows them after it. Not to be nested."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._cuda = device.type == "cuda"
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._by_device = runtime.device.type != "cpu"
         self._found: dict[str, Growth] = {}
         self._records: Any = None
 
     def __enter__(self) -> MemoryWatch:
-        if not self._cuda:
+        if not self._by_device:
             self._records = profile(profile_memory=True)
             self._records.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if not self._cuda:
+        if not self._by_device:
             self._records.__exit__(*error)
             self._read(self._records.kineto_results.events())
 
     @contextmanager
     def stretch(self, name: str) -> Iterator[None]:
         """What runs inside it is a stretch; on a GPU it starts and ends with an idle device."""
-        if not self._cuda:
+        if not self._by_device:
             with record_function(_STRETCH + name):
                 yield
             return
-        torch.cuda.synchronize(self._device)
-        torch.cuda.reset_peak_memory_stats(self._device)
-        before = torch.cuda.memory_allocated(self._device)
+        runtime = self._runtime
+        runtime.synchronize()
+        before = runtime.memory.reset_peak().active
         yield
-        torch.cuda.synchronize(self._device)
-        peak, left = torch.cuda.max_memory_allocated(self._device), torch.cuda.memory_allocated(self._device)
-        self._found[name] = Growth(peak - before, left - before)
+        runtime.synchronize()
+        self._found[name] = Growth(runtime.memory.peak().active - before, runtime.memory.now().active - before)
 
     def growth(self, name: str) -> Growth:
         """Of the stretch with this name."""

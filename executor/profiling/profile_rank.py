@@ -27,13 +27,13 @@ from typing import IO, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.executor.gpu import open_device
 from penstock.executor.host_memory import keep_freed_memory
 from penstock.executor.profiling.layer_costs import stash_bytes, update_times_ns, weight_shares, workspace_bytes
 from penstock.executor.profiling.rounds import Block
 from penstock.executor.profiling.share import Share, make_shares
-from penstock.executor.profiling.stopwatch import Mark, Stopwatch
+from penstock.executor.profiling.stopwatch import Stopwatch, stopwatch
 from penstock.executor.run.job import Job, load_job
+from penstock.executor.runtime.opening import open_device
 from penstock.executor.stage.precision import Training
 from penstock.schemas.errors import PenstockError
 
@@ -70,7 +70,7 @@ class Passes:
         """A single pass."""
         watch = self._watch
         forward_marks = [watch.mark()]
-        arrived: list[Mark | None] = [None] * len(self._share.modules)
+        arrived: list[int | None] = [None] * len(self._share.modules)
 
         def after(index: int, results: list[Tensor]) -> None:
             def note(gradient: Tensor) -> None:
@@ -85,14 +85,14 @@ class Passes:
         if roots:
             torch.autograd.backward(roots, self._gradients)
         end = watch.mark()
-        watch.settle()
+        at_ns = watch.read_ns()
         backward_ns = []
         stop = end
         for i, mark in enumerate(arrived):
             start = begin if i == len(arrived) - 1 else mark
-            backward_ns.append(0 if start is None or not roots else max(0, watch.between_ns(start, stop)))
-            stop = start or stop
-        forward_ns = [watch.between_ns(a, b) for a, b in pairwise(forward_marks)]
+            backward_ns.append(0 if start is None or not roots else max(0, at_ns[stop] - at_ns[start]))
+            stop = stop if start is None else start
+        forward_ns = [at_ns[b] - at_ns[a] for a, b in pairwise(forward_marks)]
         return _Pass(forward_ns, backward_ns)
 
 
@@ -107,15 +107,16 @@ def _serve(orders: IO[bytes], answer: Callable[[dict[str, Any]], None]) -> None:
         if order["reference"]
         else pickle.loads(base64.b64decode(order["pickled"]))
     )
-    device = open_device(order["device"])
-    watch = Stopwatch(device)
-    shares = make_shares(job, order["first"], order["last"], order["sizes"], device, Training(order["precision"]))
-    stashes = [stash_bytes(share) for share in shares]
-    workspaces = [workspace_bytes(share, stash) for share, stash in zip(shares, stashes, strict=True)]
+    runtime, training = open_device(order["device"]), Training(order["precision"])
+    runtime.use_precision(training.precision)
+    watch = stopwatch(runtime)
+    shares = make_shares(job, order["first"], order["last"], order["sizes"], runtime, training)
     passes = [Passes(share, watch) for share in shares]
     for each in passes:
         for _ in range(WARM_UP_PASSES):
             each.one()
+    stashes = [stash_bytes(share) for share in shares]
+    workspaces = [workspace_bytes(share, stash) for share, stash in zip(shares, stashes, strict=True)]
     answer({"stash_bytes": stashes, "workspace_bytes": workspaces})
     order = _next_order(orders, passes[-1])
     while "block" in order:

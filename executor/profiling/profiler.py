@@ -25,12 +25,11 @@ from typing import IO, Any, NamedTuple
 
 import torch
 
-from penstock.executor.devices import device_kind
-from penstock.executor.gpu import open_device
 from penstock.executor.profiling.assembly import assemble, checked_sizes
 from penstock.executor.profiling.rounds import PRECISION, Block, Rounds
 from penstock.executor.run.chain import Chain
 from penstock.executor.run.job import Job, load_job
+from penstock.executor.runtime.opening import open_device
 from penstock.executor.stage.precision import Training
 from penstock.executor.transport.codec import conversion_bytes_per_s
 from penstock.schemas import errors
@@ -90,7 +89,7 @@ def measure_profile(
     finally:
         for rank in ranks:
             rank.end()
-    setting = _Setting(device, device_kind or _kind(device), concurrency, training)
+    setting = _Setting(device, device_kind or open_device(device).kind, concurrency, training)
     found = [one | other for one, other in zip(sized, parts, strict=True)]
     profile = _assemble(chain, sizes, shares, _Found(rounds, found), setting)
     return profile.model_copy(update={"codec_speeds": _codec_speeds(profile, sizes[-1], setting)})
@@ -288,8 +287,3 @@ def _pickled(job: Job) -> str:
             f"job {job.name!r} cannot be sent to the measuring processes: {type(error).__name__}: {error}",
             remedy="give its name, module:attribute, instead of the object",
         ) from error
-
-
-def _kind(device: str) -> str:
-    """The kind of a device as topologies call it."""
-    return device_kind(torch.cuda.get_device_name(device)) if device.startswith("cuda") else device

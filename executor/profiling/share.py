@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from penstock.executor.gpu import moved
 from penstock.executor.run.chain import Chain, derived_seed
 from penstock.executor.run.job import Job, LayerSpec
+from penstock.executor.runtime.cpu import CPU
+from penstock.executor.runtime.interface import Runtime
 from penstock.executor.stage.precision import FULL, Training
 from penstock.schemas.errors import ModelMismatch
 
@@ -28,7 +29,7 @@ class Share:
     env: dict[str, Tensor]
     targets: Any
     size: int
-    device: torch.device
+    runtime: Runtime = CPU
     training: Training = FULL
 
     @property
@@ -48,7 +49,7 @@ class Share:
         boundary does, not a layer.
         """
         env = {name: leaf(tensor) for name, tensor in self.env.items()}
-        with self.training.autocast(self.device) or nullcontext():
+        with self.training.autocast(self.runtime.device) or nullcontext():
             for i in range(len(self.modules)):
                 after(i, [tensor for tensor in self.run_layer(i, env) if tensor.requires_grad])
         used = {name for spec in self.specs for name in (*spec.reads, *spec.writes)}
@@ -82,11 +83,11 @@ def leaf(tensor: Tensor) -> Tensor:
 
 
 def make_shares(
-    job: Job, first: int, last: int, sizes: Sequence[int], device: torch.device, training: Training = FULL
+    job: Job, first: int, last: int, sizes: Sequence[int], runtime: Runtime = CPU, training: Training = FULL
 ) -> list[Share]:
     """The same layers for each size (samples): on the device, with gradients to add to, and tensors to run on."""
     chain = Chain(job)
-    modules = list(chain.build_layers(range(first, last + 1), device=device).values())
+    modules = list(chain.build_layers(range(first, last + 1), device=runtime.device).values())
     for module in modules:
         module.train()
         for parameter in module.parameters():
@@ -95,8 +96,8 @@ def make_shares(
     shares = []
     for size in sizes:
         inputs, targets = job.batch(0, range(size))
-        env = moved(inputs, device) | _made(chain, first, size, device, training)
-        shares.append(Share(chain, first, last, modules, env, moved(targets, device), size, device, training))
+        env = runtime.moved(inputs) | _made(chain, first, size, runtime.device, training)
+        shares.append(Share(chain, first, last, modules, env, runtime.moved(targets), size, runtime, training))
     return shares
 
 

@@ -1,54 +1,70 @@
-"""Time on a device: the processor time of this thread on a CPU, events in the stream on a GPU."""
+"""Time on a device: the processor time of this thread on a CPU, events in the compute stream on a GPU."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Protocol
 
-import torch
-
-
-class Mark(NamedTuple):
-    """A moment."""
-
-    busy_ns: int
-    event: Any = None
+from penstock.executor.runtime.interface import Runtime
 
 
-class Stopwatch:
-    """Marks moments of what runs on ``device``; times between them are known once it has settled."""
+class Stopwatch(Protocol):
+    """Notes moments of what runs on a device; ``read_ns`` gives them in ns, on a clock of its own, and begins anew."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._cuda = device.type == "cuda"
+    def mark(self) -> int:
+        """Note now, on the device; the number of the moment."""
 
-    def mark(self) -> Mark:
-        """Now, on the device."""
-        if not self._cuda:
-            return Mark(time.thread_time_ns())
-        event: Any = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return Mark(0, event)
+    def read_ns(self) -> list[int]:
+        """Return all moments in ns once they have come, and forget them."""
 
-    def between_ns(self, start: Mark, end: Mark) -> int:
-        """From one moment to another; ``settle`` comes before."""
-        if not self._cuda:
-            return end.busy_ns - start.busy_ns
-        return round(float(start.event.elapsed_time(end.event)) * 1e6)
 
-    def settle(self) -> None:
-        """Return when everything that was marked has happened."""
-        if self._cuda:
-            torch.cuda.synchronize(self._device)
+class BusyWatch:
+    """The processor time of this thread, which leaves out what others ran in between."""
 
-    def times(self, action: Callable[[], object], rounds: int) -> list[int]:
-        """What ``action`` takes, each time."""
-        found = []
-        for _ in range(rounds):
-            start = self.mark()
-            action()
-            end = self.mark()
-            self.settle()
-            found.append(self.between_ns(start, end))
-        return found
+    def __init__(self) -> None:
+        self._moments_ns: list[int] = []
+
+    def mark(self) -> int:
+        self._moments_ns.append(time.thread_time_ns())
+        return len(self._moments_ns) - 1
+
+    def read_ns(self) -> list[int]:
+        moments, self._moments_ns = self._moments_ns, []
+        return moments
+
+
+class DeviceWatch:
+    """Moments of the compute stream of a device."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._timer = runtime.timer()
+        self._count = 0
+
+    def mark(self) -> int:
+        self._timer.mark()
+        self._count += 1
+        return self._count - 1
+
+    def read_ns(self) -> list[int]:
+        moments = self._timer.read_ns()
+        self._timer, self._count = self._runtime.timer(), 0
+        return moments
+
+
+def stopwatch(runtime: Runtime) -> Stopwatch:
+    """The stopwatch of a device."""
+    return BusyWatch() if runtime.device.type == "cpu" else DeviceWatch(runtime)
+
+
+def times_ns(watch: Stopwatch, action: Callable[[], object], rounds: int) -> list[int]:
+    """What ``action`` takes, each time, in ns."""
+    found = []
+    for _ in range(rounds):
+        watch.mark()
+        action()
+        watch.mark()
+        start, end = watch.read_ns()
+        found.append(end - start)
+    return found

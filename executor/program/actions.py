@@ -47,13 +47,15 @@ class Actions:
         """Start to run a program."""
         self._told_ns = time.perf_counter_ns()
 
-    def report(self, batch: GlobalBatch) -> None:
+    def report(self, batch: GlobalBatch, *, at_end: bool = False) -> None:
         """Let ``on_batch`` know of a global batch and of those before it, each once and in order.
 
-        What one update brings to an end together has its time in equal parts.
+        What one update brings to an end together has its time in equal parts. On GPUs the last one is left for later,
+        so that the host does not wait for it.
         """
         unreported, done = batch.source.unreported, []
-        while self.on_batch is not None and unreported and unreported[0].step <= batch.step:
+        last = batch.step - (batch.source.loss_group is not None and not at_end)
+        while self.on_batch is not None and unreported and unreported[0].step <= last:
             done.append((unreported[0], unreported[0].finish()))
             unreported.popleft()
         if self.on_batch is not None and done:
@@ -262,7 +264,6 @@ class Actions:
             stage.reduction.wait_all()
         factor = stage.scale
         if factor is None:
-            batch.finish()
             factor = self.expected_count / batch.true_count
         norm = self.norm
         if norm is not None:

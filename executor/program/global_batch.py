@@ -1,8 +1,9 @@
 """A global batch on its way through a rank: its samples, its random states, its loss.
 
 Several are under way at once where nothing is flushed; each of these objects then serves one global batch after
-another. The loss and its terms are added up over all ranks as soon as a rank has nothing more to add, so that the true
-number of terms is known before the optimizer's step without waiting for a flush.
+another. The terms of the loss are added up over all ranks as soon as a rank has nothing more to add, so that their true
+number is known before the optimizer's step without waiting for a flush. The loss itself is added up with them where all
+ranks have it; on GPUs it is read when the batch is reported, so that no step waits for the device.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from penstock.executor.gpu import moved
 from penstock.executor.run.chain import Chain
+from penstock.executor.runtime.interface import Event, Runtime
 from penstock.executor.stage.stage_module import step_seed
 from penstock.executor.transport import sum_over
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
@@ -48,13 +50,14 @@ class Source:
 
     ``counting``: those that are open and whose totals have not set off, in order. All ranks add up one global batch
     after the other, though each is done with its own part at another time: a group's collectives have one order.
-    ``unreported``: those whose result has not been reported, in order.
+    ``unreported``: those whose result has not been reported, in order. ``loss_group``: the group that adds up losses
+    which GPUs have; None where every rank has its own on the host.
     """
 
     def __init__(
         self,
         chain: Chain,
-        device: torch.device,
+        runtime: Runtime,
         seed: int,
         lane: int = 0,
         lanes: int = 1,
@@ -62,12 +65,23 @@ class Source:
     ) -> None:
         self.chain = chain
         self.context = context
-        self.device = device
+        self.runtime = runtime
         self.seed = seed
         self.lane = lane
         self.lanes = lanes
         self.counting: deque[GlobalBatch] = deque()
         self.unreported: deque[GlobalBatch] = deque()
+        self.loss_group: Any = None
+
+    def agree(self) -> None:
+        """Agree with all ranks on how losses are added up; collective, once.
+
+        What GPUs have is added up in a group of its own: it comes later than terms of later batches on some ranks.
+        """
+        on_gpus = torch.tensor([int(self.runtime.device.type != "cpu")])
+        dist.all_reduce(on_gpus, op=dist.ReduceOp.MAX)
+        if on_gpus.item():
+            self.loss_group = dist.new_group(backend="gloo")
 
     def set_off(self) -> None:
         """Start the totals of what this rank has nothing more to add to."""
@@ -96,7 +110,8 @@ class Source:
         """What this rank has of it, on its device."""
         if self.context is not None:
             batch = self.context.cut(self.chain.job, *batch)
-        return batch if self.device.type == "cpu" else moved(batch, self.device)
+        found: tuple[dict[str, Tensor], Any] = self.runtime.moved(batch)
+        return found
 
 
 class GlobalBatch:
@@ -112,11 +127,11 @@ class GlobalBatch:
         self.held: dict[Rows, list[Any]] = {}
         self.step = self.number = -1
         self.key = 0
-        self.true_count = 0.0
         self._read: Read = source.read
         self._losses: list[Tensor] = []
         self._count = self._missing = 0
         self._totals: tuple[Tensor, Any] | None = None
+        self._fetched: tuple[Tensor, Event] | None = None
         self._result: StepResult | None = None
 
     def open(self, step: int) -> None:
@@ -138,7 +153,7 @@ class GlobalBatch:
         self._read = read
         self._losses = []
         self._count = 0
-        self._totals = None
+        self._totals = self._fetched = None
         self._result = None
         self._missing = missing
 
@@ -176,23 +191,60 @@ class GlobalBatch:
         """Start adding up over all ranks, pipeline by pipeline where each has batches of its own."""
         lane, lanes = self.source.lane, self.source.lanes
         values = [0.0] * (2 * lanes)
-        values[2 * lane], values[2 * lane + 1] = self.take_losses()
+        if self.source.loss_group is None:
+            values[2 * lane], values[2 * lane + 1] = self.take_losses()
+        else:
+            values[2 * lane + 1] = self._count
+            self._fetched = self._fetch_losses()
         totals = torch.tensor(values, dtype=torch.float64)
         self._totals = totals, sum_over(totals)
+
+    def _fetch_losses(self) -> tuple[Tensor, Event]:
+        """Start to bring the sum of this rank's losses to the host."""
+        zero = torch.zeros((), dtype=torch.float64, device=self.source.runtime.device)
+        total = sum((loss.double() for loss in self._losses), zero)
+        self._losses = []
+        host = self.source.runtime.host_buffer(total)
+        return host, self.source.runtime.download(total, host)
+
+    @property
+    def true_count(self) -> float:
+        """The terms of the loss of this rank's pipeline; waits for all ranks. Raises InvalidDocument when none."""
+        count: float = self._counted()[2 * self.source.lane + 1]
+        return count
+
+    def _counted(self) -> list[float]:
+        """Loss (unless GPUs have it) and terms of each pipeline."""
+        assert self._totals is not None, "a forward of the last stage is missing"
+        totals, work = self._totals
+        if work is not None:
+            work.wait()
+            self._totals = totals, None
+        values: list[float] = totals.tolist()
+        if min(values[1::2]) <= 0:
+            raise InvalidDocument(
+                f"the loss of step {self.step} has {min(values[1::2]):.0f} terms; its mean is undefined"
+            )
+        return values
 
     def finish(self) -> StepResult:
         """The loss over all ranks; waits for it. Raises InvalidDocument when it has no terms."""
         if self._result is None:
-            assert self._totals is not None, "a forward of the last stage is missing"
-            totals, work = self._totals
-            work.wait()
-            values = totals.tolist()
+            values = self._counted()
             losses, counts = values[::2], values[1::2]
-            if min(counts) <= 0:
-                raise InvalidDocument(
-                    f"the loss of step {self.step} has {min(counts):.0f} terms; its mean is undefined"
-                )
+            if self._fetched is not None:
+                losses = self._fetched_losses()
             means = tuple(loss / count for loss, count in zip(losses, counts, strict=True))
-            self.true_count = counts[self.source.lane]
             self._result = StepResult(sum(losses) / sum(counts), round(sum(counts)), means)
         return self._result
+
+    def _fetched_losses(self) -> list[float]:
+        """The loss of each pipeline over all ranks, once the devices have it; all ranks ask batch after batch."""
+        assert self._fetched is not None
+        host, arrived = self._fetched
+        arrived.synchronize()
+        totals = torch.zeros(self.source.lanes, dtype=torch.float64)
+        totals[self.source.lane] = host
+        dist.all_reduce(totals, group=self.source.loss_group)
+        found: list[float] = totals.tolist()
+        return found

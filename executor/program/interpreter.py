@@ -18,7 +18,8 @@ from penstock.executor.program.binding import Binder, Bound, Code, first_row
 from penstock.executor.program.global_batch import Source, StepResult
 from penstock.executor.program.mark import Mark
 from penstock.executor.run.chain import Chain, TensorShape
-from penstock.executor.run.clocks import device_clock
+from penstock.executor.runtime.cpu import CPU
+from penstock.executor.runtime.interface import Runtime, Timer
 from penstock.executor.stage.gradient_norm import GradientNorm
 from penstock.executor.stage.held_stage import HeldStage, Holder, refuse_other_stages
 from penstock.executor.stage.precision import FULL, Training
@@ -68,7 +69,7 @@ class Interpreter:
         seed: int,
         transport: Transport,
         groups: Sequence[Any] = (),
-        device: torch.device | str = "cpu",
+        runtime: Runtime = CPU,
         mark: Mark | None = None,
         training: Training = FULL,
         division: Division | None = None,
@@ -80,12 +81,12 @@ class Interpreter:
         self.chain = chain
         self.shapes = shapes
         self.seed = seed
-        self.device = torch.device(device)
+        self.runtime = runtime
         self.mark: Mark = mark if mark is not None else [0]
         self.training = training
-        self.actions = Actions(transport, self.device)
+        self.actions = Actions(transport, runtime.device)
         self.stages: dict[int, HeldStage] = Holder(
-            self.programs, chain, shapes, groups, seed=seed, device=self.device, training=training, division=division
+            self.programs, chain, shapes, groups, seed=seed, runtime=runtime, training=training, division=division
         ).stages()
         self.actions.norm = self._norm()
         self.source = self._source(division)
@@ -134,6 +135,7 @@ class Interpreter:
             stage.module.count = self.actions.expected_count
         if self.actions.norm is not None:
             self.actions.norm.begin(self.actions.expected_count)
+        self.source.agree()
 
     def step(self, number: int, events: list[int] | None = None) -> StepResult:
         """Run a program of one global batch (elastic averaging: one of each pipeline).
@@ -154,7 +156,7 @@ class Interpreter:
         try:
             self._run(first_step, events)
             for batch in sorted(self.bound.batches, key=lambda batch: batch.step):
-                self.actions.report(batch)
+                self.actions.report(batch, at_end=True)
         finally:
             self.actions.on_batch = None
 
@@ -168,12 +170,14 @@ class Interpreter:
             if stage.versions is not None:
                 stage.versions.use(0)
             stage.clear_gradients()
-        at = 0
+        at, timer = 0, None if events is None else self.runtime.timer()
         for code, highest in self._segments(bound):
             self._open(highest)
-            self._execute(code, at, events)
+            self._execute(code, at, timer)
             at += len(code.calls)
         self.actions.transport.drain()
+        if events is not None and timer is not None:
+            events.extend(timer.read_ns())
 
     def _segments(self, bound: Bound) -> Iterator[tuple[Code, int]]:
         """The program's segments in order, with the last global batch that each may begin."""
@@ -189,23 +193,23 @@ class Interpreter:
             batches[self._opened % len(batches)].open(self._first_step + self._opened)
             self._opened += 1
 
-    def _execute(self, code: Code, at: int, events: list[int] | None) -> None:
+    def _execute(self, code: Code, at: int, timer: Timer | None) -> None:
         mark = self.mark
         index = at
         try:
-            if events is None:
+            if timer is None:
                 for index, (function, arguments) in enumerate(code.calls, at):
                     mark[0] = index
                     function(*arguments)
             else:
-                clock, add = device_clock(self.device), events.append
+                now = timer.mark
                 for index, ((function, arguments), arrivals) in enumerate(zip(code.calls, code.waits, strict=True), at):
                     mark[0] = index
                     if arrivals is not None:
                         arrivals()
-                    add(clock())
+                    now()
                     function(*arguments)
-                    add(clock())
+                    now()
         except Exception as error:
             found = blame(error, self.chain.names)
             raise InstructionFailed(index, self._instruction(index), found.layer, found.line) from error
@@ -290,7 +294,7 @@ class Interpreter:
                 )
             return None
         counted = [parameter for stage in self.stages.values() for parameter in stage.counted]
-        return GradientNorm(self.training, counted, [stage.module for stage in self.stages.values()])
+        return GradientNorm(self.training, counted, [stage.module for stage in self.stages.values()], self.runtime)
 
     def _source(self, division: Division | None) -> Source:
         """Under elastic averaging each pipeline has global batches of its own; its ranks belong to it alone."""
@@ -298,7 +302,7 @@ class Interpreter:
         lanes = program.pipelines if program.update_rule == "elastic_averaging" else 1
         lane = program.stages[0].pipeline if lanes > 1 and program.stages else 0
         context = None if division is None else division.context
-        return Source(self.chain, self.device, self.seed, lane, lanes, context)
+        return Source(self.chain, self.runtime, self.seed, lane, lanes, context)
 
     def _count_first_terms(self) -> tuple[int, int]:
         """Terms of the loss of the first micro-batch of step 0, and its rows; 0 and 0 without the last stage."""
@@ -314,5 +318,7 @@ class Interpreter:
     def _terms(self, stage: StageModule, rows: range) -> int:
         """The terms of the loss over some rows of step 0, found with zeros for what comes from other stages."""
         before = self.shapes[stage.first - 1].values() if stage.first else ()
-        zeros = [torch.zeros((len(rows), *one.sample_shape), dtype=one.dtype, device=self.device) for one in before]
+        zeros = [
+            torch.zeros((len(rows), *one.sample_shape), dtype=one.dtype, device=self.runtime.device) for one in before
+        ]
         return stage.count_terms(zeros, *self.source.read(0, rows))

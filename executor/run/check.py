@@ -147,7 +147,7 @@ class _Reference:
             slices=whole.slices,
             on_update=self._keep,
             training=interpreter.training,
-            device=interpreter.device,
+            runtime=interpreter.runtime,
         )
         self.losses = [trainer.train(step) for step in range(self.steps)]
 

@@ -10,7 +10,7 @@ evenly (drift), so that the larger of the two errors bounds it in between.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -47,19 +47,6 @@ class CommonClock:
         if not drift or apart <= 0:
             return [at + offset for at in times_ns]
         return [at + offset + (at - since) * drift // apart for at in times_ns]
-
-
-def device_clock(device: torch.device) -> Callable[[], int]:
-    """``perf_counter_ns``, on a GPU once it has done what it was given: an instruction there returns before it runs."""
-    if device.type != "cuda":
-        return time.perf_counter_ns
-    stream = torch.cuda.current_stream(device)
-
-    def clock() -> int:
-        stream.synchronize()
-        return time.perf_counter_ns()
-
-    return clock
 
 
 def read_clock(host: str) -> Reading:

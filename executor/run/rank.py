@@ -44,7 +44,6 @@ import torch.distributed as dist
 from penstock.executor.checkpoints.checkpoint import About
 from penstock.executor.checkpoints.shutdown import GracefulShutdown, ShutdownRequested
 from penstock.executor.children import die_with
-from penstock.executor.gpu import open_device
 from penstock.executor.host_memory import keep_freed_memory
 from penstock.executor.program.interpreter import InstructionFailed, Interpreter
 from penstock.executor.program.mark import Mark, open_mark
@@ -57,6 +56,7 @@ from penstock.executor.run.metrics import Metrics
 from penstock.executor.run.peak import peak_of
 from penstock.executor.run.trace import rank_trace
 from penstock.executor.run.training import Course, Trainer
+from penstock.executor.runtime.opening import open_device
 from penstock.executor.stage.precision import Training
 from penstock.executor.transport import (
     AUTO,
@@ -104,20 +104,21 @@ class Rank:
     def run(self) -> None:
         """Set up, train, compare, report. Raises whatever goes wrong."""
         given = self.assignment
-        device = open_device(given.get("device", "cpu"))
+        runtime = open_device(given.get("device", "cpu"))
+        runtime.use_precision(self.options.precision)
         torch.set_num_threads(1)
         keep_freed_memory()
         self.programs = [Program.from_json(one) for one in given.get("programs") or [given["program"]]]
         self.program = self.programs[0]
         job = load_job(given["job"], given.get("directory"))
-        model = self._model(job, device)
-        self._peak = peak_of(device, counts_tensors=given.get("count_memory", False))
+        model = self._model(job, runtime.device)
+        self._peak = peak_of(runtime, counts_tensors=given.get("count_memory", False))
         store = self._connect()
         self._refuse_other_degrees(store)
-        kind = agree_on_transport(given.get("transport", AUTO), device, self.programs)
-        groups = process_groups(self.program.groups, self._timeout_s, device if kind == "nccl" else None)
-        division, model = self._division(groups, model, device)
-        transport = make_transport(kind, self.program, device, self._timeout_s)
+        kind = agree_on_transport(given.get("transport", AUTO), runtime, self.programs)
+        groups = process_groups(self.program.groups, self._timeout_s, runtime if kind == "nccl" else None)
+        division, model = self._division(groups, model, runtime.device)
+        transport = make_transport(kind, self.program, runtime, self._timeout_s)
         checkpoints = self._open_checkpoints(job)
         interpreter = Interpreter(
             self.programs,
@@ -126,7 +127,7 @@ class Rank:
             seed=given["seed"],
             transport=transport,
             groups=groups,
-            device=device,
+            runtime=runtime,
             mark=self.mark,
             training=model.training,
             division=division,

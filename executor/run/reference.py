@@ -25,8 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from penstock.executor.gpu import moved, random_state, reseeder
 from penstock.executor.run.chain import Chain
+from penstock.executor.runtime.cpu import CPU
+from penstock.executor.runtime.interface import Runtime
 from penstock.executor.stage.precision import FULL, Training
 from penstock.executor.stage.stage_module import back_loss, layer_seed, step_seed
 from penstock.schemas.errors import InvalidDocument
@@ -104,14 +105,14 @@ class Model:
         seed: int,
         slices: Slices | None = None,
         autocast: AbstractContextManager[Any] | None = None,
-        device: torch.device | str = "cpu",
+        runtime: Runtime = CPU,
     ) -> None:
         self.chain = chain
-        self.device = torch.device(device)
+        self.runtime = runtime
         self.seed = seed
         self.autocast = autocast or nullcontext()
         self.slices = slices or {}
-        self.modules = chain.build_layers(range(len(chain.specs)), seed, self.device)
+        self.modules = chain.build_layers(range(len(chain.specs)), seed, runtime.device)
         for module in self.modules.values():
             module.train()
         self.parameters = {name: p for name, p in chain.named_parameters(self.modules) if p.requires_grad}
@@ -130,7 +131,7 @@ class Model:
     def _forward(self, recipe: Recipe, number: int, place: int) -> tuple[Tensor, int]:
         chain, key = self.chain, step_seed(self.seed, number)
         rows, cls = recipe.micro_batch(place)
-        inputs, targets = moved(chain.job.batch(number, rows), self.device)
+        inputs, targets = self.runtime.moved(chain.job.batch(number, rows))
         env = dict(inputs)
         for i, module in self.modules.items():
             spec = chain.specs[i]
@@ -144,11 +145,11 @@ class Model:
         self, index: int, module: nn.Module, arguments: Sequence[Tensor], parts: Any, seeds: Sequence[int]
     ) -> Sequence[Tensor]:
         """A layer over a whole micro-batch; by slices if it turns out to draw random numbers and has several."""
-        reseed = reseeder(self.device)
+        reseed, random_state = self.runtime.seed, self.runtime.random_state
         reseed(seeds[0])
-        before = random_state(self.device)
+        before = random_state()
         results = self.chain.call(index, module, arguments)
-        if len(parts) == 1 or torch.equal(before, random_state(self.device)):
+        if len(parts) == 1 or torch.equal(before, random_state()):
             return results
         pieces = []
         for (low, high), seed in zip(parts, seeds, strict=True):
@@ -217,7 +218,7 @@ class ReferenceTrainer:
         slices: Slices | None = None,
         on_update: OnUpdate | None = None,
         training: Training = FULL,
-        device: torch.device | str = "cpu",
+        runtime: Runtime = CPU,
     ) -> None:
         self.chain = chain
         self.recipe = recipe
@@ -227,7 +228,7 @@ class ReferenceTrainer:
         self._averaged = recipe.update_rule == "elastic_averaging" and recipe.pipelines > 1
         lanes = recipe.pipelines if recipe.update_rule == "elastic_averaging" else 1
         self._clip_norm = training.clip_norm
-        self.models = [Model(chain, seed, slices, training.autocast(device), device) for _ in range(lanes)]
+        self.models = [Model(chain, seed, slices, training.autocast(runtime.device), runtime) for _ in range(lanes)]
         self.stages = [
             [_Stage(chain, model.of_layers(first, last)) for first, last in recipe.stages] for model in self.models
         ]

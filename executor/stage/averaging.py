@@ -56,7 +56,7 @@ class ReferenceBucket:
 
     def push(self, update: list[Tensor]) -> None:
         """Start sending Δ."""
-        if dist.get_backend(self.group) == "gloo" and update[0].is_cuda:
+        if dist.get_backend(self.group) == "gloo" and not update[0].is_cpu:
             # Gloo reduces what a GPU holds only for all ranks at once.
             works = [dist.all_reduce(one, group=self.group, async_op=True) for one in update]
         else:

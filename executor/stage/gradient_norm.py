@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from penstock.executor.runtime.cpu import CPU
+from penstock.executor.runtime.interface import Event, Runtime
 from penstock.executor.stage.precision import Training
 from penstock.executor.stage.stage_module import StageModule
 from penstock.executor.transport import sum_over
@@ -66,7 +68,13 @@ class GradientNorm:
     last step's norm before clipping; ``overflow``: whether that step is left out.
     """
 
-    def __init__(self, training: Training, counted: Iterable[nn.Parameter], modules: Iterable[StageModule]) -> None:
+    def __init__(
+        self,
+        training: Training,
+        counted: Iterable[nn.Parameter],
+        modules: Iterable[StageModule],
+        runtime: Runtime = CPU,
+    ) -> None:
         self.clip_norm = training.clip_norm
         self.scale = LossScale() if training.precision == "fp16" else None
         self.norm = 0.0
@@ -74,7 +82,9 @@ class GradientNorm:
         self._counted = list(counted)
         self._modules = list(modules)
         self._expected_count = 1.0
-        self._started: tuple[torch.Tensor, Any] | None = None
+        self._runtime = runtime
+        self._fetched: tuple[Tensor, Event] | None = None
+        self._sum: Any = None
         self._raw = 0.0
         self._used_scale = 1.0
 
@@ -86,16 +96,19 @@ class GradientNorm:
             module.count = expected_count / scale
 
     def start(self) -> None:
-        """NORM: start adding up the squares over all ranks."""
-        squares = torch.tensor([sum_of_squares(self._counted)], dtype=torch.float64)
-        self._started = squares, sum_over(squares)
+        """NORM: start adding up the squares over all ranks; where a GPU has them, to bring them to the host."""
+        squares = sum_of_squares(self._counted, self._runtime.device)
+        host = self._runtime.host_buffer(squares)
+        self._fetched = host, self._runtime.download(squares, host)
+        self._sum = sum_over(host) if self._fetched[1].is_over() else None
 
     def wait(self) -> None:
         """WAIT_NORM: the sum is there; the next step's losses have the next scale."""
-        assert self._started is not None, "WAIT_NORM without NORM"
-        squares, work = self._started
-        work.wait()
-        self._started = None
+        assert self._fetched is not None, "WAIT_NORM without NORM"
+        squares, arrived = self._fetched
+        arrived.synchronize()
+        (self._sum or sum_over(squares)).wait()
+        self._fetched = self._sum = None
         total = squares.item()
         self._raw = math.sqrt(total) if total == total else math.nan
         if self.scale is None:
@@ -121,10 +134,9 @@ def clipping(norm: float, limit: float) -> float:
     return 1.0 if ratio > 1.0 else ratio
 
 
-def sum_of_squares(parameters: Sequence[nn.Parameter]) -> float:
-    """Of their gradients; infinity or NaN where one of them is."""
+def sum_of_squares(parameters: Sequence[nn.Parameter], device: torch.device) -> Tensor:
+    """Of their gradients, a number in fp64 on their device; infinity or NaN where one of them is."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
-        return 0.0
-    norms = torch.stack([norm.double() for norm in torch._foreach_norm(gradients)])
-    return float(norms.square().sum())
+        return torch.zeros((), dtype=torch.float64, device=device)
+    return torch.stack([norm.double() for norm in torch._foreach_norm(gradients)]).square().sum()

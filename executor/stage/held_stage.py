@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from penstock.executor.program.global_batch import GlobalBatch
 from penstock.executor.run.chain import Chain, TensorShape
+from penstock.executor.runtime.interface import Runtime
 from penstock.executor.stage.averaging import Averaging, ReferenceBucket
 from penstock.executor.stage.precision import FULL, Training
 from penstock.executor.stage.reduction import Bucket, Reduction, Summed
@@ -198,7 +199,7 @@ class Holder:
         groups: Sequence[Any],
         *,
         seed: int,
-        device: torch.device,
+        runtime: Runtime,
         training: Training = FULL,
         division: Division | None = None,
     ) -> None:
@@ -210,7 +211,7 @@ class Holder:
         self.shapes = shapes
         self.groups = groups
         self.seed = seed
-        self.device = device
+        self.runtime = runtime
         self.training = training
         self._modules: dict[int, nn.Module] = {}
         self._taken: set[int] = set()
@@ -229,7 +230,7 @@ class Holder:
             held.last,
             seed=self.seed,
             recompute=held.recompute,
-            device=self.device,
+            runtime=self.runtime,
             training=self.training,
             split=self._has(held.stage, "W"),
             modules=self._modules,

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from penstock.executor.gpu import reseeder
 from penstock.executor.run.chain import Chain, TensorShape, derived_seed
+from penstock.executor.runtime.cpu import CPU
+from penstock.executor.runtime.interface import Runtime
 from penstock.executor.stage.precision import FULL, Training
 from penstock.executor.stage.segment import Segment, segment_ranges
 from penstock.executor.stage.split_backward import Recorded, SplitBackward
@@ -94,7 +95,7 @@ class MicroBatch:
 
 
 class StageModule:
-    """Layers ``first`` to ``last`` of a chain on one device.
+    """Layers ``first`` to ``last`` of a chain on the device of ``runtime``.
 
     ``shapes``: what crosses each cut (``Chain.infer_shapes``). ``recompute``: layer ranges, both ends included.
     ``split``: some of its backwards come in two halves. ``modules``: layers that are there already, by number.
@@ -111,7 +112,7 @@ class StageModule:
         *,
         seed: int,
         recompute: Sequence[tuple[int, int]] = (),
-        device: torch.device | str = "cpu",
+        runtime: Runtime = CPU,
         training: Training = FULL,
         split: bool = False,
         modules: Mapping[int, nn.Module] | None = None,
@@ -128,12 +129,12 @@ class StageModule:
         self._loss_context: Callable[[], AbstractContextManager[Any]] = (
             division.loss if division is not None and self.is_last else nullcontext
         )
-        self.modules = chain.build_layers(range(first, last + 1), seed, device, modules)
+        self.modules = chain.build_layers(range(first, last + 1), seed, runtime.device, modules)
         if division is not None:
             self._divide(division, modules or {})
         for module in self.modules.values():
             module.train()
-        self.reseed = reseeder(torch.device(device))
+        self.reseed = runtime.seed
         self.segments = tuple(
             Segment(
                 chain,
@@ -142,7 +143,7 @@ class StageModule:
                 [self.modules[i] for i in range(a, b + 1)],
                 self.reseed,
                 recompute=again,
-                autocast=training.autocast(device),
+                autocast=training.autocast(runtime.device),
                 local=None if division is None else division.local,
             )
             for a, b, again in segment_ranges(first, last, recompute, singly=split)

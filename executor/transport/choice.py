@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
-import torch
 import torch.distributed as dist
 
 from penstock.executor.run.work import common_transports
+from penstock.executor.runtime.interface import Runtime
 from penstock.executor.transport.gloo import GlooTransport
 from penstock.executor.transport.nccl import NcclTransport, connect_edges
-from penstock.executor.transport.staged import CudaCopies, PlainCopies, StagedTransport
+from penstock.executor.transport.staged import StagedTransport
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.program import Program, Transport
 
@@ -32,16 +32,15 @@ class Place(NamedTuple):
     carried: tuple[Transport, ...]
 
 
-def agree_on_transport(wanted: str, device: torch.device, programs: Sequence[Program]) -> Kind:
+def agree_on_transport(wanted: str, runtime: Runtime, programs: Sequence[Program]) -> Kind:
     """The transport of this run, the same on every rank; collective. ``programs``: those of this rank.
 
     ``auto``: ``gloo`` where all ranks compute on CPUs, ``nccl`` where each has a GPU of its own and all programs were
     lowered for it, else ``gloo-staged``. Raises UnsupportedRequest on every rank when the devices or the programs do
     not allow what is asked for.
     """
-    gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
     everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, Place(wanted, gpu, common_transports(programs)))
+    dist.all_gather_object(everyone, Place(wanted, runtime.gpu, common_transports(programs)))
     return choose(everyone)
 
 
@@ -92,11 +91,11 @@ def _refuse_nccl(gpus: Sequence[str | None], on_cpus: Sequence[int]) -> None:
 
 
 def make_transport(
-    kind: Kind, program: Program, device: torch.device, timeout_s: float
+    kind: Kind, program: Program, runtime: Runtime, timeout_s: float
 ) -> GlooTransport | StagedTransport | NcclTransport:
     """The transport of one rank; collective for ``nccl``."""
     if kind == "nccl":
-        return connect_edges(program, device, timeout_s)
+        return connect_edges(program, runtime, timeout_s)
     if kind == "gloo-staged":
-        return StagedTransport(CudaCopies(device) if device.type == "cuda" else PlainCopies())
+        return StagedTransport(runtime)
     return GlooTransport()

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from penstock.executor.runtime.interface import Runtime
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.program import CODEC_HEADER_BYTES, CODECS, Channel
 
@@ -81,9 +82,9 @@ def scaler_exponent(peak: float) -> int:
     return max(_SMALLEST_EXPONENT, min(0, lifted))
 
 
-def conversion_bytes_per_s(device: torch.device, size_bytes: int, *, rounds: int = 20) -> tuple[float, float]:
+def conversion_bytes_per_s(runtime: Runtime, size_bytes: int, *, rounds: int = 20) -> tuple[float, float]:
     """Bytes of fp32 that are encoded, and that are decoded, per second: the median of ``rounds`` measurements."""
-    tensor = torch.randn(max(1, size_bytes // 4), device=device)
+    tensor = torch.randn(max(1, size_bytes // 4), device=runtime.device)
     message, _ = encode(tensor)
     conversions: tuple[Callable[[], object], ...] = (partial(encode, tensor), partial(decode, message, tensor))
     times: tuple[list[int], list[int]] = ([], [])
@@ -91,8 +92,7 @@ def conversion_bytes_per_s(device: torch.device, size_bytes: int, *, rounds: int
         for k, convert in enumerate(conversions):
             start = time.perf_counter_ns()
             convert()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            runtime.synchronize()
             times[k].append(time.perf_counter_ns() - start)
     encoding, decoding = (tensor.nbytes * 1e9 / max(1, statistics.median(one[1:])) for one in times)
     return encoding, decoding

@@ -4,6 +4,9 @@ NCCL matches messages by their order and a send occupies its stream until the pe
 lowered for it run over it (``choice``); both ends compare their order before the first message all the same. Receives
 are waited for by the compute stream, not by this thread (EXECUTOR C.2; Megatron-LM #5240 for communicators that are
 made lazily).
+
+A communicator has a stream. Streams beyond the GPU's hardware queues share one, in which a receive that waits for its
+sender holds up whatever comes after it: so a rank has no more communicators than there are queues for.
 """
 
 from __future__ import annotations
@@ -17,8 +20,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from penstock.executor.runtime.interface import Runtime
 from penstock.executor.transport.order import Edge, Messages, differing_edge, digests, edges, messages, refuse_order
+from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.program import Program
+
+OTHER_STREAMS = 3
+"""Of a rank besides its communicators': computation, copies to and from the host, and what the job may use."""
 
 
 class _End(NamedTuple):
@@ -31,21 +39,19 @@ class _End(NamedTuple):
 class NcclTransport:
     """Point-to-point messages over the communicators of ``connect_edges``."""
 
-    def __init__(self, device: torch.device, own: Mapping[Edge, _End], rank: int) -> None:
+    def __init__(self, runtime: Runtime, own: Mapping[Edge, _End], rank: int) -> None:
         self.bytes_sent: Counter[int] = Counter()
-        self._stream = torch.cuda.current_stream(device)
+        self._runtime = runtime
         self._ends = own
         self._sends = {peer: end for (source, peer), end in own.items() if source == rank}
         self._receives = {peer: end for (peer, target), end in own.items() if target == rank}
-        self._under_way: deque[tuple[Any, Tensor]] = deque()
+        self._under_way: dict[int, deque[tuple[Any, Tensor]]] = {peer: deque() for peer in self._sends}
 
     def send(self, tensor: Tensor, peer: int, tag: int, size_bytes: int) -> None:
         """Start sending a contiguous tensor; it must not change until ``drain``. The tag is not sent."""
-        under_way = self._under_way
-        while under_way and under_way[0][0].is_completed():
-            under_way.popleft()
+        self.hand_over()
         end = self._sends[peer]
-        under_way.append((end.group.send([tensor], end.peer, 0), tensor))
+        self._under_way[peer].append((end.group.send([tensor], end.peer, 0), tensor))
         self.bytes_sent[peer] += size_bytes
 
     def receive(self, buffer: Tensor, peer: int, tag: int) -> Any:
@@ -54,14 +60,18 @@ class NcclTransport:
         return end.group.recv([buffer], end.peer, 0)
 
     def hand_over(self) -> None:
-        """Do nothing: sends are freed as later ones are issued."""
+        """Let go of what has been sent, to whichever peer: those of one peer arrive in their order."""
+        for under_way in self._under_way.values():
+            while under_way and under_way[0][0].is_completed():
+                under_way.popleft()
 
     def drain(self) -> None:
-        """Return when every send is done. Raises what a failed send raised."""
-        while self._under_way:
-            work, _ = self._under_way.popleft()
-            work.wait()
-        self._stream.synchronize()
+        """Return when every send is done, and all that was computed. Raises what a failed send raised."""
+        for under_way in self._under_way.values():
+            while under_way:
+                work, _ = under_way.popleft()
+                work.wait()
+        self._runtime.compute.synchronize()
 
     def close(self) -> None:
         """Give the communicators back."""
@@ -69,25 +79,21 @@ class NcclTransport:
             dist.destroy_process_group(self._ends[edge].group)
 
 
-def connect_edges(program: Program, device: torch.device, timeout_s: float) -> NcclTransport:
+def connect_edges(program: Program, runtime: Runtime, timeout_s: float) -> NcclTransport:
     """Make every edge's communicator, in one order on all ranks; collective.
 
-    Raises InvalidPlan on all ranks when two ends of an edge do not count the same messages in the same order.
+    Raises InvalidPlan on all ranks when two ends of an edge do not count the same messages in the same order, and
+    UnsupportedRequest when a rank has more communicators than its GPU has queues for.
     """
     agreed = agree_on_order(messages(program))
+    _refuse_too_many(agreed, _groups_of_each(program), runtime)
     own: dict[Edge, _End] = {}
     for edge in edges(agreed):
-        group = dist.new_group(
-            list(edge),
-            timeout=timedelta(seconds=timeout_s),
-            backend="nccl",
-            device_id=device,
-            group_desc=f"edge {edge}",
-        )
+        group = runtime.new_group(edge, timedelta(seconds=timeout_s), f"edge {edge}", for_messages=True)
         if program.rank in edge:
             own[edge] = _End(group, 1 - dist.get_rank(group))
-            _first_message(own[edge], program.rank == edge[0], device)
-    return NcclTransport(device, own, program.rank)
+            _first_message(own[edge], program.rank == edge[0], runtime)
+    return NcclTransport(runtime, own, program.rank)
 
 
 def agree_on_order(own: Messages) -> Sequence[Mapping[Edge, str]]:
@@ -102,9 +108,27 @@ def agree_on_order(own: Messages) -> Sequence[Mapping[Edge, str]]:
     return everyone
 
 
-def _first_message(end: _End, sends: bool, device: torch.device) -> None:
+def _groups_of_each(program: Program) -> list[int]:
+    """How many groups of the program each rank is in."""
+    return [sum(rank in ranks for ranks in program.groups) for rank in range(program.world_size)]
+
+
+def _refuse_too_many(agreed: Sequence[Mapping[Edge, str]], groups: Sequence[int], runtime: Runtime) -> None:
+    for rank, (own, shared) in enumerate(zip(agreed, groups, strict=True)):
+        streams = OTHER_STREAMS + len(own) + shared
+        if streams > runtime.hardware_queues:
+            raise UnsupportedRequest(
+                f"rank {rank} has {len(own)} edges and {shared} groups; with {OTHER_STREAMS} others that is {streams} "
+                f"streams, of which a GPU runs {runtime.hardware_queues} side by side: a receive that waits for its "
+                "sender would hold up others",
+                remedy="transport gloo-staged, stages with fewer replicas, or CUDA_DEVICE_MAX_CONNECTIONS=32 where it "
+                "is set to less",
+            )
+
+
+def _first_message(end: _End, sends: bool, runtime: Runtime) -> None:
     """One number along the edge: whatever torch still makes lazily is made here, in the agreed order."""
-    number = torch.zeros(1, device=device)
+    number = torch.zeros(1, device=runtime.device)
     work = end.group.send([number], end.peer, 0) if sends else end.group.recv([number], end.peer, 0)
     work.wait()
-    torch.cuda.synchronize(device)
+    runtime.synchronize()

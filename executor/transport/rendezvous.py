@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from penstock.executor.runtime.interface import Runtime
+
 SETUP_LIMIT = timedelta(hours=1)
 """How long ranks wait for the slowest to import, to build its layers, or to compute the reference of a check."""
 
@@ -60,14 +62,18 @@ def wait_for_all(store: Any, what: str, world_size: int) -> None:
     store.wait([f"{what}/all"], SETUP_LIMIT)
 
 
-def process_groups(groups: Iterable[tuple[int, ...]], timeout_s: float, gpu: torch.device | None = None) -> list[Any]:
+def process_groups(groups: Iterable[tuple[int, ...]], timeout_s: float, runtime: Runtime | None = None) -> list[Any]:
     """The process groups of a run, by number; every rank makes all of them in this order, as torch demands.
 
-    ``gpu``: a GPU that is this rank's alone, for groups over NCCL; else they are over gloo, which stages what a GPU
+    ``runtime``: a GPU that is this rank's alone, for groups over NCCL; else they are over gloo, which stages what a GPU
     holds by itself.
     """
-    timeout, backend = timedelta(seconds=timeout_s), "gloo" if gpu is None else "nccl"
-    return [dist.new_group(list(ranks), timeout=timeout, backend=backend, device_id=gpu) for ranks in groups]
+    timeout = timedelta(seconds=timeout_s)
+    if runtime is None:
+        return [dist.new_group(list(ranks), timeout=timeout, backend="gloo") for ranks in groups]
+    return [
+        runtime.new_group(ranks, timeout, f"group {number}", for_messages=False) for number, ranks in enumerate(groups)
+    ]
 
 
 def sum_over(values: Tensor, group: Any = None) -> Any:

@@ -27,11 +27,11 @@ from penstock.executor.devices import (
     visible_numbers,
     with_instances,
 )
-from penstock.executor.gpu import open_device
 from penstock.executor.launched.process import device_of
 from penstock.executor.node.agent import Agent
 from penstock.executor.node.settings import AgentSettings
 from penstock.executor.profiling import profiler
+from penstock.executor.runtime.opening import open_device
 from penstock.schemas.bundle import JobBundle
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 

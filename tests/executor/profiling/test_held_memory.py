@@ -53,7 +53,7 @@ class HeldStorages:
         (self.taken,), (self.made,) = (
             [torch.Size((ROWS, *shape.sample_shape)) for shape in shapes[cut].values()] for cut in (0, 2)
         )
-        (share,) = make_shares(self.job, 0, len(chain.specs) - 1, (ROWS,), torch.device("cpu"))
+        (share,) = make_shares(self.job, 0, len(chain.specs) - 1, (ROWS,))
         self.stash_bytes = sum(stash_bytes(share)[1:3])
 
     def forward(self) -> None:

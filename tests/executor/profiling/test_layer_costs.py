@@ -22,11 +22,11 @@ from penstock.executor.profiling.rounds import (
     Rounds,
 )
 from penstock.executor.profiling.share import make_shares
-from penstock.executor.profiling.stopwatch import Stopwatch
+from penstock.executor.profiling.stopwatch import BusyWatch
 from penstock.executor.run.job import Job, LayerSpec, load_job
+from penstock.executor.runtime.cpu import CPU
 from penstock.executor.stage.precision import Training
 
-CPU = torch.device("cpu")
 WIDTH = 192
 SAMPLES = 64
 WIDE_BYTES = 4 * SAMPLES * WIDTH
@@ -90,11 +90,11 @@ def test_the_weight_half_of_a_backward() -> None:
         [SAMPLES],
         CPU,
     )
-    flat, tanh, fc, _ = weight_shares(share, Stopwatch(CPU))
+    flat, tanh, fc, _ = weight_shares(share, BusyWatch())
     assert flat == tanh == 0
     assert fc > 0.5, "its input needs no gradient, so nearly all is weight"
     (embedding,) = make_shares(load_job("examples.gpt:tiny"), 0, 1, [2], CPU)
-    assert all(0 < part <= 1 for part in weight_shares(embedding, Stopwatch(CPU)))
+    assert all(0 < part <= 1 for part in weight_shares(embedding, BusyWatch()))
 
 
 def test_growth_is_counted_to_the_byte() -> None:
@@ -120,7 +120,7 @@ def test_lower_precision_runs_as_a_rank_does() -> None:
     with torch.no_grad():
         _, wide = full.forward(lambda i, results: None), stash_bytes(full)
     assert sum(stash_bytes(low)) != sum(wide)
-    assert all(time_ns >= 1 for time_ns in update_times_ns(low, tiny, Stopwatch(CPU)))
+    assert all(time_ns >= 1 for time_ns in update_times_ns(low, tiny, BusyWatch()))
 
 
 def rounds_of(*times_ns: tuple[int, ...]) -> Rounds:
@@ -176,7 +176,7 @@ def test_a_share_runs_at_every_size_with_one_set_of_layers() -> None:
     assert small.modules is large.modules
     for share, size in ((small, 1), (large, 2)):
         assert {tensor.shape[0] for tensor in share.env.values()} == {size}
-        block = Passes(share, Stopwatch(CPU)).block(least_s=0.0)
+        block = Passes(share, BusyWatch()).block(least_s=0.0)
         assert block.passes == 1
         assert len(block.forward_ns) == len(block.backward_ns) == 2
         assert 0 < block.total_ns <= block.wall_ns

@@ -14,10 +14,13 @@ from rank_pool import RankPool, differences
 from torch import Tensor
 from two_groups import two_groups
 
-from penstock.executor.gpu import moved, open_device
+from penstock.executor.runtime.cpu import CpuRuntime, Happened
+from penstock.executor.runtime.interface import Event
+from penstock.executor.runtime.nested import on_tensors
+from penstock.executor.runtime.opening import open_device
 from penstock.executor.transport.choice import AUTO, Place, choose
 from penstock.executor.transport.order import differing_edge, digests, edges, messages, refuse_order
-from penstock.executor.transport.staged import PlainCopies, StagedTransport
+from penstock.executor.transport.staged import StagedTransport
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.program import TRANSPORTS
 
@@ -30,28 +33,39 @@ def pair() -> tuple[object, object]:
     return two_groups()
 
 
-class Held(PlainCopies):
+class Held(CpuRuntime):
     """A device that is busy until it is let go; whatever it holds is on host and device apart."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.free = threading.Event()
 
-    def download(self, tensor: Tensor, host: Tensor) -> Callable[[], object]:
+    def download(self, tensor: Tensor, host: Tensor) -> Event:
         def copy() -> None:
             self.free.wait()
             host.copy_(tensor)
 
-        return copy
+        return Copied(copy)
 
 
-class Lost(PlainCopies):
+class Lost(CpuRuntime):
     """A device whose copies fail."""
 
-    def download(self, tensor: Tensor, host: Tensor) -> Callable[[], object]:
+    def download(self, tensor: Tensor, host: Tensor) -> Event:
         def fail() -> None:
             raise RuntimeError("the device is lost")
 
-        return fail
+        return Copied(fail)
+
+
+class Copied(Happened):
+    """The end of a copy, which is made when it is waited for."""
+
+    def __init__(self, copy: Callable[[], None]) -> None:
+        self._copy = copy
+
+    def synchronize(self) -> None:
+        self._copy()
 
 
 @pytest.mark.parametrize(
@@ -68,7 +82,7 @@ def test_staged_runs_train_what_one_process_trains(pool: RankPool, job: str, par
 
 def test_a_staged_send_does_not_hold_its_issuer(pair: tuple[object, object]) -> None:
     copies = Held()
-    sender, receiver = StagedTransport(copies, pair[0]), StagedTransport(PlainCopies(), pair[1])
+    sender, receiver = StagedTransport(copies, pair[0]), StagedTransport(CpuRuntime(), pair[1])
     sent, got = torch.arange(6.0), torch.zeros(2, 6)
     arrivals = [receiver.receive(got[tag], 0, tag) for tag in range(2)]
     for tag in range(2):
@@ -170,7 +184,7 @@ def test_a_gpu_that_is_not_there_is_refused_with_the_reason() -> None:
         open_device("mps")
     with pytest.raises(UnsupportedRequest, match="device 'cuda:99': "):
         open_device("cuda:99")
-    assert open_device("cpu") == torch.device("cpu")
+    assert open_device("cpu").device == torch.device("cpu")
 
 
 def test_batches_move_with_their_shape() -> None:
@@ -179,7 +193,7 @@ def test_batches_move_with_their_shape() -> None:
         second: list[Tensor]
 
     given = {"x": torch.zeros(1), "y": (Pair(torch.zeros(2), [torch.zeros(3)]), 4, "text")}
-    result = moved(given, torch.device("meta"))
+    result = on_tensors(lambda tensor: tensor.to("meta"), given)
     assert result["x"].device.type == "meta"
     pair = result["y"][0]
     assert type(pair) is Pair

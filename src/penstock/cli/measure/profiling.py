@@ -259,11 +259,10 @@ def profile(
             raise typer.BadParameter("--pipeline runs a plan here; leave out --analytic and --post")
         _pipeline(pipeline, job, batches, directory, output)
         return
-    import torch
-
     from penstock.executor.profiling.analytic import analytic_profile
     from penstock.executor.profiling.profiler import measure_profile
     from penstock.executor.run.job import load_job
+    from penstock.executor.runtime.cuda import gpu_count
 
     refuse_unwritable(output)
     screen = _screen(output)
@@ -284,7 +283,7 @@ def profile(
     else:
         found = measure_profile(
             job,
-            device or ("cuda" if torch.cuda.is_available() else "cpu"),
+            device or ("cuda" if gpu_count() else "cpu"),
             sizes,
             concurrency,
             directory=where,

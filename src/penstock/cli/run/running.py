@@ -303,9 +303,9 @@ def _devices(wanted: str) -> list[str]:
 
     names = torch_names(visible_gpus())
     if not names:  # without nvidia-smi torch has to be asked; a rank says why it cannot open cuda:0
-        import torch
+        from penstock.executor.runtime.cuda import gpu_count
 
-        names = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+        names = [f"cuda:{number}" for number in range(gpu_count())]
     return names or ["cuda:0"]
 
 
