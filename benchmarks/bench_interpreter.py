@@ -246,7 +246,7 @@ def figure_8(rank: int, world_size: int, iterations: int) -> dict[str, float] | 
         stages = [Stage(0, 1, (0, 1), dispatch), Stage(2, 2, (2,))]
         warmup = (2, 1) if dispatch == "rows" else (4, 1)
         program = laid(chain, stages, count, partial(early_backward, warmup=warmup)).programs()[rank]
-        groups = process_groups(program.groups, 60.0)
+        groups = process_groups(program.groups)
         found[dispatch] = Interpreter(program, chain, shapes, seed=SEED, transport=GlooTransport(), groups=groups)
         found[dispatch].agree()
     times: dict[str, list[float]] = {name: [] for name in found}

@@ -96,7 +96,7 @@ def steps(rank: int, world_size: int, iterations: int) -> dict[str, float]:
     for tied in (False, True):
         problem, chain = problem_of(profile, tied), Chain(job_of(tied))
         programs = lower(problem, *plan_of(problem))
-        groups = process_groups(programs[rank].groups, 60)
+        groups = process_groups(programs[rank].groups)
         shapes = chain.infer_shapes(range(ROWS))
         transport = SlowTransport(link)
         interpreters[tied] = Interpreter(programs[rank], chain, shapes, seed=0, transport=transport, groups=groups)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from multiprocessing import connection, get_context
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -87,11 +87,11 @@ class Laid(NamedTuple):
     allocation: Allocation
     orders: Orders
 
-    def programs(self) -> list[Program]:
+    def programs(self, transport: Literal["gloo", "nccl"] = "gloo") -> list[Program]:
         """Without the optimizer's step, which the runtimes of PyTorch leave to their caller."""
         return [
             replace(program, prologue=tuple(one for one in program.prologue if one.kind != "STEP"))
-            for program in lower(*self)
+            for program in lower(*self, transport=transport)
         ]
 
 
@@ -140,16 +140,28 @@ class Sequential(nn.Module):
 
 
 class TorchRuntime:
-    """A runtime of PyTorch for this rank's stages: ``_PipelineScheduleRuntime`` from the CSV, or ``Schedule1F1B``."""
+    """A runtime of PyTorch for this rank's stages: ``_PipelineScheduleRuntime`` from the CSV, or ``Schedule1F1B``.
 
-    def __init__(self, name: str, plan: Laid, chain: Chain, rank: int, job: Prepared) -> None:
+    ``group``: what it sends over, with the device on which it computes; None: the default group, on the CPU.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        plan: Laid,
+        chain: Chain,
+        rank: int,
+        job: Prepared,
+        group: tuple[Any, torch.device] | None = None,
+    ) -> None:
+        over, device = group or (None, torch.device("cpu"))
         held = [(number, stage) for number, stage in enumerate(plan.allocation.stages) if rank in stage.devices]
         total = len(plan.allocation.stages)
         self.modules = {
-            number: Sequential([chain.build_layer(i, SEED) for i in range(stage.first, stage.last + 1)])
+            number: Sequential([chain.build_layer(i, SEED, device) for i in range(stage.first, stage.last + 1)])
             for number, stage in held
         }
-        stages = [PipelineStage(self.modules[number], number, total, torch.device("cpu")) for number, _ in held]
+        stages = [PipelineStage(self.modules[number], number, total, device, group=over) for number, _ in held]
         loss = partial(_mean, job)
         self._schedule: Any
         if name == "Schedule1F1B":
@@ -160,8 +172,8 @@ class TorchRuntime:
                 file.write(to_csv(plan.allocation, plan.orders))
                 file.flush()
                 self._schedule._load_csv(file.name)
-        self._inputs = (job.x,) if 0 in self.modules else ()
-        self._targets: dict[str, Any] = {"target": job.y, "losses": []} if total - 1 in self.modules else {}
+        self._inputs = (job.x.to(device),) if 0 in self.modules else ()
+        self._targets: dict[str, Any] = {"target": job.y.to(device), "losses": []} if total - 1 in self.modules else {}
 
     def zero_grad(self) -> None:
         """Let go of all gradients."""
@@ -190,7 +202,7 @@ def _mean(job: Prepared, output: Tensor, targets: Tensor) -> Tensor:
 
 def _child(measure: Any, rank: int, world_size: int, port: int, iterations: int, answer_to: Any) -> None:
     torch.set_num_threads(1)
-    connect(f"127.0.0.1:{port}", prefix="bench", rank=rank, world_size=world_size, timeout_s=120)
+    connect(f"127.0.0.1:{port}", prefix="bench", rank=rank, world_size=world_size)
     answer = measure(rank, world_size, iterations)
     dist.barrier()
     if answer is not None:

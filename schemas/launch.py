@@ -57,7 +57,7 @@ class LaunchSettings(Part):
     directory: Text | None = Field(default=None, description="directory of the training project on the nodes")
     steps: AtLeastOne | None = Field(default=None, description="train up to this step")
     seed: Counted | None = Field(default=None, description="of parameters and data")
-    precision: Literal["fp32", "bf16", "fp16"] | None = Field(default=None, description="of the computation")
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = Field(default=None, description="of the computation")
     clip_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         default=None, description="largest norm of the whole gradient"
     )

@@ -232,6 +232,17 @@ class Shared:
 
 
 @dataclass(frozen=True, slots=True)
+class Needs:
+    """What a plan takes a rank's device to be: its kind, and the bytes that training takes of it at most.
+
+    The bytes are the prediction's peak without the device's context; of ranks that share a device in the plan, of all.
+    """
+
+    kind: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """One rank's part of ``batches`` global batches: ``prologue``, ``repeat`` times ``body``, ``epilogue``.
 
@@ -251,7 +262,8 @@ class Program:
     ``transports``: those that the order of its messages and reductions was checked for when it was lowered (decision
     38). A rank sends over one of them and no other. JSON has the field only where it says more than gloo.
 
-    ``mesh``: how ranks share layers; None where each holds whole ones, and then JSON does not have it.
+    ``mesh``: how ranks share layers; None where each holds whole ones, and then JSON does not have it. ``needs``: what
+    the plan takes the device to be; None, and not in JSON, where no plan says it.
     """
 
     rank: int
@@ -276,6 +288,7 @@ class Program:
     staleness: int = 0
     transports: tuple[Transport, ...] = ("gloo",)
     mesh: Mesh | None = None
+    needs: Needs | None = None
 
     def instructions(self) -> Iterator[Instruction]:
         """All instructions of a run of the program, the loop unrolled."""
@@ -321,6 +334,10 @@ class Program:
             del data["mesh"]
         else:
             data["mesh"] = _plain(self.mesh)
+        if self.needs is None:
+            del data["needs"]
+        else:
+            data["needs"] = _plain(self.needs)
         return data
 
     @staticmethod
@@ -334,7 +351,7 @@ class Program:
     def from_json(cls, data: Any) -> Program:
         """The program that ``to_json`` wrote. Raises InvalidDocument naming the place of the first fault."""
         if isinstance(data, dict):
-            data = {"transports": _GLOO, "mesh": None} | data
+            data = {"transports": _GLOO, "mesh": None, "needs": None} | data
         values = _read(data, "", _PROGRAM_FIELDS)
         values["stages"] = tuple(_stage(one, f"/stages/{i}") for i, one in enumerate(values["stages"]))
         values["channels"] = tuple(
@@ -348,6 +365,8 @@ class Program:
         values["groups"] = tuple(map(parse_ranks, values["groups"]))
         if values["mesh"] is not None:
             values["mesh"] = Mesh(**_read(values["mesh"], "/mesh", _MESH_FIELDS))
+        if values["needs"] is not None:
+            values["needs"] = Needs(**_read(values["needs"], "/needs", _NEEDS_FIELDS))
         return cls(**values)
 
 
@@ -511,6 +530,7 @@ _PROGRAM_FIELDS: dict[str, Check] = {
     "shard_states": lambda value: isinstance(value, bool),
     "transports": lambda value: _is_list(value) and tuple(value) in (_GLOO, TRANSPORTS),
     "mesh": lambda _: True,
+    "needs": lambda _: True,
 }
 _HELD_FIELDS: dict[str, Check] = {
     **dict.fromkeys(("stage", "first", "last", "replica", "update_every", "versions", "pipeline"), _is_count),
@@ -527,7 +547,8 @@ _MESH_FIELDS: dict[str, Check] = {
     "lane": _is_count,
     **dict.fromkeys(("tensor_group", "context_group", "expert_group"), _is_group),
 }
-_PARTLY_READ = ("stages", "channels", "shared", "mesh")
+_NEEDS_FIELDS: dict[str, Check] = {"kind": _is_text, "memory_bytes": _is_count}
+_PARTLY_READ = ("stages", "channels", "shared", "mesh", "needs")
 _SHARED_FIELDS: dict[str, Check] = {"name": _is_text, "layers": _is_counts, "group": _is_count}
 _CHANNEL_FIELDS: dict[str, Check] = {
     **dict.fromkeys(("stage", "peer_stage", "peer", "tag"), _is_count),
@@ -545,7 +566,7 @@ def _as_tuples(value: Any) -> Any:
     return tuple(_as_tuples(one) for one in value) if isinstance(value, list | tuple) else value
 
 
-def _plain(part: Held | Channel | Shared | Mesh) -> dict[str, Any]:
+def _plain(part: Held | Channel | Shared | Mesh | Needs) -> dict[str, Any]:
     return {field.name: _as_lists(getattr(part, field.name)) for field in fields(part)}
 
 

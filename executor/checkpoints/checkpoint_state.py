@@ -134,7 +134,7 @@ class _Stage:
             assert stage.optimizer is not None
             _set_options(stage.optimizer, name, parameter, found.get(f"{self._states}options/{name}"))
             if states:
-                stage.optimizer.state[parameter] = states
+                stage.optimizer.state[parameter] = _placed(stage.optimizer, parameter, states)
         if stage.averaging is not None:
             stage.averaging.restore({p: found[f"model/{name}"] for name, p in stage.parameters.items()})
         if stage.versions is not None:
@@ -265,4 +265,19 @@ def _set_options(optimizer: Optimizer, name: str, parameter: Parameter, saved: d
             f"the checkpoint's optimizer of {name!r} is {saved['optimizer']}, the job's is {own}",
             remedy="resume with the optimizer that was used",
         )
-    _group_of(optimizer, parameter).update(saved["options"])
+    group = _group_of(optimizer, parameter)
+    group.update({key: value for key, value in saved["options"].items() if key not in _BY_DEVICE})
+
+
+_BY_DEVICE = ("foreach", "fused", "capturable")
+"""Options of torch's optimizers that say how a device steps, not which numbers come of it."""
+
+
+def _placed(optimizer: Optimizer, parameter: Parameter, states: dict[str, Any]) -> dict[str, Any]:
+    """States where the optimizer looks for them: single numbers, such as counts of steps, mostly on the host."""
+    group = _group_of(optimizer, parameter)
+    place = parameter.device if group.get("fused") or group.get("capturable") else torch.device("cpu")
+    return {
+        key: value.to(place) if isinstance(value, Tensor) and value.dim() == 0 else value
+        for key, value in states.items()
+    }

@@ -25,7 +25,7 @@ from penstock.executor.launched.rendezvous import Rendezvous, bind_to
 from penstock.executor.launched.report import differs_from_one_process, launch_report
 from penstock.executor.node.agent_state import lost_a_peer
 from penstock.executor.program.interpreter import InstructionFailed
-from penstock.executor.run.rank import TIMEOUT_S, Rank
+from penstock.executor.run.rank import Rank
 from penstock.executor.runtime.cuda import gpu_count
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.bundle import JobBundle, LaunchReport
@@ -46,7 +46,7 @@ class Orders:
     """How a bundle is trained: the same in all processes.
 
     ``device``: ``cpu``, ``cuda`` or ``auto``, by the kind of device in the plan. ``wait_s``: for the slowest process to
-    start; ``timeout_s``: a peer silent for longer is taken for dead.
+    start; ``timeout_s``: a peer silent for longer is taken for dead (None: see `watchdog`).
     """
 
     model: str
@@ -60,7 +60,7 @@ class Orders:
     trace_steps: int = 0
     any_nodes: bool = False
     wait_s: float = 300.0
-    timeout_s: float = TIMEOUT_S
+    timeout_s: float | None = None
 
     def announced(self) -> dict[str, Any]:
         """What has to be the same in all processes, as plain data."""
@@ -83,8 +83,10 @@ class Outcome:
 class LaunchedRank(Rank):
     """A rank whose programs come from a bundle."""
 
-    def __init__(self, bundle: JobBundle, assignment: Mapping[str, Any], say: Any) -> None:
-        super().__init__(assignment, say)
+    def __init__(
+        self, bundle: JobBundle, assignment: Mapping[str, Any], say: Any, give_up: Callable[[Exception], None]
+    ) -> None:
+        super().__init__(assignment, say, give_up)
         self._bundle = bundle
 
     def segments(self, first_step: int) -> tuple[int, ...] | None:
@@ -132,7 +134,11 @@ class Process:
             return self._refused(error)
         bind_to(self._present, self._launch.process)
         threading.Thread(target=self._watch, daemon=True).start()
-        rank = LaunchedRank(self._bundle, self._assignment(name), self._on_event)
+        rank = LaunchedRank(self._bundle, self._assignment(name), self._on_event, lambda error: give_up(error))
+
+        def give_up(error: Exception) -> None:
+            os._exit(self._failed(rank, error).code)
+
         try:
             if self.rank == 0:
                 self._on_first()

@@ -5,16 +5,19 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from penstock.executor.profiling.memory_use import MemoryWatch, held_bytes
 from penstock.executor.profiling.meta_cost import SavedStorages
 from penstock.executor.profiling.share import Share, leaf
 from penstock.executor.profiling.stopwatch import Stopwatch, times_ns
 from penstock.executor.run.job import Job
+from penstock.executor.stage.precision import forget_casts
 from penstock.executor.stage.split_backward import Recorded, SplitBackward
 
 _SPLIT_ROUNDS = 5
@@ -22,10 +25,16 @@ _UPDATE_ROUNDS = 5
 
 
 def stash_bytes(share: Share) -> list[int]:
-    """Bytes that each layer's forward newly keeps alive for its backward, each storage once."""
+    """Bytes that each layer's forward newly keeps alive for its backward, each storage once.
+
+    Copies of weights in 16 bits, which autocast keeps for all micro-batches, are left out: a first forward finds them.
+    """
     storages = SavedStorages()
     for module in share.modules:
         storages.leave_out([*module.parameters(), *module.buffers()])
+    if share.training.lowered:
+        with storages.counting():
+            share.forward(lambda index, results: None)
     totals = []
     with storages.counting() as kept:
         share.forward(lambda index, results: totals.append(kept()))
@@ -83,9 +92,21 @@ def update_times_ns(share: Share, job: Job, watch: Stopwatch) -> list[int]:
             continue
         optimizer = job.optimizer(parameters)
         share.runtime.prepare(optimizer)
-        optimizer.step()
-        times.append(max(1, round(statistics.median(times_ns(watch, optimizer.step, _UPDATE_ROUNDS)))))
+        update = partial(_update, optimizer, share.training.dtype)
+        update()
+        times.append(max(1, round(statistics.median(times_ns(watch, update, _UPDATE_ROUNDS)))))
     return times
+
+
+def _update(optimizer: Optimizer, dtype: torch.dtype | None) -> None:
+    """One step, and the copies of matrices that the next forward needs in ``dtype``."""
+    optimizer.step()
+    forget_casts()
+    if dtype is not None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.dim() > 1:
+                    parameter.detach().to(dtype)
 
 
 def _inputs(share: Share) -> list[dict[str, Tensor]]:

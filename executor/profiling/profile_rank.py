@@ -21,6 +21,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import IO, Any, NamedTuple
 
@@ -33,8 +34,9 @@ from penstock.executor.profiling.rounds import Block
 from penstock.executor.profiling.share import Share, make_shares
 from penstock.executor.profiling.stopwatch import Stopwatch, stopwatch
 from penstock.executor.run.job import Job, load_job
+from penstock.executor.runtime.interface import Runtime
 from penstock.executor.runtime.opening import open_device
-from penstock.executor.stage.precision import Training
+from penstock.executor.stage.precision import Training, kept_casts
 from penstock.schemas.errors import PenstockError
 
 WARM_UP_PASSES = 3
@@ -109,6 +111,19 @@ def _serve(orders: IO[bytes], answer: Callable[[dict[str, Any]], None]) -> None:
     )
     runtime, training = open_device(order["device"]), Training(order["precision"])
     runtime.use_precision(training.precision)
+    with kept_casts() if training.lowered else nullcontext():
+        _measure(job, runtime, training, order, orders, answer)
+
+
+def _measure(
+    job: Job,
+    runtime: Runtime,
+    training: Training,
+    order: dict[str, Any],
+    orders: IO[bytes],
+    answer: Callable[[dict[str, Any]], None],
+) -> None:
+    """Measure the layers of an order, and what the orders after it ask for."""
     watch = stopwatch(runtime)
     shares = make_shares(job, order["first"], order["last"], order["sizes"], runtime, training)
     passes = [Passes(share, watch) for share in shares]

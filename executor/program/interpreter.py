@@ -9,6 +9,7 @@ Under weight stashing each micro-batch has a mean of its own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +23,7 @@ from penstock.executor.runtime.cpu import CPU
 from penstock.executor.runtime.interface import Runtime, Timer
 from penstock.executor.stage.gradient_norm import GradientNorm
 from penstock.executor.stage.held_stage import HeldStage, Holder, refuse_other_stages
-from penstock.executor.stage.precision import FULL, Training
+from penstock.executor.stage.precision import FULL, Training, kept_casts
 from penstock.executor.stage.segment import blame
 from penstock.executor.stage.stage_module import StageModule
 from penstock.executor.stage.ties import refuse_untied
@@ -171,10 +172,11 @@ class Interpreter:
                 stage.versions.use(0)
             stage.clear_gradients()
         at, timer = 0, None if events is None else self.runtime.timer()
-        for code, highest in self._segments(bound):
-            self._open(highest)
-            self._execute(code, at, timer)
-            at += len(code.calls)
+        with kept_casts() if self.training.lowered else nullcontext():
+            for code, highest in self._segments(bound):
+                self._open(highest)
+                self._execute(code, at, timer)
+                at += len(code.calls)
         self.actions.transport.drain()
         if events is not None and timer is not None:
             events.extend(timer.read_ns())
@@ -212,9 +214,10 @@ class Interpreter:
                     now()
         except Exception as error:
             found = blame(error, self.chain.names)
-            raise InstructionFailed(index, self._instruction(index), found.layer, found.line) from error
+            raise InstructionFailed(index, self.instruction(index), found.layer, found.line) from error
 
-    def _instruction(self, index: int) -> Instruction:
+    def instruction(self, index: int) -> Instruction:
+        """The instruction with this index in a run of the program in use, as the mark counts them."""
         program = self.program
         if not program.body_batches:
             return self.instructions[index]

@@ -5,6 +5,10 @@ losses of the first global batches and the gradients of every stage's first upda
 versions before them. A layer that draws random numbers and whose replicas share micro-batches by rows is run slice by
 slice, as each replica draws for its own rows; every other layer sees whole micro-batches, so a layer that mixes samples
 (batch normalisation) shows up.
+
+The reference is computed on rank 0's device, in the same kernels. Where the whole model does not fit beside the rank's
+stage it is computed on the CPU, whose kernels add in other orders: the tolerance is wider then, and layers that draw
+random numbers, which are others on a CPU, cannot be compared.
 """
 
 from __future__ import annotations
@@ -22,8 +26,11 @@ from torch import Tensor
 from penstock.executor.program.interpreter import Interpreter
 from penstock.executor.run.chain import Chain
 from penstock.executor.run.reference import Recipe, ReferenceTrainer, Slices
+from penstock.executor.runtime.cpu import CPU
+from penstock.executor.runtime.interface import Runtime
 from penstock.executor.stage.held_stage import HeldStage
 from penstock.executor.transport import wait_for_all
+from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.program import Held, Program
 
 if TYPE_CHECKING:
@@ -32,6 +39,16 @@ if TYPE_CHECKING:
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
 """Largest difference in parts of the largest gradient; other data types: 64 times their machine epsilon."""
+
+ON_GPUS = 10
+"""By how much wider it is on GPUs, whose kernels add in another order for another number of rows."""
+
+ACROSS = 100
+"""By how much wider it is where GPUs are compared with a CPU."""
+
+_COPIES = 9
+"""Times the model's parameters that the reference takes: its own, the newest, two versions, two of gradients and two of
+Adam's states; and one for the activations of a micro-batch."""
 
 CHECKED_STEPS = 3
 """How many steps, and updates of each stage, are compared."""
@@ -94,7 +111,8 @@ class Check:
         steps = min(self.steps, len(losses))
         if program.update_rule == "weight_stashing":  # its versions are read off this program, maybe of few batches
             steps = min(steps, program.batches)
-        reference = _Reference(interpreter, _gathered(program), steps)
+        fits = _fits(interpreter)
+        reference = _Reference(interpreter, _gathered(program), steps, interpreter.runtime if fits else CPU)
         if dist.get_rank() == 0:
             reference.train()
         wait_for_all(self._store, "reference", program.world_size)
@@ -111,7 +129,7 @@ class Check:
         relative = apart / wanted.abs().clamp(min=torch.finfo(torch.float64).tiny)
         difference = _largest(difference)
         return CheckReport(
-            difference / largest if largest > 0 else difference, _tolerance(interpreter), float(relative.max())
+            difference / largest if largest > 0 else difference, _tolerance(interpreter, fits), float(relative.max())
         )
 
 
@@ -127,8 +145,9 @@ class _Whole:
 class _Reference:
     """The plain trainer's first losses and gradients, computed by rank 0 and sent to all."""
 
-    def __init__(self, interpreter: Interpreter, whole: _Whole, steps: int) -> None:
+    def __init__(self, interpreter: Interpreter, whole: _Whole, steps: int, runtime: Runtime) -> None:
         self.interpreter = interpreter
+        self.runtime = runtime
         self.whole = whole
         self.steps = steps
         self.losses: list[float] = []
@@ -147,9 +166,16 @@ class _Reference:
             slices=whole.slices,
             on_update=self._keep,
             training=interpreter.training,
-            runtime=interpreter.runtime,
+            runtime=self.runtime,
         )
         self.losses = [trainer.train(step) for step in range(self.steps)]
+        drawing = sorted(set().union(*(model.drawing for model in trainer.models)))
+        if drawing and self.runtime.device.type != interpreter.runtime.device.type:
+            raise UnsupportedRequest(
+                f"the whole model does not fit on rank 0's GPU beside its stage, and on the CPU layer {drawing[0]!r} "
+                "draws other random numbers than there",
+                remedy="check with a smaller model, or without dropout",
+            )
 
     def _keep(self, stage: int, number: int, gradients: dict[str, Tensor]) -> None:
         lane = stage // len(self.whole.recipe.stages)
@@ -222,14 +248,31 @@ def _slices(stages: Sequence[Held], meshes: int) -> Slices:
     return slices
 
 
-def _tolerance(interpreter: Interpreter) -> float:
+def _fits(interpreter: Interpreter) -> bool:
+    """Whether the reference fits on rank 0's device; collective. On a CPU it is taken to."""
+    runtime, chain = interpreter.runtime, interpreter.chain
+    modules = chain.build_layers(range(len(chain.specs)), device="meta")
+    needed = _COPIES * sum(parameter.nbytes for _, parameter in chain.named_parameters(modules))
+    fits = [runtime.gpu is None or needed <= runtime.memory.free_bytes()]
+    dist.broadcast_object_list(fits, src=0)
+    return fits[0]
+
+
+def _tolerance(interpreter: Interpreter, fits: bool) -> float:
     """That of the least precise numbers that are computed with."""
     chain = interpreter.chain
     layers = (chain.build_layer(i, device="meta") for i in range(len(chain.specs)))
     dtypes = {parameter.dtype for layer in layers for parameter in layer.parameters() if parameter.requires_grad}
     if interpreter.training.dtype is not None:
         dtypes.add(interpreter.training.dtype)
-    return max((TOLERANCE.get(dtype, 64 * torch.finfo(dtype).eps) for dtype in dtypes), default=0.0)
+    wider = 1 if interpreter.runtime.gpu is None else ON_GPUS if fits else ACROSS
+    if interpreter.training.precision == "tf32":
+        return _TF32
+    return wider * max((TOLERANCE.get(dtype, 64 * torch.finfo(dtype).eps) for dtype in dtypes), default=0.0)
+
+
+_TF32 = 64 * 2.0**-11
+"""As of other types: its machine epsilon is 2^-11."""
 
 
 def _peak(tensor: Tensor) -> float:

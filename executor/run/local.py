@@ -112,10 +112,12 @@ def run_locally(
     on_progress: Callable[[dict[str, Any]], None] | None = None,
     on_started: Callable[[Sequence[int]], None] | None = None,
     count_memory: bool = False,
+    environments: Sequence[Mapping[str, str]] = ({},),
 ) -> RunReport:
     """Run one process per rank on this machine, up to step ``steps``.
 
     ``devices``: torch's names of the devices that ranks get in turn; ``transport``: see ``executor.transport``.
+    ``environments``: variables that ranks get in turn, in addition to those of this process.
     ``layers``: the names of the plan's layers; ``boundaries``: what crosses its cuts, both compared with the model.
     ``directory``: where ``job`` (``module:attribute``) is found. ``on_progress`` gets every event of every rank,
     ``on_started`` the ranks' process ids. ``count_memory``: peaks are of the ranks' tensors, which takes time.
@@ -139,13 +141,14 @@ def run_locally(
         "plan_hash": plan_hash,
         "transport": transport,
         "count_memory": count_memory,
+        "kinds_differ": True,
         "boundaries": boundaries,
         **({} if timeout_s is None else {"timeout_s": timeout_s}),
     }
     with tempfile.TemporaryDirectory(prefix="penstock-run-") as scratch, _socket() as server:
         common["store"] = join_address(_LOOPBACK, server.getsockname()[1])
         try:
-            _start_all(run, common, devices, Path(scratch), server)
+            _start_all(run, common, devices, environments, Path(scratch), server)
             server.close()
             if on_started is not None:
                 on_started([process.popen.pid for process in run.processes])
@@ -155,11 +158,17 @@ def run_locally(
 
 
 def _start_all(
-    run: _Run, common: Mapping[str, Any], devices: Sequence[str], scratch: Path, server: socket.socket
+    run: _Run,
+    common: Mapping[str, Any],
+    devices: Sequence[str],
+    environments: Sequence[Mapping[str, str]],
+    scratch: Path,
+    server: socket.socket,
 ) -> None:
     for rank in range(run.work.num_ranks):
         place = {"rank": rank, "device": devices[rank % len(devices)]}
-        run.processes.append(_start({**common, **place, **run.work.assignment(rank)}, scratch, server))
+        variables = environments[rank % len(environments)]
+        run.processes.append(_start({**common, **place, **run.work.assignment(rank)}, variables, scratch, server))
 
 
 @contextmanager
@@ -171,7 +180,9 @@ def _socket() -> Iterator[socket.socket]:
         server.close()
 
 
-def _start(assignment: dict[str, Any], scratch: Path, server: socket.socket) -> RankProcess:
+def _start(
+    assignment: dict[str, Any], variables: Mapping[str, str], scratch: Path, server: socket.socket
+) -> RankProcess:
     rank = assignment["rank"]
     mark = scratch / f"mark-{rank}"
     write_mark(mark)
@@ -180,7 +191,7 @@ def _start(assignment: dict[str, Any], scratch: Path, server: socket.socket) -> 
     if rank == 0:
         descriptors = (server.fileno(),)
         assignment["listening"] = server.fileno()
-    environment = dict(os.environ)
+    environment = dict(os.environ) | dict(variables)
     environment.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
     environment.setdefault("OMP_NUM_THREADS", "1")
     popen = subprocess.Popen(

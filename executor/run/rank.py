@@ -34,7 +34,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
@@ -50,16 +50,19 @@ from penstock.executor.program.mark import Mark, open_mark
 from penstock.executor.run.chain import Chain, TensorShape
 from penstock.executor.run.check import Check, CheckReport
 from penstock.executor.run.clocks import CommonClock, Reading, read_clock
+from penstock.executor.run.device_fit import refuse_other_devices
 from penstock.executor.run.job import Job, load_job
 from penstock.executor.run.job_fit import checked_chain, refuse_missing_parts, refuse_other_boundaries
 from penstock.executor.run.metrics import Metrics
 from penstock.executor.run.peak import peak_of
 from penstock.executor.run.trace import rank_trace
 from penstock.executor.run.training import Course, Trainer
+from penstock.executor.run.watchdog import Stuck, Watchdog
 from penstock.executor.runtime.opening import open_device
 from penstock.executor.stage.precision import Training
 from penstock.executor.transport import (
     AUTO,
+    SETUP_LIMIT,
     agree_on_transport,
     connect,
     make_transport,
@@ -69,7 +72,7 @@ from penstock.executor.transport import (
 )
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.errors import InvalidDocument, PenstockError
-from penstock.schemas.program import Program
+from penstock.schemas.program import Instruction, Program
 
 if TYPE_CHECKING:
     from penstock.executor.checkpoints.checkpoint_store import Checkpoints
@@ -77,9 +80,14 @@ if TYPE_CHECKING:
     from penstock.executor.divided.inventory import Inventory
 
 TIMEOUT_S = 60.0
+"""How long an instruction may take at least, from the second step on (`watchdog`)."""
 
 _TRACEBACK_LINES = 12
 _SILENT = "Application timeout"
+_LATE = (
+    "a GPU reports errors when something waits for it: an earlier instruction may have caused this one; "
+    "CUDA_LAUNCH_BLOCKING=1 in the environment finds which"
+)
 
 
 class _Model(NamedTuple):
@@ -90,12 +98,28 @@ class _Model(NamedTuple):
     training: Training
 
 
-class Rank:
-    """An assignment on its way from set-up to the last step; ``say`` writes an event."""
+class RankStuck(InstructionFailed):
+    """An instruction did not end. ``stack``: where it was, as lines of text."""
 
-    def __init__(self, assignment: Mapping[str, Any], say: Any) -> None:
+    def __init__(self, index: int, instruction: Instruction, text: str, stack: Sequence[str]) -> None:
+        super().__init__(index, instruction)
+        self.text = text
+        self.stack = stack
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Rank:
+    """An assignment on its way from set-up to the last step; ``say`` writes an event.
+
+    ``give_up`` ends the process for an error that its main thread, which is stuck, cannot raise.
+    """
+
+    def __init__(self, assignment: Mapping[str, Any], say: Any, give_up: Callable[[Exception], None]) -> None:
         self.assignment = assignment
         self.say = say
+        self._give_up = give_up
         self.mark: Mark = open_mark(assignment.get("mark"))
         self.options = RunOptions.parse(assignment.get("options") or {})
         self._trainer: Trainer | None = None
@@ -106,6 +130,8 @@ class Rank:
         given = self.assignment
         runtime = open_device(given.get("device", "cpu"))
         runtime.use_precision(self.options.precision)
+        if given["check"]:
+            runtime.reproducible()
         torch.set_num_threads(1)
         keep_freed_memory()
         self.programs = [Program.from_json(one) for one in given.get("programs") or [given["program"]]]
@@ -114,11 +140,12 @@ class Rank:
         model = self._model(job, runtime.device)
         self._peak = peak_of(runtime, counts_tensors=given.get("count_memory", False))
         store = self._connect()
+        refuse_other_devices(runtime, self.program, kinds_differ=given.get("kinds_differ", False))
         self._refuse_other_degrees(store)
         kind = agree_on_transport(given.get("transport", AUTO), runtime, self.programs)
-        groups = process_groups(self.program.groups, self._timeout_s, runtime if kind == "nccl" else None)
+        groups = process_groups(self.program.groups, SETUP_LIMIT, runtime if kind == "nccl" else None)
         division, model = self._division(groups, model, runtime.device)
-        transport = make_transport(kind, self.program, runtime, self._timeout_s)
+        transport = make_transport(kind, self.program, runtime, SETUP_LIMIT)
         checkpoints = self._open_checkpoints(job)
         interpreter = Interpreter(
             self.programs,
@@ -174,6 +201,7 @@ class Rank:
             metrics=metrics,
             check=check,
             shutdown=shutdown,
+            watchdog=self._watchdog(),
         )
         with contextlib.nullcontext() if shutdown is None else shutdown.listening():
             trainer.train()
@@ -204,9 +232,19 @@ class Rank:
         division = Division(mesh, groups, device)
         return division, model._replace(shapes=divided_shapes(model.chain, model.shapes, division))
 
-    @property
-    def _timeout_s(self) -> float:
-        return float(self.assignment.get("timeout_s", TIMEOUT_S))
+    def _watchdog(self) -> Watchdog:
+        return Watchdog(self.mark, self._stuck, limit_s=self.assignment.get("timeout_s"), least_s=TIMEOUT_S)
+
+    def _stuck(self, stuck: Stuck) -> None:
+        """End the process: its main thread does not come back from an instruction."""
+        assert self._trainer is not None
+        instruction = self._trainer.interpreter.instruction(stuck.number)
+        text = (
+            f"timed out: a peer sent nothing for {stuck.for_s:.0f} s"
+            if stuck.waits
+            else f"has computed for {stuck.for_s:.0f} s, and waits for no peer"
+        )
+        self._give_up(RankStuck(stuck.number, instruction, text, stuck.stack))
 
     def _connect(self) -> Any:
         given = self.assignment
@@ -215,7 +253,7 @@ class Rank:
             prefix=given["prefix"],
             rank=self.program.rank,
             world_size=self.program.world_size,
-            timeout_s=self._timeout_s,
+            timeout=SETUP_LIMIT,
             listening=given.get("listening"),
         )
 
@@ -352,15 +390,21 @@ class Rank:
             "layer": failed.layer if failed is not None else None,
             "line": failed.line if failed is not None else None,
             "step": None if self._trainer is None else self._trainer.step,
-            "traceback": "".join(traceback.format_exception(cause)).splitlines()[-_TRACEBACK_LINES:],
+            "traceback": list(error.stack)
+            if isinstance(error, RankStuck)
+            else "".join(traceback.format_exception(cause)).splitlines()[-_TRACEBACK_LINES:],
             "time_ns": time.time_ns(),
         }
 
     def _said(self, error: BaseException) -> str:
-        """The error's words; what gloo says of a silent peer, so that people understand it."""
+        """The error's words, and what they mean where people could not know it."""
+        if isinstance(error, RankStuck):
+            return str(error)
         text = f"{type(error).__name__}: {error}"
         if _SILENT in text or "Timed out" in text:
-            return f"timed out: a peer sent nothing for {self.assignment.get('timeout_s', TIMEOUT_S):g} s ({text})"
+            return f"timed out: a peer sent nothing for {SETUP_LIMIT.total_seconds():g} s ({text})"
+        if "CUDA error" in text or "cuBLAS" in text or "cuDNN" in text:
+            return f"{text} ({_LATE})"
         return text
 
 
@@ -406,14 +450,18 @@ def main(stdin: TextIO, events: TextIO) -> int:
     if not line:
         return 1
     threading.Thread(target=_end_with_stdin, args=(stdin,), daemon=True).start()
-    rank = Rank(json.loads(line), say)
+
+    def give_up(error: Exception) -> None:
+        say(rank.failure(error))
+        os._exit(1)
+
+    rank = Rank(json.loads(line), say, give_up)
     try:
         rank.run()
     except ShutdownRequested as shutdown:
         say({"kind": "left", "rank": rank.assignment["rank"], "step": shutdown.step})
     except Exception as error:
-        say(rank.failure(error))
-        os._exit(1)
+        give_up(error)
     return 0
 
 

@@ -93,7 +93,7 @@ class Recipe:
 
 
 class Model:
-    """The unsplit model: layers to compute with, and gradients, by full name.
+    """The unsplit model: layers to compute with, and gradients, by full name. ``drawing``: layers that drew numbers.
 
     ``slices``: layers that draw random numbers are run slice by slice where replicas share their rows, as each replica
     draws for its own.
@@ -112,6 +112,7 @@ class Model:
         self.seed = seed
         self.autocast = autocast or nullcontext()
         self.slices = slices or {}
+        self.drawing: set[str] = set()
         self.modules = chain.build_layers(range(len(chain.specs)), seed, runtime.device)
         for module in self.modules.values():
             module.train()
@@ -149,7 +150,10 @@ class Model:
         reseed(seeds[0])
         before = random_state()
         results = self.chain.call(index, module, arguments)
-        if len(parts) == 1 or torch.equal(before, random_state()):
+        if torch.equal(before, random_state()):
+            return results
+        self.drawing.add(self.chain.names[index])
+        if len(parts) == 1:
             return results
         pieces = []
         for (low, high), seed in zip(parts, seeds, strict=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from penstock.executor.program.ladder import Ladder
 from penstock.executor.program.mark import Mark
 from penstock.executor.run.check import Check
 from penstock.executor.run.metrics import Metrics
+from penstock.executor.run.watchdog import Watchdog
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.program import Program
@@ -65,7 +66,8 @@ class Trainer:
     """Trains a course, and keeps what is reported of it: losses, times and traces of this rank.
 
     ``step``: the step that is being trained; ``done``: steps that are. ``checkpoints``: None where none are written.
-    ``check``: keeps the gradients of the first steps. ``shutdown``: asked after each step, where there are checkpoints.
+    ``check``: keeps the gradients of the first steps. ``watchdog``: watches the steps. ``shutdown``: asked after each
+    step, where there are checkpoints.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Trainer:
         metrics: Metrics | None = None,
         check: Check | None = None,
         shutdown: GracefulShutdown | None = None,
+        watchdog: Watchdog | None = None,
     ) -> None:
         self.interpreter = interpreter
         self.course = course
@@ -92,6 +95,7 @@ class Trainer:
         self._metrics = metrics
         self._check = check
         self._shutdown = shutdown
+        self._watchdog = watchdog
         self._is_first_rank = interpreter.program.rank == 0
         self._ladder = self._make_ladder()
 
@@ -126,9 +130,9 @@ class Trainer:
         interpreter.actions.before_step = None if self._check is None else self._check.keep
         dist.barrier()
         start = time.perf_counter_ns()
-        with nullcontext() if self._check is None else self._check.watching(step):
+        with self._watched(), nullcontext() if self._check is None else self._check.watching(step):
             result = interpreter.step(step, events)
-        dist.barrier()
+            dist.barrier()
         time_ns = time.perf_counter_ns() - start
         self._finish(step, result, time_ns)
         if events is not None:
@@ -150,8 +154,9 @@ class Trainer:
         interpreter.actions.before_step = None if self._check is None else self._check.keep
         dist.barrier()
         start = time.perf_counter_ns()
-        interpreter.run(first, self._finish, events)
-        dist.barrier()
+        with self._watched():
+            interpreter.run(first, self._finish, events)
+            dist.barrier()
         if events is not None:
             self.traced.append((first, interpreter.program, [start, *events]))
 
@@ -161,7 +166,13 @@ class Trainer:
         traced = min(course.steps - course.first_step, course.trace_steps)
         return [] if end > course.steps - traced else None
 
+    def _watched(self) -> AbstractContextManager[None]:
+        """What steps run inside, so that one which does not end is noticed."""
+        return nullcontext() if self._watchdog is None else self._watchdog.watching()
+
     def _finish(self, step: int, result: StepResult, time_ns: int) -> None:
+        if self._watchdog is not None and not self.times_ns:
+            self._watchdog.first_step_took(time_ns / 1e9)
         self.losses.append(result.loss)
         self.times_ns.append(time_ns)
         self.done = self.step = step + 1

@@ -152,7 +152,11 @@ class CudaMemory:
 
 
 class CudaRuntime:
-    """A GPU, made current in this process; see `Runtime`."""
+    """A GPU, made current in this process; see `Runtime`.
+
+    NCCL refuses two ranks on one GPU of one host. Where NCCL_HOSTID says that they are on different hosts, it sends
+    over its sockets: slow, but all of its code, for tests on a single GPU.
+    """
 
     direct: str | None = "nccl"
 
@@ -160,7 +164,8 @@ class CudaRuntime:
         torch.cuda.set_device(device)
         self.device = device
         properties = torch.cuda.get_device_properties(device)
-        self.gpu: str | None = str(properties.uuid)
+        host = os.environ.get("NCCL_HOSTID")
+        self.gpu: str | None = str(properties.uuid) if host is None else f"{properties.uuid} of {host}"
         self.kind = device_kind(properties.name)
         self.hardware_queues = min(QUEUES, int(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "8")))
         self.compute = CudaStream(torch.cuda.current_stream(device))

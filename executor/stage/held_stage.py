@@ -16,7 +16,7 @@ from penstock.executor.program.global_batch import GlobalBatch
 from penstock.executor.run.chain import Chain, TensorShape
 from penstock.executor.runtime.interface import Runtime
 from penstock.executor.stage.averaging import Averaging, ReferenceBucket
-from penstock.executor.stage.precision import FULL, Training
+from penstock.executor.stage.precision import FULL, Training, forget_casts
 from penstock.executor.stage.reduction import Bucket, Reduction, Summed
 from penstock.executor.stage.sharded_optimizer import ShardedStates, Shares, shares_of
 from penstock.executor.stage.stage_module import MicroBatch, StageModule
@@ -172,6 +172,7 @@ class HeldStage:
             self.averaging.step(update)
         else:
             update()
+        forget_casts()
         if self.schedule is not None:
             self.schedule.step()
 
@@ -257,7 +258,7 @@ class Holder:
             from penstock.executor.divided.optimizers import refuse_whole_tensor_optimizer  # loads DTensor
 
             refuse_whole_tensor_optimizer(self.chain.job, parts.pieces.values())
-        optimizer = self.chain.job.optimizer(parts.parameters) if parts.names else None
+        optimizer = self._optimizer(parts)
         averaging = self._averaging(parts)
         schedule = self._schedule(optimizer)
         shares = self._shares(parts)
@@ -283,6 +284,14 @@ class Holder:
             row_group=self.groups[held.buckets[0][2]] if shares_rows else None,
             part_group=None if self.division is None else self.division.tensor_group,
         )
+
+    def _optimizer(self, parts: StageParts) -> Optimizer | None:
+        """The job's optimizer of a stage's parameters, stepping as the device does it best."""
+        if not parts.names:
+            return None
+        optimizer = self.chain.job.optimizer(parts.parameters)
+        self.runtime.prepare(optimizer)
+        return optimizer
 
     def _parts(self, held: Held) -> StageParts:
         names = {id(p): name for name, p in self.chain.named_parameters(self._modules)}
@@ -424,6 +433,7 @@ class Holder:
             [view for _, view in gradients.views],
             limit=limit,
             oldest=self._oldest(parts.held.stage),
+            runtime=self.runtime,
         )
 
     def _limit(self, stage: int) -> int:

@@ -3,20 +3,25 @@
 Lower precision is torch's autocast over parameters of full precision: matrix products run in bfloat16 or float16, what
 needs range stays in float32, and gradients arrive in the parameters' own type. Tensors that cross a cut have whatever
 type autocast gave them.
+
+Autocast's copies of the weights are kept from one micro-batch to the next, until an update changes them: one copy of a
+weight then serves all micro-batches in flight, and is made once. A copy that is made without gradients must not be used
+with them, so what runs without gradients, as the first forward of recomputed layers, makes its own.
 """
 
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 
+from penstock.executor.runtime.interface import Precision
 from penstock.schemas.errors import InvalidDocument
 
-Precision = Literal["fp32", "bf16", "fp16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 _DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -39,24 +44,43 @@ class Training:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """What autocast computes in; None in full precision."""
+        """What autocast computes in; None where it is left out."""
         return _DTYPES.get(self.precision)
 
     @property
     def lowered(self) -> bool:
         """Whether tensors may be smaller than in a profile of full precision."""
-        return self.precision != "fp32"
+        return self.dtype is not None
 
     @property
     def needs_norm(self) -> bool:
         """Whether steps wait for all ranks' gradients: to clip them, or to see whether one overflowed."""
         return self.clip_norm is not None or self.precision == "fp16"
 
-    def autocast(self, device: torch.device | str) -> AbstractContextManager[Any] | None:
-        """What layers and loss run under; None in full precision. It can be entered again and again."""
+    def autocast(self, device: torch.device | str, *, keeps_casts: bool = True) -> AbstractContextManager[Any] | None:
+        """What layers and loss run under; None in full precision. It can be entered again and again.
+
+        ``keeps_casts``: it uses copies of weights that were made before, and keeps those that it makes.
+        """
         if not self.lowered:
             return None
-        return torch.autocast(torch.device(device).type, dtype=_DTYPES[self.precision])
+        return torch.autocast(torch.device(device).type, dtype=_DTYPES[self.precision], cache_enabled=keeps_casts)
+
+
+@contextmanager
+def kept_casts() -> Iterator[None]:
+    """Inside it autocast keeps its copies of weights; ``forget_casts`` has to follow every change of a weight."""
+    torch.autocast_increment_nesting()
+    try:
+        yield
+    finally:
+        if torch.autocast_decrement_nesting() == 0:
+            torch.clear_autocast_cache()
+
+
+def forget_casts() -> None:
+    """Let autocast copy weights again, which have changed."""
+    torch.clear_autocast_cache()
 
 
 FULL = Training()

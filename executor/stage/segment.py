@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from penstock.executor.run.chain import Chain
@@ -40,8 +41,8 @@ class Call(NamedTuple):
 class Segment:
     """Consecutive layers that are run, and backed, as one; ``recompute``: they run again before their backward.
 
-    ``autocast``: what they run under in lower precision; ``local``: makes this rank's part of what a layer leaves that
-    ranks share.
+    ``autocast``: what they run under in lower precision, with gradients and without; ``local``: makes this rank's part
+    of what a layer leaves that ranks share.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Segment:
         reseed: Reseed,
         *,
         recompute: bool,
-        autocast: AbstractContextManager[Any] | None = None,
+        autocast: tuple[AbstractContextManager[Any], AbstractContextManager[Any]] | None = None,
         local: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.chain = chain
@@ -107,7 +108,7 @@ class Segment:
         """The tensors that leave the segment, in the order of the cut after it; ``key`` is the step's seed."""
         if self.autocast is None:
             return self._run(inputs, batch, seeds, key)
-        with self.autocast:
+        with self.autocast[0 if torch.is_grad_enabled() else 1]:
             return self._run(inputs, batch, seeds, key)
 
     def _run(self, inputs: Sequence[Tensor], batch: dict[str, Tensor] | None, seeds: Sequence[int], key: int) -> Any:

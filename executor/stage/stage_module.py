@@ -135,6 +135,7 @@ class StageModule:
         for module in self.modules.values():
             module.train()
         self.reseed = runtime.seed
+        self._autocast = training.autocast(runtime.device, keeps_casts=False)  # of the loss, which has no weights
         self.segments = tuple(
             Segment(
                 chain,
@@ -143,7 +144,7 @@ class StageModule:
                 [self.modules[i] for i in range(a, b + 1)],
                 self.reseed,
                 recompute=again,
-                autocast=training.autocast(runtime.device),
+                autocast=_autocast(training, runtime.device),
                 local=None if division is None else division.local,
             )
             for a, b, again in segment_ranges(first, last, recompute, singly=split)
@@ -305,7 +306,7 @@ class StageModule:
 
     def _loss(self, results: Sequence[Tensor], targets: Any) -> tuple[Tensor, int]:
         chain = self.chain
-        with self.segments[-1].autocast or _no_context, self._loss_context():
+        with self._autocast or _no_context, self._loss_context():
             total, count = chain.job.loss(dict(zip(chain.outputs, results, strict=True)), targets)
             if self.division is not None:
                 total = self.division.whole_loss(total)
@@ -314,6 +315,14 @@ class StageModule:
                 f"the loss of job {chain.job.name!r} has the shape {tuple(total.shape)}, not one number"
             )
         return total, count
+
+
+def _autocast(
+    training: Training, device: torch.device
+) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]] | None:
+    """What layers run under with gradients, and without."""
+    kept, apart = training.autocast(device), training.autocast(device, keeps_casts=False)
+    return None if kept is None or apart is None else (kept, apart)
 
 
 def layer_seed(seed: int, micro_batch: int, name: str, first_row: int) -> int:

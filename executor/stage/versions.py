@@ -6,17 +6,20 @@ arrive in one buffer. The optimizer's parameters stay the same objects for ever,
 a step copies the newest weights into free storage, moves there, and steps in place, so graphs of older versions are
 left alone (their Parameters have version counters of their own).
 
-Buffers such as running statistics are not versioned.
+Buffers such as running statistics are not versioned. A device may want the weights of a recurrent layer side by side:
+each version lays out its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from penstock.executor.runtime.cpu import CPU
+from penstock.executor.runtime.interface import Runtime
 from penstock.executor.stage.stage_module import MicroBatch
 from penstock.schemas.errors import InvalidDocument
 
@@ -35,6 +38,10 @@ class Version:
         self.in_flight = 0
 
 
+LayOut = tuple[Callable[[Sequence[Tensor]], None], Sequence[int]]
+"""What lays weights out as the device wants them, and which of the stage's parameters these are."""
+
+
 class Versions:
     """The versions of a stage's weights.
 
@@ -50,6 +57,7 @@ class Versions:
         *,
         limit: int,
         oldest: int,
+        runtime: Runtime = CPU,
     ) -> None:
         self.parameters = list(parameters)
         self.gradients = list(gradients)
@@ -57,9 +65,13 @@ class Versions:
         self.oldest = oldest
         self.delay = 0
         self.peak = 1
-        self._places = _places(modules, self.parameters)
+        layers = list(modules)
+        self._places = _places(layers, self.parameters)
+        self._lay_outs = list(_lay_outs(layers, self.parameters, runtime))
         self._free: list[Version] = []
-        self.live = [Version([p.data for p in self.parameters], self.gradients)]
+        self.live = [self._version([p.data for p in self.parameters])]
+        for parameter, tensor in zip(self.parameters, self.live[0].tensors, strict=True):
+            parameter.data = tensor
         self._current: Version | None = None
         self.point_at(self.live[0])
 
@@ -120,7 +132,16 @@ class Versions:
                 f"an update needs {len(self.live) + 1} versions of the weights at once, the plan has {self.limit}",
                 remedy="lower the plan again, or plan with more micro-batches",
             )
-        return Version([torch.empty_like(tensor) for tensor in self.live[0].tensors], self.gradients)
+        return self._version([torch.empty_like(tensor) for tensor in self.live[0].tensors])
+
+    def _version(self, tensors: Sequence[Tensor]) -> Version:
+        """A version over these weights, which are moved where the device wants them side by side."""
+        version = Version(tensors, self.gradients)
+        for lay_out, numbers in self._lay_outs:
+            lay_out([version.parameters[number] for number in numbers])
+            for number in numbers:
+                version.tensors[number] = version.parameters[number].data
+        return version
 
     def _release(self, ahead: int = 0) -> None:
         """Free the storage of versions that no backward and no forward uses, counting ``ahead`` updates in advance."""
@@ -154,7 +175,17 @@ class Versions:
     def _take_for_restoring(self) -> Version:
         if self._free:
             return self._free.pop()
-        return Version([torch.empty_like(parameter) for parameter in self.parameters], self.gradients)
+        return self._version([torch.empty_like(parameter) for parameter in self.parameters])
+
+
+def _lay_outs(modules: Iterable[nn.Module], parameters: Sequence[nn.Parameter], runtime: Runtime) -> Iterator[LayOut]:
+    """Of each recurrent layer whose weights are all versioned."""
+    index = {id(parameter): i for i, parameter in enumerate(parameters)}
+    for module in dict.fromkeys(module for top in modules for module in top.modules()):
+        lay_out = runtime.flatten(module)
+        weights: Any = getattr(module, "_flat_weights", ())
+        if lay_out is not None and all(id(weight) in index for weight in weights):
+            yield lay_out, [index[id(weight)] for weight in weights]
 
 
 def _places(

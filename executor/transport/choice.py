@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch.distributed as dist
@@ -11,6 +12,7 @@ from penstock.executor.run.work import common_transports
 from penstock.executor.runtime.interface import Runtime
 from penstock.executor.transport.gloo import GlooTransport
 from penstock.executor.transport.nccl import NcclTransport, connect_edges
+from penstock.executor.transport.rendezvous import SETUP_LIMIT
 from penstock.executor.transport.staged import StagedTransport
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.program import Program, Transport
@@ -91,11 +93,11 @@ def _refuse_nccl(gpus: Sequence[str | None], on_cpus: Sequence[int]) -> None:
 
 
 def make_transport(
-    kind: Kind, program: Program, runtime: Runtime, timeout_s: float
+    kind: Kind, program: Program, runtime: Runtime, timeout: timedelta = SETUP_LIMIT
 ) -> GlooTransport | StagedTransport | NcclTransport:
     """The transport of one rank; collective for ``nccl``."""
     if kind == "nccl":
-        return connect_edges(program, runtime, timeout_s)
+        return connect_edges(program, runtime, timeout)
     if kind == "gloo-staged":
         return StagedTransport(runtime)
     return GlooTransport()

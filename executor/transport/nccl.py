@@ -79,7 +79,7 @@ class NcclTransport:
             dist.destroy_process_group(self._ends[edge].group)
 
 
-def connect_edges(program: Program, runtime: Runtime, timeout_s: float) -> NcclTransport:
+def connect_edges(program: Program, runtime: Runtime, timeout: timedelta) -> NcclTransport:
     """Make every edge's communicator, in one order on all ranks; collective.
 
     Raises InvalidPlan on all ranks when two ends of an edge do not count the same messages in the same order, and
@@ -89,7 +89,7 @@ def connect_edges(program: Program, runtime: Runtime, timeout_s: float) -> NcclT
     _refuse_too_many(agreed, _groups_of_each(program), runtime)
     own: dict[Edge, _End] = {}
     for edge in edges(agreed):
-        group = runtime.new_group(edge, timedelta(seconds=timeout_s), f"edge {edge}", for_messages=True)
+        group = runtime.new_group(edge, timeout, f"edge {edge}", for_messages=True)
         if program.rank in edge:
             own[edge] = _End(group, 1 - dist.get_rank(group))
             _first_message(own[edge], program.rank == edge[0], runtime)

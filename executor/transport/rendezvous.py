@@ -26,7 +26,7 @@ def connect(
     prefix: str,
     rank: int,
     world_size: int,
-    timeout_s: float,
+    timeout: timedelta = SETUP_LIMIT,
     listening: int | None = None,
 ) -> Any:
     """Make the default process group of a run and return its store; every rank calls it once.
@@ -50,7 +50,7 @@ def connect(
         store=own,
         rank=rank,
         world_size=world_size,
-        timeout=timedelta(seconds=timeout_s),
+        timeout=timeout,
     )
     return own
 
@@ -62,13 +62,14 @@ def wait_for_all(store: Any, what: str, world_size: int) -> None:
     store.wait([f"{what}/all"], SETUP_LIMIT)
 
 
-def process_groups(groups: Iterable[tuple[int, ...]], timeout_s: float, runtime: Runtime | None = None) -> list[Any]:
+def process_groups(
+    groups: Iterable[tuple[int, ...]], timeout: timedelta = SETUP_LIMIT, runtime: Runtime | None = None
+) -> list[Any]:
     """The process groups of a run, by number; every rank makes all of them in this order, as torch demands.
 
     ``runtime``: a GPU that is this rank's alone, for groups over NCCL; else they are over gloo, which stages what a GPU
     holds by itself.
     """
-    timeout = timedelta(seconds=timeout_s)
     if runtime is None:
         return [dist.new_group(list(ranks), timeout=timeout, backend="gloo") for ranks in groups]
     return [

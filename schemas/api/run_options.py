@@ -20,8 +20,10 @@ class RunOptions(Part):
     A path is one that all ranks see: on several hosts, of a file system that they share.
     """
 
-    precision: Literal["fp32", "bf16", "fp16"] = Field(
-        default="fp32", description="of the computation; parameters stay as the job makes them; fp16 scales the loss"
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = Field(
+        default="fp32",
+        description="of the computation; parameters stay as the job makes them; tf32: fp32 whose products GPUs compute "
+        "from factors with 10 bits of mantissa; fp16 scales the loss",
     )
     clip_norm: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] | None = Field(
         default=None, description="the largest norm of the gradient of all parameters together"

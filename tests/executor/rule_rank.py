@@ -58,11 +58,10 @@ def run(assignment: Mapping[str, Any]) -> None:
         prefix=assignment["prefix"],
         rank=programs[0].rank,
         world_size=programs[0].world_size,
-        timeout_s=60,
     )
     link = SlowLink(assignment["bytes_per_s"]) if "bytes_per_s" in assignment else None
     transport = Counting() if link is None else SlowTransport(link)
-    groups = process_groups(programs[0].groups, 60)
+    groups = process_groups(programs[0].groups)
     interpreter = Interpreter(programs, chain, shapes, seed=assignment["seed"], transport=transport, groups=groups)
     interpreter.agree()
     buffers = watch_buffers(interpreter)

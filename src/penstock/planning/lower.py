@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from penstock.planning.judge import Judgement, judge
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
-from penstock.schemas.program import Program
-from penstock.solvers.costs.memory import shortages
+from penstock.schemas.program import Needs, Program
+from penstock.solvers.costs.memory import context_bytes, shortages
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.lowering import lower
 from penstock.solvers.lowering.transports import TransportChoice
@@ -90,7 +91,7 @@ def _lowered(
     judgement: Judgement, schedule: Schedule, batches: int, norm: bool, transport: TransportChoice, staleness: int
 ) -> list[Program]:
     assert judgement.allocation is not None
-    return lower(
+    lowered = lower(
         judgement.problem,
         judgement.allocation,
         schedule,
@@ -101,3 +102,18 @@ def _lowered(
         norm=norm,
         staleness=staleness,
     )
+    needs = _needs(judgement)
+    return [replace(program, needs=needs.get(program.device)) for program in lowered]
+
+
+def _needs(judgement: Judgement) -> dict[str, Needs]:
+    """Return what the plan takes each device to be, by its name; of a cell each GPU."""
+    problem, timeline = judgement.problem, judgement.timeline
+    real = problem if problem.real is None else problem.real
+    found: dict[str, Needs] = {}
+    for device, use in ({} if timeline is None else timeline.uses).items():
+        own = problem.devices[device]
+        needs = Needs(own.kind, max(0, use.memory.total - context_bytes(problem, device)))
+        gpus = (device,) if problem.real is None else problem.cells[device]
+        found |= {real.devices[gpu].name: needs for gpu in gpus}
+    return found

@@ -94,7 +94,7 @@ def test_a_stage_in_lower_precision_is_autocast(recompute: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"precision": "fp8"}, "precision 'fp8' is unknown; give one of fp32, bf16, fp16"),
+        ({"precision": "fp8"}, "precision 'fp8' is unknown; give one of fp32, tf32, bf16, fp16"),
         ({"clip_norm": 0.0}, "clip_norm is 0.0"),
         ({"clip_norm": float("nan")}, "clip_norm is nan"),
     ],

@@ -196,7 +196,7 @@ def profile(
     dtype: Annotated[
         str | None,
         typer.Option(
-            metavar="fp32|bf16|fp16",
+            metavar="fp32|tf32|bf16|fp16",
             help="Width of the parameters for --analytic (default: fp32) and --traced (bf16).",
             rich_help_panel=MEASUREMENT,
         ),
@@ -213,7 +213,7 @@ def profile(
     precision: Annotated[
         str,
         typer.Option(
-            metavar="fp32|bf16|fp16",
+            metavar="fp32|tf32|bf16|fp16",
             help="Precision of the computation by autocast, as the run will train.",
             rich_help_panel=MEASUREMENT,
         ),

@@ -94,15 +94,15 @@ def rank(
         ),
     ] = 300 * SECOND_NS,
     peer_timeout: Annotated[
-        int,
+        int | None,
         typer.Option(
             parser=between("1s", LONGEST),
             metavar=METAVAR,
-            show_default="60s",
-            help="How long a peer may be silent before it is taken for dead.",
+            help="How long an instruction may take before its peer is taken for dead (default: 10min in the first "
+            "step, then ten times as long as that step took, 60s at least).",
             rich_help_panel=LAUNCH,
         ),
-    ] = 60 * SECOND_NS,
+    ] = None,
     training: Training,
     seed: Annotated[
         int | None,
@@ -162,7 +162,7 @@ def rank(
         trace_steps=measured.trace_steps if trace is not None else 0,
         any_nodes=any_nodes,
         wait_s=seconds(start_timeout),
-        timeout_s=seconds(peer_timeout),
+        timeout_s=None if peer_timeout is None else seconds(peer_timeout),
     )
     os.chdir(project)
     process = Process(work, digest, launch, orders, show=Log(work, steps), on_first=files.refuse_unwritable)

@@ -20,6 +20,7 @@ class Precision(StrEnum):
     """Values of ``--precision``."""
 
     FP32 = "fp32"
+    TF32 = "tf32"
     BF16 = "bf16"
     FP16 = "fp16"
 
@@ -55,7 +56,11 @@ class Training:
     PANEL: ClassVar[str] = TRAINING
 
     precision: Annotated[
-        Precision, typer.Option(help="Precision of the computation by autocast; fp16 also scales the loss.")
+        Precision,
+        typer.Option(
+            help="Precision of the computation: tf32 for products of fp32 on GPUs, bf16 or fp16 by autocast; fp16 also "
+            "scales the loss."
+        ),
     ] = Precision.FP32
     clip_norm: Annotated[
         float | None,

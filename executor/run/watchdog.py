@@ -1,0 +1,100 @@
+"""Ends a rank whose instruction does not end, and says whether it waits for a peer or computes.
+
+Groups of torch have one time limit for everything: one that a healthy first step meets, with kernels to compile and
+caches to fill, is far too long for a peer that hangs in step 1,000. So groups get a long limit, and this thread watches
+the mark: the first step may take long, later ones ``FACTOR`` times as long as the first did. Peers that die are noticed
+at once, by gloo or by whoever started them.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from penstock.executor.program.mark import Mark
+
+FIRST_STEP_S = 600.0
+"""How long an instruction of the first step may take."""
+FACTOR = 10
+"""How many times as long as the first step an instruction of a later one may take."""
+
+_LINES = 12
+_WAITING = ("penstock.executor.", "torch.distributed", "torch.cuda", "threading")
+"""Modules whose code is innermost while a rank waits for a peer; what computes is in layers, or in torch below them."""
+
+
+class Stuck(NamedTuple):
+    """An instruction that does not end, by its number. ``waits``: for a peer; ``stack``: the lines that it is at."""
+
+    number: int
+    step: int
+    for_s: float
+    waits: bool
+    stack: tuple[str, ...]
+
+
+class Watchdog(threading.Thread):
+    """Calls ``on_stuck`` once, from a thread of its own, when an instruction takes longer than the limit.
+
+    ``limit_s``: of every instruction, where it is known; None: as the module says, with ``least_s`` from the second
+    step on. ``thread``: the one that runs the instructions, or None for that which makes the watchdog.
+    """
+
+    def __init__(
+        self,
+        mark: Mark,
+        on_stuck: Callable[[Stuck], None],
+        *,
+        limit_s: float | None = None,
+        least_s: float = 60.0,
+        thread: int | None = None,
+    ) -> None:
+        super().__init__(name="penstock-watchdog", daemon=True)
+        self._mark = mark
+        self._on_stuck = on_stuck
+        self._is_fixed = limit_s is not None
+        self._least_s = least_s
+        self._limit_s = limit_s if limit_s is not None else FIRST_STEP_S
+        self._thread = threading.get_ident() if thread is None else thread
+        self._watching = threading.Event()
+        self.start()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch what runs inside it: steps. Evaluations, checkpoints and checks take as long as they take."""
+        self._watching.set()
+        try:
+            yield
+        finally:
+            self._watching.clear()
+
+    def first_step_took(self, seconds: float) -> None:
+        """Let later steps be measured by the first one."""
+        if not self._is_fixed:
+            self._limit_s = max(self._least_s, FACTOR * seconds)
+
+    def run(self) -> None:
+        seen: tuple[int, ...] = ()
+        since = time.monotonic()
+        while True:
+            self._watching.wait()
+            now, at = time.monotonic(), tuple(self._mark)
+            if at != seen or not self._watching.is_set():
+                seen, since = at, now
+            elif now - since > self._limit_s:
+                self._on_stuck(self._stuck(now - since))
+                return
+            time.sleep(min(1.0, self._limit_s / 10))
+
+    def _stuck(self, for_s: float) -> Stuck:
+        frame = sys._current_frames().get(self._thread)
+        module = "" if frame is None else str(frame.f_globals.get("__name__", ""))
+        stack = [] if frame is None else traceback.format_stack(frame)
+        lines = "".join(stack).splitlines()[-_LINES:]
+        index, *step = self._mark
+        return Stuck(index, step[0] if step else -1, for_s, module.startswith(_WAITING), tuple(lines))

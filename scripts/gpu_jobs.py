@@ -1,0 +1,17 @@
+"""The models that ``scripts/gpu-check`` trains: small ones to compare numbers, one with enough work to time."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from penstock.examples import awd_lstm, gpt
+from penstock.examples.synthetic import TokenJob
+
+small = gpt.make("gpt-check", gpt.Config(blocks=6, width=64, heads=2, length=32, vocabulary=128), batch_size=16)
+"""Eight layers, so that it has stages enough for two on each of four ranks."""
+
+timed = gpt.make("gpt-timed", gpt.Config(blocks=8, width=1024, heads=16, length=512, vocabulary=8192), batch_size=32)
+"""117 million parameters; a micro-batch of four samples is tens of milliseconds of an H100 in fp32."""
+
+recurrent = TokenJob("lstm-check", partial(awd_lstm.layers, 64, 32, 64), batch_size=16, length=8, vocabulary=64)
+"""LSTMs, whose weights cuDNN wants side by side."""
