@@ -58,6 +58,7 @@ from penstock.executor.run.peak import peak_of
 from penstock.executor.run.trace import rank_trace
 from penstock.executor.run.training import Course, Trainer
 from penstock.executor.stage.precision import Training
+from penstock.executor.torch_versions import untried
 from penstock.executor.transport import (
     AUTO,
     agree_on_transport,
@@ -109,6 +110,8 @@ class Rank:
         keep_freed_memory()
         self.programs = [Program.from_json(one) for one in given.get("programs") or [given["program"]]]
         self.program = self.programs[0]
+        if (why := untried()) is not None:
+            self._report_first({"kind": "warning", "step": 0, "text": why})
         job = load_job(given["job"], given.get("directory"))
         model = self._model(job, device)
         self._peak = peak_of(device, counts_tensors=given.get("count_memory", False))
