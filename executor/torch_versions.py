@@ -16,7 +16,7 @@ from penstock.schemas.errors import UnsupportedRequest
 
 OLDEST = "2.9"
 TRIED = ("2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1")
-"""The versions under which tests of ranks were run, and docs/running.md says which; others of the same 2.x count too."""
+"""Under which tests of ranks were run (docs/running.md says which tests); others of the same 2.x count as tried."""
 
 NEEDED = (
     "_C._autograd._top_saved_tensors_default_hooks",
