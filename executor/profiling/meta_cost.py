@@ -29,7 +29,7 @@ from penstock.executor.profiling.device_table import DeviceFacts, Dtype
 _aten = torch.ops.aten
 _GATHERS = {_aten.embedding, _aten.index_select, _aten.index, _aten.gather}
 _LSTM_ARGUMENTS = 9
-_CAUSAL = {
+_ATTENTION = {
     *(_aten._scaled_dot_product_flash_attention, _aten._scaled_dot_product_flash_attention_backward),
     *(_aten._scaled_dot_product_efficient_attention, _aten._scaled_dot_product_efficient_attention_backward),
 }
@@ -67,12 +67,7 @@ class OperationRecorder(TorchDispatchMode):
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any) -> None:
         """Note one operation that has run."""
         traffic = _traffic(func, args, kwargs or {}, result)
-        formula = flop_registry.get(func.overloadpacket)
-        flops = int(formula(*args, **(kwargs or {}), out_val=result)) if formula else 0
-        if func.overloadpacket in _CAUSAL:
-            flops = _seen_flops(flops, func, args, kwargs or {})
-        if func.overloadpacket is _aten._grouped_mm:
-            flops = _grouped_flops(*args[:2])
+        flops = _flops(func, args, kwargs or {}, result)
         if traffic or flops:
             self.operations.append(Operation(flops, traffic))
 
@@ -198,10 +193,27 @@ def _fused_lstm(
     return x, state[0], state[1]
 
 
-def _seen_flops(flops: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Of causal attention of the last q positions to all k: twice the pairs that are seen, as of a square."""
-    given = {each.name: value for each, value in zip(func._schema.arguments, args, strict=False)} | kwargs
-    queries, keys = given["query"].shape[-2], given["key"].shape[-2]
+def _flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+    if func.overloadpacket in _ATTENTION:
+        return _attention_flops(func, args, kwargs)
+    if func.overloadpacket is _aten._grouped_mm:
+        return _grouped_flops(*args[:2])
+    formula = flop_registry.get(func.overloadpacket)
+    return int(formula(*args, **kwargs, out_val=result)) if formula else 0
+
+
+def _attention_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Scores and results forward; scores again and four gradients backward. Heads of queries may share keys.
+
+    Of causal attention of the last q positions to all k: twice the pairs that are seen, as of a square.
+    """
+    names = [each.name for each in func._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    query, key, value = given["query"], given["key"], given["value"]
+    scores, results = (1, 1) if names[0] == "query" else (3, 2)
+    queries, keys = query.shape[-2], key.shape[-2]
+    pairs = query.shape[:-1].numel() * keys
+    flops = int(2 * pairs * (scores * query.shape[-1] + results * value.shape[-1]))
     return flops * (2 * keys - queries) // keys if given.get("is_causal") else flops
 
 

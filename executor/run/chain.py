@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from penstock.executor.run.job import Job, LayerSpec, alike, job_outputs, layer_specs
 from penstock.executor.stage.precision import FULL, Training
 from penstock.executor.stage.ties import Tie, ties_of
+from penstock.executor.torch_versions import refuse_unfit_torch
 from penstock.schemas.errors import InvalidDocument, ModelMismatch
 
 
@@ -48,10 +49,11 @@ class Chain:
 
     ``specs``: the layers. ``inputs[i]``: names that layer i reads from the batch. ``cuts[i]``: names alive across
     cut i, ordered by the layer that wrote them. ``outputs``: names that the loss reads. ``ties``: parameters that
-    layers have in common.
+    layers have in common. Raises UnsupportedRequest under a torch that layers cannot be run under.
     """
 
     def __init__(self, job: Job) -> None:
+        refuse_unfit_torch()
         self.job = job
         self.specs: tuple[LayerSpec, ...] = layer_specs(job)
         self.outputs = job_outputs(job)

@@ -60,6 +60,7 @@ from penstock.executor.run.training import Course, Trainer
 from penstock.executor.run.watchdog import Stuck, Watchdog
 from penstock.executor.runtime.opening import open_device
 from penstock.executor.stage.precision import Training
+from penstock.executor.torch_versions import untried
 from penstock.executor.transport import (
     AUTO,
     SETUP_LIMIT,
@@ -136,6 +137,8 @@ class Rank:
         keep_freed_memory()
         self.programs = [Program.from_json(one) for one in given.get("programs") or [given["program"]]]
         self.program = self.programs[0]
+        if (why := untried()) is not None:
+            self._report_first({"kind": "warning", "step": 0, "text": why})
         job = load_job(given["job"], given.get("directory"))
         model = self._model(job, runtime.device)
         self._peak = peak_of(runtime, counts_tensors=given.get("count_memory", False))

@@ -23,12 +23,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from penstock.executor.torch_versions import run_engine, top_saved_tensors_hooks
+
 Place = tuple[int, int]
 """A parameter: the number of its unit, and its own within the unit."""
-
-_top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
-_run_engine = torch.autograd.graph._engine_run_backward
-"""``torch.autograd.backward`` without its Python, which takes longer than a small unit's gradient."""
 
 
 class SplitBackward:
@@ -120,7 +118,7 @@ class Recorded:
         self.depth -= 1
         if self.depth:
             return
-        hooks = _top_hooks(False)
+        hooks = top_saved_tensors_hooks(False)
         self._veiled |= hooks is None or hooks[0] != self._owner.pack
         edges = [get_gradient_edge(one) for one in _tensors(results) if one.requires_grad and one.grad_fn is not None]
         if edges:
@@ -169,7 +167,7 @@ class Recorded:
         """Add the gradients of the parameters, last units first; each parameter's hooks fire once."""
         while self._pending:
             edges, gradients, parameters = self._pending.pop()
-            _run_engine(edges, gradients, False, False, parameters, allow_unreachable=True, accumulate_grad=True)
+            run_engine(edges, gradients, False, False, parameters, allow_unreachable=True, accumulate_grad=True)
             del edges, gradients
 
     def _forget(self) -> None:

@@ -75,7 +75,12 @@ class Watched(list[int]):
 def _leave() -> None:
     """Leave the run; torch remembers meshes by their ranks, with groups that the next run does not have."""
     dist.destroy_process_group()
-    if "torch.distributed.tensor" in sys.modules:
-        from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    from torch.distributed.tensor import DTensor, debug
 
-        _clear_sharding_prop_cache()
+    if hasattr(debug, "_clear_fast_path_sharding_prop_cache"):
+        debug._clear_python_sharding_prop_cache()
+        debug._clear_fast_path_sharding_prop_cache()
+    else:  # torch 2.9
+        DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()

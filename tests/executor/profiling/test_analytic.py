@@ -126,6 +126,27 @@ def test_ids_and_masks_cross_nothing_and_need_no_gradient() -> None:
     assert any("mask, segments, x" in said for said in profile.assumptions)
 
 
+@pytest.mark.parametrize(("key_heads", "value_width"), [(4, 16), (2, 16), (1, 16), (4, 8)])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_attention_computes_as_many_products_however_many_heads_share_keys(
+    key_heads: int, value_width: int, is_causal: bool
+) -> None:
+    heads, width = 4, 16
+    queries, keys = (torch.empty(2, n, POSITIONS, width, device="meta", requires_grad=True) for n in (heads, key_heads))
+    values = torch.empty(2, key_heads, POSITIONS, value_width, device="meta", requires_grad=True)
+    recorder = OperationRecorder()
+    with FusedKernels(), recorder:
+        found = nn.functional.scaled_dot_product_attention(
+            queries, keys, values, is_causal=is_causal, enable_gqa=key_heads < heads
+        )
+        forward = sum(op.flops for op in recorder.operations)
+        torch.autograd.grad(found, (queries, keys, values), found.detach())
+    backward = sum(op.flops for op in recorder.operations) - forward
+    square = 2 * 2 * heads * POSITIONS**2
+    assert forward == square * (width + value_width)
+    assert backward == square * (3 * width + 2 * value_width)
+
+
 def test_attention_keeps_no_matrix_of_positions() -> None:
     heads, width = 2, 16
     query = torch.empty(1, heads, POSITIONS, width, device="meta", requires_grad=True)

@@ -7,6 +7,7 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from rank_pool import JOBS, SEED
 from torch._C._distributed_c10d import TCPStore
 
 from penstock.executor.checkpoints.checkpoint import CheckpointFailed, newest
+from penstock.executor.run import chain, rank
 from penstock.executor.run.rank import Rank
+from penstock.executor.torch_versions import refuse_unfit_torch, untried
 from penstock.schemas.errors import InvalidDocument, ModelMismatch, NotFound, PenstockError, UnsupportedRequest
 
 ONE = [Part(6, (0,))]
@@ -146,6 +149,19 @@ def test_a_place_that_cannot_be_written_is_refused_before_training(tmp_path: Pat
 def test_a_job_without_evaluation_is_refused() -> None:
     with pytest.raises(UnsupportedRequest, match="'plain' cannot be evaluated"):
         run(small_jobs.plain, "small_jobs:plain", evaluate_every=1)
+
+
+def test_a_torch_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain, "refuse_unfit_torch", partial(refuse_unfit_torch, "2.8.0"))
+    with pytest.raises(UnsupportedRequest, match=r"^torch 2\.8\.0 is too old"):
+        trained("momentum")
+
+
+def test_a_torch_that_was_not_tried_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank, "untried", partial(untried, "2.99.0"))
+    events = trained("momentum", steps=2)
+    assert [event["text"] for event in events if event["kind"] == "warning"] == [untried("2.99.0")]
+    assert events[-1]["kind"] == "done"
 
 
 def test_options_that_contradict_themselves_are_refused() -> None:
