@@ -167,7 +167,7 @@ def compare(name: str, by_kind: dict[str, list[Row]], shares: dict[str, float], 
             own = rule.backward if name.endswith("backward") else rule.forward
             numbers = f"{reached / shares[kind]:.2f} of products, {other * reached:,.0f} rows"
             ours = f"{own.rate}, {own.half_rows:,}"
-        wrong += _told(name, kind, rows, (out[number], errors[number]), (numbers, ours), shares[kind])
+        wrong += _printed(name, kind, rows, (out[number], errors[number]), (numbers, ours), shares[kind])
     return wrong
 
 
@@ -177,10 +177,12 @@ def compare_at_share(name: str, kind: str, rows: list[Row], share: float) -> int
     given = Terms(each[:, 1:2], each[:, 0], each[:, 2], np.ones(len(rows)))
     (exposed,) = found = fitted(given)
     numbers = f"{share:.3f} of the peak, {exposed:.2f}", f"{rule_of(facts_of(kind)).exposed_in_groups}"
-    return _told(name, kind, rows, (held_out(given, [row.layer for row in rows]), given.errors(found)), numbers, share)
+    return _printed(
+        name, kind, rows, (held_out(given, [row.layer for row in rows]), given.errors(found)), numbers, share
+    )
 
 
-def _told(
+def _printed(
     name: str,
     kind: str,
     rows: list[Row],

@@ -18,9 +18,11 @@ from kernel_fits import MOST_WORSE, Row, attention_row, compare, compare_at_shar
 
 from penstock.executor.profiling.device_table import DeviceFacts
 from penstock.shapes.kernels import Kernels
-from penstock.shapes.primitives import LEAST_ATTENTION_ROWS, LEAST_FLOPS, LEAST_GROUPS, rule_of
+from penstock.shapes.primitives import LEAST_ATTENTION_ROWS, LEAST_FLOPS, rule_of
 
 KIND = "H100"
+LEAST_GROUPS = 4
+"""The fewest groups of a call that the rule is fitted to: fewer leave processors idle."""
 _MEASURED = Path(__file__).resolve().parent / "measured"
 _SHORT = ("products", "attention", "moved", "grouped")
 """Sections of single kernels, whose times what lies between events is taken from."""
@@ -60,7 +62,7 @@ def _between_events_ns(sections: dict[str, Rows]) -> float:
 
 
 def product_rows(sections: dict[str, Rows], facts: DeviceFacts, *, small: bool = False) -> list[Row]:
-    """Products as large as those that the other kinds were measured at, or the smaller ones."""
+    """Products at least of the size from which on other kinds were measured, or the smaller ones."""
     rows = [
         _product(1, (each["rows"], each["inner"], each["columns"]), each["ns"], facts)
         for each in sections["products"].named()
@@ -69,7 +71,7 @@ def product_rows(sections: dict[str, Rows], facts: DeviceFacts, *, small: bool =
 
 
 def group_rows(sections: dict[str, Rows], facts: DeviceFacts, *, few: bool = False) -> list[Row]:
-    """Products of at least as many groups as the rule is fitted to, or of fewer."""
+    """Products of at least `LEAST_GROUPS` groups, or of fewer."""
     rows = [each for each in sections["grouped"].named() if (each["groups"] < LEAST_GROUPS) == few]
     return [
         _product(each["groups"], (each["rows"], each["inner"], each["columns"]), each["ns"], facts, grouped=True)
@@ -88,7 +90,7 @@ def _product(
 def attention_rows(
     sections: dict[str, Rows], facts: DeviceFacts, kernel: str, *, backward: bool, small: bool = False
 ) -> list[Row]:
-    """Attention by one kernel: of as many rows as the rule is fitted to, or of fewer."""
+    """Attention by one kernel: of at least the rows from which on the rule is fitted, or of fewer."""
     column = "backward_ns" if backward else "forward_ns"
     rows = [
         attention_row(

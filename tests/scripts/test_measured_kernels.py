@@ -28,8 +28,8 @@ def test_another_rule_is_told_from_it(monkeypatch: pytest.MonkeyPatch, capsys: p
 def test_blocks_are_predicted_at_the_level_of_kernels_and_not_at_that_of_runs() -> None:
     blocks = list(measured_kernels.measured()["blocks"].named())
     assert len(blocks) >= 15
-    kernels = bench_layers.told("closed form", blocks, {"kernels": bench_layers.closed_form(blocks, "kernels")})
-    runs = bench_layers.told("closed form", blocks, {"runs": bench_layers.closed_form(blocks, "runs")})
+    kernels = bench_layers.printed("closed form", blocks, {"kernels": bench_layers.closed_form(blocks, "kernels")})
+    runs = bench_layers.printed("closed form", blocks, {"runs": bench_layers.closed_form(blocks, "runs")})
     assert kernels <= bench_layers.MOST
     assert runs > EXTRAPOLATED_EXPECTED_ERROR
 

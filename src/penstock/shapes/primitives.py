@@ -36,8 +36,6 @@ class Rule(NamedTuple):
     backward: Attention
 
 
-LEAST_GROUPS = 4
-"""The fewest groups of a call that H100's rule is fitted to: fewer leave processors idle."""
 LEAST_FLOPS, LEAST_GROUP_ROWS, LEAST_ATTENTION_ROWS = 6.7e9, 128, 16_384
 """The smallest product, rows of a group and rows of attention that were measured; smaller ones are extrapolated. The
 largest are 69 TFLOP, 9,832 and 8,388,608, and a rule has reached the rate of a large layer long before."""
