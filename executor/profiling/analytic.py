@@ -14,7 +14,14 @@ from itertools import product
 import torch
 
 from penstock.executor.profiling.assembly import assemble, checked_sizes
-from penstock.executor.profiling.device_table import ANALYTIC_EXPECTED_ERROR, DeviceFacts, Dtype, device_facts
+from penstock.executor.profiling.device_table import (
+    ANALYTIC_EXPECTED_ERROR,
+    DeviceFacts,
+    Dtype,
+    Level,
+    assumed_level,
+    device_facts,
+)
 from penstock.executor.profiling.meta_cost import time_ns
 from penstock.executor.profiling.tracing import LayerCost, Run, Tracer
 from penstock.executor.run.chain import Chain
@@ -36,18 +43,20 @@ def analytic_profile(
     context_degrees: Sequence[int] = (),
     expert_degrees: Sequence[int] = (),
     update_kind: str | None = None,
+    level: Level = "runs",
     progress: Callable[[str], None] | None = None,
 ) -> ModelProfile:
     """The profile of ``job`` on one kind of device, or several, at each micro-batch size (samples).
 
     The loss belongs to the last layer, as the executor runs it. A layer has one update time for all kinds: that on
     ``update_kind``, or on the first. ``…_degrees``: those besides 1 at which the profile has costs, too, and at all
-    products of them whose groups nest. Raises NotFound for an unknown kind, InvalidDocument for sizes, degrees or a
-    dtype that make no sense, ModelMismatch for a model that does not run on the meta device, UnsupportedRequest for a
-    layer that cannot be divided so, Conflict for degrees in a process that has a process group.
+    products of them whose groups nest. ``level``: of the efficiencies in the table of devices. Raises NotFound for a
+    kind that is not known at it, InvalidDocument for sizes, degrees or a dtype that make no sense, ModelMismatch for a
+    model that does not run on the meta device, UnsupportedRequest for a layer that cannot be divided so, Conflict for
+    degrees in a process that has a process group.
     """
     kinds = (device_kind,) if isinstance(device_kind, str) else tuple(device_kind)
-    facts = [device_facts(kind) for kind in kinds]
+    facts = [device_facts(kind, level) for kind in kinds]
     sizes, degrees = checked_sizes(micro_batch_sizes), _products(tensor_degrees, context_degrees, expert_degrees)
     if dtype not in TORCH_DTYPES:
         raise InvalidDocument(f"the dtype {dtype!r} is none of {', '.join(TORCH_DTYPES)}")
@@ -55,7 +64,7 @@ def analytic_profile(
     modules = [chain.build_layer(i, device="meta").to(TORCH_DTYPES[dtype]) for i in range(len(chain.specs))]
     tracer = Tracer(chain, modules, TORCH_DTYPES[dtype])
     runs = _runs(tracer, sizes, progress)
-    update_facts = device_facts(update_kind or kinds[0])
+    update_facts = device_facts(update_kind or kinds[0], level)
     plain = assemble(
         chain,
         modules,
@@ -70,15 +79,12 @@ def analytic_profile(
             for device in facts
             for size, run in runs.items()
         ],
-        source=ProfileSource(
-            method="analytic",
-            description=f"operations on the meta device in {dtype}, times from the table of {', '.join(kinds)}",
-            expected_error=ANALYTIC_EXPECTED_ERROR,
-        ),
+        source=_source(kinds, dtype),
         dtype=dtype,
         assumptions=(
             f"update_ns is one fused step of the job's optimizer on {update_facts.kind}",
             "the loss belongs to the last layer; attention and LSTMs run as fused kernels",
+            *assumed_level(kinds, level),
         ),
     )
     if not degrees:
@@ -86,6 +92,14 @@ def analytic_profile(
     from penstock.executor.divided.variants import with_variants
 
     return with_variants(plain, tracer, runs, degrees, facts, update_facts, progress)
+
+
+def _source(kinds: Sequence[str], dtype: Dtype) -> ProfileSource:
+    return ProfileSource(
+        method="analytic",
+        description=f"operations on the meta device in {dtype}, times from the table of {', '.join(kinds)}",
+        expected_error=ANALYTIC_EXPECTED_ERROR,
+    )
 
 
 def _runs(tracer: Tracer, sizes: Sequence[int], progress: Callable[[str], None] | None) -> dict[int, Run]:

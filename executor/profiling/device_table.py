@@ -23,19 +23,29 @@ STREAM-like kernels. On B200 both are what SimuMax (release 1.2, Apache-2.0) mea
 peak in matrix products (0.47 is what its whole steps show), 0.67 in element-wise ones. Predictions made from the table
 are stated to be within 30 %, and within 40 % for a kind without measurements that is taken to be like another one.
 
+Those are the level ``runs``. The level ``kernels`` is what kernels reach that are measured one by one, for the kinds
+of which that is known. It predicts layers that a GPU runs alone; whole runs take longer, as they wait for other things,
+too. H100's is our measurement (``benchmarks/measured``, docs/benchmarks.md), fp16 taken to be as quick as bf16. H200
+has the same processors, so that kernels bound by arithmetic are as quick; those bound by memory are taken to reach the
+same part of its bandwidth.
+
 Nothing here imports torch.
 """
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from penstock.schemas.errors import NotFound
 
 Dtype = Literal["fp32", "bf16", "fp16"]
+Level = Literal["runs", "kernels"]
+"""What efficiencies are of: whole training runs, or kernels measured one by one."""
 
+LEVELS: tuple[Level, ...] = ("runs", "kernels")
 DTYPES: tuple[Dtype, ...] = ("fp32", "bf16", "fp16")
 ANALYTIC_EXPECTED_ERROR = 0.3
 EXTRAPOLATED_EXPECTED_ERROR = 0.4
@@ -57,6 +67,7 @@ class DeviceFacts:
     memory_efficiency: float
     launch_ns: int
     like: str | None = None
+    level: Level = "runs"
 
     @property
     def expected_error(self) -> float:
@@ -72,13 +83,32 @@ class DeviceFacts:
         return self.memory_bandwidth_bytes_per_s * self.memory_efficiency
 
 
-def device_facts(kind: str) -> DeviceFacts:
-    """The device called ``kind``. Raises NotFound naming the kinds that exist."""
+def device_facts(kind: str, level: Level = "runs") -> DeviceFacts:
+    """The device called ``kind``. Raises NotFound naming the kinds that exist, or those that have the level."""
+    if kind in DEVICES and level == "kernels":
+        if kind not in MEASURED:
+            raise NotFound(
+                f"the table has no level 'kernels' of {kind}; {', '.join(MEASURED)} have it",
+                remedy="name one of these kinds, or leave out the level",
+            )
+        return MEASURED[kind]
     if kind not in DEVICES:
         near = difflib.get_close_matches(kind.upper(), DEVICES, n=1, cutoff=0.4)
         remedy = near[0] if near else "measure a profile on the device instead"
         raise NotFound(f"no device kind {kind!r} in the table; it has {', '.join(DEVICES)}", remedy=remedy)
     return DEVICES[kind]
+
+
+def assumed_level(kinds: Sequence[str], level: Level) -> tuple[str, ...]:
+    """What a profile at a level other than that of whole runs assumes."""
+    if level == "runs":
+        return ()
+    ratios = [device_facts(kind, level).flops_per_s("bf16") / DEVICES[kind].flops_per_s("bf16") for kind in kinds]
+    said = [f"{ratio:.2f} times as quick on {kind}" for ratio, kind in zip(ratios, kinds, strict=True)]
+    return (
+        f"times are of kernels measured one by one: large products are {', '.join(said)} as in the table of whole runs,"
+        " and what runs lose besides is not in them",
+    )
 
 
 def _facts(
@@ -97,6 +127,12 @@ def _facts(
         memory_efficiency=memory_efficiency,
         launch_ns=5_000,
     )
+
+
+def _of_kernels(facts: DeviceFacts) -> DeviceFacts:
+    """What kernels reach on one H100 or, taken to be like it, on a kind of the same processors."""
+    efficiency: dict[Dtype, float] = {"fp32": 0.78, "bf16": 0.83, "fp16": 0.83}
+    return replace(facts, compute_efficiency=efficiency, memory_efficiency=0.9, launch_ns=3_000)
 
 
 def _like(known: DeviceFacts, kind: str, *, tera: tuple[float, float, float], bandwidth_gb_per_s: int) -> DeviceFacts:
@@ -119,7 +155,6 @@ _H200 = _facts("H200", tera=(67, 989, 989), efficiency=(0.6, 0.45, 0.45), bandwi
 _B200 = _facts(
     "B200", tera=(75, 2250, 2250), efficiency=(0.6, 0.51, 0.51), bandwidth_gb_per_s=8000, memory_efficiency=0.67
 )
-
 DEVICES: dict[str, DeviceFacts] = {
     facts.kind: facts
     for facts in (
@@ -135,6 +170,15 @@ DEVICES: dict[str, DeviceFacts] = {
         _like(_B200, "GB300", tera=(80, 2500, 2500), bandwidth_gb_per_s=8000),
     )
 }
+MEASURED: dict[str, DeviceFacts] = {
+    facts.kind: replace(facts, level="kernels")
+    for facts in (
+        _of_kernels(_H100),
+        _of_kernels(replace(_H200, like="H100")),
+        *(DEVICES[kind] for kind in ("B200", "B300", "GB200", "GB300")),
+    )
+}
+"""What kernels of a kind reach, measured one by one; the plain facts of B200 and its kin are these already."""
 PROFILED = ("GTX1080Ti", "V100", "A100", "H100", "H200")
 """The kinds that shipped profiles have costs for."""
 SCALED_FROM = "H100"

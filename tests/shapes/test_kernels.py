@@ -147,3 +147,38 @@ def test_single_precision_is_four_bytes_and_slower() -> None:
     facts: DeviceFacts = H100
     narrow, wide = (Kernels(facts, dtype).product_ns(4096, 4096, 4096) for dtype in ("bf16", "fp32"))
     assert wide > 2 * narrow
+
+
+@pytest.mark.parametrize(
+    ("sizes", "measured_ns"),
+    [
+        ((4096, 4096, 4096), 175_360),
+        ((4096, 8192, 8192), 701_696),
+        ((4096, 4096, 14_336), 635_520),
+        ((4096, 3584, 8192), 307_168),
+        ((8192, 4096, 2048), 193_600),
+    ],
+)
+def test_measured_products_on_h100_are_those_of_the_level_of_kernels(
+    sizes: tuple[int, int, int], measured_ns: int
+) -> None:
+    assert Kernels(device_facts("H100", "kernels"), "bf16").product_ns(*sizes) == pytest.approx(measured_ns, rel=0.12)
+    assert Kernels(H100, "bf16").product_ns(*sizes) > 1.4 * measured_ns
+
+
+@pytest.mark.parametrize(
+    ("heads", "forward_ns", "backward_ns"), [(8, 91_552, 284_448), (16, 145_184, 456_896), (64, 461_312, 1_498_496)]
+)
+def test_measured_attention_on_h100(heads: int, forward_ns: int, backward_ns: int) -> None:
+    length, width = 4096, 128
+    flops = 2 * length**2 * heads * width
+    kernels = Kernels(device_facts("H100", "kernels"), "bf16")
+    assert kernels.attention_ns(flops, length * heads, backward=False) == pytest.approx(forward_ns, rel=0.12)
+    assert kernels.attention_ns(2.5 * flops, length * heads, backward=True) == pytest.approx(backward_ns, rel=0.12)
+
+
+def test_h200_is_as_quick_as_h100_but_where_memory_is_what_binds() -> None:
+    one, other = (Kernels(device_facts(kind, "kernels"), "bf16") for kind in ("H100", "H200"))
+    flops = 10**12
+    assert other.attention_ns(flops, 10**6, backward=False) == one.attention_ns(flops, 10**6, backward=False)
+    assert other.moved_ns(10**9) == pytest.approx(one.moved_ns(10**9) * 3350 / 4800)

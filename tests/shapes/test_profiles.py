@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from penstock.convert import to_problem
 from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES
-from penstock.executor.profiling.device_table import device_facts
+from penstock.executor.profiling.device_table import LEVELS, device_facts
 from penstock.schemas.errors import InvalidDocument, NotFound, UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import MemoryModel, PlanRequest
@@ -197,3 +198,23 @@ def test_layers_of_another_model_are_refused() -> None:
     wider = SHAPES["gpt2-small"].model_copy(update={"ffn": 4096})
     with pytest.raises(InvalidDocument, match=r"layer 'block[.]0' of 'gpt2-small' has 14175744 bytes"):
         with_variants(catalogue.profile("gpt2-small"), wider, "torch")
+
+
+def test_a_profile_of_kernels_is_quicker_and_says_by_how_much() -> None:
+    """All of it: at degrees, too, and no byte is another."""
+    runs, kernels = (profile_of(LLAMA, "torch", ["H100"], micro_batch_sizes=[1], level=level) for level in LEVELS)
+    ratio = device_facts("H100", "kernels").flops_per_s("bf16") / device_facts("H100").flops_per_s("bf16")
+    (said,) = set(kernels.assumptions) - set(runs.assumptions)
+    assert said.startswith("times are of kernels measured one by one")
+    assert f"{ratio:.2f} times as quick on H100" in said
+    for plain, quick in zip(runs.variants or (), kernels.variants or (), strict=True):
+        for own, other in zip(plain.measurements[0].layers, quick.measurements[0].layers, strict=True):
+            assert other.forward_ns < own.forward_ns
+            assert other.stash_bytes == own.stash_bytes
+            assert other.collectives == own.collectives
+
+
+def test_a_kind_whose_kernels_were_not_measured_has_no_such_level() -> None:
+    with pytest.raises(NotFound, match="no level 'kernels' of V100; H100, H200, B200"):
+        profile_of(LLAMA, "torch", ["V100"], level="kernels")
+    assert device_facts("B200", "kernels") == replace(device_facts("B200"), level="kernels")

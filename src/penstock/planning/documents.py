@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES
@@ -18,6 +18,9 @@ from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes.hugging_face import shape_of
 from penstock.shapes.profiled_degrees import USUAL, Asked, refuse_illegal
 from penstock.shapes.routing import AS_SHAPED, Routing, routed
+
+if TYPE_CHECKING:
+    from penstock.executor.profiling.device_table import Level
 
 
 def find_profile(
@@ -60,10 +63,11 @@ def computed_profile(
     *,
     asked: Asked = USUAL,
     context_kind: str | None = None,
+    level: Level = "runs",
 ) -> ModelProfile:
     """Return the profile of a transformer by the closed forms, for all kinds in the table where none is named.
 
-    Raises UnsupportedRequest for illegal degrees, NotFound for an unknown kind, InvalidDocument
+    Raises UnsupportedRequest for illegal degrees, NotFound for a kind that is not known at the level, InvalidDocument
     for an unknown framework or kind of context parallelism.
     """
     if framework is not None and framework not in get_args(Framework):
@@ -78,6 +82,7 @@ def computed_profile(
         micro_batch_sizes=micro_batch_sizes or SIZES,
         asked=asked,
         context_kind=kind,
+        level=level,
     )
 
 

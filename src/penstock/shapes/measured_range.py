@@ -6,7 +6,7 @@ kernel was measured.
 
 from __future__ import annotations
 
-from penstock.executor.profiling.device_table import EXTRAPOLATED_EXPECTED_ERROR, DeviceFacts, device_facts
+from penstock.executor.profiling.device_table import EXTRAPOLATED_EXPECTED_ERROR, DeviceFacts, Level, device_facts
 from penstock.schemas.profile import ModelProfile
 from penstock.shapes.costs.case import Case
 from penstock.shapes.costs.layers import costs_of
@@ -63,9 +63,9 @@ class _Watched(Kernels):
         )
 
 
-def with_range(profile: ModelProfile) -> ModelProfile:
+def with_range(profile: ModelProfile, level: Level = "runs") -> ModelProfile:
     """The computed profile with what is extrapolated among its assumptions, and the error that this makes likely."""
-    facts = [device_facts(kind) for kind in profile.device_kinds]
+    facts = [device_facts(kind, level) for kind in profile.device_kinds]
     said = [
         f"kernels of {own.kind} reach as much of its peaks as those of {own.like} do: its own are not measured"
         for own in facts

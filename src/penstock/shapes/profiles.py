@@ -10,7 +10,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from penstock.executor.profiling.device_table import ANALYTIC_EXPECTED_ERROR, PROFILED, Dtype, device_facts
+from penstock.executor.profiling.device_table import (
+    ANALYTIC_EXPECTED_ERROR,
+    PROFILED,
+    DeviceFacts,
+    Dtype,
+    Level,
+    assumed_level,
+    device_facts,
+)
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.profile import (
     BoundaryTensor,
@@ -73,11 +81,12 @@ def profile_of(
     micro_batch_sizes: Sequence[int] = SIZES,
     asked: Asked = USUAL,
     context_kind: ContextKind | None = None,
+    level: Level = "runs",
 ) -> ModelProfile:
     """The profile of a transformer in bf16, computed for these kinds of devices, at degrees that `Asked` says.
 
-    Raises UnsupportedRequest for illegal degrees, NotFound for a kind that the table of devices
-    lacks, InvalidDocument for no kind or a size below 1.
+    ``level``: of the efficiencies in the table of devices. Raises UnsupportedRequest for illegal degrees, NotFound for
+    a kind that the table lacks at this level, InvalidDocument for no kind or a size below 1.
     """
     sizes = sorted(set(micro_batch_sizes))
     if not device_kinds or not sizes or sizes[0] < 1:
@@ -85,7 +94,7 @@ def profile_of(
     kinds = tuple(dict.fromkeys(device_kinds))
     single = Layout(framework=framework)
     roles = roles_of(shape)
-    held = layers_of(Case(shape, single, device_facts(kinds[0])))
+    held = layers_of(Case(shape, single, device_facts(kinds[0], level)))
     names = ["embedding", *(f"block.{i}" for i in range(shape.layers)), "head"]
     boundary = 2 * shape.sequence_length * shape.hidden
     plain = ModelProfile(
@@ -100,15 +109,19 @@ def profile_of(
         ),
         shared_parameters=_tied(shape, single),
         parameter_dtype="bf16",
-        measurements=tuple(_measured(shape, single, kind, size, roles) for kind in kinds for size in sizes),
+        measurements=tuple(
+            _measured(shape, single, device_facts(kind, level), size, roles) for kind in kinds for size in sizes
+        ),
         scaling="measured",
         assumptions=(
             f"update_ns is one fused step of Adam on {kinds[0]}",
             "the loss belongs to the last layer; decoders compute half of each square of attention",
+            *assumed_level(kinds, level),
         ),
         source=_source(shape, kinds),
     )
-    return with_range(with_variants(plain, shape, framework, asked=asked, context_kind=context_kind))
+    known = with_variants(plain, shape, framework, asked=asked, context_kind=context_kind, level=level)
+    return with_range(known, level)
 
 
 def _source(shape: TransformerShape, kinds: Sequence[str]) -> ProfileSource:
@@ -126,6 +139,7 @@ def with_variants(
     *,
     asked: Asked = USUAL,
     context_kind: ContextKind | None = None,
+    level: Level = "runs",
 ) -> ModelProfile:
     """The profile with its shape and framework, and its costs at degrees (see `profile_of`).
 
@@ -154,7 +168,7 @@ def with_variants(
             "shape": shape,
             "framework": framework,
             "classes": classes if layouts else None,
-            "variants": tuple(_variant(profile, shape, layout, members) for layout in layouts) or None,
+            "variants": tuple(_variant(profile, shape, layout, members, level) for layout in layouts) or None,
             "assumptions": (*profile.assumptions, *assumed),
         }
     )
@@ -201,15 +215,17 @@ def _classes(profile: ModelProfile, roles: Sequence[Role]) -> tuple[tuple[int, .
     return tuple(numbers), members
 
 
-def _variant(profile: ModelProfile, shape: TransformerShape, shared: Layout, members: Sequence[_Class]) -> Variant:
+def _variant(
+    profile: ModelProfile, shape: TransformerShape, shared: Layout, members: Sequence[_Class], level: Level
+) -> Variant:
     """The profile's own costs times the closed form at the degrees over that at 1."""
     dtype: Dtype = profile.parameter_dtype
-    first = device_facts(profile.device_kinds[0])
+    first = device_facts(profile.device_kinds[0], level)
     both = (replace(shared, tensor=1, context=1, expert=1, expert_tensor=1, data=1), shared)
     held = [layers_of(Case(shape, layout, first, dtype)) for layout in both]
     measurements = []
     for known in profile.measurements:
-        facts, size = device_facts(known.device_kind), known.micro_batch_size
+        facts, size = device_facts(known.device_kind, level), known.micro_batch_size
         one, divided = (costs_of(Case(shape, replace(layout, micro_batch_size=size), facts, dtype)) for layout in both)
         measurements.append(
             DividedMeasurement(
@@ -289,9 +305,11 @@ def _tied(shape: TransformerShape, layout: Layout) -> tuple[SharedParameter, ...
     return (SharedParameter(name="embedding.weight", layers=(0, shape.layers + 1), bytes=size),)
 
 
-def _measured(shape: TransformerShape, layout: Layout, kind: str, size: int, roles: Sequence[Role]) -> Measurement:
-    found = costs_of(Case(shape, Layout(framework=layout.framework, micro_batch_size=size), device_facts(kind)))
+def _measured(
+    shape: TransformerShape, layout: Layout, facts: DeviceFacts, size: int, roles: Sequence[Role]
+) -> Measurement:
+    found = costs_of(Case(shape, Layout(framework=layout.framework, micro_batch_size=size), facts))
     each = {
         role: LayerMeasurement(**cost.model_dump(exclude={"collectives", "modules"})) for role, cost in found.items()
     }
-    return Measurement(device_kind=kind, micro_batch_size=size, layers=tuple(each[role] for role in roles))
+    return Measurement(device_kind=facts.kind, micro_batch_size=size, layers=tuple(each[role] for role in roles))

@@ -141,3 +141,23 @@ def test_routing_of_tokens_is_what_was_asked_for(tmp_path: Path, capsys: pytest.
     ):
         assert main([*said, *more]) in (64, 65)
         assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_level_of_computed_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, times = tmp_path / "p.json", []
+    for model in (["--example", "gpt2-small"], ["--job", "examples.llama:tiny", "--dtype", "bf16"]):
+        for level in ("runs", "kernels"):
+            said = [*model, "--kind", "H100", "--micro-batch-size", "8", "--level", level]
+            assert main(["profile", *said, "-o", str(target)]) == 0
+            times.append(sum(layer.forward_ns for layer in ModelProfile.read(target).measurements[0].layers))
+    assert times[1] < times[0]
+    assert times[3] < times[2]
+    capsys.readouterr()
+    for refused, words in (
+        (["--example", "gpt2-small", "--kind", "H100", "--level", "layers"], "'layers' is none of runs, kernels"),
+        (["--job", "examples.llama:tiny", "--level", "kernels"], "a job is measured"),
+    ):
+        assert main(["profile", *refused, "-o", str(target)]) == 64
+        assert words in capsys.readouterr().err
+    assert main(["profile", "--example", "gpt2-small", "--level", "kernels", "-o", str(target)]) == 1
+    assert "the table has no level 'kernels' of A100" in capsys.readouterr().err

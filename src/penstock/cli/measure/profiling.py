@@ -38,6 +38,7 @@ from penstock.cli.service.remote import Post
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
+    from penstock.executor.profiling.device_table import Level
     from penstock.schemas.profile import ModelProfile
 
 MAX_DEFAULT_SIZE = 8
@@ -160,6 +161,15 @@ def profile(
             rich_help_panel=MEASUREMENT,
         ),
     ] = None,
+    level: Annotated[
+        str,
+        typer.Option(
+            metavar="runs|kernels",
+            help="What computed times are of: kernels as quick as in published whole runs, or as measured one by one, "
+            "of H100, H200 and kinds like B200.",
+            rich_help_panel=MEASUREMENT,
+        ),
+    ] = "runs",
     micro_batch_size: Annotated[
         list[int] | None,
         typer.Option(
@@ -239,12 +249,12 @@ def profile(
 
     Example: penstock profile --job mytrain:job -o profile.json
     """
-    degrees = _degrees(tensor)
+    degrees, known_level = _degrees(tensor), _level(level, measured=job is not None and not analytic)
     contexts, experts = (_of_job(job, name, getattr(transformer, name), analytic) for name in ("context", "expert"))
     if degrees and not (transformer.traced or (job is not None and analytic)):
         raise typer.BadParameter("--tensor goes with --job and --analytic, or with --traced", param_hint="--tensor")
     if transformer.traced and job is None:
-        _traced(transformer, analytic, micro_batch_size, degrees, dtype or "bf16", output, post)
+        _traced(transformer, analytic, micro_batch_size, degrees, dtype or "bf16", known_level, output, post)
         return
     if job is None and dtype not in (None, "bf16"):
         raise typer.BadParameter(
@@ -252,7 +262,7 @@ def profile(
             param_hint="--dtype",
         )
     if job is None or transformer.given:
-        _of_transformer(job, transformer, analytic, micro_batch_size, output, post)
+        _of_transformer(job, transformer, analytic, micro_batch_size, known_level, output, post)
         return
     if pipeline is not None:
         if analytic or post is not None:
@@ -278,6 +288,7 @@ def profile(
             tensor_degrees=degrees,
             context_degrees=contexts,
             expert_degrees=experts,
+            level=known_level,
             progress=screen.progress,
         )
     else:
@@ -301,6 +312,7 @@ def _of_transformer(
     transformer: Transformer,
     kinds: list[str] | None,
     sizes: list[int] | None,
+    level: Level,
     output: str,
     post: str | None,
 ) -> None:
@@ -326,6 +338,7 @@ def _of_transformer(
         sizes or (),
         asked=costed_degrees(transformer.context, transformer.expert, transformer.expert_tensor),
         context_kind=transformer.context_kind,
+        level=level,
     )
     _written(screen, found, output, post)
 
@@ -336,6 +349,7 @@ def _traced(
     sizes: list[int] | None,
     degrees: list[int],
     dtype: str,
+    level: Level,
     output: str,
     post: str | None,
 ) -> None:
@@ -362,6 +376,7 @@ def _traced(
         sizes or TRACED_SIZES,
         dtype,  # type: ignore[arg-type]
         tensor_degrees=degrees,
+        level=level,
         progress=screen.progress,
     )
     with suppress(UnsupportedRequest):  # a family whose shape is not known has no tokens per second
@@ -383,6 +398,16 @@ def _degrees(text: str | None) -> list[int]:
     if not all(value.strip().isdecimal() for value in values):
         raise typer.BadParameter(f"{text!r} is no list of numbers such as 1,2,4,8", param_hint="--tensor")
     return [int(value) for value in values]
+
+
+def _level(text: str, *, measured: bool) -> Level:
+    from penstock.executor.profiling.device_table import LEVELS
+
+    if text not in LEVELS:
+        raise typer.BadParameter(f"{text!r} is none of {', '.join(LEVELS)}", param_hint="--level")
+    if measured and text != LEVELS[0]:
+        raise typer.BadParameter("it goes with --analytic, --example or --hf: a job is measured", param_hint="--level")
+    return next(each for each in LEVELS if each == text)
 
 
 def _of_job(
