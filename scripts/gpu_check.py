@@ -240,12 +240,13 @@ def analytic(machine: Machine) -> str:
     from gpu_jobs import timed
 
     from penstock.executor.profiling.analytic import analytic_profile
-    from penstock.executor.profiling.device_table import DEVICES
+    from penstock.executor.profiling.device_table import DEVICES, MEASURED
 
     kind = machine.runtime.kind
     if kind not in DEVICES:
         raise Skipped(f"no table of {kind}")
-    computed = analytic_profile(timed, kind, [MICRO_BATCH_SIZE])
+    level = "kernels" if kind in MEASURED else "runs"
+    computed = analytic_profile(timed, kind, [MICRO_BATCH_SIZE], level=level)  # type: ignore[arg-type]
     totals = [
         [sum(getattr(layer, name) for layer in one.measurements[0].layers) for name in ("forward_ns", "backward_ns")]
         for one in (computed, machine.profile)

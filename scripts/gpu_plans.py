@@ -78,8 +78,9 @@ def flushed(job: Job, layout: Layout, transport: Literal["gloo", "nccl"], *, nor
 
 
 def ruled(job: Job, rule: UpdateRule, steps: int) -> Work:
-    """Two stages under another update rule: a program for all steps, or for each iteration of two pipelines."""
-    problem, stages = _problem_and_stages(job, Layout(((0,), (1,))))
+    """Two ranks under another update rule: a program for all steps, or for each iteration of two pipelines."""
+    two = ((0,), (1,))
+    problem, stages = _problem_and_stages(job, Layout((*two, *two) if rule == "double_grouped" else two))
     if rule == "elastic_averaging":
         allocation = parallel_pipelines(stages, 2, MICRO_BATCHES)
         orders = advance_forward(problem, allocation, delta=0)

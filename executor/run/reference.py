@@ -133,12 +133,14 @@ class Model:
         chain, key = self.chain, step_seed(self.seed, number)
         rows, cls = recipe.micro_batch(place)
         inputs, targets = self.runtime.moved(chain.job.batch(number, rows))
-        env = dict(inputs)
+        env, ends = dict(inputs), {last for _, last in recipe.stages}
         for i, module in self.modules.items():
             spec = chain.specs[i]
             parts = (self.slices[i][cls] if i in self.slices else None) or ((0, len(rows)),)
             seeds = [layer_seed(self.seed, place, spec.name, low) + key for low, _ in parts]
             results = self._run(i, module, [env[name] for name in spec.reads], parts, seeds)
+            if i in ends:  # as messages bring them: dropout draws by where numbers lie
+                results = [tensor.contiguous() for tensor in results]
             env.update(zip(spec.writes, results, strict=True))
         return chain.job.loss({name: env[name] for name in chain.outputs}, targets)
 
