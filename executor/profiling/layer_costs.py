@@ -6,9 +6,10 @@ import statistics
 from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from penstock.executor.profiling.memory_use import MemoryWatch, held_bytes
 from penstock.executor.profiling.meta_cost import SavedStorages
@@ -74,10 +75,8 @@ def weight_shares(share: Share, watch: Stopwatch) -> list[float]:
 
 def update_times_ns(share: Share, job: Job, watch: Stopwatch) -> list[int]:
     """One optimizer step over each layer's trainable parameters: the median of some; a tied one steps in its first."""
-    times, seen = [], set[int]()
-    for module in share.modules:
-        parameters = [one for one in module.parameters() if one.requires_grad and id(one) not in seen]
-        seen.update(map(id, parameters))
+    times = []
+    for parameters in _stepped(share):
         if not parameters:
             times.append(0)
             continue
@@ -85,6 +84,48 @@ def update_times_ns(share: Share, job: Job, watch: Stopwatch) -> list[int]:
         optimizer.step()
         times.append(max(1, round(statistics.median(watch.times(optimizer.step, _UPDATE_ROUNDS)))))
     return times
+
+
+class UpdateWorkspace(NamedTuple):
+    """Bytes that a step of each layer needs only while it runs; whether of several layers the most, not the sum.
+
+    ``in_turn`` is None where a share cannot tell, as most and sum are the same.
+    """
+
+    layers_bytes: list[int]
+    in_turn: bool | None
+
+
+def update_workspace(share: Share, job: Job) -> UpdateWorkspace:
+    """What an optimizer step, not the first, allocates beyond what it leaves, over each layer and over the share."""
+    stepped = _stepped(share)
+    everything = [one for parameters in stepped for one in parameters]
+    with MemoryWatch(share.device) as watch:
+        for number, parameters in enumerate([*stepped, everything]):
+            if not parameters:
+                continue
+            optimizer = job.optimizer(parameters)
+            optimizer.step()
+            with watch.stretch(f"U{number}"):
+                optimizer.step()
+
+    def needed(number: int, parameters: list[nn.Parameter]) -> int:
+        growth = watch.growth(f"U{number}") if parameters else None
+        return 0 if growth is None else max(0, growth.peak_bytes - max(0, growth.left_bytes))
+
+    each = [needed(number, parameters) for number, parameters in enumerate(stepped)]
+    most, total = max(each), sum(each)
+    in_turn = None if most == total else 2 * needed(len(stepped), everything) < most + total
+    return UpdateWorkspace(each, in_turn)
+
+
+def _stepped(share: Share) -> list[list[nn.Parameter]]:
+    """The trainable parameters of each layer; a tied one in its first."""
+    found, seen = [], set[int]()
+    for module in share.modules:
+        found.append([one for one in module.parameters() if one.requires_grad and id(one) not in seen])
+        seen.update(map(id, found[-1]))
+    return found
 
 
 def _inputs(share: Share) -> list[dict[str, Tensor]]:

@@ -212,6 +212,9 @@ class Problem:
     ``cells``; sizes are those of one GPU, and bandwidths those of one lane between cells; a row is a sample for each
     mesh of a cell. ``copies``: what GPUs of a cell hold alike; None: nothing. ``step_collectives_ns``: prefix sums of
     the part of ``update_ns`` in which a cell sums gradients among its GPUs; None: nothing.
+
+    ``update_workspace_bytes``: (L,) what an optimizer step needs of each layer only while it runs (None: nothing);
+    ``update_in_turn``: of several layers the most of one, not the sum.
     """
 
     layer_names: tuple[str, ...]
@@ -251,6 +254,8 @@ class Problem:
     cells: tuple[tuple[int, ...], ...] = ()
     copies: Copies | None = None
     step_collectives_ns: np.ndarray | None = None
+    update_workspace_bytes: np.ndarray | None = None
+    update_in_turn: bool = False
     _costs: dict[tuple[str, int], Costs] = field(default_factory=dict, repr=False)
 
     @property

@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock.schemas.amounts import exact
 from penstock.schemas.program import BACKWARD, FORWARD, KINDS, LOOK_AHEAD
-from penstock.solvers.costs.memory import context_bytes, free_bytes, static_bytes, weight_bytes
+from penstock.solvers.costs.memory import context_bytes, free_bytes, static_bytes, step_bytes, weight_bytes
 from penstock.solvers.costs.stage import stage_costs, update_ns
 from penstock.solvers.costs.transfer import Transfer, transfer
 from penstock.solvers.costs.utilisation import utilisation_ppm
@@ -362,7 +362,9 @@ def _kept(run: _Iteration, s: int) -> Iterator[tuple[int, int, int]]:
     """Return (from, to, bytes) of what one pipeline's stage holds for a time."""
     problem, stage = run.problem, run.allocation.stages[s]
     first = min(run.at[s, BACKWARD, m].start_ns for m in range(len(run.rows)))
-    yield first, run.at[s, STEP, STEP].end_ns, static_bytes(problem, stage).gradients
+    step = run.at[s, STEP, STEP]
+    yield first, step.end_ns, static_bytes(problem, stage).gradients
+    yield step.start_ns, step.end_ns, step_bytes(problem, stage)
     for m, rows in enumerate(run.rows):
         forward, backward = run.at[s, FORWARD, m], run.at[s, BACKWARD, m]
         cost = stage_costs(problem, stage, rows)

@@ -89,7 +89,14 @@ def to_problem(request: PlanRequest) -> Problem:
         ),
         variants=variants_of(profile),
         choices=choices_of(request, profile, topology),
+        update_workspace_bytes=_update_workspace(profile),
+        update_in_turn=bool(profile.update_in_turn),
     )
+
+
+def _update_workspace(profile: ModelProfile) -> np.ndarray | None:
+    sizes = [layer.update_workspace_bytes or 0 for layer in profile.layers]
+    return frozen(sizes) if any(sizes) else None
 
 
 def _pins(request: PlanRequest, devices: tuple[Device, ...]) -> tuple[Pin, ...]:
