@@ -173,6 +173,8 @@ def _cell(problem: Problem, cell: Sequence[int], node: int) -> Device:
         memory_bytes=min(gpu.memory_bytes for gpu in gpus),
         context_bytes=max(gpu.context_bytes for gpu in gpus),
         price=sum(known) if len(known) == len(prices) else None,
+        edge_bytes=max(gpu.edge_bytes for gpu in gpus),
+        group_bytes=max(gpu.group_bytes for gpu in gpus),
     )
 
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
+from penstock.solvers.costs.communicators import runtime_bytes
 from penstock.solvers.costs.infinity import NEVER_NS
-from penstock.solvers.costs.memory import context_bytes
 from penstock.solvers.judge.lanes import Lanes, Times
 from penstock.solvers.judge.memory_kernel import WORKSPACE, Costs, Streams, all_peaks, lane_curve
 from penstock.solvers.judge.operation_tables import StageMemory, Tables
@@ -65,7 +65,7 @@ class MemoryProfile:
         """Return (times, bytes) of a device, int64: bytes from each time on, beginning at 0."""
         lane = next(lane for lane, devices in enumerate(self.lanes.devices) if device in devices)
         times, size = lane_curve(self.lanes.arrays, self.streams, self.costs, self.posted, self.times, lane)
-        return times, size + context_bytes(self.tables.problem, device)
+        return times, size + runtime_bytes(self.tables.problem, self.tables.allocation, device)
 
     def activations(self, device: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (times, bytes) of a device's activations alone."""

@@ -42,7 +42,10 @@ def prefix(values: Iterable[int]) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device; ``node`` is its host's number."""
+    """One device; ``node`` is its host's number.
+
+    ``edge_bytes`` and ``group_bytes``: what each of its communicators takes, of a directed edge and of a group.
+    """
 
     name: str
     node: int
@@ -50,6 +53,8 @@ class Device:
     memory_bytes: int
     context_bytes: int
     price: float | None
+    edge_bytes: int = 0
+    group_bytes: int = 0
 
 
 class Again(NamedTuple):

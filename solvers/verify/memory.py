@@ -8,6 +8,7 @@ import numpy as np
 
 from penstock.schemas.amounts import amount, exact
 from penstock.schemas.program import BACKWARD, CODEC_HEADER_BYTES, FORWARD, INPUT, LOOK_AHEAD, RECOMPUTE, WEIGHT
+from penstock.solvers.costs.communicators import runtime_bytes
 from penstock.solvers.costs.memory import context_bytes, free_bytes, static_bytes, step_bytes, weight_bytes
 from penstock.solvers.costs.stage import input_bytes, stage_costs, stage_rows
 from penstock.solvers.costs.transfer import transfer
@@ -39,8 +40,8 @@ def check_memory(clock: Clock, copies: Copies = one_copy) -> list[str]:
                 name = clock.problem.devices[device].name
                 faults.append(f"The timeline states {said} bytes of weight versions on {name}; it is {versions} bytes.")
             own = clock.problem.devices[device]
-            context = context_bytes(clock.problem, device)
-            needed, available = peak + context, free_bytes(clock.problem, (device,)) + context
+            needed = peak + runtime_bytes(clock.problem, clock.allocation, device)
+            available = free_bytes(clock.problem, (device,)) + context_bytes(clock.problem, device)
             if needed > available:
                 headroom = own.memory_bytes - available
                 faults.append(
