@@ -87,6 +87,23 @@ def training_bytes(problem: Problem, trainable: Bytes, owned: Bytes, replicas: i
     return trainable * rules.gradient_factor, states
 
 
+class Averaged(NamedTuple):
+    """Bytes that elastic averaging takes on a device: always, and while one of its pipelines steps."""
+
+    always: int
+    at_step: int
+
+
+def averaging_bytes(problem: Problem, stage: Stage, pipelines: int) -> Averaged:
+    """Return what averaging takes in addition to ``pipelines`` models of a stage.
+
+    The reference model is there once, each pipeline's update from its step until the next one's pull; a step has what
+    it has pulled of the reference.
+    """
+    trainable = weight_bytes(problem, stage).trainable
+    return Averaged((1 + pipelines) * trainable, trainable)
+
+
 def step_bytes(problem: Problem, stage: Stage) -> int:
     """Return what an optimizer step over the stage's layers needs only while it runs, in bytes of each replica.
 
