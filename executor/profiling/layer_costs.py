@@ -119,6 +119,14 @@ def update_workspace(share: Share, job: Job) -> UpdateWorkspace:
     return UpdateWorkspace(each, in_turn)
 
 
+def joined(shares: Sequence[tuple[int, int]], parts: Sequence[UpdateWorkspace]) -> UpdateWorkspace:
+    """Of all layers, from those of shares of them; in turn where one saw that, and none the contrary."""
+    pairs = list(zip(shares, parts, strict=True))
+    sizes = {first + k: size for (first, _last), part in pairs for k, size in enumerate(part.layers_bytes)}
+    seen = {part.in_turn for part in parts}
+    return UpdateWorkspace([sizes[layer] for layer in sorted(sizes)], True in seen and False not in seen)
+
+
 def _stepped(share: Share) -> list[list[nn.Parameter]]:
     """The trainable parameters of each layer; a tied one in its first."""
     found, seen = [], set[int]()

@@ -28,7 +28,7 @@ import torch
 from penstock.executor.devices import device_kind
 from penstock.executor.gpu import open_device
 from penstock.executor.profiling.assembly import assemble, checked_sizes
-from penstock.executor.profiling.layer_costs import UpdateWorkspace
+from penstock.executor.profiling.layer_costs import UpdateWorkspace, joined
 from penstock.executor.profiling.rounds import PRECISION, Block, Rounds
 from penstock.executor.run.chain import Chain
 from penstock.executor.run.job import Job, load_job
@@ -247,7 +247,7 @@ def _assemble(
             expected_error=expected_error(error),
         ),
         assumptions=("the loss belongs to the last layer",),
-        update_workspace=_update_workspace(shares, found),
+        update_workspace=joined(shares, [UpdateWorkspace(**own["update_workspace"]) for own in found.processes]),
     )
 
 
@@ -280,17 +280,6 @@ def _update_times(shares: list[tuple[int, int]], found: _Found, slowdown: float)
     for (first, last), own in zip(shares, found.processes, strict=True):
         times |= {layer: round(own["update_ns"][k] * slowdown) for k, layer in enumerate(range(first, last + 1))}
     return [times[layer] for layer in sorted(times)]
-
-
-def _update_workspace(shares: list[tuple[int, int]], found: _Found) -> UpdateWorkspace:
-    """Of all layers; in turn where a share has seen that, and none the contrary."""
-    sizes: dict[int, int] = {}
-    seen = set()
-    for (first, _last), own in zip(shares, found.processes, strict=True):
-        layers_bytes, in_turn = UpdateWorkspace(**own["update_workspace"])
-        sizes |= dict(enumerate(layers_bytes, first))
-        seen.add(in_turn)
-    return UpdateWorkspace([sizes[layer] for layer in sorted(sizes)], True in seen and False not in seen)
 
 
 def _pickled(job: Job) -> str:

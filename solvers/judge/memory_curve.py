@@ -175,9 +175,8 @@ def _costs(
     some = needed > 0
     lane = lane_of_place[used], lane_of_place[steps.place[freed]], stepped[some], stepped[some]
     time = times.start[arrays.first_gradient[used]], steps.end[freed], after.start[some], after.end[some]
-    size = gradients[used], -gradients[steps.place[freed]], needed[some], -needed[some]
-    of_steps = np.repeat([False, True], [len(lane[0]) + len(lane[1]), 2 * some.sum()])
-    size = np.concatenate(size)
+    size = np.concatenate((gradients[used], -gradients[steps.place[freed]], needed[some], -needed[some]))
+    of_steps = np.repeat([False, True], [len(size) - 2 * some.sum(), 2 * some.sum()])
     changes = _lists(len(static), np.concatenate(lane), np.concatenate(time), size * ~of_steps, size * of_steps)
     apart = _lists(len(static), stepped, after.start, after.end)
     return Costs(_operation_bytes(tables, lanes), static, *changes, *apart, *_reduced_by_lane(tables, lanes, *reduced))

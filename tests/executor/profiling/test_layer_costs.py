@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from functools import partial
 
 import pytest
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 
 from penstock.examples.synthetic import ImageJob
 from penstock.executor.profiling.layer_costs import (
+    UpdateWorkspace,
+    joined,
     stash_bytes,
     update_times_ns,
     update_workspace,
@@ -212,10 +215,18 @@ def test_what_a_step_needs_while_it_runs(optimizer: type[Temporary], in_turn: bo
     assert update_workspace(share, made) == ([0, 4 * WIDTH * WIDTH, 4 * WIDTH * 8], in_turn)
 
 
+def test_what_shares_saw_is_joined() -> None:
+    """Shares of one layer cannot tell; one that contradicts the others makes it a sum, which is never too little."""
+    shares, parts = [(0, 0), (1, 2)], [UpdateWorkspace([5], None), UpdateWorkspace([6, 7], True)]
+    assert joined(shares, parts) == ([5, 6, 7], True)
+    assert joined([*shares, (3, 4)], [*parts, UpdateWorkspace([8, 9], False)]) == ([5, 6, 7, 8, 9], False)
+    assert joined(shares[:1], parts[:1]) == ([5], False)
+
+
 @pytest.mark.parametrize("foreach", [True, False])
 def test_adams_step_needs_as_much_as_it_steps_at_once(foreach: bool) -> None:
     """The root of the second moments: of all parameters, or twice that of one after the other; fused needs none."""
-    tiny = load_job("examples.gpt:tiny")
+    tiny = copy(load_job("examples.gpt:tiny"))
     (share,) = make_shares(tiny, 1, 4, [2], CPU)
     for module in share.modules:
         for parameter in module.parameters():
