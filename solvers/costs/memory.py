@@ -148,7 +148,7 @@ def micro_batches_that_fit(problem: Problem, stage: Stage, rows: int) -> int:
     ``rows`` is the size of the largest micro-batch. Zero-byte stashes fit without limit (2^31).
     """
     free = free_bytes(problem, stage.devices) - static_bytes(problem, stage).total
-    if stage.replicas > 1 and not any(stage.coded):
+    if stage.replicas > 1 and not problem.codec:
         free -= max(problem.devices[d].group_bytes for d in stage.devices)
     if free < step_bytes(problem, stage):
         return 0

@@ -19,6 +19,7 @@ from penstock.solvers.costs.memory import (
 from penstock.solvers.costs.memory_budget import needed_bytes, with_room
 from penstock.solvers.model.allocation import Stage
 from penstock.solvers.model.problem import Problem
+from penstock.solvers.solve.driver import solve
 
 ROWS = 2
 FIRST, MIDDLE, LAST = (Stage(i, i, (i,)) for i in range(3))
@@ -96,6 +97,22 @@ def test_what_a_step_needs(replicas: int, rules: dict[str, bool], expected: int)
     problem = _problem(update_workspace_bytes=[5, 11, 999], **rules)
     assert step_bytes(problem, Stage(0, 1, tuple(range(replicas)))) == expected
     assert step_bytes(_problem(**rules), Stage(0, 1, tuple(range(replicas)))) == 0
+
+
+@pytest.mark.parametrize(("step", "status"), [(100, "feasible"), (122, "none_found")])
+def test_a_plan_whose_step_alone_does_not_fit_is_refused(step: int, status: str) -> None:
+    """Of 421 bytes a stage has 300 all the time and at its step."""
+    problem = make_problem(
+        [10, 10],
+        [20, 20],
+        parameter_bytes=100,
+        state_factor=1,
+        update_ns=3,
+        update_workspace_bytes=step,
+        nodes=(2,),
+        memory_bytes=421,
+    )
+    assert solve(problem, "gpipe").status.value == status
 
 
 def test_what_keeps_nothing_fits_without_limit() -> None:
