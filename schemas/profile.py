@@ -24,6 +24,9 @@ class Layer(Part):
     parameter_bytes: Bytes = Field(description="as stored for training, without gradients and optimizer states")
     trainable: Flag = True
     update_ns: Nanoseconds = Field(default=0, description="one optimizer step over this layer's parameters")
+    update_workspace_bytes: Bytes | None = Field(
+        default=None, description="what that step needs only while it runs; left out: nothing, as of a fused step"
+    )
     cuttable: Flag = Field(default=True, description="whether a stage may end after this layer")
     members: tuple[Name, ...] = Field(default=(), description="the original layers, where several were merged")
 
@@ -195,6 +198,11 @@ class ModelProfile(Document):
     scaling: Scaling = Field(
         default="linear",
         description="linear: proportional to the samples, both ways; measured: piecewise linear, clamped below",
+    )
+    update_in_turn: Flag | None = Field(
+        default=None,
+        description="true: a step goes through parameters one after the other, and needs the most of its layers'"
+        " update_workspace_bytes; left out or false: their sum",
     )
     assumptions: tuple[str, ...] = ()
     source: ProfileSource

@@ -45,7 +45,8 @@ class MemoryModel(Part):
     gradient: Literal["parameter", "fp32"] = Field(
         default="parameter",
         description="width of the gradient buffers; left out under target megatron or torchtitan: fp32, as theirs; "
-        "commands write fp32 for profiles with degrees of parallelism",
+        "commands without a target write fp32 for 16-bit profiles, as Penstock's own ranks have them, and for all with "
+        "degrees of parallelism",
     )
     optimizer_sharding: Literal["none", "over_replicas"] = "none"
     headroom_bytes: Bytes = Field(default=0, description="memory that is left free on each device")

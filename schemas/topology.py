@@ -18,6 +18,13 @@ LINE_BY_LINE = ("nodes", "links", "collectives")
 Duplex = Literal["full", "half"]
 
 
+class Communicators(Part):
+    """Memory of a device that its ranks' communicators take in addition to its context, as NCCL's do."""
+
+    edge_bytes: Bytes = Field(description="for each direction in which it sends to, or receives from, another device")
+    group_bytes: Bytes = Field(description="for each group of devices in whose collectives it takes part")
+
+
 class Device(Part):
     """One accelerator, or a group of them that acts as one (``8xH100-tp8``)."""
 
@@ -27,6 +34,7 @@ class Device(Part):
     context_bytes: Bytes = Field(default=0, description="taken by the driver and the library before the first tensor")
     price: Number | None = Field(default=None, ge=0, description="per hour, in any one currency")
     gpus: PositiveCount = Field(default=1, description="physical accelerators behind this device")
+    communicators: Communicators | None = Field(default=None, description="left out: they take nothing")
 
 
 class Fabric(Part):
@@ -106,6 +114,7 @@ class UniformCluster(Part):
     context_bytes: Bytes = 0
     price: Number | None = Field(default=None, ge=0)
     gpus: PositiveCount = 1
+    communicators: Communicators | None = Field(default=None, description="of each device")
     fabric: Fabric | None = None
     nic: Fabric | None = Field(default=None, description="each node's link to the switch; `form` is not used")
     node_names: str = Field(
@@ -285,6 +294,7 @@ class ClusterTopology(Document):
                         context_bytes=u.context_bytes,
                         price=u.price,
                         gpus=u.gpus,
+                        communicators=u.communicators,
                     )
                     for d in range(u.devices_per_node)
                 ),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from penstock.executor.profiling.layer_costs import UpdateWorkspace
 from penstock.executor.run.chain import Chain, TensorShape
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.profile import (
@@ -30,11 +31,13 @@ def assemble(
     source: ProfileSource,
     dtype: str = "fp32",
     assumptions: Sequence[str] = (),
+    update_workspace: UpdateWorkspace | None = None,
 ) -> ModelProfile:
     """The profile of ``chain``; ``modules``: its layers on any device, ``shapes``: what crosses its cuts.
 
-    A tied parameter counts in the first of its layers alone.
+    A tied parameter counts in the first of its layers alone. ``update_workspace`` None: steps need none, as fused ones.
     """
+    stepping, in_turn = update_workspace or ([0] * len(modules), False)
     inputs = sorted({name for names in chain.inputs for name in names})
     shared = chain.shared_parameters(dict(enumerate(modules)))
     ties = [SharedParameter(name=name, layers=layers, bytes=size) for name, layers, size in shared]
@@ -52,14 +55,18 @@ def assemble(
                 parameter_bytes=size,
                 trainable=any(parameter.requires_grad for parameter in module.parameters()),
                 update_ns=update,
+                update_workspace_bytes=workspace or None,
             )
-            for spec, module, size, update in zip(chain.specs, modules, own_bytes, update_ns, strict=True)
+            for spec, module, size, update, workspace in zip(
+                chain.specs, modules, own_bytes, update_ns, stepping, strict=True
+            )
         ),
         boundaries=tuple(_boundary(chain, cut, tensors) for cut, tensors in enumerate(shapes)),
         shared_parameters=tuple(ties),
         parameter_dtype=dtype,  # type: ignore[arg-type]
         measurements=tuple(measurements),
         scaling="measured",
+        update_in_turn=True if in_turn and any(stepping) else None,
         assumptions=(assumption, *assumptions),
         source=source,
     )

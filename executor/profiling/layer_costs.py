@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from penstock.executor.profiling.memory_use import MemoryWatch, held_bytes
@@ -83,10 +84,8 @@ def weight_shares(share: Share, watch: Stopwatch) -> list[float]:
 
 def update_times_ns(share: Share, job: Job, watch: Stopwatch) -> list[int]:
     """One optimizer step over each layer's trainable parameters: the median of some; a tied one steps in its first."""
-    times, seen = [], set[int]()
-    for module in share.modules:
-        parameters = [one for one in module.parameters() if one.requires_grad and id(one) not in seen]
-        seen.update(map(id, parameters))
+    times = []
+    for parameters in _stepped(share):
         if not parameters:
             times.append(0)
             continue
@@ -107,6 +106,57 @@ def _update(optimizer: Optimizer, dtype: torch.dtype | None) -> None:
             for parameter in group["params"]:
                 if parameter.dim() > 1:
                     parameter.detach().to(dtype)
+
+
+class UpdateWorkspace(NamedTuple):
+    """Bytes that a step of each layer needs only while it runs; whether of several layers the most, not the sum.
+
+    ``in_turn`` is None where a share cannot tell, as most and sum are the same.
+    """
+
+    layers_bytes: list[int]
+    in_turn: bool | None
+
+
+def update_workspace(share: Share, job: Job) -> UpdateWorkspace:
+    """What an optimizer step, not the first, allocates beyond what it leaves, over each layer and over the share."""
+    stepped = _stepped(share)
+    everything = [one for parameters in stepped for one in parameters]
+    with MemoryWatch(share.runtime) as watch:
+        for number, parameters in enumerate([*stepped, everything]):
+            if not parameters:
+                continue
+            optimizer = job.optimizer(parameters)
+            share.runtime.prepare(optimizer)
+            optimizer.step()
+            with watch.stretch(f"U{number}"):
+                optimizer.step()
+
+    def needed(number: int, parameters: list[nn.Parameter]) -> int:
+        growth = watch.growth(f"U{number}") if parameters else None
+        return 0 if growth is None else max(0, growth.peak_bytes - max(0, growth.left_bytes))
+
+    each = [needed(number, parameters) for number, parameters in enumerate(stepped)]
+    most, total = max(each), sum(each)
+    in_turn = None if most == total else 2 * needed(len(stepped), everything) < most + total
+    return UpdateWorkspace(each, in_turn)
+
+
+def joined(shares: Sequence[tuple[int, int]], parts: Sequence[UpdateWorkspace]) -> UpdateWorkspace:
+    """Of all layers, from those of shares of them; in turn where one saw that, and none the contrary."""
+    pairs = list(zip(shares, parts, strict=True))
+    sizes = {first + k: size for (first, _last), part in pairs for k, size in enumerate(part.layers_bytes)}
+    seen = {part.in_turn for part in parts}
+    return UpdateWorkspace([sizes[layer] for layer in sorted(sizes)], True in seen and False not in seen)
+
+
+def _stepped(share: Share) -> list[list[nn.Parameter]]:
+    """The trainable parameters of each layer; a tied one in its first."""
+    found, seen = [], set[int]()
+    for module in share.modules:
+        found.append([one for one in module.parameters() if one.requires_grad and id(one) not in seen])
+        seen.update(map(id, found[-1]))
+    return found
 
 
 def _inputs(share: Share) -> list[dict[str, Tensor]]:

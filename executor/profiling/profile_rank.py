@@ -29,7 +29,13 @@ import torch
 from torch import Tensor
 
 from penstock.executor.host_memory import keep_freed_memory
-from penstock.executor.profiling.layer_costs import stash_bytes, update_times_ns, weight_shares, workspace_bytes
+from penstock.executor.profiling.layer_costs import (
+    stash_bytes,
+    update_times_ns,
+    update_workspace,
+    weight_shares,
+    workspace_bytes,
+)
 from penstock.executor.profiling.rounds import Block
 from penstock.executor.profiling.share import Share, make_shares
 from penstock.executor.profiling.stopwatch import Stopwatch, stopwatch
@@ -142,6 +148,7 @@ def _measure(
         {
             "weight_shares": [weight_shares(share, watch) for share in shares],
             "update_ns": update_times_ns(shares[-1], job, watch),
+            "update_workspace": update_workspace(shares[-1], job)._asdict(),
         }
     )
     _next_order(orders, passes[-1])

@@ -26,6 +26,7 @@ from typing import IO, Any, NamedTuple
 import torch
 
 from penstock.executor.profiling.assembly import assemble, checked_sizes
+from penstock.executor.profiling.layer_costs import UpdateWorkspace, joined
 from penstock.executor.profiling.rounds import PRECISION, Block, Rounds
 from penstock.executor.run.chain import Chain
 from penstock.executor.run.job import Job, load_job
@@ -245,6 +246,7 @@ def _assemble(
             expected_error=expected_error(error),
         ),
         assumptions=("the loss belongs to the last layer",),
+        update_workspace=joined(shares, [UpdateWorkspace(**own["update_workspace"]) for own in found.processes]),
     )
 
 

@@ -102,19 +102,22 @@ class Averaging:
     def step(self, update: Callable[[], Any]) -> None:
         """Let ``update`` change the weights x in place; they become x_new + α (x~ - x), and Δ = x_new - x is kept.
 
-        ``x_new + α (x~ - x)`` is the same as ``(1 - α) x + α x~ + Δ``.
+        ``x_new + α (x~ - x)`` is the same as ``(1 - α) x + α x~ + Δ``. Besides what was pulled it holds Δ, which is -x
+        until x has changed.
         """
         with torch.no_grad():
-            before = {k: flattened([p.detach() for p in b.parameters]) for k, b in self.buckets.items()}
+            for number, bucket in self.buckets.items():
+                assert bucket.pulled is not None, "stepped before its AVG_PULL"
+                self._updates[number] = flattened([p.detach() for p in bucket.parameters])
+                for old, reference in zip(self._updates[number], bucket.pulled, strict=True):
+                    reference.sub_(old).mul_(self.alpha)
+                    old.neg_()
             update()
             for number, bucket in self.buckets.items():
-                pulled = bucket.pulled
-                assert pulled is not None, "stepped before its AVG_PULL"
-                self._updates[number] = flattened([p.detach() for p in bucket.parameters])
-                for delta, old, reference in zip(self._updates[number], before[number], pulled, strict=True):
-                    delta.sub_(old)
-                    reference.sub_(old).mul_(self.alpha)
-                for parameter, pull in zip(bucket.parameters, unflattened(pulled, bucket.parameters), strict=True):
+                assert bucket.pulled is not None
+                deltas, pulls = (unflattened(one, bucket.parameters) for one in (self._updates[number], bucket.pulled))
+                for parameter, delta, pull in zip(bucket.parameters, deltas, pulls, strict=True):
+                    delta.add_(parameter)
                     parameter.add_(pull)
                 bucket.pulled = None
 

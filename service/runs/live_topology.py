@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from penstock.importers.cluster.hardware import communicators_of
 from penstock.schemas.api.agents import AgentOut
 from penstock.schemas.errors import Conflict, NotFound
 from penstock.schemas.topology import ClusterTopology, Device, Node
@@ -36,7 +37,10 @@ def _living(agents: Iterable[AgentOut], known: Iterable[ClusterTopology]) -> Clu
     nodes = {
         agent.id: Node(
             name=agent.id,
-            devices=tuple(Device(id=d.id, kind=d.kind, memory_bytes=d.memory_bytes) for d in agent.devices),
+            devices=tuple(
+                Device(id=d.id, kind=d.kind, memory_bytes=d.memory_bytes, communicators=communicators_of(d.kind))
+                for d in agent.devices
+            ),
         )
         for agent in alive
     }

@@ -87,6 +87,36 @@ def training_bytes(problem: Problem, trainable: Bytes, owned: Bytes, replicas: i
     return trainable * rules.gradient_factor, states
 
 
+class Averaged(NamedTuple):
+    """Bytes that elastic averaging takes on a device: always, and while one of its pipelines steps."""
+
+    always: int
+    at_step: int
+
+
+def averaging_bytes(problem: Problem, stage: Stage, pipelines: int) -> Averaged:
+    """Return what averaging takes in addition to ``pipelines`` models of a stage.
+
+    The reference model is there once, each pipeline's update from its step until the next one's pull; a step has what
+    it has pulled of the reference.
+    """
+    trainable = weight_bytes(problem, stage).trainable
+    return Averaged((1 + pipelines) * trainable, trainable)
+
+
+def step_bytes(problem: Problem, stage: Stage) -> int:
+    """Return what an optimizer step over the stage's layers needs only while it runs, in bytes of each replica.
+
+    Where optimizer states are sharded, a replica steps its part: of layers that are stepped at once it needs that part.
+    """
+    if problem.update_workspace_bytes is None:
+        return 0
+    own = problem.update_workspace_bytes[stage.first : stage.last + 1]
+    if problem.update_in_turn:
+        return int(own.max())
+    return -(-int(own.sum()) // (stage.replicas if problem.memory.shard_states else 1))
+
+
 def activation_bytes(problem: Problem, stage: Stage, rows: int) -> int:
     """Return what one in-flight micro-batch keeps alive on a replica, in bytes: its stash and its received input."""
     kept = stage_costs(problem, stage, rows).kept_bytes
@@ -117,8 +147,12 @@ def micro_batches_that_fit(problem: Problem, stage: Stage, rows: int) -> int:
 
     ``rows`` is the size of the largest micro-batch. Zero-byte stashes fit without limit (2^31).
     """
-    free = free_bytes(problem, stage.devices)
-    free -= static_bytes(problem, stage).total + transient_bytes(problem, stage, rows)
+    free = free_bytes(problem, stage.devices) - static_bytes(problem, stage).total
+    if stage.replicas > 1 and not problem.codec:
+        free -= max(problem.devices[d].group_bytes for d in stage.devices)
+    if free < step_bytes(problem, stage):
+        return 0
+    free -= transient_bytes(problem, stage, rows)
     if free < 0:
         return 0
     each = activation_bytes(problem, stage, rows)

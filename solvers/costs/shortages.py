@@ -5,7 +5,7 @@ The shortages of a simulated plan are in ``memory.shortages``.
 
 from __future__ import annotations
 
-from penstock.solvers.costs.memory import activation_bytes, free_bytes, static_bytes, transient_bytes
+from penstock.solvers.costs.memory import activation_bytes, free_bytes, static_bytes, step_bytes, transient_bytes
 from penstock.solvers.costs.stage import stage_costs, stage_rows
 from penstock.solvers.costs.transfer import boundary_bytes
 from penstock.solvers.model.allocation import Allocation, Stage
@@ -46,5 +46,6 @@ def surely_fits(problem: Problem, allocation: Allocation, stage: Stage) -> bool:
             each += boundary_bytes(problem, stage.first - 1, share, 1)
         if stage.last < problem.num_layers - 1:
             each += sum(boundary_bytes(problem, stage.last, share, direction) for direction in (0, 1))
-    held = static_bytes(problem, stage).total + transient_bytes(problem, stage, rows)
-    return held + allocation.num_micro_batches * each <= free_bytes(problem, stage.devices)
+    passing = max(transient_bytes(problem, stage, rows), step_bytes(problem, stage))
+    held = static_bytes(problem, stage).total + passing + allocation.num_micro_batches * each
+    return held <= free_bytes(problem, stage.devices)

@@ -66,6 +66,7 @@ def contract(problem: Problem, choice: Choice) -> Problem:
         cells=cells,
         copies=copies,
         step_collectives_ns=step,
+        update_workspace_bytes=_own_update_workspace(problem, variant, copies, memory),
         _costs={},
     )
 
@@ -87,6 +88,18 @@ def _own_updates_ns(variant: Variant, copies: Copies | None, memory: MemoryRules
         return variant.update_ns
     whole, trained, owned = (np.diff(each) for each in (variant.update_ns, variant.trainable_bytes, copies.owned_bytes))
     return prefix(np.where(trained > 0, -(-whole * owned // np.maximum(1, trained)), whole))
+
+
+def _own_update_workspace(
+    problem: Problem, variant: Variant, copies: Copies | None, memory: MemoryRules
+) -> np.ndarray | None:
+    """Return what a step needs of each layer while it runs: of a whole layer's, the part that a GPU steps."""
+    if problem.update_workspace_bytes is None:
+        return None
+    stepped = copies.owned_bytes if copies is not None and memory.shard_states else variant.trainable_bytes
+    sizes = (problem.update_workspace_bytes, np.diff(problem.trainable_bytes), np.diff(stepped))
+    each = zip(*(size.tolist() for size in sizes), strict=True)
+    return frozen(-(-workspace * own // max(1, whole)) for workspace, whole, own in each)
 
 
 def _is_copied(variant: Variant) -> bool:
@@ -160,6 +173,8 @@ def _cell(problem: Problem, cell: Sequence[int], node: int) -> Device:
         memory_bytes=min(gpu.memory_bytes for gpu in gpus),
         context_bytes=max(gpu.context_bytes for gpu in gpus),
         price=sum(known) if len(known) == len(prices) else None,
+        edge_bytes=max(gpu.edge_bytes for gpu in gpus),
+        group_bytes=max(gpu.group_bytes for gpu in gpus),
     )
 
 

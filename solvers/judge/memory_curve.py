@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
+from penstock.solvers.costs.communicators import runtime_bytes
 from penstock.solvers.costs.infinity import NEVER_NS
-from penstock.solvers.costs.memory import context_bytes
 from penstock.solvers.judge.lanes import Lanes, Times
-from penstock.solvers.judge.memory_kernel import Costs, Streams, all_peaks, lane_curve
+from penstock.solvers.judge.memory_kernel import WORKSPACE, Costs, Streams, all_peaks, lane_curve
 from penstock.solvers.judge.operation_tables import StageMemory, Tables
 from penstock.solvers.judge.posting_kernel import Posted, post_receives
 from penstock.solvers.model.schedule import STEP
@@ -65,7 +65,7 @@ class MemoryProfile:
         """Return (times, bytes) of a device, int64: bytes from each time on, beginning at 0."""
         lane = next(lane for lane, devices in enumerate(self.lanes.devices) if device in devices)
         times, size = lane_curve(self.lanes.arrays, self.streams, self.costs, self.posted, self.times, lane)
-        return times, size + context_bytes(self.tables.problem, device)
+        return times, size + runtime_bytes(self.tables.problem, self.tables.allocation, device)
 
     def activations(self, device: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (times, bytes) of a device's activations alone."""
@@ -80,7 +80,7 @@ class MemoryProfile:
         size = self.costs.size.copy()
         size[:, 1:] = 0
         changes = self.costs.changes.copy()
-        changes[changes[:, 0] != NEVER_NS, 1] = 0
+        changes[changes[:, 0] != NEVER_NS, 1:] = 0
         return self.costs._replace(size=size, static=np.zeros_like(self.costs.static), changes=changes)
 
     @cached_property
@@ -169,14 +169,16 @@ def _costs(
     gradients = np.asarray([each.gradients for each in held], dtype=np.int64)[slot_of_place]
     used = arrays.first_gradient >= 0
     freed = used[steps.place]
-    changes = _lists(
-        len(static),
-        np.concatenate((lane_of_place[used], lane_of_place[steps.place[freed]])),
-        np.concatenate((times.start[arrays.first_gradient[used]], steps.end[freed])),
-        np.concatenate((gradients[used], -gradients[steps.place[freed]])),
-    )
     after = Spans(*(column[:0] for column in steps)) if tables.periodic else steps
-    apart = _lists(len(static), lane_of_place[after.place], after.start, after.end)
+    stepped = lane_of_place[after.place]
+    needed = np.asarray([tables.step_bytes[s] for s in lanes.slot_stage], dtype=np.int64)[slot_of_place][after.place]
+    some = needed > 0
+    lane = lane_of_place[used], lane_of_place[steps.place[freed]], stepped[some], stepped[some]
+    time = times.start[arrays.first_gradient[used]], steps.end[freed], after.start[some], after.end[some]
+    size = np.concatenate((gradients[used], -gradients[steps.place[freed]], needed[some], -needed[some]))
+    of_steps = np.repeat([False, True], [len(size) - 2 * some.sum(), 2 * some.sum()])
+    changes = _lists(len(static), np.concatenate(lane), np.concatenate(time), size * ~of_steps, size * of_steps)
+    apart = _lists(len(static), stepped, after.start, after.end)
     return Costs(_operation_bytes(tables, lanes), static, *changes, *apart, *_reduced_by_lane(tables, lanes, *reduced))
 
 
@@ -202,14 +204,14 @@ def _reduced_by_lane(tables: Tables, lanes: Lanes, reduced: Spans, tied: Spans) 
     return _lists(len(lanes.slots), np.concatenate(lane), np.concatenate(starts), np.concatenate(ends))
 
 
-def _lists(count: int, lane: np.ndarray, time: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where each lane's list begins, and all (time, value) by lane and time, each list with an end that never comes."""
+def _lists(count: int, lane: np.ndarray, time: np.ndarray, *values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where each lane's list begins, and all (time, …) by lane and time, each list with an end that never comes."""
     lane = np.concatenate((lane, np.arange(count)))
-    pairs = np.empty((len(lane), 2), dtype=np.int64)
-    pairs[:-count, 0], pairs[:-count, 1], pairs[len(lane) - count :] = time, value, NEVER_NS
-    order = np.lexsort((pairs[:, 0], lane))
+    lines = np.full((len(lane), 1 + len(values)), NEVER_NS, dtype=np.int64)
+    lines[:-count] = np.column_stack((time, *values))
+    order = np.lexsort((lines[:, 0], lane))
     begin = np.concatenate(([0], np.cumsum(np.bincount(lane, minlength=count)))).astype(np.int64)
-    return begin, pairs[order]
+    return begin, lines[order]
 
 
 def _operation_bytes(tables: Tables, lanes: Lanes) -> np.ndarray:
@@ -230,6 +232,7 @@ def _stage_bytes(tables: Tables) -> tuple[np.ndarray, np.ndarray]:
         for c in (0, 1):
             for apart in (0, 1):
                 _fill_operations(found[apart, s, :, c], classes[min(c, len(classes) - 1)], bool(apart))
+    found[:, :, STEP, :, 0, WORKSPACE] = np.asarray(tables.step_bytes)[:, None]
     return found[0], found[1]
 
 

@@ -48,8 +48,9 @@ class Costs(NamedTuple):
 
     ``size`` has what the start or end adds to what is kept and to buffers, and the workspace from then on.
 
-    ``changes`` of its gradients (time, bytes) from ``change_begin[l]`` on; likewise its optimizer ``steps`` and
-    ``reductions`` (start, end). Each list ends with an entry that never comes.
+    ``changes`` of its gradients and of what steps after its row need while they run (time, bytes, bytes) from
+    ``change_begin[l]`` on; likewise its optimizer ``steps`` and ``reductions`` (start, end). Each list ends with an
+    entry that never comes.
     """
 
     size: np.ndarray
@@ -146,7 +147,7 @@ def _merge(
         _head(streams, posted.freed, posted.order, walk, k)
     i, stop = lanes.lane_start[lane], lanes.lane_start[lane + 1]
     change = costs.change_begin[lane]
-    gradients, kept, buffers, work, running = 0, 0, posted.first[lane], 0, 0
+    gradients, kept, buffers, work, stepping, running = 0, 0, posted.first[lane], 0, 0, 0
     static, written, highest = costs.static[lane], 0, -1
     own = times.start[i] if i < stop else costs.changes[change, 0]
     walk.peak[:] = 0
@@ -165,11 +166,12 @@ def _merge(
             _head(streams, posted.freed, posted.order, walk, which)
             which, other = _least(walk, low, high)
             if freed < min(t, other):
-                written = _note(curve, written, freed, static + gradients + kept + buffers + work)
+                written = _note(curve, written, freed, static + gradients + kept + buffers + work + stepping)
         if own == NEVER_NS:
             return written
         while costs.changes[change, 0] == t:
             gradients += costs.changes[change, 1]
+            stepping += costs.changes[change, 2]
             change += 1
         if i == stop:
             own = costs.changes[change, 0]
@@ -186,17 +188,18 @@ def _merge(
             running = 1 - running
         if own == t:
             continue
-        reached = static + gradients + kept + buffers + work
+        reached = static + gradients + kept + buffers + work + stepping
         if reached > highest:
             for k in range(low, high):
                 while walk.head[k] <= t:
                     buffers -= streams.size[k]
                     walk.place[k] += 1
                     _head(streams, posted.freed, posted.order, walk, k)
-            reached = static + gradients + kept + buffers + work
+            reached = static + gradients + kept + buffers + work + stepping
         if reached > highest:
             highest = reached
-            walk.peak[GRADIENTS], walk.peak[KEPT], walk.peak[BUFFERS], walk.peak[WORK] = gradients, kept, buffers, work
+            walk.peak[GRADIENTS], walk.peak[KEPT], walk.peak[BUFFERS] = gradients, kept, buffers
+            walk.peak[WORK] = work + stepping
         written = _note(curve, written, t, reached)
 
 

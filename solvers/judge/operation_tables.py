@@ -19,7 +19,7 @@ from penstock.schemas.program import INPUT as INPUT_GRADIENT
 from penstock.solvers.compiled.fields import Fields
 from penstock.solvers.costs.buckets import Bucket
 from penstock.solvers.costs.infinity import NEVER_NS
-from penstock.solvers.costs.memory import Static, static_bytes
+from penstock.solvers.costs.memory import Static, static_bytes, step_bytes
 from penstock.solvers.costs.reductions import (
     Chains,
     Group,
@@ -111,6 +111,7 @@ class Tables:
     resource_ids: tuple[int, ...]
     update_ns: tuple[int, ...]
     static: tuple[Static, ...]
+    step_bytes: tuple[int, ...]
     memory: tuple[tuple[StageMemory, ...], ...]
     unreachable: tuple[str, ...]
     exclusive: bool
@@ -162,6 +163,7 @@ def cost_tables(
         resource_ids=resource_ids,
         update_ns=tuple(update_ns(problem, stage) for stage in stages),
         static=tuple(static_bytes(problem, stage) for stage in stages),
+        step_bytes=tuple(step_bytes(problem, stage) for stage in stages),
         memory=tuple(
             tuple(_stage_memory(problem, allocation, s, c, size, moves) for c, size in enumerate(rows))
             for s in range(len(stages))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD, LOOK_AHEAD
-from penstock.solvers.costs.memory import Static, context_bytes, static_bytes, weight_bytes
+from penstock.solvers.costs.memory import Static, averaging_bytes, context_bytes, static_bytes, step_bytes
 from penstock.solvers.costs.stage import stage_costs, stage_rows
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import row_classes
@@ -58,7 +58,7 @@ class DeviceMemory:
             times,
             sizes,
             static_bytes(problem, stage),
-            2 * weight_bytes(problem, stage)[1],
+            averaging_bytes(problem, stage, len(allocation.pipelines)).always,
             len(allocation.pipelines),
             context_bytes(problem, stage.devices[0]),
         )
@@ -156,6 +156,8 @@ def _add_lane(
     start[where], end[where] = clocks.start[s, :-1], clocks.end[s, :-1]
     gradients = np.asarray([static_bytes(problem, stage).gradients])
     events.add(GRADIENTS, start[BACKWARD].min(keepdims=True), clocks.end[s, -1:], gradients)
+    stepping = step_bytes(problem, stage) + averaging_bytes(problem, stage, len(allocation.pipelines)).at_step
+    events.add(WORKSPACE, clocks.start[s, -1:], clocks.end[s, -1:], np.asarray([stepping]))
     events.add(KEPT, start[FORWARD], end[BACKWARD], per_batch([cost.kept_bytes for cost in costs]))
     events.add(WORKSPACE, start[FORWARD], end[FORWARD], per_batch([cost.workspace_bytes for cost in plain]))
     events.add(WORKSPACE, start[BACKWARD], end[BACKWARD], per_batch([cost.workspace_bytes for cost in costs]))

@@ -20,8 +20,9 @@ has ended: the local update, diluted with the reference model (equation in ALGOR
 that costs ``update_ns``. What the reference model does runs in a process of its own and takes no time here (6).
 
 **Memory** of a device: for each pipeline parameters, optimizer states, gradients (from its first backward to its step's
-end; the update Δ takes their place) and activations as ``simulate`` counts them; once, as ``versions``, the reference
-model and the accumulator of updates, each as large as the trainable parameters.
+end), the update Δ, which is kept until the next iteration's, and activations as ``simulate`` counts them; once the
+reference model; and while a step runs what it has pulled of it. Reference, updates and what is pulled are each as large
+as the trainable parameters; the first two are ``versions``, the last is workspace.
 """
 
 from __future__ import annotations

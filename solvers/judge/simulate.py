@@ -65,8 +65,9 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
+from penstock.solvers.costs.communicators import runtime_bytes
 from penstock.solvers.costs.infinity import NEVER_NS
-from penstock.solvers.costs.memory import context_bytes, weight_bytes
+from penstock.solvers.costs.memory import weight_bytes
 from penstock.solvers.judge.clocks.channels import EVENTS, FREE, FULL, HALF
 from penstock.solvers.judge.clocks.events import run_events
 from penstock.solvers.judge.clocks.ties import tied_starts
@@ -371,6 +372,6 @@ def _uses(lanes: Lanes, ends: Ends, profile: MemoryProfile) -> dict[int, DeviceU
     for own, peak, spent in zip(lanes.devices, *profile.uses(*ends.window_ns), strict=True):
         busy, alone = (each // ends.window_rounds for each in spent)
         for device in own:
-            memory = peak._replace(context=context_bytes(profile.tables.problem, device))
+            memory = peak._replace(context=runtime_bytes(profile.tables.problem, profile.tables.allocation, device))
             uses[device] = DeviceUse(busy, alone, ends.time_ns - busy - alone, memory)
     return dict(sorted(uses.items()))

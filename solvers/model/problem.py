@@ -42,7 +42,10 @@ def prefix(values: Iterable[int]) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device; ``node`` is its host's number."""
+    """One device; ``node`` is its host's number.
+
+    ``edge_bytes`` and ``group_bytes``: what each of its communicators takes, of a directed edge and of a group.
+    """
 
     name: str
     node: int
@@ -50,6 +53,8 @@ class Device:
     memory_bytes: int
     context_bytes: int
     price: float | None
+    edge_bytes: int = 0
+    group_bytes: int = 0
 
 
 class Again(NamedTuple):
@@ -212,6 +217,9 @@ class Problem:
     ``cells``; sizes are those of one GPU, and bandwidths those of one lane between cells; a row is a sample for each
     mesh of a cell. ``copies``: what GPUs of a cell hold alike; None: nothing. ``step_collectives_ns``: prefix sums of
     the part of ``update_ns`` in which a cell sums gradients among its GPUs; None: nothing.
+
+    ``update_workspace_bytes``: (L,) what an optimizer step needs of each layer only while it runs (None: nothing);
+    ``update_in_turn``: of several layers the most of one, not the sum.
     """
 
     layer_names: tuple[str, ...]
@@ -251,6 +259,8 @@ class Problem:
     cells: tuple[tuple[int, ...], ...] = ()
     copies: Copies | None = None
     step_collectives_ns: np.ndarray | None = None
+    update_workspace_bytes: np.ndarray | None = None
+    update_in_turn: bool = False
     _costs: dict[tuple[str, int], Costs] = field(default_factory=dict, repr=False)
 
     @property

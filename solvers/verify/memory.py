@@ -8,7 +8,8 @@ import numpy as np
 
 from penstock.schemas.amounts import amount, exact
 from penstock.schemas.program import BACKWARD, CODEC_HEADER_BYTES, FORWARD, INPUT, LOOK_AHEAD, RECOMPUTE, WEIGHT
-from penstock.solvers.costs.memory import context_bytes, free_bytes, static_bytes, weight_bytes
+from penstock.solvers.costs.communicators import runtime_bytes
+from penstock.solvers.costs.memory import context_bytes, free_bytes, static_bytes, step_bytes, weight_bytes
 from penstock.solvers.costs.stage import input_bytes, stage_costs, stage_rows
 from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.schedule import STEP
@@ -39,8 +40,8 @@ def check_memory(clock: Clock, copies: Copies = one_copy) -> list[str]:
                 name = clock.problem.devices[device].name
                 faults.append(f"The timeline states {said} bytes of weight versions on {name}; it is {versions} bytes.")
             own = clock.problem.devices[device]
-            context = context_bytes(clock.problem, device)
-            needed, available = peak + context, free_bytes(clock.problem, (device,)) + context
+            needed = peak + runtime_bytes(clock.problem, clock.allocation, device)
+            available = free_bytes(clock.problem, (device,)) + context_bytes(clock.problem, device)
             if needed > available:
                 headroom = own.memory_bytes - available
                 faults.append(
@@ -69,6 +70,10 @@ def _peak(clock: Clock, track: Track, static: int, last_posted: np.ndarray) -> t
         held = static_bytes(clock.problem, clock.allocation.stages[s])
         static += held.parameters + held.optimizer
         events += _gradient_events(clock, track, s, held.gradients)
+        needed = step_bytes(clock.problem, clock.allocation.stages[s])
+        events += [
+            (at, np.full(len(at), size)) for at, size in zip(_steps(clock, track, s), (needed, -needed), strict=True)
+        ]
         events += _operation_events(clock, track, s)
         if clock.problem.memory.count_buffers:
             events += _buffer_events(clock, track, s, last_posted)
@@ -90,17 +95,19 @@ def _gradient_events(clock: Clock, track: Track, s: int, size: int) -> Events:
     number = batches[own] // clock.round_size(s)
     begun, first = np.unique(number, return_index=True)
     start = track.start_ns[own[first]]
-    freed = _step_ends(clock, track, s)
+    freed = _steps(clock, track, s)[1]
     end = freed[begun[begun < len(freed)]]
     return [(start, np.full(len(start), size)), (end, np.full(len(end), -size))]
 
 
-def _step_ends(clock: Clock, track: Track, s: int) -> np.ndarray:
-    """Return when each round's optimizer step of a stage has ended on a lane."""
+def _steps(clock: Clock, track: Track, s: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return when each round's optimizer step of a stage starts and has ended on a lane."""
     if clock.every:
-        return np.asarray(track.end_ns[(track.operations[:, 0] == STEP) & (track.operations[:, 1] == s)])
+        own = (track.operations[:, 0] == STEP) & (track.operations[:, 1] == s)
+        return np.asarray(track.start_ns[own]), np.asarray(track.end_ns[own])
     place = [each.devices for each, _at in clock.of_stage[s]].index(track.devices)
-    return np.asarray([clock.updates_of[s][place].end_ns], dtype=np.int64)
+    step = clock.updates_of[s][place]
+    return np.asarray([step.start_ns], dtype=np.int64), np.asarray([step.end_ns], dtype=np.int64)
 
 
 def _sizes(clock: Clock, s: int, rows: int) -> tuple[int, int, int, int]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock.schemas.amounts import exact
 from penstock.schemas.program import BACKWARD, FORWARD, KINDS, LOOK_AHEAD
-from penstock.solvers.costs.memory import context_bytes, free_bytes, static_bytes, weight_bytes
+from penstock.solvers.costs.memory import averaging_bytes, context_bytes, free_bytes, static_bytes, step_bytes
 from penstock.solvers.costs.stage import stage_costs, update_ns
 from penstock.solvers.costs.transfer import Transfer, transfer
 from penstock.solvers.costs.utilisation import utilisation_ppm
@@ -337,8 +337,8 @@ def _check_memory(run: _Iteration) -> list[str]:
     for device, stages in run.held.items():
         stage = run.allocation.stages[stages[0]]
         static = static_bytes(run.problem, stage)
-        reference = 2 * weight_bytes(run.problem, stage)[1]
-        level = len(stages) * (static.parameters + static.optimizer) + reference
+        averaged = averaging_bytes(run.problem, stage, len(stages)).always
+        level = len(stages) * (static.parameters + static.optimizer) + averaged
         context = context_bytes(run.problem, device)
         level += context
         changes: dict[int, int] = {0: 0}
@@ -362,7 +362,10 @@ def _kept(run: _Iteration, s: int) -> Iterator[tuple[int, int, int]]:
     """Return (from, to, bytes) of what one pipeline's stage holds for a time."""
     problem, stage = run.problem, run.allocation.stages[s]
     first = min(run.at[s, BACKWARD, m].start_ns for m in range(len(run.rows)))
-    yield first, run.at[s, STEP, STEP].end_ns, static_bytes(problem, stage).gradients
+    step = run.at[s, STEP, STEP]
+    yield first, step.end_ns, static_bytes(problem, stage).gradients
+    averaged = averaging_bytes(problem, stage, len(run.allocation.pipelines)).at_step
+    yield step.start_ns, step.end_ns, step_bytes(problem, stage) + averaged
     for m, rows in enumerate(run.rows):
         forward, backward = run.at[s, FORWARD, m], run.at[s, BACKWARD, m]
         cost = stage_costs(problem, stage, rows)

@@ -20,6 +20,16 @@ def test_arrays_are_prefix_sums_and_frozen() -> None:
         problem.costs("V100", 3).forward_ns[0] = 1
 
 
+def test_what_steps_need_is_left_out_where_it_is_nothing() -> None:
+    plain = a_request()
+    assert to_problem(plain).update_workspace_bytes is None
+    assert b"update_" not in plain.canonical_json().replace(b"update_ns", b"").replace(b"update_rules", b"")
+    needed = [{"name": f"l{i}", "parameter_bytes": 100, "update_workspace_bytes": 7 * i or None} for i in range(4)]
+    problem = to_problem(a_request(profile={"layers": needed, "update_in_turn": True}))
+    assert problem.update_workspace_bytes is not None
+    assert (problem.update_workspace_bytes.tolist(), problem.update_in_turn) == ([0, 7, 14, 21], True)
+
+
 def test_linear_scaling_rounds_each_layer_up() -> None:
     costs = to_problem(a_request()).costs("V100", 3)
     assert np.diff(costs.forward_ns).tolist() == [15] * 4

@@ -56,6 +56,8 @@ def make_problem(
     stash_bytes: int | Sequence[int] = 0,
     workspace_bytes: int | Sequence[int] = 0,
     update_ns: int | Sequence[int] = 0,
+    update_workspace_bytes: int | Sequence[int] | None = None,
+    update_in_turn: bool = False,
     trainable_bytes: int | Sequence[int] | None = None,
     nodes: Sequence[int] = (4,),
     network: Network | None = None,
@@ -144,6 +146,8 @@ def make_problem(
         rules=NetworkRules(shared, channel, transfer, all_reduce, bucket_bytes, overlap_all_reduce),
         recompute=recompute,
         expected_error=0.0,
+        update_workspace_bytes=None if update_workspace_bytes is None else _array(_many(update_workspace_bytes, count)),
+        update_in_turn=update_in_turn,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 from problems import as_operations, make_problem
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
@@ -31,34 +32,47 @@ def random_problem(rng: random.Random) -> Problem:
 
     forward = [rng.randint(low, 9) for _ in range(layers)]
     backward = [rng.randint(max(f, low), 18) for f in forward]
-    return make_problem(
-        forward,
-        backward,
-        draw(layers - 1, 6),
-        draw(layers, 40),
-        weight_ns=[rng.randint(0, b) for b in backward],
-        backward_bytes=draw(layers - 1, 6),
-        stash_bytes=draw(layers, 50),
-        workspace_bytes=draw(layers, 20),
-        update_ns=draw(layers, 5),
-        nodes=nodes,
-        context_bytes=rng.randint(0, 10),
-        latency_ns=rng.choice([0, 0, 3]),
-        form=rng.choice(["pairs", "ports", "bus"]),
-        full_duplex=rng.random() < 0.5,
-        global_batch_size=rng.randint(1, 14),
-        shared=rng.random() < 0.5,
-        channel=rng.choice(["half", "full", "none"]),
-        transfer=rng.choice(["nic", "spp", "dapple", "madpipe"]),
-        all_reduce=rng.choice(["flat", "hierarchical"]),
-        bucket_bytes=rng.choice([10, 60, 1000]),
-        overlap_all_reduce=rng.random() < 0.7,
-        gradient_factor=rng.randint(1, 2),
-        state_factor=rng.randint(0, 2),
-        shard_states=rng.random() < 0.3,
-        count_buffers=rng.random() < 0.8,
-        lanes=rng.choice([1, 1, 2]),
+    return with_step_workspace(
+        make_problem(
+            forward,
+            backward,
+            draw(layers - 1, 6),
+            draw(layers, 40),
+            weight_ns=[rng.randint(0, b) for b in backward],
+            backward_bytes=draw(layers - 1, 6),
+            stash_bytes=draw(layers, 50),
+            workspace_bytes=draw(layers, 20),
+            update_ns=draw(layers, 5),
+            nodes=nodes,
+            context_bytes=rng.randint(0, 10),
+            latency_ns=rng.choice([0, 0, 3]),
+            form=rng.choice(["pairs", "ports", "bus"]),
+            full_duplex=rng.random() < 0.5,
+            global_batch_size=rng.randint(1, 14),
+            shared=rng.random() < 0.5,
+            channel=rng.choice(["half", "full", "none"]),
+            transfer=rng.choice(["nic", "spp", "dapple", "madpipe"]),
+            all_reduce=rng.choice(["flat", "hierarchical"]),
+            bucket_bytes=rng.choice([10, 60, 1000]),
+            overlap_all_reduce=rng.random() < 0.7,
+            gradient_factor=rng.randint(1, 2),
+            state_factor=rng.randint(0, 2),
+            shard_states=rng.random() < 0.3,
+            count_buffers=rng.random() < 0.8,
+            lanes=rng.choice([1, 1, 2]),
+        )
     )
+
+
+def with_step_workspace(problem: Problem) -> Problem:
+    """The problem, in two cases of three with layers whose steps need up to 200 bytes, at once or in turn.
+
+    They are drawn from the problem itself, so that what is drawn after it does not depend on them.
+    """
+    rng = random.Random(repr((problem.layer_names, problem.parameter_bytes, problem.update_ns)))
+    sizes = [rng.choice([0, rng.randint(0, 200)]) for _ in problem.layer_names]
+    given = None if rng.random() < 1 / 3 else np.asarray(sizes, dtype=np.int64)
+    return replace(problem, update_workspace_bytes=given, update_in_turn=rng.random() < 1 / 3)
 
 
 def with_ties(rng: random.Random, problem: Problem) -> Problem:
@@ -266,6 +280,7 @@ def random_averaging(seed: int) -> tuple[Problem, Allocation, Orders]:
         state_factor=draw.randint(0, 2),
         count_buffers=draw.random() < 0.8,
     )
+    problem = with_step_workspace(problem)
     if draw.random() < 0.6:
         curves = [tuple(draw.randint(0, 1_000_000) for _ in range(draw.randint(1, 3))) for _ in range(layers)]
         problem = replace(problem, pipeline_run=measured_run(draw.randint(1, batch), curves, draw.randint(1, 2)))

@@ -81,6 +81,8 @@ def _stage_events(reference: Reference, lane: int, s: int, add, posted) -> None:
     for number, gradients in reference.round_operations(lane, s).items():
         end = steps[number][1] if number < len(steps) else None
         add(min(reference.start[lane, op] for op in gradients), end, held.gradients)
+    for start, end in steps:
+        add(start, end, step_workspace(problem, stage))
     apart = any(op[0] == RECOMPUTE for op in own)
     for op in own:
         kind, _s, m = op
@@ -101,6 +103,17 @@ def _stage_events(reference: Reference, lane: int, s: int, add, posted) -> None:
                 parts = sum(_stash(problem, stage, a, b, rows) for a, b in stage.recompute)
                 add(reference.start[lane, opening], release, parts)
             _buffers(reference, lane, s, m, release, add, posted)
+
+
+def step_workspace(problem: Problem, stage) -> int:
+    """What an optimizer step needs while it runs: the sum over layers, their most where they are stepped in turn."""
+    if problem.update_workspace_bytes is None:
+        return 0
+    each = [int(problem.update_workspace_bytes[layer]) for layer in range(stage.first, stage.last + 1)]
+    if problem.update_in_turn:
+        return max(each)
+    parts = len(stage.devices) if problem.memory.shard_states else 1
+    return (sum(each) + parts - 1) // parts
 
 
 def _stash(problem: Problem, stage, first: int, last: int, rows: int) -> int:

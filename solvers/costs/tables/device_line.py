@@ -85,9 +85,9 @@ def device_order(problem: Problem) -> tuple[int, ...]:
     return tuple(device for node in problem.nodes() for device in node)
 
 
-def likeness(device: Device) -> tuple[str, int, int]:
+def likeness(device: Device) -> tuple[str, int, int, int, int]:
     """Return what distinguishes a device apart from its place in the network: its kind and its memory."""
-    return device.kind, device.memory_bytes, device.context_bytes
+    return device.kind, device.memory_bytes, device.context_bytes, device.edge_bytes, device.group_bytes
 
 
 def server_classes(problem: Problem) -> tuple[int, ...]:

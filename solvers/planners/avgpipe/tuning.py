@@ -146,8 +146,8 @@ class Tuner:
                     use.busy_ns,
                     int((sent.end_ns - sent.start_ns)[own].sum()),
                     (utilisation_ppm(self.problem, allocation, k, batch.most_rows),),
-                    static_bytes(self.problem, stage).total,
-                    2 * weight_bytes(self.problem, stage)[1],
+                    static_bytes(self.problem, stage).total + weight_bytes(self.problem, stage).trainable,
+                    weight_bytes(self.problem, stage).trainable,
                     use.memory.activations + use.memory.buffers + use.memory.workspace,
                 )
             )

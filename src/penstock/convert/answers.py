@@ -245,16 +245,17 @@ def _measured_collectives(topology: ClusterTopology) -> tuple[str, ...]:
 
 
 def gradients_of_target(problem: Problem, request: PlanRequest) -> tuple[str, ...]:
-    """How wide the gradients of 16-bit parameters are counted, where a trainer decides that; with bytes per parameter.
+    """How wide the gradients of 16-bit parameters are counted, against what keeps them, with bytes per parameter.
 
-    None without a target, or kernels, of a trainer that has a width of its own, and for parameters in fp32, whose
-    gradients are as wide; of eager torch's kernels where the request says fp32, as FSDP2 has it.
+    What keeps them is the target, else the trainer whose kernels the profile has, else Penstock. None for a trainer
+    without a width of its own, and for parameters in fp32, whose gradients are as wide; of eager torch's kernels where
+    the request says fp32, as FSDP2 has it.
     """
     profile, _ = inline_documents(request)
     wide = problem.memory.gradient_factor == 2
     keeper = "FSDP2" if request.target is None and profile.framework == "torch" and wide else None
-    keeper = keeper or request.target or profile.framework
-    if profile.parameter_dtype == "fp32" or keeper not in ("FSDP2", *FP32_GRADIENTS):
+    keeper = keeper or request.target or profile.framework or "Penstock"
+    if profile.parameter_dtype == "fp32" or keeper not in ("FSDP2", "Penstock", *FP32_GRADIENTS):
         return ()
     rules = problem.memory
     held, states = 2 + 2 * rules.gradient_factor, 2 * rules.state_factor

@@ -11,6 +11,7 @@ import numpy as np
 from penstock.convert.degrees import choices_of, variants_of
 from penstock.layouts.limits import within_of
 from penstock.layouts.roles import transformer_of
+from penstock.schemas import topology as wire
 from penstock.schemas.amounts import exact
 from penstock.schemas.errors import Fault, InvalidDocument
 from penstock.schemas.profile import Measurement, ModelProfile, PipelineProfile
@@ -89,7 +90,14 @@ def to_problem(request: PlanRequest) -> Problem:
         ),
         variants=variants_of(profile),
         choices=choices_of(request, profile, topology),
+        update_workspace_bytes=_update_workspace(profile),
+        update_in_turn=bool(profile.update_in_turn),
     )
+
+
+def _update_workspace(profile: ModelProfile) -> np.ndarray | None:
+    sizes = [layer.update_workspace_bytes or 0 for layer in profile.layers]
+    return frozen(sizes) if any(sizes) else None
 
 
 def _pins(request: PlanRequest, devices: tuple[Device, ...]) -> tuple[Pin, ...]:
@@ -253,11 +261,13 @@ def _encodable(profile: ModelProfile) -> tuple[tuple[int, int], ...]:
 
 def devices_of(topology: ClusterTopology) -> tuple[Device, ...]:
     """The devices of a topology that is written out, numbered node by node."""
-    return tuple(
-        Device(device.id, n, device.kind, device.memory_bytes, device.context_bytes, device.price)
-        for n, node in enumerate(topology.nodes)
-        for device in node.devices
-    )
+    return tuple(_device(n, device) for n, node in enumerate(topology.nodes) for device in node.devices)
+
+
+def _device(node: int, given: wire.Device) -> Device:
+    taken = given.communicators
+    each = (0, 0) if taken is None else (taken.edge_bytes, taken.group_bytes)
+    return Device(given.id, node, given.kind, given.memory_bytes, given.context_bytes, given.price, *each)
 
 
 def network_of(topology: ClusterTopology) -> Network:

@@ -100,12 +100,16 @@ def with_open_degrees(request: PlanRequest) -> PlanRequest:
 
     A request with a target or with codecs, and one whose devices are groups of GPUs, stays at degrees of 1. Where
     degrees of 1 are asked for, and nothing is said of sharding, nothing is sharded. Where nothing is said of gradients,
-    they are in fp32, as Megatron-Core and FSDP2 have them.
+    they are in fp32, as Megatron-Core, FSDP2 and Penstock's own ranks have them.
 
     Raises UnsupportedRequest for degrees that the model cannot have, by their rule.
     """
     profile, topology = request.profile, request.topology
-    if isinstance(profile, str) or isinstance(topology, str) or not profile.variants:
+    if isinstance(profile, str) or isinstance(topology, str):
+        return request
+    if request.target is None and profile.parameter_dtype != "fp32":
+        request = _with_fp32_gradients(request)
+    if not profile.variants:
         return request
     if request.target is not None or request.codec is not None or topology.group is not None:
         return request
@@ -116,9 +120,14 @@ def with_open_degrees(request: PlanRequest) -> PlanRequest:
             refuse_illegal(profile, each)
     settled = request.sharding is not None or request.memory.optimizer_sharding != "none" or _are_one(degrees)
     changed: dict[str, object] = {"degrees": degrees, "sharding": request.sharding if settled else "auto"}
-    if "gradient" not in request.memory.model_fields_set:
-        changed["memory"] = request.memory.model_copy(update={"gradient": "fp32"})
-    return request.model_copy(update=changed)
+    return _with_fp32_gradients(request).model_copy(update=changed)
+
+
+def _with_fp32_gradients(request: PlanRequest) -> PlanRequest:
+    """The request, with gradients in fp32 where it says nothing of them."""
+    if "gradient" in request.memory.model_fields_set:
+        return request
+    return request.model_copy(update={"memory": request.memory.model_copy(update={"gradient": "fp32"})})
 
 
 def with_quick_planner(request: PlanRequest) -> PlanRequest:

@@ -79,7 +79,9 @@ def test_other_requests_stay_at_degrees_of_one(fields: dict[str, Any]) -> None:
     more = {key: value for key, value in fields.items() if key != "profile"}
     profile, topology = catalogue.profile(name), catalogue.cluster("1x4xH100")
     request = PlanRequest(profile=profile, topology=topology, global_batch_size=8, **more)
-    assert with_open_degrees(request) is request
+    found = with_open_degrees(request)
+    assert (found.degrees, found.sharding) == (None, None)
+    assert found.model_copy(update={"memory": request.memory}) == request
 
 
 def test_degrees_of_one_alone_are_no_choice(tmp_path: Path) -> None:

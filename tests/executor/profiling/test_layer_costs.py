@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from functools import partial
 
 import pytest
@@ -9,7 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from penstock.examples.synthetic import ImageJob
-from penstock.executor.profiling.layer_costs import stash_bytes, update_times_ns, weight_shares, workspace_bytes
+from penstock.executor.profiling.layer_costs import (
+    UpdateWorkspace,
+    joined,
+    stash_bytes,
+    update_times_ns,
+    update_workspace,
+    weight_shares,
+    workspace_bytes,
+)
 from penstock.executor.profiling.memory_use import MemoryWatch, held_bytes
 from penstock.executor.profiling.profile_rank import Passes
 from penstock.executor.profiling.profiler import MEASURED_EXPECTED_ERROR, expected_error
@@ -180,3 +189,53 @@ def test_a_share_runs_at_every_size_with_one_set_of_layers() -> None:
         assert block.passes == 1
         assert len(block.forward_ns) == len(block.backward_ns) == 2
         assert 0 < block.total_ns <= block.wall_ns
+
+
+class Temporary(torch.optim.SGD):
+    """Needs a copy of all that it steps at once, or of one parameter after the other."""
+
+    at_once = True
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        parameters = [one for group in self.param_groups for one in group["params"]]
+        for some in [parameters] if self.at_once else [[one] for one in parameters]:
+            copies = [one.detach().clone() for one in some]
+            del copies
+
+
+class InTurn(Temporary):
+    at_once = False
+
+
+@pytest.mark.parametrize(("optimizer", "in_turn"), [(Temporary, False), (InTurn, True)])
+def test_what_a_step_needs_while_it_runs(optimizer: type[Temporary], in_turn: bool) -> None:
+    made = job(("fc", partial(nn.Linear, WIDTH, WIDTH, bias=False)), ("head", partial(nn.Linear, WIDTH, 8, bias=False)))
+    made.optimizer = partial(optimizer, lr=0.1)  # type: ignore[method-assign]
+    (share,) = make_shares(made, 0, 2, [SAMPLES], CPU)
+    assert update_workspace(share, made) == ([0, 4 * WIDTH * WIDTH, 4 * WIDTH * 8], in_turn)
+
+
+def test_what_shares_saw_is_joined() -> None:
+    """Shares of one layer cannot tell; one that contradicts the others makes it a sum, which is never too little."""
+    shares, parts = [(0, 0), (1, 2)], [UpdateWorkspace([5], None), UpdateWorkspace([6, 7], True)]
+    assert joined(shares, parts) == ([5, 6, 7], True)
+    assert joined([*shares, (3, 4)], [*parts, UpdateWorkspace([8, 9], False)]) == ([5, 6, 7, 8, 9], False)
+    assert joined(shares[:1], parts[:1]) == ([5], False)
+
+
+@pytest.mark.parametrize("foreach", [True, False])
+def test_adams_step_needs_as_much_as_it_steps_at_once(foreach: bool) -> None:
+    """The root of the second moments: of all parameters, or twice that of one after the other; fused needs none."""
+    tiny = copy(load_job("examples.gpt:tiny"))
+    (share,) = make_shares(tiny, 1, 4, [2], CPU)
+    for module in share.modules:
+        for parameter in module.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+    sizes = [[one.nbytes for one in module.parameters()] for module in share.modules]
+    tiny.optimizer = partial(torch.optim.AdamW, lr=0.1, foreach=foreach)  # type: ignore[method-assign]
+    needed, in_turn = update_workspace(share, tiny)
+    for own, size in zip(needed, sizes, strict=True):
+        assert own == pytest.approx(sum(size) if foreach else 2 * max(size), rel=0.25)
+    assert in_turn is not foreach
+    tiny.optimizer = partial(torch.optim.AdamW, lr=0.1, fused=True)  # type: ignore[method-assign]
+    assert max(update_workspace(share, tiny).layers_bytes) <= 1024

@@ -13,11 +13,13 @@ from penstock.solvers.costs.memory import (
     free_bytes,
     micro_batches_that_fit,
     static_bytes,
+    step_bytes,
     transient_bytes,
 )
 from penstock.solvers.costs.memory_budget import needed_bytes, with_room
 from penstock.solvers.model.allocation import Stage
 from penstock.solvers.model.problem import Problem
+from penstock.solvers.solve.driver import solve
 
 ROWS = 2
 FIRST, MIDDLE, LAST = (Stage(i, i, (i,)) for i in range(3))
@@ -72,6 +74,45 @@ def test_as_many_micro_batches_fit_as_their_bytes(more: int, fit: int) -> None:
     problem = _problem(memory_bytes=BESIDE + 4 * 200 + 56 + more)
     assert static_bytes(problem, MIDDLE) == (200, 200, 400)
     assert micro_batches_that_fit(problem, MIDDLE, ROWS) == fit
+
+
+@pytest.mark.parametrize(("step", "fit"), [(0, 1), (56, 1), (126, 1), (127, 0)])
+def test_none_fits_where_the_step_alone_does_not(step: int, fit: int) -> None:
+    """Nothing is in flight at the step, so it may need what one micro-batch and what passes do."""
+    problem = _problem(memory_bytes=BESIDE + 4 * 200 + 56 + 70, update_workspace_bytes=[999, step, 999])
+    assert micro_batches_that_fit(problem, MIDDLE, ROWS) == fit
+
+
+@pytest.mark.parametrize(
+    ("replicas", "rules", "expected"),
+    [
+        (1, {}, 16),
+        (3, {}, 16),
+        (3, {"shard_states": True}, 6),
+        (3, {"shard_states": True, "update_in_turn": True}, 11),
+        (1, {"update_in_turn": True}, 11),
+    ],
+)
+def test_what_a_step_needs(replicas: int, rules: dict[str, bool], expected: int) -> None:
+    problem = _problem(update_workspace_bytes=[5, 11, 999], **rules)
+    assert step_bytes(problem, Stage(0, 1, tuple(range(replicas)))) == expected
+    assert step_bytes(_problem(**rules), Stage(0, 1, tuple(range(replicas)))) == 0
+
+
+@pytest.mark.parametrize(("step", "status"), [(100, "feasible"), (122, "none_found")])
+def test_a_plan_whose_step_alone_does_not_fit_is_refused(step: int, status: str) -> None:
+    """Of 421 bytes a stage has 300 all the time and at its step."""
+    problem = make_problem(
+        [10, 10],
+        [20, 20],
+        parameter_bytes=100,
+        state_factor=1,
+        update_ns=3,
+        update_workspace_bytes=step,
+        nodes=(2,),
+        memory_bytes=421,
+    )
+    assert solve(problem, "gpipe").status.value == status
 
 
 def test_what_keeps_nothing_fits_without_limit() -> None:

@@ -171,6 +171,18 @@ def test_memory_is_that_of_one_gpu(degrees: Degrees, sharding: Sharding) -> None
         assert {device.context_bytes for device in cells.devices} == {7}
 
 
+@pytest.mark.parametrize("sharding", ["none", "optimizer"])
+def test_a_gpus_step_needs_room_for_its_part(sharding: Sharding) -> None:
+    degrees = Degrees(tensor=2, context=2)
+    problem = drawn_problem(random.Random(1), degrees)
+    assert contract(problem, Choice(degrees, sharding)).update_workspace_bytes is None
+    trained = np.diff(problem.trainable_bytes)
+    cells = contract(replace(problem, update_workspace_bytes=3 * trained), Choice(degrees, sharding))
+    stepped = np.diff(problem.variants[0].trainable_bytes if sharding == "none" else cells.owned_bytes)
+    assert cells.update_workspace_bytes is not None
+    assert cells.update_workspace_bytes.tolist() == (3 * stepped * (trained > 0)).tolist()
+
+
 @pytest.mark.parametrize("planner", ["gpipe", "dapple", "dp", "spp"])
 def test_planners_bounds_and_judge_work_on_cells(planner: str) -> None:
     """A solve verifies its plan, and the bound on every plan of the request is not above it."""

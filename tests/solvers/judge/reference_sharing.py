@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
+from reference_measures import step_workspace
+
 from penstock.schemas.program import BACKWARD, FORWARD
 from penstock.solvers.costs.memory import static_bytes, weight_bytes
 from penstock.solvers.costs.stage import stage_costs, update_ns
@@ -175,7 +177,7 @@ def shared_reference_curve(
             events[end] = events.get(end, 0) - size
 
     held = [s for s, stage in enumerate(allocation.stages) if device in stage.devices]
-    add(0, None, 2 * weight_bytes(problem, allocation.stages[held[0]])[1])
+    add(0, None, (1 + len(held)) * weight_bytes(problem, allocation.stages[held[0]])[1])
     for s in held:
         _stage_events(problem, allocation, reference, s, add)
     level, curve = 0, {}
@@ -190,6 +192,8 @@ def _stage_events(problem: Problem, allocation: Allocation, reference: SharedRef
     static = static_bytes(problem, stage)
     add(0, None, static.parameters + static.optimizer)
     add(min(reference.start[s, (BACKWARD, m)] for m in range(count)), reference.end[s, STEP], static.gradients)
+    pulled = weight_bytes(problem, stage)[1]
+    add(reference.start[s, STEP], reference.end[s, STEP], step_workspace(problem, stage) + pulled)
     for m in range(count):
         rows = micro_batch_rows(problem.global_batch_size, count, m)
         cost = stage_costs(problem, stage, rows)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from problems import as_operations, chain, gpipe, make_problem, straight, warmup_orders
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
+from penstock.solvers.costs.memory import fits
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Stage, single_pipeline
-from penstock.solvers.model.schedule import Orders, Row
+from penstock.solvers.model.schedule import Orders, Pattern, PatternOperation, Row
 from penstock.solvers.verify.verifier import verify
 
 
@@ -17,6 +20,32 @@ def _curve(timeline, device: int) -> list[tuple[int, int]]:
     times, sizes = timeline.memory_curve(device)
     assert times.dtype == sizes.dtype == np.int64
     return list(zip(times.tolist(), sizes.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("periodic", [False, True])
+def test_a_step_needs_room_while_it_runs(periodic: bool) -> None:
+    """Gradients of 10 bytes and a step that needs 500, of 2 ns, after 3 ns of computing; then nothing is left."""
+    problem = make_problem(
+        [1], [2], 0, 10, update_ns=2, update_workspace_bytes=500, nodes=(1,), global_batch_size=1, context_bytes=7
+    )
+    if periodic:
+        allocation = chain([(1, [0])], 1)
+        operations = (PatternOperation(FORWARD, 0, 0, 0), PatternOperation(BACKWARD, 0, 1, 0))
+        steady = Pattern("steady", 5, 1, operations)
+        timeline = simulate(problem, allocation, steady, update_rule="double_buffered")
+        assert verify(problem, allocation, steady, timeline, update_rule="double_buffered") == []
+    else:
+        allocation = straight(problem, 1)
+        timeline = simulate(problem, allocation, gpipe(allocation))
+        assert _curve(timeline, 0) == [(0, 17), (1, 27), (3, 527), (5, 17)]
+        assert verify(problem, allocation, gpipe(allocation), timeline) == []
+        tight = replace(problem, devices=(replace(problem.devices[0], memory_bytes=526),))
+        assert fits(problem, timeline)
+        assert not fits(tight, timeline)
+        faults = verify(tight, allocation, gpipe(allocation), timeline)
+        assert any(" needs 527 " in fault for fault in faults), faults
+    peak = timeline.uses[0].memory
+    assert (peak.gradients, peak.workspace) == (10, 500)
 
 
 def test_the_curve_of_two_stages_by_hand() -> None:

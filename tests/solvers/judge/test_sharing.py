@@ -82,21 +82,33 @@ def test_numbers_of_a_device_add_up() -> None:
 
 
 def test_memory_holds_every_pipeline_and_the_reference_once() -> None:
-    """One stage, one micro-batch: 2 pipelines of weights 100, momentum 100, gradients 100, stash 7; reference 200."""
+    """One stage, one micro-batch: 2 pipelines of weights 100, momentum 100, gradients 100, stash 7, update 100.
+
+    The reference has 100; each step, at the same time, what it has pulled of it, and 3 of its own.
+    """
     problem = make_problem(
-        [10], parameter_bytes=100, stash_bytes=7, state_factor=1, nodes=(1,), global_batch_size=1, context_bytes=1000
+        [10],
+        parameter_bytes=100,
+        stash_bytes=7,
+        state_factor=1,
+        update_ns=5,
+        update_workspace_bytes=3,
+        nodes=(1,),
+        global_batch_size=1,
+        context_bytes=1000,
     )
     allocation = straight_pipelines(problem, 2, 1)
     timeline = simulate_sharing(problem, allocation, advance_forward(problem, allocation))
     memory = timeline.uses[0].memory
     assert (memory.parameters, memory.optimizer, memory.gradients) == (200, 200, 200)
-    assert (memory.versions, memory.activations, memory.context) == (200, 14, 1000)
+    assert (memory.versions, memory.activations, memory.workspace, memory.context) == (300, 0, 206, 1000)
     times, size = timeline.memory_curve(0)
-    assert dict(zip(times.tolist(), size.tolist(), strict=True)) == {0: 1614, 20: 1814, 60: 1600}
+    curve = dict(zip(times.tolist(), size.tolist(), strict=True))
+    assert curve == {0: 1714, 20: 1914, 60: 1900 + 206, 70: 1700}
 
 
 def test_one_pipeline_is_judged_as_by_the_judge_of_one() -> None:
-    """Without company the rules are those of ``simulate``: same times, but for the memory of the reference model."""
+    """Without company the rules are those of ``simulate``: same times, but for the memory of averaging."""
     from penstock.solvers.judge.simulate import simulate
 
     for seed in range(40):
@@ -105,7 +117,10 @@ def test_one_pipeline_is_judged_as_by_the_judge_of_one() -> None:
         alone = Allocation(allocation.pipelines[:1], allocation.num_micro_batches)
         rows = tuple(row for row in orders.rows if row.operations[0, 1] < number)
         orders = Orders(orders.name, rows)
-        shared, plain = simulate_sharing(problem, alone, orders), simulate(problem, alone, orders)
+        pulled = np.diff(problem.trainable_bytes)
+        stepped = pulled if problem.update_workspace_bytes is None else pulled + problem.update_workspace_bytes
+        pulling = replace(problem, update_workspace_bytes=stepped)
+        shared, plain = simulate_sharing(problem, alone, orders), simulate(pulling, alone, orders)
         assert shared.time_per_global_batch_ns == plain.time_per_global_batch_ns
         assert (shared.fill_ns, shared.drain_ns) == (plain.fill_ns, plain.drain_ns)
         for device, use in plain.uses.items():

@@ -31,5 +31,5 @@ def read_agents(text: str, source: str = "agents.json") -> SourceFacts:
 def _device(node: str, place: int, device: Device) -> DeviceFacts:
     name = device.id.removeprefix(f"{node}/")
     index = int(name) if name.isdecimal() else place
-    stated = StatedDevice(name, device.context_bytes, device.price, device.gpus)
+    stated = StatedDevice(name, device.context_bytes, device.price, device.gpus, device.communicators)
     return DeviceFacts(index, product=device.kind, memory_bytes=device.memory_bytes, is_kind=True, stated=stated)

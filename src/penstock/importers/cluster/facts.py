@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from penstock.schemas.topology import ClusterTopology
+    from penstock.schemas.topology import ClusterTopology, Communicators
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,7 @@ class StatedDevice(NamedTuple):
     context_bytes: int
     price: float | None
     gpus: int
+    communicators: Communicators | None = None
 
 
 @dataclass(frozen=True, slots=True)

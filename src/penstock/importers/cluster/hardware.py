@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 import yaml
 
 from penstock.importers.cluster.yaml_loader import YAML_LOADER
+from penstock.schemas import topology
 from penstock.schemas.quantities import parse_bytes, parse_bytes_per_s, parse_time_ns
 from penstock.schemas.transformers.degrees import Operation
 
@@ -70,6 +71,14 @@ class Collectives:
 
 
 @dataclass(frozen=True, slots=True)
+class Communicators:
+    """What NCCL takes of a device's memory: for each directed edge, and for each group."""
+
+    stated: topology.Communicators
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Hardware:
     """What a kind of device is sold as. ``memory``: the sizes that there are; ``nic`` is None where it is asked for."""
 
@@ -86,6 +95,7 @@ class Hardware:
     nic_per_device: bool
     nic_latency_ns: Figure
     collectives: Collectives | None
+    communicators: Communicators | None
 
     def node_nic_bytes_per_s(self, devices: int) -> int | None:
         """Bandwidth of a node's network cards, by its devices, in one direction; None where the table has none."""
@@ -122,6 +132,12 @@ def table() -> Mapping[str, tuple[Hardware, ...]]:
 def usual(kind: str) -> Hardware:
     """The usual form of a kind. Raises KeyError."""
     return table()[kind][0]
+
+
+def communicators_of(kind: str) -> topology.Communicators | None:
+    """What communicators take of a device of a kind, in its usual form; None where that was not measured."""
+    known = table()[kind][0].communicators if kind in table() else None
+    return None if known is None else known.stated
 
 
 @cache
@@ -167,6 +183,7 @@ def _size(word: str, hardware: Hardware) -> Figure | None:
 
 def _hardware(kind: str, context: dict[str, str], form: dict[str, Any]) -> Hardware:
     nvlink, nic = form.get("nvlink"), form.get("nic")
+    context = form.get("context", context)
     return Hardware(
         kind=kind,
         form=form["name"],
@@ -181,7 +198,13 @@ def _hardware(kind: str, context: dict[str, str], form: dict[str, Any]) -> Hardw
         nic_per_device=nic is not None and nic["per"] == "device",
         nic_latency_ns=_time(form.get("nic_latency", _LATENCY_OF_OTHERS)),
         collectives=_collectives(form["collectives"]) if "collectives" in form else None,
+        communicators=_communicators(form["communicators"]) if "communicators" in form else None,
     )
+
+
+def _communicators(given: dict[str, str]) -> Communicators:
+    edge, group = parse_bytes(given["edge"]), parse_bytes(given["group"])
+    return Communicators(topology.Communicators(edge_bytes=edge, group_bytes=group), given["from"])
 
 
 def _collectives(given: dict[str, Any]) -> Collectives:

@@ -27,6 +27,8 @@ from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.topology import ClusterTopology, DeviceKind
 
 GIB, GB, GBIT = 2**30, 10**9, 10**9 // 8
+CONTEXT = 80 * GIB - 84_465_090_560
+"""Of an H100: what of 80 GiB was not free once CUDA ran."""
 TREE = """\
 SwitchName=leaf1 Nodes=n[1-2]
 SwitchName=leaf2 Nodes=n[3-4]
@@ -84,8 +86,14 @@ def test_slurm_tree_and_nodes() -> None:
     first = topology.nodes[0]
     assert [device.id for device in first.devices] == [f"n1/{i}" for i in range(8)]
     assert {(device.kind, device.memory_bytes, device.context_bytes) for device in first.devices} == {
-        ("H100", 80 * GIB, GIB)
+        ("H100", 80 * GIB, CONTEXT)
     }
+    (taken,) = {device.communicators for device in first.devices}
+    assert taken is not None
+    assert (taken.edge_bytes, taken.group_bytes) == (17 * 2**20, 398 * 2**20)
+    said = [sentence for sentence in topology.assumptions if "each communicator takes" in sentence]
+    assert len(said) == 1
+    assert "measured" in said[0]
     assert first.fabric is not None
     assert (first.fabric.form, first.fabric.bandwidth_bytes_per_s) == ("ports", 450 * GB)
     assert links(found) == {
@@ -146,7 +154,7 @@ def test_the_user_may_say_more_of_a_product_than_its_name_and_nothing_else() -> 
 def test_what_the_table_assumes_is_told() -> None:
     said = imported(TREE, nodes("n1", "n2", "n3", "n4")).assumptions
     assert "a transfer between devices of a node begins 5 µs late: assumed" in said
-    assert "driver and libraries take 1 GiB of each H100: assumed" in said
+    assert any(sentence.startswith("driver and libraries take 1.336 GiB of each H100: measured, ") for sentence in said)
 
 
 def test_a_sites_own_name_of_a_product_is_asked_for() -> None:
@@ -507,7 +515,8 @@ name: own
 nodes:
 - name: n1.site
   devices:
-  - {id: n1.site/left, kind: H100, memory_bytes: 80 GB, context_bytes: 3 GB, price: 2.5, gpus: 8}
+  - {id: n1.site/left, kind: H100, memory_bytes: 80 GB, context_bytes: 3 GB, price: 2.5, gpus: 8,
+     communicators: {edge_bytes: 11, group_bytes: 12}}
   - {id: n1.site/right, kind: odd, memory_bytes: 80 GB}
   fabric: {form: ports, bandwidth_bytes_per_s: 450 GB/s}
 - {name: n2, devices: [{id: n2/0, kind: H100, memory_bytes: 80 GB}]}
@@ -523,7 +532,9 @@ kinds:
     left, right = topology.nodes[0].devices
     assert (left.id, left.context_bytes, left.price, left.gpus) == ("n1.site/left", 3 * GB, 2.5, 8)
     assert (right.id, right.context_bytes, right.gpus) == ("n1.site/right", 0, 1)
-    assert topology.nodes[1].devices[0].context_bytes == GIB  # the document does not say it, the table does
+    assert topology.nodes[1].devices[0].context_bytes == CONTEXT  # the document does not say it, the table does
+    assert left.communicators is not None
+    assert (left.communicators.edge_bytes, right.communicators) == (11, None)
     assert [(kind.name, kind.speed) for kind in topology.kinds] == [("odd", 0.5)]
     given = (DeviceKind(name="odd", scale_from="A100", speed=9), DeviceKind(name="new", scale_from="H100", speed=2))
     assert [(kind.name, kind.speed) for kind in imported(text, kinds=given).topology.kinds] == [

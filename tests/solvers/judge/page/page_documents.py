@@ -36,6 +36,8 @@ def read_request(request: Json) -> SimpleNamespace:
         parameter_bytes=_prefix(size),
         trainable_bytes=_prefix(p if layer["trainable"] else 0 for p, layer in zip(size, layers, strict=True)),
         update_ns=_prefix(layer["update_ns"] for layer in layers),
+        update_workspace_bytes=[layer.get("update_workspace_bytes") or 0 for layer in layers],
+        update_in_turn=bool(profile.get("update_in_turn")),
         forward_bytes=[sum(t["bytes_per_sample"] for t in cut) for cut in cuts],
         backward_bytes=[sum(t["gradient_bytes_per_sample"] for t in cut) for cut in cuts],
         shared_parameters=[(tie["name"], tie["layers"], tie["bytes"]) for tie in profile["shared_parameters"]],

@@ -49,6 +49,7 @@ class Memory:
         for s in held:
             found += self._always(k, s)
             found += self._gradients(k, s)
+            found += self._step_workspace(k, s)
         for operation in self.rows[k]:
             found += self._of_operation(k, operation)
             found += self._buffers(k, operation)
@@ -117,6 +118,20 @@ class Memory:
                 end = step[1] if step else None
             found.append((start, end, size, "gradients"))
         return found
+
+    def _step_workspace(self, k: int, s: int) -> list[Held]:
+        stage, problem = self.costs.stages[s], self.costs.problem
+        known = problem.update_workspace_bytes
+        own = [0 if known is None else int(known[layer]) for layer in range(stage.first, stage.last + 1)]
+        size = up(sum(own), len(stage.devices) if self.rules.shard_states else 1)
+        if problem.update_in_turn:
+            size = max(own)
+        size += self.trainable(s) if self.elastic else 0
+        spans = [self.run.steps[s, k]] if (s, k) in self.run.steps else []
+        spans += [
+            span for (lane, (kind, of, _m)), span in self.run.operations.items() if (lane, kind, of) == (k, STEP, s)
+        ]
+        return [(start, end, size, "workspace") for start, end in spans]
 
     def _of_operation(self, k: int, operation: Operation) -> list[Held]:
         kind, s, m = operation
@@ -218,7 +233,7 @@ def uses(run: Run) -> dict[int, Use]:
         held.append((0, None, run.costs.problem.devices[d].context_bytes, "context"))
         if run.rule == "elastic_averaging":
             s = min(s for s, stage in enumerate(run.costs.stages) if d in stage.devices)
-            held.append((0, None, 2 * memory.trainable(s), "versions"))
+            held.append((0, None, (1 + len(own)) * memory.trainable(s), "versions"))
         curve = curve_of(held)
         peak = max(curve.values(), key=lambda parts: sum(parts.values()))
         busy, communication = _busy(run, own)

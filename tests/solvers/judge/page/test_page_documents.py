@@ -68,6 +68,9 @@ def _profile(rng: random.Random) -> dict[str, Any]:
         }
         for n in range(count)
     ]
+    own = random.Random(repr(layers))  # what is drawn after it stays as it is
+    if own.random() < 0.5:
+        layers = [layer | {"update_workspace_bytes": own.choice([0, own.randint(1, 200)])} for layer in layers]
     tensors = []
     for _ in range(count - 1):
         sizes = [(size, rng.choice([size, 0])) for size in (rng.randint(1, 9) for _ in range(rng.randint(1, 2)))]
@@ -88,6 +91,7 @@ def _profile(rng: random.Random) -> dict[str, Any]:
         "boundaries": tensors,
         "measurements": measurements,
         "shared_parameters": ties,
+        "update_in_turn": own.choice([None, False, True]),
         "parameter_dtype": rng.choice(["fp32", "fp32", "bf16"]),
         "scaling": rng.choice(["linear", "measured"]),
         "codec_speeds": [{"device_kind": "cpu", "encode_bytes_per_s": 10**9, "decode_bytes_per_s": 7 * 10**8}],

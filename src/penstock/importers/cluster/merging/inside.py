@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.importers.cluster.facts import DeviceFacts
+from penstock.importers.cluster.facts import DeviceFacts, StatedDevice
 from penstock.importers.cluster.hardware import Figure, Hardware, recognise, table
 from penstock.importers.cluster.merging.cards import Cards, cards_of
 from penstock.importers.cluster.merging.fabrics import fabric_of
 from penstock.importers.cluster.merging.joining import Host
 from penstock.importers.cluster.merging.notes import Notes
 from penstock.importers.cluster.merging.reading import Known, Options, Reading, gib, only
-from penstock.schemas.topology import Fabric, Link
+from penstock.schemas.amounts import amount
+from penstock.schemas.topology import Communicators, Fabric, Link
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,4 +135,21 @@ def _with_memory(
         context_bytes = hardware.context.value
         reading.said.append(f"driver and libraries take {gib(context_bytes)} of each {kind}: {hardware.context.source}")
     price, gpus = (stated.price, stated.gpus) if stated is not None else (None, 1)
-    return Known(kind, memory or 0, hardware, context_bytes, price, gpus)
+    return Known(
+        kind, memory or 0, hardware, context_bytes, price, gpus, _communicators(kind, hardware, stated, reading)
+    )
+
+
+def _communicators(
+    kind: str, hardware: Hardware | None, stated: StatedDevice | None, reading: Reading
+) -> Communicators | None:
+    """What a device's document says, else what the table has; None where neither knows."""
+    if stated is not None and stated.communicators is not None:
+        return stated.communicators
+    known = None if hardware is None else hardware.communicators
+    if known is None:
+        return None
+    taken = known.stated
+    each = f"{amount(taken.edge_bytes)} for a directed edge and {amount(taken.group_bytes)} for a group"
+    reading.said.append(f"each communicator takes {each} of each {kind}: {known.source}")
+    return taken

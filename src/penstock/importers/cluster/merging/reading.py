@@ -11,6 +11,7 @@ from penstock.importers.cluster.hardware import Hardware, recognise
 from penstock.importers.cluster.merging.contradictions import agree, told_by
 from penstock.schemas.api.topology_import import ImportOptions
 from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.topology import Communicators
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,13 @@ class Known:
     context_bytes: int = 0
     price: float | None = None
     gpus: int = 1
+    communicators: Communicators | None = None
 
     @cached_property
     def plain(self) -> dict[str, Any]:
         """A device of a topology, but for its name."""
         plain = {"kind": self.kind, "memory_bytes": self.memory_bytes, "context_bytes": self.context_bytes}
-        return {**plain, "price": self.price, "gpus": self.gpus}
+        return {**plain, "price": self.price, "gpus": self.gpus, "communicators": self.communicators}
 
 
 @dataclass
