@@ -27,6 +27,10 @@ class Layer(Part):
     update_workspace_bytes: Bytes | None = Field(
         default=None, description="what that step needs only while it runs; left out: nothing, as of a fused step"
     )
+    copied_bytes: Bytes | None = Field(
+        default=None,
+        description="copies of parameters that stay beside them, as of weights in 16 bits for autocast; left out: none",
+    )
     cuttable: Flag = Field(default=True, description="whether a stage may end after this layer")
     members: tuple[Name, ...] = Field(default=(), description="the original layers, where several were merged")
 

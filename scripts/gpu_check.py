@@ -17,8 +17,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -45,6 +46,9 @@ LOSS_TOLERANCE = {"tf32": 0.02, "bf16": 0.05, "fp16": 0.05}
 """Losses in these precisions may differ from those of fp32 by so much, relatively."""
 UNCALIBRATED, CALIBRATED, MEMORY = 0.15, 0.05, 0.05
 """By how much predictions may be off, relatively."""
+TIMED_PRECISIONS = ("fp32", "bf16")
+RANKS = 3
+"""Of a run, about: as many processors does it take."""
 MESSAGE_BYTES, CODEC_BYTES = 1 << 16, 1 << 24
 
 
@@ -127,11 +131,19 @@ class Machine:
         )
 
     @cached_property
-    def profile(self) -> ModelProfile:
-        """The larger model in fp32, measured on one device."""
+    def profiles(self) -> dict[str, ModelProfile]:
+        """The larger model measured on one device, by precision; those that were asked for."""
+        return {}
+
+    def profile(self, precision: str = "fp32") -> ModelProfile:
+        """The larger model in a precision, measured once."""
         from penstock.executor.profiling.profiler import measure_profile
 
-        return measure_profile(self.timed, self.device, [MICRO_BATCH_SIZE], directory=HERE, seconds=3.0)
+        if precision not in self.profiles:
+            self.profiles[precision] = measure_profile(
+                self.timed, self.device, [MICRO_BATCH_SIZE], directory=HERE, seconds=8.0, precision=precision
+            )
+        return self.profiles[precision]
 
     def timed_plan(self, profile: ModelProfile) -> PlanFile:
         """The larger model on one device."""
@@ -142,13 +154,13 @@ class Machine:
         batch_size = load_job(self.timed, HERE).batch_size
         return whole(profile, batch_size, MICRO_BATCH_SIZE, self.runtime.memory.total_bytes())
 
-    def timed_run(self, file: PlanFile) -> tuple[RunReport, Trace]:
+    def timed_run(self, file: PlanFile, precision: str = "fp32") -> tuple[RunReport, Trace]:
         """Train with a plan of the larger model; what was measured, as a trace document too."""
         from penstock.planning.work import work_after
         from penstock.schemas.api.run_options import RunOptions
         from penstock.schemas.trace import Trace
 
-        options = RunOptions()
+        options = RunOptions.parse({"precision": precision})
         work = work_after(file, None, TIMED_STEPS, options, transport="gloo")
         report = self.train(work, "auto", job=self.timed, steps=TIMED_STEPS, options=options, trace_steps=4)
         assert file.plan.prediction is not None
@@ -163,13 +175,24 @@ class Machine:
         return report, Trace.parse(document)
 
     @cached_property
-    def first_run(self) -> tuple[PlanFile, RunReport, Trace]:
-        """The larger model planned by the measured profile, and trained."""
-        file = self.timed_plan(self.profile)
-        return file, *self.timed_run(file)
+    def runs(self) -> dict[str, tuple[PlanFile, RunReport, Trace]]:
+        """Runs of the larger model by precision, those that were asked for."""
+        return {}
+
+    def run(self, precision: str = "fp32") -> tuple[PlanFile, RunReport, Trace]:
+        """The larger model planned by the measured profile, and trained, once."""
+        if precision not in self.runs:
+            file = self.timed_plan(self.profile(precision))
+            self.runs[precision] = file, *self.timed_run(file, precision)
+        return self.runs[precision]
 
 
-Check = tuple[str, Callable[[Machine], str]]
+class Check(NamedTuple):
+    """A line of the table. ``alone``: nothing else runs at the same time, since it measures time or memory."""
+
+    name: str
+    run: Callable[[Machine], str]
+    alone: bool = False
 
 
 def checks() -> Iterator[Check]:
@@ -185,28 +208,29 @@ def checks() -> Iterator[Check]:
         "2 stages of 2 replicas": Layout(((0, 1), (2, 3)), "1f1b"),
         "2 replicas, states shared out": Layout(((0, 1),), "1f1b", shared_out=True),
     }
-    yield "devices and versions", versions
-    yield "profile of a layer chain", profile
-    yield "profile, analytic against measured", analytic
+    yield Check("devices and versions", versions)
     for transport in ("gloo-staged", "nccl"):
         for name, layout in layouts.items():
-            yield f"{transport}: {name}", lambda machine, t=transport, k=layout: gradients(machine, t, k)  # type: ignore[misc]
+            yield Check(f"{transport}: {name}", partial(gradients, transport=transport, layout=layout))
     for rule in RULES:
-        yield f"update rule {rule}", lambda machine, r=rule: update_rule(machine, r)  # type: ignore[misc]
-    yield "weights of LSTMs, stashed", recurrent
+        yield Check(f"update rule {rule}", partial(update_rule, rule=rule))
+    yield Check("weights of LSTMs, stashed", recurrent)
     for precision in LOSS_TOLERANCE:
-        yield f"precision {precision}", lambda machine, p=precision: lowered(machine, p)  # type: ignore[misc]
-    yield "clipping, over NCCL", clipping
-    yield "checkpoint, to another plan", checkpoint
-    yield "peak memory against prediction", memory
-    yield "time against prediction", prediction
-    yield "time, once calibrated", calibrated
-    yield "interpreter against torch's runtime", interpreter
-    yield "codec fp16s", codec
-    yield "issuing a message", messages
-    yield "a GPU that is not there", missing
-    yield "NCCL on a shared GPU", shared
-    yield "a GPU that is full", full
+        yield Check(f"precision {precision}", partial(lowered, precision=precision))
+    yield Check("clipping, over NCCL", clipping)
+    yield Check("checkpoint, to another plan", checkpoint)
+    yield Check("a GPU that is not there", missing)
+    yield Check("NCCL on a shared GPU", shared)
+    yield Check("profile of a layer chain", profile, alone=True)
+    yield Check("profile, analytic against measured", analytic, alone=True)
+    for precision in TIMED_PRECISIONS:
+        yield Check(f"peak memory, {precision}", partial(memory, precision=precision), alone=True)
+        yield Check(f"time against prediction, {precision}", partial(prediction, precision=precision), alone=True)
+    yield Check("time, once calibrated", calibrated, alone=True)
+    yield Check("interpreter against torch's runtime", interpreter, alone=True)
+    yield Check("codec fp16s", codec, alone=True)
+    yield Check("issuing a message", messages, alone=True)
+    yield Check("a GPU that is full", full, alone=True)
 
 
 def versions(machine: Machine) -> str:
@@ -226,7 +250,7 @@ def versions(machine: Machine) -> str:
 
 def profile(machine: Machine) -> str:
     """The sum over the layers; the kind is that of topologies."""
-    found = machine.profile
+    found = machine.profile()
     assert found.device_kinds == (machine.runtime.kind,), f"the profile is of {found.device_kinds}"
     layers = found.measurements[0].layers
     assert all(one.forward_ns > 0 and one.stash_bytes > 0 for one in layers), "a layer takes nothing"
@@ -249,10 +273,10 @@ def analytic(machine: Machine) -> str:
     computed = analytic_profile(timed, kind, [MICRO_BATCH_SIZE], level=level)  # type: ignore[arg-type]
     totals = [
         [sum(getattr(layer, name) for layer in one.measurements[0].layers) for name in ("forward_ns", "backward_ns")]
-        for one in (computed, machine.profile)
+        for one in (computed, machine.profile())
     ]
     errors = [known / found - 1 for known, found in zip(*totals, strict=True)]
-    stash = [sum(layer.stash_bytes for layer in one.measurements[0].layers) for one in (computed, machine.profile)]
+    stash = [sum(layer.stash_bytes for layer in one.measurements[0].layers) for one in (computed, machine.profile())]
     kept = stash[0] / stash[1] - 1
     stated = computed.source.expected_error
     assert max(map(abs, errors)) <= stated, (
@@ -350,9 +374,9 @@ def checkpoint(machine: Machine) -> str:
     return f"losses at most {apart:.2g} apart"
 
 
-def memory(machine: Machine) -> str:
+def memory(machine: Machine, precision: str) -> str:
     """What the allocator gave out at most; without a GPU, by how much the process grew."""
-    file, report, _ = machine.first_run
+    file, report, _ = machine.run(precision)
     assert file.plan.prediction is not None
     (device,) = file.plan.prediction.devices
     predicted, found = device.peak_memory_bytes - device.memory.context_bytes, report.peak_memory_bytes[0]
@@ -362,9 +386,9 @@ def memory(machine: Machine) -> str:
     return figure
 
 
-def prediction(machine: Machine) -> str:
+def prediction(machine: Machine, precision: str) -> str:
     """A step of one rank on a GPU of its own, planned by the measured profile."""
-    file, report, _ = machine.first_run
+    file, report, _ = machine.run(precision)
     return _timed(machine, file, report, UNCALIBRATED)
 
 
@@ -372,8 +396,8 @@ def calibrated(machine: Machine) -> str:
     """Another run, planned by a profile that the trace of the first one corrected."""
     from penstock.calibration.calibrate import calibrate
 
-    _, _, trace = machine.first_run
-    file = machine.timed_plan(calibrate(machine.profile, [trace]).profile)
+    _, _, trace = machine.run()
+    file = machine.timed_plan(calibrate(machine.profile(), [trace]).profile)
     report, _ = machine.timed_run(file)
     return _timed(machine, file, report, CALIBRATED)
 
@@ -463,7 +487,7 @@ def full(machine: Machine) -> str:
         raise Skipped("needs a GPU")
     import torch
 
-    file, memory = machine.first_run[0], machine.runtime.memory
+    file, memory = machine.run()[0], machine.runtime.memory
     left = torch.empty(memory.free_bytes() - 2**30, dtype=torch.uint8, device=machine.runtime.device)
     try:
         with Refusal("GiB are free") as said:
@@ -494,11 +518,10 @@ class Refusal:
 
 def run_check(check: Check, machine: Machine) -> Row:
     """One line; whatever goes wrong becomes its verdict."""
-    name, function = check
     start = time.monotonic()
     good = "ok" if machine.device == "cuda" else "no GPU"
     try:
-        verdict, figure = good, function(machine)
+        verdict, figure = good, check.run(machine)
     except Skipped as lack:
         verdict, figure = ("no GPU" if machine.num_gpus == 0 else str(lack)), str(lack)
     except UnsupportedRequest as error:
@@ -507,14 +530,14 @@ def run_check(check: Check, machine: Machine) -> Row:
         verdict, figure = "FAILED", str(error)
     except Exception as error:
         verdict, figure = "FAILED", f"{type(error).__name__}: {error}"
-    return Row(name, verdict, figure, time.monotonic() - start)
+    return Row(check.name, verdict, figure, time.monotonic() - start)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is a GPU, else cpu")
-    parser.add_argument("--only", default="", help="checks whose names contain this")
+    parser.add_argument("--only", action="append", help="checks whose names contain this; may be given several times")
     given = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
     import torch
 
@@ -530,17 +553,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if device == "cpu":
         print(f"no GPU: {why}; these are the CPU forms" if why else "the CPU forms, as asked for")
     machine = Machine(device, gpu_count())
+    chosen = [check for check in checks() if any(text in check.name for text in given.only or [""])]
+    return 1 if any(row.verdict == "FAILED" for row in _all_rows(chosen, machine)) else 0
+
+
+def _all_rows(chosen: Sequence[Check], machine: Machine) -> list[Row]:
+    """Run the checks, as many at once as there are processors for, and print their rows in order."""
     rows = []
-    for check in checks():
-        if given.only not in check[0]:
-            continue
-        row = run_check(check, machine)
-        rows.append(row)
-        first, *more = row.figure.splitlines() or [""]
-        print(f"{row.name:36s} {row.verdict:13s} {row.seconds:5.1f} s  {first}", flush=True)
-        for line in more[:4]:
-            print(f"{'':57s}  {line}")
-    return 1 if any(row.verdict == "FAILED" for row in rows) else 0
+    with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // RANKS)) as pool:
+        together = {check.name: pool.submit(run_check, check, machine) for check in chosen if not check.alone}
+        for check in chosen:
+            if check.alone:
+                wait(together.values())
+            row = run_check(check, machine) if check.alone else together[check.name].result()
+            rows.append(row)
+            first, *more = row.figure.splitlines() or [""]
+            print(f"{row.name:40s} {row.verdict:13s} {row.seconds:5.1f} s  {first}", flush=True)
+            for line in more[:6]:
+                print(f"{'':62s} {line}")
+    return rows
 
 
 if __name__ == "__main__":

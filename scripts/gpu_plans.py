@@ -54,7 +54,7 @@ def cluster(kind: str, devices: int, memory_bytes: int = 2**40) -> ClusterTopolo
     return ClusterTopology.parse({"name": "gpu-check", "uniform": uniform})
 
 
-def _problem_and_stages(job: Job, layout: Layout) -> tuple[Any, list[Stage]]:
+def _problem_and_stages(job: Job, layout: Layout) -> tuple[Any, tuple[Stage, ...]]:
     request = PlanRequest.model_validate(
         {
             "profile": analytic_profile(job, "H100", (1,)),
@@ -65,8 +65,8 @@ def _problem_and_stages(job: Job, layout: Layout) -> tuple[Any, list[Stage]]:
     )
     layers, count = len(list(job.layers())), len(layout.stages)
     edges = [layers * k // count for k in range(count + 1)]
-    stages = [Stage(edges[k], edges[k + 1] - 1, tuple(devices)) for k, devices in enumerate(layout.stages)]
-    return to_problem(request), stages
+    stages = (Stage(edges[k], edges[k + 1] - 1, tuple(devices)) for k, devices in enumerate(layout.stages))
+    return to_problem(request), tuple(stages)
 
 
 def flushed(job: Job, layout: Layout, transport: Literal["gloo", "nccl"], *, norm: bool = False) -> Work:

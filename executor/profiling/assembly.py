@@ -32,10 +32,12 @@ def assemble(
     dtype: str = "fp32",
     assumptions: Sequence[str] = (),
     update_workspace: UpdateWorkspace | None = None,
+    copied_bytes: Sequence[int] | None = None,
 ) -> ModelProfile:
     """The profile of ``chain``; ``modules``: its layers on any device, ``shapes``: what crosses its cuts.
 
     A tied parameter counts in the first of its layers alone. ``update_workspace`` None: steps need none, as fused ones.
+    ``copied_bytes``: of each layer the copies of its parameters that are kept; None: none are.
     """
     stepping, in_turn = update_workspace or ([0] * len(modules), False)
     inputs = sorted({name for names in chain.inputs for name in names})
@@ -56,9 +58,10 @@ def assemble(
                 trainable=any(parameter.requires_grad for parameter in module.parameters()),
                 update_ns=update,
                 update_workspace_bytes=workspace or None,
+                copied_bytes=copied or None,
             )
-            for spec, module, size, update, workspace in zip(
-                chain.specs, modules, own_bytes, update_ns, stepping, strict=True
+            for spec, module, size, update, workspace, copied in zip(
+                chain.specs, modules, own_bytes, update_ns, stepping, copied_bytes or [0] * len(modules), strict=True
             )
         ),
         boundaries=tuple(_boundary(chain, cut, tensors) for cut, tensors in enumerate(shapes)),

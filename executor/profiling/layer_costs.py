@@ -25,18 +25,32 @@ _SPLIT_ROUNDS = 5
 _UPDATE_ROUNDS = 5
 
 
-def stash_bytes(share: Share) -> list[int]:
-    """Bytes that each layer's forward newly keeps alive for its backward, each storage once.
+class Kept(NamedTuple):
+    """Bytes that each layer's forward keeps alive for its backward, each storage once.
 
-    Copies of weights in 16 bits, which autocast keeps for all micro-batches, are left out: a first forward finds them.
+    ``stash``: of every micro-batch; ``copied``: copies of weights in 16 bits, which autocast keeps for all of them.
     """
+
+    stash: list[int]
+    copied: list[int]
+
+
+def kept_bytes(share: Share) -> Kept:
+    """What the layers of a share keep. Of two forwards the second finds the copies that the first one has kept."""
     storages = SavedStorages()
     for module in share.modules:
         storages.leave_out([*module.parameters(), *module.buffers()])
-    if share.training.lowered:
-        with storages.counting():
-            share.forward(lambda index, results: None)
-    totals = []
+    if not share.training.lowered:
+        stash = _newly_kept(share, storages)
+        return Kept(stash, [0] * len(stash))
+    with_copies = _newly_kept(share, storages)
+    stash = _newly_kept(share, storages)
+    return Kept(stash, [both - own for both, own in zip(with_copies, stash, strict=True)])
+
+
+def _newly_kept(share: Share, storages: SavedStorages) -> list[int]:
+    """Bytes of the storages that each layer of a forward keeps and that are not in ``storages``, where they go."""
+    totals: list[int] = []
     with storages.counting() as kept:
         share.forward(lambda index, results: totals.append(kept()))
     return [b - a for a, b in pairwise([0, *totals])]

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from penstock.executor.host_memory import keep_freed_memory
 from penstock.executor.profiling.layer_costs import (
-    stash_bytes,
+    kept_bytes,
     update_times_ns,
     update_workspace,
     weight_shares,
@@ -136,9 +136,10 @@ def _measure(
     for each in passes:
         for _ in range(WARM_UP_PASSES):
             each.one()
-    stashes = [stash_bytes(share) for share in shares]
-    workspaces = [workspace_bytes(share, stash) for share, stash in zip(shares, stashes, strict=True)]
-    answer({"stash_bytes": stashes, "workspace_bytes": workspaces})
+    kept = [kept_bytes(share) for share in shares]
+    workspaces = [workspace_bytes(share, own.stash) for share, own in zip(shares, kept, strict=True)]
+    stashes = [own.stash for own in kept]
+    answer({"stash_bytes": stashes, "workspace_bytes": workspaces, "copied_bytes": kept[-1].copied})
     order = _next_order(orders, passes[-1])
     while "block" in order:
         at_size = passes[order["block"]]

@@ -246,8 +246,15 @@ def _assemble(
             expected_error=expected_error(error),
         ),
         assumptions=("the loss belongs to the last layer",),
+        copied_bytes=_of_layers(shares, [own["copied_bytes"] for own in found.processes]),
         update_workspace=joined(shares, [UpdateWorkspace(**own["update_workspace"]) for own in found.processes]),
     )
+
+
+def _of_layers(shares: list[tuple[int, int]], found: Sequence[Sequence[int]]) -> list[int]:
+    """What the processes found of their layers, layer by layer."""
+    sizes = {first + k: size for (first, _), own in zip(shares, found, strict=True) for k, size in enumerate(own)}
+    return [sizes[layer] for layer in sorted(sizes)]
 
 
 def expected_error(error: float) -> float:

@@ -47,7 +47,7 @@ def to_problem(request: PlanRequest) -> Problem:
     network = network_of(topology)
     return Problem(
         layer_names=tuple(layer.name for layer in profile.layers),
-        parameter_bytes=prefix(layer.parameter_bytes for layer in profile.layers),
+        parameter_bytes=prefix(layer.parameter_bytes + (layer.copied_bytes or 0) for layer in profile.layers),
         trainable_bytes=prefix(layer.parameter_bytes if layer.trainable else 0 for layer in profile.layers),
         update_ns=prefix(layer.update_ns for layer in profile.layers),
         forward_bytes=frozen(sum(t.bytes_per_sample for t in cut) for cut in profile.boundaries),

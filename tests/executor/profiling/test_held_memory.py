@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from penstock.examples.synthetic import ImageJob
-from penstock.executor.profiling.layer_costs import stash_bytes
+from penstock.executor.profiling.layer_costs import kept_bytes
 from penstock.executor.profiling.memory_use import LiveBytes
 from penstock.executor.profiling.share import make_shares
 from penstock.executor.program.interpreter import Interpreter
@@ -54,7 +54,7 @@ class HeldStorages:
             [torch.Size((ROWS, *shape.sample_shape)) for shape in shapes[cut].values()] for cut in (0, 2)
         )
         (share,) = make_shares(self.job, 0, len(chain.specs) - 1, (ROWS,))
-        self.stash_bytes = sum(stash_bytes(share)[1:3])
+        self.stash_bytes = sum(kept_bytes(share).stash[1:3])
 
     def forward(self) -> None:
         """Receive, compute, and send, after which the result is nobody's."""

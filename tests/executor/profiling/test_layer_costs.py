@@ -13,7 +13,7 @@ from penstock.examples.synthetic import ImageJob
 from penstock.executor.profiling.layer_costs import (
     UpdateWorkspace,
     joined,
-    stash_bytes,
+    kept_bytes,
     update_times_ns,
     update_workspace,
     weight_shares,
@@ -60,7 +60,7 @@ def test_workspace_is_what_neither_stash_nor_result_explains() -> None:
     (share,) = make_shares(
         job(("fc", partial(nn.Linear, WIDTH, WIDTH)), ("detour", Detour), ("relu", nn.ReLU)), 0, 2, [SAMPLES], CPU
     )
-    stash = stash_bytes(share)
+    stash = kept_bytes(share).stash
     flat, fc, detour = workspace_bytes(share, stash)
     assert flat == 0
     assert detour == pytest.approx(3 * WIDE_BYTES, rel=0.05)
@@ -127,8 +127,8 @@ def test_lower_precision_runs_as_a_rank_does() -> None:
     ((full,), (low,)) = (make_shares(tiny, 1, 4, [2], CPU, Training(one)) for one in ("fp32", "bf16"))  # type: ignore[arg-type]
     assert {tensor.dtype for tensor in full.env.values() if tensor.requires_grad} == {torch.float32}
     with torch.no_grad():
-        _, wide = full.forward(lambda i, results: None), stash_bytes(full)
-    assert sum(stash_bytes(low)) != sum(wide)
+        _, wide = full.forward(lambda i, results: None), kept_bytes(full).stash
+    assert sum(kept_bytes(low).stash) != sum(wide)
     assert all(time_ns >= 1 for time_ns in update_times_ns(low, tiny, BusyWatch()))
 
 
