@@ -25,7 +25,7 @@ from penstock.schemas.errors import UnsupportedRequest
 QUEUES = 32
 """Streams that make progress side by side: the most that CUDA allows, and those that torch gives out."""
 MESSAGE_CTAS = 2
-"""Blocks of a kernel that carries a message. A posted receive occupies as many until its sender comes; with NCCL's own
+"""Blocks of a kernel that carries a message. A posted receive occupies them until its sender comes; with NCCL's own
 choice a communicator of two ranks takes 48 MiB of each, with this one 17."""
 
 _FIRST_WITH_TF32 = (8, 0)
@@ -214,7 +214,7 @@ class CudaRuntime:
         return found
 
     def _started(self, tensor: Tensor) -> Tensor:
-        """A copy on its way here, through memory that the GPU can read beside the host."""
+        """A copy on its way here, through memory from which the GPU can read by itself."""
         if tensor.is_cuda:
             return tensor
         found = tensor.pin_memory().to(self.device, non_blocking=True)
