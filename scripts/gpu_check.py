@@ -382,7 +382,8 @@ def memory(machine: Machine, precision: str) -> str:
     (device,) = file.plan.prediction.devices
     predicted, found = device.peak_memory_bytes - device.memory.context_bytes, report.peak_memory_bytes[0]
     error = predicted / found - 1
-    figure = f"{found / 2**20:.0f} MiB, predicted {predicted / 2**20:.0f} ({error:+.1%})"
+    kept = report.reserved_memory_bytes[0] / 2**20
+    figure = f"{found / 2**20:.0f} MiB, predicted {predicted / 2**20:.0f} ({error:+.1%}); {kept:.0f} reserved"
     assert machine.device == "cpu" or abs(error) <= MEMORY, figure
     return figure
 
@@ -559,7 +560,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _all_rows(chosen: Sequence[Check], machine: Machine) -> list[Row]:
-    """Run the checks, so many at once that each rank has a processor, and print their rows in order."""
+    """Run the checks, at once where each rank can have a processor, and print their rows in order."""
     rows = []
     with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // RANKS)) as pool:
         together = {check.name: pool.submit(run_check, check, machine) for check in chosen if not check.alone}

@@ -22,6 +22,9 @@ _PEER_LOST = (
     "broken pipe",
     "timed out",
     "remote peer",
+    "ncclremoteerror",
+    "nccl communicator was aborted",
+    "remote process exited",
     ASKED_TO_END,
 )
 

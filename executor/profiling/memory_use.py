@@ -109,6 +109,11 @@ class LiveBytes(TorchDispatchMode):
         """The most at once."""
         return self._peak_bytes
 
+    @property
+    def reserved_bytes(self) -> int:
+        """The same: tensors are counted, not what an allocator keeps."""
+        return self._peak_bytes
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -56,7 +56,8 @@ class RunReport:
 
     ``gradient_check``: largest difference from a single process in parts of the largest gradient, within
     ``gradient_tolerance`` if all is well; ``loss_check``: the loss, relatively. ``rank_traces``:
-    ``schemas.trace.RankTrace`` as JSON. ``peak_memory_bytes``: per rank, how much its process grew, or its tensors.
+    ``schemas.trace.RankTrace`` as JSON. ``peak_memory_bytes``: per rank, how much its process grew, or its tensors;
+    ``reserved_memory_bytes``: with what a GPU's allocator kept for later, which other processes found missing.
 
     ``collectives``: how many of each kind ran on all ranks in the compared steps; None where none are predicted.
     ``collectives_differ``: the first that is not as predicted; None where all are.
@@ -70,6 +71,7 @@ class RunReport:
     loss_check: float | None
     peak_memory_bytes: tuple[int, ...]
     rank_traces: tuple[dict[str, Any], ...] = field(repr=False)
+    reserved_memory_bytes: tuple[int, ...] = ()
     first_step: int = 0
     evaluations: tuple[tuple[int, float], ...] = ()
     collectives: Mapping[str, int] | None = None
@@ -318,6 +320,7 @@ def _report(
         gradient_tolerance=first["gradient_tolerance"],
         loss_check=first["loss_check"],
         peak_memory_bytes=tuple(finished[rank]["peak_memory_bytes"] for rank in sorted(finished)),
+        reserved_memory_bytes=tuple(finished[rank]["reserved_memory_bytes"] for rank in sorted(finished)),
         rank_traces=tuple(sorted(traces, key=lambda one: (one["step"], one["rank"]))),
         first_step=first["first_step"],
         evaluations=tuple((event["step"], event["loss"]) for event in evaluation),

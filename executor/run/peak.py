@@ -15,6 +15,10 @@ class Peak(Protocol):
     def bytes(self) -> int:
         """The most that was held at once, beyond what was held at the beginning."""
 
+    @property
+    def reserved_bytes(self) -> int:
+        """The most that was kept from others at once, with what the allocator keeps for later."""
+
 
 class DevicePeak:
     """What a device has held for this process beyond its beginning.

@@ -369,6 +369,7 @@ class Rank:
                 "collectives": None if inventory is None else dict(inventory.ran),
                 "collectives_differ": None if inventory is None else inventory.difference,
                 "peak_memory_bytes": self.peak_memory_bytes(),
+                "reserved_memory_bytes": self._peak.reserved_bytes,
             }
         )
 
