@@ -9,12 +9,11 @@ from functools import partial
 from typing import NamedTuple
 
 import pytest
-from problems import make_problem
+from problems import as_operations, make_problem
 from random_plans import (
     random_allocation,
     random_crossing_pipelines,
     random_orders,
-    random_pattern,
     random_pipelines,
 )
 from simulated_cuda.engine import H100, run
@@ -24,9 +23,13 @@ from torch import nn
 
 from penstock.executor.run.job import LayerSpec
 from penstock.schemas.errors import PenstockError
-from penstock.schemas.program import Program
+from penstock.schemas.program import BACKWARD, FORWARD, Program
 from penstock.solvers.lowering import lower
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders, Row
+from penstock.solvers.model.update_rules import UpdateRule
+from penstock.solvers.schedules.periodic.eager import eager
 
 PLANS = 500
 MOST_MICRO_BATCHES = 24
@@ -87,9 +90,11 @@ def drawn_problem(rng: random.Random) -> tuple[Problem, Linears]:
 def lowered(rng: random.Random, problem: Problem, kind: str) -> list[Program]:
     """Programs of a random plan. Raises PenstockError where there are none."""
     if kind == "periodic":
-        allocation, pattern, rule, made = random_pattern(rng, problem)
-        batches = made.rounds + rng.randint(0, 3)
-        return lower(problem, allocation, pattern, update_rule=rule, batches=batches, transport="nccl")
+        allocation = random_allocation(rng, problem)
+        rules: list[UpdateRule] = ["weight_stashing", "double_buffered"]
+        rule = rng.choice(rules)
+        pattern = eager(problem, allocation, update_rule=rule)
+        return lower(problem, allocation, pattern, update_rule=rule, batches=rng.randint(2, 6), transport="nccl")
     draw = {"pipeline": random_allocation, "pipelines": random_pipelines, "crossing": random_crossing_pipelines}[kind]
     allocation = draw(rng, problem)
     orders = random_orders(rng, allocation)
@@ -112,3 +117,21 @@ def test_ranks_of_random_plans_come_to_their_end(seed: int) -> None:
         assert outcome.faults == ()
         assert all(moment >= 0 for done in outcome.done_ns for moment in done)
     assert [race for one in logged for race in one.races] == []
+
+
+def test_replicas_whose_stages_are_cut_otherwise_agree_who_steps_what() -> None:
+    """Two stages of one pipeline are one stage of the other: a rank's share of one is no load for another."""
+    stages = Stage(0, 2, (0,)), Stage(0, 1, (1, 2)), Stage(2, 2, (1, 2))
+    allocation = Allocation((Pipeline(stages[:1], (0, 0)), Pipeline(stages[1:], (1, 1))), 2)
+    problem = make_problem(
+        [1, 1, 1],
+        boundary_bytes=BOUNDARY_BYTES,
+        parameter_bytes=WEIGHT_BYTES + BIAS_BYTES,
+        nodes=(3,),
+        global_batch_size=4,
+        shard_states=True,
+    )
+    cut = Row((1, 2), as_operations([(FORWARD, 1, 1), (FORWARD, 2, 1), (BACKWARD, 2, 1), (BACKWARD, 1, 1)]))
+    orders = Orders("test", (Row((0,), as_operations([(FORWARD, 0, 0), (BACKWARD, 0, 0)])), cut))
+    logged = log_alone(lower(problem, allocation, orders, transport="nccl"), Linears(3, 4, ()))
+    assert run([one.log for one in logged]).faults == ()
