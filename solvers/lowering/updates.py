@@ -59,6 +59,8 @@ def flushed_updates(
                 armed.append((position, group if late else 0, Update(position, "REDUCE", held.stage, k)))
     found = [update for _, _, update in sorted(armed, key=lambda each: each[:2])]
     order = sorted(ready, key=lambda s: (ready[s], s))
+    if program.shard_states and not averaging:  # replicas gather what they step: all of them in one order
+        order = sorted(ready, key=lambda s: -program.stage(s).buckets[0][1])
     waits = {s: [Update(end, "WAIT_REDUCE", s, k) for k in _reduced(program.stage(s), averaging)] for s in order}
     ties = _ties(program)
     if ties or norm:
