@@ -64,7 +64,7 @@ def crossing() -> Case:
 
 
 def other_partitions() -> Case:
-    """HetPipe: the layers of one pipeline's only stage are two stages of the other one; who steps what is shared out."""
+    """HetPipe: the layers of one pipeline's only stage are two stages of the other one; states are shared out."""
     stages = Stage(0, 7, (0,)), Stage(0, 4, (1, 2)), Stage(5, 7, (1, 2))
     allocation = Allocation((Pipeline(stages[:1], (0, 1)), Pipeline(stages[1:], (2, 3))), 4)
     problem = problem_of(small_jobs.residual, 3, shard_states=True)
@@ -75,7 +75,7 @@ def other_partitions() -> Case:
 
 
 def steps_apart() -> Case:
-    """Two replicas have the last gradients of their two stages in different orders, and gather what each has stepped."""
+    """Two replicas have the last gradients of two stages in different orders, and gather what each has stepped."""
     parts = [Part(2, (0, 1)), Part(2, (2,)), Part(2, (0, 1))]
     rows = ["0F0 0F1 2F0 2B0 0B0 2F1 2B1 0B1", "0F0 0F1 2F0 2B0 0B0 2F1 2I1 0B1 2W1", "1F0 1B0 1F1 1B1"]
     return flushed("small_jobs:plain", parts, 2, rows=rows, shard_states=True)

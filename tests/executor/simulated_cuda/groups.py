@@ -44,7 +44,10 @@ class SimulatedWork:
         return self._recorder.ordering.is_over(self._event)
 
 
-class SimulatedGroup(dist.ProcessGroup):
+_Group: Any = dist.ProcessGroup  # torch calls what it declares otherwise
+
+
+class SimulatedGroup(_Group):  # type: ignore[misc]
     """A communicator of this rank; ``carrier``: the group over gloo that its numbers travel through; None: none do."""
 
     def __init__(self, recorder: Recorder, name: str, rank: int, size: int, carrier: Any) -> None:
@@ -206,14 +209,14 @@ class HostCollectives:
         def call(*given: Any, group: Any = None, async_op: bool = False, **more: Any) -> Any:
             if isinstance(group, SimulatedGroup):
                 return function(*given, group=group, async_op=async_op, **more)
-            tensors = [one for one in given if isinstance(one, Tensor)]
+            tensors, imagined = [one for one in given if isinstance(one, Tensor)], self._imagined
             name, members = self._names.get(id(group), ("all", tuple(range(dist.get_world_size()))))
             number = self._recorder.meets(name, members, kind, tensors)
             work = None
-            if self._imagined is None:
+            if imagined is None:
                 work = function(*given, group=group, async_op=True, **more)
             elif kind == "all_reduce" and not more and len(given) == 1:
-                without_watching(lambda: tensors[0].fill_(self._imagined))
+                without_watching(lambda: tensors[0].fill_(imagined))
             found = _HostWork(self._recorder, name, number, work)
             if async_op:
                 return found

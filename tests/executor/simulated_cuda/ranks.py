@@ -143,7 +143,7 @@ def _without_peers(program: Program, order: Sequence[Any]) -> Iterator[None]:
         warnings.simplefilter("ignore", FutureWarning)  # of torch, about names that the product has for older ones
         for name, answer in answers.items():
             stack.enter_context(mock.patch.object(rank_module, name, answer))
-        stack.enter_context(mock.patch.object(rank_module.Program, "from_json", return_value=program))
+        stack.enter_context(mock.patch.object(Program, "from_json", return_value=program))
         stack.enter_context(mock.patch.object(nccl, "agree_on_order", return_value=order))
         try:
             yield

@@ -229,14 +229,15 @@ def without_watching(function: Callable[[], T]) -> T:
 
 
 def _key(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    key: int = tensor.untyped_storage()._cdata
+    return key
 
 
 def _span(address: int, tensor: Tensor) -> tuple[int, int]:
     """The bytes of a tensor from its first element to its last."""
     size = tensor.element_size()
-    low = address + tensor.storage_offset() * size
+    low = address + int(tensor.storage_offset()) * size
     if not tensor.numel():
         return low, low
-    length = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    length = 1 + sum((int(n) - 1) * int(stride) for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return low, low + length * size
