@@ -31,6 +31,7 @@ from simulated_cuda.entries import (
     Works,
     words,
 )
+from simulated_cuda.hangs import stuck
 
 
 class Device(NamedTuple):
@@ -64,7 +65,7 @@ class Outcome:
 
 def run(logs: Sequence[Log], device: Device = H100) -> Outcome:
     """Return the outcome of all ranks' logs on devices of this kind."""
-    return _Run(logs, device).outcome()
+    return Run(logs, device).outcome()
 
 
 @dataclass
@@ -74,7 +75,7 @@ class _Kernel:
     entries: dict[int, tuple[int, Joins]] = field(default_factory=dict)
 
 
-class _Rank:
+class RankState:
     """A host and its device."""
 
     def __init__(self, number: int, log: Log, device: Device) -> None:
@@ -111,10 +112,12 @@ class _Rank:
         yield from sorted({*self.running, *(index for queue in self.queues for index in queue)})
 
 
-class _Run:
+class Run:
+    """All ranks on their way through their logs."""
+
     def __init__(self, logs: Sequence[Log], device: Device) -> None:
         self.device = device
-        self.ranks = [_Rank(number, log, device) for number, log in enumerate(logs)]
+        self.ranks = [RankState(number, log, device) for number, log in enumerate(logs)]
         self.now = 0
         self.heap: list[tuple[int, int, int]] = []
         self.woken: deque[int] = deque(range(len(logs)))
@@ -138,19 +141,19 @@ class _Run:
                 self._finish(self.ranks[number], index)
             self.woken.append(number)
         if not self.faults:
-            self.faults += self._stuck()
+            self.faults += stuck(self)
         return Outcome(tuple(self.faults), tuple(tuple(rank.done_ns) for rank in self.ranks))
 
     # The host
 
-    def _host(self, rank: _Rank) -> bool:
+    def _host(self, rank: RankState) -> bool:
         """Go through the log up to where the host has to wait; whether it made progress."""
         begin = rank.at
         while rank.at < len(rank.log) and not self.faults and self._goes_on(rank, rank.log[rank.at]):
             rank.at += 1
         return rank.at > begin
 
-    def _goes_on(self, rank: _Rank, entry: Entry) -> bool:
+    def _goes_on(self, rank: RankState, entry: Entry) -> bool:
         match entry:
             case Awaits(event):
                 over = rank.is_past(event)
@@ -168,7 +171,7 @@ class _Run:
             rank.host_ns = rank.done_ns[rank.at] = max(rank.host_ns, self.now)
         return over
 
-    def _call(self, rank: _Rank, entry: Entry) -> None:
+    def _call(self, rank: RankState, entry: Entry) -> None:
         """What the host does not wait for."""
         match entry:
             case Opens(stream):
@@ -191,7 +194,7 @@ class _Run:
                 raise AssertionError(entry)
         rank.done_ns[rank.at] = rank.host_ns
 
-    def _made(self, rank: _Rank, entry: Makes) -> bool:
+    def _made(self, rank: RankState, entry: Makes) -> bool:
         """Whether all members have come to make a communicator; all ranks have to make theirs in one order."""
         own = self.made[rank.number]
         if not own or own[-1] is not entry:
@@ -211,7 +214,7 @@ class _Run:
 
     # The device
 
-    def _device(self, rank: _Rank) -> bool:
+    def _device(self, rank: RankState) -> bool:
         """Start what can be started now; whether anything could."""
         progress = False
         for queue in rank.queues:
@@ -220,13 +223,13 @@ class _Run:
                 progress = True
         return progress
 
-    def _starts(self, rank: _Rank, index: int) -> bool:
+    def _starts(self, rank: RankState, index: int) -> bool:
         if rank.given_ns[index] > self.now:
             if index not in rank.expected:
                 rank.expected.add(index)
                 heapq.heappush(self.heap, (rank.given_ns[index], rank.number, -1))
             return False
-        if self._holds(rank, index) is not None:
+        if self.holds(rank, index) is not None:
             return False
         entry = rank.log[index]
         if isinstance(entry, Records | Waits):
@@ -241,7 +244,7 @@ class _Run:
             self._join(rank.number, index, entry)
         return True
 
-    def _holds(self, rank: _Rank, index: int) -> str | None:
+    def holds(self, rank: RankState, index: int) -> str | None:
         """Why an entry at the head of its queue cannot start; None where it can."""
         entry = rank.log[index]
         before = rank.before.get(index)
@@ -275,55 +278,12 @@ class _Run:
             for rank, (place, _) in kernel.entries.items():
                 heapq.heappush(self.heap, (end, rank, place))
 
-    def _finish(self, rank: _Rank, index: int) -> None:
+    def _finish(self, rank: RankState, index: int) -> None:
         rank.running.remove(index)
         rank.done_ns[index] = self.now
         entry = rank.log[index]
         if isinstance(entry, Joins):
             rank.free += self.blocks[entry.communicator]
-
-    # Why it does not end
-
-    def _stuck(self) -> Iterator[str]:
-        for rank in self.ranks:
-            at_end = rank.at == len(rank.log)
-            left = list(rank.unfinished())
-            if at_end and not left:
-                continue
-            host = "its host is through" if at_end else f"its host is {self._host_words(rank)}"
-            parts = [f"{words(rank.log[i])} runs, {self._missing(rank.log[i])}" for i in left if i in rank.running]
-            parts += [
-                f"queue {number} begins with {words(rank.log[queue[0]])}: {self._holds(rank, queue[0])}"
-                for number, queue in enumerate(rank.queues)
-                if queue
-            ]
-            yield f"rank {rank.number} hangs: {'; '.join([host, *parts])}"
-
-    def _host_words(self, rank: _Rank) -> str:
-        entry = rank.log[rank.at]
-        text = words(entry)
-        if isinstance(entry, Gathers):
-            met = self.met[entry.group, entry.number]
-            missing = [other for other in met[rank.number].members if other not in met]
-            text += f", which ranks {missing} have not entered"
-        if isinstance(entry, Makes):
-            missing = [other for other in entry.members if len(self.made[other]) < len(self.made[rank.number])]
-            text += f", which ranks {missing} have not come to"
-        return text
-
-    def _missing(self, entry: Entry) -> str:
-        if not isinstance(entry, Joins):
-            return "which will end"
-        there = self.kernels[entry.communicator, entry.number].entries
-        missing = []
-        for other in self.members[entry.communicator]:
-            if other not in there:
-                given = any(
-                    isinstance(one, Joins) and (one.communicator, one.number) == (entry.communicator, entry.number)
-                    for one in self.ranks[other].log[: self.ranks[other].at]
-                )
-                missing.append(f"{other} (which {'has not started' if given else 'has not launched'} its own)")
-        return f"waiting for rank {', '.join(missing)}"
 
 
 def _fit(one: Joins, other: Joins) -> bool:
