@@ -233,7 +233,7 @@ class _Prediction:
 
         Where ranks share out the optimizer's states, even shares are sent together, others (False) one by one.
         """
-        loads: dict[tuple[int, ...], list[int]] = {}
+        loads: dict[int, list[int]] = {}
         found: dict[int, list[tuple[int, bool, list[int]]]] = {}
         for number, _ in enumerate(held.buckets):
             found[number] = flats = []
@@ -242,7 +242,7 @@ class _Prediction:
                 shares = [parameters]
                 if self._program.shard_states:
                     sizes = {id(each): each.whole_bytes for each in parameters}
-                    shares = shares_of(parameters, loads.setdefault(ranks, [0] * len(ranks)), sizes)
+                    shares = shares_of(parameters, loads.setdefault(group, [0] * len(ranks)), sizes)
                 for dtype in dict.fromkeys(each.dtype for each in parameters):
                     sent = [sum(each.bytes for each in share if each.dtype == dtype) for share in shares]
                     even = are_even(sent)

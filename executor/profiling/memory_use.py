@@ -36,7 +36,7 @@ class MemoryWatch:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._by_device = runtime.device.type != "cpu"
+        self._by_device = runtime.gpu is not None
         self._found: dict[str, Growth] = {}
         self._records: Any = None
 

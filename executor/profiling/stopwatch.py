@@ -55,7 +55,7 @@ class DeviceWatch:
 
 def stopwatch(runtime: Runtime) -> Stopwatch:
     """The stopwatch of a device."""
-    return BusyWatch() if runtime.device.type == "cpu" else DeviceWatch(runtime)
+    return BusyWatch() if runtime.gpu is None else DeviceWatch(runtime)
 
 
 def times_ns(watch: Stopwatch, action: Callable[[], object], rounds: int) -> list[int]:

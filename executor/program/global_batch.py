@@ -78,7 +78,7 @@ class Source:
 
         What GPUs have is added up in a group of its own: it comes later than terms of later batches on some ranks.
         """
-        on_gpus = torch.tensor([int(self.runtime.device.type != "cpu")])
+        on_gpus = torch.tensor([int(self.runtime.gpu is not None)])
         dist.all_reduce(on_gpus, op=dist.ReduceOp.MAX)
         if on_gpus.item():
             self.loss_group = dist.new_group(backend="gloo")

@@ -46,7 +46,7 @@ def peak_of(runtime: Runtime, *, counts_tensors: bool = False) -> Peak:
 
     ``counts_tensors``: on a CPU the tensors alone, from now until the process ends; all its operations are slowed down.
     """
-    if runtime.device.type != "cpu" or not counts_tensors:
+    if runtime.gpu is not None or not counts_tensors:
         return DevicePeak(runtime)
     tensors = LiveBytes()
     tensors.__enter__()  # type: ignore[no-untyped-call]

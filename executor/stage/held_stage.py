@@ -357,7 +357,8 @@ class Holder:
     def _shares(self, parts: StageParts) -> Shares:
         """Who steps which parameters of buckets that replicas share out.
 
-        By the bytes of whole parameters, so that ranks with other parts of them agree on it.
+        By the bytes of whole parameters, so that ranks with other parts of them agree on it, and group by group: other
+        ranks may have a group's layers in a stage with other groups.
         """
         program = self.program
         if not program.shard_states or program.update_rule == "elastic_averaging":
@@ -365,13 +366,13 @@ class Holder:
         leaves = {id(p): p for members in parts.buckets.values() for p in members}
         leaves |= {id(piece.own): piece.leaf for piece in parts.pieces.values()}
         sizes = {key: leaf.numel() * leaf.element_size() for key, leaf in leaves.items()}
-        loads: dict[tuple[int, ...], list[int]] = {}
+        loads: dict[int, list[int]] = {}
         shares: dict[tuple[int, int], list[list[nn.Parameter]]] = {}
         for k in sorted(parts.buckets):
             for members, group in self._summed(parts, k):
                 if group >= 0 and members:
-                    ranks = program.groups[group]
-                    shares[k, group] = shares_of(members, loads.setdefault(ranks, [0] * len(ranks)), sizes)
+                    carried = loads.setdefault(group, [0] * len(program.groups[group]))
+                    shares[k, group] = shares_of(members, carried, sizes)
         return shares
 
     def _schedule(self, optimizer: Optimizer | None) -> LRScheduler | None:

@@ -2,7 +2,8 @@
 
 A flushed step ends with all of it: buckets are armed before the last backward of all stages that hold their layers
 (after it, where the plan does not overlap them); then come, for each stage in the order of its last gradients, the
-waits and the step. Where ties or the norm have to be waited for, all waits come first, so that no rank steps, or
+waits and the step; where replicas share optimizer states, a step gathers what others have stepped, so all ranks step
+the last layers first. Where ties or the norm have to be waited for, all waits come first, so that no rank steps, or
 enters the one, while another is held up by the other. Under elastic averaging the reference is pulled before the
 step and the update pushed after it (ALGORITHMS A.6). In a periodic plan a stage steps where ``unroll`` says, and a
 VERSION instruction sets a forward's weight version where its age changes (ALGORITHMS 5.1).
@@ -59,6 +60,8 @@ def flushed_updates(
                 armed.append((position, group if late else 0, Update(position, "REDUCE", held.stage, k)))
     found = [update for _, _, update in sorted(armed, key=lambda each: each[:2])]
     order = sorted(ready, key=lambda s: (ready[s], s))
+    if program.shard_states and not averaging:  # replicas gather what they step: all of them in one order
+        order = sorted(ready, key=lambda s: -program.stage(s).buckets[0][1])
     waits = {s: [Update(end, "WAIT_REDUCE", s, k) for k in _reduced(program.stage(s), averaging)] for s in order}
     ties = _ties(program)
     if ties or norm:

@@ -25,6 +25,7 @@ from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology, Fabric, UniformCluster
 from penstock.solvers.judge.shared_processor import parallel_pipelines
 from penstock.solvers.lowering import lower
+from penstock.solvers.lowering.transports import TransportChoice
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.degrees import Choice, Degrees
 from penstock.solvers.model.problem import Problem
@@ -106,6 +107,7 @@ def programs_of(
     norm: bool = False,
     shard_states: bool = False,
     tensor: int = 1,
+    transport: TransportChoice = "auto",
 ) -> list[Program]:
     """Programs under a K-vector (default: early backward), under one text per device, or as a schedule orders them.
 
@@ -118,7 +120,7 @@ def programs_of(
         problem = _of_cells(problem, tensor)
     allocation = single_pipeline(stages, num_micro_batches)
     if schedule is not None:
-        return lower(problem, allocation, schedule(problem, allocation), norm=norm)
+        return lower(problem, allocation, schedule(problem, allocation), norm=norm, transport=transport)
     if rows is not None:
         orders = [parse_row(text, home=_home(parts, device)) for device, text in zip(devices, rows, strict=True)]
     else:
@@ -127,7 +129,7 @@ def programs_of(
     table = tuple(
         Row((device,), np.asarray(order, dtype=np.int32)) for device, order in zip(devices, orders, strict=True)
     )
-    return lower(problem, allocation, Orders("test", table), norm=norm)
+    return lower(problem, allocation, Orders("test", table), norm=norm, transport=transport)
 
 
 def _of_cells(problem: Problem, tensor: int) -> Problem:
@@ -155,6 +157,7 @@ def periodic_programs_of(
     batches: Sequence[int],
     *,
     depth: Sequence[int] | None = None,
+    transport: TransportChoice = "auto",
 ) -> list[list[Program]]:
     """Programs without a flush, one list per number of global batches: WPipe's order, or PipeDream's and 2BW's."""
     problem = problem_of(job, len({device for part in parts for device in part.devices}))
@@ -163,7 +166,9 @@ def periodic_programs_of(
         pattern = wpipe(problem, allocation)
     else:
         pattern = eager(problem, allocation, update_rule=rule, depth=depth)
-    return [lower(problem, allocation, pattern, update_rule=rule, batches=count) for count in batches]
+    return [
+        lower(problem, allocation, pattern, update_rule=rule, batches=count, transport=transport) for count in batches
+    ]
 
 
 def averaging_programs_of(

@@ -10,6 +10,7 @@ from typing import Any
 
 import rule_rank
 import torch.distributed as dist
+from simulated_cuda.ranks import SimulatedRank
 
 from penstock.executor.divided.inventory import Inventory as Inventory  # loads DTensor before processes are forked
 from penstock.executor.run.rank import Rank
@@ -30,13 +31,19 @@ def main() -> None:
             say({"kind": "done"})
             _leave()
             continue
-        rank = HeldRank(assignment, say) if assignment.get("count_memory") else Rank(assignment, say)
+        rank = _kind(assignment)(assignment, say)
         try:
             rank.run()
         except Exception as error:
             say(rank.failure(error))
             os._exit(1)
         _leave()
+
+
+def _kind(assignment: Mapping[str, Any]) -> type[Rank]:
+    if "simulated" in assignment:
+        return SimulatedRank
+    return HeldRank if assignment.get("count_memory") else Rank
 
 
 class HeldRank(Rank):

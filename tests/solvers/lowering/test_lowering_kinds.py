@@ -224,6 +224,17 @@ def test_optimizer_states_are_shared_out_where_the_request_says_so() -> None:
         assert program.shard_states == (shard and len(replicas) > 1)
 
 
+def test_replicas_that_share_states_step_their_stages_in_one_order() -> None:
+    """Steps gather what each replica has stepped; else each stage steps as soon as its gradients are summed."""
+    allocation = chain([(1, [0, 1]), (1, [2]), (1, [0, 1])], 1)
+    texts = "0F0 2F0 2B0 0B0", "0F0 2F0 2I0 0B0 2W0", "1F0 1B0"
+    rows = [Row((rank,), as_operations(list(parse_row(text)))) for rank, text in enumerate(texts)]
+    for shard, expected in ((True, [[2, 0], [2, 0], [1]]), (False, [[2, 0], [0, 2], [1]])):
+        problem = make_problem([1] * 3, boundary_bytes=4, parameter_bytes=8, global_batch_size=2, shard_states=shard)
+        programs = lower(problem, allocation, Orders("test", tuple(rows)))
+        assert [[one.stage for one in p.instructions() if one.kind == "STEP"] for p in programs] == expected
+
+
 # What is refused
 
 

@@ -1,0 +1,238 @@
+"""Simulated communicators as process groups of torch, and collectives of hosts that are written into the log.
+
+A communicator has a stream of its own, as in torch's group over NCCL: what it is given comes after what the current
+stream holds, and waiting for it makes the current stream wait; a collective that is not asynchronous runs in the
+current stream itself. Numbers travel through gloo. The group keeps no tensor: whoever sends one has to, until it has
+been sent (torch's group over NCCL keeps those of asynchronous calls itself).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch.distributed as dist
+from torch import Tensor
+
+from penstock.executor.transport.nccl import NcclTransport
+from simulated_cuda.entries import Kind
+from simulated_cuda.recorder import Recorder, without_watching
+
+BACKEND = "simulated-nccl"
+
+
+class SimulatedWork:
+    """A kernel of a communicator on its way."""
+
+    def __init__(self, recorder: Recorder, event: int, carried: Any) -> None:
+        self._recorder = recorder
+        self._event = event
+        self._carried = carried
+
+    def wait(self, *_: Any) -> bool:
+        """Let the current stream wait; the numbers are there then."""
+        if self._carried is not None:
+            without_watching(self._carried.wait)
+            self._carried = None
+        self._recorder.wait(self._recorder.current, self._event)
+        return True
+
+    def is_completed(self) -> bool:
+        """As far as the host can know."""
+        return self._recorder.ordering.is_over(self._event)
+
+
+_Group: Any = dist.ProcessGroup  # torch calls what it declares otherwise
+
+
+class SimulatedGroup(_Group):  # type: ignore[misc]
+    """A communicator of this rank; ``carrier``: the group over gloo that its numbers travel through; None: none do."""
+
+    def __init__(self, recorder: Recorder, name: str, rank: int, size: int, carrier: Any) -> None:
+        super().__init__(rank, size)
+        self._recorder = recorder
+        self._label = name
+        self._size = size
+        self._carrier = carrier
+        self._stream = recorder.open(f"the stream of {name}")
+
+    def size(self) -> int:
+        return self._size
+
+    @property
+    def group_name(self) -> str:
+        return self._label
+
+    def getBackendName(self) -> str:
+        return BACKEND
+
+    def _set_group_name(self, name: str) -> None:
+        """It has one."""
+
+    def _set_group_desc(self, name: str) -> None:
+        """It has one."""
+
+    def send(self, tensors: list[Tensor], peer: int, tag: int) -> SimulatedWork:
+        return self._give("send", tensors, [], lambda group: group.send([_copied(tensors[0])], peer, tag))
+
+    def recv(self, tensors: list[Tensor], peer: int, tag: int) -> SimulatedWork:
+        return self._give("receive", [], tensors, lambda group: group.recv(tensors, peer, tag))
+
+    def allreduce(self, tensors: list[Tensor], opts: Any) -> SimulatedWork:
+        return self._give("all_reduce", tensors, tensors, lambda group: group.allreduce(tensors, opts), opts)
+
+    def broadcast(self, tensors: list[Tensor], opts: Any) -> SimulatedWork:
+        return self._give("broadcast", tensors, tensors, lambda group: group.broadcast(tensors, opts), opts)
+
+    def reduce(self, tensors: list[Tensor], opts: Any) -> SimulatedWork:
+        return self._give("reduce", tensors, tensors, lambda group: group.reduce(tensors, opts), opts)
+
+    def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any) -> SimulatedWork:
+        return self._give(
+            "reduce_scatter", [given], [output], lambda group: group._reduce_scatter_base(output, given, opts), opts
+        )
+
+    def all_gather_single(self, output: Tensor, given: Tensor, opts: Any) -> SimulatedWork:
+        return self._give(
+            "all_gather", [given], [output], lambda group: group._allgather_base(output, given, opts), opts
+        )
+
+    _reduce_scatter_base = reduce_scatter_single
+    _allgather_base = all_gather_single
+
+    def _give(
+        self, kind: Kind, reads: list[Tensor], writes: list[Tensor], carry: Callable[[Any], Any], opts: Any = None
+    ) -> SimulatedWork:
+        recorder = self._recorder
+        current, size_bytes = recorder.current, max(one.nbytes for one in (*reads, *writes))
+        apart = getattr(opts, "asyncOp", True)
+        stream = self._stream if apart else current
+        if apart:
+            recorder.wait(stream, recorder.record(current))
+        root = getattr(opts, "rootRank", -1)
+        recorder.joins(stream, self._label, kind, size_bytes, root, reads=reads, writes=writes)
+        carried = None
+        if self._carrier is not None:
+            carried = without_watching(lambda: carry(self._carrier))
+        elif kind == "receive":
+            without_watching(writes[0].zero_)
+        return SimulatedWork(recorder, recorder.record(stream), carried)
+
+
+_making: list[tuple[Recorder, str, bool]] = []
+
+
+@contextmanager
+def making(recorder: Recorder, name: str, *, connected: bool) -> Iterator[None]:
+    """Groups of ``BACKEND`` that torch makes inside it are of this recorder."""
+    _making.append((recorder, name, connected))
+    try:
+        yield
+    finally:
+        _making.pop()
+
+
+def _make(store: Any, rank: int, size: int, timeout: Any) -> SimulatedGroup:
+    recorder, name, connected = _making[-1]
+    carrier = dist.ProcessGroupGloo(store, rank, size, timeout) if connected else None
+    return SimulatedGroup(recorder, name, rank, size, carrier)
+
+
+dist.Backend.register_backend(BACKEND, _make, devices=["cpu"])
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """Numbers that stay as they are, though whoever sends them may let them go too early."""
+    return tensor.detach().clone()
+
+
+@contextmanager
+def tags_noted(recorder: Recorder) -> Iterator[None]:
+    """Let kernels say which message they are of: the tag that the transport is called with, and does not send."""
+
+    def noting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(transport: Any, tensor: Tensor, peer: int, tag: int, *given: Any) -> Any:
+            recorder.meant = tag
+            try:
+                return function(transport, tensor, peer, tag, *given)
+            finally:
+                recorder.meant = 0
+
+        return call
+
+    with (
+        mock.patch.object(NcclTransport, "send", noting(NcclTransport.send)),
+        mock.patch.object(NcclTransport, "receive", noting(NcclTransport.receive)),
+    ):
+        yield
+
+
+class _HostWork:
+    """A collective of hosts on its way."""
+
+    def __init__(self, recorder: Recorder, group: str, number: int, work: Any) -> None:
+        self._wait = (recorder, group, number, work)
+
+    def wait(self) -> bool:
+        recorder, group, number, work = self._wait
+        recorder.gathers(group, number)
+        if work is not None:
+            work.wait()
+        return True
+
+
+class HostCollectives:
+    """Writes collectives of hosts, over gloo, into a log while ``watching``; groups are told by the order of making.
+
+    ``imagined``: what every sum is where there are no peers.
+    """
+
+    def __init__(self, recorder: Recorder, imagined: float | None = None) -> None:
+        self._recorder = recorder
+        self._imagined = imagined
+        self._names: dict[int, tuple[str, tuple[int, ...]]] = {}
+        self._made = 0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        with (
+            mock.patch.object(dist, "all_reduce", self._around(dist.all_reduce, "all_reduce")),
+            mock.patch.object(dist, "broadcast", self._around(dist.broadcast, "broadcast")),
+            mock.patch.object(dist, "barrier", self._around(dist.barrier, "barrier")),
+            mock.patch.object(dist, "new_group", self._new_group(dist.new_group)),
+        ):
+            yield
+
+    def _around(self, function: Callable[..., Any], kind: str) -> Callable[..., Any]:
+        def call(*given: Any, group: Any = None, async_op: bool = False, **more: Any) -> Any:
+            if isinstance(group, SimulatedGroup):
+                return function(*given, group=group, async_op=async_op, **more)
+            tensors, imagined = [one for one in given if isinstance(one, Tensor)], self._imagined
+            name, members = self._names.get(id(group), ("all", tuple(range(dist.get_world_size()))))
+            number = self._recorder.meets(name, members, kind, tensors)
+            work = None
+            if imagined is None:
+                work = function(*given, group=group, async_op=True, **more)
+            elif kind == "all_reduce" and not more and len(given) == 1:
+                without_watching(lambda: tensors[0].fill_(imagined))
+            found = _HostWork(self._recorder, name, number, work)
+            if async_op:
+                return found
+            found.wait()
+            return None
+
+        return call
+
+    def _new_group(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(ranks: Sequence[int] | None = None, *given: Any, backend: str | None = None, **more: Any) -> Any:
+            if backend != "gloo":
+                return function(ranks, *given, backend=backend, **more) if backend else function(ranks, *given, **more)
+            made = function(ranks, *given, backend="gloo" if self._imagined is None else "fake", **more)
+            members = tuple(range(dist.get_world_size()) if ranks is None else ranks)
+            self._names[id(made)] = f"hosts {self._made}", members
+            self._made += 1
+            return made
+
+        return call

@@ -1,0 +1,154 @@
+"""The product's ranks on simulated GPUs: with peers in other processes, or alone, with peers that are only imagined.
+
+What a rank asks of its device does not depend on what its peers send, so a rank without peers logs the same as one with
+them: all ranks of a run can be logged one after the other in one process, and also those of programs that would hang.
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from penstock.executor.run import rank as rank_module
+from penstock.executor.run.job import Job
+from penstock.executor.run.rank import Rank
+from penstock.executor.transport import nccl
+from penstock.executor.transport.order import digests, messages
+from penstock.schemas.program import Program
+from simulated_cuda.entries import Log
+from simulated_cuda.groups import HostCollectives, tags_noted
+from simulated_cuda.runtime import SimulatedCuda
+from simulated_cuda.watch import Watch
+
+MakeRuntime = Callable[[int], SimulatedCuda]
+"""The simulated GPU of a rank."""
+
+
+class Logged(NamedTuple):
+    """What a rank asked for. ``races``: accesses that nothing orders; ``timed``: events of its timers; peaks."""
+
+    log: Log
+    races: Sequence[str]
+    timed: Sequence[int]
+    peak_bytes: int
+    peak_reserved_bytes: int
+
+
+class SimulatedRank(Rank):
+    """A rank on a simulated GPU, with peers.
+
+    ``logged``: what it has asked for when it is through, which also goes to the file ``simulated`` of its assignment.
+    """
+
+    logged: Logged
+
+    def __init__(self, assignment: Mapping[str, Any], say: Any, runtime: SimulatedCuda | None = None) -> None:
+        super().__init__(assignment, say)
+        self.runtime = runtime or SimulatedCuda(assignment["rank"])
+
+    def run(self) -> None:
+        hosts = HostCollectives(self.runtime.recorder, self.imagined())
+        with (
+            mock.patch.object(rank_module, "open_device", return_value=self.runtime),
+            hosts.watching(),
+            tags_noted(self.runtime.recorder),
+            Watch(self.runtime.recorder),
+        ):
+            super().run()
+
+    def imagined(self) -> float | None:
+        """What sums over hosts are where there are no peers."""
+        return None
+
+    def _report(self, *given: Any) -> None:
+        self.logged = self._so_far()
+        if "simulated" in self.assignment:
+            path = Path(f"{self.assignment['simulated']}-{self.assignment['rank']}")
+            path.write_bytes(pickle.dumps(self.logged))
+        super()._report(*given)
+
+    def _so_far(self) -> Logged:
+        recorder = self.runtime.recorder
+        allocator = recorder.allocator
+        peaks = allocator.peak_active, allocator.peak_reserved
+        return Logged(tuple(recorder.log), tuple(recorder.ordering.races), tuple(self.runtime.timed), *peaks)
+
+
+def logged_at(path: Path, world_size: int) -> list[Logged]:
+    """What ranks with peers wrote to ``simulated``."""
+    return [pickle.loads(Path(f"{path}-{rank}").read_bytes()) for rank in range(world_size)]
+
+
+class _LoneRank(SimulatedRank):
+    """A rank without peers."""
+
+    def _connect(self) -> Any:
+        dist.init_process_group("fake", store=FakeStore(), rank=self.program.rank, world_size=self.program.world_size)
+        return None
+
+    def imagined(self) -> float:
+        """So many terms that those expected are those found, and no gradient has to be corrected."""
+        return float(self.assignment["job"].batch_size)
+
+    def _refuse_other_degrees(self, store: Any) -> None:
+        """There are no others."""
+
+
+def log_alone(
+    programs: Sequence[Program], job: Job, *, steps: int = 1, make_runtime: MakeRuntime | None = None, **more: Any
+) -> list[Logged]:
+    """What each rank of a run over NCCL asks for, rank after rank. ``more``: of the assignment."""
+    order, found = [digests(messages(program)) for program in programs], []
+    for program in programs:
+        runtime = (make_runtime or _alone)(program.rank)
+        assignment = {"program": None, "job": job, "steps": steps, "seed": 5, "check": False, "trace_steps": 0}
+        assignment |= {"rank": program.rank, "layers": None} | more
+        said: list[Mapping[str, Any]] = []
+        rank = _LoneRank(assignment, said.append, runtime)
+        with _without_peers(program, order):
+            rank.run()
+        assert said[-1]["kind"] == "done"
+        found.append(rank.logged)
+    return found
+
+
+def _alone(rank: int) -> SimulatedCuda:
+    return SimulatedCuda(rank, connected=False)
+
+
+@contextmanager
+def _without_peers(program: Program, order: Sequence[Any]) -> Iterator[None]:
+    """What a rank agrees on with its peers is known, and this process stays as it was."""
+    nothing = SimpleNamespace(collect=lambda: None, freeze=lambda: None)
+    answers = {
+        "agree_on_transport": lambda *_: "nccl",
+        "wait_for_all": lambda *_: None,
+        "load_job": lambda job, _: job,
+        "gc": nothing,
+        "keep_freed_memory": lambda: None,
+    }
+    threads, state = torch.get_num_threads(), torch.default_generator.get_state()
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore", FutureWarning)  # of torch, about names that the product has for older ones
+        for name, answer in answers.items():
+            stack.enter_context(mock.patch.object(rank_module, name, answer))
+        stack.enter_context(mock.patch.object(Program, "from_json", return_value=program))
+        stack.enter_context(mock.patch.object(nccl, "agree_on_order", return_value=order))
+        try:
+            yield
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            torch.set_num_threads(threads)
+            torch.default_generator.set_state(state)

@@ -1,0 +1,67 @@
+"""Sees every operation of this thread, and tells the recorder which of them are the device's work."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from simulated_cuda.recorder import Recorder
+
+_READS_BACK = {"aten::_local_scalar_dense", "aten::equal", "aten::nonzero"}
+"""Operations whose result the host needs, so that it waits for the stream."""
+
+
+class Watch(TorchDispatchMode):
+    """An operation with a tensor of the device is its work, and so is what it makes; a number without dimensions may
+    be the host's all the same."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._recorder = recorder
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        is_view, written = _effects(func)
+        if is_view:
+            return result
+        recorder = self._recorder
+        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        writes = [one for place in written for one in _at(func, place, args, kwargs or {})]
+        if not any(recorder.is_of_device(one) for one in given):
+            if any(recorder.is_of_host(one) for one in given):
+                recorder.host_touches(reads=given, writes=writes)
+            return result
+        made = [one for one in tree_leaves(result) if isinstance(one, Tensor) and all(one is not w for w in writes)]
+        of_device = [one for one in given if one.dim() > 0 or recorder.is_of_device(one)]
+        name = func._schema.name
+        if name not in _READS_BACK:
+            recorder.works(reads=of_device, writes=[*writes, *made])
+        else:
+            recorder.works(reads=of_device, writes=())
+            recorder.host_waits(recorder.record(recorder.current))
+        return result
+
+
+@cache
+def _effects(func: Any) -> tuple[bool, tuple[int, ...]]:
+    """Whether an operation only looks at its argument otherwise, and the numbers of those that it writes to."""
+    schema = func._schema
+    aliases = [argument.alias_info for argument in schema.arguments]
+    written = tuple(i for i, alias in enumerate(aliases) if alias is not None and alias.is_write)
+    is_view = not written and any(one.alias_info is not None for one in schema.returns)
+    return is_view or func._schema.name in _SHAPES, written
+
+
+_SHAPES = {"aten::squeeze_", "aten::unsqueeze_", "aten::t_", "aten::transpose_", "aten::detach_", "aten::lift_fresh"}
+"""Operations that are said to write, but only change how a tensor looks."""
+
+
+def _at(func: Any, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    value = args[place] if place < len(args) else kwargs.get(func._schema.arguments[place].name)
+    return [one for one in tree_leaves(value) if isinstance(one, Tensor)]
