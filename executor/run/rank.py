@@ -195,6 +195,7 @@ class Rank:
         """Run the course to its end; what the trainer has found is reported by the caller."""
         metrics = self._open_metrics(course, interpreter)
         shutdown = None if checkpoints is None else GracefulShutdown()
+        watchdog = self._watchdog()
         self._trainer = trainer = Trainer(
             interpreter,
             course,
@@ -204,10 +205,11 @@ class Rank:
             metrics=metrics,
             check=check,
             shutdown=shutdown,
-            watchdog=self._watchdog(),
+            watchdog=watchdog,
         )
         with contextlib.nullcontext() if shutdown is None else shutdown.listening():
             trainer.train()
+        watchdog.close()
         if metrics is not None:
             metrics.close()
         return trainer

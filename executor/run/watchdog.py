@@ -62,6 +62,7 @@ class Watchdog(threading.Thread):
         self._limit_s = limit_s if limit_s is not None else FIRST_STEP_S
         self._thread = threading.get_ident() if thread is None else thread
         self._watching = threading.Event()
+        self._closed = threading.Event()
         self.start()
 
     @contextmanager
@@ -78,18 +79,22 @@ class Watchdog(threading.Thread):
         if not self._is_fixed:
             self._limit_s = max(self._least_s, FACTOR * seconds)
 
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
+        self._watching.set()
+
     def run(self) -> None:
         seen: tuple[int, ...] = ()
         since = time.monotonic()
-        while True:
-            self._watching.wait()
+        while self._watching.wait() and not self._closed.is_set():
             now, at = time.monotonic(), tuple(self._mark)
             if at != seen or not self._watching.is_set():
                 seen, since = at, now
             elif now - since > self._limit_s:
                 self._on_stuck(self._stuck(now - since))
                 return
-            time.sleep(min(1.0, self._limit_s / 10))
+            self._closed.wait(min(1.0, self._limit_s / 10))
 
     def _stuck(self, for_s: float) -> Stuck:
         frame = sys._current_frames().get(self._thread)

@@ -53,7 +53,7 @@ class SimulatedRank(Rank):
     logged: Logged
 
     def __init__(self, assignment: Mapping[str, Any], say: Any, runtime: SimulatedCuda | None = None) -> None:
-        super().__init__(assignment, say)
+        super().__init__(assignment, say, _give_up)
         self.runtime = runtime or SimulatedCuda(assignment["rank"])
 
     def run(self) -> None:
@@ -122,6 +122,10 @@ def log_alone(
     return found
 
 
+def _give_up(error: Exception) -> None:
+    raise error
+
+
 def _alone(rank: int) -> SimulatedCuda:
     return SimulatedCuda(rank, connected=False)
 
@@ -134,6 +138,7 @@ def _without_peers(program: Program, order: Sequence[Any]) -> Iterator[None]:
         "agree_on_transport": lambda *_: "nccl",
         "wait_for_all": lambda *_: None,
         "load_job": lambda job, _: job,
+        "refuse_other_devices": lambda *_, **__: None,
         "gc": nothing,
         "keep_freed_memory": lambda: None,
     }
