@@ -30,10 +30,11 @@ class _Found(NamedTuple):
     total_bytes: int
 
 
-def refuse_other_devices(runtime: Runtime, program: Program, *, kinds_differ: bool = False) -> None:
+def refuse_other_devices(runtime: Runtime, program: Program, *, kinds_differ: bool = False) -> str | None:
     """Raise UnsupportedRequest on every rank where one has another kind of GPU, or less memory, than the plan takes.
 
-    ``kinds_differ``: other kinds are all right. What is no GPU, or of no plan, is not asked. Collective.
+    ``kinds_differ``: other kinds are all right, and returned as a sentence: times will differ. What is no GPU, or of no
+    plan, is not asked. Collective.
     """
     needs, memory = program.needs, runtime.memory
     own = _Found(
@@ -49,10 +50,15 @@ def refuse_other_devices(runtime: Runtime, program: Program, *, kinds_differ: bo
     everyone: list[Any] = [None] * program.world_size
     dist.all_gather_object(everyone, own)
     on_gpus: list[_Found] = [one for one in everyone if one.gpu is not None]
-    if not kinds_differ:
-        _refuse_kinds(on_gpus)
     for gpu in dict.fromkeys(one.gpu for one in on_gpus):
         _refuse_memory([one for one in on_gpus if one.gpu == gpu])
+    try:
+        _refuse_kinds(on_gpus)
+    except UnsupportedRequest as error:
+        if not kinds_differ:
+            raise
+        return f"{error.detail}: times differ from the prediction"
+    return None
 
 
 def _refuse_kinds(found: Sequence[_Found]) -> None:

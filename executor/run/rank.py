@@ -143,7 +143,9 @@ class Rank:
         model = self._model(job, runtime.device)
         self._peak = peak_of(runtime, counts_tensors=given.get("count_memory", False))
         store = self._connect()
-        refuse_other_devices(runtime, self.program, kinds_differ=given.get("kinds_differ", False))
+        others = refuse_other_devices(runtime, self.program, kinds_differ=given.get("kinds_differ", False))
+        if others is not None:
+            self._report_first({"kind": "warning", "step": 0, "text": others})
         self._refuse_other_degrees(store)
         kind = agree_on_transport(given.get("transport", AUTO), runtime, self.programs)
         groups = process_groups(self.program.groups, SETUP_LIMIT, runtime if kind == "nccl" else None)

@@ -1,0 +1,343 @@
+"""What ``scripts/gpu-check`` checks: each function asserts something, and returns what it measured."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpu_machine import HERE, MICRO_BATCH_SIZE, RECURRENT, SMALL, STEPS, Machine, Refusal, Skipped
+
+if TYPE_CHECKING:
+    from gpu_plans import Layout
+
+    from penstock.executor.run.local import RunReport
+    from penstock.schemas.plan import PlanFile
+    from penstock.schemas.request import UpdateRule
+
+RULES: tuple[UpdateRule, ...] = ("weight_stashing", "double_buffered", "double_grouped", "elastic_averaging")
+LOSS_TOLERANCE = {"tf32": 0.02, "bf16": 0.05, "fp16": 0.05}
+"""Losses in these precisions may differ from those of fp32 by so much, relatively."""
+UNCALIBRATED, CALIBRATED, MEMORY = 0.15, 0.05, 0.05
+"""By how much predictions may be off, relatively."""
+TIMED_PRECISIONS = ("fp32", "bf16")
+MESSAGE_BYTES, CODEC_BYTES = 1 << 16, 1 << 24
+
+
+class Check(NamedTuple):
+    """A line of the table. ``alone``: nothing else runs at the same time, since it measures time or memory."""
+
+    name: str
+    run: Callable[[Machine], str]
+    alone: bool = False
+
+
+def checks() -> Iterator[Check]:
+    """All checks in the order of the table."""
+    from gpu_plans import Layout
+
+    two, four = ((0,), (1,)), ((0,), (1,), (2,), (3,))
+    layouts = {
+        "gpipe, 2 ranks": Layout(two, "gpipe"),
+        "1f1b, 4 ranks": Layout(four, "1f1b"),
+        "interleaved, 2 ranks": Layout((*two, *two), "interleaved"),
+        "zero bubble, 2 ranks": Layout(two, "zero bubble"),
+        "2 stages of 2 replicas": Layout(((0, 1), (2, 3)), "1f1b"),
+        "2 replicas, states shared out": Layout(((0, 1),), "1f1b", shared_out=True),
+    }
+    yield Check("devices and versions", versions)
+    for transport in ("gloo-staged", "nccl"):
+        for name, layout in layouts.items():
+            run = partial(gradients, transport=transport, layout=layout)
+            yield Check(f"{transport}: {name}", run, alone=transport == "nccl")  # ranks turn in loops on one GPU
+    for rule in RULES:
+        yield Check(f"update rule {rule}", partial(update_rule, rule=rule))
+    yield Check("weights of LSTMs, stashed", recurrent)
+    for precision in LOSS_TOLERANCE:
+        yield Check(f"precision {precision}", partial(lowered, precision=precision))
+    yield Check("clipping, over NCCL", clipping, alone=True)
+    yield Check("checkpoint, to another plan", checkpoint)
+    yield Check("a GPU that is not there", missing)
+    yield Check("NCCL on a shared GPU", shared)
+    yield Check("profile of a layer chain", profile, alone=True)
+    yield Check("profile, analytic against measured", analytic, alone=True)
+    for precision in TIMED_PRECISIONS:
+        yield Check(f"peak memory, {precision}", partial(memory, precision=precision), alone=True)
+        yield Check(f"time against prediction, {precision}", partial(prediction, precision=precision), alone=True)
+    yield Check("time, once calibrated", calibrated, alone=True)
+    yield Check("interpreter against torch's runtime", interpreter, alone=True)
+    yield Check("codec fp16s", codec, alone=True)
+    yield Check("issuing a message", messages, alone=True)
+    yield Check("a GPU that is full", full, alone=True)
+
+
+def versions(machine: Machine) -> str:
+    """Torch, CUDA, NCCL and the GPUs."""
+    import torch
+
+    from penstock.executor.runtime.cuda import nccl_version
+
+    if machine.device == "cpu":
+        return f"torch {torch.__version__}, {torch.get_num_threads()} threads"
+    runtime, gib = machine.runtime, 2**30
+    free, total = runtime.memory.free_bytes(), runtime.memory.total_bytes()
+    assert 0 < free <= total
+    versions = f"torch {torch.__version__}, CUDA {torch.version.cuda}, NCCL {nccl_version()}"
+    return f"{versions}, {machine.num_gpus} x {runtime.kind}, {free / gib:.1f} of {total / gib:.1f} GiB free"
+
+
+def profile(machine: Machine) -> str:
+    """The sum over the layers; the kind is that of topologies."""
+    found = machine.profile()
+    assert found.device_kinds == (machine.runtime.kind,), f"the profile is of {found.device_kinds}"
+    layers = found.measurements[0].layers
+    assert all(one.forward_ns > 0 and one.stash_bytes > 0 for one in layers), "a layer takes nothing"
+    forward, backward = sum(one.forward_ns for one in layers), sum(one.backward_ns for one in layers)
+    error = found.source.expected_error
+    return f"forward {forward / 1e6:.2f} ms, backward {backward / 1e6:.2f} ms for {MICRO_BATCH_SIZE}, ± {error:.0%}"
+
+
+def analytic(machine: Machine) -> str:
+    """The computed profile of the same model against the measured one, as far off as it says."""
+    from gpu_jobs import timed
+
+    from penstock.executor.profiling.analytic import analytic_profile
+    from penstock.executor.profiling.device_table import DEVICES, MEASURED
+
+    kind = machine.runtime.kind
+    if kind not in DEVICES:
+        raise Skipped(f"no table of {kind}")
+    level = "kernels" if kind in MEASURED else "runs"
+    computed = analytic_profile(timed, kind, [MICRO_BATCH_SIZE], level=level)  # type: ignore[arg-type]
+    totals = [
+        [sum(getattr(layer, name) for layer in one.measurements[0].layers) for name in ("forward_ns", "backward_ns")]
+        for one in (computed, machine.profile())
+    ]
+    errors = [known / found - 1 for known, found in zip(*totals, strict=True)]
+    stash = [sum(layer.stash_bytes for layer in one.measurements[0].layers) for one in (computed, machine.profile())]
+    kept = stash[0] / stash[1] - 1
+    stated = computed.source.expected_error
+    assert max(map(abs, errors)) <= stated, (
+        f"forward {errors[0]:+.0%}, backward {errors[1]:+.0%}; stated ± {stated:.0%}"
+    )
+    assert abs(kept) <= MEMORY, f"kept bytes {kept:+.1%}"
+    return f"forward {errors[0]:+.0%}, backward {errors[1]:+.0%} (stated ± {stated:.0%}), kept bytes {kept:+.1%}"
+
+
+def gradients(machine: Machine, transport: str, layout: Layout) -> str:
+    """A run against the unsplit model."""
+    from gpu_jobs import small
+    from gpu_plans import flushed
+
+    if transport == "nccl" and machine.device == "cpu":
+        raise Skipped("needs a GPU")
+    work = flushed(small, layout, "nccl" if transport == "nccl" else "gloo")
+    return compared(machine.train(work, transport, check=True))
+
+
+def compared(report: RunReport) -> str:
+    """How far a run is from the unsplit model. Raises AssertionError when it is too far."""
+    assert report.gradient_check is not None, "the run was not compared with the unsplit model"
+    assert report.check_passed, f"gradients {report.gradient_check:.3g} apart, tolerance {report.gradient_tolerance}"
+    tolerance = f"{report.gradient_check:.2g} apart of {report.gradient_tolerance:.0e}"
+    return f"{tolerance}, {statistics.median(report.step_times_ns) / 1e6:.2f} ms per step"
+
+
+def update_rule(machine: Machine, rule: UpdateRule) -> str:
+    """A run under an update rule whose weights are compared step by step with the paper's equation."""
+    from gpu_jobs import small
+    from gpu_plans import ruled
+
+    return compared(machine.train(ruled(small, rule, STEPS), check=True))
+
+
+def recurrent(machine: Machine) -> str:
+    """Versions of an LSTM's weights lie side by side: cuDNN does not have to copy them, which it warns of."""
+    from gpu_jobs import recurrent as job
+    from gpu_plans import ruled
+
+    warned = {"PYTHONWARNINGS": "error:RNN module weights:UserWarning"}
+    work = ruled(job, "weight_stashing", STEPS)
+    return compared(machine.train(work, job=RECURRENT, check=True, environment=warned))
+
+
+def lowered(machine: Machine, precision: str) -> str:
+    """A run in another precision compared with one in fp32."""
+    from gpu_jobs import small
+    from gpu_plans import Layout, flushed
+
+    from penstock.schemas.api.run_options import RunOptions
+
+    if precision == "tf32" and machine.device == "cpu":
+        raise Skipped("needs a GPU")
+    options = RunOptions.parse({"precision": precision})
+    layout = Layout(((0,), (1,)))
+    exact = machine.train(flushed(small, layout, "gloo"))
+    report = machine.train(flushed(small, layout, "gloo", norm=options.needs_norm), options=options)
+    apart = max(abs(a - b) / abs(b) for a, b in zip(report.losses, exact.losses, strict=True))
+    assert math.isfinite(apart), f"losses {report.losses}"
+    assert 0 < apart <= LOSS_TOLERANCE[precision], f"losses are {apart:.2g} from those in fp32"
+    ratio = statistics.median(report.step_times_ns) / statistics.median(exact.step_times_ns)
+    return f"losses at most {apart:.2g} from fp32, {ratio:.2f} x its time"
+
+
+def clipping(machine: Machine) -> str:
+    """The norm of all gradients, of two ranks, against the unsplit model's."""
+    from gpu_jobs import small
+    from gpu_plans import Layout, flushed
+
+    from penstock.schemas.api.run_options import RunOptions
+
+    if machine.device == "cpu":
+        raise Skipped("needs a GPU")
+    work = flushed(small, Layout(((0,), (1,))), "nccl", norm=True)
+    return compared(machine.train(work, "nccl", options=RunOptions(clip_norm=0.5), check=True))
+
+
+def checkpoint(machine: Machine) -> str:
+    """Two ranks save, four go on, and lose what two that were never stopped lose."""
+    from gpu_jobs import small
+    from gpu_plans import Layout, flushed
+
+    from penstock.schemas.api.run_options import RunOptions
+
+    two, four = flushed(small, Layout(((0,), (1,))), "gloo"), flushed(small, Layout(((0,), (1,), (2,), (3,))), "gloo")
+    whole = machine.train(two, steps=STEPS)
+    with tempfile.TemporaryDirectory() as directory:
+        saving = RunOptions(checkpoint_directory=directory)
+        machine.train(two, steps=STEPS // 2, options=saving)
+        rest = machine.train(four, steps=STEPS, options=saving.model_copy(update={"resume": True}))
+    apart = max(abs(a - b) / b for a, b in zip(rest.losses, whole.losses[STEPS // 2 :], strict=True))
+    assert apart <= 1e-5, f"losses are {apart:.2g} apart"
+    return f"losses at most {apart:.2g} apart"
+
+
+def memory(machine: Machine, precision: str) -> str:
+    """What the allocator gave out at most; without a GPU, by how much the process grew."""
+    file, report, _ = machine.run(precision)
+    assert file.plan.prediction is not None
+    (device,) = file.plan.prediction.devices
+    predicted, found = device.peak_memory_bytes - device.memory.context_bytes, report.peak_memory_bytes[0]
+    error = predicted / found - 1
+    kept = report.reserved_memory_bytes[0] / 2**20
+    figure = f"{found / 2**20:.0f} MiB, predicted {predicted / 2**20:.0f} ({error:+.1%}); {kept:.0f} reserved"
+    assert machine.device == "cpu" or abs(error) <= MEMORY, figure
+    return figure
+
+
+def prediction(machine: Machine, precision: str) -> str:
+    """A step of one rank on a GPU of its own, planned by the measured profile."""
+    file, report, _ = machine.run(precision)
+    return _timed(machine, file, report, UNCALIBRATED)
+
+
+def calibrated(machine: Machine) -> str:
+    """Another run, planned by a profile that the trace of the first one corrected."""
+    from penstock.calibration.calibrate import calibrate
+
+    _, _, trace = machine.run()
+    file = machine.timed_plan(calibrate(machine.profile(), [trace]).profile)
+    report, _ = machine.timed_run(file)
+    return _timed(machine, file, report, CALIBRATED)
+
+
+def _timed(machine: Machine, file: PlanFile, report: RunReport, limit: float) -> str:
+    assert file.plan.prediction is not None
+    predicted, found = file.plan.prediction.time_per_global_batch_ns, statistics.median(report.step_times_ns)
+    error = predicted / found - 1
+    figure = f"{found / 1e6:.1f} ms, predicted {predicted / 1e6:.1f} ({error:+.1%})"
+    assert machine.device == "cpu" or abs(error) <= limit, figure
+    return figure
+
+
+def interpreter(machine: Machine) -> str:
+    """Iterations of the same pipeline by torch's own runtime, in turn."""
+    if machine.device == "cpu":
+        raise Skipped("needs a GPU")
+    bench = HERE.parent / "benchmarks" / "bench_gpu_interpreter.py"
+    answer = subprocess.run([sys.executable, bench], capture_output=True, text=True, timeout=120, check=False)
+    assert answer.returncode == 0, answer.stderr.strip().splitlines()[-1:]
+    found = json.loads(answer.stdout.splitlines()[-1])
+    figure = f"{found['ratio']:.3f} x its time ({found['own_ms']:.1f} ms)"
+    assert found["ratio"] <= 1.0, figure
+    return figure
+
+
+def codec(machine: Machine) -> str:
+    """Conversion of a tensor of 16 MiB, to the precision that fp16 has."""
+    import torch
+
+    from penstock.executor.transport.codec import conversion_bytes_per_s, decode, encode
+
+    tensor = torch.randn(CODEC_BYTES // 4, device=machine.runtime.device)
+    back = torch.empty_like(tensor)
+    message, converts = encode(tensor)
+    assert converts
+    assert decode(message, back)
+    apart = float(((back - tensor).abs() / tensor.abs().clamp(min=1e-3)).max())
+    assert apart <= 2**-11, f"numbers are {apart:.2g} apart"
+    encoding, decoding = conversion_bytes_per_s(machine.runtime, CODEC_BYTES)
+    return f"encodes {encoding / 1e9:.2f} GB/s, decodes {decoding / 1e9:.2f} GB/s"
+
+
+def messages(machine: Machine) -> str:
+    """What the issuing thread spends per message of 64 KiB: it does not wait for the device."""
+    from penstock.executor.links.message_cost import issue_cost
+
+    said = []
+    for staged in (False, True) if machine.device == "cpu" else (True,):
+        cost = issue_cost(machine.runtime, MESSAGE_BYTES, staged=staged)
+        name = "gloo-staged" if staged else "gloo"
+        said.append(f"{name}: send {cost.send_ns / 1e3:.1f} us, receive {cost.receive_ns / 1e3:.1f} us")
+        assert max(cost) < 1_000_000, said[-1]
+    return "; ".join(said)
+
+
+def missing(machine: Machine) -> str:
+    """The reason, before anything is built."""
+    from gpu_jobs import small
+    from gpu_plans import Layout, flushed
+
+    from penstock.executor.run.local import run_locally
+
+    work = flushed(small, Layout(((0,),)), "gloo")
+    with Refusal("device 'cuda:99'") as said:
+        run_locally(work, SMALL, directory=HERE, steps=1, seed=0, devices=["cuda:99"])
+    return said.text
+
+
+def shared(machine: Machine) -> str:
+    """Two ranks of one host on one GPU."""
+    from gpu_jobs import small
+    from gpu_plans import Layout, flushed
+
+    from penstock.executor.run.local import run_locally
+
+    work = flushed(small, Layout(((0,), (1,))), "nccl")
+    device = "cuda:0" if machine.device == "cuda" else "cpu"
+    with Refusal("share the GPU" if machine.device == "cuda" else "compute on CPUs") as said:
+        run_locally(work, SMALL, directory=HERE, steps=1, seed=0, devices=[device], transport="nccl")
+    return said.text
+
+
+def full(machine: Machine) -> str:
+    """A plan that takes more of a GPU than this process has left."""
+    if machine.device == "cpu":
+        raise Skipped("needs a GPU")
+    import torch
+
+    file, memory = machine.run()[0], machine.runtime.memory
+    left = torch.empty(memory.free_bytes() - 2**30, dtype=torch.uint8, device=machine.runtime.device)
+    try:
+        with Refusal("GiB are free") as said:
+            machine.timed_run(file)
+    finally:
+        del left
+        torch.empty(0, device=machine.runtime.device)
+    return said.text
