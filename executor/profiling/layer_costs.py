@@ -18,6 +18,7 @@ from penstock.executor.profiling.meta_cost import SavedStorages
 from penstock.executor.profiling.share import Share, leaf
 from penstock.executor.profiling.stopwatch import Stopwatch, times_ns
 from penstock.executor.run.job import Job
+from penstock.executor.runtime.nested import on_tensors
 from penstock.executor.stage.precision import forget_casts
 from penstock.executor.stage.split_backward import Recorded, SplitBackward
 
@@ -37,15 +38,22 @@ class Kept(NamedTuple):
 
 def kept_bytes(share: Share) -> Kept:
     """What the layers of a share keep. Of two forwards the second finds the copies that the first one has kept."""
-    storages = SavedStorages()
-    for module in share.modules:
-        storages.leave_out([*module.parameters(), *module.buffers()])
+    parameters = [tensor for module in share.modules for tensor in (*module.parameters(), *module.buffers())]
+    both = _newly_kept(share, _without(parameters))
     if not share.training.lowered:
-        stash = _newly_kept(share, storages)
-        return Kept(stash, [0] * len(stash))
-    with_copies = _newly_kept(share, storages)
-    stash = _newly_kept(share, storages)
-    return Kept(stash, [both - own for both, own in zip(with_copies, stash, strict=True)])
+        return Kept(both, [0] * len(both))
+    given: list[Tensor] = []
+    on_tensors(lambda tensor: given.append(tensor) or tensor, (share.env, share.targets))  # type: ignore[func-returns-value]
+    storages = _without([*parameters, *given])
+    copied = [a - b for a, b in zip(_newly_kept(share, storages), _newly_kept(share, storages), strict=True)]
+    return Kept([kept - own for kept, own in zip(both, copied, strict=True)], copied)
+
+
+def _without(tensors: Sequence[Tensor]) -> SavedStorages:
+    """Storages to be seen, but for those of some tensors."""
+    storages = SavedStorages()
+    storages.leave_out(tensors)
+    return storages
 
 
 def _newly_kept(share: Share, storages: SavedStorages) -> list[int]:
