@@ -58,6 +58,7 @@ from penstock.executor.run.peak import peak_of
 from penstock.executor.run.trace import rank_trace
 from penstock.executor.run.training import Course, Trainer
 from penstock.executor.run.watchdog import Stuck, Watchdog
+from penstock.executor.runtime.cpu import CPU
 from penstock.executor.runtime.opening import open_device
 from penstock.executor.stage.precision import Training
 from penstock.executor.torch_versions import untried
@@ -148,7 +149,7 @@ class Rank:
             self._report_first({"kind": "warning", "step": 0, "text": others})
         self._refuse_other_degrees(store)
         kind = agree_on_transport(given.get("transport", AUTO), runtime, self.programs)
-        groups = process_groups(self.program.groups, SETUP_LIMIT, runtime if kind == "nccl" else None)
+        groups = process_groups(self.program.groups, SETUP_LIMIT, runtime if kind == "nccl" else CPU)
         division, model = self._division(groups, model, runtime.device)
         transport = make_transport(kind, self.program, runtime, SETUP_LIMIT)
         checkpoints = self._open_checkpoints(job)

@@ -157,7 +157,7 @@ class Runtime(Protocol):
     # Processes
 
     def new_group(self, ranks: Sequence[int], timeout: timedelta, name: str, *, for_messages: bool) -> Any:
-        """Make a process group over ``direct``; collective over all ranks of the run, in one order.
+        """Make a process group over ``direct``, or gloo without it; collective over all ranks of the run, in one order.
 
         ``for_messages``: it carries messages between two ranks, and takes little of the device. Returns None on other
         ranks.

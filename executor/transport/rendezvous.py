@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from penstock.executor.runtime.cpu import CPU
 from penstock.executor.runtime.interface import Runtime
 
 SETUP_LIMIT = timedelta(hours=1)
@@ -63,15 +64,13 @@ def wait_for_all(store: Any, what: str, world_size: int) -> None:
 
 
 def process_groups(
-    groups: Iterable[tuple[int, ...]], timeout: timedelta = SETUP_LIMIT, runtime: Runtime | None = None
+    groups: Iterable[tuple[int, ...]], timeout: timedelta = SETUP_LIMIT, runtime: Runtime = CPU
 ) -> list[Any]:
     """The process groups of a run, by number; every rank makes all of them in this order, as torch demands.
 
     ``runtime``: a GPU that is this rank's alone, for groups over NCCL; else they are over gloo, which stages what a GPU
     holds by itself.
     """
-    if runtime is None:
-        return [dist.new_group(list(ranks), timeout=timeout, backend="gloo") for ranks in groups]
     return [
         runtime.new_group(ranks, timeout, f"group {number}", for_messages=False) for number, ranks in enumerate(groups)
     ]
