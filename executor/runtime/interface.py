@@ -137,10 +137,10 @@ class Runtime(Protocol):
     # Host and device
 
     def host_buffer(self, like: Tensor) -> Tensor:
-        """Return host memory for a tensor's numbers, from which and to which copies run beside computation."""
+        """Return host memory for a tensor's numbers, from which and to which copies run during computation."""
 
     def download(self, tensor: Tensor, host: Tensor) -> Event:
-        """Start to copy what a tensor has once the compute stream is here to ``host``, beside what it does next."""
+        """Start to copy what a tensor has once the compute stream is here to ``host``, during what it does next."""
 
     def upload(self, host: Tensor, tensor: Tensor) -> None:
         """Copy ``host`` into a tensor, ahead of what the compute stream is given next."""
@@ -148,7 +148,7 @@ class Runtime(Protocol):
     def moved(self, value: Any) -> Any:
         """Return ``value`` with its tensors on the device: of tuples, lists and mappings, too; the rest as it is.
 
-        The copies start at once, beside what the compute stream does, which waits for them.
+        The copies start at once, during what the compute stream does, which waits for them.
         """
 
     def keep(self, tensor: Tensor, stream: Stream) -> None:
