@@ -48,7 +48,7 @@ UNCALIBRATED, CALIBRATED, MEMORY = 0.15, 0.05, 0.05
 """By how much predictions may be off, relatively."""
 TIMED_PRECISIONS = ("fp32", "bf16")
 RANKS = 3
-"""Of a run, about: as many processors does it take."""
+"""Of a run, about, each of which takes a processor."""
 MESSAGE_BYTES, CODEC_BYTES = 1 << 16, 1 << 24
 
 
@@ -558,7 +558,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _all_rows(chosen: Sequence[Check], machine: Machine) -> list[Row]:
-    """Run the checks, as many at once as there are processors for, and print their rows in order."""
+    """Run the checks, several at once where there are processors for them, and print their rows in order."""
     rows = []
     with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // RANKS)) as pool:
         together = {check.name: pool.submit(run_check, check, machine) for check in chosen if not check.alone}

@@ -10,7 +10,7 @@ from penstock.executor.runtime.interface import Runtime
 
 
 class Stopwatch(Protocol):
-    """Notes moments of what runs on a device; ``read_ns`` gives them in ns, on a clock of its own, and begins anew."""
+    """Notes moments of what runs on a device; ``read_ns`` gives them in ns, on a clock of its own, and begins again."""
 
     def mark(self) -> int:
         """Note now, on the device; the number of the moment."""

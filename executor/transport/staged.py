@@ -1,6 +1,6 @@
 """Messages between GPU memories through host memory and gloo: for several ranks on one GPU, which NCCL refuses.
 
-A send copies to a host buffer beside computation, after what the compute stream has queued before it; a thread waits
+A send copies to a host buffer during computation, after what the compute stream has queued before it; a thread waits
 for the copy and hands the buffer to gloo, so the issuing thread never waits for the GPU. A receive lands in a host
 buffer; waiting for it queues the copy to the GPU on the compute stream. On a CPU the same code stages through plain
 buffers.
