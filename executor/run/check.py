@@ -6,9 +6,9 @@ versions before them. A layer that draws random numbers and whose replicas share
 slice, as each replica draws for its own rows; every other layer sees whole micro-batches, so a layer that mixes samples
 (batch normalisation) shows up.
 
-The reference is computed on rank 0's device, in the same kernels. Where the whole model does not fit there with the rank's
-stage it is computed on the CPU, whose kernels add in other orders: the tolerance is wider then, and layers that draw
-random numbers, which are others on a CPU, cannot be compared.
+The reference is computed on rank 0's device, in the same kernels. Where the whole model does not fit there with the
+rank's stage it is computed on the CPU, whose kernels add in other orders: the tolerance is wider then, and layers that
+draw random numbers, which are others on a CPU, cannot be compared.
 """
 
 from __future__ import annotations
