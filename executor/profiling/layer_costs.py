@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from penstock.executor.profiling.meta_cost import SavedStorages
 from penstock.executor.profiling.share import Share, leaf
 from penstock.executor.profiling.stopwatch import Stopwatch, times_ns
 from penstock.executor.run.job import Job
+from penstock.executor.runtime.nested import on_tensors
 from penstock.executor.stage.precision import forget_casts
 from penstock.executor.stage.split_backward import Recorded, SplitBackward
 
@@ -44,8 +46,14 @@ def kept_bytes(share: Share) -> Kept:
         stash = _newly_kept(share, storages)
         return Kept(stash, [0] * len(stash))
     with_copies = _newly_kept(share, storages)
-    stash = _newly_kept(share, storages)
+    stash = _newly_kept(_on_other_tensors(share), storages)
     return Kept(stash, [both - own for both, own in zip(with_copies, stash, strict=True)])
+
+
+def _on_other_tensors(share: Share) -> Share:
+    """The share on copies of what it reads: two forwards have nothing in common but weights and copies of these."""
+    env = {name: tensor.detach().clone().requires_grad_(tensor.requires_grad) for name, tensor in share.env.items()}
+    return replace(share, env=env, targets=on_tensors(torch.clone, share.targets))
 
 
 def _newly_kept(share: Share, storages: SavedStorages) -> list[int]:
