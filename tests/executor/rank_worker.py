@@ -59,7 +59,7 @@ class HeldRank(Rank):
             self._peak.__exit__(None, None, None)  # type: ignore[attr-defined]
 
     def _report(self, *given: Any) -> None:
-        say, self.say = self.say, lambda event: say({**event, "held": self.mark.seen})  # type: ignore[attr-defined]
+        say, self.say = self.say, lambda event: say({**event, "held": self.mark.seen})  # type: ignore[union-attr]
         super()._report(*given)
 
 

@@ -25,7 +25,7 @@ def found(rank: int = 0, **more: Any) -> _Found:
     """A rank on an idle H100 of 80 GiB for which the plan takes 60."""
     alone = {"gpu": "GPU-a", "kind": "H100", "planned": f"n/{rank}", "planned_kind": "H100"}
     sizes = {"needed_bytes": 60 * GIB, "free_bytes": 79 * GIB, "total_bytes": 80 * GIB}
-    return _Found(rank, **(alone | sizes | more))  # type: ignore[arg-type]
+    return _Found(rank, **(alone | sizes | more))
 
 
 @pytest.fixture(autouse=True)

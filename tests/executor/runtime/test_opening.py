@@ -65,7 +65,7 @@ def test_a_cpu_has_no_tensor_float_32() -> None:
         runtime.use_precision("tf32")
     assert caught.value.remedy == "precision fp32"
     for precision in ("fp32", "bf16", "fp16"):
-        runtime.use_precision(precision)  # type: ignore[arg-type]
+        runtime.use_precision(precision)
 
 
 # Environment
