@@ -29,7 +29,7 @@ class Layer(Part):
     )
     copied_bytes: Bytes | None = Field(
         default=None,
-        description="copies of parameters that stay in addition, as of weights in 16 bits for autocast; left out: none",
+        description="copies of parameters that stay with them, as of weights in 16 bits for autocast; left out: none",
     )
     cuttable: Flag = Field(default=True, description="whether a stage may end after this layer")
     members: tuple[Name, ...] = Field(default=(), description="the original layers, where several were merged")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -38,22 +39,21 @@ class Kept(NamedTuple):
 
 def kept_bytes(share: Share) -> Kept:
     """What the layers of a share keep. Of two forwards the second finds the copies that the first one has kept."""
-    parameters = [tensor for module in share.modules for tensor in (*module.parameters(), *module.buffers())]
-    both = _newly_kept(share, _without(parameters))
-    if not share.training.lowered:
-        return Kept(both, [0] * len(both))
-    given: list[Tensor] = []
-    on_tensors(lambda tensor: given.append(tensor) or tensor, (share.env, share.targets))  # type: ignore[func-returns-value]
-    storages = _without([*parameters, *given])
-    copied = [a - b for a, b in zip(_newly_kept(share, storages), _newly_kept(share, storages), strict=True)]
-    return Kept([kept - own for kept, own in zip(both, copied, strict=True)], copied)
-
-
-def _without(tensors: Sequence[Tensor]) -> SavedStorages:
-    """Storages to be seen, but for those of some tensors."""
     storages = SavedStorages()
-    storages.leave_out(tensors)
-    return storages
+    for module in share.modules:
+        storages.leave_out([*module.parameters(), *module.buffers()])
+    if not share.training.lowered:
+        stash = _newly_kept(share, storages)
+        return Kept(stash, [0] * len(stash))
+    with_copies = _newly_kept(share, storages)
+    stash = _newly_kept(_on_other_tensors(share), storages)
+    return Kept(stash, [both - own for both, own in zip(with_copies, stash, strict=True)])
+
+
+def _on_other_tensors(share: Share) -> Share:
+    """The share on copies of what it reads: two forwards have nothing in common but weights and copies of these."""
+    env = {name: tensor.detach().clone().requires_grad_(tensor.requires_grad) for name, tensor in share.env.items()}
+    return replace(share, env=env, targets=on_tensors(torch.clone, share.targets))
 
 
 def _newly_kept(share: Share, storages: SavedStorages) -> list[int]:

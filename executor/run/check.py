@@ -6,9 +6,9 @@ versions before them. A layer that draws random numbers and whose replicas share
 slice, as each replica draws for its own rows; every other layer sees whole micro-batches, so a layer that mixes samples
 (batch normalisation) shows up.
 
-The reference is computed on rank 0's device, in the same kernels. Where the whole model does not fit in addition to
-the rank's stage it is computed on the CPU, whose kernels add in other orders: the tolerance is wider then, and layers
-that draw random numbers, which are others on a CPU, cannot be compared.
+The reference is computed on rank 0's device, in the same kernels. Where the whole model does not fit there with the
+rank's stage it is computed on the CPU, whose kernels add in other orders: the tolerance is wider then, and layers that
+draw random numbers, which are others on a CPU, cannot be compared.
 """
 
 from __future__ import annotations
@@ -172,8 +172,8 @@ class _Reference:
         drawing = sorted(set().union(*(model.drawing for model in trainer.models)))
         if drawing and self.runtime.device.type != interpreter.runtime.device.type:
             raise UnsupportedRequest(
-                f"the whole model does not fit on rank 0's GPU in addition to its stage, and on the CPU layer "
-                f"{drawing[0]!r} draws other random numbers than there",
+                f"the whole model does not fit on rank 0's GPU with its stage, and on the CPU layer {drawing[0]!r} "
+                "draws other random numbers than there",
                 remedy="check with a smaller model, or without dropout",
             )
 

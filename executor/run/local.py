@@ -94,6 +94,10 @@ class _Run:
     options: RunOptions
     processes: list[RankProcess] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise InvalidDocument(f"a run has at least one step, not {self.steps}")
+
 
 def run_locally(
     work: Work | Sequence[Program],
@@ -118,16 +122,14 @@ def run_locally(
 ) -> RunReport:
     """Run one process per rank on this machine, up to step ``steps``.
 
-    ``devices``: torch's names of the devices that ranks get in turn; ``transport``: see ``executor.transport``.
-    ``environments``: variables that ranks get in turn, in addition to those of this process.
-    ``layers``: the names of the plan's layers; ``boundaries``: what crosses its cuts, both compared with the model.
-    ``directory``: where ``job`` (``module:attribute``) is found. ``on_progress`` gets every event of every rank,
-    ``on_started`` the ranks' process ids. ``count_memory``: peaks are of the ranks' tensors, which takes time.
-    Raises RunFailed naming the first rank that failed, its signal or exception and its last instruction; errors that
-    name their own remedy (ModelMismatch, InvalidDocument, UnsupportedRequest) are raised as they are.
+    ``devices``: torch's names of those that ranks get in turn; ``environments``: variables, likewise, added to those of
+    this process. ``transport``: see ``executor.transport``. ``layers``: the names of the plan's; ``boundaries``: what
+    crosses its cuts, both compared with the model. ``directory``: where ``job`` (``module:attribute``) is found.
+    ``on_progress`` gets every event of every rank, ``on_started`` the ranks' process ids. ``count_memory``: peaks are
+    of the ranks' tensors, which takes time. Raises RunFailed naming the first rank that failed, its signal or exception
+    and its last instruction; errors that name their own remedy (ModelMismatch, InvalidDocument, UnsupportedRequest) are
+    raised as they are.
     """
-    if steps < 1:
-        raise InvalidDocument(f"a run has at least one step, not {steps}")
     run = _Run(Work.of(work), steps, options or RunOptions())
     common = {
         "world_size": run.work.num_ranks,

@@ -45,8 +45,10 @@ from penstock.executor.checkpoints.checkpoint import About
 from penstock.executor.checkpoints.shutdown import GracefulShutdown, ShutdownRequested
 from penstock.executor.children import die_with
 from penstock.executor.host_memory import keep_freed_memory
+from penstock.executor.profiling.peak import peak_of
 from penstock.executor.program.interpreter import InstructionFailed, Interpreter
 from penstock.executor.program.mark import Mark, open_mark
+from penstock.executor.program.watchdog import Stuck, Watchdog
 from penstock.executor.run.chain import Chain, TensorShape
 from penstock.executor.run.check import Check, CheckReport
 from penstock.executor.run.clocks import CommonClock, Reading, read_clock
@@ -54,10 +56,8 @@ from penstock.executor.run.device_fit import refuse_other_devices
 from penstock.executor.run.job import Job, load_job
 from penstock.executor.run.job_fit import checked_chain, refuse_missing_parts, refuse_other_boundaries
 from penstock.executor.run.metrics import Metrics
-from penstock.executor.run.peak import peak_of
 from penstock.executor.run.trace import rank_trace
 from penstock.executor.run.training import Course, Trainer
-from penstock.executor.run.watchdog import Stuck, Watchdog
 from penstock.executor.runtime.cpu import CPU
 from penstock.executor.runtime.opening import open_device
 from penstock.executor.stage.precision import Training

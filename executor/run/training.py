@@ -22,9 +22,9 @@ from penstock.executor.program.actions import StepResult
 from penstock.executor.program.interpreter import Interpreter
 from penstock.executor.program.ladder import Ladder
 from penstock.executor.program.mark import Mark
+from penstock.executor.program.watchdog import Watchdog
 from penstock.executor.run.check import Check
 from penstock.executor.run.metrics import Metrics
-from penstock.executor.run.watchdog import Watchdog
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.program import Program

@@ -5,6 +5,7 @@ Figures are measured on an H100 80GB HBM3 (driver 580.159, torch 2.11, NCCL 2.28
 
 from __future__ import annotations
 
+import inspect
 import os
 import time
 from collections.abc import Callable, MutableMapping, Sequence
@@ -248,7 +249,7 @@ class CudaRuntime:
         torch.backends.cudnn.benchmark = False
 
     def prepare(self, optimizer: Optimizer) -> None:
-        if type(optimizer).step not in _STEPS:
+        if inspect.unwrap(type(optimizer).step) not in _STEPS:
             return
         for group in optimizer.param_groups:
             is_open = group.get("fused") is None and group.get("foreach") is None
@@ -269,5 +270,8 @@ class CudaRuntime:
         return lay_out
 
 
-_STEPS = {optimizer.step for optimizer in (Adam, AdamW, SGD)}
-"""Of torch's optimizers that have a fused form; a subclass with a step of its own is left alone."""
+_STEPS = {inspect.unwrap(optimizer.step) for optimizer in (Adam, AdamW, SGD)}
+"""Of torch's optimizers that have a fused form; a subclass with a step of its own is left alone.
+
+Torch wraps the step of a class when its first object is made.
+"""

@@ -7,6 +7,8 @@ from small_request import a_request
 from penstock.convert import from_plan, to_problem
 from penstock.schemas.errors import InvalidDocument, InvalidPlan
 from penstock.schemas.plan import Plan
+from penstock.solvers.costs.memory import static_bytes
+from penstock.solvers.model.allocation import Stage
 
 
 def test_arrays_are_prefix_sums_and_frozen() -> None:
@@ -28,6 +30,20 @@ def test_what_steps_need_is_left_out_where_it_is_nothing() -> None:
     problem = to_problem(a_request(profile={"layers": needed, "update_in_turn": True}))
     assert problem.update_workspace_bytes is not None
     assert (problem.update_workspace_bytes.tolist(), problem.update_in_turn) == ([0, 7, 14, 21], True)
+
+
+def test_copies_of_weights_are_held_and_not_trained() -> None:
+    """As parameters they stay; they have neither gradients nor states, and no message brings them."""
+    plain = to_problem(a_request())
+    layers = [
+        {"name": f"l{i}", "parameter_bytes": 100 * i, "trainable": i != 2, "copied_bytes": 7 * i or None}
+        for i in range(4)
+    ]
+    problem = to_problem(a_request(profile={"layers": layers}))
+    assert (problem.parameter_bytes - plain.parameter_bytes).tolist() == [0, 0, 7, 21, 42]
+    assert problem.trainable_bytes.tolist() == plain.trainable_bytes.tolist()
+    before, after = (static_bytes(one, Stage(1, 3, (0,))) for one in (plain, problem))
+    assert after == before._replace(parameters=before.parameters + 42)
 
 
 def test_linear_scaling_rounds_each_layer_up() -> None:

@@ -5,8 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch.distributed as dist
 from forked import ForkedProcesses
 from rank_pool import RankPool
+
+from penstock.executor.transport import GlooTransport
+
+
+@pytest.fixture
+def transport() -> Iterator[GlooTransport]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    transport = GlooTransport()
+    yield transport
+    transport.close()
+    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="session")

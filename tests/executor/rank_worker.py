@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import rule_rank
@@ -31,12 +31,16 @@ def main() -> None:
             say({"kind": "done"})
             _leave()
             continue
-        rank = _kind(assignment)(assignment, say)
+
+        def give_up(error: Exception) -> None:
+            say(rank.failure(error))  # noqa: B023  # before the next rank is made
+            os._exit(1)
+
+        rank = _kind(assignment)(assignment, say, give_up)
         try:
             rank.run()
         except Exception as error:
-            say(rank.failure(error))
-            os._exit(1)
+            give_up(error)
         _leave()
 
 
@@ -49,8 +53,8 @@ def _kind(assignment: Mapping[str, Any]) -> type[Rank]:
 class HeldRank(Rank):
     """A rank that also tells, as ``held`` of its last event, the bytes of its tensors when each instruction begins."""
 
-    def __init__(self, assignment: Mapping[str, Any], say: Any) -> None:
-        super().__init__(assignment, say)
+    def __init__(self, assignment: Mapping[str, Any], say: Any, give_up: Callable[[Exception], None]) -> None:
+        super().__init__(assignment, say, give_up)
         self.mark = Watched(self)
 
     def run(self) -> None:
@@ -61,7 +65,7 @@ class HeldRank(Rank):
             self._peak.__exit__(None, None, None)  # type: ignore[attr-defined]
 
     def _report(self, *given: Any) -> None:
-        say, self.say = self.say, lambda event: say({**event, "held": self.mark.seen})  # type: ignore[attr-defined]
+        say, self.say = self.say, lambda event: say({**event, "held": self.mark.seen})  # type: ignore[union-attr]
         super()._report(*given)
 
 

@@ -30,7 +30,7 @@ from penstock.executor.devices import (
 from penstock.executor.launched.process import device_of
 from penstock.executor.node.agent import Agent
 from penstock.executor.node.settings import AgentSettings
-from penstock.executor.profiling import profiler
+from penstock.executor.runtime import cuda
 from penstock.executor.runtime.opening import open_device
 from penstock.schemas.bundle import JobBundle
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
@@ -104,11 +104,8 @@ def test_what_is_no_list_of_gpus_is_shown() -> None:
         ("NVIDIA Something Else", "Something Else"),
     ],
 )
-def test_device_kinds(product: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_kinds(product: str, kind: str) -> None:
     assert device_kind(product) == kind
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: product)
-    assert profiler._kind("cuda:0") == kind, "a profile's measurements fit a cluster of these devices"
-    assert profiler._kind("cpu") == "cpu"
 
 
 def test_cpu_devices_share_the_memory() -> None:
@@ -229,6 +226,7 @@ def test_penstock_run_takes_all_visible_gpus(
 
 def test_penstock_run_asks_torch_where_nvidia_smi_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(cuda, "why_no_gpu", lambda: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert running._devices("cuda") == ["cuda:0", "cuda:1"]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.examples.synthetic import ImageJob
+from penstock.executor.profiling.assembly import assemble
 from penstock.executor.profiling.layer_costs import (
     UpdateWorkspace,
     joined,
@@ -32,9 +33,11 @@ from penstock.executor.profiling.rounds import (
 )
 from penstock.executor.profiling.share import make_shares
 from penstock.executor.profiling.stopwatch import BusyWatch
+from penstock.executor.run.chain import Chain
 from penstock.executor.run.job import Job, LayerSpec, load_job
 from penstock.executor.runtime.cpu import CPU
-from penstock.executor.stage.precision import Training
+from penstock.executor.stage.precision import Training, kept_casts
+from penstock.schemas.profile import LayerMeasurement, Measurement, ProfileSource
 
 WIDTH = 192
 SAMPLES = 64
@@ -130,6 +133,30 @@ def test_lower_precision_runs_as_a_rank_does() -> None:
         _, wide = full.forward(lambda i, results: None), kept_bytes(full).stash
     assert sum(kept_bytes(low).stash) != sum(wide)
     assert all(time_ns >= 1 for time_ns in update_times_ns(low, tiny, BusyWatch()))
+
+
+def test_copies_of_weights_are_kept_once_and_are_no_stash() -> None:
+    linear = partial(nn.Linear, WIDTH, WIDTH, bias=False)
+    (share,) = make_shares(job(("fc", linear), ("head", linear)), 0, 2, [SAMPLES], CPU, Training("bf16"))
+    with kept_casts():
+        kept, again = kept_bytes(share), kept_bytes(share)
+    assert kept == again
+    assert kept.copied == [0, 0, 2 * WIDTH * WIDTH], "the first's input needs no gradient, so its copy is not kept"
+    apart = kept_bytes(share)
+    assert apart.copied == [0, 0, 0], "where each forward makes its own copies"
+    assert apart.stash == [stash + copied for stash, copied in zip(*kept, strict=True)]
+
+
+def test_a_profile_has_the_copies_with_their_layers() -> None:
+    chain = Chain(job(("fc", partial(nn.Linear, WIDTH, WIDTH))))
+    modules = list(chain.build_layers(range(2), device="meta").values())
+    costs = LayerMeasurement(forward_ns=1, backward_ns=2, stash_bytes=3)
+    measured = Measurement(device_kind="cpu", micro_batch_size=1, layers=(costs, costs))
+    source = ProfileSource(method="measured", expected_error=0.1)
+    shapes = chain.infer_shapes(range(1))
+    for copied, expected in ((None, [None, None]), ([0, 5], [None, 5])):
+        profile = assemble(chain, modules, shapes, [0, 0], [measured], source=source, copied_bytes=copied)
+        assert [layer.copied_bytes for layer in profile.layers] == expected
 
 
 def rounds_of(*times_ns: tuple[int, ...]) -> Rounds:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import small_jobs
 import torch
-import torch.distributed as dist
 from pipelines import Part, programs_of
 
 from penstock.executor.program.interpreter import InstructionFailed, Interpreter, first_row
@@ -27,16 +25,6 @@ from penstock.schemas.trace import RankTrace
 
 LOCAL = [Part(3, (0,)), Part(3, (0,), recompute=((4, 4),))]
 LOCAL_ROWS = ["0F0 0F1 1F0 1F1 1B1 1B0 0B0 0B1 0F2 1F2 1B2 0B2"]
-
-
-@pytest.fixture
-def transport() -> Iterator[GlooTransport]:
-    """A process group of this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    transport = GlooTransport()
-    yield transport
-    transport.close()
-    dist.destroy_process_group()
 
 
 def interpreter_of(program: Program, job: Any, transport: GlooTransport, **more: Any) -> Interpreter:

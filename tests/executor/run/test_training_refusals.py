@@ -49,7 +49,7 @@ def run(job: Any, where: str, *, steps: int = 1, **options: Any) -> list[dict[st
         "options": options,
     }
     try:
-        Rank(assignment | given, events.append).run()
+        Rank(assignment | given, events.append, give_up=lambda error: None).run()
     finally:
         gc.unfreeze()
         if dist.is_initialized():

@@ -19,11 +19,11 @@ from simulated_cuda.ranks import Logged, log_alone, logged_at
 from simulated_cuda.runtime import SimulatedCuda
 from simulated_cuda.watch import Watch
 
+from penstock.executor.profiling.peak import DevicePeak
 from penstock.executor.profiling.profile_rank import Passes
 from penstock.executor.profiling.share import make_shares
 from penstock.executor.profiling.stopwatch import DeviceWatch, stopwatch
 from penstock.executor.program.interpreter import InstructionFailed
-from penstock.executor.run.peak import DevicePeak
 from penstock.schemas.program import Program
 from penstock.solvers.lowering import lower
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage

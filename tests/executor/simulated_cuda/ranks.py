@@ -52,8 +52,14 @@ class SimulatedRank(Rank):
 
     logged: Logged
 
-    def __init__(self, assignment: Mapping[str, Any], say: Any, runtime: SimulatedCuda | None = None) -> None:
-        super().__init__(assignment, say, _give_up)
+    def __init__(
+        self,
+        assignment: Mapping[str, Any],
+        say: Any,
+        give_up: Callable[[Exception], None],
+        runtime: SimulatedCuda | None = None,
+    ) -> None:
+        super().__init__(assignment, say, give_up)
         self.runtime = runtime or SimulatedCuda(assignment["rank"])
 
     def run(self) -> None:
@@ -114,7 +120,7 @@ def log_alone(
         assignment = {"program": None, "job": job, "steps": steps, "seed": 5, "check": False, "trace_steps": 0}
         assignment |= {"rank": program.rank, "layers": None} | more
         said: list[Mapping[str, Any]] = []
-        rank = _LoneRank(assignment, said.append, runtime)
+        rank = _LoneRank(assignment, said.append, _give_up, runtime)
         with _without_peers(program, order):
             rank.run()
         assert said[-1]["kind"] == "done"

@@ -1,0 +1,154 @@
+"""What ends an instruction that does not end: which limit holds when, and whether the thread waits or computes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock.executor.program.watchdog import FACTOR, FIRST_STEP_S, Stuck, Watchdog
+from penstock.executor.run.rank import Rank, RankStuck
+from penstock.schemas.program import Instruction
+
+SOON_S, PATIENCE_S = 0.05, 10.0
+
+
+class Reports:
+    """What a watchdog has called."""
+
+    def __init__(self) -> None:
+        self.stuck: list[Stuck] = []
+        self.came = threading.Event()
+
+    def __call__(self, stuck: Stuck) -> None:
+        self.stuck.append(stuck)
+        self.came.set()
+
+
+@contextmanager
+def busy(function: Callable[[threading.Event], Any]) -> Iterator[int]:
+    """A thread in ``function``, which is called with an event that ends it; yields the thread's number."""
+    end = threading.Event()
+    thread = threading.Thread(target=function, args=(end,))
+    thread.start()
+    assert thread.ident is not None
+    try:
+        yield thread.ident
+    finally:
+        end.set()
+        thread.join()
+
+
+def waits(end: threading.Event) -> None:
+    """Innermost code of ``threading``, as of a thread that waits for a peer."""
+    end.wait()
+
+
+def computes(end: threading.Event) -> None:
+    """Innermost code of this module, as of a layer."""
+    while not end._flag:  # type: ignore[attr-defined]  # ``is_set`` is code of ``threading``
+        pass
+
+
+@pytest.mark.parametrize(("function", "waiting"), [(waits, True), (computes, False)])
+def test_a_stuck_thread_waits_or_computes(function: Any, waiting: bool) -> None:
+    reports = Reports()
+    with busy(function) as thread, Watchdog([7, 2], reports, limit_s=SOON_S, thread=thread).watching():
+        assert reports.came.wait(PATIENCE_S)
+    (stuck,) = reports.stuck
+    assert (stuck.number, stuck.step, stuck.waits) == (7, 2, waiting)
+    assert SOON_S < stuck.for_s < PATIENCE_S
+    assert any(function.__name__ in line for line in stuck.stack)
+
+
+def test_instructions_that_end_are_let_go_on() -> None:
+    mark, reports = [0, 0], Reports()
+    with Watchdog(mark, reports, limit_s=2 * SOON_S).watching():
+        for index in range(8):
+            mark[0] = index
+            assert not reports.came.wait(SOON_S / 2)
+    assert reports.stuck == []
+
+
+def test_nothing_is_watched_outside_of_steps() -> None:
+    """Evaluations, checkpoints and checks take as long as they take; time starts again when steps go on."""
+    reports = Reports()
+    watchdog = Watchdog([0, 0], reports, limit_s=SOON_S)
+    assert not reports.came.wait(2 * SOON_S)
+    with watchdog.watching():
+        assert reports.came.wait(PATIENCE_S)
+    assert reports.stuck[0].for_s < PATIENCE_S
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "took_s", "first_s", "later_s"),
+    [
+        pytest.param(5.0, 40.0, 5.0, 5.0, id="known"),
+        pytest.param(None, 1.0, FIRST_STEP_S, 60.0, id="a short first step"),
+        pytest.param(None, 40.0, FIRST_STEP_S, FACTOR * 40.0, id="a long first step"),
+    ],
+)
+def test_the_first_step_measures_later_ones(
+    limit_s: float | None, took_s: float, first_s: float, later_s: float
+) -> None:
+    watchdog = Watchdog([0, 0], Reports(), limit_s=limit_s, least_s=60.0)
+    assert watchdog._limit_s == first_s
+    watchdog.first_step_took(took_s)
+    assert watchdog._limit_s == later_s
+
+
+def test_a_later_step_is_caught_by_the_measure_of_the_first() -> None:
+    reports = Reports()
+    watchdog = Watchdog([0, 0], reports, least_s=SOON_S)
+    watchdog.first_step_took(SOON_S / FACTOR / 2)
+    with watchdog.watching():
+        assert reports.came.wait(PATIENCE_S)
+
+
+# What a rank says of it
+
+
+def rank() -> tuple[Rank, list[Exception]]:
+    """A rank in step 4, and what it gave up for."""
+    given_up: list[Exception] = []
+    made = Rank({"rank": 1}, say=lambda event: None, give_up=given_up.append)
+    interpreter = SimpleNamespace(instruction=lambda number: Instruction("F", 0, number))
+    made._trainer = SimpleNamespace(interpreter=interpreter, step=4)  # type: ignore[assignment]
+    return made, given_up
+
+
+@pytest.mark.parametrize(
+    ("waiting", "words"),
+    [
+        (True, "timed out: a peer sent nothing for 61 s"),
+        (False, "has computed for 61 s, and waits for no peer"),
+    ],
+)
+def test_a_stuck_rank_names_instruction_and_stack(waiting: bool, words: str) -> None:
+    made, given_up = rank()
+    made._stuck(Stuck(3, 4, 61.2, waiting, ("line 1", "line 2")))
+    (error,) = given_up
+    assert isinstance(error, RankStuck)
+    event = made.failure(error)
+    assert event["reason"] == words
+    assert (event["instruction"], event["index"], event["step"]) == ("0F3", 3, 4)
+    assert event["traceback"] == ["line 1", "line 2"]
+
+
+@pytest.mark.parametrize(
+    ("error", "hinted"),
+    [
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), True),
+        (RuntimeError("cuBLAS failure: CUBLAS_STATUS_EXECUTION_FAILED"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), True),
+        (ValueError("mat1 and mat2 shapes cannot be multiplied"), False),
+    ],
+)
+def test_errors_of_a_gpu_come_with_a_hint_that_they_are_late(error: Exception, hinted: bool) -> None:
+    reason = rank()[0].failure(error)["reason"]
+    assert reason.startswith(f"{type(error).__name__}: {error}")
+    assert ("CUDA_LAUNCH_BLOCKING=1" in reason) == hinted
