@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from penstock.executor.launched import rendezvous as meetings
 from penstock.executor.launched.environment import FIRST_PORT, Launch, read_launch
@@ -264,7 +263,7 @@ def test_all_have_the_same_bundle_and_command_line() -> None:
 def test_a_rank_finds_its_device(
     kind: str, wanted: str, visible: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    monkeypatch.setattr("penstock.executor.launched.process.gpu_count", lambda: visible)
     assert device_of(bundle("a/4", "a/6", kind=kind), 1, wanted) == device
 
 

@@ -294,6 +294,8 @@ def at_degrees(
             shard_states=shared,
         ),
         pipeline_run=None,
+        update_workspace_bytes=None,
+        update_in_turn=False,
     )
 
 
