@@ -61,6 +61,7 @@ class Watchdog(threading.Thread):
         self._least_s = least_s
         self._limit_s = limit_s if limit_s is not None else FIRST_STEP_S
         self._thread = threading.get_ident() if thread is None else thread
+        self._times_watched = 0
         self._watching = threading.Event()
         self._closed = threading.Event()
         self.start()
@@ -68,6 +69,7 @@ class Watchdog(threading.Thread):
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch what runs inside it: steps. Evaluations, checkpoints and checks take as long as they take."""
+        self._times_watched += 1
         self._watching.set()
         try:
             yield
@@ -88,10 +90,10 @@ class Watchdog(threading.Thread):
         seen: tuple[int, ...] = ()
         since = time.monotonic()
         while self._watching.wait() and not self._closed.is_set():
-            now, at = time.monotonic(), tuple(self._mark)
-            if at != seen or not self._watching.is_set():
+            now, at = time.monotonic(), (self._times_watched, *self._mark)
+            if at != seen:
                 seen, since = at, now
-            elif now - since > self._limit_s:
+            elif now - since > self._limit_s and self._watching.is_set():
                 self._on_stuck(self._stuck(now - since))
                 return
             self._closed.wait(min(1.0, self._limit_s / 10))

@@ -152,3 +152,16 @@ def test_errors_of_a_gpu_come_with_a_hint_that_they_are_late(error: Exception, h
     reason = rank()[0].failure(error)["reason"]
     assert reason.startswith(f"{type(error).__name__}: {error}")
     assert ("CUDA_LAUNCH_BLOCKING=1" in reason) == hinted
+
+
+def test_what_is_not_watched_in_between_does_not_count() -> None:
+    """An evaluation longer than the limit lies between two segments, and the mark is as it was before it."""
+    reports, pause = Reports(), threading.Event()
+    dog = Watchdog([7, 2], reports, limit_s=0.5)
+    with dog.watching():
+        pause.wait(0.07)
+    pause.wait(0.6)
+    with dog.watching():
+        pause.wait(0.07)
+    dog.close()
+    assert not reports.stuck
