@@ -148,7 +148,7 @@ class GlobalBatch:
         self._begin(self.source.read_evaluation, -1)
 
     def open_rehearsal(self) -> None:
-        """Start the first global batch of the job, whose loss nobody asks for."""
+        """Start the first global batch of the job, whose loss is not reported."""
         self.step, self.number = -1, self.source.number(0)
         self._begin(self.source.read, -1)
 
