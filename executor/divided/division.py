@@ -155,7 +155,7 @@ def is_expert(parameter: nn.Parameter) -> bool:
 class Division:
     """How this rank shares layers: its place in a ``mesh``, and the process groups of the run by number.
 
-    ``gradients``: of the parameters of each layer by name, as ``layout.divided_shapes`` finds them.
+    Of `layout` are ``gradients``, of each layer's parameters by name, and ``traced``, runs by number of samples.
     """
 
     def __init__(self, mesh: Mesh, groups: Sequence[Any], device: torch.device | str = "cpu") -> None:
@@ -168,6 +168,7 @@ class Division:
         )
         self.context = self.meshes.sequences
         self.gradients: dict[int, Mapping[str, Gradient]] = {}
+        self.traced: dict[int, Any] = {}
         self._in_loss = False
 
     @property
@@ -221,8 +222,8 @@ def divide(spec: LayerSpec, module: nn.Module, meshes: Meshes) -> nn.Module:
 
     Raises UnsupportedRequest where it cannot be divided so.
     """
-    if meshes.sequences is not None:
-        meshes.sequences.enclose(module)
+    if (sequences := meshes.sequences) is not None:
+        sequences.enclose(module)
     if spec.parallel == "replicated":
         return module
     if spec.parallel is None:

@@ -15,13 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from penstock.executor.divided.layout import TracedLayer, TracedParameter, traced_layers
-from penstock.executor.divided.tensor_group import sent_by
+from penstock.executor.divided.layout import TracedLayer, TracedParameter, sizes_of, traced_layers
+from penstock.executor.divided.tensor_group import LocalMode
 from penstock.executor.profiling.tracing import CollectiveKind, Sent
 from penstock.executor.stage.reduction import are_even
 from penstock.executor.stage.sharded_optimizer import shares_of
@@ -47,7 +43,7 @@ class Ran(NamedTuple):
     sent: Sent
 
 
-class Inventory(TorchDispatchMode):
+class Inventory(LocalMode):
     """Notes the collectives of checked steps, and compares each step's with the prediction as it ends.
 
     ``ran``: how many of each kind there were; ``difference``: the first that differs, None as long as none does.
@@ -66,21 +62,9 @@ class Inventory(TorchDispatchMode):
         self._expected = list(_Prediction(program, chain, division, self._numbers).collectives())
         self._seen: list[Ran] = []
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if any(issubclass(each, DTensor) for each in types):
-            return NotImplemented
-        result = func(*args, **(kwargs or {}))
-        if func.namespace in ("_c10d_functional", "c10d"):
-            self._note(func, args, result)
-        return result
-
-    def _note(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
-        if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, result))):
-            return
-        sent = sent_by(func, args)
-        if sent is not None and sent.group in self._numbers:
+    def sends(self, sent: Sent) -> None:
+        """Note a collective of one of the program's groups."""
+        if sent.group in self._numbers:
             self._seen.append(Ran(self._mark[0], sent))
 
     def end_step(self, step: int) -> None:
@@ -153,10 +137,7 @@ class _Prediction:
         self._program = program
         self._instructions = list(program.instructions())
         self._names = {number: name for name, number in numbers.items()}
-        sizes = {high - low for held in program.stages for low, high in held.rows} | {
-            rows for held in program.stages if held.dispatch == "round_robin" for rows, _ in program.row_classes
-        }
-        self._layers: Mapping[int, Sequence[TracedLayer]] = traced_layers(chain, division, sorted(sizes - {0}))
+        self._layers: Mapping[int, Sequence[TracedLayer]] = traced_layers(chain, division, sizes_of(program))
         self._tied = {tie.name: tie for tie in chain.ties}
         self._split = {one.stage for one in self._instructions if one.kind == "W"}
 

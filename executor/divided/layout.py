@@ -12,32 +12,50 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from penstock.executor.divided.division import Division, is_expert, refuse_without_experts
-from penstock.executor.divided.tracer import divided_runs
-from penstock.executor.profiling.tracing import Sent, Tracer
+from penstock.executor.divided.tracer import DividedTracer, divided_runs
+from penstock.executor.profiling.tracing import Run, Sent, Tracer
 from penstock.executor.run.chain import Chain, TensorShape
 from penstock.executor.run.job import alike
+from penstock.schemas.program import Program
 
 
 def divided_shapes(
-    chain: Chain, shapes: Sequence[dict[str, TensorShape]], division: Division
+    chain: Chain, shapes: Sequence[dict[str, TensorShape]], division: Division, size: int = 1
 ) -> tuple[dict[str, TensorShape], ...]:
     """What one rank has of what crosses each cut, where ``shapes`` are whole; tells ``division`` of the gradients.
 
-    Raises UnsupportedRequest naming the layer that ranks cannot share so, and why.
+    Layers are traced at ``size`` samples, whatever it is. Raises UnsupportedRequest naming the layer that ranks cannot
+    share so, and why.
     """
     if not division.meshes.shares:
         return tuple(shapes)
     refuse_without_experts(chain, division.meshes)
-    kinds = [(alike(spec.build), alike(spec.parallel)) for spec in chain.specs]
-    modules = {index: chain.build_layer(index, device="meta") for index in sorted(set(map(kinds.index, kinds)))}
-    whole = Tracer(chain, modules, None)
-    divided, runs = divided_runs(whole, {1: whole.run(1)}, division.meshes)
-    own = runs[1].shapes
+    divided, run = _traced(chain, division, size)
+    own = run.shapes
     division.gradients = {index: divided.gradients(index) for index in range(len(chain.specs))}
     return tuple(
         {name: shape._replace(sample_shape=mine[name].sample_shape) for name, shape in cut.items()}
         for cut, mine in zip(shapes, own, strict=True)
     )
+
+
+def sizes_of(program: Program) -> list[int]:
+    """The numbers of samples that a rank's operations run on, in ascending order."""
+    sizes = {high - low for held in program.stages for low, high in held.rows}
+    sizes |= {rows for held in program.stages if held.dispatch == "round_robin" for rows, _ in program.row_classes}
+    return sorted(sizes - {0})
+
+
+def _traced(chain: Chain, division: Division, size: int) -> tuple[DividedTracer, Run]:
+    """The layers as ranks share them, run at ``size`` samples, once."""
+    if size not in division.traced:
+        kinds = [(alike(spec.build), alike(spec.parallel)) for spec in chain.specs]
+        modules = {index: chain.build_layer(index, device="meta") for index in sorted(set(map(kinds.index, kinds)))}
+        whole = Tracer(chain, modules, None)
+        divided, runs = divided_runs(whole, {size: whole.run(size)}, division.meshes)
+        division.traced[size] = divided, runs[size]
+    found: tuple[DividedTracer, Run] = division.traced[size]
+    return found
 
 
 class TracedParameter(NamedTuple):
@@ -65,20 +83,17 @@ class TracedLayer(NamedTuple):
 
 def traced_layers(chain: Chain, division: Division | None, sizes: Iterable[int]) -> dict[int, list[TracedLayer]]:
     """All layers at each number of samples, as this rank shares them."""
-    modules = [chain.build_layer(index, device="meta") for index in range(len(chain.specs))]
     names = {place: tie.name for tie in chain.ties for place in tie.places}
     found = {}
     for size in sizes:
-        if division is None or not division.meshes.shares:
-            sent: list[tuple[tuple[Sent, ...], tuple[Sent, ...]]] = [((), ())] * len(modules)
-            divided = None
-        else:
-            whole = Tracer(chain, modules, None)
-            divided, runs = divided_runs(whole, {size: whole.run(size)}, division.meshes)
-            sent = [(cost.sent_forward, cost.sent_backward) for cost in runs[size].costs]
+        sent: list[tuple[tuple[Sent, ...], tuple[Sent, ...]]] = [((), ())] * len(chain.specs)
+        divided = None
+        if division is not None and division.meshes.shares:
+            divided, run = _traced(chain, division, size)
+            sent = [(cost.sent_forward, cost.sent_backward) for cost in run.costs]
         layers = []
         for index, (forward, backward) in enumerate(sent):
-            module = modules[index] if divided is None else divided.module(index)
+            module = chain.build_layer(index, device="meta") if divided is None else divided.module(index)
             parts = {} if divided is None else divided.gradients(index)
             parameters = {}
             for name, parameter in module.named_parameters():

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from penstock.executor.divided.division import Meshes, is_expert
@@ -85,16 +86,12 @@ def first_of(degrees: Degrees) -> Iterator[Meshes]:
         log.setLevel(level)
 
 
-class LocalRecorder(OperationRecorder):
-    """Records what one rank does: operations on its own tensors, and its collectives in ``sent``.
+class LocalMode(TorchDispatchMode):
+    """Shows what one rank does: operations on its own tensors, and its collectives.
 
     Operations on tensors that ranks share are taken apart by torch first. To see how an operation is divided, torch
-    also runs it once on tensors without numbers and of the whole shape: these are no work, and not recorded.
+    also runs it once on tensors without numbers and of the whole shape: these are no work, and not shown.
     """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sent: list[Sent] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -102,15 +99,33 @@ class LocalRecorder(OperationRecorder):
         if any(issubclass(each, DTensor) for each in types):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
-        if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs, result))):
-            return result
-        if func.namespace in ("_c10d_functional", "c10d"):
-            sent = sent_by(func, args)
-            if sent is not None:
-                self.sent.append(sent)
-        else:
-            self.record(func, args, kwargs, result)
+        if not any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs, result))):
+            if func.namespace not in ("_c10d_functional", "c10d"):
+                self.computes(func, args, kwargs, result)
+            elif (sent := sent_by(func, args)) is not None:
+                self.sends(sent)
         return result
+
+    def computes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any) -> None:
+        """Take note of an operation that has run."""
+
+    def sends(self, sent: Sent) -> None:
+        """Take note of a collective that was started."""
+        raise NotImplementedError
+
+
+class LocalRecorder(LocalMode, OperationRecorder):
+    """Records what one rank does, its collectives in ``sent``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[Sent] = []
+
+    computes = OperationRecorder.record
+
+    def sends(self, sent: Sent) -> None:
+        """Keep a collective."""
+        self.sent.append(sent)
 
 
 def _group(args: tuple[Any, ...]) -> str:

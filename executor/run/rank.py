@@ -237,10 +237,11 @@ class Rank:
         if mesh is None:
             return None, model
         from penstock.executor.divided.division import Division  # DTensor takes a second to load
-        from penstock.executor.divided.layout import divided_shapes
+        from penstock.executor.divided.layout import divided_shapes, sizes_of
 
         division = Division(mesh, groups, device)
-        return division, model._replace(shapes=divided_shapes(model.chain, model.shapes, division))
+        size = next(iter(sizes_of(self.program)), 1)
+        return division, model._replace(shapes=divided_shapes(model.chain, model.shapes, division, size))
 
     def _watchdog(self) -> Watchdog:
         return Watchdog(self.mark, self._stuck, limit_s=self.assignment.get("timeout_s"), least_s=TIMEOUT_S)

@@ -29,15 +29,17 @@ class Tokens(TokenJob):
         self.shared_parameters = tuple(map(tuple, ties))
 
     def layers(self) -> Sequence[LayerSpec]:
-        return [spec._replace(build=partial(self._built, spec)) for spec in super().layers()]
-
-    def _built(self, spec: LayerSpec) -> nn.Module:
-        return spec.build().to(self._dtype)
+        return [spec._replace(build=partial(_built, spec.build, self._dtype)) for spec in super().layers()]
 
     def loss(self, outputs: dict[str, Tensor], targets: Tensor) -> tuple[Tensor, int]:
         """The sum in the data type of the model, which the examples take in fp32."""
         scores = outputs["x"].flatten(0, -2)
         return functional.cross_entropy(scores, targets.flatten(), reduction="sum"), targets.numel()
+
+
+def _built(build: Any, dtype: torch.dtype) -> nn.Module:
+    module: nn.Module = build()
+    return module.to(dtype)
 
 
 _GPT = partial(gpt.Config, blocks=_BLOCKS, width=_WIDTH, heads=4, length=_LENGTH, vocabulary=_WORDS)

@@ -12,24 +12,37 @@ from penstock.solvers.costs.memory import activation_bytes, static_bytes
 
 HERE = Path(__file__).parent
 CLOSE = 0.03
+_SHARED = [
+    (2, 1, 1, 1, "none"),
+    (2, 1, 1, 2, "none"),
+    (2, 1, 1, 2, "optimizer"),
+    (1, 1, 1, 2, "optimizer"),
+    (1, 2, 1, 1, "none"),
+    (2, 2, 1, 1, "optimizer"),
+]
 
 
-@pytest.mark.parametrize("job", ["llama", "gpt"])
 @pytest.mark.parametrize(
-    ("tensor", "replicas", "sharding"),
-    [(2, 1, "none"), (2, 2, "none"), (2, 2, "optimizer"), (1, 2, "optimizer")],
+    ("job", "tensor", "context", "expert", "replicas", "sharding"),
+    [
+        *((job, *how) for job in ("llama", "gpt") for how in _SHARED),
+        ("moe", 1, 1, 2, 1, "none"),
+        ("moe", 1, 1, 2, 1, "optimizer"),
+        ("moe", 2, 1, 2, 1, "none"),
+    ],
 )
 def test_ranks_hold_what_is_counted_after_two_micro_batches_and_at_the_step(
-    world: RankPool, job: str, tensor: int, replicas: int, sharding: str
+    world: RankPool, job: str, tensor: int, context: int, expert: int, replicas: int, sharding: str
 ) -> None:
     """In the second step, when the optimizer has its states."""
-    made = lowered(Case(job, "float32", tensor, 1, 1, replicas, 1, sharding, "gpipe", "none"))
+    case = Case(job, "float32", tensor, context, expert, replicas, 1, sharding, "gpipe", "none")
+    made = lowered(case)
     done = world.train(
         made.programs, f"mesh_jobs:{job}_float32", steps=2, directory=str(HERE), check=False, count_memory=True
     )
     (stage,) = made.allocation.stages
     static = static_bytes(made.cells, stage).total
-    each = activation_bytes(made.cells, stage, BATCH // MICRO_BATCHES)
+    each = activation_bytes(made.cells, stage, BATCH // MICRO_BATCHES // case.degrees.meshes)
     for program, one in zip(made.programs, done, strict=True):
         assert one["kind"] == "done", one
         held = {index: size for step, index, size in one["held"] if step == 1}

@@ -11,7 +11,17 @@ import small_jobs
 import torch
 
 from penstock.executor.run.chain import Chain
-from penstock.executor.run.check import _COPIES, ACROSS, ON_GPUS, TOLERANCE, _fits, _Reference, _tolerance, _Whole
+from penstock.executor.run.check import (
+    _COPIES,
+    ACROSS,
+    ON_GPUS,
+    TOLERANCE,
+    _fits,
+    _Reference,
+    _tolerance,
+    _Whole,
+    worse,
+)
 from penstock.executor.run.reference import Recipe
 from penstock.executor.runtime.cpu import CPU
 from penstock.executor.stage.precision import FULL, Training
@@ -45,6 +55,22 @@ def run_of(job: Any, *, gpu: str | None, free_bytes: int = 0, training: Training
 def test_tolerances(job: Any, precision: Any, gpu: str | None, fits: bool, expected: float) -> None:
     assert (ON_GPUS, ACROSS) == (10, 100)
     assert _tolerance(run_of(job, gpu=gpu, training=Training(precision)), fits) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "shares", "expected"),
+    [
+        pytest.param(2e-6, 3e-6, True, (2e-6, 1e-6), id="before any update rounding is all that ranks may add"),
+        pytest.param(1e-7, 3e-6, True, (3e-6, 1e-5), id="after one it is enlarged"),
+        pytest.param(1e-7, 2e-5, True, (2e-5, 1e-5), id="not beyond all bounds"),
+        pytest.param(1e-7, 3e-6, False, (3e-6, 1e-6), id="ranks that share nothing add in the same order"),
+        pytest.param(0.0, 0.0, True, (0.0, 1e-6), id="nothing differs"),
+    ],
+)
+def test_later_updates_may_differ_more_where_ranks_share_layers(
+    first: float, later: float, shares: bool, expected: tuple[float, float]
+) -> None:
+    assert worse(first, later, 1e-6, shares=shares) == pytest.approx(expected)
 
 
 def test_the_reference_fits_where_memory_is_left_for_its_copies(transport: GlooTransport) -> None:

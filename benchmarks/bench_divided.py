@@ -1,0 +1,208 @@
+"""Ranks that share layers against a loop over DTensor and FSDP2 written by hand, and what both take of the processors.
+
+``python benchmarks/bench_divided.py [--runs N]``: one line per row: name, value, unit, target, ok or MISSED.
+
+Both train the same LLaMA on the same partition: each layer divided by `parallelize_module`, and, where there are
+replicas, gradients reduce-scattered and parameters gathered once a step. A run is a step of all micro-batches with its
+update. Runs alternate in the same processes; a row is the median of the ratios of neighbours, of the CPU seconds of all
+ranks together. Losses are compared after every run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from runtimes import MICRO_BATCHES, ROWS, SEED, Prepared, Sequential, in_processes, token_loss
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
+
+from penstock.convert import to_problem
+from penstock.examples import llama
+from penstock.executor.divided.division import Division
+from penstock.executor.divided.layout import divided_shapes
+from penstock.executor.profiling.analytic import analytic_profile
+from penstock.executor.program.interpreter import Interpreter
+from penstock.executor.run.chain import Chain, TensorShape
+from penstock.executor.run.local import loopback_interface
+from penstock.executor.transport import GlooTransport, process_groups
+from penstock.schemas.program import Program
+from penstock.schemas.request import PlanRequest
+from penstock.schemas.topology import ClusterTopology, Fabric, UniformCluster
+from penstock.solvers.degrees.contract import contract
+from penstock.solvers.lowering import lower
+from penstock.solvers.model.allocation import Stage, single_pipeline
+from penstock.solvers.model.degrees import Choice, Degrees, Sharding
+from penstock.solvers.schedules.early_backward import one_f_one_b
+
+LLAMA = llama.Config(blocks=8, width=256, heads=4, key_value_heads=4, inner=512, length=64, vocabulary=1024)
+SHAPES = ((2, 2), (2, 1), (1, 2))
+"""Ranks that share a layer, and replicas that share the optimizer's states."""
+TARGET = 1.05
+WARMUP = 2
+CLOSE = 1e-4
+"""By how much losses may differ, relative: fp32 sums in another order, and AdamW's first steps enlarge that."""
+
+
+class Trained(Prepared):
+    """A LLaMA with AdamW, whose batch lies ready."""
+
+    def optimizer(self, params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(params, lr=1e-4)
+
+
+def job() -> Trained:
+    """Random tokens."""
+    generator = torch.Generator().manual_seed(SEED)
+    tokens = torch.randint(0, LLAMA.vocabulary, (MICRO_BATCHES * ROWS, LLAMA.length + 1), generator=generator)
+    return Trained(llama.layers(LLAMA), tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), token_loss)
+
+
+def programs(tensor: int, shards: int) -> list[dict[str, Any]]:
+    """One stage of all layers, micro-batch after micro-batch, as every rank runs it."""
+    profile = analytic_profile(job(), "H100", (1, ROWS), tensor_degrees=(tensor,) if tensor > 1 else ())
+    cluster = UniformCluster(
+        nodes=1,
+        devices_per_node=tensor * shards,
+        kind="H100",
+        memory_bytes=2**40,
+        fabric=Fabric(bandwidth_bytes_per_s=10**11),
+    )
+    topology = ClusterTopology(name="benchmark", uniform=cluster)
+    degrees = Degrees(tensor=tensor)
+    sharding: Sharding = "optimizer" if shards > 1 else "none"
+    request = PlanRequest.model_validate(
+        {
+            "profile": profile,
+            "topology": topology,
+            "global_batch_size": MICRO_BATCHES * ROWS,
+            "memory": {"precision": "full"},
+            "degrees": degrees._asdict(),
+            "sharding": sharding,
+        }
+    )
+    cells = contract(to_problem(request), Choice(degrees, sharding))
+    stage = Stage(0, len(profile.layers) - 1, tuple(range(shards)))
+    allocation = single_pipeline((stage,), MICRO_BATCHES)
+    return [program.to_json() for program in lower(cells, allocation, one_f_one_b(cells, allocation))]
+
+
+class HandWritten:
+    """What one writes without Penstock: each layer parallelised, then sharded over the replicas, and a loop."""
+
+    def __init__(self, chain: Chain, job: Trained, mesh: DeviceMesh, replica: int) -> None:
+        self._job, self._rows = job, ROWS // mesh.size(0)
+        self._first = replica * self._rows
+        layers = [chain.build_layer(i, SEED) for i in range(len(chain.specs))]
+        for spec, layer in zip(chain.specs, layers, strict=True):
+            if mesh.size(1) > 1 and callable(spec.parallel):
+                parallelize_module(layer, mesh["tensor"], dict(spec.parallel()), src_data_rank=None)
+        self._model: Any = Sequential(layers)  # which FSDP2 gives more methods
+        self._is_sharded = mesh.size(0) > 1
+        if self._is_sharded:
+            for module in (*layers, self._model):
+                sharded: Any = fully_shard(module, mesh=mesh["replicas"], reshard_after_forward=False)
+                sharded.set_gradient_divide_factor(1.0)
+                sharded.set_force_sum_reduction_for_comms(True)  # gloo has no other
+        self._optimizer = job.optimizer(self._model.parameters())
+
+    def step(self) -> float:
+        """One global batch; the mean loss of this rank's part, times its share."""
+        job, model = self._job, self._model
+        self._optimizer.zero_grad()
+        total = torch.zeros(())
+        for number in range(MICRO_BATCHES):
+            if self._is_sharded:
+                is_last = number == MICRO_BATCHES - 1
+                model.set_requires_gradient_sync(is_last)
+                model.set_reshard_after_backward(is_last)
+                model.set_is_last_backward(is_last)
+            first = number * ROWS + self._first
+            inputs, targets = job.batch(0, range(first, first + self._rows))
+            with loss_parallel():
+                loss = job.loss({"x": model(inputs["x"])}, targets)[0] / job.y.numel()
+                loss = loss.full_tensor() if isinstance(loss, DTensor) else loss
+                loss.backward()
+            total += loss.detach()
+        self._optimizer.step()
+        return total.item()
+
+
+def compare(
+    documents: Sequence[dict[str, Any]], shape: tuple[int, int], rank: int, world_size: int, runs: int
+) -> dict[str, float]:
+    """The ratio of CPU seconds, and each side's seconds of a run; all ranks have the same answer."""
+    given = job()
+    chain, program = Chain(given), Program.from_json(documents[rank])
+    groups = process_groups(program.groups)
+    division = None if program.mesh is None else Division(program.mesh, groups)
+    shapes: Sequence[dict[str, TensorShape]] = chain.infer_shapes(range(1))
+    own = Interpreter(
+        program,
+        chain,
+        shapes if division is None else divided_shapes(chain, shapes, division),
+        seed=SEED,
+        transport=GlooTransport(),
+        groups=groups,
+        division=division,
+    )
+    own.agree()
+    tensor, replicas = shape
+    ranks = torch.arange(world_size).view(replicas, tensor)
+    mesh = DeviceMesh("cpu", ranks, mesh_dim_names=("replicas", "tensor"))
+    hand = HandWritten(chain, given, mesh, rank // tensor)
+    sides: dict[str, Callable[[], float]] = {"own": lambda: own.step(0).loss, "hand": hand.step}
+    taken: dict[str, list[float]] = {name: [] for name in sides}
+    gc.collect()
+    gc.freeze()
+    for run in range(-WARMUP, runs):
+        losses = {}
+        for name in list(sides) if run % 2 else list(sides)[::-1]:
+            dist.barrier()
+            start = time.process_time()
+            losses[name] = sides[name]()
+            dist.barrier()
+            spent = torch.tensor([time.process_time() - start], dtype=torch.float64)
+            dist.all_reduce(spent)
+            if run >= 0:
+                taken[name].append(spent.item())
+        theirs = torch.tensor([losses["hand"] / tensor])  # each rank of a tensor group has it whole
+        dist.all_reduce(theirs)
+        if not math.isclose(theirs.item(), losses["own"], rel_tol=CLOSE):
+            raise SystemExit(f"run {run}: the loss is {losses['own']}, and {theirs.item()} by hand")
+    ratio = statistics.median(a / b for a, b in zip(taken["own"], taken["hand"], strict=True))
+    return {"ratio": ratio} | {name: statistics.median(seconds) for name, seconds in taken.items()}
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--runs", type=int, default=9, help="alternated runs per row")
+    given = parser.parse_args(arguments)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")  # of what is written by hand, and of torch about itself
+    good = True
+    for tensor, shards in SHAPES:
+        found = in_processes(partial(compare, programs(tensor, shards), (tensor, shards)), tensor * shards, given.runs)
+        good &= found["ratio"] <= TARGET
+        name = f"LLaMA d=256, tensor {tensor} x {shards} replicas / DTensor and FSDP2 by hand"
+        seconds = f"{found['own']:.2f} / {found['hand']:.2f} s"
+        verdict = "ok" if found["ratio"] <= TARGET else "MISSED"
+        print(f"{name:64s} {found['ratio']:8.3f} ratio  target <= {TARGET:<6g} {verdict} ({seconds})", flush=True)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
