@@ -15,6 +15,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from penstock.solvers.bounds import suffix
+from penstock.solvers.compiled.kept import note_all_kept
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.improve import tabu
 from penstock.solvers.improve.neighbourhood.batch import Catalogue
@@ -48,6 +49,7 @@ def warm(*, backwards: bool = False) -> float:
         toys += [partial(_suffixes, problem), partial(_in_bulk, problem)]
     for toy in reversed(toys) if backwards else toys:
         toy()
+    note_all_kept()
     return time.perf_counter() - started
 
 

@@ -20,7 +20,6 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Protocol
 
-from penstock.solvers.compiled.kept import kept
 from penstock.solvers.compiled.progress import tell
 from penstock.solvers.model.micro_batches import candidates
 from penstock.solvers.model.problem import Problem
@@ -129,11 +128,8 @@ class Workforce(Protocol):
 
 
 def is_small(setting: Setting) -> bool:
-    """Return whether a request is solved before processes would be ready, or soon after its limit.
-
-    Without compiled kernels it is not: the compiler ends in time only with its process.
-    """
-    return size_of(setting.problem) <= SMALL and not (setting.deadline.limited and kept()[0] == 0)
+    """Return whether a request is solved before processes would be ready, or soon after its limit."""
+    return size_of(setting.problem) <= SMALL
 
 
 def size_of(problem: Problem) -> int:

@@ -24,10 +24,9 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NoReturn
 
 from penstock.schemas.errors import Unreachable
-from penstock.workers.child import die_with
+from penstock.workers.child import serve_and_exit
 
 PRELOAD = ("penstock.planning.solve", "penstock.planning.compare", "penstock.workers.solve_child")
 WARM = (*PRELOAD, "penstock.solvers.solve.warm:warm")
@@ -248,7 +247,9 @@ def _fork(control: socket.socket, running: dict[int, socket.socket], ours: Seque
     if pid == 0:
         for end in (control, status, *ours, *running.values()):
             end.close()
-        _child(pipe, parent)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        serve_and_exit(pipe, parent)
     pipe.close()
     with suppress(ProcessLookupError, PermissionError):
         os.setpgid(pid, pid)
@@ -271,27 +272,6 @@ def _kill(running: dict[int, socket.socket]) -> None:
     for pid in running:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
-
-
-def _child(pipe: socket.socket, parent: int) -> NoReturn:
-    code = 1
-    try:
-        die_with(parent)
-        os.setpgid(0, 0)
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        from penstock.workers.solve_child import serve
-
-        with pipe, pipe.makefile("rb") as source, pipe.makefile("wb") as sink:
-            serve(source, sink)
-        code = 0
-    except (BrokenPipeError, ConnectionResetError):
-        pass
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """One task in one process: the only module that runs planners for the service.
 
 The protocol is one line of JSON in, lines of JSON out, over a pipe. In: ``{"task": one of TASKS, "entry":
-"module:function", …}``. Out: ``incumbent``, ``progress`` and ``row`` as they are found, then ``result``, or ``error``
+"module:function", …}``. Out: ``incumbent``, ``progress``, ``compiling`` and ``row`` as they come, then ``result``, or ``error``
 with the problem details, or ``crash`` with a traceback for the service's log. The same entry serves a child of the
 forkserver and ``python -m penstock.workers.solve_child PARENT``, whose standard input is the socket.
 ``memory_bytes`` of a task limits what its process may take beyond what it had loaded before.
@@ -66,7 +66,10 @@ def _solve(entry: Callable[..., ResultOut], task: dict[str, Any], send: Send) ->
     def send_plan(plan: Plan) -> None:
         send({"kind": "incumbent", "plan": plan.model_dump(mode="json")})
 
-    result = entry(request, send_plan, Steps(send), task.get("workers", 1))
+    from penstock.solvers.compiled.progress import listening
+
+    with listening(lambda kernels: send({"kind": "compiling", "kernels": kernels})):
+        result = entry(request, send_plan, Steps(send), task.get("workers", 1))
     if result.plan is not None:
         refuse_unsound(PlanFile(plan=result.plan, request=request))
     send({"kind": "result", "result": result.model_dump(mode="json")})
