@@ -24,17 +24,23 @@ from penstock.solvers.compiled.progress import tell
 from penstock.solvers.model.micro_batches import candidates
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound
+from penstock.solvers.solve.ending import end_with
 from penstock.solvers.solve.incumbent import Found, Outcome, State
 from penstock.solvers.solve.processors import available_processors
 from penstock.solvers.solve.setting import Setting
 from penstock.solvers.solve.tasks import Ask, Prove, Remedy, Task
-from penstock.solvers.solve.worker_process import Compiling, Crash, end_with, serve
+from penstock.solvers.solve.worker_process import Compiling, Crash, serve
 
 SMALL = 1_500
 """The largest request (``size_of``) that is solved in the calling process."""
 MOST_WORKERS = 8
 """Beyond that many processes each of them would have little left to do."""
-LAUNCH = "import sys; from penstock.solvers.solve.worker_process import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+LAUNCH = """import sys
+from penstock.solvers.solve.ending import end_with
+end_with(int(sys.argv[2]))
+from penstock.solvers.solve.worker_process import main
+main(int(sys.argv[1]))
+"""
 GRACE_S = 0.5
 """From the limit until workers are killed."""
 

@@ -17,6 +17,13 @@ from contextlib import suppress
 from typing import NoReturn, Protocol
 
 _PR_SET_PDEATHSIG = 1
+_LAUNCH = """import sys
+from penstock.workers.child import die_with
+die_with(int(sys.argv[1]))
+from penstock.workers.solve_child import main
+main()
+"""
+"""It dies with its parent also while it imports."""
 
 
 class Child(Protocol):
@@ -49,7 +56,7 @@ class InterpreterChild:
         self.pipe, theirs = socket.socketpair()
         with theirs:
             self._process: subprocess.Popen[bytes] = subprocess.Popen(
-                [sys.executable, "-m", "penstock.workers.solve_child", str(os.getpid())],
+                [sys.executable, "-c", _LAUNCH, str(os.getpid())],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,
