@@ -50,7 +50,7 @@ from penstock.workers.forkserver import Forkserver
 
 GRACE_S = 1
 """From the end of ``drain_s`` until responses in progress are broken off, in whole seconds."""
-END_S = 2.5
+END_S = 2.0
 """And until the process ends, whatever its threads are at."""
 COMPRESS_FROM_BYTES = 1024
 SHARED = (

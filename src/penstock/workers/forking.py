@@ -42,6 +42,7 @@ def main(control_fd: int, preload: Sequence[str]) -> None:
     with suppress(BrokenPipeError, ConnectionResetError):  # the end of the service is noticed below
         control.send(READY)
     Forking(control, watch, (step for function in steps for step in function())).serve()
+    os._exit(0)  # unloading all that takes longer than anybody waits
 
 
 def killed_with_service() -> int:

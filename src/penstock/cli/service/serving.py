@@ -74,9 +74,13 @@ def serve(
 
     forkserver = Forkserver.for_solves(warm_up=chosen.warm_up)
     forkserver.start()  # it imports while this process does
-    from penstock.service.http.app import serve as run_service
+    try:
+        from penstock.service.http.app import serve as run_service
 
-    run_service(chosen, forkserver)
+        run_service(chosen, forkserver)
+    finally:
+        forkserver.stop()
+    os._exit(0)  # all is closed; unloading it takes longer than anybody waits
 
 
 def worker(
