@@ -42,6 +42,7 @@ from penstock.service.http.routes import (
     sessions,
     sweeps,
 )
+from penstock.service.jobs import judging
 from penstock.service.security import answers, wire
 from penstock.service.security.keys import UNHEEDED_REMEDY, unheeded
 from penstock.service.services import Service
@@ -127,6 +128,8 @@ def serve(settings: Settings | None = None, forkserver: Forkserver | None = None
     service.database.create(wait_s=settings.database_wait_s)
     if settings.security == "off" and (words := unheeded(service.database)) is not None:
         log.warning("%s; %s", words, UNHEEDED_REMEDY)
+    if settings.warm_up:
+        judging.load()
     listener = _listen(settings)
     host, port = listener.getsockname()[:2]
     scheme = "http" if settings.tls_certificate is None else "https"

@@ -153,14 +153,18 @@ def _option(option: Option[Any]) -> dict[str, Any]:
     return described | {name: value for name, value in limits.items() if value is not None}
 
 
+def load() -> None:
+    """Load what checks requests, so that the first one is not held for longer than its client prefers."""
+    check(PlanRequest.parse(tiny_request()))
+
+
 def warm_up(is_over: Callable[[], bool]) -> None:
-    """Start a thread that loads what checks requests, and the judge once nothing has to be compiled for it."""
+    """Start a thread that loads the judge once nothing has to be compiled for it."""
     threading.Thread(target=_warm_up, args=(is_over,), name="warm-up", daemon=True).start()
 
 
 def _warm_up(is_over: Callable[[], bool]) -> None:
     try:
-        check(PlanRequest.parse(tiny_request()))
         from penstock.solvers.compiled.kept import all_kept
 
         time.sleep(LOOK_S)  # for whoever asks first
