@@ -49,10 +49,10 @@ from penstock.service.services import Service
 from penstock.service.settings import Settings
 from penstock.workers.forkserver import Forkserver
 
-GRACE_S = 1
-"""From the end of ``drain_s`` until responses in progress are broken off, in whole seconds."""
 END_S = 2.0
-"""And until the process ends, whatever its threads are at."""
+"""From a signal, after ``drain_s``, until the process ends whatever its threads and responses are at."""
+GRACE_S = 5
+"""The same without a signal."""
 COMPRESS_FROM_BYTES = 1024
 SHARED = (
     "another service, %s, uses the database %s too: both show and solve the same jobs; "
