@@ -33,7 +33,7 @@ from penstock.service.security.door import Authenticator
 from penstock.service.security.sizes import Sizes
 from penstock.service.settings import Settings
 from penstock.solvers.solve.processors import available_processors
-from penstock.workers.forkserver import PRELOAD, WARM, Forkserver
+from penstock.workers.forkserver import Forkserver
 
 WATCH_AGAIN_S = 1.0
 
@@ -43,7 +43,7 @@ log = logging.getLogger("penstock.service")
 class Service:
     """Everything that the endpoints call."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, forkserver: Forkserver | None = None) -> None:
         self.settings = settings
         self.started = time.monotonic()
         self.ending = False
@@ -58,7 +58,7 @@ class Service:
         self.stores = Stores(self.database)
         self.queue = JobQueue(self.database)
         self.authenticator = Authenticator(self.database, settings)
-        self.forkserver = Forkserver(WARM if settings.warm_up else PRELOAD)
+        self.forkserver = forkserver or Forkserver.for_solves(warm_up=settings.warm_up)
         leases = Leases(self.database, lease_s=settings.lease_s, max_attempts=settings.max_attempts)
         self.worker = Worker(self.database, leases, self.stores, self.forkserver, settings)
         self.sizes = Sizes(settings)
@@ -94,7 +94,7 @@ class Service:
         self.worker.start()
         self._watches = [asyncio.create_task(_kept_up(one.watch)) for one in (self.agents, self.recovery)]
         if self.settings.warm_up:
-            judging.warm_up(self.forkserver, self.settings.solve_entry)
+            judging.warm_up(lambda: self.ending)
 
     async def close(self) -> None:
         """Wake all waiters, hand running jobs back to the queue, and end every child."""

@@ -60,7 +60,7 @@ class Settings(BaseSettings):
     )
     max_sweep_cases: int = Field(default=1000, ge=1, description="plan requests of one sweep")
     solve_entry: str = Field(
-        default="penstock.planning.solve:solve", description="module:function that answers a plan request"
+        default="penstock.planning.solve:solve_here", description="module:function that answers a plan request"
     )
     compare_entry: str = Field(
         default="penstock.planning.compare:compare", description="module:function that compares planners"

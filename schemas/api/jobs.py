@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -55,6 +56,18 @@ class ProblemDetails(Part):
             errors=tuple(FaultOut.of(fault) for fault in error.faults),
             remedy=error.remedy,
         )
+
+    def as_error(self) -> PenstockError:
+        """Return the error that it was."""
+        kind = next((kind for kind in _kinds(PenstockError) if kind.code == self.code), PenstockError)
+        faults = tuple(Fault(fault.pointer, fault.detail, fault.code) for fault in self.errors)
+        return kind(self.detail, faults=faults, remedy=self.remedy)
+
+
+def _kinds(kind: type[PenstockError]) -> Iterator[type[PenstockError]]:
+    for inner in kind.__subclasses__():
+        yield inner
+        yield from _kinds(inner)
 
 
 class Infeasibility(Part):

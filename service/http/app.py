@@ -22,6 +22,7 @@ from starlette.middleware.gzip import GZipMiddleware
 
 from penstock.schemas.errors import Unreachable
 from penstock.service import logs
+from penstock.service.db.alone import OtherServices
 from penstock.service.http import compat, openapi, problems
 from penstock.service.http.observing import Observing
 from penstock.service.http.routes import (
@@ -41,13 +42,22 @@ from penstock.service.http.routes import (
     sessions,
     sweeps,
 )
+from penstock.service.jobs import judging
 from penstock.service.security import answers, wire
 from penstock.service.security.keys import UNHEEDED_REMEDY, unheeded
 from penstock.service.services import Service
 from penstock.service.settings import Settings
+from penstock.workers.forkserver import Forkserver
 
+END_S = 2.0
+"""From a signal, after ``drain_s``, until the process ends whatever its threads and responses are at."""
 GRACE_S = 5
+"""The same without a signal."""
 COMPRESS_FROM_BYTES = 1024
+SHARED = (
+    "another service, %s, uses the database %s too: both show and solve the same jobs; "
+    "for one of its own give this service another --database"
+)
 ROUTES = (
     jobs,
     exports,
@@ -70,9 +80,9 @@ ROUTES = (
 log = logging.getLogger("penstock.service")
 
 
-def create_app(settings: Settings | None = None) -> FastAPI:
+def create_app(settings: Settings | None = None, forkserver: Forkserver | None = None) -> FastAPI:
     """Return the application; its parts start and stop with its lifespan."""
-    service = Service(settings or Settings.load())
+    service = Service(settings or Settings.load(), forkserver)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -103,8 +113,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     return app
 
 
-def serve(settings: Settings | None = None) -> None:
-    """Serve until SIGINT or SIGTERM; logs one line with the URL when it listens.
+def serve(settings: Settings | None = None, forkserver: Forkserver | None = None) -> None:
+    """Serve until SIGINT or SIGTERM; logs one line with the URL when it listens. ``forkserver``: one that has started.
 
     Raises UnsupportedRequest for an address other than loopback that was not allowed, Conflict or Unreachable when
     the database or the port cannot be used.
@@ -113,19 +123,26 @@ def serve(settings: Settings | None = None) -> None:
     settings.refuse_open_doors()
     logs.configure(settings.log_format, settings.log_level)
     connections = wire.options(settings)
-    app = create_app(settings)
+    app = create_app(settings, forkserver)
     service: Service = app.state.service
     service.database.create(wait_s=settings.database_wait_s)
     if settings.security == "off" and (words := unheeded(service.database)) is not None:
         log.warning("%s; %s", words, UNHEEDED_REMEDY)
+    if settings.warm_up:
+        judging.load()
     listener = _listen(settings)
     host, port = listener.getsockname()[:2]
     scheme = "http" if settings.tls_certificate is None else "https"
-    log.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
+    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    log.info("listening on %s", url)
+    others = OtherServices(service.database)
+    if (other := others.enter(f"process {os.getpid()} at {url}")) is not None:
+        log.warning(SHARED, other, service.database.name)
     config = uvicorn.Config(
         app, log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S, timeout_keep_alive=60, **connections
     )
     _Server(config, service).run(sockets=[listener])
+    others.leave()
 
 
 class _Server(uvicorn.Server):
@@ -151,10 +168,18 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin a graceful shutdown; at the second signal end at once: children die too, leases expire."""
+        """Begin a graceful shutdown; at the second signal end at once: children die too, leases expire.
+
+        Before it serves nothing was taken that could be lost, and it ends at once as well.
+        """
         if self._service.ending:
             os._exit(128 + sig)
+        if not self.started:
+            os._exit(0)
         self._service.ending = True
+        last = threading.Timer(self._service.settings.drain_s + END_S, _end_anyway)
+        last.daemon = True
+        last.start()
         self._stop_listening_at = time.monotonic() + self._service.settings.drain_s
 
     async def on_tick(self, counter: int) -> bool:
@@ -165,6 +190,12 @@ class _Server(uvicorn.Server):
             self._service.forkserver.end_loading()
             self._handing_back = asyncio.create_task(run_sync(self._service.worker.stop))
         return await super().on_tick(counter) or time.monotonic() >= self._stop_listening_at
+
+
+def _end_anyway() -> None:
+    """End the process although a thread is still at work, such as in the judge: it has nothing that could be lost."""
+    log.warning("ended before all work in progress was done")
+    os._exit(0)
 
 
 def _listen(settings: Settings) -> socket.socket:

@@ -6,6 +6,8 @@ import gc
 import json
 import logging
 import threading
+import time
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +18,16 @@ from penstock.schemas.plan import PlanFile
 from penstock.schemas.program import Texts
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.trace import Trace
-from penstock.service.http.samples import tiny_request
+from penstock.service.http.samples import tiny_plan_file, tiny_request
 from penstock.service.runs.generations import Lowered
-from penstock.workers.forkserver import Forkserver
-from penstock.workers.protocol import run_task
 
 if TYPE_CHECKING:
     from penstock.planning.judge import Judgement
     from penstock.service.db.store import Stores
     from penstock.solvers.model.options import Option
 
-WARM_UP_S = 300.0
+LOOK_S = 1.0
+"""Between two looks whether the kernels are compiled."""
 
 log = logging.getLogger("penstock.service")
 
@@ -152,25 +153,29 @@ def _option(option: Option[Any]) -> dict[str, Any]:
     return described | {name: value for name, value in limits.items() if value is not None}
 
 
-def warm_up(forkserver: Forkserver, entry: str) -> None:
-    """Start a thread that loads the judge here, and compiles the planners' kernels in a child."""
-    threading.Thread(target=_warm_up, args=(forkserver, entry), name="warm-up", daemon=True).start()
+def load() -> None:
+    """Load what checks requests, so that the first one is not held for longer than its client prefers."""
+    check(PlanRequest.parse(tiny_request()))
 
 
-def _warm_up(forkserver: Forkserver, entry: str) -> None:
+def warm_up(is_over: Callable[[], bool]) -> None:
+    """Start a thread that loads the judge once nothing has to be compiled for it."""
+    threading.Thread(target=_warm_up, args=(is_over,), name="warm-up", daemon=True).start()
+
+
+def _warm_up(is_over: Callable[[], bool]) -> None:
     try:
-        request = PlanRequest.parse(tiny_request())
-        task = {"task": "solve", "entry": entry, "request": request.model_dump(mode="json")}
-        answers: list[dict[str, Any]] = []
-        problem = run_task(forkserver, task, WARM_UP_S, answers.append)
-        if problem is not None:
-            log.warning("the solvers could not be warmed up: %s", problem.detail)
-            return
-        result = answers[-1]["result"]
-        lowered(PlanFile.parse({"plan": result["plan"], "request": request}))
+        from penstock.solvers.compiled.kept import all_kept
+
+        time.sleep(LOOK_S)  # for whoever asks first
+        while not all_kept():  # the forkserver has it compiled: here nobody would be answered meanwhile
+            if is_over():
+                return
+            time.sleep(LOOK_S)
+        lowered(PlanFile.parse(tiny_plan_file()))
         _keep_what_is_loaded()
     except PenstockError as error:
-        log.warning("the solvers could not be warmed up: %s", error)
+        log.warning("the judge could not be warmed up: %s", error)
 
 
 def _keep_what_is_loaded() -> None:

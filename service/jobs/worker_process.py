@@ -18,7 +18,7 @@ from penstock.service.db.store import Stores
 from penstock.service.jobs.leases import Leases
 from penstock.service.jobs.worker import Worker
 from penstock.service.settings import Settings
-from penstock.workers.forkserver import PRELOAD, WARM, Forkserver
+from penstock.workers.forkserver import Forkserver
 
 LOOPBACK = "127.0.0.1"
 
@@ -35,7 +35,7 @@ def work(settings: Settings) -> None:
     logs.configure(settings.log_format, settings.log_level)
     database = Database.of(settings)
     database.create(wait_s=settings.database_wait_s)
-    forkserver = Forkserver(WARM if settings.warm_up else PRELOAD)
+    forkserver = Forkserver.for_solves(warm_up=settings.warm_up)
     worker = _worker(settings, database, forkserver)
     relay = Relay(database, worker.on_change)
     ended = _until_signalled()

@@ -24,6 +24,9 @@ KEPT = 10_000
 WRONG_PER_S = 2.0
 """Wrong keys that an address may show."""
 
+PREFIX = "psk_"
+"""What keys begin with: other bearers' tokens, such as a proxy's, are no business of ours."""
+
 HOW = "send the header `Authorization: Bearer psk_…` (PENSTOCK_API_KEY for client and command line)"
 MAKE_ONE = "make one with `penstock keys create`"
 
@@ -44,7 +47,7 @@ class Authenticator:
         """Who makes a request, which counts against the limits of its key. Raises Unauthenticated and QuotaExceeded."""
         state = request.state
         if not hasattr(state, "principal"):
-            principal = EVERYBODY if self.is_open else _of(await self._key(request))
+            principal = await self._anybody(request) if self.is_open else _of(await self._key(request))
             subject = principal.key_id or _address(request)
             if principal.key_id or not is_loopback(subject):
                 state.allowance = self._rates.take(subject)
@@ -70,6 +73,19 @@ class Authenticator:
         except DatabaseAway:
             return True
         return key is not None and key.state == "valid"
+
+    async def _anybody(self, request: Request) -> Principal:
+        """Everybody, where no key is asked for; a wrong one is refused all the same: it is for elsewhere."""
+        scheme, _, text = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and text.strip().startswith(PREFIX):
+            try:
+                await self.key(text.strip(), _address(request))
+            except Unauthenticated as wrong:
+                raise Unauthenticated(
+                    f"{wrong.detail}; this service asks for none (its security is off): is another one meant?",
+                    remedy="send no key here (unset PENSTOCK_API_KEY), or name the service that the key is for",
+                ) from None
+        return EVERYBODY
 
     async def _key(self, request: Request) -> Key:
         address = _address(request)

@@ -28,7 +28,6 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from ortools.sat.python import cp_model
 
 from penstock.schemas.amounts import exact
 from penstock.solvers.costs.memory import context_bytes, free_bytes
@@ -300,6 +299,8 @@ def _unpackable(least: Least, part: Devices) -> Proof | None:
     """
     if least.blocks * len(part) > MOST_PAIRS:
         return None
+    from ortools.sat.python import cp_model  # brings pandas: a quarter of what a first plan loads
+
     of = {device: group for group in least.groups(part) for device in group.devices}
     pairs = [(b, d) for b in range(least.blocks) for d in part if least.may_hold(b, of[d])]
     model = cp_model.CpModel()

@@ -17,21 +17,22 @@ import numba
 from numba.core import types
 
 import penstock.solvers.compiled.by_address  # noqa: F401  how numba passes named tuples
+from penstock.solvers.compiled.on_disk import OnDisk
 from penstock.solvers.compiled.parts import Part
 
 _njit: Any = numba.njit
 _unliteral: Any = types.unliteral
 
 
-def _decorator(**options: Any) -> Any:
-    """``numba.njit`` with these options, for any constant arguments the same code.
+def _decorator(*, keep: bool = False, **options: Any) -> Any:
+    """``numba.njit`` with these options, for any constant arguments the same code; ``keep`` it on disk.
 
     Else numba compiles a kernel again for each constant that another kernel passes to it, and all that it calls too.
     """
     compiler = _njit(error_model="numpy", no_cfunc_wrapper=True, **options)
 
     def decorate(function: Callable[..., Any]) -> Any:
-        kernel = compiler(function)
+        kernel = _kept(compiler(function)) if keep else compiler(function)
         template, compile_for = kernel.get_call_template, kernel.compile
 
         def get_call_template(args: Any, kws: Any) -> Any:
@@ -46,6 +47,13 @@ def _decorator(**options: Any) -> Any:
         return kernel
 
     return decorate
+
+
+def _kept(kernel: Any) -> Any:
+    """The kernel, which is looked up on disk and written there."""
+    if hasattr(kernel, "py_func"):  # with NUMBA_DISABLE_JIT it is the function itself
+        kernel._cache = OnDisk(kernel.py_func)
+    return kernel
 
 
 @contextmanager
@@ -70,14 +78,19 @@ def _part(function: Callable[..., Any]) -> Any:
     return kernel
 
 
-compiled: Any = _decorator(cache=True)
+compiled: Any = _decorator(keep=True)
 """May allocate; keeps arrays in local names where it loops."""
 
-loop: Any = _decorator(cache=True, _nrt=False)
+loop: Any = _decorator(keep=True, _nrt=False)
 """A long loop over arrays that its caller has allocated."""
 
 inner: Any = _part
 """A step of such a loop: compiled as a part of each kernel that takes it, never called from Python."""
 
-threaded: Any = _decorator(cache=True, nogil=True)
+threaded: Any = _decorator(keep=True, nogil=True)
 """May allocate, and runs in several threads at once: for batches of plans that do not depend on each other."""
+
+
+def plain(function: Callable[..., Any]) -> Any:
+    """Compile as numba does by itself: a division by zero raises."""
+    return _kept(_njit(function))

@@ -1,14 +1,90 @@
-"""The kernels that lie compiled on disk."""
+"""Where compiled kernels lie on disk, and whether all of them do. Numba is not imported for that.
+
+``NUMBA_CACHE_DIR`` of the environment names the place. Without it there is one per version of ours in the user's
+cache, whatever the program that uses us has told numba of its own functions.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
+import sys
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import penstock.solvers  # says where kernels are kept
+import penstock.solvers
+
+_COMPILES = (b"from penstock.solvers.compiled.decorators ", b"from numba", b"import numba")
+_IMPORTS = re.compile(rb"^from penstock\.([\w.]+) import", re.MULTILINE)
+COMPLETE = "complete-"
+"""The file that says of a processor that every kernel is compiled for it."""
+
+
+def place() -> Path | None:
+    """Return the directory that kernels are kept in; None where we may not write: numba then finds one of its own."""
+    if given := os.environ.get("NUMBA_CACHE_DIR"):
+        return Path(given)
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path(os.environ.get("HOME", "/nonexistent"), ".cache"))
+    found = base / "penstock" / _version_of_kernels()
+    try:
+        found.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return found if os.access(found, os.W_OK) else None
 
 
 def kept() -> tuple[int, Path]:
     """Return how many compiled kernels there are, and where."""
-    place = Path(os.environ.get("NUMBA_CACHE_DIR") or penstock.solvers.__path__[0])
-    return sum(1 for _ in place.rglob("*.nbi")), place
+    found = place() or Path(penstock.solvers.__path__[0])
+    return sum(1 for _ in found.rglob("*.nbi")), found
+
+
+def all_kept() -> bool:
+    """Return whether every kernel is compiled for this processor, so that nothing waits for the compiler."""
+    found = place()
+    return found is not None and (found / _complete()).exists()
+
+
+def note_all_kept() -> None:
+    """Note that every kernel is compiled for this processor."""
+    if (found := place()) is not None:
+        found.mkdir(parents=True, exist_ok=True)
+        (found / _complete()).touch()
+
+
+@cache
+def _complete() -> str:
+    """The digest of what numba compiles for: what it is told to, or else this processor and what it can."""
+    from llvmlite import binding
+
+    given = os.environ.get("NUMBA_CPU_NAME"), os.environ.get("NUMBA_CPU_FEATURES")
+    target = given if any(given) else (binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten())
+    words = "/".join((*(each or "" for each in target), _version_of_kernels()))
+    return COMPLETE + hashlib.sha256(words.encode()).hexdigest()[:12]
+
+
+@cache
+def _version_of_kernels() -> str:
+    try:
+        ours = version("penstock")
+    except PackageNotFoundError:
+        ours = "unknown"
+    return f"kernels-{ours}-{_digest_of_kernels(Path(penstock.solvers.__path__[0]))}-{sys.implementation.cache_tag}"
+
+
+def _digest_of_kernels(package: Path) -> str:
+    """Hash every file of ``package`` that holds a compiled function, and every file that such a file imports from.
+
+    Numba notices a change of a function's own file, but not of the files whose code and constants it compiled in.
+    """
+    texts = {path: path.read_bytes() for path in package.rglob("*.py")}
+    hashed = {path for path, text in texts.items() if any(sign in text for sign in _COMPILES)}
+    for path in tuple(hashed):
+        for module in _IMPORTS.findall(texts[path]):
+            hashed.add(package.parent.joinpath(*module.decode().split(".")).with_suffix(".py"))
+    digest = hashlib.sha256()
+    for path in sorted(hashed):
+        digest.update(texts[path] if path in texts else path.read_bytes())
+    return digest.hexdigest()[:12]

@@ -23,6 +23,7 @@ from penstock.solvers.schedules.early_backward import depths as depths_of
 class Proposal(NamedTuple):
     """An allocation with the schedules and the all-reduce settings to judge it under.
 
+    No schedule at all: nothing is judged, but finding none took as long as a plan, and counts as one in ``max_plans``.
     ``fixed``: judge this schedule and no other, with the allocation's own recomputation; ``schedules`` then holds its
     name. Rules other than ``synchronous`` always come with a fixed schedule. ``proven``: a bound that the planner has
     proven by now. ``note``: a remark on its search so far, for ``why``.

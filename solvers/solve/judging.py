@@ -114,6 +114,9 @@ class Judge:
         if proposal.proven is not None:
             self.prove(proposal.proven)
         self.note = proposal.note or self.note
+        if not proposal.schedules and proposal.fixed is None:
+            self.judged += 1
+            return
         self.obstacles.proposed = True
         if self.problem.pins:
             kept = self._pinned(proposal)

@@ -109,7 +109,7 @@ class Ask:
 def _also_under(schedules: tuple[str, ...], proposals: Iterator[Proposal]) -> Iterator[Proposal]:
     for proposal in proposals:
         yield proposal
-        if len(proposal.allocation.stages) > 1 and proposal.fixed is None:
+        if proposal.schedules and len(proposal.allocation.stages) > 1 and proposal.fixed is None:
             yield from (proposal._replace(schedules=(schedule,)) for schedule in schedules)
 
 
@@ -249,7 +249,7 @@ class Remedy:
         """Try changes until one works, or the limit; return the one that works."""
 
         def feasible(changed: Problem) -> bool:
-            tried = Setting(changed, setting.deadline, schedule=setting.schedule, first_feasible=True)
+            tried = replace(setting, problem=changed, gap=0.0, closely=True, whole=None, first_feasible=True)
             return not setting.deadline.passed and self.feasible(tried, self.planner, self.values)
 
         return Outcome(remedy=find_remedy(setting.problem, feasible))

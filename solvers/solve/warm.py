@@ -1,6 +1,6 @@
 """Compiles what numba compiles, by solving a toy: ``python -m penstock.solvers.solve.warm`` at set-up and image build.
 
-The compiled kernels are kept on disk (``NUMBA_CACHE_DIR``), so that no user waits for the compiler.
+The compiled kernels are kept on disk (``compiled.kept``), so that no user waits for the compiler.
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
 from penstock.solvers.bounds import suffix
+from penstock.solvers.compiled.kept import all_kept, note_all_kept
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.improve import tabu
 from penstock.solvers.improve.neighbourhood.batch import Catalogue
@@ -36,9 +37,30 @@ PLANS = 12
 """Of each planner, judged: enough to meet every kernel."""
 
 
+class Step(NamedTuple):
+    """A part of the warm-up; ``apart``: it compiles, which may take minutes, and its use is what it leaves on disk."""
+
+    run: Callable[[], object]
+    apart: bool = False
+
+
+def steps() -> Iterator[Step]:
+    """Yield short steps that load every kernel, after one that compiles those which are not on disk."""
+    if not all_kept():
+        yield Step(warm, apart=True)
+    yield from map(Step, _toys())
+
+
 def warm(*, backwards: bool = False) -> float:
     """Solve toys with every planner in each kind of network, lower and draw the plans; return the seconds taken."""
     started = time.perf_counter()
+    for toy in reversed(_toys()) if backwards else _toys():
+        toy()
+    note_all_kept()
+    return time.perf_counter() - started
+
+
+def _toys() -> list[Callable[[], None]]:
     networks: tuple[tuple[bool, Literal["half", "full"]], ...] = ((True, "half"), (False, "half"), (False, "full"))
     toys: list[Callable[[], None]] = [_halves_too_large, _special_processor]
     for shared, channel in networks:
@@ -46,9 +68,7 @@ def warm(*, backwards: bool = False) -> float:
         asked = [row for row in PLANNERS.values() if row.proposals is None or not row.target]
         toys += [partial(_planned, problem, row) for row in asked]
         toys += [partial(_suffixes, problem), partial(_in_bulk, problem)]
-    for toy in reversed(toys) if backwards else toys:
-        toy()
-    return time.perf_counter() - started
+    return toys
 
 
 def _from_both_ends() -> None:

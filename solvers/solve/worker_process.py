@@ -7,10 +7,6 @@ writes.
 
 from __future__ import annotations
 
-import ctypes
-import os
-import signal
-import sys
 import traceback
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -20,8 +16,6 @@ from penstock.solvers.compiled.progress import listening
 from penstock.solvers.model.result import Bound
 from penstock.solvers.solve.incumbent import Found
 from penstock.solvers.solve.setting import Setting
-
-_PR_SET_PDEATHSIG = 1
 
 
 class Crash(NamedTuple):
@@ -34,15 +28,6 @@ class Compiling(NamedTuple):
     """The kernel that a task waits for; None: it is ready."""
 
     kernel: str | None
-
-
-def end_with(parent: int) -> None:
-    """End this process when its parent dies, and leave Ctrl-C to the parent."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class PipeLink:
@@ -89,8 +74,7 @@ def serve(pipe: Connection, setting: Setting) -> None:
             pipe.send((number, answer))
 
 
-def main(descriptor: int, parent: int) -> None:
+def main(descriptor: int) -> None:
     """Serve in a fresh interpreter; the setting is the first message."""
-    end_with(parent)
     with Connection(descriptor) as pipe:
         serve(pipe, pipe.recv())

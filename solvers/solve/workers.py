@@ -20,22 +20,27 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Protocol
 
-from penstock.solvers.compiled.kept import kept
 from penstock.solvers.compiled.progress import tell
 from penstock.solvers.model.micro_batches import candidates
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound
+from penstock.solvers.solve.ending import end_with
 from penstock.solvers.solve.incumbent import Found, Outcome, State
 from penstock.solvers.solve.processors import available_processors
 from penstock.solvers.solve.setting import Setting
 from penstock.solvers.solve.tasks import Ask, Prove, Remedy, Task
-from penstock.solvers.solve.worker_process import Compiling, Crash, end_with, serve
+from penstock.solvers.solve.worker_process import Compiling, Crash, serve
 
 SMALL = 1_500
 """The largest request (``size_of``) that is solved in the calling process."""
 MOST_WORKERS = 8
 """Beyond that many processes each of them would have little left to do."""
-LAUNCH = "import sys; from penstock.solvers.solve.worker_process import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+LAUNCH = """import sys
+from penstock.solvers.solve.ending import end_with
+end_with(int(sys.argv[2]))
+from penstock.solvers.solve.worker_process import main
+main(int(sys.argv[1]))
+"""
 GRACE_S = 0.5
 """From the limit until workers are killed."""
 
@@ -129,11 +134,8 @@ class Workforce(Protocol):
 
 
 def is_small(setting: Setting) -> bool:
-    """Return whether a request is solved before processes would be ready, or soon after its limit.
-
-    Without compiled kernels it is not: the compiler ends in time only with its process.
-    """
-    return size_of(setting.problem) <= SMALL and not (setting.deadline.limited and kept()[0] == 0)
+    """Return whether a request is solved before processes would be ready, or soon after its limit."""
+    return size_of(setting.problem) <= SMALL
 
 
 def size_of(problem: Problem) -> int:

@@ -149,11 +149,11 @@ def copied(directory: Path) -> dict[str, str]:
         target = directory / "tree" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, target, follow_symlinks=False)
-    import penstock.solvers  # noqa: F401  names the folder of the compiled kernels
+    from penstock.solvers.compiled.kept import kept
 
-    cache, kept = directory / "kernels", Path(os.environ["NUMBA_CACHE_DIR"])
+    cache, (_number, known) = directory / "kernels", kept()
     for folder, _folders, _names in os.walk(ROOT / "src" / "penstock", followlinks=True):
-        if (compiled := kept / _cache_name(Path(folder))).is_dir():
+        if (compiled := known / _cache_name(Path(folder))).is_dir():
             there = directory / "tree" / Path(folder).relative_to(ROOT)
             shutil.copytree(compiled, cache / _cache_name(there))
     own = {"PYTHONPATH": str(directory / "tree" / "src"), "NUMBA_CACHE_DIR": str(cache), "PYTHONDONTWRITEBYTECODE": ""}

@@ -22,11 +22,12 @@ LISTENING = re.compile(r"(https?://[^\s\",]+)")
 
 
 class Server(LoggedProcess):
-    """``serve()`` in a child process, run by the command ``around``."""
+    """``serve()`` in a child process, run by the command ``around``; ``before`` is done in it first."""
 
-    def __init__(self, database: Path | str, *, around: Sequence[str] = (), **settings: Any) -> None:
+    def __init__(self, database: Path | str, *, around: Sequence[str] = (), before: str = "", **settings: Any) -> None:
         given = {"database": database, "port": 0, "warm_up": False, **settings}
-        super().__init__([*around, sys.executable, "-c", "from penstock.service.http.app import serve; serve()"], given)
+        code = f"{before}\nfrom penstock.service.http.app import serve; serve()"
+        super().__init__([*around, sys.executable, "-c", code], given)
         self.url = self._wait_for_url()
         self._reader.start()
         self.client = Client(self.url)

@@ -8,12 +8,12 @@ Rates are within the rounding of a double of the exact ones; callers round up wh
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from penstock.solvers.compiled.decorators import plain
 from penstock.solvers.costs.tables.routes import Routes
 
 
-@njit(cache=True)
+@plain
 def transfer_rate(
     routes: Routes,
     node_of: np.ndarray,
@@ -58,7 +58,7 @@ def transfer_rate(
     return 1e9 * rows / least, 0
 
 
-@njit(cache=True)
+@plain
 def _rate_by_slices(
     routes: Routes,
     rows: int,

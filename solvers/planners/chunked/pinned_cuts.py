@@ -13,15 +13,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
-from ortools.sat.python import cp_model
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.costs.tables.stage_table import cut_places
 from penstock.solvers.model.allocation import Allocation, Pipeline
 from penstock.solvers.model.pins import moved
 from penstock.solvers.model.problem import Problem
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
 
 MOST_PAIRS = 20_000
 """Blocks of layers times parts of cuts that are searched."""
@@ -97,6 +100,8 @@ class _Cut:
     """The model: ``held[b, k]``: block b is in part k; ``used[c, r]``: rank r has devices of set c."""
 
     def __init__(self, problem: Problem, edges: tuple[int, ...], rank_of: tuple[int, ...], width: int) -> None:
+        from ortools.sat.python import cp_model  # brings pandas: a quarter of what a first plan loads
+
         self.model, self.rank_of, self.edges = cp_model.CpModel(), rank_of, edges
         self.held = self._parts()
         alike = Counter(tuple(d in pin.devices for pin in problem.pins) for d in range(problem.num_devices))
@@ -145,6 +150,8 @@ class _Cut:
             own = [(block, held) for (block, part), held in self.held.items() if self.rank_of[part] == rank]
             self.model.add(sum(times[block] * held for block, held in own) <= longest)
         self.model.minimize(longest)
+        from ortools.sat.python import cp_model
+
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1
         solver.parameters.max_deterministic_time = SEARCHED

@@ -10,20 +10,20 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
+from penstock.solvers.compiled.decorators import plain
 from penstock.solvers.planners.dapple.kernel_arrays import Layers, Settings
 
 NO, PLAIN, RECOMPUTING = range(3)
 
 
-@njit(cache=True)
+@plain
 def rounded_up(value: float) -> int:
     """The smallest integer that is not below ``value``, a product or quotient in float64; never below the exact one."""
     return math.ceil(value * (1.0 + 4.4e-16))
 
 
-@njit(cache=True)
+@plain
 def devices_between(node_device: np.ndarray, low: np.ndarray, high: np.ndarray, out: np.ndarray) -> int:
     """Writes the devices ``low[n]`` … ``high[n] - 1`` of every server to ``out``; how many there are."""
     count = 0
@@ -34,13 +34,13 @@ def devices_between(node_device: np.ndarray, low: np.ndarray, high: np.ndarray, 
     return count
 
 
-@njit(cache=True)
+@plain
 def moved(rate: float, lag: int, size: int) -> int:
     """ns of ``size`` bytes of a sample at a hop's rate."""
     return 0 if size == 0 else lag + rounded_up(rate * size)
 
 
-@njit(cache=True)
+@plain
 def reduced(rate: float, fixed: int, size: int, backward: int, bucket: int, overlap: bool) -> int:
     """How long a stage's all-reduce outlasts its last backward; with overlap all but what that backward hides.
 
@@ -55,7 +55,7 @@ def reduced(rate: float, fixed: int, size: int, backward: int, bucket: int, over
     return max(whole - backward, rounded_up(rate * min(size, bucket)) + fixed)
 
 
-@njit(cache=True)
+@plain
 def stage_times(
     layers: Layers,
     settings: Settings,

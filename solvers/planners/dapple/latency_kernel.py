@@ -12,15 +12,15 @@ With formula (3) or the printed formula no such numbers exist, and the stages th
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from penstock.solvers.compiled.decorators import plain
 from penstock.solvers.costs.infinity import NEVER_NS
 
 X, C, R, P = range(4)
 Label = tuple[int, int, int, int]
 
 
-@njit(cache=True)
+@plain
 def push(label: Label, forward: int, backward: int, reduce: int, load: int, may_pivot: bool) -> Label:
     """The label (X, C, R, P) of a prefix with one stage more; ``load`` is its steady phase, (M - 1)(F + B)."""
     x, c, r, p = label
@@ -34,7 +34,7 @@ def push(label: Label, forward: int, backward: int, reduce: int, load: int, may_
     return x + forward, c, r, p
 
 
-@njit(cache=True)
+@plain
 def latency_of(
     forward: np.ndarray,
     backward: np.ndarray,
@@ -63,7 +63,7 @@ def latency_of(
     return _latency_at(forward, backward, reduce, load, count, q, printed)
 
 
-@njit(cache=True)
+@plain
 def _latency_at(
     forward: np.ndarray, backward: np.ndarray, reduce: np.ndarray, load: np.ndarray, count: int, q: int, printed: bool
 ) -> int:

@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from penstock.solvers.compiled.decorators import plain
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.tables.routes import Routes
 from penstock.solvers.costs.tables.transfer_kernel import transfer_rate
@@ -22,7 +22,7 @@ VALUE, KEY, CUT, SLOT, STEP, END, LENGTH = range(7)
 Hop = tuple[float, int, float, int]
 
 
-@njit(cache=True)
+@plain
 def run(
     places: Places,
     routes: Routes,
@@ -74,7 +74,7 @@ def run(
                             )  # fmt: skip
 
 
-@njit(cache=True)
+@plain
 def _into(places: Places, routes: Routes, settings: Settings, scratch: Scratch, s: int, last: int, count: int) -> Hop:
     """The hop from the set of the prefix's last stage to the new one, both ways."""
     low = np.empty(len(places.node_size), dtype=np.int64)
@@ -85,7 +85,7 @@ def _into(places: Places, routes: Routes, settings: Settings, scratch: Scratch, 
     return back, back_lag, out, out_lag
 
 
-@njit(cache=True)
+@plain
 def _both_ways(routes: Routes, node_of: np.ndarray, settings: Settings, scratch: Scratch, k: int, k2: int) -> Hop:
     """The hop from the scratch's sources to its targets, and back; negative rates where there is no way."""
     out, lag = transfer_rate(
@@ -101,7 +101,7 @@ def _both_ways(routes: Routes, node_of: np.ndarray, settings: Settings, scratch:
     return out, lag, back, back_lag
 
 
-@njit(cache=True)
+@plain
 def _extend(
     places: Places,
     placed: SetCosts,
@@ -170,7 +170,7 @@ def _extend(
         _remember(memo, settings, into_key, j2, rank, v, stages + 1, after, t, prefix, (f1, b1, f, b, a))
 
 
-@njit(cache=True)
+@plain
 def _base(memo: Memo, settings: Settings, scratch: Scratch, key: int, j: int, slot: int) -> tuple[Label, int]:
     """What is known of a prefix: its label, or its stages written to the scratch's line."""
     if settings.labels:
@@ -189,7 +189,7 @@ def _base(memo: Memo, settings: Settings, scratch: Scratch, key: int, j: int, sl
     return (0, 0, -NEVER_NS, 0), max(0, count)
 
 
-@njit(cache=True)
+@plain
 def _append(
     settings: Settings,
     scratch: Scratch,
@@ -208,13 +208,13 @@ def _append(
     return label, count + 1
 
 
-@njit(cache=True)
+@plain
 def _load(settings: Settings, forward: int, backward: int, network: bool) -> int:
     each = max(forward, backward) if network and settings.channel == 1 else forward + backward
     return (settings.micro_batches - 1) * each
 
 
-@njit(cache=True)
+@plain
 def _put(
     scratch: Scratch, settings: Settings, place: int, forward: int, backward: int, reduce: int, network: bool
 ) -> None:
@@ -225,13 +225,13 @@ def _put(
     scratch.legal[place] = not network or settings.channel != 2
 
 
-@njit(cache=True)
+@plain
 def _latency(settings: Settings, scratch: Scratch, count: int) -> int:
     line = scratch.line
     return latency_of(line[0], line[1], line[2], line[3], scratch.legal, count, settings.largest, settings.printed)
 
 
-@njit(cache=True)
+@plain
 def _with_rest(
     layers: Layers,
     settings: Settings,
@@ -265,7 +265,7 @@ def _with_rest(
     return (label[C] if settings.labels else _latency(settings, scratch, count)), whole
 
 
-@njit(cache=True)
+@plain
 def _bound(layers: Layers, settings: Settings, label: Label, j2: int, free: int) -> int:
     """What every completion takes at least: C, and after X and P the work left, spread evenly over the free devices.
 
@@ -276,7 +276,7 @@ def _bound(layers: Layers, settings: Settings, label: Label, j2: int, free: int)
     return max(label[C], label[X] + label[P] + settings.micro_batches * left)
 
 
-@njit(cache=True)
+@plain
 def _remember(
     memo: Memo,
     settings: Settings,
@@ -307,7 +307,7 @@ def _remember(
             memo.times[key, j, slot, i] = times[i]
 
 
-@njit(cache=True)
+@plain
 def _slot(
     memo: Memo, settings: Settings, key: int, j: int, rank: int, value: int, stages: int, label: Label, t: int
 ) -> int:
@@ -339,19 +339,19 @@ def _slot(
     return worst if stages < memo.info[key, j, worst, STAGES] else NONE
 
 
-@njit(cache=True)
+@plain
 def _later(memo: Memo, key: int, j: int, a: int, b: int) -> bool:
     """Whether slot a comes after slot b by rank, then latency."""
     one, other = memo.rank[key, j, a], memo.rank[key, j, b]
     return bool(one[0] > other[0] or (one[0] == other[0] and one[1] > other[1]))
 
 
-@njit(cache=True)
+@plain
 def _dominates(a: Label, b: Label) -> bool:
     return bool(a[X] <= b[X] and a[C] <= b[C] and a[R] <= b[R] and a[P] <= b[P])
 
 
-@njit(cache=True)
+@plain
 def _record(
     found: np.ndarray, by_length: np.ndarray, value: int, key: int, j: int, slot: int, t: int, end: int, stages: int
 ) -> None:
@@ -367,7 +367,7 @@ def _record(
     _write(found, place, value, key, j, slot, t, end, stages)
 
 
-@njit(cache=True)
+@plain
 def _write(table: np.ndarray, row: int, value: int, key: int, j: int, slot: int, t: int, end: int, stages: int) -> None:
     table[row, VALUE], table[row, KEY], table[row, CUT], table[row, SLOT] = value, key, j, slot
     table[row, STEP], table[row, END], table[row, LENGTH] = t, end, stages

@@ -74,11 +74,11 @@ class Setup(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """An allocation with its pattern; what a global batch is expected to take."""
+    """An allocation with its pattern, None where none was found for it; what a global batch is expected to take."""
 
     expected_ns: int
     allocation: Allocation
-    pattern: Pattern
+    pattern: Pattern | None
     note: str = ""
 
 
@@ -105,6 +105,7 @@ class SecondPhase:
     def solved(self, setup: Setup, found: Iterable[Found], halves: int = ALL_BUFFERS) -> Iterator[Plan]:
         """Shorter patterns than those known, the least loaded allocations first; the first one may be of any length.
 
+        Every allocation that was tried is among them, as ``max_plans`` counts them all.
         Of contiguous allocations only that first one: no pattern is shorter than 1F1B*.
         """
         made = [allocated(setup, each) for each in found if self.nodes]
@@ -117,7 +118,9 @@ class SecondPhase:
                 continue
             self.left -= 1
             answer = solve(line, below_ns=below_ns, solver=self.solver, nodes=self.nodes, seed=self.problem.seed)
-            if answer.pattern is not None:
+            if answer.pattern is None:
+                yield Plan(NEVER_NS, allocation, None)
+            else:
                 self.any_solved = True
                 plan = _plan(self.problem, setup, allocation, answer.pattern)
                 yield from self.note([plan]) if halves == ALL_BUFFERS else [plan]
@@ -139,7 +142,7 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
         plans = _plans(problem, setups, second, mode == "exact")
     any_plan = False
     for plan in plans:
-        any_plan = True
+        any_plan = any_plan or plan.pattern is not None
         yield _proposal(problem, plan)
     if not any_plan:
         yield from (_proposal(problem, plan) for plan in _thinnest(problem, setups))
@@ -299,6 +302,7 @@ def _updates_ns(problem: Problem, allocation: Allocation) -> int:
 
 def _outwards(problem: Problem, plan: Plan) -> Plan:
     """The same contiguous allocation under the inside-out pattern: equally many in flight, transfers at other times."""
+    assert plan.pattern is not None
     pattern = inside_out.at_period(StageLine.of(problem, plan.allocation), plan.pattern.period_ns)
     return plan if pattern is None else plan._replace(pattern=pattern)
 
@@ -319,6 +323,8 @@ def allocated(setup: Setup, found: Found) -> Allocation:
 
 
 def _proposal(problem: Problem, plan: Plan) -> Proposal:
+    if plan.pattern is None:
+        return Proposal(plan.allocation, ())
     overlaps = (problem.rules.overlap_all_reduce,)
     names = (plan.pattern.name,)
     return Proposal(plan.allocation, names, "best", overlaps, "double_buffered", plan.pattern, note=plan.note)

@@ -6,6 +6,8 @@ infeasible; 4 no plan found; 64 wrong usage, 65 a refused document, 70 an intern
 
 from __future__ import annotations
 
+from penstock.cli import early  # isort: skip  (first: what follows takes a while)
+
 import errno
 import os
 import select
@@ -84,6 +86,7 @@ def _common(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; never raises, never shows a traceback unless asked to."""
+    early.loaded()
     given = list(sys.argv[1:] if arguments is None else arguments)
     piped = _is_pipe()
     try:

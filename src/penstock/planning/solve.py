@@ -12,10 +12,12 @@ from penstock.schemas.api.jobs import ResultOut
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import Plan
 from penstock.schemas.request import PlanRequest
+from penstock.solvers.compiled.kept import all_kept
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Candidate, Progress, Result
 from penstock.solvers.planners.catalogue import PLANNERS, resolve
 from penstock.solvers.solve import choices, driver
+from penstock.workers.apart import solve_apart
 
 
 def solve(
@@ -28,7 +30,21 @@ def solve(
 
     ``on_incumbent`` is called with every better plan, ``on_progress`` also with bounds and the planners at work.
     ``workers``: processes for a large request, by default one per processor; the plan does not depend on it.
+    A limit of time holds also while kernels have to be compiled: the solve has then a process of its own.
     """
+    if request.termination.time_limit_ns is None or all_kept():
+        return solve_here(request, on_incumbent, on_progress, workers)
+    refuse_unsupported(request)
+    return solve_apart(request, to_problem(request), on_incumbent, on_progress, workers)
+
+
+def solve_here(
+    request: PlanRequest,
+    on_incumbent: Callable[[Plan], None] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    workers: int | None = None,
+) -> ResultOut:
+    """Answer a request as ``solve``, in this process, which may be in the compiler when the limit passes."""
     problem = to_problem(request)
     return to_result(problem, request, solve_problem(problem, request, on_incumbent, on_progress, workers))
 

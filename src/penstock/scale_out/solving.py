@@ -21,7 +21,7 @@ class SolveLimits:
     grace_s: float = 1.5
     memory_bytes: int = 0
     processes: int = 1
-    entry: str = "penstock.planning.solve:solve"
+    entry: str = "penstock.planning.solve:solve_here"
 
 
 def solve_case(document: dict[str, Any], limits: SolveLimits) -> dict[str, Any]:

@@ -4,19 +4,14 @@ Python's own forkserver makes each child import the parent's ``__main__`` again 
 its grandparent; this one does neither. The service and the forkserver share a socket: a request carries two
 descriptors, the child's end of its pipe and one on which the forkserver writes the child's process id and, later,
 its exit status. When the service dies in any way the socket closes, and the forkserver kills its children with all
-that they have started; when the forkserver dies, the kernel kills its children (``PR_SET_PDEATHSIG``). The forkserver
-runs one thread and never a parallel kernel, so that forking is safe.
+that they have started; when the forkserver dies, the kernel kills its children (``PR_SET_PDEATHSIG``). The process
+itself is ``forking``.
 """
 
 from __future__ import annotations
 
-import fcntl
-import gc
-import importlib
-import logging
 import os
 import select
-import selectors
 import signal
 import socket
 import subprocess
@@ -24,15 +19,15 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NoReturn
+from typing import Self
 
 from penstock.schemas.errors import Unreachable
-from penstock.workers.child import die_with
 
 PRELOAD = ("penstock.planning.solve", "penstock.planning.compare", "penstock.workers.solve_child")
-WARM = (*PRELOAD, "penstock.solvers.solve.warm:warm")
-"""Modules to import, and functions to call afterwards."""
+WARM = (*PRELOAD, "penstock.solvers.solve.warm:steps")
+"""Modules to import, and functions whose steps are done afterwards while nobody asks for a child."""
 READY = b"ready"
+"""What the process writes when all is imported."""
 
 
 class ForkedChild:
@@ -81,11 +76,17 @@ class Forkserver:
         self._has_forked = False
         self._is_over = False
 
+    @classmethod
+    def for_solves(cls, *, warm_up: bool) -> Self:
+        """Return one whose children solve; with ``warm_up`` they find every kernel loaded after a while."""
+        return cls(WARM if warm_up else PRELOAD)
+
     def start(self) -> None:
-        """Start the process; it imports in the background, and the first child waits for that."""
+        """Start the process, unless it runs; it imports in the background, and the first child waits for that."""
         with self._lock:
             self._is_over = False
-            self._start()
+            if self._process is None or self._process.poll() is not None:
+                self._start()
 
     def wait_ready(self, timeout_s: float) -> bool:
         """Whether the imports are done, so that a child can be had at once; waits for that a while."""
@@ -137,7 +138,7 @@ class Forkserver:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "penstock.workers.forkserver", str(theirs.fileno()), *self._preload],
+                [sys.executable, "-m", "penstock.workers.forking", str(theirs.fileno()), *self._preload],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
@@ -172,127 +173,3 @@ class Forkserver:
             raise OSError("the forkserver has died")
         self._has_forked = True
         return ForkedChild(int(pid), pipe, status)
-
-
-# ---- in the forkserver's own process ---------------------------------------------------------------------------------
-
-
-def main(control_fd: int, preload: Sequence[str]) -> None:
-    """Import, then fork on request until the service is gone."""
-    control = socket.socket(fileno=control_fd)
-    _load_ahead(preload)
-    with suppress(BrokenPipeError, ConnectionResetError):  # the end of the service is noticed below
-        control.send(READY)
-    wake_read, wake_write = socket.socketpair()
-    for end in (wake_read, wake_write):
-        end.setblocking(False)
-    signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    running: dict[int, socket.socket] = {}
-    with selectors.DefaultSelector() as selector:
-        selector.register(control, selectors.EVENT_READ)
-        selector.register(wake_read, selectors.EVENT_READ)
-        while True:
-            for key, _ in selector.select():
-                if key.fileobj is wake_read:
-                    wake_read.recv(4096)
-                    _reap(running)
-                elif not _fork(control, running, (wake_read, wake_write)):
-                    signal.set_wakeup_fd(-1)  # it is closed before the last child's end is noticed
-                    _kill(running)
-                    return
-
-
-def _load_ahead(preload: Sequence[str]) -> None:
-    """Import and warm up, which may take minutes; meanwhile the kernel ends this process when the service ends.
-
-    Standard input is a pipe to which nothing is written and that closes when the service ends in any way: the kernel
-    then sends SIGKILL. Neither a thread nor a signal handler would run inside the compiler.
-    """
-    fcntl.fcntl(0, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
-    flags = fcntl.fcntl(0, fcntl.F_GETFL)
-    fcntl.fcntl(0, fcntl.F_SETFL, flags | os.O_ASYNC)
-    if select.select([0], [], [], 0)[0]:  # the service had ended before that
-        os._exit(0)
-    for name in preload:
-        _load(name)
-    gc.collect()
-    gc.freeze()  # a child's garbage collection then does not touch, and so does not copy, what all children share
-    fcntl.fcntl(0, fcntl.F_SETFL, flags)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-
-
-def _load(name: str) -> None:
-    module, _, function = name.partition(":")
-    try:
-        loaded = importlib.import_module(module)
-        if function:
-            getattr(loaded, function)()
-    except Exception:  # the first task meets the same error and reports it
-        logging.getLogger("penstock.service").warning("%s cannot be loaded ahead", name, exc_info=True)
-
-
-def _fork(control: socket.socket, running: dict[int, socket.socket], ours: Sequence[socket.socket]) -> bool:
-    try:
-        message, descriptors, _, _ = socket.recv_fds(control, 16, 2)
-    except ConnectionResetError:  # the service has ended without reading all that was written
-        return False
-    if not message:
-        return False
-    pipe, status = (socket.socket(fileno=fd) for fd in descriptors)
-    parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        for end in (control, status, *ours, *running.values()):
-            end.close()
-        _child(pipe, parent)
-    pipe.close()
-    with suppress(ProcessLookupError, PermissionError):
-        os.setpgid(pid, pid)
-    status.send(str(pid).encode())
-    running[pid] = status
-    return True
-
-
-def _reap(running: dict[int, socket.socket]) -> None:
-    while running:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid == 0:
-            return
-        with running.pop(pid) as end, suppress(OSError):
-            end.send(str(os.waitstatus_to_exitcode(status)).encode())
-
-
-def _kill(running: dict[int, socket.socket]) -> None:
-    """End all children and the processes that they have started."""
-    for pid in running:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
-
-
-def _child(pipe: socket.socket, parent: int) -> NoReturn:
-    code = 1
-    try:
-        die_with(parent)
-        os.setpgid(0, 0)
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        from penstock.workers.solve_child import serve
-
-        with pipe, pipe.makefile("rb") as source, pipe.makefile("wb") as sink:
-            serve(source, sink)
-        code = 0
-    except (BrokenPipeError, ConnectionResetError):
-        pass
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])

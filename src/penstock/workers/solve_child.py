@@ -1,9 +1,9 @@
 """One task in one process: the only module that runs planners for the service.
 
 The protocol is one line of JSON in, lines of JSON out, over a pipe. In: ``{"task": one of TASKS, "entry":
-"module:function", …}``. Out: ``incumbent``, ``progress`` and ``row`` as they are found, then ``result``, or ``error``
-with the problem details, or ``crash`` with a traceback for the service's log. The same entry serves a child of the
-forkserver and ``python -m penstock.workers.solve_child PARENT``, whose standard input is the socket.
+"module:function", …}``. Out: ``incumbent``, ``progress``, ``compiling`` and ``row`` as they come, then ``result``, or
+``error`` with the problem details, or ``crash`` with a traceback for the service's log. The same entry serves a child
+of the forkserver and a new interpreter (``child.InterpreterChild``).
 ``memory_bytes`` of a task limits what its process may take beyond what it had loaded before.
 """
 
@@ -14,7 +14,6 @@ import json
 import os
 import resource
 import socket
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +28,6 @@ from penstock.schemas.api.topology_import import TopologyImport
 from penstock.schemas.errors import InvalidPlan, PenstockError
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
-from penstock.workers.child import die_with
 
 if TYPE_CHECKING:
     from penstock.solvers.model.result import Progress
@@ -66,7 +64,10 @@ def _solve(entry: Callable[..., ResultOut], task: dict[str, Any], send: Send) ->
     def send_plan(plan: Plan) -> None:
         send({"kind": "incumbent", "plan": plan.model_dump(mode="json")})
 
-    result = entry(request, send_plan, Steps(send), task.get("workers", 1))
+    from penstock.solvers.compiled.progress import listening
+
+    with listening(lambda kernels: send({"kind": "compiling", "kernels": kernels})):
+        result = entry(request, send_plan, Steps(send), task.get("workers", 1))
     if result.plan is not None:
         refuse_unsound(PlanFile(plan=result.plan, request=request))
     send({"kind": "result", "result": result.model_dump(mode="json")})
@@ -192,7 +193,7 @@ def _find(entry: str) -> Callable[..., Any]:
     return function
 
 
-if __name__ == "__main__":
-    die_with(int(sys.argv[1]))
+def main() -> None:
+    """Do one task in a new interpreter, whose standard input is the socket."""
     with socket.socket(fileno=os.dup(0)) as pipe, pipe.makefile("rb") as source, pipe.makefile("wb") as sink:
         serve(source, sink)

@@ -30,11 +30,12 @@ print(forkserver._process.pid, flush=True)
 time.sleep(600)
 """
 STARTING = """
-import time
+import sys, time
+sys.argv = ["penstock", "serve", "--database", "x.sqlite"]
 import penstock.service.http.app as app
-app.serve = lambda settings: (print("starting", flush=True), time.sleep(600))
+app.serve = lambda settings, forkserver: (print("starting", flush=True), time.sleep(600))
 from penstock.cli.main import main
-main(["serve", "--database", "x.sqlite"])
+main()
 """
 
 

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from penstock.service.http.samples import tiny_request
+from penstock.service.http.samples import tiny_plan_file, tiny_request
 
 HANG = 1
 """The seed of a request whose solver never ends (``solver_entries``)."""
@@ -79,3 +80,45 @@ def test_told_twice_it_ends_at_once(start: Callable[..., Any], tmp_path: Path):
     server.process.wait(20)
     assert server.stop() == 128 + signal.SIGTERM
     assert psutil.wait_procs(solver, 10)[1] == []
+
+
+STUCK = """
+import time
+from penstock.service.jobs import judging
+judging.verdict = lambda file: (print("judging", flush=True), time.sleep(600))
+"""
+
+
+def test_a_thread_at_work_does_not_hold_the_end_up(start_server: Callable[..., Any]):
+    server = start_server(slots=0, before=STUCK)
+    asking = threading.Thread(target=ask_for_a_verdict, args=(server.url,), daemon=True)
+    asking.start()
+    while "penstock_http_requests_active 2.0" not in httpx.get(f"{server.url}/metrics").text:
+        time.sleep(0.02)
+    time.sleep(0.5)
+    assert server.stop() == 0, "it takes 600 s"
+    assert "ended before all work in progress was done" in server.text
+    assert "Traceback" not in server.text
+
+
+def ask_for_a_verdict(url: str) -> None:
+    """Ask for what never ends."""
+    with suppress(httpx.HTTPError):
+        httpx.post(f"{url}/v1/plans:verify", json=tiny_plan_file(), timeout=300)
+
+
+def test_two_services_on_one_file_say_so(start_server: Callable[..., Any]):
+    first = start_server(slots=0)
+    second = start_server(slots=0)
+    said = f"another service, process {first.process.pid} at {first.url}, uses the database sqlite:///"
+    until = time.monotonic() + 30
+    while said not in second.text:
+        assert time.monotonic() < until, second.text
+        time.sleep(0.02)
+    assert "another service" not in first.text
+    assert first.stop(signal.SIGKILL) == -signal.SIGKILL
+    assert second.stop() == 0
+    third = start_server(slots=0)
+    httpx.get(f"{third.url}/healthz")
+    assert third.stop() == 0
+    assert "another service" not in third.text

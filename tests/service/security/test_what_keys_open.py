@@ -189,3 +189,24 @@ async def _imported(directory: Path) -> None:
         assert answers[0].content == answers[1].content
         assert answers[1].headers["idempotency-replayed"] == "true"
         assert json.loads(answers[1].content)["topology"]
+
+
+def test_a_wrong_key_is_refused_where_none_is_asked_for(tmp_path: Path) -> None:
+    """It is for another service; what others send, such as a proxy, is none of ours."""
+
+    async def ask() -> None:
+        async with in_process(tmp_path) as http:
+            database = Database(f"sqlite:///{tmp_path / 'in-process.sqlite'}")
+            _key, right = Keys(database).create("blue", "test", ("read",))
+            database.close()
+            for header in ("", f"Bearer {right}", "Bearer of-a-proxy", "Basic dTpw"):
+                answer = await http.get("/v1/jobs", headers={"Authorization": header} if header else {})
+                assert answer.status_code == 200, header
+            for wrong in (right[:-1] + ("0" if right[-1] != "0" else "1"), "psk_short"):
+                answer = await http.get("/v1/jobs", headers={"Authorization": f"Bearer {wrong}"})
+                assert answer.status_code == 401
+                assert "its security is off" in answer.json()["detail"]
+                assert "unset PENSTOCK_API_KEY" in answer.json()["remedy"]
+                assert wrong not in answer.text
+
+    asyncio.run(ask())

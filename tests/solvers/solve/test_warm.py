@@ -5,8 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 
+import pytest
+
+from penstock.solvers.compiled.kept import _complete, all_kept
+from penstock.solvers.solve import warm as warm_up
 from penstock.solvers.solve.warm import warm
 
 
@@ -15,7 +20,7 @@ def test_warm_up_solves_its_toys() -> None:
 
 
 def test_kernels_are_kept_where_we_may_write(tmp_path: Path) -> None:
-    code = "import os, penstock.solvers; print(os.environ.get('NUMBA_CACHE_DIR', ''))"
+    code = "from penstock.solvers.compiled.kept import place; print(place() or '')"
     bare = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
 
     def chosen(**environment: str) -> str:
@@ -28,3 +33,56 @@ def test_kernels_are_kept_where_we_may_write(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     assert chosen(XDG_CACHE_HOME=str(blocked)) == "", "numba then finds a place of its own"
+
+
+def test_what_a_program_tells_numba_moves_only_its_own_functions(tmp_path: Path) -> None:
+    """Whether it has imported numba before us or not; nor do we move what it compiles."""
+    (tmp_path / "theirs.py").write_text(THEIRS)
+    bare = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    own = {"XDG_CACHE_HOME": str(tmp_path / "ours"), "NUMBA_CACHE_LOCATOR_CLASSES": "InTreeCacheLocator"}
+    environment = bare | own
+    command = [sys.executable, "-c", "import theirs"]
+    subprocess.run(command, env=environment, cwd=tmp_path, timeout=300, check=True)
+    kernels = {path.name.partition("-")[0] for path in (tmp_path / "ours").rglob("*.nbi")}
+    assert kernels == {"cost_kernel.rounded_up"}
+    assert [path.name.partition("-")[0] for path in (tmp_path / "__pycache__").glob("*.nbi")] == ["theirs.half"]
+    assert not list((tmp_path / "elsewhere").rglob("*"))
+
+
+THEIRS = """
+import numba
+
+numba.config.CACHE_DIR = "elsewhere"
+
+from penstock.solvers.planners.dapple.cost_kernel import rounded_up
+
+assert rounded_up(1.5) == 2
+
+
+@numba.njit(cache=True)
+def half(number):
+    return number / 2
+
+
+assert half(3) == 1.5
+"""
+
+
+def test_only_a_finished_warm_up_says_that_every_kernel_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    assert [step.apart for step in islice(warm_up.steps(), 3)] == [True, False, False]
+    monkeypatch.setattr(warm_up, "_toys", lambda: [lambda: 1 / 0])
+    with pytest.raises(ZeroDivisionError):
+        warm()
+    assert not all_kept()
+    monkeypatch.setattr(warm_up, "_toys", list)
+    warm()
+    assert all_kept()
+    assert list(warm_up.steps()) == []
+    monkeypatch.setenv("NUMBA_CPU_NAME", "another")
+    _complete.cache_clear()
+    assert not all_kept()
+    monkeypatch.undo()
+    _complete.cache_clear()

@@ -114,10 +114,12 @@ def _solved_here(
         with compilation_shown(screen):
             result = solve(asked, reporter.incumbent, reporter.progress, workers)
     except KeyboardInterrupt:
+        screen.done()
         if reporter.best is not None and output is not None:
             write_document(PlanFile(plan=reporter.best, request=asked), output)
-            screen.done()
             screen.say(f"the best plan so far, by {reporter.best.planner}, is written to {output}")
+        elif reporter.best is not None:
+            screen.say(f"the best plan so far, by {reporter.best.planner}, is lost: -o FILE would have kept it")
         raise
     return result, None if result.plan is None else PlanFile(plan=result.plan, request=asked)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
 from typing import Annotated, Any
 
 import typer
@@ -72,11 +70,17 @@ def serve(
 
         print(shown(chosen, origins), end="")
         return
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until it serves; nothing was taken that could be lost
-    from penstock.service.http.app import serve as run_service
+    from penstock.workers.forkserver import Forkserver
 
-    run_service(chosen)
+    forkserver = Forkserver.for_solves(warm_up=chosen.warm_up)
+    forkserver.start()  # it imports while this process does
+    try:
+        from penstock.service.http.app import serve as run_service
+
+        run_service(chosen, forkserver)
+    finally:
+        forkserver.stop()
+    os._exit(0)  # all is closed; unloading it takes longer than anybody waits
 
 
 def worker(

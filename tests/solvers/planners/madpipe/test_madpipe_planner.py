@@ -17,7 +17,8 @@ from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Result, Status
 from penstock.solvers.model.schedule import Pattern
-from penstock.solvers.planners.madpipe import labels
+from penstock.solvers.planners.madpipe import labels, planner
+from penstock.solvers.schedules.periodic.ilp import Answer
 from penstock.solvers.schedules.periodic.one_f_one_b_star import chain_loads, in_flight, pattern
 from penstock.solvers.schedules.support.stage_line import StageLine
 from penstock.solvers.solve.driver import solve
@@ -207,6 +208,26 @@ def test_rounding_of_labels_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert exact.best is not None
     assert rough.best is not None
     assert rough.best.value_ns >= exact.best.value_ns
+
+
+@pytest.mark.parametrize(("seed", "memory_bytes"), [(1, 10_000_000), (3, 8_000_000)])
+def test_allocations_without_a_pattern_count_as_plans(
+    seed: int, memory_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes an integer program, for which there may be minutes in between two plans; also where none fits."""
+    problem = random_problem(seed, memory_bytes=memory_bytes, nodes=(4,))
+    solved_programs: list[StageLine] = []
+
+    def without_pattern(line: StageLine, **_: Any) -> Answer:
+        solved_programs.append(line)
+        return Answer(None, 0, False)
+
+    monkeypatch.setattr(planner, "solve", without_pattern)
+    solve(problem, "madpipe", gap=0.0)
+    without_limit = len(solved_programs)
+    solved_programs.clear()
+    solve(problem, "madpipe", max_plans=2)
+    assert len(solved_programs) <= 4 < without_limit, "2, and 2 of the first remedy where none fits"
 
 
 @pytest.mark.parametrize("schedule", ["1f1b-star", "inside-out", "periodic-ilp"])

@@ -1,0 +1,45 @@
+"""Whether another service uses the same SQLite file: a lock beside it, which ends with the process that holds it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from penstock.service.db.database import Database
+
+MOST_WORDS = 1000
+
+
+class OtherServices:
+    """Holds the lock of a database's file, unless another service does; a server takes any number of services."""
+
+    def __init__(self, database: Database) -> None:
+        name = database.url.database if database.is_sqlite else None
+        self._path = Path(f"{name}-service") if name and name != ":memory:" else None
+        self._held: int | None = None
+
+    def enter(self, words: str) -> str | None:
+        """Take the lock, and say in ``words`` who holds it; return the words of another service that does already."""
+        if self._path is None:
+            return None
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError:  # a directory that we may not write: the database says what is wrong
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            said = os.read(descriptor, MOST_WORDS).decode(errors="replace")
+            os.close(descriptor)
+            return said
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, words.encode()[:MOST_WORDS])
+        self._held = descriptor
+        return None
+
+    def leave(self) -> None:
+        """Release the lock, if it is held."""
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None

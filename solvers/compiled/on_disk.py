@@ -1,0 +1,46 @@
+"""Numba's cache of one kernel, in the place that is ours (``kept``) instead of the one that numba was told of."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, UserProvidedCacheLocator
+
+from penstock.solvers.compiled.kept import place
+
+
+class _Place(UserProvidedCacheLocator):  # type: ignore[misc]
+    """Finds the directory of a function's file in our place."""
+
+    def __init__(self, function: Callable[..., Any], file: str) -> None:
+        super().__init__(function, file)
+        self._cache_path = os.path.join(str(place()), self.get_suitable_cache_subpath(file))
+
+    @classmethod
+    def from_function(cls, function: Callable[..., Any], file: str) -> Any:
+        """Return the locator, or None where we may not write."""
+        return None if place() is None else super(UserProvidedCacheLocator, cls).from_function(function, file)
+
+
+class _Results(CompileResultCacheImpl):  # type: ignore[misc]
+    """Numba's files, found by ``_Place`` where it can."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        file = inspect.getfile(function)
+        found = _Place.from_function(function, file)
+        if found is None:
+            super().__init__(function)
+            return
+        self._locator = found
+        self._filename_base = self.get_filename_base(f"{Path(file).stem}.{function.__qualname__}", sys.abiflags)
+
+
+class OnDisk(FunctionCache):  # type: ignore[misc]
+    """The cache of a kernel."""
+
+    _impl_class = _Results

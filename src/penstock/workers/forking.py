@@ -1,0 +1,206 @@
+"""The forkserver's own process: imports, then forks on request until the service is gone.
+
+It runs one thread and never a parallel kernel, so that forking is safe. While nobody asks for a child it warms up, one
+short step at a time, so that children find every kernel loaded; a step that would take long is done by a child.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import importlib
+import logging
+import os
+import select
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from penstock.workers.child import die_with, serve_and_exit
+from penstock.workers.forkserver import READY
+
+log = logging.getLogger("penstock.service")
+
+
+class Step(Protocol):
+    """A part of a warm-up. ``apart``: it may take minutes, and is done in a child for what it leaves on disk."""
+
+    run: Callable[[], object]
+    apart: bool
+
+
+def main(control_fd: int, preload: Sequence[str]) -> None:
+    """Import what ``preload`` names, then serve. ``module:function``: its steps are done later, while nobody asks."""
+    watch = killed_with_service()
+    control = socket.socket(fileno=control_fd)
+    steps = [step for name in preload if (step := _loaded(name)) is not None]
+    _share()
+    with suppress(BrokenPipeError, ConnectionResetError):  # the end of the service is noticed below
+        control.send(READY)
+    Forking(control, watch, (step for function in steps for step in function())).serve()
+    os._exit(0)  # unloading all that takes longer than anybody waits
+
+
+def killed_with_service() -> int:
+    """Have the kernel end this process when the service ends; return the descriptor to close where it no longer shall.
+
+    Standard input is a pipe to which nothing is written and that closes when the service ends in any way: the kernel
+    then sends SIGKILL. Neither a thread nor a signal handler would run inside an import.
+    """
+    watch = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    fcntl.fcntl(watch, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(watch, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(watch, fcntl.F_SETFL, fcntl.fcntl(watch, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([watch], [], [], 0)[0]:  # the service had ended before that
+        os._exit(0)
+    return watch
+
+
+class Forking:
+    """Forks children as they are asked for over ``control``, and takes ``steps`` meanwhile."""
+
+    def __init__(self, control: socket.socket, watch: int, steps: Iterator[Step]) -> None:
+        self._control, self._watch, self._steps = control, watch, steps
+        self._running: dict[int, socket.socket] = {}
+        self._apart: int | None = None
+        """The child that takes a long step."""
+        self._is_warm = False
+        self._beside = max(1, len(os.sched_getaffinity(0)) - 1)
+        """Children from which on there is no processor for steps as well."""
+        self._wake, self._waker = socket.socketpair()
+        for end in (self._wake, self._waker):
+            end.setblocking(False)
+
+    def serve(self) -> None:
+        """Fork until the service is gone; then end the children."""
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._control, selectors.EVENT_READ)
+            selector.register(self._wake, selectors.EVENT_READ)
+            while True:
+                idle = not self._is_warm and self._apart is None and len(self._running) < self._beside
+                ready = selector.select(0 if idle else None)
+                for key, _ in ready:
+                    if key.fileobj is self._wake:
+                        self._wake.recv(4096)
+                        self._reap()
+                    elif not self._fork():
+                        signal.set_wakeup_fd(-1)  # it is closed before the last child's end is noticed
+                        self._kill()
+                        return
+                if idle and not ready:
+                    self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Take the next step; after the last one share what was loaded, and have children end before this process."""
+        try:
+            step = next(self._steps, None)
+            if step is not None and step.apart:
+                self._apart = self._forked_for(step)
+                return
+            if step is not None:
+                step.run()
+                return
+        except Exception:  # the first task meets the same error and reports it
+            log.warning("the solvers cannot be warmed up", exc_info=True)
+        self._end_warm_up()
+
+    def _end_warm_up(self) -> None:
+        self._is_warm = True
+        _share()
+        os.close(self._watch)
+
+    def _forked_for(self, step: Step) -> int:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                self._forget()
+                die_with(parent)
+                step.run()
+                code = 0
+            finally:
+                os._exit(code)
+        return pid
+
+    def _forget(self) -> None:
+        """In a child: close what is the forkserver's."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for end in (self._control, self._wake, self._waker, *self._running.values()):
+            end.close()
+        if not self._is_warm:
+            os.close(self._watch)
+
+    def _fork(self) -> bool:
+        """Fork a child as the service asks; return False when the service is gone."""
+        try:
+            message, descriptors, _, _ = socket.recv_fds(self._control, 16, 2)
+        except ConnectionResetError:  # the service has ended without reading all that was written
+            return False
+        if not message:
+            return False
+        pipe, status = (socket.socket(fileno=fd) for fd in descriptors)
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            status.close()
+            self._forget()
+            serve_and_exit(pipe, parent)
+        pipe.close()
+        with suppress(ProcessLookupError, PermissionError):
+            os.setpgid(pid, pid)
+        status.send(str(pid).encode())
+        self._running[pid] = status
+        return True
+
+    def _reap(self) -> None:
+        while self._running or self._apart is not None:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            if pid == self._apart:
+                self._apart = None
+                if status != 0:  # the steps that follow would take as long
+                    log.warning("the solvers cannot be warmed up: %s", os.waitstatus_to_exitcode(status))
+                    self._end_warm_up()
+                continue
+            with self._running.pop(pid) as end, suppress(OSError):
+                end.send(str(os.waitstatus_to_exitcode(status)).encode())
+
+    def _kill(self) -> None:
+        """End all children and the processes that they have started."""
+        for pid in self._running:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+
+
+def _loaded(name: str) -> Callable[[], Iterator[Step]] | None:
+    """Import a module; return the function that is named after it, if any."""
+    module, _, function = name.partition(":")
+    try:
+        loaded = importlib.import_module(module)
+    except Exception:  # the first task meets the same error and reports it
+        log.warning("%s cannot be loaded ahead", name, exc_info=True)
+        return None
+    found: Callable[[], Iterator[Step]] | None = getattr(loaded, function) if function else None
+    return found
+
+
+def _share() -> None:
+    """Keep a child's garbage collection from touching, and so copying, what all children share."""
+    gc.collect()
+    gc.freeze()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])
