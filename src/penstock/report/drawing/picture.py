@@ -165,11 +165,15 @@ class Picture:
     firsts: tuple[int, ...] = (0,)
 
     @cached_property
+    def num_sent(self) -> int:
+        """Return the number of blocks of all strips, however many lanes share them."""
+        return sum(len(strip.compute) + len(strip.communication) for strip in self.strips)
+
+    @cached_property
     def num_blocks(self) -> int:
         """Return the number of blocks to draw, counted on every lane."""
-        return sum(
-            len(strip.compute) + len(strip.communication) for strip in (self.strips[x.strip] for x in self.lanes)
-        )
+        own = [len(strip.compute) + len(strip.communication) for strip in self.strips]
+        return sum(own[lane.strip] for lane in self.lanes)
 
 
 def picture_of_timeline(
