@@ -169,6 +169,7 @@ def _stages(plan: Plan, profile: ModelProfile) -> Iterator[dict[str, Any]]:
             "names": " … ".join(names),
             "parameters": profile.held_bytes(first, last),
             "shown": some(stage.devices),
+            "every": ", ".join(stage.devices) if len(stage.devices) <= MAX_ROWS else "",
             "replicas": replicas(plan, stage),
             "dispatch": stage.dispatch.replace("_", " ") if replicas(plan, stage) > 1 else "–",
             "recompute": recomputed(stage),

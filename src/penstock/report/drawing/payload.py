@@ -159,19 +159,24 @@ class _Curves:
 
     def __init__(self, lanes: Sequence[Lane]) -> None:
         self._known: dict[tuple[bytes, bytes], int] = {}
+        self._numbers: dict[tuple[int, int], int] = {}
         self.packed: list[dict[str, Any]] = []
-        different = len({(lane.strip, lane.memory_bytes.tobytes()) for lane in lanes})
+        curves = {(lane.strip, id(lane.memory_bytes)): lane.memory_bytes for lane in lanes}
+        different = len({(strip, curve.tobytes()) for (strip, _), curve in curves.items()})
         self._points = max(32, min(MAX_CURVE_POINTS, MAX_CURVES_POINTS // max(1, different)))
 
     def number(self, lane: Lane) -> int | None:
         """Return the number of the lane's curve; None where it has none."""
         if not len(lane.times_ns):
             return None
-        key = (lane.times_ns.tobytes(), lane.memory_bytes.tobytes())
-        if key not in self._known:
-            self._known[key] = len(self.packed)
-            self.packed.append(self._pack(lane))
-        return self._known[key]
+        same = id(lane.times_ns), id(lane.memory_bytes)
+        if same not in self._numbers:
+            key = (lane.times_ns.tobytes(), lane.memory_bytes.tobytes())
+            if key not in self._known:
+                self._known[key] = len(self.packed)
+                self.packed.append(self._pack(lane))
+            self._numbers[same] = self._known[key]
+        return self._numbers[same]
 
     def _pack(self, lane: Lane) -> dict[str, Any]:
         times, total, activations = thinned(lane, self._points)
