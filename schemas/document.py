@@ -25,6 +25,7 @@ MOST_TEXT = 1000
 """Characters of a fault's pointer and of its sentence, each."""
 MOST_REPORTED_BYTES = 64_000
 """Of all listed faults together, as JSON."""
+OTHER_VERSION = "open it with the version of Penstock that wrote it, or plan its request again with this one"
 MAX_DEPTH = 64
 """Lists and objects in each other that JSON of ours may have; documents have a dozen."""
 
@@ -220,6 +221,8 @@ def refusal(
     detail = f"{kind or 'the body'}{f' in {origin}' if origin else ''} has {number} fault{'s' if number > 1 else ''}"
     if more:
         detail += f"; the first {len(listed)} follow"
+    if any(fault.pointer.endswith("/schema_version") for fault in listed):
+        remedy = remedy or OTHER_VERSION
     return InvalidDocument(detail, faults=(*with_hints(listed, model), *_unlisted(more)), remedy=remedy)
 
 
@@ -261,7 +264,11 @@ def _fault(place: Iterable[str | int], error: Any) -> Fault:
     given = error.get("input")
     printable = isinstance(given, str | int | float | bool) and error["type"] != "missing"
     shown = f" (given: {_cut(repr(given), MOST_SHOWN)})" if printable else ""
-    return Fault(_pointer(place), _cut(error["msg"].removeprefix("Value error, ")) + shown, error["type"])
+    words = error["msg"].removeprefix("Value error, ")
+    place = tuple(place)
+    if place[-1:] == ("schema_version",):
+        words = "another version of Penstock wrote this; this version reads documents of version 1"
+    return Fault(_pointer(place), _cut(words) + shown, error["type"])
 
 
 def _unlisted(more: int) -> tuple[Fault, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -227,14 +228,15 @@ class ClusterTopology(Document):
         if self.links and self.matrix is not None:
             raise ValueError("give either `links` or a measured `matrix`, not both")
         refuse_doubles("node or switch", [node.name for node in self.nodes] + list(self.switches))
-        ids = [device.id for node in self.nodes for device in node.devices]
-        refuse_doubles("device", ids)
+        every = [device.id for node in self.nodes for device in node.devices]
+        refuse_doubles("device", every)
+        ids = set(every)
         for node in self.nodes:
             for device in node.devices:
                 if not device.id.startswith(node.name + "/"):
                     raise ValueError(f"device {device.id!r} is in node {node.name!r}; call it {node.name}/…")
         hosts = {node.name for node in self.nodes}
-        places = hosts | set(self.switches) | set(ids)
+        places = hosts | set(self.switches) | ids
         for link in self.links:
             for end in (link.a, link.b):
                 if end not in places:
@@ -278,38 +280,43 @@ class ClusterTopology(Document):
 
     def expanded(self) -> ClusterTopology:
         """The same cluster with ``uniform`` written out as nodes and links."""
-        if self.uniform is None:
-            return self
-        u = self.uniform
-        names = [u.node_names.format(i) for i in range(u.nodes)]
-        nodes = tuple(
-            Node(
-                name=name,
-                fabric=u.fabric,
-                devices=tuple(
-                    Device(
-                        id=f"{name}/{d}",
-                        kind=u.kind,
-                        memory_bytes=u.memory_bytes,
-                        context_bytes=u.context_bytes,
-                        price=u.price,
-                        gpus=u.gpus,
-                        communicators=u.communicators,
-                    )
-                    for d in range(u.devices_per_node)
-                ),
-            )
-            for name in names
+        return self if self.uniform is None else _written_out(self)
+
+
+@lru_cache(maxsize=4)
+def _written_out(topology: ClusterTopology) -> ClusterTopology:
+    """Return a uniform cluster as nodes and links; ten thousand devices take half a second, so the last are kept."""
+    u = topology.uniform
+    assert u is not None
+    names = [u.node_names.format(i) for i in range(u.nodes)]
+    nodes = tuple(
+        Node(
+            name=name,
+            fabric=u.fabric,
+            devices=tuple(
+                Device(
+                    id=f"{name}/{d}",
+                    kind=u.kind,
+                    memory_bytes=u.memory_bytes,
+                    context_bytes=u.context_bytes,
+                    price=u.price,
+                    gpus=u.gpus,
+                    communicators=u.communicators,
+                )
+                for d in range(u.devices_per_node)
+            ),
         )
-        nic = u.nic.model_dump(exclude={"form"}) if u.nic else None
-        links = tuple(Link(a=name, b="switch", **nic) for name in names) if nic else ()
-        return ClusterTopology(
-            name=self.name,
-            nodes=nodes,
-            switches=("switch",) if nic else (),
-            links=links,
-            kinds=self.kinds,
-            assumptions=self.assumptions,
-            links_from=self.links_from,
-            collectives=self.collectives,
-        )
+        for name in names
+    )
+    nic = u.nic.model_dump(exclude={"form"}) if u.nic else None
+    links = tuple(Link(a=name, b="switch", **nic) for name in names) if nic else ()
+    return ClusterTopology(
+        name=topology.name,
+        nodes=nodes,
+        switches=("switch",) if nic else (),
+        links=links,
+        kinds=topology.kinds,
+        assumptions=topology.assumptions,
+        links_from=topology.links_from,
+        collectives=topology.collectives,
+    )

@@ -10,13 +10,15 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
+from importlib.metadata import version
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
+from pydantic import ValidationError
 
 from penstock.schemas.api.jobs import DocumentOut, DocumentPage
-from penstock.schemas.document import Document
-from penstock.schemas.errors import NotFound
+from penstock.schemas.document import OTHER_VERSION, Document, refusal
+from penstock.schemas.errors import InvalidPlan, NotFound
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
@@ -58,7 +60,7 @@ class Stores:
         return Store(self._database, tenant, partial(self._parsed, tenant))
 
     def _parse(self, tenant: str, kind: type[D], address: str) -> D:
-        return kind.model_validate_json(self.of(tenant).body(kind.kind, address))
+        return _read(kind, self.of(tenant).body(kind.kind, address))
 
 
 class Store:
@@ -156,8 +158,8 @@ class Store:
         return PlanRequest.parse(fields | inline)
 
     def plan(self, address: str) -> Plan:
-        """A stored plan."""
-        return Plan.model_validate_json(self.body("plan", address))
+        """A stored plan. Raises InvalidPlan where another version wrote what this one cannot read."""
+        return _read(Plan, self.body("plan", address))
 
     def plan_file_body(self, plan_address: str) -> bytes:
         """A stored plan with its request inline, as JSON."""
@@ -165,16 +167,16 @@ class Store:
         return self._file_body(plan, json.loads(plan)["request_hash"])
 
     def plan_file(self, plan_address: str) -> PlanFile:
-        """A stored plan with its request inline."""
-        return PlanFile.model_validate_json(self.plan_file_body(plan_address))
+        """A stored plan with its request inline. Raises as ``plan``."""
+        return _read(PlanFile, self.plan_file_body(plan_address))
 
     def file_of(self, plan: Plan) -> PlanFile:
         """A plan, stored or not, with its stored request inline."""
-        return PlanFile.model_validate_json(self._file_body(plan.canonical_json(), plan.request_hash))
+        return _read(PlanFile, self._file_body(plan.canonical_json(), plan.request_hash))
 
     def request(self, address: str) -> PlanRequest:
         """A stored request with its documents inline."""
-        return self.resolve(PlanRequest.model_validate_json(self.body("plan request", address)))
+        return self.resolve(_read(PlanRequest, self.body("plan request", address)))
 
     def answer(self, cache_key: str) -> bytes | None:
         """Return the finished job that answers a request as the JSON to send, or None if it was never asked before."""
@@ -221,6 +223,26 @@ class Store:
 
     def _mine(self, table: sa.Table) -> sa.ColumnElement[bool]:
         return table.c.tenant == self.tenant
+
+
+def _read(kind: type[D], body: bytes) -> D:
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise _of_another_version(kind, body, error) from None
+
+
+def _of_another_version(kind: type[Document], body: bytes, error: ValidationError) -> InvalidPlan:
+    """Return what is said of a document that was stored as a valid one and is none for this version."""
+    data = json.loads(body)
+    versions = data.get("plan", data).get("versions")
+    made = versions.get("penstock") if isinstance(versions, dict) else None
+    writer = f"Penstock {made}" if made else "another version of Penstock"
+    return InvalidPlan(
+        f"{writer} stored this {kind.kind}, and Penstock {version('penstock')} cannot read it",
+        faults=refusal(kind, error, data).faults,
+        remedy=OTHER_VERSION,
+    )
 
 
 def stored_before(ms: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:

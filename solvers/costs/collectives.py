@@ -100,6 +100,11 @@ def _levels(network: Network, devices: tuple[int, ...]) -> tuple[tuple[Ring, ...
 
 def ring_of(network: Network, devices: Sequence[int]) -> Ring:
     """Return the ring over several devices in the order of the network."""
+    return _ring_of(network, tuple(devices))
+
+
+@lru_cache(maxsize=2**13)
+def _ring_of(network: Network, devices: tuple[int, ...]) -> Ring:
     latency = max(_latency(network, u, v) for u, v, _parts in network.ring(devices))
     return Ring(len(devices), network.ring_bandwidth(devices), latency)
 
@@ -111,12 +116,15 @@ def _latency(network: Network, u: int, v: int) -> int:
 
 def ring_resources(problem: Problem, devices: Sequence[int]) -> tuple[int, ...]:
     """Return every network resource that the ring of the devices uses, in both directions; none of one device."""
+    return () if len(devices) == 1 else _ring_resources(problem.network, tuple(devices))
+
+
+@lru_cache(maxsize=2**13)
+def _ring_resources(network: Network, devices: tuple[int, ...]) -> tuple[int, ...]:
     used: set[int] = set()
-    if len(devices) == 1:
-        return ()
-    for u, v, _parts in problem.network.ring(devices):
+    for u, v, _parts in network.ring(devices):
         for a, b in ((u, v), (v, u)):
-            route = problem.network.route(a, b)
+            route = network.route(a, b)
             if route is not None:
                 used.update(route.resources)
     return tuple(sorted(used))

@@ -106,9 +106,13 @@ def _links(run: Run, path: CriticalPath) -> Iterator[Sensitivity]:
 
 def _busiest_links(run: Run) -> list[str]:
     """Return the shared network's links by the busy time of their busiest direction, the busiest first."""
-    carried: dict[int, int] = {}
+    loads: dict[frozenset[int], int] = {}
     for node, time in run.loads():
-        for resource in run.network_resources(node):
+        used = run.network_resources(node)
+        loads[used] = loads.get(used, 0) + time
+    carried: dict[int, int] = {}
+    for used, time in loads.items():
+        for resource in used:
             carried[resource] = carried.get(resource, 0) + time
     busiest: dict[str, int] = {}
     for resource, time in carried.items():

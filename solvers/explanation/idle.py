@@ -97,13 +97,14 @@ def idle_pieces(run: Run) -> dict[tuple[int, ...], list[Piece]]:
     for lane, devices in enumerate(run.lane_devices):
         rows.setdefault(devices, []).append(lane)
     ready, produced = _ready_ns(run)
-    found = {devices: _pieces(run, devices, lanes, ready, produced) for devices, lanes in rows.items()}
+    spare = spare_bytes(run.problem, run.timeline)
+    found = {
+        devices: _pieces(run, min(spare[d] for d in devices), lanes, ready, produced) for devices, lanes in rows.items()
+    }
     return {devices: [piece for piece in own if piece.end_ns > piece.start_ns] for devices, own in found.items()}
 
 
-def _pieces(
-    run: Run, devices: tuple[int, ...], lanes: list[int], ready: np.ndarray, produced: np.ndarray
-) -> list[Piece]:
+def _pieces(run: Run, spare: int, lanes: list[int], ready: np.ndarray, produced: np.ndarray) -> list[Piece]:
     nodes = [np.arange(run.lane_start[lane], run.lane_start[lane + 1]) for lane in lanes]
     updates = [u for u in range(run.first_update, run.count) if run.lane(u) in lanes]
     own = np.concatenate([*nodes, np.asarray(updates, dtype=np.int64)])
@@ -114,12 +115,12 @@ def _pieces(
     later = _Later.of(run, lanes, ready)
     for g in gaps.tolist():
         node, low, high = int(own[g]), int(reached[g]), int(run.start[own[g]])
-        found += [Piece("fill_ns", low, high)] if g == 0 else _parts(run, devices, node, low, produced, later)
+        found += [Piece("fill_ns", low, high)] if g == 0 else _parts(run, spare, node, low, produced, later)
     found.append(Piece("drain_ns", int(reached[-1]), run.timeline.window_ns[1]))
     return found
 
 
-def _parts(run: Run, devices: tuple[int, ...], node: int, low: int, produced: np.ndarray, later: _Later) -> list[Piece]:
+def _parts(run: Run, spare: int, node: int, low: int, produced: np.ndarray, later: _Later) -> list[Piece]:
     """Return the gap from ``low`` until ``node`` begins, in pieces with their names."""
     high = int(run.start[node])
     if node >= run.first_update or run.kind[node] == STEP:
@@ -127,19 +128,17 @@ def _parts(run: Run, devices: tuple[int, ...], node: int, low: int, produced: np
     made = min(high, max(low, int(produced[node])))
     place = later.place[node]
     turn = min(made, max(low, int(later.least_ns[place])))
-    name = "memory_ns" if turn < made and _is_too_large(run, devices, int(later.which[place])) else "order_ns"
+    name = "memory_ns" if turn < made and _is_too_large(run, spare, int(later.which[place])) else "order_ns"
     return [Piece("other_stages_ns", low, turn), Piece(name, turn, made), Piece("transfer_ns", made, high)]
 
 
-def _is_too_large(run: Run, devices: tuple[int, ...], node: int) -> bool:
-    """Return whether ``node`` is a forward whose activations do not fit on top of the devices' peak."""
+def _is_too_large(run: Run, spare: int, node: int) -> bool:
+    """Return whether ``node`` is a forward whose activations are more than is left at the devices' peak."""
     if run.kind[node] != FORWARD:
         return False
     stage = run.allocation.stages[run.stage_of[node]]
     rows = row_classes(run.problem.global_batch_size, run.allocation.num_micro_batches)[-1][0]
-    more = activation_bytes(run.problem, stage, rows)
-    spare = spare_bytes(run.problem, run.timeline)
-    return any(spare[d] < more for d in devices)
+    return spare < activation_bytes(run.problem, stage, rows)
 
 
 def _ready_ns(run: Run) -> tuple[np.ndarray, np.ndarray]:

@@ -63,13 +63,26 @@ class MemoryProfile:
 
     def curve(self, device: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (times, bytes) of a device, int64: bytes from each time on, beginning at 0."""
-        lane = next(lane for lane, devices in enumerate(self.lanes.devices) if device in devices)
-        times, size = lane_curve(self.lanes.arrays, self.streams, self.costs, self.posted, self.times, lane)
-        return times, size + runtime_bytes(self.tables.problem, self.tables.allocation, device)
+        key = self._lane_of[device], runtime_bytes(self.tables.problem, self.tables.allocation, device)
+        if key not in self._curves:
+            times, size = lane_curve(self.lanes.arrays, self.streams, self.costs, self.posted, self.times, key[0])
+            self._curves[key] = times, size + key[1]
+        return self._curves[key]
+
+    @cached_property
+    def _lane_of(self) -> dict[int, int]:
+        """Return the first lane of each device."""
+        lanes = enumerate(self.lanes.devices)
+        return {device: lane for lane, devices in reversed(list(lanes)) for device in devices}
+
+    @cached_property
+    def _curves(self) -> dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]:
+        """Return an empty table: curves by lane and bytes of the runtime; devices that are alike share one."""
+        return {}
 
     def activations(self, device: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (times, bytes) of a device's activations alone."""
-        lane = next(lane for lane, devices in enumerate(self.lanes.devices) if device in devices)
+        lane = self._lane_of[device]
         nothing = self.posted._replace(size=np.zeros_like(self.posted.size), first=np.zeros_like(self.posted.first))
         times, size = lane_curve(self.lanes.arrays, self._no_streams, self._kept_alone, nothing, self.times, lane)
         return times, size

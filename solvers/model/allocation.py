@@ -57,6 +57,18 @@ class Allocation:
     pipelines: tuple[Pipeline, ...]
     num_micro_batches: int
 
+    def __hash__(self) -> int:
+        """Return the hash of the fields, computed once: caches ask for it often, of 10,000 devices as well."""
+        return self._hash
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leave the hash out: that of another process differs."""
+        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.pipelines, self.num_micro_batches))
+
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """Return all stages; the index in this tuple is the stage's number in operations."""

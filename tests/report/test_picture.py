@@ -88,8 +88,8 @@ def test_a_large_picture_is_merged_and_a_small_one_is_not() -> None:
     nothing = Blocks.from_rows("fba", np.zeros((0, 5), np.int64))
     strip = Strip(Blocks.from_rows(LETTERS, rows), nothing)
     curve = np.arange(5000)
-    lanes = tuple(Lane(f"n/{i}", 0, (0,), curve, curve, 9000) for i in range(2))
-    data = payload(Picture(10 * count, count, (strip,), lanes), "large")
+    lanes = tuple(Lane(f"n/{i}", i, (0,), curve, curve, 9000) for i in range(2))
+    data = payload(Picture(10 * count, count, (strip, strip), lanes), "large")
     assert data["merged"]
     assert data["num_blocks"] == 2 * count
     assert len(data["strips"][0]["compute"]["kind"]) <= 4000
@@ -98,7 +98,12 @@ def test_a_large_picture_is_merged_and_a_small_one_is_not() -> None:
     small = payload(Picture(10 * count, count, (strip,), lanes[:1]), "small")
     assert not small["merged"]
     assert len(small["strips"][0]["compute"]["kind"]) == count
-    part = finer(Picture(10 * count, count, (strip,), lanes), 5000, 6000, 50)
+    alike = tuple(Lane(f"n/{i}", 0, (0,), curve, curve, 9000) for i in range(100))
+    many = payload(Picture(10 * count, count, (strip,), alike), "many lanes that share a strip")
+    assert not many["merged"], "a strip is sent once"
+    assert many["num_blocks"] == 100 * count
+    assert many["lanes"][99] == {"device": "n/99", "node": "", "measured": None, "like": 0}
+    part = finer(Picture(10 * count, count, (strip, strip), lanes), 5000, 6000, 50)
     assert part["strips"][0]["compute"]["kind"] == "F" * 100, "few enough to be themselves"
 
 

@@ -465,7 +465,7 @@ class _Pages(BaseHTTPRequestHandler):
 @pytest.fixture
 def large() -> Iterator[tuple[str, list[dict[str, int]]]]:
     """1,024 devices in 128 nodes; those of a node do the same, and have more blocks than are sent."""
-    count = 2 * MAX_BLOCKS // 1024
+    count = 2 * MAX_BLOCKS // 128
     start = np.arange(count, dtype=np.int64) * 100
     nothing, lanes, strips = Blocks.none("fba"), [], []
     curve = np.array([0, 500]), np.array([10, 20])
@@ -489,10 +489,20 @@ def test_a_large_cluster_is_folded_and_refined(browser: Browser, large: tuple[st
     with Watched(browser, viewport=LAPTOP, allowed=(address, "data:")) as page:
         value = _open(page, address)
         assert value("[v.data.merged, v.rows.rows.filter((row) => row.lane !== undefined).length]") == [True, 128]
-        assert value("v.rows.rows[1].alike") == 8
+        assert value("v.rows.rows.map((row) => row.alike)") == [8] * 128, (
+            "equal devices share a row, whatever their node"
+        )
         assert "blocks are merged" in page.inner_text("figure")
-        value("v.rows.fold('n0'); v.controls.resize()")
+        page.focus(".lanes-scroller")
+        page.keyboard.press("o")
         assert value("v.rows.rows.filter((row) => row.lane !== undefined).length") == 135
+        assert value("[v.rows.rows[0].node !== undefined, v.rows.rows[0].members.length]") == [True, 8]
+        assert "the group of n0/0 is open" in page.inner_text("figure")
+        page.keyboard.press("o")
+        assert value("v.rows.rows.length") == 128
+        page.keyboard.press("g")
+        assert value("[v.rows.rows.length, v.rows.rows[0].title, v.rows.rows[1].alike]") == [256, "n0", 8]
+        page.keyboard.press("g")
         value("(v.fine = null, v.show(10000, 600))")
         page.wait_for_function("penstockTimeline.views[0].fine?.from === 9400")
         assert asked[-1] == {"from": 9400, "to": 11200, "columns": value("3 * d.codes.length")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -54,17 +55,47 @@ def test_the_map_has_every_flow(file: PlanFile, problem: Problem) -> None:
     assert " style=" not in drawn + table, "the service's pages allow no inline style"
 
 
-def test_large_clusters_are_drawn_small_or_told(file: PlanFile) -> None:
-    for nodes, words in ((128, "1024 devices in 128 nodes"), (2048, "too many to draw")):
-        uniform = {
-            "nodes": nodes,
-            "devices_per_node": 8,
-            "kind": "cpu",
-            "memory_bytes": 1000,
-            "fabric": {"bandwidth_bytes_per_s": 10**9},
-            "nic": {"bandwidth_bytes_per_s": 10**9},
-        }
-        large = ClusterTopology.parse({"name": "large", "uniform": uniform})
-        drawn = cluster_map(file.plan, large)
-        assert words in drawn
-        assert len(drawn) < 300_000
+def test_labels_stand_above_all_lines(file: PlanFile, problem: Problem) -> None:
+    topology = file.request.topology
+    assert isinstance(topology, ClusterTopology)
+    flows = traffic(problem, single_pipeline((Stage(0, 0, (0,)), Stage(1, 1, (1, 2), "round_robin")), 2), 100)
+    drawn = cluster_map(file.plan, topology, flows)
+    assert drawn.rindex('class="flow') < drawn.index("<text")
+
+
+@pytest.mark.parametrize("nodes", [128, 1250])
+def test_a_large_cluster_is_a_small_picture(file: PlanFile, nodes: int) -> None:
+    """Three devices of node0 hold stages; all others are one path, whose title counts them."""
+    uniform = {
+        "nodes": nodes,
+        "devices_per_node": 8,
+        "kind": "cpu",
+        "memory_bytes": 1000,
+        "fabric": {"bandwidth_bytes_per_s": 10**9},
+        "nic": {"bandwidth_bytes_per_s": 10**9},
+    }
+    large = ClusterTopology.parse({"name": "large", "uniform": uniform})
+    drawn = cluster_map(file.plan, large)
+    assert f"{8 * nodes:,} devices in {nodes:,} nodes" in drawn
+    assert len(drawn) < 60_000
+    assert "<title>stage 1: node0/1, node0/2 (2 devices)</title>" in drawn
+    idle = f"not used: node0/3, node0/4, node0/5, node0/6, node0/7, node1 … node{nodes - 1} ({8 * nodes - 3:,} devices)"
+    assert f"<title>{idle}</title>" in drawn
+    height = float(re.findall(r'viewBox="-2 -2 1004 (\d+)"', drawn)[0])
+    assert height < 700, "it fits a screen"
+    assert " style=" not in drawn
+
+
+def test_nodes_stand_in_their_racks(file: PlanFile) -> None:
+    """A box for each leaf switch, with its nodes by name."""
+    uniform = {"nodes": 40, "devices_per_node": 8, "kind": "cpu", "memory_bytes": 1000}
+    plain = ClusterTopology.parse({"name": "plain", "uniform": uniform}).expanded()
+    links = [
+        {"a": f"leaf{i // 20}", "b": node.name, "bandwidth_bytes_per_s": 10**9} for i, node in enumerate(plain.nodes)
+    ]
+    links += [{"a": "core", "b": f"leaf{i}", "bandwidth_bytes_per_s": 10**9} for i in range(2)]
+    document = plain.model_dump(exclude_none=True) | {"switches": ["core", "leaf0", "leaf1"], "links": links}
+    drawn = cluster_map(file.plan, ClusterTopology.parse(document))
+    assert drawn.count('<rect class="node"') == 2
+    assert "leaf0: node0 … node19 (20 nodes)" in drawn
+    assert "leaf1: node20 … node39 (20 nodes)" in drawn

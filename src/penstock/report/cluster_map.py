@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from math import hypot
 from typing import NamedTuple
 
+from penstock.report.rack_map import rack_map
 from penstock.report.tables import table
 from penstock.report.traffic import SORTS, Flow
 from penstock.report.words import amount, percent
 from penstock.schemas.plan import Plan
-from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.topology import ClusterTopology, Node
 
 STAGE_COLOURS = 8
 """The number of stage colours (classes s0, s1, …); neighbours differ for every common kind of colour blindness."""
-MAX_DRAWN_DEVICES = 4096
+MOST_BOXES = 128
+"""The largest number of devices whose nodes are boxes with their traffic; larger clusters are drawn as racks."""
 MAX_DRAWN_FLOWS = 300
 MAX_FLOW_ROWS = 60
 BUSY = 0.5
 """The share of time in use from which a link is drawn as busy."""
-_GAP, _HEAD, _WIDTH = 6, 22, 1000
+_GAP, _HEAD, _WIDTH, _SIDE = 6, 22, 1000, 44
 
 
 class _Place(NamedTuple):
@@ -41,45 +43,51 @@ class _Place(NamedTuple):
         (x, y), (u, v) = self.middle, other.middle
         share = min(
             1.0,
-            1.0,
             *(half / abs(way) for half, way in ((self.width / 2, u - x), (self.height / 2, v - y)) if way),
         )
         return x + share * (u - x), y + share * (v - y)
 
 
 def cluster_map(plan: Plan, topology: ClusterTopology, flows: Sequence[Flow] = ()) -> str:
-    """Return an SVG element; a sentence where the cluster is too large to draw. ``flows`` number devices in order."""
-    nodes = topology.expanded().nodes
-    count = sum(len(node.devices) for node in nodes)
-    if count > MAX_DRAWN_DEVICES:
-        return f"<p>{count} devices in {len(nodes)} nodes: too many to draw; the table of stages names them.</p>"
+    """Return an SVG element. ``flows`` number devices in order; of a large cluster they are in the table only."""
+    whole = topology.expanded()
     held: dict[str, list[int]] = defaultdict(list)
     for number, stage in enumerate(stage for pipeline in plan.pipelines for stage in pipeline.stages):
         for name in stage.devices:
             held[name].append(number)
-    side = 44 if count <= 128 else 24 if count <= 512 else 13
-    gap = _GAP + (24 if flows and count <= 512 else 8 if flows else 0)
-    boxes, squares, home, parts = [], [], [], []
+    if whole.num_devices > MOST_BOXES:
+        return rack_map(whole, held, STAGE_COLOURS)
+    return _boxes_map(whole.nodes, held, flows)
+
+
+def _boxes_map(nodes: Sequence[Node], held: Mapping[str, list[int]], flows: Sequence[Flow]) -> str:
+    """Draw lines between nodes first and labels last, so that no line covers a label."""
+    boxes, squares, home, parts, labels = [], [], [], [], []
     x, y, row_height = 0.0, 0.0, 0.0
+    gap = _GAP + (24 if flows else 0)
     for number, node in enumerate(nodes):
         across = min(max(1, len(node.devices)), 8)
-        width = max(across * (side + _GAP) + _GAP, 8 * min(len(node.name), 24) + 2 * _GAP)
-        height = _HEAD + -(-len(node.devices) // across) * (side + _GAP) + _GAP
+        width = max(across * (_SIDE + _GAP) + _GAP, 8 * min(len(node.name), 24) + 2 * _GAP)
+        height = _HEAD + -(-len(node.devices) // across) * (_SIDE + _GAP) + _GAP
         if x and x + width > _WIDTH:
             x, y, row_height = 0, y + row_height + gap, 0
         boxes.append(_Place(x, y, width, height))
-        parts.append(_node(boxes[-1], node.name))
+        parts.append(_box(boxes[-1]))
+        labels.append(_name(boxes[-1], node.name))
         for i, device in enumerate(node.devices):
-            square = _Place(x + _GAP + i % across * (side + _GAP), y + _HEAD + i // across * (side + _GAP), side, side)
-            squares.append(square)
+            at = (x + _GAP + i % across * (_SIDE + _GAP), y + _HEAD + i // across * (_SIDE + _GAP))
+            squares.append(_Place(*at, _SIDE, _SIDE))
             home.append(number)
-            parts.append(_device(square, device.id, device.kind, held.get(device.id, [])))
+            parts.append(_device(squares[-1], device.id, device.kind, held.get(device.id, [])))
+            labels.append(_number(squares[-1], held.get(device.id, [])))
         x, row_height = x + width + gap, max(row_height, height)
     names = [device.id for node in nodes for device in node.devices]
-    parts += _arrows(flows, names, squares, home, boxes, [node.name for node in nodes])
+    between, inside = _arrows(flows, names, squares, home, boxes, [node.name for node in nodes])
     return (
+        '<div class="scroll" tabindex="0" role="region" aria-label="Cluster map">'
         f'<svg class="map-svg" viewBox="-2 -2 {_WIDTH + 4} {y + row_height + 4:.0f}" role="img" '
-        f'aria-label="cluster map: {count} devices in {len(nodes)} nodes">{"".join(parts)}</svg>'
+        f'aria-label="cluster map: {len(names)} devices in {len(nodes)} nodes">'
+        f"{''.join([*between, *parts, *inside, *labels])}</svg></div>"
     )
 
 
@@ -101,30 +109,39 @@ def traffic_table(flows: Sequence[Flow], names: Sequence[str]) -> str:
     return f"<details><summary>Traffic as a table</summary>{shown}{more}</details>"
 
 
-def _node(place: _Place, name: str) -> str:
-    room = max(4, int(place.width // 7.5))
-    shown = name if len(name) <= room else name[: room - 1] + "…"
+def _box(place: _Place) -> str:
     return (
         f'<rect class="node" x="{place.x:g}" y="{place.y:g}" width="{place.width:g}" height="{place.height:g}" rx="5"/>'
-        f'<text x="{place.x + _GAP:g}" y="{place.y + 15:g}">{escape(shown)}</text>'
     )
+
+
+def _name(place: _Place, name: str) -> str:
+    room = max(4, int(place.width // 7.5))
+    shown = name if len(name) <= room else name[: room - 1] + "…"
+    return f'<text class="name" x="{place.x + _GAP:g}" y="{place.y + 15:g}">{escape(shown)}</text>'
+
+
+def _shown(stages: list[int]) -> str:
+    return ",".join(str(stage) for stage in stages) if len(stages) < 4 else f"{stages[0]}…{stages[-1]}"
 
 
 def _device(place: _Place, name: str, kind: str, stages: list[int]) -> str:
-    label = ",".join(str(stage) for stage in stages) if len(stages) < 4 else f"{stages[0]}…{stages[-1]}"
-    what = f"stage {label}" if stages else "not used"
+    what = f"stage {_shown(stages)}" if stages else "not used"
     look = f"device s{stages[0] % STAGE_COLOURS}" if stages else "device unused"
-    middle, base = place.middle
-    text = (
-        f'<text class="{"on" if stages else "off"}" x="{middle:g}" y="{base + 4:g}">{label or "–"}</text>'
-        if place.width > 7 * len(label) + 4
-        else ""
-    )
     return (
         f"<g><title>{escape(name)} ({escape(kind)}): {what}</title>"
         f'<rect class="{look}" x="{place.x:g}" y="{place.y:g}" width="{place.width:g}" height="{place.height:g}" '
-        f'rx="3"/>{text}</g>'
+        f'rx="3"/></g>'
     )
+
+
+def _number(place: _Place, stages: list[int]) -> str:
+    """Return the stages as a label with a halo in the square's colour."""
+    label, (x, y) = _shown(stages) or "idle", place.middle
+    if place.width <= 7 * len(label) + 4:
+        return ""
+    look = f"on h{stages[0] % STAGE_COLOURS}" if stages else "off"
+    return f'<text class="{look}" x="{x:g}" y="{y + 4:g}">{label}</text>'
 
 
 def _arrows(
@@ -134,8 +151,8 @@ def _arrows(
     home: Sequence[int],
     boxes: Sequence[_Place],
     nodes: Sequence[str],
-) -> list[str]:
-    """Draw flows within a node between its squares, and the sums of the others between nodes; the largest ones only."""
+) -> tuple[list[str], list[str]]:
+    """Draw the sums of flows between nodes, and flows within a node between its squares; the largest ones only."""
     inside: dict[tuple[int, int], list[Flow]] = defaultdict(list)
     between: dict[tuple[int, int], list[Flow]] = defaultdict(list)
     for flow in flows:
@@ -144,11 +161,12 @@ def _arrows(
             inside[flow.source, flow.target].append(flow)
         else:
             between[a, b].append(flow)
-    drawn = [(names[u], names[v], squares[u], squares[v], own) for (u, v), own in inside.items()]
-    drawn += [(nodes[a], nodes[b], boxes[a], boxes[b], own) for (a, b), own in between.items()]
-    drawn.sort(key=lambda each: -sum(flow.bytes for flow in each[4]))
+    drawn = [(nodes[a], nodes[b], boxes[a], boxes[b], own) for (a, b), own in between.items()]
+    drawn += [(names[u], names[v], squares[u], squares[v], own) for (u, v), own in inside.items()]
+    largest = sorted(range(len(drawn)), key=lambda i: -sum(flow.bytes for flow in drawn[i][4]))[:MAX_DRAWN_FLOWS]
     most = max((sum(flow.bytes for flow in each[4]) for each in drawn), default=1)
-    return [_arrow(*each, most) for each in drawn[:MAX_DRAWN_FLOWS]]
+    made = [(i < len(between), _arrow(*drawn[i], most)) for i in largest]
+    return [arrow for outside, arrow in made if outside], [arrow for outside, arrow in made if not outside]
 
 
 def _arrow(source: str, target: str, a: _Place, b: _Place, flows: Sequence[Flow], most: int) -> str:

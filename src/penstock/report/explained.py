@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from html import escape
 
 from penstock.report.drawing.payload import Mark
 from penstock.report.drawing.picture import Picture, stage_devices
+from penstock.report.gists import some
+from penstock.report.parts import part
 from penstock.report.tables import table
 from penstock.report.words import duration, percent
 from penstock.schemas.api.explanation import Explanation, Path, PathShare
@@ -53,15 +54,22 @@ def marks(found: Explanation, plan: Plan, picture: Picture) -> tuple[Mark, ...]:
     return tuple(made)
 
 
-def explained(found: Explanation) -> str:
-    """Return the section: what binds, the critical path, the bubble and the effect of each change."""
+def in_words(found: Explanation) -> str:
+    """Return what binds, and what would help."""
     helps = f" Of the changes that were tried, this helps most: {found.helps}." if found.helps else ""
-    return (
-        f"<h2>What the time is made of</h2><p>{escape(found.binds[:1].upper() + found.binds[1:])}.{escape(helps)}</p>"
-        + _path(found.path)
-        + _idle(found)
-        + _sensitivities(found)
-    )
+    return f"{found.binds[:1].upper()}{found.binds[1:]}.{helps}"
+
+
+def explained(found: Explanation) -> str:
+    """Return the part on what the time is made of: the critical path, the bubble and the effect of each change."""
+    body = f"<p>{escape(in_words(found))}</p>{_path(found.path)}{_idle(found)}{_sensitivities(found)}"
+    return part("explained", "What the time is made of", path_words(found), body)
+
+
+def path_words(found: Explanation) -> str:
+    """Return the largest part of the critical path in words."""
+    largest = max(found.path.shares, key=lambda share: share.length_ns, default=None)
+    return "" if largest is None else f"{percent(largest.share)} of the critical path is {share_name(largest)}"
 
 
 def _path(path: Path) -> str:
@@ -71,7 +79,7 @@ def _path(path: Path) -> str:
         [
             duration(s.start_ns),
             duration(s.length_ns),
-            f"stage {s.stage}" + (f" ({_some(s.devices)})" if s.devices else ""),
+            f"stage {s.stage}" + (f" ({some(s.devices)})" if s.devices else ""),
             s.text,
             s.because,
         ]
@@ -84,33 +92,29 @@ def _path(path: Path) -> str:
     )
     heads = ["from", "for", "where", "what", "not earlier, because"]
     return (
-        f"<h2>Critical path</h2><p>The chain that decides when {SPANS[path.span]} ends: {path.links} links that add up "
+        f"<h3>Critical path</h3><p>The chain that decides when {SPANS[path.span]} ends: {path.links} links that add up "
         f"to {duration(path.length_ns)}{batches}.</p>"
         + table(["part", "time", "share"], shares, numeric=(1, 2))
         + f"<details><summary>Link by link</summary>{table(heads, rows, numeric=(0, 1))}{more}</details>"
     )
 
 
-def _some(devices: Sequence[str]) -> str:
-    return " ".join(devices) if len(devices) <= 3 else f"{devices[0]} … {devices[-1]}"
-
-
 def _idle(found: Explanation) -> str:
     parts = [part for part in PARTS if any(getattr(each, f"{part}_ns") for each in found.idle)]
     rows = [
         [
-            _some(each.devices),
+            some(each.devices),
             percent(each.busy_ns / max(1, each.whole_ns)),
             *(percent(getattr(each, f"{part}_ns") / max(1, each.whole_ns)) for part in parts),
         ]
         for each in found.idle[:MAX_ROWS]
     ]
     heads = ["devices", "computing", *(PARTS[part] for part in parts)]
-    return "<h2>Bubble</h2><p>Idle time by cause.</p>" + table(heads, rows, numeric=range(1, len(heads)))
+    return "<h3>Bubble</h3><p>Idle time by cause.</p>" + table(heads, rows, numeric=range(1, len(heads)))
 
 
 def _sensitivities(found: Explanation) -> str:
     rows = [[each.sentence, duration(each.time_ns), percent(each.ratio), each.how] for each in found.sensitivities]
-    return "<h2>Effect of single changes</h2>" + table(
+    return "<h3>Effect of single changes</h3>" + table(
         ["change", "time", "of this plan's", "how"], rows, numeric=(1, 2)
     )

@@ -1,24 +1,29 @@
 """The HTML report: one file with its own styles, script and data, which works without a network.
 
-The script of ``assets`` draws timeline and memory on canvases; everything they show is also in tables.
+The script of ``assets`` draws timeline and memory on canvases; everything they show is also in tables. What the plan is
+and how good it is fills one screen, with the timeline below; everything else is opened on demand.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from penstock.report.bounds import widest
+from penstock.report.bounds import bound_sentence, widest
 from penstock.report.cluster_map import cluster_map, traffic_table
+from penstock.report.device_names import alike, idle_sentence, times
 from penstock.report.drawing.assets import script, style
 from penstock.report.drawing.figure import embedded_figure
 from penstock.report.drawing.payload import Mark, payload
 from penstock.report.drawing.picture import NAMES, Picture, Piece, picture_of_timeline, picture_of_trace
-from penstock.report.explained import explained, marks
-from penstock.report.memory import peaks
+from penstock.report.explained import explained, in_words, marks
+from penstock.report.gists import cluster_words, devices_words, some, stages_words
+from penstock.report.memory import fullest, peaks
+from penstock.report.parts import part
 from penstock.report.sentences import pace, replicas, subtitle
 from penstock.report.tables import table
-from penstock.report.traffic import traffic
+from penstock.report.traffic import Flow, traffic
 from penstock.report.words import amount, duration, percent, ranges, recomputed
 from penstock.schemas.api.explanation import Explanation
 from penstock.schemas.coverage import NOT_STATED
@@ -31,6 +36,9 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.timeline import Timeline
 
 MAX_TABLE_ROWS = 400
+SMALL_STAGES = 8
+SMALL_DEVICES = 64
+"""The largest numbers of stages and devices whose parts of the page are open at first."""
 _THEMES = (("", "As the system"), ("light", "Light"), ("dark", "Dark"))
 
 
@@ -58,32 +66,40 @@ def html_report(
     time_ns = timeline.time_per_global_batch_ns
     flows = traffic(problem, allocation, time_ns, plan.update_rule) if allocation is not None else ()
     title = f"{profile.name} on {topology.name}"
+    bound = widest(plan.certificates)
+    said = [] if explanation is None else [f"{in_words(explanation)}"]
+    said += [sentence for sentence in (idle_sentence(plan, topology),) if sentence is not None]
+    said += [] if bound is None else [bound_sentence(bound, time_ns)]
     sections = [
         f"<header><h1>{escape(title)}</h1>{_themes()}</header>",
         f'<p class="faint">{escape(subtitle(plan, topology))}</p>',
         "".join(f'<p class="fault">{escape(fault)}</p>' for fault in faults),
         _figures(plan, trace),
+        f"<ul>{''.join(f'<li>{escape(sentence)}</li>' for sentence in said)}</ul>" if said else "",
         _timeline(
             picture,
             marks(explanation, plan, picture) if explanation else (),
             picture_of_trace(trace, plan) if trace is not None else None,
         ),
-        f"<h2>Memory of all devices</h2>{peaks(picture)}",
-    ]
-    if explanation is not None:
-        sections.append(explained(explanation))
-    sections += [
+        *([explained(explanation)] if explanation is not None else []),
         _stages(plan, profile),
+        _cluster(plan, topology, flows, [device.name for device in problem.devices]),
+        part("memory", "Memory", fullest(picture), peaks(picture)),
         _devices(plan),
         _certificates(plan),
-        f"<h2>Cluster</h2><figure>{cluster_map(plan, topology, flows)}<figcaption>Numbers and colours are stages; the "
-        "thicker a line, the more data it carries.</figcaption></figure>",
-        traffic_table(flows, [device.name for device in problem.devices]),
-        _assumptions(plan, profile),
         _operations(picture),
-        _origin(plan),
+        _origin(plan, profile),
     ]
     return _page(title, "\n".join(sections))
+
+
+def _cluster(plan: Plan, topology: ClusterTopology, flows: Sequence[Flow], names: Sequence[str]) -> str:
+    small = topology.num_devices <= SMALL_DEVICES
+    key = "Numbers and colours are stages; pale squares are idle."
+    key += " The thicker a line, the more data it carries." if small else ""
+    drawn = f"<figure>{cluster_map(plan, topology, flows)}<figcaption>{key}</figcaption></figure>"
+    drawn += traffic_table(flows, names)
+    return part("cluster", "Cluster", cluster_words(plan, topology), drawn, opened=small)
 
 
 def _page(title: str, body: str) -> str:
@@ -155,7 +171,7 @@ def _stages(plan: Plan, profile: ModelProfile) -> str:
                     if first == last
                     else f"{profile.layers[first].name} … {profile.layers[last].name}",
                     amount(profile.held_bytes(first, last)),
-                    ", ".join(stage.devices),
+                    some(stage.devices),
                     str(replicas(plan, stage)),
                     stage.dispatch.replace("_", " ") if replicas(plan, stage) > 1 else "–",
                     recomputed(stage),
@@ -164,7 +180,8 @@ def _stages(plan: Plan, profile: ModelProfile) -> str:
             )
             number += 1
     heads = ["stage", "layers", "names", "parameters", "devices", "replicas", "dispatch", "recompute", "K (warm-up)"]
-    return "<h2>Stages</h2>" + table(heads, rows, numeric=(3, 5, 8))
+    shown = table(heads, rows[:MAX_TABLE_ROWS], numeric=(3, 5, 8)) + _cut(len(rows))
+    return part("stages", "Stages", stages_words(plan), shown, opened=len(rows) <= SMALL_STAGES)
 
 
 def _devices(plan: Plan) -> str:
@@ -173,9 +190,10 @@ def _devices(plan: Plan) -> str:
     parts = (
         "parameters", "gradients", "optimizer", "versions", "activations", "buffers", "workspace", "context",
     )  # fmt: skip
+    folded = alike(plan.prediction.devices)
     rows = [
         [
-            use.device,
+            times(use.device, count),
             percent(use.busy_ns / total),
             percent(use.communication_ns / total),
             percent(use.idle_ns / total),
@@ -183,54 +201,58 @@ def _devices(plan: Plan) -> str:
             amount(use.memory_bytes),
             *(amount(getattr(use.memory, f"{part}_bytes")) for part in parts),
         ]
-        for use in plan.prediction.devices[:MAX_TABLE_ROWS]
+        for use, count in folded[:MAX_TABLE_ROWS]
     ]
     heads = ["device", "computing", "communicating", "idle", "peak memory", "has", *parts]
-    return "<h2>Devices</h2>" + table(heads, rows, numeric=range(1, len(heads))) + _cut(len(plan.prediction.devices))
+    shown = table(heads, rows, numeric=range(1, len(heads))) + _cut(len(folded))
+    return part("devices", "Devices", devices_words(plan), shown)
 
 
 def _certificates(plan: Plan) -> str:
     if not plan.certificates:
-        return "<h2>Certificates</h2><p>This plan has no bound.</p>"
+        return part("bounds", "Bounds", "This plan has no bound.", "")
     rows = [[c.model if c.covers is not None else NOT_STATED, *_numbers(c), c.method] for c in plan.certificates]
-    return (
-        "<h2>Certificates</h2><p>No plan that the bound covers takes less time than the bound; the gap says by how "
-        "much this plan is above it.</p>"
-        + table(["covers", "bound", "gap", "tolerance", "method"], rows, numeric=(1, 2, 3))
-    )
+    number = len(plan.certificates)
+    shown = table(["covers", "bound", "gap", "tolerance", "method"], rows, numeric=(1, 2, 3))
+    note = "No plan that a bound covers takes less time than the bound; the gap says by how much this plan is above it."
+    body = f"<p>{note}</p>{shown}"
+    return part("bounds", "Bounds", f"{number} proven bound{'s' if number > 1 else ''}", body)
 
 
 def _numbers(c: Certificate) -> tuple[str, str, str]:
     return duration(c.bound_ns), percent(c.gap), duration(c.tolerance_ns)
 
 
-def _assumptions(plan: Plan, profile: ModelProfile) -> str:
-    entries = [*plan.assumptions, *(a for a in profile.assumptions if a not in plan.assumptions)]
-    source = f"Costs: {profile.source.method}. {profile.source.description}"
-    listed = "".join(f"<li>{escape(entry)}</li>" for entry in entries)
-    return f"<h2>Assumptions</h2><p>{escape(source)}</p>" + (f"<ul>{listed}</ul>" if listed else "")
-
-
 def _operations(picture: Picture) -> str:
+    """Return the timeline as a table: of devices that do the same, the first one."""
     rows: list[list[str]] = []
     total = 0
-    for lane in picture.lanes:
-        blocks = picture.strips[lane.strip].compute
+    lanes = {lane.strip: lane for lane in reversed(picture.lanes)}
+    counted = Counter(lane.strip for lane in picture.lanes)
+    for strip in sorted(lanes):
+        blocks = picture.strips[strip].compute
         total += len(blocks)
+        device = times(lanes[strip].device, counted[strip])
         for i in range(min(len(blocks), MAX_TABLE_ROWS - len(rows))):
             letter = blocks.letters[blocks.kind[i]]
             number = str(blocks.number[i]) if blocks.number[i] >= 0 else "–"
-            times = [duration(float(value[i])) for value in (blocks.start_ns, blocks.end_ns)]
-            rows.append([lane.device, NAMES[letter], str(blocks.stage[i]), number, *times])
+            spans = [duration(float(value[i])) for value in (blocks.start_ns, blocks.end_ns)]
+            rows.append([device, NAMES[letter], str(blocks.stage[i]), number, *spans])
     heads = ["device", "operation", "stage", "micro-batch", "start", "end"]
     shown = table(heads, rows, numeric=(2, 3, 4, 5))
-    return f"<h2>Operations</h2><details><summary>The timeline as a table</summary>{shown}{_cut(total)}</details>"
+    return part("operations", "Operations", "the timeline as a table", shown + _cut(total))
 
 
 def _cut(count: int) -> str:
     return f'<p class="hint">{MAX_TABLE_ROWS} of {count:,} rows are shown.</p>' if count > MAX_TABLE_ROWS else ""
 
 
-def _origin(plan: Plan) -> str:
+def _origin(plan: Plan, profile: ModelProfile) -> str:
+    entries = [*plan.assumptions, *(a for a in profile.assumptions if a not in plan.assumptions)]
+    source = f"Costs: {profile.source.method}. {profile.source.description}"
+    listed = f"<ul>{''.join(f'<li>{escape(entry)}</li>' for entry in entries)}</ul>" if entries else ""
     versions = ", ".join(f"{name} {version}" for name, version in sorted(plan.versions.items()))
-    return f"<h2>Origin</h2><p>Request <code>{plan.request_hash}</code>, seed {plan.seed}. {escape(versions)}</p>"
+    origin = f"<p>Request <code>{plan.request_hash}</code>, seed {plan.seed}. {escape(versions)}</p>"
+    number = len(entries)
+    gist = f"{profile.source.method} costs, {number} assumption{'' if number == 1 else 's'}"
+    return part("origin", "Assumptions and origin", gist, f"<p>{escape(source)}</p>{listed}{origin}")

@@ -6,7 +6,8 @@ Times are integers in nanoseconds. ``payload`` returns the whole picture and ``f
   block i - 1, negative where transfers overlap, and lasts ``length[i]`` ns.
 * A *column* holds one value of every block. It is a plain number where all values are equal; otherwise base64 of zigzag
   varints, and for ``stage`` and ``number`` of the differences between neighbours. Memory curves are packed likewise.
-* A picture of more than ``MAX_BLOCKS`` blocks is merged to pixel columns.
+* A lane that differs from an earlier one in no more than its name, node and measured strip is ``like`` that one.
+* A picture with more than ``MAX_BLOCKS`` blocks in its strips is merged to pixel columns.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ def payload(
     picture: Picture, title: str, path: Sequence[Mark] = (), *, measured: Picture | None = None
 ) -> dict[str, Any]:
     """Return the picture as JSON data, with the critical path as marks on its lanes; ``measured``: a run's picture."""
-    is_merged = picture.num_blocks > MAX_BLOCKS
+    is_merged = picture.num_sent > MAX_BLOCKS
     strips, lanes = list(picture.strips), list(picture.lanes)
     if is_merged:
-        columns = max(32, min(MOST_COLUMNS, MAX_BLOCKS // (2 * len(lanes))))
+        columns = max(32, min(MOST_COLUMNS, MAX_BLOCKS // (2 * len(strips))))
         strips = [_coarse(strip, columns, 0, picture.end_ns) for strip in strips]
     of_lane = _measured_strips(measured, strips, lanes) if measured is not None else [None] * len(lanes)
     curves = _Curves(lanes)
@@ -61,7 +62,7 @@ def payload(
         "firsts": list(picture.firsts),
         "path": [list(mark) for mark in path],
         "strips": [_strip(strip) for strip in strips],
-        "lanes": [_lane(lane, curves, strip) for lane, strip in zip(lanes, of_lane, strict=True)],
+        "lanes": _lanes(lanes, curves, of_lane),
         "curves": curves.packed,
     }
 
@@ -130,15 +131,22 @@ def _column(values: np.ndarray, *, differences: bool = False) -> int | str:
     return b64encode(varints(np.diff(values, prepend=0) if differences else values)).decode()
 
 
-def _lane(lane: Lane, curves: _Curves, measured_strip: int | None) -> dict[str, Any]:
-    curve = curves.number(lane)
+def _lanes(lanes: Sequence[Lane], curves: _Curves, measured_strips: Sequence[int | None]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    first: dict[tuple[Any, ...], int] = {}
+    for number, (lane, measured_strip) in enumerate(zip(lanes, measured_strips, strict=True)):
+        own = {"device": lane.device, "node": lane.node, "measured": measured_strip}
+        key = (lane.strip, lane.stages, curves.number(lane), lane.capacity_bytes, tuple(sorted(lane.parts.items())))
+        like = first.setdefault(key, number)
+        found.append(own | (_lane(lane, curves) if like == number else {"like": like}))
+    return found
+
+
+def _lane(lane: Lane, curves: _Curves) -> dict[str, Any]:
     return {
-        "device": lane.device,
-        "node": lane.node,
         "strip": lane.strip,
-        "measured": measured_strip,
         "stages": list(lane.stages),
-        "curve": curve,
+        "curve": curves.number(lane),
         "capacity_bytes": lane.capacity_bytes,
         "peak_bytes": int(lane.memory_bytes.max(initial=0)),
         "constant_bytes": sum(lane.parts.get(part, 0) for part in CONSTANT_PARTS),
@@ -151,19 +159,24 @@ class _Curves:
 
     def __init__(self, lanes: Sequence[Lane]) -> None:
         self._known: dict[tuple[bytes, bytes], int] = {}
+        self._numbers: dict[tuple[int, int], int] = {}
         self.packed: list[dict[str, Any]] = []
-        different = len({(lane.strip, lane.memory_bytes.tobytes()) for lane in lanes})
+        curves = {(lane.strip, id(lane.memory_bytes)): lane.memory_bytes for lane in lanes}
+        different = len({(strip, curve.tobytes()) for (strip, _), curve in curves.items()})
         self._points = max(32, min(MAX_CURVE_POINTS, MAX_CURVES_POINTS // max(1, different)))
 
     def number(self, lane: Lane) -> int | None:
         """Return the number of the lane's curve; None where it has none."""
         if not len(lane.times_ns):
             return None
-        key = (lane.times_ns.tobytes(), lane.memory_bytes.tobytes())
-        if key not in self._known:
-            self._known[key] = len(self.packed)
-            self.packed.append(self._pack(lane))
-        return self._known[key]
+        same = id(lane.times_ns), id(lane.memory_bytes)
+        if same not in self._numbers:
+            key = (lane.times_ns.tobytes(), lane.memory_bytes.tobytes())
+            if key not in self._known:
+                self._known[key] = len(self.packed)
+                self.packed.append(self._pack(lane))
+            self._numbers[same] = self._known[key]
+        return self._numbers[same]
 
     def _pack(self, lane: Lane) -> dict[str, Any]:
         times, total, activations = thinned(lane, self._points)

@@ -165,11 +165,15 @@ class Picture:
     firsts: tuple[int, ...] = (0,)
 
     @cached_property
+    def num_sent(self) -> int:
+        """Return the number of blocks of all strips, however many lanes share them."""
+        return sum(len(strip.compute) + len(strip.communication) for strip in self.strips)
+
+    @cached_property
     def num_blocks(self) -> int:
         """Return the number of blocks to draw, counted on every lane."""
-        return sum(
-            len(strip.compute) + len(strip.communication) for strip in (self.strips[x.strip] for x in self.lanes)
-        )
+        own = [len(strip.compute) + len(strip.communication) for strip in self.strips]
+        return sum(own[lane.strip] for lane in self.lanes)
 
 
 def picture_of_timeline(
@@ -184,13 +188,13 @@ def picture_of_timeline(
     """
     members = _members(problem, allocation) if timeline.reductions else {}
     copies = _copies(problem, allocation)
-    strips, lanes = [], []
+    strips, lanes, transfers = [], [], _moved(timeline)
     for track in timeline.tracks:
         operations = np.asarray(track.operations, dtype=np.int64)
         stages = tuple(np.unique(operations[:, 1]).tolist())
-        strip = _strip(track, operations, stages, timeline, (members, copies))
+        strip = _strip(track, operations, stages, timeline, transfers, (members, copies))
         strips.append(strip._replace(idle=_idle((idle or {}).get(track.devices, ()))))
-        kept = timeline.activations_curve(track.devices[0])
+        kept = _Kept(*timeline.activations_curve(track.devices[0]))
         lanes += [(stages, d, _lane(problem, timeline, d, kept, len(strips) - 1, stages)) for d in track.devices]
     lanes.sort(key=lambda entry: entry[:2])
     count = 1 + max((int(track.operations[:, 2].max(initial=0)) for track in timeline.tracks), default=0)
@@ -208,11 +212,25 @@ def _firsts(lanes: Sequence[tuple[tuple[int, ...], int, Lane]], allocation: Allo
     return tuple(np.cumsum([0, *(len(pipeline.stages) for pipeline in allocation.pipelines)]).tolist())
 
 
+class _Kept:
+    """The activations of a track's devices, as a curve that is read at the times of other curves."""
+
+    def __init__(self, times_ns: np.ndarray, size: np.ndarray) -> None:
+        self._times_ns, self._size = times_ns, size
+        self._last: tuple[np.ndarray, np.ndarray] | None = None
+
+    def at(self, times_ns: np.ndarray) -> np.ndarray:
+        """Return the bytes at each time; devices that are alike ask at the same array again."""
+        if self._last is None or self._last[0] is not times_ns:
+            self._last = times_ns, self._size[np.searchsorted(self._times_ns, times_ns, side="right") - 1]
+        return self._last[1]
+
+
 def _lane(
     problem: Problem,
     timeline: Timeline,
     device: int,
-    kept: tuple[np.ndarray, np.ndarray],
+    kept: _Kept,
     strip: int,
     stages: tuple[int, ...],
 ) -> Lane:
@@ -225,7 +243,7 @@ def _lane(
         times,
         memory,
         about.memory_bytes,
-        kept[1][np.searchsorted(kept[0], times, side="right") - 1],
+        kept.at(times),
         timeline.uses[device].memory._asdict(),
         problem.network.node_names[about.node],
     )
@@ -298,6 +316,7 @@ def _strip(
     operations: np.ndarray,
     stages: tuple[int, ...],
     timeline: Timeline,
+    transfers: np.ndarray,
     together: tuple[Members, tuple[tuple[int, ...], ...]],
 ) -> Strip:
     members, copies = together
@@ -316,19 +335,26 @@ def _strip(
         for i in timeline.ties
         if i.bucket < len(copies) and any(s in stages for s in copies[i.bucket])
     ]
-    moved = _transfers(operations[operations[:, 0] != STEP], timeline)
+    moved = _transfers(operations[operations[:, 0] != STEP], transfers)
     return Strip(
         Blocks.from_rows(LETTERS, np.vstack((rows, np.array(updates, dtype=np.int64).reshape(-1, 5)))),
         Blocks.from_rows(_COMMUNICATION, np.vstack((moved, np.array(reduced, dtype=np.int64).reshape(-1, 5)))),
     )
 
 
-def _transfers(operations: np.ndarray, timeline: Timeline) -> np.ndarray:
-    """Return the transfers whose sender's or receiver's operation is one of ``operations``."""
+def _moved(timeline: Timeline) -> np.ndarray:
+    """Return all transfers as rows of an (n, 5) array: direction, stage, micro-batch, start, end."""
     moved = timeline.transfers
     columns = (moved.direction, moved.stage, moved.micro_batch, moved.start_ns, moved.end_ns)
-    rows = np.column_stack([np.asarray(column, dtype=np.int64) for column in columns])
+    return np.column_stack([np.asarray(column, dtype=np.int64) for column in columns])
+
+
+def _transfers(operations: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return those of the transfers ``rows`` whose sender's or receiver's operation is one of ``operations``."""
+    held = np.unique(operations[:, 1])
     peer = rows[:, 1] + np.where(rows[:, 0] == 0, 1, -1)
+    near = np.isin(rows[:, 1], held) | np.isin(peer, held)
+    rows, peer = rows[near], peer[near]
     width = 1 + max(int(operations[:, 2].max(initial=0)), int(rows[:, 2].max(initial=0)))
     ours = operations[:, 1] * width + operations[:, 2]
     return rows[np.isin(rows[:, 1] * width + rows[:, 2], ours) | np.isin(peer * width + rows[:, 2], ours)]

@@ -1,35 +1,42 @@
-/* Which lanes stand where: grouped by node or in the order of stages, groups folded to one row for equal lanes. */
+/* Which lanes stand where: grouped by node or in the order of stages. Of many lanes those that are equal share a row
+   with their number, until their group is opened. */
 
-const ROW_LEAST_PX = 14, ROW_MOST_PX = 34, HEAD_PX = 18, WANTED_PX = 520, FOLD_ABOVE = 128;
+const ROW_LEAST_PX = 14, ROW_MOST_PX = 34, HEAD_PX = 18, WANTED_PX = 520, FOLD_ABOVE = 32;
 
 class Rows {
   constructor(data) {
     this.lanes = data.lanes;
     this.measured = data.lanes.some((lane) => lane.measured !== null);
     this.showsMeasured = this.measured;
+    this.many = data.lanes.length > FOLD_ABOVE;
     const nodes = new Set(data.lanes.map((lane) => lane.node));
-    this.byNode = nodes.size > 1 && data.lanes.length > nodes.size;
-    this.folded = new Set(data.lanes.length > FOLD_ABOVE ? nodes : []);
-    this.place();
+    this.group(!this.many && nodes.size > 1 && data.lanes.length > nodes.size);
+  }
+
+  /** The group of a lane: its node, or those that do the same. */
+  groupOf(lane) {
+    return this.byNode ? lane.node : this.many ? `${lane.strip} ${lane.measured}` : "";
   }
 
   place() {
     const groups = new Map();
     this.lanes.forEach((lane, number) => {
-      const name = this.byNode ? lane.node : "";
+      const name = this.groupOf(lane);
       if (!groups.has(name)) groups.set(name, []);
       groups.get(name).push(number);
     });
     const rows = [];
     for (const [name, members] of groups) {
-      if (this.byNode) rows.push({ node: name, members, height: HEAD_PX });
-      if (!this.folded.has(name)) { for (const lane of members) rows.push({ lane, alike: 1 }); continue; }
-      const first = new Map();
+      const open = !this.folded.has(name);
+      if (this.byNode) rows.push({ node: name, title: name, members, height: HEAD_PX });
+      else if (this.many && open && members.length > 1) rows.push({ node: name, title: "equal", members, height: HEAD_PX });
+      if (open) { for (const lane of members) rows.push({ lane, alike: 1, members: [lane] }); continue; }
+      const equal = new Map();
       for (const lane of members) {
         const { strip, measured } = this.lanes[lane], key = `${strip} ${measured}`;
-        if (first.has(key)) first.get(key).alike++; else first.set(key, { lane, alike: 1 });
+        if (equal.has(key)) equal.get(key).push(lane); else equal.set(key, [lane]);
       }
-      rows.push(...first.values());
+      for (const those of equal.values()) rows.push({ lane: those[0], alike: those.length, members: those });
     }
     const lanes = rows.filter((row) => row.lane !== undefined).length;
     const heads = rows.length - lanes;
@@ -44,15 +51,7 @@ class Rows {
     this.rows = rows;
     this.height = y;
     this.rowOf = new Map();
-    for (const row of rows) {
-      if (row.lane === undefined) continue;
-      const { strip, measured, node } = this.lanes[row.lane];
-      this.rowOf.set(row.lane, row);
-      if (row.alike === 1) continue;
-      this.lanes.forEach((lane, i) => {
-        if (lane.node === node && lane.strip === strip && lane.measured === measured) this.rowOf.set(i, row);
-      });
-    }
+    for (const row of rows) if (row.lane !== undefined) for (const lane of row.members) this.rowOf.set(lane, row);
   }
 
   /** The row at a height; the rows between two heights. */
@@ -85,6 +84,7 @@ class Rows {
     return found;
   }
 
+  /** Open or close a group. */
   fold(name) {
     if (this.folded.has(name)) this.folded.delete(name); else this.folded.add(name);
     this.place();
@@ -92,8 +92,7 @@ class Rows {
 
   group(byNode) {
     this.byNode = byNode;
-    if (!byNode) this.folded.clear();
-    else if (this.lanes.length > FOLD_ABOVE) this.folded = new Set(this.lanes.map((lane) => lane.node));
+    this.folded = new Set(this.many ? this.lanes.map((lane) => this.groupOf(lane)) : []);
     this.place();
   }
 }

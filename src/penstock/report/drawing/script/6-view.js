@@ -4,6 +4,7 @@ const LEAST_SPAN_NS = 20, MOST_ZOOM = 1e7;
 
 class View {
   constructor(data) {
+    data.lanes = data.lanes.map((lane) => ({ ...data.lanes[lane.like], ...lane }));
     this.data = data;
     this.strips = data.strips.map(stripOf);
     this.reasons = new Reasons(data, this.strips);

@@ -278,13 +278,13 @@ class Drawing {
         pen.fillRect(0, y, this.width, row.height);
         pen.fillStyle = theme.text;
         const mark = view.rows.folded.has(row.node) ? "▸" : "▾";
-        pen.fillText(`${mark} ${row.node}, ${row.members.length} device${row.members.length > 1 ? "s" : ""}`, 4, y + row.height / 2);
+        pen.fillText(`${mark} ${row.title}: ${counted(row.members.length)} device${row.members.length > 1 ? "s" : ""}`, 4, y + row.height / 2);
         continue;
       }
-      const lane = view.data.lanes[row.lane], stages = lane.stages, more = row.alike > 1 ? ` ×${row.alike}` : "";
+      const lane = view.data.lanes[row.lane], stages = lane.stages, more = row.alike > 1 ? ` ×${counted(row.alike)}` : "";
       pen.fillStyle = row === chosen ? theme.accent : theme.text;
       const shown = stages.length > 4 ? `${stages[0]}…${stages[stages.length - 1]}` : stages.join(",");
-      pen.fillText(`${lane.device}${more} [${shown}]`, 12, y + row.height / 2, LABEL_PX - 18);
+      pen.fillText(`${more && !view.rows.byNode ? "▸ " : ""}${lane.device}${more} [${shown}]`, 12, y + row.height / 2, LABEL_PX - 18);
       if (row === chosen) pen.fillRect(2, y + 2, 3, row.height - 4);
       if (row.height > 26 && view.rows.showsMeasured && lane.measured !== null) {
         pen.fillStyle = theme.faint;
@@ -318,7 +318,7 @@ class Drawing {
     if (number < 0) return null;
     const row = this.view.rows.rows[number];
     if (row.node !== undefined) return { node: row.node };
-    if (x < LABEL_PX) return { lane: row.lane, place: null };
+    if (x < LABEL_PX) return row.alike > 1 && !this.view.rows.byNode ? { node: this.view.rows.groupOf(this.view.data.lanes[row.lane]) } : { lane: row.lane, place: null };
     const time = this.time(x), level = y - AXIS_PX + this.top, { view } = this, shown = (kind) => view.shown[kind];
     for (const bar of view.rows.bars(row, view.layers.communication)) {
       const strip = view.strip(bar.strip), end = bar.moves[0] + 2 * bar.moves[1];

@@ -2,7 +2,7 @@
 
 const HELP = "Drag, Shift + wheel or ← → move; Ctrl + wheel, pinch, double click or + − zoom; 0 shows everything, Home and End its ends. "
   + "↑ ↓ choose a device, n p its next and previous block, [ ] what a block waited for and what waits for it, Enter zooms to it, Escape lets go. "
-  + "Shift + drag, or m at two blocks, measures. c critical path, i idle reasons, k communication, l links, g groups, / search.";
+  + "Shift + drag, or m at two blocks, measures. c critical path, i idle reasons, k communication, l links, g groups, o opens and closes the chosen device's group, / search.";
 const LAYERS = { path: ["Critical path", "c"], idle: ["Idle reasons", "i"], communication: ["Communication", "k"], links: ["Links", "l"] };
 
 function made(tag, attributes = {}, ...children) {
@@ -108,6 +108,16 @@ class Controls {
     this.resize();
   }
 
+  /** Open or close the group of the chosen device. */
+  open() {
+    const { rows, data, lane } = this.view, name = rows.groupOf(data.lanes[lane]);
+    if (!name) return;
+    rows.fold(name);
+    this.resize();
+    this.reveal();
+    this.say(`the group of ${data.lanes[lane].device} is ${rows.folded.has(name) ? "closed" : "open"}`);
+  }
+
   showMeasured() {
     const { rows } = this.view;
     rows.showsMeasured = !rows.showsMeasured;
@@ -174,7 +184,7 @@ class Controls {
       Enter: () => view.zoomToSelected(), m: () => { view.mark(); this.tellMeasure(); },
       Escape: () => { view.measure = null; view.only = -1; this.search.value = ""; view.select(null); this.say(""); },
       c: () => this.toggle("path"), i: () => this.toggle("idle"), k: () => this.toggle("communication"), l: () => this.toggle("links"),
-      g: () => this.regroup(), "/": () => this.search.focus(),
+      g: () => this.regroup(), o: () => this.open(), "/": () => this.search.focus(),
     };
     if (event.ctrlKey || event.metaKey || event.altKey || !actions[event.key]) return;
     actions[event.key]();

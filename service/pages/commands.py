@@ -1,0 +1,108 @@
+"""What people type to use a plan, and to get the same one again: command lines and Python."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from penstock.examples import catalogue
+from penstock.planning.documents import with_open_degrees
+from penstock.schemas.errors import InvalidDocument, NotFound
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.request import MemoryModel, PlanRequest
+from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.transformers.degrees import Degrees
+
+USES = (
+    ("run", "Run it on this machine", "penstock run plan.json --job mytrain:job --check"),
+    ("slurm", "As a job for Slurm", "penstock export plan.json --to sbatch --job mytrain:job --steps 1000 -o job"),
+    ("pods", "As a job for Kubernetes", "penstock export plan.json --to jobset --job mytrain:job --steps 1000 -o job"),
+)
+"""What a plan is for: the id of each command on the page, its heading, and the line."""
+
+_FLAGS = {
+    "global_batch_size": "-b",
+    "micro_batch_sizes": "--micro-batch-size",
+    "planner": "--planner",
+    "schedule": "--schedule",
+    "update_rules": "--update-rule",
+    "recompute": "--recompute",
+    "codec": "--codec",
+    "seed": "--seed",
+}
+
+
+def command(request: PlanRequest) -> str:
+    """The command line that asks the same; of a request that has no flags for all it says, with the request's file."""
+    model, cluster = _shipped(request.profile), _shipped(request.topology)
+    given = request.model_dump(exclude_defaults=True, exclude={"profile", "topology", "schema_version"})
+    words = ["--example", model or "", "--cluster", cluster or ""]
+    for name, flag in _FLAGS.items():
+        values = given.pop(name, ())
+        for value in values if isinstance(values, tuple) else (values,):
+            words += [flag, str(value)]
+    for name, value in given.pop("options", {}).items():
+        words += ["--set", f"{name}={value}"]
+    words += _termination(given.pop("termination", {}))
+    words += [] if model is None else _degrees(request, given)
+    if given or model is None or cluster is None:
+        words = ["--request", "request.json"]
+    return shlex.join(["penstock", "plan", *words, "-o", "plan.json"])
+
+
+def _degrees(request: PlanRequest, given: dict[str, Any]) -> Iterator[str]:
+    """Yield the options for degrees and sharding, taken from what is given; none where the command chooses alike."""
+    assert isinstance(request.profile, ModelProfile)
+    if set(given.get("memory", ())) == {"gradient"} and _chosen(request).memory == request.memory:
+        given.pop("memory")
+    chosen = _chosen(request, degrees=None, sharding=None)
+    if (chosen.degrees, chosen.sharding) == (request.degrees, request.sharding):
+        for name in ("degrees", "sharding"):
+            given.pop(name, None)
+        return
+    degrees = request.degrees if isinstance(request.degrees, tuple) else (request.degrees or Degrees(),)
+    if all(each == "auto" or each == Degrees(tensor=each.tensor) for each in degrees):
+        given.pop("degrees", None)
+        yield from ("--tensor", ",".join("auto" if each == "auto" else str(each.tensor) for each in degrees))
+    if isinstance(given.get("sharding"), str):
+        yield from ("--sharding", given.pop("sharding"))
+
+
+def _chosen(request: PlanRequest, **changed: object) -> PlanRequest:
+    """The request that the command makes of one that says nothing of gradients, changed."""
+    said = request.memory.model_dump(exclude={"gradient"}, exclude_defaults=True)
+    return with_open_degrees(request.model_copy(update={"memory": MemoryModel(**said), **changed}))
+
+
+def _termination(given: dict[str, Any]) -> Iterator[str]:
+    for name, flag, scale in (
+        ("time_limit_ns", "--time-limit", 10**9),
+        ("gap", "--gap", 1),
+        ("max_plans", "--max-plans", 1),
+    ):
+        if (value := given.get(name)) is not None:
+            yield from (flag, f"{value / scale:g}")
+
+
+def python(request: PlanRequest) -> str:
+    """The call of the library that asks the same: every field that differs from its default."""
+    given = request.model_dump(mode="json", exclude_defaults=True, exclude={"profile", "topology", "schema_version"})
+    profile = _shipped(request.profile) or "profile.json"
+    topology = _shipped(request.topology) or "topology.json"
+    batch = given.pop("global_batch_size")
+    lines = [f"    {json.dumps(profile)},", f"    {json.dumps(topology)},", f"    global_batch_size={batch},"]
+    lines += [f"    {name}={value!r}," for name, value in given.items()]
+    return "\n".join(["import penstock", "", "answer = penstock.plan(", *lines, ")", 'answer.save("plan.json")'])
+
+
+def _shipped(document: ModelProfile | ClusterTopology | str) -> str | None:
+    """The name under which a document comes with Penstock."""
+    if isinstance(document, str):
+        return None
+    find = catalogue.profile if isinstance(document, ModelProfile) else catalogue.cluster
+    try:
+        return document.name if find(document.name) == document else None
+    except (NotFound, InvalidDocument):
+        return None
