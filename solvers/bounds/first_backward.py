@@ -1,15 +1,19 @@
 """Where memory binds: what can be computed before the first backward of a flushed step (BOUNDS section 14).
 
 No backward begins before one slice has come forward through all layers. What has been computed forward by then is in
-memory, or is computed once more afterwards; all devices together have room for so much. All other work comes later.
+memory, or is computed once more afterwards; all devices together have room, and time, for so much. All other work
+comes later.
 Where modules of a layer can be recomputed by themselves, each may be kept or not, and so may the rest of the layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from functools import partial
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -20,12 +24,30 @@ from penstock.solvers.costs.tables.stage_table import static_sums
 from penstock.solvers.model.degrees import WITHIN, Module, Modules, without_parts
 from penstock.solvers.model.problem import Measured, Problem
 
+SEARCHED = 40
+"""Thirds that the search for a price takes off, one after the other."""
 
-class Kept(NamedTuple):
-    """What all samples of a layer, or of a part of one, keep until the backward, and the work that it spares later."""
 
-    bytes: Fraction
-    work_ns: Fraction
+class Begun(NamedTuple):
+    """What the forwards of all samples of some layers take, in ns of a device, and what they spare later.
+
+    ``spared_ns``: whether kept or not. ``parts``: of each part that can be kept in memory, its bytes and the work that
+    this spares besides.
+    """
+
+    forward_ns: Fraction | float
+    spared_ns: Fraction | float
+    parts: tuple[tuple[Fraction | float, Fraction | float], ...]
+
+    def worth(self, price: Fraction | float) -> Fraction | float:
+        """Return the most that the layers spare where a byte costs ``price``, in ns."""
+        return self.spared_ns + sum(max(0, work - price * size) for size, work in self.parts)
+
+    @property
+    def rounded(self) -> Begun:
+        """The same in floating point, for a search."""
+        parts = tuple((float(size), float(work)) for size, work in self.parts)
+        return Begun(float(self.forward_ns), float(self.spared_ns), parts)
 
 
 def first_backward_ns(problem: Problem, slice_ns: int) -> int:
@@ -33,18 +55,12 @@ def first_backward_ns(problem: Problem, slice_ns: int) -> int:
 
     ``slice_ns``: the time of the quickest slice forward through all layers, before which there is no backward.
     """
-    batch = problem.global_batch_size
-    later_ns, kept = Fraction(int(problem.update_ns[-1])), list[Kept]()
-    for layer in _per_sample(problem):
-        if problem.recompute == "never":
-            later_ns += batch * layer.whole_ns
-            kept.append(Kept(batch * layer.stash_bytes, batch * (layer.whole_ns - layer.backward_ns)))
-        else:
-            later_ns += batch * (layer.backward_ns + layer.forward_ns)
-            rest = layer.forward_ns - sum(time for time, _freed in layer.modules)
-            kept.append(Kept(batch * layer.stash_bytes, batch * max(Fraction(0), rest)))
-            kept += [Kept(batch * freed, batch * time) for time, freed in layer.modules]
-    return slice_ns + max(0, -int(-(later_ns - _spared_ns(kept, room_bytes(problem))) // problem.num_devices))
+    batch, layers = problem.global_batch_size, _per_sample(problem)
+    later_ns = int(problem.update_ns[-1]) + batch * sum(layer.whole_ns for layer in layers)
+    again = problem.recompute != "never"
+    begun = [_begun(layer, number * batch, again=again) for layer, number in Counter(layers).items()]
+    spared = _spared_ns(begun, room_bytes(problem), problem.num_devices * slice_ns)
+    return slice_ns + max(0, -int(-(later_ns - spared) // problem.num_devices))
 
 
 class _Layer(NamedTuple):
@@ -105,12 +121,44 @@ def room_bytes(problem: Problem) -> int:
     return max(0, free - int(held.parameters[-1] + held.optimizer[-1]))
 
 
-def _spared_ns(kept: Iterable[Kept], room: int) -> Fraction:
-    """Return the most work that keeping activations spares: those first that spare most per byte."""
-    left, spared = Fraction(room), Fraction(0)
-    sparing = [each for each in kept if each.work_ns > 0]
-    for each in sorted(sparing, key=lambda each: each.bytes / each.work_ns):
-        part = min(Fraction(1), left / each.bytes) if each.bytes else Fraction(1)
-        left -= part * each.bytes
-        spared += part * each.work_ns
-    return spared
+def _begun(layer: _Layer, samples: int, *, again: bool) -> Begun:
+    """Return what samples of a layer spare; ``again``: whether they may be computed once more."""
+    if again:
+        rest = max(Fraction(0), layer.forward_ns - sum(time for time, _freed in layer.modules))
+        parts = [(layer.stash_bytes, rest), *((freed, time) for time, freed in layer.modules)]
+        in_one = layer.whole_ns - layer.forward_ns - layer.backward_ns
+    else:
+        parts, in_one = [(layer.stash_bytes, layer.whole_ns - layer.backward_ns)], Fraction(0)
+    kept = tuple((samples * size, samples * work) for size, work in parts if work > 0)
+    return Begun(samples * layer.forward_ns, samples * in_one, kept)
+
+
+def _spared_ns(begun: Sequence[Begun], room: int, before_ns: int) -> Fraction:
+    """Return a limit on the work that forwards before the first backward spare, in ns of a device.
+
+    ``room``: bytes of all devices; ``before_ns``: their time until then. Every price of a byte gives a limit. It is
+    convex in the price; that where the search ends counts exactly, and those near it at which a part is not worth its
+    bytes.
+    """
+    prices = sorted({Fraction(0), *(Fraction(work) / size for each in begun for size, work in each.parts if size)})
+    rounded = [each.rounded for each in begun]
+    low, high = 0.0, float(prices[-1])
+    for _ in range(SEARCHED):
+        inner = low + (high - low) / 3, high - (high - low) / 3
+        first, second = (price * room + _most_worth(rounded, price, before_ns) for price in inner)
+        low, high = (inner[0], high) if first > second else (low, inner[1])
+    near = bisect_left(prices, low)
+    tried = (Fraction(low), *prices[max(0, near - 1) : near + 2])
+    return min(price * room + Fraction(_most_worth(begun, price, before_ns)) for price in tried)
+
+
+def _most_worth(begun: Iterable[Begun], price: Fraction | float, before_ns: int) -> Fraction | float:
+    """Return the most that is spared at a price of a byte: those layers first that spare most for their time."""
+    left: Fraction | float = before_ns
+    found: Fraction | float = 0
+    worth = [(each.worth(price), each.forward_ns) for each in begun]
+    for spared, forward in sorted(worth, key=lambda each: each[0] / each[1] if each[1] else inf, reverse=True):
+        part = min(1, left / forward) if forward else 1
+        left -= part * forward
+        found += part * spared
+    return found

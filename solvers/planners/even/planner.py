@@ -196,9 +196,14 @@ def _every(problem: Problem) -> Iterator[Even]:
 
 
 def _parts(ranks: int, blocks: int, batch: Batch) -> Iterator[int]:
-    """Yield how many parts a rank may have: several where they are equal, whether ends count as layers or not."""
+    """Yield how many parts a rank may have: several where they are equal, whether ends count as layers or not.
+
+    Of replicas of the whole model, several save memory in a single micro-batch: a part's gradients come when its
+    activations go.
+    """
     yield 1
-    if ranks > 1 and batch.num_micro_batches % ranks == 0:
+    numbers = batch.num_micro_batches
+    if numbers % ranks == 0 if ranks > 1 else numbers == 1:
         for parts in range(2, (blocks + 2) // ranks + 1):
             if blocks % (ranks * parts) == 0 or (blocks + 2) % (ranks * parts) == 0:
                 yield parts

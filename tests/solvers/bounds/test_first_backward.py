@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from fractions import Fraction
 from itertools import pairwise, product
 
 import numpy as np
 import pytest
 from brute_plans import plans
+from ortools.linear_solver import pywraplp
 from problems import make_problem, warmup_orders
 
 from penstock.schemas.errors import PenstockError
+from penstock.solvers.bounds.first_backward import _per_sample, first_backward_ns, room_bytes
 from penstock.solvers.bounds.schedule_bound import MEMORY, request_bound
 from penstock.solvers.costs.memory import fits
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Stage, single_pipeline
+from penstock.solvers.model.degrees import Module
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.solve.driver import solve
 
@@ -97,6 +102,69 @@ def test_the_room_before_the_first_backward_is_shared_out() -> None:
     assert tight.covers.memory == {"fits"}
     assert request_bound(roomy(10, "never")).bound_ns == tight.bound_ns
     assert request_bound(roomy(10), fits=False).bound_ns == 120
+
+
+def test_what_is_begun_before_the_first_backward_takes_time_as_well() -> None:
+    problem = make_problem(
+        [20],
+        [40],
+        parameter_bytes=[0],
+        stash_bytes=[11],
+        nodes=(2,),
+        memory_bytes=[6] * 2,
+        global_batch_size=10,
+        micro_batch_sizes=(1,),
+        recompute="auto",
+    )
+    ((kind, (known,)),) = problem.measured.items()
+    modules: dict[Module, tuple[np.ndarray, np.ndarray]] = {"mlp": (np.asarray([10]), np.asarray([1]))}
+    problem = replace(problem, measured={kind: (replace(known, modules=modules),)}, _costs={})
+    # Room is there for the module of all ten samples, but in 20 ns two devices begin only two: both modules and one
+    # rest spare 30 of the work that follows.
+    found = request_bound(problem)
+    assert (found.bound_ns, found.method) == (20 + (600 - 30) // 2, MEMORY)
+
+
+def most_spared(problem: Problem, slice_ns: int) -> Fraction:
+    """What can be spared at most, over all fractions of samples begun: a linear program, in the solver's floats."""
+    solver = pywraplp.Solver.CreateSolver("GLOP")
+    batch, more = problem.global_batch_size, solver.Sum
+    time, size, value = [], [], []
+    for layer in _per_sample(problem):
+        begun = solver.NumVar(0, batch, "")
+        time.append(begun * float(layer.forward_ns))
+        rest = layer.forward_ns - sum(work for work, _freed in layer.modules)
+        parts = [(layer.stash_bytes, max(0, rest)), *((freed, work) for work, freed in layer.modules)]
+        if problem.recompute == "never":
+            parts = [(layer.stash_bytes, layer.whole_ns - layer.backward_ns)]
+        else:
+            value.append(begun * float(layer.whole_ns - layer.forward_ns - layer.backward_ns))
+        for freed, work in parts:
+            kept = solver.NumVar(0, batch, "")
+            solver.Add(kept <= begun)
+            size.append(kept * float(freed))
+            value.append(kept * float(work))
+    solver.Add(more(time) <= problem.num_devices * slice_ns)
+    solver.Add(more(size) <= room_bytes(problem))
+    solver.Maximize(more(value))
+    assert solver.Solve() == solver.OPTIMAL
+    return Fraction(solver.Objective().Value())
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_prices_find_what_a_linear_program_does(seed: int) -> None:
+    problem = narrow(seed)
+    if seed % 2:
+        draw = np.random.default_rng(seed)
+        ((kind, (known,)),) = problem.measured.items()
+        freed = (known.stash_bytes * draw.uniform(0, 0.9, problem.num_layers)).astype(np.int64)
+        modules: dict[Module, tuple[np.ndarray, np.ndarray]] = {"mlp": (known.forward_ns // 2, freed)}
+        problem = replace(problem, measured={kind: (replace(known, modules=modules),)}, _costs={})
+    slice_ns = int(np.random.default_rng(seed).integers(1, 300))
+    work = sum((each.whole_ns for each in _per_sample(problem)), Fraction(0))
+    later = int(problem.update_ns[-1]) + problem.global_batch_size * work
+    exact = slice_ns + (later - most_spared(problem, slice_ns)) / problem.num_devices
+    assert first_backward_ns(problem, slice_ns) == pytest.approx(float(exact), abs=1.01)
 
 
 def test_replicas_that_recompute_as_little_as_fits_nearly_meet_it() -> None:

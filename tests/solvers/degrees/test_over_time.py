@@ -15,7 +15,7 @@ from problems import make_problem, with_just_enough_memory
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.over_time import OVER_TIME, Prices, over_time_bound
-from penstock.solvers.bounds.schedule_bound import request_bound
+from penstock.solvers.bounds.schedule_bound import MEMORY, request_bound
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.model.problem import Measured, Problem
 from penstock.solvers.model.result import REQUEST_SCOPE, Candidate
@@ -57,8 +57,11 @@ def compared(seed: int) -> Counter[str]:
             found = over_time_bound(tight)
             assert found is not None
             assert found.bound_ns <= plan.value_ns, f"seed {seed}, {choice}: {plan.allocation}"
+            before = request_bound(tight)
+            assert before.bound_ns <= plan.value_ns, f"seed {seed}, {choice}, first backward: {plan.allocation}"
             met["plans"] += 1
             met["binding"] += found.bound_ns > request_bound(tight, fits=False).bound_ns
+            met["before the first backward"] += before.method == MEMORY
     return met
 
 
@@ -69,6 +72,7 @@ def test_no_plan_is_quicker_in_the_memory_that_it_takes(part: int) -> None:
         met += compared(seed)
     assert met["plans"] > 2 * REQUESTS // 12
     assert met["binding"] > met["plans"] // 50
+    assert met["before the first backward"] > met["plans"] // 200
 
 
 def rows_of(problem: Problem, cheaper: tuple[int, ...]) -> Problem:

@@ -47,7 +47,7 @@ def every_time_ns(problem: Problem) -> Iterator[int]:
     again = range(layers + 1) if problem.recompute == "auto" else range(1)
     for ranks, parts, rows, recomputing in product((1, 2, 4), range(1, layers + 1), range(1, batch + 1), again):
         width, number = devices // ranks, batch // rows
-        if rows * number != batch or rows % width or (ranks == 1 and parts > 1):
+        if rows * number != batch or rows % width or (ranks == 1 and parts > 1 and number > 1):
             continue
         count = ranks * parts
         if blocks % count == 0:
