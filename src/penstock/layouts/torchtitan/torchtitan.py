@@ -87,13 +87,16 @@ def write(plan: Expressed, release: str | None = None) -> str:
         said.append(
             "modules are called as the profile's layers are: torchtitan drops what its model lacks, without a word"
         )
+    shard = plan.replicas if fsdp else 1
+    _refuse_experts(plan, release, shard)
     tables: dict[str, dict[str, Any]] = {
         "parallelism": {
             "pipeline_parallel_degree": plan.ranks,
             "pipeline_parallel_schedule": next(name for name, ours in SCHEDULES.items() if ours == plan.order),
             "pipeline_parallel_microbatch_size": plan.rows,
             "data_parallel_replicate_degree": 1 if fsdp else plan.replicas,
-            "data_parallel_shard_degree": plan.replicas if fsdp else 1,
+            "data_parallel_shard_degree": shard,
+            **_degrees_in_words(plan, release),
             "module_fqns_per_model_part": [_names(plan, first, last, release) for first, last in plan.stages],
         },
         "training": {
@@ -104,6 +107,31 @@ def write(plan: Expressed, release: str | None = None) -> str:
     }
     written_as = torchtitan_files.toml if release == "0.2" else torchtitan_files.python
     return written_as([*said, f"for torchtitan {release}"], tables, plan.recompute.method != "none")
+
+
+def _degrees_in_words(plan: Expressed, release: str) -> dict[str, Any]:
+    """Degrees where each device is one GPU; sequences are always parallel under tensor parallelism in 0.2."""
+    if plan.gpus > 1:
+        return {}
+    degrees = plan.degrees
+    words: dict[str, Any] = {"tensor_parallel_degree": degrees.tensor, "context_parallel_degree": degrees.context}
+    if release != "0.2" and degrees.tensor > 1:
+        words["enable_sequence_parallel"] = True
+    words["expert_parallel_degree"] = degrees.expert
+    return words
+
+
+def _refuse_experts(plan: Expressed, release: str, shard: int) -> None:
+    """Raise UnsupportedRequest for experts on more GPUs than torchtitan has for them: those of FSDP, CP and TP."""
+    among = shard * plan.degrees.mesh
+    if among % plan.degrees.expert:
+        raise UnsupportedRequest(
+            f"torchtitan {release} cannot express this plan: expert {plan.degrees.expert} does not divide the {among} "
+            f"GPUs of FSDP {shard} × context {plan.degrees.context} × tensor {plan.degrees.tensor}; it shares out "
+            "experts among these only",
+            faults=(Fault("/plan/degrees", f"expert {plan.degrees.expert}", "target"),),
+            remedy="plan with the optimizer sharded (--sharding optimizer), which is written as FSDP",
+        )
 
 
 def read(text: str, given: Reading) -> Drawn:

@@ -1,0 +1,47 @@
+"""The trainers' own code, as ``scripts/trainers`` installs it: a folder for each release, without its dependencies."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from repository import ROOT
+
+HERE = Path(__file__).parent
+INSTALLED = Path(os.environ.get("PENSTOCK_TRAINERS") or ROOT / ".venv" / "trainers")
+RELEASES = {
+    "megatron-core": ("0.16.1",),
+    "megatron-bridge": ("0.3.1",),
+    "torchtitan": ("0.2.2", "0.3.0"),
+    "deepspeed": ("0.19.8",),
+}
+"""What ``scripts/trainers`` installs."""
+
+
+def folder_of(release: str, tier: str) -> Path:
+    """Where a release is; without it a test is skipped, but in the full tier it fails."""
+    folder = INSTALLED / release
+    if not folder.is_dir():
+        say = pytest.fail if tier == "everything" else pytest.skip
+        say(f"{release} is not installed: scripts/trainers")
+    return folder
+
+
+def under(release: str, referee: str, asked: dict[str, Any], tier: str) -> Any:
+    """What a referee's process, with the release on its path, answers."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(HERE / referee)],
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(folder_of(release, tier))},
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
