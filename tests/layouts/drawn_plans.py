@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -28,6 +29,8 @@ from penstock.solvers.model.trainer_limits import Within
 from penstock.solvers.schedules.interleaved import groups_go
 from penstock.solvers.schedules.trainer_orders import ONE_STAGE, chunks_of, order_of, ranks_of_stages
 
+PLANS = {"quick": 2, "standard": 6, "everything": 60}
+"""Plans of each trainer by the tier of the tests."""
 BATCH = 48
 MODELS = {"llama-3-8b": 10, "mixtral-8x7b": 8, "deepseek-v2": 8}
 """Models and their number of layers here."""
@@ -46,6 +49,15 @@ class Drawn:
     number: int
     rows: int
     group: int
+
+    @property
+    def profile(self) -> ModelProfile:
+        assert isinstance(self.file.request.profile, ModelProfile)
+        return self.file.request.profile
+
+    @property
+    def has_experts(self) -> bool:
+        return self.profile.shape is not None and self.profile.shape.experts is not None
 
     @property
     def stages(self) -> list[tuple[int, int]]:
@@ -149,3 +161,20 @@ def _recomputing(random: Random, cells: Problem, within: Within, plain: list[Sta
         return tuple(replace(stage, modules=modules) for stage in plain)
     how = random.choice(list(within.ways(plain)))
     return tuple(replace(stage, recompute=within.segments(stage, how)) for stage in plain)
+
+
+def neighbours(drawn: Drawn, process: int, sizes: Sequence[int], over: Sequence[int]) -> list[int]:
+    """The processes that differ from one in the coordinates ``over``; of ``sizes`` the first counts fastest."""
+    each = len(drawn.world) // drawn.ranks
+    stage = process // each * each
+
+    def places(number: int) -> list[int]:
+        found = []
+        for size in sizes:
+            found.append(number % size)
+            number //= size
+        return [*found, number]
+
+    own = places(process - stage)
+    kept = [i for i in range(len(own)) if i not in over]
+    return [stage + n for n in range(each) if all(places(n)[i] == own[i] for i in kept)]

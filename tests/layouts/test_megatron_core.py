@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import ast
 import subprocess
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from drawn_plans import Drawn, plan_of
+from drawn_plans import PLANS, Drawn, neighbours, plan_of
 from installed import RELEASES, folder_of, under
 
 from penstock.layouts.exporting import layout_text
 from penstock.layouts.megatron.bridge import OF_EXPERTS, SETTINGS
-from penstock.schemas.profile import ModelProfile
 from penstock.schemas.program import BACKWARD, FORWARD, parse_row
 
-PLANS = {"quick": 2, "standard": 6, "everything": 60}
 (RELEASE,) = (f"megatron-core-{each}" for each in RELEASES["megatron-core"])
 (BRIDGE,) = (f"megatron-bridge-{each}" for each in RELEASES["megatron-bridge"])
 KINDS = {"F": FORWARD, "B": BACKWARD}
@@ -32,9 +29,7 @@ def words_of(text: str) -> list[str]:
 
 def model_of(drawn: Drawn) -> dict[str, Any]:
     """The user's own flags: of the model."""
-    profile = drawn.file.request.profile
-    assert isinstance(profile, ModelProfile)
-    shape = profile.shape
+    shape = drawn.profile.shape
     assert shape is not None
     model: dict[str, Any] = {
         "hidden_size": shape.hidden,
@@ -90,40 +85,27 @@ def test_every_rank_has_the_layers_of_the_plan(judged: list[tuple[Drawn, dict[st
             ]
 
 
-def neighbours(drawn: Drawn, process: int, sizes: Sequence[int], over: Sequence[int]) -> list[int]:
-    """The processes that differ from one in the coordinates ``over``; of ``sizes`` the first counts fastest."""
-    each = len(drawn.world) // drawn.ranks
-    stage = process // each * each
-
-    def places(number: int) -> list[int]:
-        found = []
-        for size in sizes:
-            found.append(number % size)
-            number //= size
-        return [*found, number]
-
-    own = places(process - stage)
-    kept = [i for i in range(len(own)) if i not in over]
-    return [stage + n for n in range(each) if all(places(n)[i] == own[i] for i in kept)]
-
-
 def test_every_rank_shares_with_the_ranks_that_the_plan_says(judged: list[tuple[Drawn, dict[str, Any]]]) -> None:
     """A stage's GPUs are replica after replica, in it one part of the sequence after the other, tensor fastest."""
     for drawn, found in judged:
         tensor, context, expert, expert_tensor = drawn.degrees
+        dense, sparse = (tensor, context), (expert_tensor, expert)
         each = len(drawn.world) // drawn.ranks
         for process, rank in enumerate(found["ranks"]):
-            dense, sparse = (tensor, context), (expert_tensor, expert)
-            assert rank["groups"] == {
+            wanted = {
                 "tensor": neighbours(drawn, process, dense, [0]),
                 "context": neighbours(drawn, process, dense, [1]),
                 "replicas": neighbours(drawn, process, dense, [2]),
                 "dense": neighbours(drawn, process, dense, [1, 2]),
-                "expert_tensor": neighbours(drawn, process, sparse, [0]),
-                "expert": neighbours(drawn, process, sparse, [1]),
-                "expert_replicas": neighbours(drawn, process, sparse, [2]),
                 "pipeline": [process % each + r * each for r in range(drawn.ranks)],
             }
+            if drawn.has_experts:
+                wanted |= {
+                    "expert_tensor": neighbours(drawn, process, sparse, [0]),
+                    "expert": neighbours(drawn, process, sparse, [1]),
+                    "expert_replicas": neighbours(drawn, process, sparse, [2]),
+                }
+            assert {name: rank["groups"][name] for name in wanted} == wanted
 
 
 def test_every_rank_runs_the_order_of_the_plan(judged: list[tuple[Drawn, dict[str, Any]]]) -> None:

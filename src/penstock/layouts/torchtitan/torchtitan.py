@@ -81,6 +81,11 @@ def write(plan: Expressed, release: str | None = None) -> str:
         )
     if fsdp and plan.ranks == 1 and plan.replicas > 1:
         said.append(WHOLE_AT_ONE_RANK)
+    if plan.degrees.context > 1 and not plan.shard_states:
+        said.append(
+            "torchtitan shares out parameters and optimizer states over GPUs that share a sequence; the plan counts "
+            "them whole"
+        )
     if plan.gradient == "parameter" and plan.profile.parameter_dtype != "fp32":
         said.append("gradients are counted in 16 bits: training.mixed_precision_reduce has to say so")
     if not _plain(plan.profile, plan.roles):
