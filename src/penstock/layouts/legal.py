@@ -55,7 +55,5 @@ def unlike(profile: ModelProfile, degrees: Degrees, target: str, kind: ContextKi
     if framework is not None and FRAMEWORKS.get(target, framework) != framework:
         said.append(f"the plan's costs are those of the framework {framework}, not of {target}")
     if target == "torchtitan" and kind not in (None, "all_gather"):
-        said.append(
-            f"the plan's costs at {degrees} are of {kind.replace('_', '-')}; torchtitan gathers keys and values"
-        )
+        said.append(f"the plan's costs are those of {kind.replace('_', '-')}; torchtitan gathers keys and values")
     return tuple(said)

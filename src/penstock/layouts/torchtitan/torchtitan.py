@@ -44,6 +44,27 @@ HEADS = {"0.3": "lm_head", "0.2": "output"}
 A release silently drops the module of an unknown name, and trains without a head.
 """
 OUTPUTS = (NORM, *HEADS.values())
+WRITTEN = (
+    "pipeline_parallel_degree",
+    "pipeline_parallel_schedule",
+    "pipeline_parallel_microbatch_size",
+    "data_parallel_replicate_degree",
+    "data_parallel_shard_degree",
+    "tensor_parallel_degree",
+    "context_parallel_degree",
+    "enable_sequence_parallel",
+    "expert_parallel_degree",
+    "module_fqns_per_model_part",
+    "local_batch_size",
+    "global_batch_size",
+    "activation_checkpoint",
+    "mode",
+    "pipeline_parallel_layers_per_stage",
+    "pipeline_parallel_split_points",
+    "pipeline_parallel_schedule_csv",
+    "expert_tensor_parallel_degree",
+)
+"""Every setting that may be written, and those that a layout replaces."""
 WHOLE_AT_ONE_RANK = (
     "FSDP without a pipeline shards parameters and gradients too, and gathers parameters for each layer's forward and "
     "backward: here only optimizer states are shared out, so memory is counted higher than it is, and the gathering is "
