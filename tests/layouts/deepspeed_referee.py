@@ -4,12 +4,13 @@ Reads ``{"cases": [{"text": …, "layers": …, "world": …}]}``; writes for ea
 its layers, how many it recomputes together, its instructions in a step by ``TrainSchedule``, and the batch sizes that
 ``DeepSpeedConfig`` makes of the configuration.
 
-Real are these classes, over torch's ``fake`` processes; nothing is replaced.
+Real are these classes, over torch's ``fake`` processes; replaced is a kernel of collectives that would be compiled.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -21,6 +22,7 @@ from deepspeed.runtime.pipe import schedule
 from torch.testing._internal.distributed import fake_pg
 
 assert fake_pg  # its import registers the backend
+deepspeed.comm.torch.build_shm_op = lambda: None  # a kernel that would be compiled
 
 
 class Numbered(torch.nn.Module):
@@ -46,6 +48,7 @@ def order(steps: schedule.TrainSchedule) -> list[list[Any]]:
 
 def rank_of(case: dict[str, Any], rank: int) -> dict[str, Any]:
     """What one rank builds."""
+    os.environ["LOCAL_RANK"] = "0"
     torch.distributed.init_process_group("fake", rank=rank, world_size=case["world"])
     deepspeed.comm.comm.cdb = None
     deepspeed.init_distributed(dist_backend="fake", auto_mpi_discovery=False, verbose=False)
@@ -71,9 +74,9 @@ def rank_of(case: dict[str, Any], rank: int) -> dict[str, Any]:
 
 def main() -> None:
     asked = json.load(sys.stdin)
-    out, sys.stdout = sys.stdout, sys.stderr
     found = [[rank_of(case, rank) for rank in range(case["world"])] for case in asked["cases"]]
-    json.dump(found, out)
+    sys.stdout.flush()
+    print(f"\n{json.dumps(found)}")
 
 
 if __name__ == "__main__":

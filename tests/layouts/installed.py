@@ -33,7 +33,7 @@ def folder_of(release: str, tier: str) -> Path:
 
 
 def under(release: str, referee: str, asked: dict[str, Any], tier: str) -> Any:
-    """What a referee's process, with the release on its path, answers."""
+    """What a referee's process, with the release on its path, answers in its last line."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(HERE / referee)],
         input=json.dumps(asked),
@@ -44,4 +44,4 @@ def under(release: str, referee: str, asked: dict[str, Any], tier: str) -> Any:
         timeout=600,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+    return json.loads(done.stdout.strip().rpartition("\n")[2])
