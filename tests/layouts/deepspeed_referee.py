@@ -75,8 +75,7 @@ def rank_of(case: dict[str, Any], rank: int) -> dict[str, Any]:
 def main() -> None:
     asked = json.load(sys.stdin)
     found = [[rank_of(case, rank) for rank in range(case["world"])] for case in asked["cases"]]
-    sys.stdout.flush()
-    print(f"\n{json.dumps(found)}")
+    sys.stdout.write(f"\n{json.dumps(found)}\n")
 
 
 if __name__ == "__main__":

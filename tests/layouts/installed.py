@@ -12,15 +12,11 @@ from typing import Any
 import pytest
 from repository import ROOT
 
+sys.path.append(str(ROOT / "scripts"))
+from trainers import INSTALLED, RELEASES
+
 HERE = Path(__file__).parent
-INSTALLED = Path(os.environ.get("PENSTOCK_TRAINERS") or ROOT / ".venv" / "trainers")
-RELEASES = {
-    "megatron-core": ("0.16.1",),
-    "megatron-bridge": ("0.3.1",),
-    "torchtitan": ("0.2.2", "0.3.0"),
-    "deepspeed": ("0.19.8",),
-}
-"""What ``scripts/trainers`` installs."""
+__all__ = ["INSTALLED", "RELEASES", "folder_of", "under"]
 
 
 def folder_of(release: str, tier: str) -> Path:

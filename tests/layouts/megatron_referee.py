@@ -261,7 +261,7 @@ def judged(case: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     asked = json.load(sys.stdin)
     found = [judged(case) for case in asked["cases"]]
-    print(f"\n{json.dumps(found)}")
+    sys.stdout.write(f"\n{json.dumps(found)}\n")
 
 
 if __name__ == "__main__":
