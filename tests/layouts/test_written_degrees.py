@@ -13,6 +13,8 @@ from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES
 from penstock.layouts.against import with_differences
 from penstock.layouts.exporting import layout_text
+from penstock.planning.judge import judge
+from penstock.planning.solve import solve
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
@@ -84,6 +86,37 @@ def test_a_module_that_megatron_does_not_recompute_is_refused() -> None:
 def test_what_a_trainer_refuses_is_not_written(to: str, model: str, layout: dict[str, Any], words: str) -> None:
     with pytest.raises(UnsupportedRequest, match=words):
         layout_text(plan(model, **layout), to)
+
+
+@pytest.mark.parametrize(
+    ("target", "expert_tensor", "degrees", "words"),
+    [
+        ("deepspeed", 1, "auto", "deepspeed has no plans at .*: its PipelineModule has no word"),
+        ("torchtitan", 2, {"expert": 4, "expert_tensor": 2}, "torchtitan's experts are whole on a GPU"),
+    ],
+)
+def test_degrees_that_a_target_refuses_are_not_planned(
+    target: str, expert_tensor: int, degrees: Any, words: str
+) -> None:
+    given = request("mixtral-8x7b", "megatron", expert_tensor).model_dump(mode="json")
+    asked = PlanRequest.parse(given | {"target": target, "degrees": degrees, "planner": "uniform"})
+    with pytest.raises(UnsupportedRequest, match=words):
+        solve(asked, workers=1)
+
+
+def test_plans_for_a_target_are_within_its_limits_at_degrees_too() -> None:
+    """The planners that rank degrees otherwise make plans that no trainer has."""
+    given = request("llama-3-8b", "megatron").model_dump(mode="json")
+    more = {"target": "megatron", "degrees": [{"tensor": 2}, {"tensor": 4}], "sharding": "optimizer"}
+    asked = PlanRequest.parse(given | more | {"global_batch_size": 8, "termination": {"max_plans": 2}})
+    found = solve(asked, workers=1)
+    assert found.plan is not None
+    assert found.plan.planner == "uniform"
+    file = PlanFile(plan=found.plan, request=asked)
+    assert judge(file).faults == ()
+    degree = found.plan.degrees
+    assert degree is not None
+    assert flags(layout_text(file, "megatron"))[0] == f"tensor-model-parallel-size {degree.tensor}"
 
 
 def test_other_kernels_and_another_exchange_are_said() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from penstock.layouts.drawn import Expressed
 from penstock.schemas.errors import Fault, UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
+from penstock.schemas.request import PlanRequest
 from penstock.schemas.transformers.degrees import ContextKind, Framework
 from penstock.shapes.layout import Layout
 from penstock.shapes.legality import broken
@@ -45,6 +46,35 @@ def refuse_illegal(plan: Expressed, target: str) -> None:
             faults=tuple(Fault("/plan/degrees", rule.sentence, "target") for rule in rules),
             remedy="degrees that the trainer has: `penstock fits` lists them",
         )
+
+
+def refuse_beyond_degrees(request: PlanRequest) -> None:
+    """Raise UnsupportedRequest for degrees that the request allows and its target, whatever the plan, refuses."""
+    profile, target = request.profile, request.target
+    if target is None or request.degrees is None or isinstance(profile, str):
+        return
+    known = [variant.degrees for variant in profile.variants or ()]
+    given = request.degrees if isinstance(request.degrees, tuple) else (request.degrees,)
+    allowed = known if request.degrees == "auto" else [each for each in given if each != "auto"]
+    refused = [(each, why) for each in allowed if (why := _why_refused(profile, Degrees(**each.model_dump()), target))]
+    if refused:
+        raise UnsupportedRequest(
+            f"{target} has no plans at {refused[0][0]}: {refused[0][1]}",
+            faults=tuple(Fault("/degrees", f"{each}: {why}", "target") for each, why in refused),
+            remedy="name the degrees that it has (--tensor, --expert …), or leave them at 1",
+        )
+
+
+def _why_refused(profile: ModelProfile, degrees: Degrees, target: str) -> str | None:
+    """The rule that breaks on any number of GPUs."""
+    if degrees == Degrees():
+        return None
+    if target not in FRAMEWORKS:
+        return "its PipelineModule has no word for layers that several GPUs share"
+    if profile.shape is None:
+        return None
+    layout = Layout(**degrees._asdict(), data=degrees.meshes, framework=FRAMEWORKS[target])
+    return next((rule.sentence for rule in broken(profile.shape, layout, degrees.cell)), None)
 
 
 def unlike(profile: ModelProfile, degrees: Degrees, target: str, kind: ContextKind | None) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, get_args
 
+from penstock.layouts.legal import refuse_beyond_degrees
 from penstock.layouts.roles import OPTION, Roles, roles_of
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
@@ -128,6 +129,7 @@ def refuse_beyond(request: PlanRequest) -> None:
             f"{request.target} updates synchronously; the request allows {', '.join(request.update_rules)}",
             remedy="allow it: update_rules [synchronous] (--update-rule synchronous), or leave the target out",
         )
+    refuse_beyond_degrees(request)
     if request.codec is not None:
         raise UnsupportedRequest(
             f"{request.target} sends tensors as they are; the request asks for codecs",
