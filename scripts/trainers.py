@@ -29,7 +29,9 @@ TESTS = (
     "tests/layouts/test_torchtitan_degrees.py",
     "tests/layouts/test_torch_orders.py",
     "tests/layouts/test_deepspeed_modules.py",
-    "tests/convert/test_torch_csv.py",
+    "tests/convert/test_torch_csv.py::test_torch_validates_and_lowers_what_is_exported",
+    "tests/convert/test_torch_csv.py::test_pytorchs_runtime_loads_the_rows_of_replicas_and_of_what_recomputes",
+    "tests/executor/run/test_torch_runtime.py",
 )
 NAMES = {
     "test_megatron_core": "megatron-core",
@@ -38,6 +40,7 @@ NAMES = {
     "test_deepspeed_modules": "deepspeed",
     "test_torch_orders": "torch",
     "test_torch_csv": "torch",
+    "test_torch_runtime": "torch",
 }
 
 

@@ -10,6 +10,7 @@ from penstock.layouts.exporting import layout_text
 from penstock.schemas.program import BACKWARD, FORWARD, parse_row
 
 KINDS = {"F": FORWARD, "B": BACKWARD}
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.mark.parametrize("release", RELEASES["deepspeed"])

@@ -17,6 +17,7 @@ from penstock.schemas.program import BACKWARD, FORWARD, parse_row
 (RELEASE,) = (f"megatron-core-{each}" for each in RELEASES["megatron-core"])
 (BRIDGE,) = (f"megatron-bridge-{each}" for each in RELEASES["megatron-bridge"])
 KINDS = {"F": FORWARD, "B": BACKWARD}
+pytestmark = pytest.mark.timeout(900)
 
 
 def words_of(text: str) -> list[str]:

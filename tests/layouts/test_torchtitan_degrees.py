@@ -14,6 +14,8 @@ from penstock.layouts.torchtitan.torchtitan import HEADS, SCHEDULES
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.schedules.trainer_orders import ranks_of_stages
 
+pytestmark = pytest.mark.timeout(900)
+
 
 def exported(seed: int, release: str) -> tuple[Drawn, str] | None:
     """A plan and its file; None for whole replicas whose experts are on more GPUs than torchtitan has for them."""
