@@ -20,15 +20,15 @@ WRITTEN_FOR = {
 }
 """The releases that layouts are written for."""
 OTHERS = "PENSTOCK_TRAINER_RELEASES"
-"""The variable by which tests are told others."""
+"""The variable that names others to tests."""
 NEEDED = {"deepspeed": ("hjson", "py-cpuinfo", "einops")}
 """What a trainer imports at once and Penstock's own environment lacks."""
 TESTS = (
-    "tests/layouts/test_megatron_core.py",
-    "tests/layouts/test_torchtitan_split.py",
-    "tests/layouts/test_torchtitan_degrees.py",
+    "tests/layouts/referees/test_megatron_core.py",
+    "tests/layouts/referees/test_torchtitan_split.py",
+    "tests/layouts/referees/test_torchtitan_degrees.py",
     "tests/layouts/test_torch_orders.py",
-    "tests/layouts/test_deepspeed_modules.py",
+    "tests/layouts/referees/test_deepspeed_modules.py",
     "tests/convert/test_torch_csv.py::test_torch_validates_and_lowers_what_is_exported",
     "tests/convert/test_torch_csv.py::test_pytorchs_runtime_loads_the_rows_of_replicas_and_of_what_recomputes",
     "tests/executor/run/test_torch_runtime.py",

@@ -107,7 +107,7 @@ def _pattern(names: Sequence[str]) -> re.Pattern[str]:
 
 
 def _value(text: str, at: int, variables: Variables) -> str | None:
-    """What stands there: a list up to its end, or a word; a switch that is followed by another flag is on."""
+    """What follows: a list up to its end, or a word; a switch that is followed by another flag is on."""
     if text[at : at + 1] in ("[", "("):
         return _listed(text, at)
     word = _WORD.match(text, at)
