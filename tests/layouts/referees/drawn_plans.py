@@ -29,8 +29,8 @@ from penstock.solvers.model.trainer_limits import Within
 from penstock.solvers.schedules.interleaved import groups_go
 from penstock.solvers.schedules.trainer_orders import ONE_STAGE, chunks_of, order_of, ranks_of_stages
 
-PLANS = {"quick": 2, "standard": 6, "everything": 60}
-"""Plans of each trainer by the tier of the tests."""
+PLANS = 60
+"""Plans of each trainer."""
 BATCH = 48
 MODELS = {"llama-3-8b": 10, "mixtral-8x7b": 8, "deepseek-v2": 8}
 """Models and their number of layers here."""
