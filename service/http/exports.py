@@ -111,7 +111,13 @@ FORMS: dict[str, Form] = {
     "report": Form(
         "text/html", "html", "a page with timeline, memory, stages and bounds that needs no network", _report
     ),
-    "megatron": Form("text/x-shellscript", "megatron.sh", "Megatron-Core's pipeline flags", _layout("megatron")),
+    "megatron": Form("text/x-shellscript", "megatron.sh", "Megatron-Core's flags of a layout", _layout("megatron")),
+    "megatron-bridge": Form(
+        "text/x-python",
+        "megatron_bridge.py",
+        "a function that gives the layout to a recipe of Megatron-Bridge",
+        _layout("megatron-bridge"),
+    ),
     "torchtitan": Form(
         "text/x-python",
         "torchtitan.py",

@@ -37,6 +37,8 @@ from penstock.solvers.solve.workers import size_of
 
 QUICK = "even"
 """The planner that ranks the choices first."""
+TARGETED = "uniform"
+"""The planner of plans within the limits of another trainer, which is given every choice: others make plans beyond."""
 
 
 class Round(NamedTuple):
@@ -163,6 +165,8 @@ def solve(
     The parameters are those of ``driver.solve``; ``on_incumbent`` is called with the problem of each plan as well.
     Raises UnsupportedRequest where no choice can be made, or the planner can take none of them.
     """
+    if problem.within is not None and resolve(planner).asks_others:
+        planner = TARGETED
     deadline, asked = Deadline(time_limit_ns), {"planner": planner, **more}
     search = Search(problem, deadline, max_plans, gap, on_incumbent, on_progress, asked)
     search.run()
@@ -237,7 +241,7 @@ class Search:
 
         What a planner proposes first says little of its best plan. Where it has no plan there, the others follow.
         """
-        if self.asked["planner"] == QUICK or len(left) < 2:
+        if self.asked["planner"] in (QUICK, TARGETED) or len(left) < 2:
             self._round(left, self.asked, self.max_plans, final=True)
             return
         times: dict[Choice, int] = {}

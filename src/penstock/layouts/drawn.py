@@ -12,8 +12,10 @@ from penstock.importers.cluster.hostlist import expand
 from penstock.layouts.roles import Roles
 from penstock.schemas.errors import Fault, InvalidDocument, InvalidPlan
 from penstock.schemas.profile import ModelProfile
+from penstock.schemas.transformers.degrees import ContextKind
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.degrees import Degrees, Modules
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Candidate
 from penstock.solvers.model.schedule import Orders
@@ -24,6 +26,7 @@ from penstock.solvers.schedules.trainer_orders import order_of, ranks_of_stages
 from penstock.solvers.verify.verifier import check_allocation, check_rows, verify
 
 NONE = Recomputing()
+SINGLE = Degrees()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +76,12 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Expressed:
-    """A plan that a trainer can express, for a writer. ``nodes``: name and devices of each, as ranks count them.
+    """A plan that a trainer can express, for a writer. ``nodes``: name and GPUs of each, as ranks count them.
 
-    ``order`` by our name; ``group``: micro-batches that interleaved 1F1B takes together; ``rows`` of a micro-batch on
-    each replica; ``gradient``: width of gradients; ``title`` says which plan it is.
+    ``replicas``: of a stage, each of tensor × context GPUs; ``order`` by our name; ``group``: micro-batches that
+    interleaved 1F1B takes together; ``rows``: samples of a micro-batch on each replica; ``modules``: what every layer
+    recomputes by itself; ``gradient``: width of gradients; ``gpus``: of the largest device of the topology.
+    ``context_kind``: how GPUs that share a sequence see all keys; ``title`` says which plan it is.
     """
 
     title: str
@@ -96,15 +101,29 @@ class Expressed:
     gradient: Literal["parameter", "fp32"]
     nodes: tuple[tuple[str, int], ...]
     assumptions: tuple[str, ...]
+    degrees: Degrees = SINGLE
+    modules: Modules = ()
+    context_kind: ContextKind | None = None
+    gpus: int = 1
+
+    @property
+    def chunks(self) -> int:
+        """Stages of a rank of the pipeline."""
+        return len(self.stages) // self.ranks
+
+    @property
+    def world(self) -> int:
+        """Processes of the job."""
+        return self.ranks * self.replicas * self.degrees.mesh
 
     def remarks(self) -> list[str]:
         """What a file says above what its trainer reads."""
         hosts = ", ".join(f"{name} ({count})" for name, count in self.nodes)
-        world = self.ranks * self.replicas
+        within = f" × {self.degrees.mesh} that share layers ({self.degrees})" if self.degrees != SINGLE else ""
         return [
             self.title,
-            f"{world} ranks, {self.ranks} of the pipeline × {self.replicas} replicas; they count through these nodes "
-            f"(devices of each): {hosts}",
+            f"{self.world} ranks, {self.ranks} of the pipeline × {self.replicas} replicas{within}; they count through "
+            f"these nodes (devices of each): {hosts}",
             *self.assumptions,
         ]
 

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import groupby
+from typing import get_args
 
-from penstock.convert.degrees import refuse_divided
+from penstock.convert.degrees import degrees_of, refuse_divided
 from penstock.layouts import deepspeed, ranges
 from penstock.layouts.drawn import Expressed
+from penstock.layouts.legal import refuse_illegal, unlike
 from penstock.layouts.limits import faults, order_name, recomputing_of, within_of
-from penstock.layouts.megatron import megatron
+from penstock.layouts.megatron import bridge, megatron
 from penstock.layouts.roles import roles_of, transformer_of
 from penstock.layouts.torchtitan import torchtitan
 from penstock.planning.judge import Judgement, judge
 from penstock.schemas.errors import Fault, InvalidPlan, UnsupportedRequest
-from penstock.schemas.plan import PlanFile
+from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.transformers.degrees import ContextKind
+from penstock.solvers.model.allocation import Stage
+from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders
 
 WRITERS: dict[str, Callable[[Expressed], str]] = {
     "megatron": megatron.write,
+    "megatron-bridge": bridge.write,
     "deepspeed": deepspeed.write,
 }
+TRAINER_OF = {"megatron-bridge": "megatron"}
+"""Of forms that are not called as their trainer."""
 
 
 def layout_text(file: PlanFile, to: str, release: str | None = None) -> str:
@@ -33,7 +41,8 @@ def layout_text(file: PlanFile, to: str, release: str | None = None) -> str:
     Raises InvalidPlan for a plan that does not verify, UnsupportedRequest where the trainer cannot express it: which
     stage, and why.
     """
-    refuse_divided(file.plan, f"a layout for {to} is not written")
+    if to == "ranges":
+        refuse_divided(file.plan, "ranges of layers are not written")
     judgement = judge(file)
     allocation, schedule = judgement.allocation, judgement.schedule
     if judgement.faults or allocation is None or schedule is None:
@@ -48,7 +57,7 @@ def layout_text(file: PlanFile, to: str, release: str | None = None) -> str:
     if to == "torchtitan":
         release = torchtitan.release_of(release)
         return torchtitan.write(expressed(file, judgement, to), release)
-    return WRITERS[to](expressed(file, judgement, to))
+    return WRITERS[to](expressed(file, judgement, TRAINER_OF.get(to, to)))
 
 
 def expressed(file: PlanFile, judgement: Judgement, target: str) -> Expressed:
@@ -72,30 +81,58 @@ def expressed(file: PlanFile, judgement: Judgement, target: str) -> Expressed:
         )
     stages, number = allocation.stages, allocation.num_micro_batches
     ranks = len({stage.devices for stage in stages})
-    used = [problem.devices[d].node for stage in stages[:ranks] for d in stage.devices]
     order, recompute = order_name(allocation, schedule, within), recomputing_of(stages, within)
     assert order is not None
     assert recompute is not None
+    degrees, meshes = problem.degrees, problem.samples_per_row
+    replicas = stages[0].replicas * meshes
     groups = {device.gpus for node in topology.expanded().nodes for device in node.devices}
-    return Expressed(
+    plan = Expressed(
         title=f"{target} layout of plan {file.plan.content_hash()[:19]} ({profile.name}), made by Penstock",
         profile=profile,
         roles=roles,
         stages=tuple((stage.first, stage.last) for stage in stages),
         ranks=ranks,
-        replicas=stages[0].replicas,
+        replicas=replicas,
         order=order.name,
         group=order.group,
-        rows=file.plan.global_batch_size // number // stages[0].replicas,
+        rows=file.plan.global_batch_size // number // replicas,
         num_micro_batches=number,
         global_batch_size=file.plan.global_batch_size,
         recompute=recompute,
         overlap=file.plan.overlap_all_reduce,
         shard_states=problem.memory.shard_states,
         gradient=file.request.memory.gradient,
-        nodes=tuple((problem.network.node_names[node], len(list(group))) for node, group in groupby(used)),
+        nodes=_nodes(problem, stages[:ranks]),
         assumptions=(
             *([roles.assumption] if roles is not None and target != "deepspeed" else []),
             *(f"each device is a group of {size} GPUs (tensor, context parallel)" for size in sorted(groups - {1})),
+            *unlike(profile, degrees, target, kind := _context_kind(profile, file.plan)),
         ),
+        degrees=degrees,
+        modules=stages[0].modules,
+        context_kind=kind,
+        gpus=max(groups),
     )
+    refuse_illegal(plan, target)
+    return plan
+
+
+def _nodes(problem: Problem, stages: Sequence[Stage]) -> tuple[tuple[str, int], ...]:
+    """The nodes in the order of ranks, with the GPUs that are used on each."""
+    real = problem if problem.real is None else problem.real
+    cells = [problem.cells[device] if problem.real is not None else (device,) for s in stages for device in s.devices]
+    used = [real.devices[gpu].node for cell in cells for gpu in cell]
+    return tuple((real.network.node_names[node], len(list(group))) for node, group in groupby(used))
+
+
+def _context_kind(profile: ModelProfile, plan: Plan) -> ContextKind | None:
+    """How the GPUs that share a sequence see all keys, by what the profile's layers exchange forward; None: alone."""
+    degrees = degrees_of(plan.degrees)
+    if degrees.context == 1:
+        return None
+    variant = next(each for each in profile.variants or () if degrees_of(each.degrees) == degrees)
+    layers = [layer for point in variant.measurements for layer in point.layers]
+    moved = {each.operation for layer in layers for each in layer.collectives if each.over == "context"}
+    kinds: dict[str, ContextKind] = {"send": "ring", **{kind: kind for kind in get_args(ContextKind)}}
+    return next((kinds[operation] for operation in ("send", "all_to_all", "all_gather") if operation in moved), None)

@@ -13,12 +13,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, get_args
 
+from penstock.layouts.legal import refuse_beyond_degrees
 from penstock.layouts.roles import OPTION, Roles, roles_of
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT
 from penstock.schemas.request import PlanRequest, Target
 from penstock.solvers.model.allocation import Allocation, Stage
+from penstock.solvers.model.degrees import Module
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders, Schedule
 from penstock.solvers.model.trainer_limits import Method, Recomputing, Span, Within, misnumbered
@@ -65,6 +67,16 @@ TRAINERS: dict[str, Trainer] = {
     "deepspeed": Trainer("deepspeed", {"early-backward": "1F1B"}, False, ("uniform",), at_once=True, needs_roles=False),
 }
 assert set(TRAINERS) == set(get_args(Target))
+MODULES: dict[str, dict[Module, str]] = {
+    "megatron": {
+        "norm": "layernorm",
+        "mlp": "mlp",
+        "moe_act": "moe_act",
+        "shared_experts": "shared_experts",
+        "mla_up_proj": "mla_up_proj",
+    }
+}
+"""The modules that trainers recompute by themselves, in their words; ``mlp`` of a layer with experts is ``moe``."""
 
 
 def within_of(target: str, profile: ModelProfile, stated: str = "") -> Within:
@@ -117,6 +129,7 @@ def refuse_beyond(request: PlanRequest) -> None:
             f"{request.target} updates synchronously; the request allows {', '.join(request.update_rules)}",
             remedy="allow it: update_rules [synchronous] (--update-rule synchronous), or leave the target out",
         )
+    refuse_beyond_degrees(request)
     if request.codec is not None:
         raise UnsupportedRequest(
             f"{request.target} sends tensors as they are; the request asks for codecs",
@@ -217,7 +230,19 @@ def recomputing_of(stages: Sequence[Stage], within: Within) -> Recomputing | Non
 
 
 def _recomputing(allocation: Allocation, within: Within) -> Iterator[str]:
-    if recomputing_of(allocation.stages, within) is not None:
+    """Single modules are recomputed by Megatron alone: the same of every layer of the model."""
+    stages = allocation.stages
+    odd = next((s for s, stage in enumerate(stages) if stage.modules != stages[0].modules), None)
+    if odd is not None:
+        yield (
+            f"stage {odd} recomputes {_modules(stages[odd])}, stage 0 {_modules(stages[0])}; {within.trainer} has one "
+            "setting for all stages"
+        )
+    elif beyond := [module for module in stages[0].modules if module not in MODULES.get(within.trainer, {})]:
+        yield f"every layer recomputes {beyond[0]} by itself, for which {within.trainer} has no word"
+    elif stages[0].modules and any(stage.recompute for stage in stages):
+        yield f"some layers are recomputed whole and of others {_modules(stages[0])}; {within.trainer} does one of them"
+    if odd is not None or recomputing_of(allocation.stages, within) is not None:
         return
     s, stage = next((s, stage) for s, stage in enumerate(allocation.stages) if stage.recompute)
     ways = {
@@ -227,6 +252,10 @@ def _recomputing(allocation: Allocation, within: Within) -> Iterator[str]:
     }
     shown = ", ".join(f"{first}–{last}" for first, last in stage.recompute[:4])
     yield f"stage {s} recomputes layers {shown}; {within.trainer} recomputes {ways[within.trainer]}"
+
+
+def _modules(stage: Stage) -> str:
+    return " and ".join(stage.modules) or "no module"
 
 
 def _ordered(allocation: Allocation, orders: Orders, within: Within) -> Iterator[str]:

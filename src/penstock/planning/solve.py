@@ -75,10 +75,12 @@ def solve_problem(
         "workers": workers,
     }
     if problem.choices:
-        return choices.solve(problem, on_incumbent=lambda found: announce(*found), **asked)
-    result = driver.solve(problem, on_incumbent=lambda plan: announce(problem, plan), **asked)
+        result = choices.solve(problem, on_incumbent=lambda found: announce(*found), **asked)
+    else:
+        result = driver.solve(problem, on_incumbent=lambda plan: announce(problem, plan), **asked)
     if problem.within is not None and result.best is not None:
-        beyond = faults_beyond(problem, result.best.allocation, result.best.schedule, problem.within)
+        at = choices.problem_of(problem, result)
+        beyond = faults_beyond(at, result.best.allocation, result.best.schedule, problem.within)
         if beyond:
             raise InvalidPlan(f"planner {request.planner!r} made a plan beyond {request.target}: {beyond[0]}")
     return result

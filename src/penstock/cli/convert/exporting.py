@@ -166,7 +166,8 @@ def export(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Topology file, or what scontrol or kubectl print: refuse a plan for nodes that it does not have.",
+            help="Topology file, or what scontrol or kubectl print: refuse a plan for nodes that it does not have. Of "
+            "another trainer's form your present script: list each setting that differs.",
             rich_help_panel=LAUNCH,
         ),
     ] = None,
@@ -209,14 +210,24 @@ def say_notes(notes: Sequence[str]) -> None:
 
 def _made_here(plan: str, to: str, launch: LaunchSettings, against: str | None) -> tuple[Written, ...]:
     file = read_plan(plan)
-    if against is not None:
+    if against is not None and not _is_compared(to):
         _refuse_absent(file, against)
     from penstock.service.http.exports import written
 
-    files = written(file, to, launch)
+    files = _compared(written(file, to, launch), to, against)
     if (said := _said_of_the_model(file, to, launch)) is not None:
         print(said, file=sys.stderr)
     return files
+
+
+def _own_text(source: str) -> str:
+    from penstock.schemas.document import unreadable
+    from penstock.schemas.errors import InvalidDocument
+
+    try:
+        return Path(source).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidDocument(f"cannot read {source!r}: {unreadable(error)}") from None
 
 
 def _said_of_the_model(file: PlanFile, to: str, launch: LaunchSettings) -> str | None:
@@ -237,9 +248,30 @@ def _made_there(server: str, plan: str, to: str, launch: LaunchSettings, against
 
     refuse_file(plan)
     with connect(server) as client:
-        if against is not None:
+        if against is not None and not _is_compared(to):
             _refuse_absent(client.plans.file(plan), against)
-        return unpacked(to, client.plans.export(plan, to, launch), launch)
+        return _compared(unpacked(to, client.plans.export(plan, to, launch), launch), to, against)
+
+
+def _is_compared(to: str) -> bool:
+    """Whether the form is another trainer's, whose files are compared setting by setting."""
+    from penstock.layouts.against import SETTINGS
+
+    return to in SETTINGS
+
+
+def _compared(files: tuple[Written, ...], to: str, against: str | None) -> tuple[Written, ...]:
+    """The files with a line for each setting that the user's own has otherwise. Raises InvalidDocument."""
+    if against is None or not _is_compared(to):
+        return files
+    from dataclasses import replace
+
+    from penstock.layouts.against import with_differences
+
+    own = _own_text(against)
+    return tuple(
+        replace(each, body=with_differences(each.body.decode(), to, own, Path(against).name).encode()) for each in files
+    )
 
 
 def _refuse_absent(file: PlanFile, against: str) -> None:

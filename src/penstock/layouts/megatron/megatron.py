@@ -23,8 +23,9 @@ from penstock.layouts.megatron.flags import (
     SIZES,
     Flags,
 )
-from penstock.layouts.megatron.layout_string import print_layout, read_layout
+from penstock.layouts.megatron.layout_string import read_layout
 from penstock.layouts.megatron.other_flags import CHANGING, changing_sentence
+from penstock.layouts.megatron.written import Flag, flags_of
 from penstock.schemas.errors import InvalidDocument
 from penstock.solvers.model.trainer_limits import Recomputing
 
@@ -34,37 +35,23 @@ _LAYOUT_ALONE = re.compile(r"[^\s=:#-]{1,200000}")
 
 
 def write(plan: Expressed) -> str:
-    """A shell array ``PIPELINE_ARGS``, to be sourced and handed to the training script."""
-    assert plan.roles is not None
-    flags = [f"--{RANKS} {plan.ranks}"]
-    if plan.ranks > 1:
-        flags.append(f"--{LAYOUT} {shlex.quote(print_layout(plan.stages, plan.roles))}")
-    if plan.order == "interleaved" and plan.group != plan.ranks:
-        flags.append(f"--{GROUP} {plan.group}")
-    flags += [
-        f"--num-layers {plan.roles.number}",
-        *([f"--mtp-num-layers {plan.roles.mtp}"] if plan.roles.mtp else []),
-        f"--micro-batch-size {plan.rows}",
-        f"--global-batch-size {plan.global_batch_size}",
-    ]
-    if plan.recompute.method != "none":
-        method, layers = plan.recompute
-        flags.append(f"--recompute-granularity full --recompute-method {method} --recompute-num-layers {layers}")
-    flags += ["--overlap-grad-reduce"] if plan.overlap else []
-    flags += ["--use-distributed-optimizer"] if plan.shard_states else []
-    flags += _widths(plan)
+    """Shell arrays, to be sourced: ``LAUNCH_ARGS`` for torchrun, ``PIPELINE_ARGS`` for the training script."""
     remarks = [f"# {line}" for line in plan.remarks()]
-    return "\n".join([*remarks, "PIPELINE_ARGS=(", *(f"    {flag}" for flag in flags), ")", ""])
+    lines = [*remarks, *_launch(plan), "PIPELINE_ARGS=(", *(f"    {_shell(flag)}" for flag in flags_of(plan)), ")", ""]
+    return "\n".join(lines)
 
 
-def _widths(plan: Expressed) -> list[str]:
-    """How wide gradients are, for parameters of 16 bits."""
-    dtype = plan.profile.parameter_dtype
-    if dtype == "fp32":
+def _launch(plan: Expressed) -> list[str]:
+    """torchrun's options, where every node has equally many processes and each is one GPU."""
+    each = {count for _name, count in plan.nodes}
+    if plan.gpus > 1 or len(each) > 1:
         return []
-    if plan.gradient == "fp32":
-        return ["--accumulate-allreduce-grads-in-fp32"]
-    return ["--grad-reduce-in-bf16"] if dtype == "bf16" else []
+    return [f"LAUNCH_ARGS=(--nnodes {len(plan.nodes)} --nproc-per-node {each.pop()})"]
+
+
+def _shell(flag: Flag) -> str:
+    words = flag.value if isinstance(flag.value, tuple) else () if flag.value is True else (str(flag.value),)
+    return " ".join([f"--{flag.name}", *map(shlex.quote, words)])
 
 
 def read(text: str, given: Reading) -> Drawn:

@@ -39,7 +39,10 @@ def python(remarks: Sequence[str], tables: Mapping[str, Mapping[str, Any]], reco
         '    """The configuration with the layout of the plan; it is changed in place."""',
     ]
     for name, table in tables.items():
-        lines += [f"    config.{name}.{key} = {_value(value, 4)}" for key, value in table.items()]
+        lines += [
+            f"    config.{name}.{key} = {value if isinstance(value, bool) else _value(value, 4)}"
+            for key, value in table.items()
+        ]
     checkpoint = "FullAC.Config()" if recomputes else "None"
     return "\n".join([*lines, f"    config.activation_checkpoint = {checkpoint}", "    return config", ""])
 

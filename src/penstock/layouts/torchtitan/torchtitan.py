@@ -44,6 +44,27 @@ HEADS = {"0.3": "lm_head", "0.2": "output"}
 A release silently drops the module of an unknown name, and trains without a head.
 """
 OUTPUTS = (NORM, *HEADS.values())
+WRITTEN = (
+    "pipeline_parallel_degree",
+    "pipeline_parallel_schedule",
+    "pipeline_parallel_microbatch_size",
+    "data_parallel_replicate_degree",
+    "data_parallel_shard_degree",
+    "tensor_parallel_degree",
+    "context_parallel_degree",
+    "enable_sequence_parallel",
+    "expert_parallel_degree",
+    "module_fqns_per_model_part",
+    "local_batch_size",
+    "global_batch_size",
+    "activation_checkpoint",
+    "mode",
+    "pipeline_parallel_layers_per_stage",
+    "pipeline_parallel_split_points",
+    "pipeline_parallel_schedule_csv",
+    "expert_tensor_parallel_degree",
+)
+"""Every setting that may be written, and those that a layout replaces."""
 WHOLE_AT_ONE_RANK = (
     "FSDP without a pipeline shards parameters and gradients too, and gathers parameters for each layer's forward and "
     "backward: here only optimizer states are shared out, so memory is counted higher than it is, and the gathering is "
@@ -81,19 +102,27 @@ def write(plan: Expressed, release: str | None = None) -> str:
         )
     if fsdp and plan.ranks == 1 and plan.replicas > 1:
         said.append(WHOLE_AT_ONE_RANK)
+    if plan.degrees.context > 1 and not plan.shard_states:
+        said.append(
+            "torchtitan shares out parameters and optimizer states over GPUs that share a sequence; the plan counts "
+            "them whole"
+        )
     if plan.gradient == "parameter" and plan.profile.parameter_dtype != "fp32":
         said.append("gradients are counted in 16 bits: training.mixed_precision_reduce has to say so")
     if not _plain(plan.profile, plan.roles):
         said.append(
             "modules are called as the profile's layers are: torchtitan drops what its model lacks, without a word"
         )
+    shard = plan.replicas if fsdp else 1
+    _refuse_experts(plan, release, shard)
     tables: dict[str, dict[str, Any]] = {
         "parallelism": {
             "pipeline_parallel_degree": plan.ranks,
             "pipeline_parallel_schedule": next(name for name, ours in SCHEDULES.items() if ours == plan.order),
             "pipeline_parallel_microbatch_size": plan.rows,
             "data_parallel_replicate_degree": 1 if fsdp else plan.replicas,
-            "data_parallel_shard_degree": plan.replicas if fsdp else 1,
+            "data_parallel_shard_degree": shard,
+            **_degrees_in_words(plan, release),
             "module_fqns_per_model_part": [_names(plan, first, last, release) for first, last in plan.stages],
         },
         "training": {
@@ -104,6 +133,31 @@ def write(plan: Expressed, release: str | None = None) -> str:
     }
     written_as = torchtitan_files.toml if release == "0.2" else torchtitan_files.python
     return written_as([*said, f"for torchtitan {release}"], tables, plan.recompute.method != "none")
+
+
+def _degrees_in_words(plan: Expressed, release: str) -> dict[str, Any]:
+    """Degrees where each device is one GPU; sequences are always parallel under tensor parallelism in 0.2."""
+    if plan.gpus > 1:
+        return {}
+    degrees = plan.degrees
+    words: dict[str, Any] = {"tensor_parallel_degree": degrees.tensor, "context_parallel_degree": degrees.context}
+    if release != "0.2" and degrees.tensor > 1:
+        words["enable_sequence_parallel"] = True
+    words["expert_parallel_degree"] = degrees.expert
+    return words
+
+
+def _refuse_experts(plan: Expressed, release: str, shard: int) -> None:
+    """Raise UnsupportedRequest for experts on more GPUs than torchtitan has for them: those of FSDP, CP and TP."""
+    among = shard * plan.degrees.mesh
+    if among % plan.degrees.expert:
+        raise UnsupportedRequest(
+            f"torchtitan {release} cannot express this plan: expert {plan.degrees.expert} does not divide the {among} "
+            f"GPUs of FSDP {shard} × context {plan.degrees.context} × tensor {plan.degrees.tensor}; it shares out "
+            "experts among these only",
+            faults=(Fault("/plan/degrees", f"expert {plan.degrees.expert}", "target"),),
+            remedy="plan with the optimizer sharded (--sharding optimizer), which is written as FSDP",
+        )
 
 
 def read(text: str, given: Reading) -> Drawn:

@@ -21,7 +21,7 @@ from penstock.service.http.exports import FORMS
 from penstock.service.http.samples import tiny_plan_file, tiny_profile, tiny_request, tiny_sweep
 
 UNKNOWN = "sha256:" + "7" * 64
-TRAINERS = {"megatron", "torchtitan", "deepspeed", "ranges"}
+TRAINERS = {"megatron", "megatron-bridge", "torchtitan", "deepspeed", "ranges"}
 """Forms that take some plans only: tests of layouts have them."""
 
 

@@ -101,7 +101,37 @@ def split(release: str, case: dict[str, Any]) -> dict[str, Any]:
         "local": config.training.local_batch_size,
         "global": config.training.global_batch_size,
         "recomputes": recomputes(config),
+        "groups": groups(config, case["world"]) if "world" in case else [],
     }
+
+
+def groups(config: Any, world: int) -> list[dict[str, list[int]]]:
+    """Of every rank the ranks of its groups, as ``ParallelDims`` builds them over torch's ``fake`` processes."""
+    import torch
+    from torch.testing._internal.distributed import fake_pg
+    from torchtitan.distributed import parallel_dims
+
+    assert fake_pg  # its import registers the backend
+    parallel_dims.device_type = "cpu"
+    told, found = config.parallelism, []
+    named = {
+        "dp_replicate": told.data_parallel_replicate_degree,
+        "dp_shard": told.data_parallel_shard_degree,
+        "cp": told.context_parallel_degree,
+        "tp": told.tensor_parallel_degree,
+        "pp": told.pipeline_parallel_degree,
+        "ep": told.expert_parallel_degree,
+    }
+    if "etp" in parallel_dims.ParallelDims.__dataclass_fields__:
+        named["etp"] = told.expert_tensor_parallel_degree
+    for rank in range(world):
+        torch.distributed.init_process_group("fake", rank=rank, world_size=world)
+        dims = parallel_dims.ParallelDims(world_size=world, **named)
+        dims.build_mesh()
+        meshes = getattr(dims, "_single_axis_meshes", None) or dims._meshes
+        found.append({name: meshes[name].mesh.tolist() for name in ("pp", "cp", "tp", "ep", "batch", "loss")})
+        torch.distributed.destroy_process_group()
+    return found
 
 
 def main() -> None:

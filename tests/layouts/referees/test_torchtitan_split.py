@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from repository import ROOT
+from installed import RELEASES, under
 
 from penstock.examples import catalogue
 from penstock.layouts.exporting import layout_text
@@ -23,8 +19,8 @@ from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.schedules.trainer_orders import ranks_of_stages
 
-HERE = Path(__file__).parent
-INSTALLED = ROOT / ".venv" / "trainers"
+FULL = {each.rpartition(".")[0]: f"torchtitan-{each}" for each in RELEASES["torchtitan"]}
+"""The folders of releases."""
 
 
 class Shape(NamedTuple):
@@ -92,23 +88,10 @@ def plan_of(shape: Shape) -> PlanFile:
     )
 
 
-def under(release: str, texts: list[tuple[str, int]]) -> list[dict[str, Any]]:
+def splits(release: str, texts: list[tuple[str, int]], tier: str) -> list[dict[str, Any]]:
     """What a release makes of exported texts, each with the number of its model's transformer layers."""
-    folder = next(INSTALLED.glob(f"torchtitan-{release}.*"), None)
-    if folder is None:
-        pytest.skip(f"torchtitan {release} is not installed: scripts/trainers")
     asked = {"release": release, "cases": [{"text": text, "layers": layers} for text, layers in texts]}
-    done = subprocess.run(
-        [sys.executable, str(HERE / "torchtitan_splits.py")],
-        input=json.dumps(asked),
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PYTHONPATH": str(folder)},
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: list[dict[str, Any]] = json.loads(done.stdout)
+    found: list[dict[str, Any]] = under(FULL[release], "torchtitan_splits.py", asked, tier)
     return found
 
 
@@ -121,12 +104,12 @@ def expected(stage: tuple[int, int], last: int, head: str) -> list[str]:
 
 
 @pytest.mark.parametrize("release", sorted(HEADS))
-def test_every_layer_of_twelve_plans_is_kept(release: str) -> None:
+def test_every_layer_of_twelve_plans_is_kept(release: str, pytestconfig: pytest.Config) -> None:
     assert len(SHAPES) == 12
     files = [plan_of(shape) for shape in SHAPES]
     layers = [len(catalogue.profile(shape.model).layers) - 2 for shape in SHAPES]
     texts = [layout_text(file, "torchtitan", release) for file in files]
-    found = under(release, list(zip(texts, layers, strict=True)))
+    found = splits(release, list(zip(texts, layers, strict=True)), pytestconfig.getoption("tier"))
     parts = 0
     for shape, file, made, number in zip(SHAPES, files, found, layers, strict=True):
         stages = [stage.layers for stage in file.plan.pipelines[0].stages]
@@ -149,11 +132,11 @@ def test_every_layer_of_twelve_plans_is_kept(release: str) -> None:
 
 
 @pytest.mark.parametrize("release", sorted(HEADS))
-def test_the_other_releases_name_loses_the_head(release: str) -> None:
+def test_the_other_releases_name_loses_the_head(release: str, pytestconfig: pytest.Config) -> None:
     shape = SHAPES[2]
     (other,) = HEADS.keys() - {release}
     text = layout_text(plan_of(shape), "torchtitan", release).replace(f'"{HEADS[release]}"', f'"{HEADS[other]}"')
-    (made,) = under(release, [(text, 8)])
+    (made,) = splits(release, [(text, 8)], pytestconfig.getoption("tier"))
     kept = {name for rank in made["ranks"] for _index, names in rank for name in names}
     lost = {name.rpartition(".")[0] for name in set(made["whole"]) - kept}
     assert lost == {HEADS[release]}

@@ -1,0 +1,128 @@
+"""Install other trainers' releases and ask their own code about our exports; ``scripts/trainers`` says how."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+ROOT = Path(__file__).resolve().parent.parent
+INSTALLED = Path(os.environ.get("PENSTOCK_TRAINERS") or ROOT / ".venv" / "trainers")
+WRITTEN_FOR = {
+    "megatron-core": ("0.16.1",),
+    "megatron-bridge": ("0.3.1",),
+    "torchtitan": ("0.2.2", "0.3.0"),
+    "deepspeed": ("0.19.8",),
+}
+"""The releases that layouts are written for."""
+OTHERS = "PENSTOCK_TRAINER_RELEASES"
+"""The variable that names others to tests."""
+NEEDED = {"deepspeed": ("hjson", "py-cpuinfo", "einops")}
+"""What a trainer imports at once and Penstock's own environment lacks."""
+TESTS = (
+    "tests/layouts/referees/test_megatron_core.py",
+    "tests/layouts/referees/test_torchtitan_split.py",
+    "tests/layouts/referees/test_torchtitan_degrees.py",
+    "tests/layouts/test_torch_orders.py",
+    "tests/layouts/referees/test_deepspeed_modules.py",
+    "tests/convert/test_torch_csv.py::test_torch_validates_and_lowers_what_is_exported",
+    "tests/convert/test_torch_csv.py::test_pytorchs_runtime_loads_the_rows_of_replicas_and_of_what_recomputes",
+    "tests/executor/run/test_torch_runtime.py",
+)
+NAMES = {
+    "test_megatron_core": "megatron-core",
+    "test_torchtitan_split": "torchtitan",
+    "test_torchtitan_degrees": "torchtitan",
+    "test_deepspeed_modules": "deepspeed",
+    "test_torch_orders": "torch",
+    "test_torch_csv": "torch",
+    "test_torch_runtime": "torch",
+}
+
+
+def chosen(words: list[str]) -> dict[str, tuple[str, ...]]:
+    """The releases; of a trainer that is named with others, those. Ends the process for what is no trainer."""
+    found = dict(WRITTEN_FOR)
+    for word in words:
+        name, _equals, releases = word.partition("=")
+        if name not in WRITTEN_FOR or not releases:
+            sys.exit(f"trainers: {word!r} is not NAME=RELEASE, of {', '.join(WRITTEN_FOR)}")
+        found[name] = tuple(releases.split(","))
+    return found
+
+
+RELEASES = chosen(os.environ.get(OTHERS, "").split())
+
+
+def install(name: str, release: str) -> None:
+    """Put a release into its folder, if it is not there."""
+    folder = INSTALLED / f"{name}-{release}"
+    if folder.is_dir():
+        return
+    new = folder.with_name(f"{folder.name}.new")
+    shutil.rmtree(new, ignore_errors=True)
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "install", "--no-deps"]
+    command += ["--no-build-isolation"] if name == "deepspeed" else []
+    environment = os.environ | {"DS_BUILD_OPS": "0"}
+    subprocess.run(
+        [*command, "--target", str(new), f"{name}=={release}", *NEEDED.get(name, ())], check=True, env=environment
+    )
+    new.rename(folder)
+
+
+def report(releases: dict[str, tuple[str, ...]]) -> int:
+    """Run the checks and print their table; the number of those that did not pass."""
+    with TemporaryDirectory() as folder:
+        results = Path(folder) / "results.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "--tier", "everything", f"--junitxml={results}", *TESTS]
+        others = " ".join(f"{name}={','.join(own)}" for name, own in releases.items())
+        environment = os.environ | {OTHERS: others}
+        subprocess.run(command, cwd=ROOT, check=False, env=environment, stdout=sys.stderr)
+        cases = list(ElementTree.parse(results).iter("testcase"))
+    rows = [row(case, releases) for case in cases]
+    width = [max(len(each[i]) for each in rows) for i in range(2)]
+    for release, check, result in rows:
+        print(f"{release:<{width[0]}}  {check:<{width[1]}}  {result}")
+    return sum(result != "ok" for _release, _check, result in rows)
+
+
+def row(case: ElementTree.Element, releases: dict[str, tuple[str, ...]]) -> tuple[str, str, str]:
+    """The release, the check in words, and its result."""
+    name, _bracket, parameters = case.get("name", "").removesuffix("]").partition("[")
+    trainer = NAMES[case.get("classname", "").rpartition(".")[2]]
+    known = releases.get(trainer, (torch_release(),))
+    release = next((each for each in known if parameters and each.startswith(parameters)), known[0])
+    check = name.removeprefix("test_").replace("_", " ")
+    check += f" ({parameters})" if parameters and not release.startswith(parameters) else ""
+    failed = [each for each in case if each.tag in ("failure", "error", "skipped")]
+    return (
+        f"{trainer} {release}",
+        check,
+        (failed[0].get("message") or failed[0].tag).splitlines()[0] if failed else "ok",
+    )
+
+
+def torch_release() -> str:
+    """The release of torch that is installed."""
+    from importlib.metadata import version
+
+    return version("torch")
+
+
+def main() -> None:
+    """As ``scripts/trainers`` says."""
+    only = "--install" in sys.argv[1:]
+    releases = chosen([word for word in sys.argv[1:] if word != "--install"])
+    for name, each in releases.items():
+        for release in each:
+            install(name, release)
+    if not only:
+        sys.exit(1 if report(releases) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Degrees that a trainer refuses, or trains otherwise than a profile says.
+
+.. [1] Megatron-Core, ``transformer/transformer_config.py``; torchtitan, ``distributed/parallel_dims.py``; DeepSpeed,
+   ``runtime/pipe/module.py``, whose layers know no degree but that of a model parallel unit of their own.
+"""
+
+from __future__ import annotations
+
+from penstock.layouts.drawn import Expressed
+from penstock.schemas.errors import Fault, UnsupportedRequest
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.request import PlanRequest
+from penstock.schemas.transformers.degrees import ContextKind, Framework
+from penstock.shapes.layout import Layout
+from penstock.shapes.legality import broken
+from penstock.solvers.model.degrees import Degrees
+
+FRAMEWORKS: dict[str, Framework] = {"megatron": "megatron", "torchtitan": "torch"}
+"""Whose rules and kernels a trainer has; DeepSpeed's layers are the user's own."""
+
+
+def refuse_illegal(plan: Expressed, target: str) -> None:
+    """Raise UnsupportedRequest for degrees that the trainer refuses, with its rule and the numbers."""
+    if plan.degrees != Degrees() and target not in FRAMEWORKS:
+        raise UnsupportedRequest(
+            f"{target} cannot express this plan: {plan.degrees}, and its PipelineModule has no word for layers that "
+            "several GPUs share",
+            faults=(Fault("/plan/degrees", str(plan.degrees), "target"),),
+            remedy="plan with --tensor 1 (degrees: [{}] in a request), or another trainer",
+        )
+    if plan.profile.shape is None or target not in FRAMEWORKS:
+        return
+    layout = Layout(
+        **plan.degrees._asdict(),
+        pipeline=plan.ranks,
+        data=plan.replicas,
+        micro_batch_size=plan.rows,
+        global_batch_size=plan.global_batch_size,
+        framework=FRAMEWORKS[target],
+        context_kind=plan.context_kind,
+    )
+    rules = [rule for rule in broken(plan.profile.shape, layout, plan.world) if rule.rule != "layers"]  # cut as it says
+    if rules:
+        raise UnsupportedRequest(
+            f"{target} cannot express this plan: {rules[0].sentence}",
+            faults=tuple(Fault("/plan/degrees", rule.sentence, "target") for rule in rules),
+            remedy="degrees that the trainer has: `penstock fits` lists them",
+        )
+
+
+def refuse_beyond_degrees(request: PlanRequest) -> None:
+    """Raise UnsupportedRequest for degrees that the request allows and its target, whatever the plan, refuses."""
+    profile, target = request.profile, request.target
+    if target is None or request.degrees is None or isinstance(profile, str):
+        return
+    known = [variant.degrees for variant in profile.variants or ()]
+    given = request.degrees if isinstance(request.degrees, tuple) else (request.degrees,)
+    allowed = known if request.degrees == "auto" else [each for each in given if each != "auto"]
+    refused = [(each, why) for each in allowed if (why := _why_refused(profile, Degrees(**each.model_dump()), target))]
+    if refused:
+        raise UnsupportedRequest(
+            f"{target} has no plans at {refused[0][0]}: {refused[0][1]}",
+            faults=tuple(Fault("/degrees", f"{each}: {why}", "target") for each, why in refused),
+            remedy="name the degrees that it has (--tensor, --expert …), or leave them at 1",
+        )
+
+
+def _why_refused(profile: ModelProfile, degrees: Degrees, target: str) -> str | None:
+    """The rule that breaks on any number of GPUs."""
+    if degrees == Degrees():
+        return None
+    if target not in FRAMEWORKS:
+        return "its PipelineModule has no word for layers that several GPUs share"
+    if profile.shape is None:
+        return None
+    layout = Layout(**degrees._asdict(), data=degrees.meshes, framework=FRAMEWORKS[target])
+    return next((rule.sentence for rule in broken(profile.shape, layout, degrees.cell)), None)
+
+
+def unlike(profile: ModelProfile, degrees: Degrees, target: str, kind: ContextKind | None) -> tuple[str, ...]:
+    """What the profile's costs at these degrees have otherwise than the trainer."""
+    if degrees == Degrees():
+        return ()
+    said, framework = [], profile.framework
+    if framework is not None and FRAMEWORKS.get(target, framework) != framework:
+        said.append(f"the plan's costs are those of the framework {framework}, not of {target}")
+    if target == "torchtitan" and kind not in (None, "all_gather"):
+        said.append(f"the plan's costs are those of {kind.replace('_', '-')}; torchtitan gathers keys and values")
+    return tuple(said)

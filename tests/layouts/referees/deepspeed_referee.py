@@ -1,0 +1,82 @@
+"""Run in a process of its own with DeepSpeed on the path: its ``PipelineModule`` on exported modules.
+
+Reads ``{"cases": [{"text": …, "layers": …, "world": …}]}``; writes for each case what every rank builds: the numbers of
+its layers, how many it recomputes together, its instructions in a step by ``TrainSchedule``, and the batch sizes that
+``DeepSpeedConfig`` makes of the configuration.
+
+Real are these classes, over torch's ``fake`` processes; replaced is a kernel of collectives that would be compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.pipe import LayerSpec
+from deepspeed.runtime.config import DeepSpeedConfig
+from deepspeed.runtime.pipe import schedule
+from torch.testing._internal.distributed import fake_pg
+
+assert fake_pg  # its import registers the backend
+deepspeed.comm.torch.build_shm_op = lambda: None  # a kernel that would be compiled
+
+
+class Numbered(torch.nn.Module):
+    """A layer that knows its number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+def order(steps: schedule.TrainSchedule) -> list[list[Any]]:
+    """Forward and backward passes with their micro-batches, in the order of the schedule."""
+    found: list[list[Any]] = []
+    done = {"F": 0, "B": 0}
+    for step in steps:
+        for instruction in step:
+            kind = {schedule.ForwardPass: "F", schedule.BackwardPass: "B"}.get(type(instruction))
+            if kind is not None:
+                found.append([kind, done[kind]])
+                done[kind] += 1
+    return found
+
+
+def rank_of(case: dict[str, Any], rank: int) -> dict[str, Any]:
+    """What one rank builds."""
+    os.environ["LOCAL_RANK"] = "0"
+    torch.distributed.init_process_group("fake", rank=rank, world_size=case["world"])
+    deepspeed.comm.comm.cdb = None
+    deepspeed.init_distributed(dist_backend="fake", auto_mpi_discovery=False, verbose=False)
+    names: dict[str, Any] = {}
+    exec(compile(case["text"], "exported.py", "exec"), names)
+    made = names["PlannedPipelineModule"]([LayerSpec(Numbered, number) for number in range(case["layers"])])
+    config = DeepSpeedConfig({**names["CONFIG"]}, mpu=made.mpu())
+    found = {
+        "layers": [layer.number for layer in made.forward_funcs],
+        "stage": made.stage_id,
+        "together": made.activation_checkpoint_interval,
+        "batch": [config.train_batch_size, config.train_micro_batch_size_per_gpu, config.gradient_accumulation_steps],
+        "zero": config.zero_optimization_stage,
+        "order": order(
+            schedule.TrainSchedule(config.gradient_accumulation_steps, made.num_stages, stage_id=made.stage_id)
+        ),
+        "replicas": made.mpu().get_data_parallel_world_size(),
+        "peers": torch.distributed.get_process_group_ranks(made.mpu().get_data_parallel_group()),
+    }
+    torch.distributed.destroy_process_group()
+    return found
+
+
+def main() -> None:
+    asked = json.load(sys.stdin)
+    found = [[rank_of(case, rank) for rank in range(case["world"])] for case in asked["cases"]]
+    sys.stdout.write(f"\n{json.dumps(found)}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""Random plans that a trainer can express, over all degrees: what the trainers' own code is asked about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+from random import Random
+
+from penstock.convert import to_plan, to_problem
+from penstock.convert.degrees import UNDIVIDED, to_degrees
+from penstock.examples import catalogue
+from penstock.examples.shapes import SHAPES
+from penstock.layouts.limits import MODULES, within_of
+from penstock.schemas.plan import PlanFile
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.request import PlanRequest, Target
+from penstock.schemas.transformers.degrees import Framework
+from penstock.shapes.profiled_degrees import Asked
+from penstock.shapes.profiles import profile_of
+from penstock.solvers.degrees.contract import contract
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Stage, single_pipeline
+from penstock.solvers.model.degrees import Choice, Degrees, modules_of, without_parts
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.trainer_limits import Within
+from penstock.solvers.schedules.interleaved import groups_go
+from penstock.solvers.schedules.trainer_orders import ONE_STAGE, chunks_of, order_of, ranks_of_stages
+
+PLANS = 60
+"""Plans of each trainer."""
+BATCH = 48
+MODELS = {"llama-3-8b": 10, "mixtral-8x7b": 8, "deepseek-v2": 8}
+"""Models and their number of layers here."""
+CLUSTERS = ("1x8xH100", "2x4xH100", "2x8xH100", "3x4xH100")
+ROOM_BYTES = 2**43
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A plan, and the numbers that it was drawn with, as trainers count them."""
+
+    file: PlanFile
+    degrees: Degrees
+    ranks: int
+    chunks: int
+    number: int
+    rows: int
+    group: int
+
+    @property
+    def profile(self) -> ModelProfile:
+        assert isinstance(self.file.request.profile, ModelProfile)
+        return self.file.request.profile
+
+    @property
+    def has_experts(self) -> bool:
+        return self.profile.shape is not None and self.profile.shape.experts is not None
+
+    @property
+    def stages(self) -> list[tuple[int, int]]:
+        return [stage.layers for stage in self.file.plan.pipelines[0].stages]
+
+    @property
+    def world(self) -> list[str]:
+        """The GPU of each of the trainer's processes."""
+        stages = self.file.plan.pipelines[0].stages
+        return [gpu for stage in stages[: self.ranks] for gpu in stage.devices]
+
+
+@cache
+def profile_at(model: str, framework: Framework, expert_tensor: int) -> ModelProfile:
+    shape = SHAPES[model].model_copy(update={"layers": MODELS[model]})
+    experts = None if shape.experts is None else (1, 2, 4, 8)
+    asked = Asked(context=(1, 2, 4), expert=experts, expert_tensor=expert_tensor if experts else 1)
+    return profile_of(shape, framework, ("H100",), micro_batch_sizes=(1, 2), asked=asked)
+
+
+def requested(profile: ModelProfile, cluster: str, choice: Choice) -> PlanRequest:
+    given = catalogue.cluster(cluster).model_dump(mode="json", exclude_none=True)
+    return PlanRequest.parse(
+        {
+            "schema_version": 1,
+            "profile": profile.model_dump(mode="json"),
+            "topology": {**given, "uniform": given["uniform"] | {"memory_bytes": ROOM_BYTES}},
+            "global_batch_size": BATCH,
+            **(_said(choice) if (choice,) not in UNDIVIDED else {}),
+            "memory": {"gradient": "fp32"},
+        }
+    )
+
+
+def _said(choice: Choice) -> dict[str, object]:
+    return {"degrees": to_degrees(choice.degrees).model_dump(mode="json"), "sharding": choice.sharding}
+
+
+def plan_of(seed: int, target: Target) -> Drawn:
+    """The plan of a seed: model, cluster, degrees, sharding, parts, order, micro-batches, recomputation are drawn."""
+    random = Random(f"{target} {seed}")
+    framework: Framework = "megatron" if target == "megatron" else "torch"
+    while True:
+        model, cluster = random.choice(sorted(MODELS)), random.choice(CLUSTERS)
+        profile = profile_at(model, framework, random.choice([1, 2]) if target == "megatron" else 1)
+        known = [Degrees(**each.degrees.model_dump()) for each in profile.variants or ()]
+        choice = Choice(random.choice([Degrees(), *known, *known]), random.choice(["none", "optimizer"]))
+        if choice.degrees != Degrees() and (target == "deepspeed" or not _cells_fill(cluster, choice.degrees.cell)):
+            continue
+        request = requested(profile, cluster, choice)
+        problem = to_problem(request)
+        found = _drawn(random, request, target, contract(problem, choice) if problem.choices else problem)
+        if found is not None:
+            return found
+
+
+def _cells_fill(cluster: str, cell: int) -> bool:
+    nodes, each = (int(word) for word in cluster.split("xH100")[0].split("x"))
+    return each % cell == 0 if cell <= each else cell % each == 0 and nodes * each % cell == 0
+
+
+def _drawn(random: Random, request: PlanRequest, target: Target, cells: Problem) -> Drawn | None:
+    """A plan on all cells; None where none of what was drawn goes together."""
+    profile = request.profile
+    assert isinstance(profile, ModelProfile)
+    within, degrees, layers = within_of(target, profile), cells.degrees, cells.num_layers
+    ranks = random.choice([r for r in range(1, cells.num_devices + 1) if cells.num_devices % r == 0 and r <= 8])
+    per = cells.num_devices // ranks
+    names = [name for name in within.runs(ranks) if name in ONE_STAGE or ranks <= layers // 2]
+    name = random.choice(names)
+    counts = [m for m in range(1, BATCH + 1) if cells.global_batch_size % (m * per) == 0]
+    counts = [m for m in counts if name != "interleaved" or within.group(ranks, m)]
+    if not counts:
+        return None
+    number = random.choice(counts)
+    chunks = random.choice(list(chunks_of(name, layers // ranks)))
+    group = within.group(ranks, number) if name == "interleaved" else None
+    if group is not None and not within.rounds:
+        group = random.choice([g for g in range(ranks, number + 1) if groups_go(ranks, number, g)])
+    bounds = [0, *sorted(random.sample(range(1, layers), ranks * chunks - 1)), layers]
+    held = ranks_of_stages(name, ranks, chunks)
+    plain = [
+        Stage(a, b - 1, tuple(range(rank * per, (rank + 1) * per)))
+        for rank, (a, b) in zip(held, pairwise(bounds), strict=True)
+    ]
+    stages = _recomputing(random, cells, within, plain)
+    allocation = single_pipeline(stages, number)
+    overlap = random.choice([True, False]) if target == "megatron" else True
+    orders = order_of(cells, allocation, name, group)
+    made = Candidate("by-hand", allocation, orders, simulate(cells, allocation, orders, overlap=overlap), overlap)
+    file = PlanFile(plan=to_plan(cells, request, made, ()), request=request)
+    rows = cells.global_batch_size // number // per
+    return Drawn(file, degrees, ranks, chunks, number, rows, group or ranks)
+
+
+def _recomputing(random: Random, cells: Problem, within: Within, plain: list[Stage]) -> tuple[Stage, ...]:
+    """Single modules, where the profile knows them and the trainer has words for them, or a way of whole layers."""
+    known = [module for module in cells.modules if module in MODULES.get(within.trainer, {})]
+    if known and random.random() < 0.3:
+        modules = without_parts(modules_of([random.sample(known, random.randint(1, len(known)))]))
+        return tuple(replace(stage, modules=modules) for stage in plain)
+    how = random.choice(list(within.ways(plain)))
+    return tuple(replace(stage, recompute=within.segments(stage, how)) for stage in plain)
+
+
+def neighbours(drawn: Drawn, process: int, sizes: Sequence[int], over: Sequence[int]) -> list[int]:
+    """The processes that differ from one in the coordinates ``over``; of ``sizes`` the first counts fastest."""
+    each = len(drawn.world) // drawn.ranks
+    stage = process // each * each
+
+    def places(number: int) -> list[int]:
+        found = []
+        for size in sizes:
+            found.append(number % size)
+            number //= size
+        return [*found, number]
+
+    own = places(process - stage)
+    kept = [i for i in range(len(own)) if i not in over]
+    return [stage + n for n in range(each) if all(places(n)[i] == own[i] for i in kept)]
