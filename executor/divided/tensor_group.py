@@ -89,8 +89,7 @@ def first_of(degrees: Degrees) -> Iterator[Meshes]:
 class LocalMode(TorchDispatchMode):
     """Shows what one rank does: operations on its own tensors, and its collectives.
 
-    Operations on tensors that ranks share are taken apart by torch first. To see how an operation is divided, torch
-    also runs it once on tensors without numbers and of the whole shape: these are no work, and not shown.
+    Operations on tensors that ranks share are taken apart by torch first.
     """
 
     def __torch_dispatch__(
@@ -99,10 +98,11 @@ class LocalMode(TorchDispatchMode):
         if any(issubclass(each, DTensor) for each in types):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
-        if not any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs, result))):
-            if func.namespace not in ("_c10d_functional", "c10d"):
-                self.computes(func, args, kwargs, result)
-            elif (sent := sent_by(func, args)) is not None:
+        if func.namespace not in ("_c10d_functional", "c10d"):
+            self.computes(func, args, kwargs, result)
+        elif not _is_rehearsed(args, result):
+            sent = sent_by(func, args)
+            if sent is not None:
                 self.sends(sent)
         return result
 
@@ -121,11 +121,19 @@ class LocalRecorder(LocalMode, OperationRecorder):
         super().__init__()
         self.sent: list[Sent] = []
 
-    computes = OperationRecorder.record
+    def computes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any) -> None:
+        """Record an operation that is this rank's work."""
+        if not _is_rehearsed(args, kwargs, result):
+            self.record(func, args, kwargs, result)
 
     def sends(self, sent: Sent) -> None:
         """Keep a collective."""
         self.sent.append(sent)
+
+
+def _is_rehearsed(*tensors: Any) -> bool:
+    """Whether torch ran an operation on tensors without numbers, of the whole shape, to see how it is divided."""
+    return any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(tensors))
 
 
 def _group(args: tuple[Any, ...]) -> str:
