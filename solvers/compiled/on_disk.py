@@ -1,4 +1,4 @@
-"""Numba's cache of one kernel, in the place that is ours (``kept``) instead of the one that numba was told of."""
+"""Numba's cache of one kernel, in the place that is ours (``kept``) instead of the one that numba was given."""
 
 from __future__ import annotations
 
