@@ -266,7 +266,7 @@ def idle_streams(url: str, process: Process) -> None:
         served = psutil.Process(process.process.pid)
         before = sum(served.cpu_times()[:2])
         await asyncio.sleep(STREAMED_S)
-        share = (sum(served.cpu_times()[:2]) - before) / STREAMED_S
+        share = float(sum(served.cpu_times()[:2]) - before) / STREAMED_S
         assert not any(task.done() for task in reading), "a stream has ended"
         for task in reading:
             task.cancel()

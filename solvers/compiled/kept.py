@@ -57,7 +57,7 @@ def note_all_kept() -> None:
 @cache
 def _complete() -> str:
     """The digest of what numba compiles for: what it is set to, or else this processor and what it can."""
-    from llvmlite import binding
+    from llvmlite import binding  # type: ignore[import-untyped]
 
     given = os.environ.get("NUMBA_CPU_NAME"), os.environ.get("NUMBA_CPU_FEATURES")
     target = given if any(given) else (binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten())
