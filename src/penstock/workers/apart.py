@@ -19,8 +19,9 @@ from penstock.solvers.compiled.progress import tell
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, Progress
 from penstock.solvers.solve.workers import one_thread
-from penstock.workers.child import Child, InterpreterChild, OwnFork
+from penstock.workers.child import Child, InterpreterChild
 from penstock.workers.cut_off import best_so_far
+from penstock.workers.forks import OwnFork
 from penstock.workers.protocol import run_task
 
 ENTRY = "penstock.planning.solve:solve_here"

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from penstock.workers.child import die_with, serve_and_exit
+from penstock.workers.child import die_with
 from penstock.workers.forkserver import READY
 
 log = logging.getLogger("penstock.service")
@@ -153,6 +153,8 @@ class Forking:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
+            from penstock.workers.forks import serve_and_exit  # not before the watch is set: it loads much
+
             status.close()
             self._forget()
             serve_and_exit(pipe, parent)
