@@ -28,9 +28,12 @@ from penstock.service.http.samples import tiny_request
 RATE_PER_S, ASKED = 100, 500
 JOBS = 1000
 WAITERS = 500
+STREAMS, STREAMED_S = 1000, 30.0
+WAITS_S = (1, 2, 5)
 PROBES = 100
 LEASE_S = 5.0
 LAYERS = 20_000
+LISTENING = r"listening on (http://[^\s\"]+)"
 SETTLED = 0.05
 """Share of a processor that an idle service takes."""
 JSON = {"Content-Type": "application/json"}
@@ -141,13 +144,13 @@ class Process:
 
 
 @contextlib.contextmanager
-def service(directory: Path, **settings: object) -> Iterator[str]:
-    """A service on a free port; its URL."""
+def service(directory: Path, **settings: object) -> Iterator[tuple[str, Process]]:
+    """A service on a free port: its URL, and its process."""
     process = Process(directory, "serve", "--port", "0", **settings)
     try:
-        url = process.wait_for(r"listening on (http://[^\s\"]+)")[1]
+        url = process.wait_for(LISTENING)[1]
         process.settle()
-        yield url
+        yield url, process
     finally:
         process.stop()
 
@@ -204,7 +207,7 @@ def queued_jobs(url: str) -> None:
             await asyncio.gather(*(ask() for _ in range(8)))
             return time.perf_counter() - began
 
-    row(f"{JOBS} jobs queued", asyncio.run(queue()), "s", 10)
+    row(f"{JOBS} jobs queued", asyncio.run(queue()), "s", 8)
 
 
 def idle_waiters(url: str) -> None:
@@ -240,6 +243,57 @@ def idle_waiters(url: str) -> None:
         50,
         f"median {statistics.median(times_ms):.1f} ms",
     )
+
+
+def idle_streams(url: str, process: Process) -> None:
+    """Streams of a job's events that nothing happens to: the share of a processor that the service takes for them."""
+    job = httpx.post(f"{url}/v1/plans", json=tiny_request() | {"seed": 20_000}, timeout=60).json()["id"]
+    host, _, port = url.removeprefix("http://").partition(":")
+    asked = f"GET /v1/jobs/{job}/events HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
+
+    async def stream() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(asked)
+        assert b"200" in await reader.readline()
+        return reader, writer  # unless it is kept, the connection is closed
+
+    async def measure() -> float:
+        streams: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        for _ in range(STREAMS // 50):
+            streams += await asyncio.gather(*(stream() for _ in range(50)))
+        reading = [asyncio.create_task(reader.read()) for reader, _ in streams]
+        await asyncio.sleep(2.0)
+        served = psutil.Process(process.process.pid)
+        before = sum(served.cpu_times()[:2])
+        await asyncio.sleep(STREAMED_S)
+        share = float(sum(served.cpu_times()[:2]) - before) / STREAMED_S
+        assert not any(task.done() for task in reading), "a stream has ended"
+        for task in reading:
+            task.cancel()
+        return 100 * share
+
+    row(f"{STREAMS} idle streams of events", asyncio.run(measure()), "% of a processor", 5)
+
+
+def start_and_end(directory: Path) -> None:
+    """From a cold process to its first plan, what `Prefer: wait` takes beyond what was asked, and SIGTERM."""
+    began = time.perf_counter()
+    process = Process(directory, "serve", "--port", "0", slots=1)
+    url = process.wait_for(LISTENING)[1]
+    listening_s = time.perf_counter() - began
+    first = httpx.post(f"{url}/v1/plans", json=tiny_request(), headers={"Prefer": "wait=200"}, timeout=300).json()
+    assert first["state"] == "succeeded", first
+    row("first plan after the start", time.perf_counter() - began, "s", 3, f"listening after {listening_s:.2f} s")
+    late_s = []
+    for seed, wait_s in enumerate(WAITS_S):
+        began = time.perf_counter()
+        body = tiny_request() | {"seed": 30_000 + seed, "termination": {"time_limit_ns": 60 * 10**9}}
+        httpx.post(f"{url}/v1/plans", json=body, headers={"Prefer": f"wait={wait_s}"}, timeout=300).raise_for_status()
+        late_s.append(time.perf_counter() - began - wait_s)
+    row("Prefer: wait=N, answered after N", max(late_s), "s", 0.5)
+    began = time.perf_counter()
+    process.stop()
+    row("end after SIGTERM", time.perf_counter() - began, "s", 3)
 
 
 async def _wait(http: httpx.AsyncClient, number: int, job: str) -> None:
@@ -279,7 +333,7 @@ def workers(directory: Path) -> None:
     """A worker with everything loaded starts jobs; then it is killed in the middle of one, and another takes over."""
     settings = {"lease_s": LEASE_S, "solve_entry": "soaking.solver:solve"}
     os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parent.parent / "scripts")
-    with service(directory, slots=0, **settings) as url, httpx.Client(base_url=url, timeout=120) as http:
+    with service(directory, slots=0, **settings) as (url, _), httpx.Client(base_url=url, timeout=120) as http:
         first = Process(directory, "worker", "--slots", "1", **settings)
         try:
             for number in range(12):
@@ -324,10 +378,12 @@ def main() -> None:
     """All rows."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        with service(directory, slots=1) as url:
+        start_and_end(directory)
+        with service(directory, slots=1) as (url, _):
             cached_plan(url)
-        with service(directory, slots=0, agent_hold_s=60) as url:
+        with service(directory, slots=0, agent_hold_s=60) as (url, process):
             queued_jobs(url)
+            idle_streams(url, process)
             idle_waiters(url)
             large_profile(url)
         (directory / "of-workers").mkdir()

@@ -1,4 +1,4 @@
-"""Whether another service uses the same SQLite file: a lock beside it, which ends with the process that holds it."""
+"""Whether another service uses the same SQLite file: a lock next to it, which ends with the process that holds it."""
 
 from __future__ import annotations
 

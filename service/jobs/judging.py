@@ -168,7 +168,7 @@ def _warm_up(is_over: Callable[[], bool]) -> None:
         from penstock.solvers.compiled.kept import all_kept
 
         time.sleep(LOOK_S)  # for whoever asks first
-        while not all_kept():  # the forkserver has it compiled: here nobody would be answered meanwhile
+        while not all_kept():  # the forkserver has it compiled: here no request would be answered meanwhile
             if is_over():
                 return
             time.sleep(LOOK_S)

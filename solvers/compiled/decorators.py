@@ -5,6 +5,7 @@ Functions that neither allocate nor return arrays are compiled without (``_nrt``
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
+# mypy: disallow-untyped-calls=False
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Where compiled kernels lie on disk, and whether all of them do. Numba is not imported for that.
 
 ``NUMBA_CACHE_DIR`` of the environment names the place. Without it there is one per version of ours in the user's
-cache, whatever the program that uses us has told numba of its own functions.
+cache, whatever the program that uses us has set for numba of its own functions.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def note_all_kept() -> None:
 
 @cache
 def _complete() -> str:
-    """The digest of what numba compiles for: what it is told to, or else this processor and what it can."""
-    from llvmlite import binding
+    """The digest of what numba compiles for: what it is set to, or else this processor and what it can."""
+    from llvmlite import binding  # type: ignore[import-untyped]
 
     given = os.environ.get("NUMBA_CPU_NAME"), os.environ.get("NUMBA_CPU_FEATURES")
     target = given if any(given) else (binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten())

@@ -1,4 +1,6 @@
-"""Numba's cache of one kernel, in the place that is ours (``kept``) instead of the one that numba was told of."""
+"""Numba's cache of one kernel, in the place that is ours (``kept``) instead of the one that numba was given."""
+
+# mypy: disallow-untyped-calls=False
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from numba.core.caching import CompileResultCacheImpl, FunctionCache, UserProvid
 from penstock.solvers.compiled.kept import place
 
 
-class _Place(UserProvidedCacheLocator):  # type: ignore[misc]
+class _Place(UserProvidedCacheLocator):
     """Finds the directory of a function's file in our place."""
 
     def __init__(self, function: Callable[..., Any], file: str) -> None:
@@ -27,7 +29,7 @@ class _Place(UserProvidedCacheLocator):  # type: ignore[misc]
         return None if place() is None else super(UserProvidedCacheLocator, cls).from_function(function, file)
 
 
-class _Results(CompileResultCacheImpl):  # type: ignore[misc]
+class _Results(CompileResultCacheImpl):
     """Numba's files, found by ``_Place`` where it can."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -40,7 +42,7 @@ class _Results(CompileResultCacheImpl):  # type: ignore[misc]
         self._filename_base = self.get_filename_base(f"{Path(file).stem}.{function.__qualname__}", sys.abiflags)
 
 
-class OnDisk(FunctionCache):  # type: ignore[misc]
+class OnDisk(FunctionCache):
     """The cache of a kernel."""
 
     _impl_class = _Results

@@ -19,8 +19,9 @@ from penstock.solvers.compiled.progress import tell
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, Progress
 from penstock.solvers.solve.workers import one_thread
-from penstock.workers.child import Child, InterpreterChild, OwnFork
+from penstock.workers.child import Child, InterpreterChild
 from penstock.workers.cut_off import best_so_far
+from penstock.workers.forks import OwnFork
 from penstock.workers.protocol import run_task
 
 ENTRY = "penstock.planning.solve:solve_here"
@@ -41,17 +42,17 @@ def solve_apart(
     """
     limit_ns = request.termination.time_limit_ns
     assert limit_ns is not None
-    heard = _Heard(problem, on_incumbent, on_progress)
+    messages = _Messages(problem, on_incumbent, on_progress)
     began, limit_s = time.monotonic(), limit_ns / 1e9
     task = {"task": "solve", "entry": ENTRY, "request": request.model_dump(mode="json"), "workers": workers}
-    failed = run_task(_Place(), task, limit_s + GRACE_S, heard.take)
+    failed = run_task(_Place(), task, limit_s + GRACE_S, messages.take)
     seconds = time.monotonic() - began
-    if heard.result is not None:
-        return heard.result
+    if messages.result is not None:
+        return messages.result
     if failed is not None and seconds < limit_s + GRACE_S:
         raise failed.as_error()
-    compiled = ", most of which went to compiling what plans are searched with, once" if heard.compiled else ""
-    return best_so_far(request, heard.best, f"its limit of {limit_s:g} s was over{compiled}", seconds)
+    compiled = ", most of which went to compiling what plans are searched with, once" if messages.compiled else ""
+    return best_so_far(request, messages.best, f"its limit of {limit_s:g} s was over{compiled}", seconds)
 
 
 class _Place:
@@ -62,7 +63,7 @@ class _Place:
         return OwnFork() if one_thread() else InterpreterChild()
 
 
-class _Heard:
+class _Messages:
     """What a child has said: passed on, and the best plan and the result kept."""
 
     def __init__(

@@ -1,6 +1,6 @@
 """The forkserver's own process: imports, then forks on request until the service is gone.
 
-It runs one thread and never a parallel kernel, so that forking is safe. While nobody asks for a child it warms up, one
+It runs one thread and never a parallel kernel, so that forking is safe. While no child is asked for it warms up, one
 short step at a time, so that children find every kernel loaded; a step that would take long is done by a child.
 """
 
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from penstock.workers.child import die_with, serve_and_exit
+from penstock.workers.child import die_with
 from penstock.workers.forkserver import READY
 
 log = logging.getLogger("penstock.service")
@@ -34,7 +34,7 @@ class Step(Protocol):
 
 
 def main(control_fd: int, preload: Sequence[str]) -> None:
-    """Import what ``preload`` names, then serve. ``module:function``: its steps are done later, while nobody asks."""
+    """Import what ``preload`` names, then serve. ``module:function``: its steps are done later, while it is idle."""
     watch = killed_with_service()
     control = socket.socket(fileno=control_fd)
     steps = [step for name in preload if (step := _loaded(name)) is not None]
@@ -42,7 +42,7 @@ def main(control_fd: int, preload: Sequence[str]) -> None:
     with suppress(BrokenPipeError, ConnectionResetError):  # the end of the service is noticed below
         control.send(READY)
     Forking(control, watch, (step for function in steps for step in function())).serve()
-    os._exit(0)  # unloading all that takes longer than anybody waits
+    os._exit(0)  # unloading all that takes longer than a client waits
 
 
 def killed_with_service() -> int:
@@ -72,7 +72,7 @@ class Forking:
         self._apart: int | None = None
         """The child that takes a long step."""
         self._is_warm = False
-        self._beside = max(1, len(os.sched_getaffinity(0)) - 1)
+        self._most_running = max(1, len(os.sched_getaffinity(0)) - 1)
         """Children from which on there is no processor for steps as well."""
         self._wake, self._waker = socket.socketpair()
         for end in (self._wake, self._waker):
@@ -86,7 +86,7 @@ class Forking:
             selector.register(self._control, selectors.EVENT_READ)
             selector.register(self._wake, selectors.EVENT_READ)
             while True:
-                idle = not self._is_warm and self._apart is None and len(self._running) < self._beside
+                idle = not self._is_warm and self._apart is None and len(self._running) < self._most_running
                 ready = selector.select(0 if idle else None)
                 for key, _ in ready:
                     if key.fileobj is self._wake:
@@ -153,6 +153,8 @@ class Forking:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
+            from penstock.workers.forks import serve_and_exit  # not before the watch is set: it loads much
+
             status.close()
             self._forget()
             serve_and_exit(pipe, parent)

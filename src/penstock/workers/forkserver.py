@@ -25,7 +25,7 @@ from penstock.schemas.errors import Unreachable
 
 PRELOAD = ("penstock.planning.solve", "penstock.planning.compare", "penstock.workers.solve_child")
 WARM = (*PRELOAD, "penstock.solvers.solve.warm:steps")
-"""Modules to import, and functions whose steps are done afterwards while nobody asks for a child."""
+"""Modules to import, and functions whose steps are done afterwards while the process is idle."""
 READY = b"ready"
 """What the process writes when all is imported."""
 

@@ -80,7 +80,7 @@ def serve(
         run_service(chosen, forkserver)
     finally:
         forkserver.stop()
-    os._exit(0)  # all is closed; unloading it takes longer than anybody waits
+    os._exit(0)  # all is closed; unloading it takes longer than a client waits
 
 
 def worker(
