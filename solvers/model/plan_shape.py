@@ -7,6 +7,9 @@ from collections.abc import Collection, Hashable, Sequence
 
 from penstock.solvers.model.allocation import Stage
 
+MOST_LISTED = 4
+"""The largest number of stages whose devices are listed; rows of more numbers are no words."""
+
 
 def shape(pipelines: Sequence[Sequence[Collection[Hashable]]], cell: int = 1, degrees: str = "") -> str:
     """Return ``4 stages on 8 devices``, ``data parallelism over 8 devices`` or ``2 pipelines side by side on …``.
@@ -41,6 +44,14 @@ def shape(pipelines: Sequence[Sequence[Collection[Hashable]]], cell: int = 1, de
 def is_data_parallel(pipelines: Sequence[Sequence[Collection[Hashable]]]) -> bool:
     """Return whether every device holds the whole model: pipelines of one stage, none of which shares a device."""
     return all(len(stages) == 1 for stages in pipelines) and not _overlap(pipelines)
+
+
+def in_words(numbers: Sequence[int]) -> str:
+    """Return ``8 each``, of at most ``MOST_LISTED`` numbers ``9:7``, and of more ``2 to 5``."""
+    low, high = min(numbers), max(numbers)
+    if low == high:
+        return f"{low:,} each" if len(numbers) > 1 else f"{low:,}"
+    return ":".join(map(str, numbers)) if len(numbers) <= MOST_LISTED else f"{low:,} to {high:,}"
 
 
 def micro_batches(number: int, rows: int) -> str:

@@ -111,10 +111,11 @@ def _cuts(allocation: Allocation) -> str:
 
 
 def _listed(numbers: Sequence[int]) -> str:
-    """``9:7``; of many numbers the first and the last ones."""
-    if len(numbers) <= 2 * SHOWN:
-        return ":".join(map(str, numbers))
-    return ":".join([*map(str, numbers[:SHOWN]), "…", *map(str, numbers[-SHOWN:])])
+    """Return ``9:7``; of three or more equal numbers ``1 each``, of very many the least and the most."""
+    low, high = min(numbers), max(numbers)
+    if low == high and len(numbers) > 2:
+        return f"{low} each"
+    return ":".join(map(str, numbers)) if len(numbers) <= 2 * SHOWN else f"{low} to {high}"
 
 
 def _nothing(state: State) -> str:

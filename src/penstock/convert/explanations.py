@@ -18,6 +18,7 @@ from penstock.solvers.explanation.run import Because
 from penstock.solvers.explanation.what_if import Row, headroom
 from penstock.solvers.explanation.why_not import MOST, Planned, Turn, differences, turns
 from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.plan_shape import in_words
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Candidate
 
@@ -130,8 +131,7 @@ def to_what_if(plan: Candidate, row: Row) -> wire.WhatIf:
 def shape(plan: Candidate) -> str:
     """A plan in a few words: stages, replicas, micro-batches, schedule."""
     stages = plan.allocation.stages
-    counts = [len(stage.devices) for stage in stages]
-    shown = ":".join(map(str, counts)) if len(counts) <= 8 else f"{counts[0]}:…:{counts[-1]}"
+    shown = in_words([len(stage.devices) for stage in stages])
     again = sum(1 for stage in stages if stage.recomputes)
     kind = f"{len(stages)} stage{'s' if len(stages) > 1 else ''} on {shown}"
     recomputing = f", {again} recompute" if again else ""

@@ -11,7 +11,7 @@ from penstock.report.words import amount, duration, percent, ranges, recomputed
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.transformers.degrees import Degrees
 from penstock.solvers.degrees.shares import exposed_share
-from penstock.solvers.model.plan_shape import is_data_parallel, micro_batches, shape
+from penstock.solvers.model.plan_shape import in_words, is_data_parallel, micro_batches, shape
 
 if TYPE_CHECKING:
     from penstock.planning.judge import Judgement
@@ -81,7 +81,7 @@ def _shape(plan: Plan, stages: list[Stage]) -> str:
     else:
         cut = f"{plan.planner} cut the model into {len(stages)} stage{'s' if len(stages) > 1 else ''}"
         if len(set(counts)) > 1:
-            cut += f", replicated {':'.join(str(count) for count in counts)}"
+            cut += f", on {in_words(counts)} devices"
         elif counts[0] > 1:
             what = "devices" if plan.degrees is None or plan.degrees.gpus == 1 else f"× {plan.degrees.initials}"
             cut += f", {'each ' if len(stages) > 1 else ''}on {counts[0]} {what}"

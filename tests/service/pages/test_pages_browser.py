@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from browser import Watched
+from browser import Watched, barriers
 from played_agent import Agent, prepare
 from playwright.sync_api import Browser, Locator, Page, expect
 from service_process import Server
@@ -19,6 +19,7 @@ from penstock.schemas.request import PlanRequest
 from penstock.service.http.samples import tiny_plan_file, tiny_request
 
 MOST_BYTES = 300_000
+MOST_PX = 3000
 PAGES = ("/", "/plan", "/fits", "/jobs", "/sweeps", "/runs", "/agents", "/cluster", "/health", "/docs")
 NARROW = {"width": 375, "height": 700}
 
@@ -88,6 +89,21 @@ def test_from_the_form_to_a_plan(browser: Browser, shared_server: Server):
         page.get_by_role("link", name="Plan again with changes").click()
         expect(page.get_by_label("Global batch", exact=True)).to_have_value("8")
         expect(page.get_by_label("Planner", exact=True)).to_have_value("dapple")
+
+
+@pytest.mark.parametrize("viewport", [{"width": 1280, "height": 800}, NARROW], ids=["laptop", "phone"])
+def test_a_plan_is_there_to_be_used(browser: Browser, shared_server: Server, planned: JobOut, viewport: Any):
+    with watched(browser, shared_server, viewport=viewport) as page:
+        page.goto(f"/plans/{planned.id}")
+        page.wait_for_selector("figure[data-mounted]")
+        assert page.evaluate("document.documentElement.scrollHeight") <= MOST_PX, "until something is opened"
+        assert page.locator("main .primary").all_inner_texts() == ["Use this plan"]
+        expect(page.locator("#run")).to_be_hidden()
+        page.get_by_role("link", name="Use this plan").press("Enter")
+        expect(page.locator("#take > summary")).to_be_focused()
+        expect(page.locator("#run")).to_have_text("penstock run plan.json --job mytrain:job --check")
+        expect(page.locator("#slurm")).to_be_visible()
+        assert barriers(page) == []
 
 
 def test_all_with_the_keyboard(browser: Browser, shared_server: Server):
