@@ -1,6 +1,6 @@
 """What a trainer's file says of the model, against the profile: widths, heads, length, vocabulary, experts.
 
-The shipped profiles' sizes are known (``examples.shapes``). Of any other profile only hidden size × length is, by what
+Sizes are known of a profile with a shape, and of the shipped ones (``examples.shapes``). Of any other only hidden size × length is, by what
 one sample sends from one transformer layer to the next.
 """
 
@@ -46,7 +46,9 @@ def compared(profile: ModelProfile, roles: Roles | None, said: Mapping[Size, int
 
 
 def _shape_of(profile: ModelProfile) -> TransformerShape | None:
-    """Of a shipped profile, or one that was measured of the same layers under the same name; else None."""
+    """As the profile says it; of a shipped one, or one that was measured of the same layers under the same name."""
+    if profile.shape is not None:
+        return profile.shape
     if profile.name not in SHAPES or profile.name not in catalogue.model_names():
         return None
     shipped = catalogue.profile(profile.name)

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from penstock.layouts.megatron.flags import LAYOUT, OTHER_STACKS, Flags
+from penstock.layouts.megatron.flags import Flags
 from penstock.layouts.megatron.layout_string import read_layout
+from penstock.layouts.megatron.names import LAYOUT, OTHER_STACKS
 from penstock.layouts.roles import Roles
 from penstock.schemas.errors import InvalidDocument
 
