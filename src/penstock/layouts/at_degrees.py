@@ -36,7 +36,7 @@ def at_degrees(request: PlanRequest, drawn: Drawn, gpus: int) -> tuple[PlanReque
 
 def cells_in(problem: Problem, world: Sequence[int]) -> tuple[int, ...]:
     """The cells of a job's GPUs in the order of its ranks. Raises InvalidDocument for GPUs that are no whole cells."""
-    if problem.real is None or problem.cells is None:
+    if problem.real is None:
         return tuple(world)
     size = problem.degrees.cell
     number_of = {cell: number for number, cell in enumerate(problem.cells)}

@@ -31,7 +31,7 @@ class Compared(NamedTuple):
 
 def compared(profile: ModelProfile, roles: Roles | None, said: Mapping[Size, int]) -> Compared:
     """What a file says, against what is known of the profile."""
-    known = _shape_of(profile)
+    known = known_shape(profile)
     if known is None:
         return _by_activations(profile, roles, said)
     sizes: dict[Size, int] = {
@@ -45,7 +45,7 @@ def compared(profile: ModelProfile, roles: Roles | None, said: Mapping[Size, int
     return Compared({size: f"the profile has {sizes[size] or 'none'}" for size in differing}, ())
 
 
-def _shape_of(profile: ModelProfile) -> TransformerShape | None:
+def known_shape(profile: ModelProfile) -> TransformerShape | None:
     """As the profile says it; of a shipped one, or one that was measured of the same layers under the same name."""
     if profile.shape is not None:
         return profile.shape

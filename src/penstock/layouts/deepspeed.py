@@ -41,6 +41,8 @@ OTHERS = ("parts", "partition_method", "config", "tensor_parallel", "zero_optimi
 """Of these, what is no number."""
 _CONFIGURED = (*KEYS[5:], "bf16", "fp16", "optimizer", "steps_per_print", "activation_checkpointing")
 """One of these at least is in a configuration of DeepSpeed's."""
+_BARE = re.compile(r":\s*([A-Za-z_]\w*)\s*[,}\]\n]")
+"""A name in the place of a value, as templates have them."""
 _MODULE = '''
 from deepspeed.pipe import PipelineModule
 
@@ -162,8 +164,13 @@ def _values(text: str, given: Reading) -> dict[str, Any]:
     for name, value in given.given.items():  # templates have names in the place of values
         text = re.sub(rf"(?<![\w$]){re.escape(name)}\b", lambda _match, value=value: value, text)
     try:
-        data = json.loads(text) if text.lstrip().startswith("{") else _of_python(text, source)
+        data = json.loads(text) if text.lstrip().startswith("{") else _of_python(text, given)
     except json.JSONDecodeError as error:
+        if names := list(dict.fromkeys(name for name in _BARE.findall(text) if name not in ("true", "false", "null"))):
+            raise InvalidDocument(
+                f"{source} has {', '.join(names)} in the place of values",
+                remedy=f"say {'it' if len(names) == 1 else 'them'}: {' '.join(f'--given {name}=…' for name in names)}",
+            ) from None
         raise InvalidDocument(f"{source} is no JSON: {error}") from None
     except SyntaxError as error:
         raise InvalidDocument(
@@ -188,7 +195,7 @@ def _values(text: str, given: Reading) -> dict[str, Any]:
     return said
 
 
-def _of_python(text: str, source: str) -> dict[str, Any]:
+def _of_python(text: str, given: Reading) -> dict[str, Any]:
     """Assignments, and what is handed to ``PipelineModule`` and its topology, in the order of the text."""
     found: dict[str, Any] = {}
     for node in ast.walk(ast.parse(text)):
@@ -198,22 +205,25 @@ def _of_python(text: str, source: str) -> dict[str, Any]:
         elif isinstance(node, ast.Call):
             said = [("num_stages" if each.arg == "num_pp" else each.arg or "", each.value) for each in node.keywords]
         for name, value in said:
-            literal = _literal(name, value, source, isinstance(node, ast.Call)) if name in KEYS else None
+            literal = _literal(name, value, given, isinstance(node, ast.Call)) if name in KEYS else None
             if literal is not None:
                 found[name] = literal
     return found
 
 
-def _literal(name: str, node: ast.expr, source: str, argument: bool) -> Any:
+def _literal(name: str, node: ast.expr, given: Reading, argument: bool) -> Any:
+    if name in given.given or (name == "num_stages" and given.ranks is not None):
+        value = given.given.get(name, str(given.ranks))
+        return int(value) if value.isdecimal() else value
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError):
         if name == "config" or (argument and isinstance(node, ast.Name)):
             return None  # read from a file, or a name that is assigned elsewhere
     raise InvalidDocument(
-        f"{source}, line {node.lineno}, column {node.col_offset + 1}: {name} is {ast.unparse(node)[:60]}, no plain "
+        f"{given.source}, line {node.lineno}, column {node.col_offset + 1}: {name} is {ast.unparse(node)[:60]}, no plain "
         "list, number or text",
-        remedy="write the value itself",
+        remedy=f"say it: --given {name}=…, or write the value itself",
     )
 
 

@@ -69,7 +69,7 @@ def import_layout(
         overlap = drawn.overlap
     theirs, faults = by_hand(problem, allocation, orders, overlap)
     short = shortages(problem, allocation, theirs.timeline)
-    free = _free_bounds(problem, keeping=broken_pin(problem, allocation) is None) if problem.cells is None else []
+    free = _free_bounds(problem, keeping=broken_pin(problem, allocation) is None) if problem.real is None else []
     features = features_of(problem, allocation, orders, overlap=overlap, fits=not short)
     covering = [bound for bound in free if features <= bound.covers]
     bounds = shown(covering) if covering else ()
@@ -209,7 +209,7 @@ def _rivals(
     choices = {"without limits": whole}
     if target is not None:
         choices = {f"within what {target} can express": request, **choices}
-    if problem.cells is not None:
+    if problem.real is not None:
         return _at_any_degrees(choices, theirs, workers, on_progress)
     bounds = dict(zip(choices, _of_all(problem, free), strict=False)) if target is not None else {}
     found = []

@@ -70,7 +70,8 @@ class Flags:
     """The flags of a text that a pipeline depends on. Methods that return a value raise InvalidDocument for wrong ones.
 
     ``found``: all of each name, in their order, as in the text. ``given``: values of variables and of flags that the
-    text leaves open; ``config``: which of a Python file's configurations. ``remarks``: what is to be said of the text.
+    text leaves open; ``config``: which of a Python file's configurations. ``configured``: whether the text is
+    such a file. ``unknown``: flags that are none of Megatron's; ``unread``: those that were left out.
     """
 
     def __init__(self, text: str, source: str, given: Mapping[str, str] = NO_GIVEN, config: str | None = None) -> None:
@@ -82,7 +83,8 @@ class Flags:
         self._open: Mapping[str, str] = NO_GIVEN
         plain = _COMMENT.sub(lambda match: " " * len(match[0]), text)
         self._variables = Variables(plain, given)
-        if is_python(text):
+        self.configured = is_python(text)
+        if self.configured:
             recipe = settings_of(text, source, given, config)
             self.found, self._said, self._open = recipe.found, list(recipe.remarks), recipe.open
             self._variables = Variables("", given)

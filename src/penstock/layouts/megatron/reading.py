@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-from penstock.layouts.compared import Size, compared, unknown_sentence
+from penstock.layouts.compared import Size, compared, known_shape, unknown_sentence
 from penstock.layouts.degrees import degrees_in
 from penstock.layouts.drawn import NONE, Drawn, Reading, wrong
 from penstock.layouts.megatron.cuts import stages_of
@@ -23,6 +23,7 @@ from penstock.layouts.megatron.names import (
     MAIN_GRADIENTS,
     MODULES,
     OTHER_ORDER,
+    OTHER_STACKS,
     RANKS,
     SEQUENCE,
     SHAPE,
@@ -61,6 +62,11 @@ def read(text: str, given: Reading) -> Drawn:
     assert roles is not None
     flags = Flags(text, given.source, given.given, given.config)
     if not SHAPE & flags.found.keys():
+        if flags.configured:
+            raise InvalidDocument(
+                f"{given.source} sets batches and no degrees, which come from other files ({'; '.join(flags.remarks())})",
+                remedy=f"say them: --given {RANKS}=… --given {DEGREES[0]}=…",
+            )
         return _alone(text, given)
     flags.ask((*CUTS, LAYOUT, "recompute-granularity", "recompute-num-layers"))
     flags.drop_unread(("micro-batch-size", "global-batch-size", MODULES, STRATEGY, *SIZES, *WIDTHS))
@@ -68,7 +74,7 @@ def read(text: str, given: Reading) -> Drawn:
     degrees, said = _degrees(flags, given)
     unknown = _compared(flags, given)
     drawn = Drawn(
-        stages_of(flags, roles, ranks),
+        stages_of(flags, roles, ranks, equal=known_shape(given.profile) is not None),
         ranks,
         "",
         rows=flags.number("micro-batch-size") or given.rows,
@@ -238,6 +244,8 @@ def _assumptions(flags: Flags, given: Reading) -> list[str]:
     profiled = given.profile.parameter_dtype
     if (stated := next((width for width in ("bf16", "fp16") if flags.on(width)), profiled)) != profiled:
         said.append(f"--{stated}, and the profile was measured with parameters in {profiled}: judged are the profile's")
+    if stacks := [name for name in OTHER_STACKS if flags.mentioned(name)]:
+        said.append(f"--{stacks[0]}: layers of several kinds, on one stage; what they cost is as the profile has it")
     if flags.unknown:
         named = ", ".join(f"--{name}" for name in flags.unknown[:_MOST_NAMED])
         more = f" and {len(flags.unknown) - _MOST_NAMED} more" if len(flags.unknown) > _MOST_NAMED else ""

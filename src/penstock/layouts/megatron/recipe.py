@@ -45,7 +45,7 @@ def settings_of(text: str, source: str, given: Mapping[str, str], config: str | 
                 reasons[name] = why
     remarks = [f"the configuration {one.name}"] if one.name else []
     if one.elsewhere:
-        remarks.append(f"called with the configuration, in another file and not read: {', '.join(one.elsewhere)}")
+        remarks.append(f"in other files and not read, what the configuration is made by: {', '.join(one.elsewhere)}")
     return Recipe(found, tuple(remarks), reasons)
 
 

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from penstock.layouts.recipes.reader import Reader, TooLong
-from penstock.layouts.recipes.values import Setting, Thing, Unknown, flattened
+from penstock.layouts.recipes.values import Setting, Symbol, Thing, Unknown, flattened
 from penstock.schemas.errors import InvalidDocument
 
 _PYTHON = re.compile(r"(?m)^(?:def |from \S+ import |import |class |@)")
@@ -17,7 +17,7 @@ _MOST_NAMED = 12
 
 
 class Configuration(NamedTuple):
-    """``name``: of the function or variable; empty for the file's own statements. ``elsewhere``: calls not followed."""
+    """``name``: of the function or variable; ``elsewhere``: what is not followed, since other files have it."""
 
     name: str
     settings: dict[str, Setting]
@@ -56,12 +56,29 @@ def configuration(
             + (f"; did you mean {near[0]!r}?" if near else f"; it has {_listed(found)}"),
             remedy="--config with one of its names",
         )
+    if not found and (plain := [name for name in _names(tree) if not name.startswith("_")]):
+        raise InvalidDocument(
+            f"{source} sets no degrees and no batch in {_listed(dict.fromkeys(plain))}: they come from other files",
+            remedy="the file that sets them",
+        )
     if wanted is None and len(found) > 1:
         raise InvalidDocument(
             f"{source} has {len(found)} configurations: {_listed(found)}",
             remedy=f"say which: --config {next(iter(found))}",
         )
     return found[wanted] if wanted is not None else next(iter(found.values()), Configuration("", {}, ()))
+
+
+def _names(tree: ast.Module) -> list[str]:
+    """Functions that need no parameters."""
+    found = []
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            spec = node.args
+            needed = len(spec.args) + len(spec.posonlyargs) - len(spec.defaults)
+            if not needed + sum(default is None for default in spec.kw_defaults):
+                found.append(node.name)
+    return found
 
 
 def _listed(found: Mapping[str, object]) -> str:
@@ -75,17 +92,16 @@ def _all(
     """Every function without parameters of its own, and every object of the module, that says anything of a layout."""
     plain = Reader(tree, given)
     found = []
-    for name, function in plain.functions.items():
-        spec = function.args
-        needed = len(spec.args) + len(spec.posonlyargs) - len(spec.defaults) + sum(d is None for d in spec.kw_defaults)
-        if name.startswith("_") or needed:
+    for name in _names(tree):
+        if name.startswith("_"):
             continue
         reader = Reader(tree, given)
-        made = reader.call(function, [], {})
+        made = reader.call(plain.functions[name], [], {})
         settings = flattened(made) if isinstance(made, Thing) else {}
         if any(says(path, setting) for path, setting in settings.items()):
-            called = tuple(f"{each}, line {line}" for each, line in reader.elsewhere.items())
-            found.append(Configuration(name, settings, called))
+            base = [made.said] if isinstance(made, Thing) and made.said[:1].islower() | made.said.startswith("_") else []
+            called = [f"{each}, line {line}" for each, line in reader.elsewhere.items()]
+            found.append(Configuration(name, settings, (*base, *called)))
     for name, value in plain.module.items():
         settings = flattened(value) if isinstance(value, Thing) and not found else {}
         if any(says(path, setting) for path, setting in settings.items()):
@@ -95,4 +111,6 @@ def _all(
 
 def refusal(setting: Setting) -> str | None:
     """Why a value is not known; None where it is."""
+    if isinstance(setting.value, Symbol) and setting.value.endswith("()"):
+        return f"it is computed, {setting.value}"
     return setting.value.why if isinstance(setting.value, Unknown) else None

@@ -27,6 +27,12 @@ class Thing:
         return self.settings[name][0]
 
 
+class Symbol(str):
+    """The text that makes an object of another file's, where a plain value could stand."""
+
+    __slots__ = ()
+
+
 class Setting(NamedTuple):
     """A value and the line that gives it."""
 
@@ -40,7 +46,7 @@ def flattened(thing: Thing, deepest: int = 8) -> dict[str, Setting]:
     for name, (value, line) in thing.settings.items():
         if isinstance(value, Thing):
             if value.said and not value.said.endswith(f".{name}"):
-                found[name] = Setting(value.said, line)
+                found[name] = Setting(Symbol(value.said), line)
             if deepest:
                 inner = flattened(value, deepest - 1)
                 found |= {f"{name}.{path}": setting for path, setting in inner.items()}

@@ -147,12 +147,12 @@ def _of_python(
     if one.name:
         remarks.append(f"the configuration {one.name}")
     if one.elsewhere:
-        remarks.append(f"called with the configuration, in another file and not read: {', '.join(one.elsewhere)}")
+        remarks.append(f"in other files and not read, what the configuration is made by: {', '.join(one.elsewhere)}")
     data: dict[str, dict[str, Any]] = {}
     for path, setting in one.settings.items():
         if (at := _table_of(path)) is not None:
             table, name = at
-            if (why := refusal(setting)) is not None:
+            if name != "mode" and (why := refusal(setting)) is not None:
                 remarks.append(f"{table}.{name}, line {setting.line}, is not read: {why}")
             else:
                 data.setdefault(table, {})[name] = _mode(setting.value) if name == "mode" else setting.value
