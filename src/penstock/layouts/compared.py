@@ -1,7 +1,7 @@
 """What a trainer's file says of the model, against the profile: widths, heads, length, vocabulary, experts.
 
-Sizes are known of a profile with a shape, and of the shipped ones (``examples.shapes``). Of any other only hidden size × length is, by what
-one sample sends from one transformer layer to the next.
+Sizes are known of a profile with a shape, and of the shipped ones (``examples.shapes``). Of any other only hidden size
+× length is, by what one sample sends from one transformer layer to the next.
 """
 
 from __future__ import annotations

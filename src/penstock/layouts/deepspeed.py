@@ -96,7 +96,7 @@ def read(text: str, given: Reading) -> Drawn:
     groups = {"num_mp": numbers["num_mp"] or 1, "sequence_parallel_size": numbers["sequence_parallel_size"] or 1}
     if autotp:
         groups = {"tensor_parallel.autotp_size": autotp, "sequence_parallel_size": groups["sequence_parallel_size"]}
-    degrees, grouped = degrees_in(given.source, groups, {}, given.gpus, lambda name: f"/{name.replace('.', '/')}")
+    stated = degrees_in(given.source, groups, {}, given.gpus, lambda name: f"/{name.replace('.', '/')}")
     ranks = numbers["num_stages"] or given.ranks or (None if "parts" in found else 1)
     said: tuple[str, ...] = ()
     if "parts" in found:
@@ -123,9 +123,10 @@ def read(text: str, given: Reading) -> Drawn:
         shard_states=stage > 0,
         local_rows=rows * steps if rows and steps else None,
         recompute=Recomputing("uniform", interval) if interval else NONE,
-        degrees=degrees,
+        degrees=stated.degrees,
+        named=stated.named,
         counted_whole=stage > 1,
-        assumptions=(*grouped, *said, *sharded),
+        assumptions=(*stated.remarks, *said, *sharded),
     )
 
 
@@ -221,8 +222,8 @@ def _literal(name: str, node: ast.expr, given: Reading, argument: bool) -> Any:
         if name == "config" or (argument and isinstance(node, ast.Name)):
             return None  # read from a file, or a name that is assigned elsewhere
     raise InvalidDocument(
-        f"{given.source}, line {node.lineno}, column {node.col_offset + 1}: {name} is {ast.unparse(node)[:60]}, no plain "
-        "list, number or text",
+        f"{given.source}, line {node.lineno}, column {node.col_offset + 1}: {name} is {ast.unparse(node)[:60]}, no "
+        "plain list, number or text",
         remedy=f"say it: --given {name}=…, or write the value itself",
     )
 

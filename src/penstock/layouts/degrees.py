@@ -1,15 +1,24 @@
 """Tensor, context and expert parallelism in a trainer's file.
 
 Where each device of the topology is a GPU, they are degrees of the layout. A device may also represent several GPUs
-(``gpus``) with times and memory of its own: then a group of exactly so many is one device, and others are refused.
+(``gpus``) with times and memory of its own: then a group of exactly that number is one device, and others are refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from penstock.schemas.errors import Fault, UnsupportedRequest
 from penstock.solvers.model.degrees import Degrees
+
+
+class Stated(NamedTuple):
+    """Degrees of a file, what to say of them, and of those above 1 how the file has each: name and number, by place."""
+
+    degrees: Degrees
+    remarks: tuple[str, ...] = ()
+    named: tuple[tuple[str, str], ...] = ()
 
 
 def degrees_in(
@@ -18,15 +27,18 @@ def degrees_in(
     experts: Mapping[str, int],
     gpus: int,
     place: Callable[[str], str],
-) -> tuple[Degrees, tuple[str, ...]]:
-    """The degrees, and what to say of them; both by the names that the file has, in the order of ``Degrees``.
+) -> Stated:
+    """The degrees, by the names that the file has for them, in the order of ``Degrees``.
 
     ``gpus``: how many each device of the topology represents; ``place`` of a name in the file. Raises
     UnsupportedRequest where devices represent other groups than the file has.
     """
-    if gpus == 1:
-        return Degrees(*groups.values(), *experts.values()), ()
-    return Degrees(), _refused(source, groups, experts, gpus, place)
+    if gpus != 1:
+        return Stated(Degrees(), _refused(source, groups, experts, gpus, place))
+    both = {**groups, **experts}
+    degrees = Degrees(*both.values())
+    named = tuple((f"{name} {degree}", place(name)) for name, degree in both.items() if degree > 1)
+    return Stated(degrees, (), named)
 
 
 def _refused(

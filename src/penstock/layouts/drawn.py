@@ -25,6 +25,7 @@ from penstock.solvers.schedules.trainer_orders import order_of, ranks_of_stages
 from penstock.solvers.verify.verifier import check_allocation, check_rows, verify
 
 NONE = Recomputing()
+ONE = Degrees()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,9 @@ class Drawn:
     ``shard_states``: optimizer states are shared out over replicas. ``processes``: devices that the launcher starts.
     ``gradient``: width of the gradients of 16-bit parameters. ``other_order``: ranks count along the pipeline first,
     which differs from stage after stage where there are several ranks and replicas. ``counted_whole``: parameters and
-    gradients are sharded over the replicas, and counted whole. ``degrees``: GPUs that share a layer; ``modules``: those
-    that every layer recomputes; ``sequence_parallel``: whether activations between layers are split too. None: not said.
+    gradients are sharded over the replicas, and counted whole. ``degrees``: GPUs that share a layer; ``named``: how the
+    file has each of them; ``modules``: those that every layer recomputes; ``sequence_parallel``: whether activations
+    between layers are split too. None: not said.
     """
 
     stages: tuple[tuple[int, int], ...]
@@ -54,7 +56,8 @@ class Drawn:
     gradient: Literal["parameter", "fp32"] | None = None
     other_order: bool = False
     counted_whole: bool = False
-    degrees: Degrees = Degrees()
+    degrees: Degrees = ONE
+    named: tuple[tuple[str, str], ...] = ()
     modules: Modules = ()
     sequence_parallel: bool | None = None
     assumptions: tuple[str, ...] = ()

@@ -146,7 +146,7 @@ def _read(asked: LayoutRequest, request: PlanRequest) -> _Read:
     request = request.model_copy(update={"memory": _of_layout(request.memory, drawn)})
     gpus = world_of(problem, asked.nodes, asked.devices_per_node)
     within = problem.within
-    request, problem = at_degrees(request, drawn, len(gpus))
+    request, problem = at_degrees(request, drawn, asked.source, len(gpus))
     world = cells_in(problem, gpus)
     allocation = placed(problem, within, drawn, world)
     orders = ordered(problem, within, drawn, allocation)

@@ -307,7 +307,9 @@ def _in_short(plan: Plan) -> str:
 
     stages = plan.pipelines[0].stages
     shared = f", {plan.sharding} sharded" if plan.sharding not in (None, "none") else ""
-    return f"{degrees_of(plan.degrees)}{shared}; {len(stages)} stages, M = {plan.num_micro_batches}, {plan.schedule.name}"
+    return (
+        f"{degrees_of(plan.degrees)}{shared}; {len(stages)} stages, M = {plan.num_micro_batches}, {plan.schedule.name}"
+    )
 
 
 def _on_its_class(rival: Rival) -> list[str]:

@@ -60,7 +60,11 @@ def _refuse_other_stacks(flags: Flags) -> None:
     """Layers of several kinds, or two stacks of them, are cut by other rules and do not cost the same."""
     for name in OTHER_STACKS:
         if flags.mentioned(name):
-            what = "two stacks" if name in ("decoder-num-layers", "encoder-num-layers") else "layers of several kinds, such as Mamba's"
+            what = (
+                "two stacks"
+                if name in ("decoder-num-layers", "encoder-num-layers")
+                else "layers of several kinds, such as Mamba's"
+            )
             raise flags.wrong(
                 name,
                 f"--{name}: a model of {what}, which Megatron cuts by rules of their own; judged are stacks of equal "

@@ -2,8 +2,8 @@
 
 Flags stand as ``--name value`` or ``--name=value``; in configurations (NeMo, Megatron's YAML) as ``name: value`` or
 ``name=value``; in a Python module (Megatron-Bridge's recipes) as what one of its configurations sets. Of several the
-last one counts, as in Megatron. ``names.py`` has those that are read, ``other_flags.py`` those that change an answer and
-are not modelled, ``irrelevant_flags.py`` the rest.
+last one counts, as in Megatron. ``names.py`` has those that are read, ``other_flags.py`` those that change an answer
+and are not modelled, ``irrelevant_flags.py`` the rest.
 """
 
 from __future__ import annotations

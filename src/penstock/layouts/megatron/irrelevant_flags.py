@@ -9,8 +9,7 @@ change an answer (``other_flags.py``) are here: those of release 0.16.1 and what
 
 from __future__ import annotations
 
-IRRELEVANT = frozenset(
-    """
+_NAMES = """
     activation-func activation-func-clamp-value activation-func-fp8-input-store activation-offload-fraction
     adam-beta1 adam-beta2 adam-eps adlr-autoresume adlr-autoresume-interval align-grad-reduce align-param-gather
     allow-ambiguous-pad-tokens app-tag-run-name app-tag-run-version apply-query-key-layer-scaling
@@ -188,6 +187,6 @@ IRRELEVANT = frozenset(
     vocab-extra-ids vocab-file wandb-entity wandb-exp-name wandb-project wandb-save-dir warmup wd-incr-steps
     weight-decay weight-decay-incr-style wgrad-deferral-limit wsd-decay-steps yarn-beta-fast yarn-beta-slow
     yarn-correction-range-round-to-int yarn-original-max-position-embeddings
-    """.split()
-)
+"""
+IRRELEVANT = frozenset(_NAMES.split())
 """Logging, checkpoints, data, learning rates, numerics, inference, restarts, and how often things are done."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -164,17 +165,17 @@ def _dense_layers(flags: Flags) -> int:
     """Layers without experts at the front. Raises UnsupportedRequest where there are others further back."""
     said = (flags.text_of("moe-layer-freq") or "1").replace(" ", "")
     pattern = [int(said)] if said.isdecimal() else _pattern(said)
-    if said.isdecimal() and pattern != [1] or any(a and not b for a, b in zip(pattern, pattern[1:], strict=False)):
+    if (said.isdecimal() and pattern != [1]) or any(a > b for a, b in pairwise(pattern)):
         raise UnsupportedRequest(
-            f"{flags.source}, {flags.place('moe-layer-freq')}: --moe-layer-freq {said} has layers without experts behind"
-            " layers with; computed are costs of those whose first layers are dense",
+            f"{flags.source}, {flags.place('moe-layer-freq')}: --moe-layer-freq {said} has layers without experts "
+            "after layers with; costs are computed of models whose first layers are dense",
             remedy="a profile of it: --profile",
         )
     return pattern.count(0)
 
 
 def _pattern(said: str) -> list[int]:
-    """``([0]*3+[1]*58)``, or a list of as many numbers as there are layers."""
+    """``([0]*3+[1]*58)``, or a list of a number for each layer."""
     found: list[int] = []
     for numbers, times in _PATTERN.findall(said):
         found += [int(each) for each in numbers.split(",")] * int(times or 1)

@@ -125,10 +125,9 @@ OTHERWISE = {
 """Names in configurations of NeMo and Megatron-Core."""
 READ = frozenset((*NUMBERS, *WORDS, MAIN_GRADIENTS, *SWITCHES, *OTHERWISE, *OTHER_STACKS))
 """All names that are read."""
-STARTED_BY = frozenset(
-    """
+_LAUNCHER = """
     nnodes nproc-per-node node-rank master-addr master-port rdzv-id rdzv-backend rdzv-endpoint rdzv-conf max-restarts
     log-dir redirects tee local-ranks-filter run-path standalone module start-method role monitor-interval
-    """.split()
-)
+"""
+STARTED_BY = frozenset(_LAUNCHER.split())
 """Flags of torchrun."""

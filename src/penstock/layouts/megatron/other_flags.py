@@ -64,7 +64,7 @@ CHANGING: dict[str, str] = {
     "window-attn-skip-freq": "attention over a window in some layers",
     "experimental-attention-variant": "another attention",
     "linear-attention-freq": "layers of linear attention",
-    "attention-output-gate": "a gate behind the attention",
+    "attention-output-gate": "a gate after the attention",
     "heterogeneous-layers-config-path": "layers that differ",
     "heterogeneous-layers-config-encoded-json": "layers that differ",
     "enable-mhc-connections": "several residual streams",

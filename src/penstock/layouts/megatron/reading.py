@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Literal
 
 from penstock.layouts.compared import Size, compared, known_shape, unknown_sentence
-from penstock.layouts.degrees import degrees_in
+from penstock.layouts.degrees import Stated, degrees_in
 from penstock.layouts.drawn import NONE, Drawn, Reading, wrong
 from penstock.layouts.megatron.cuts import stages_of
 from penstock.layouts.megatron.flags import NO_GIVEN, Flags
@@ -63,15 +63,16 @@ def read(text: str, given: Reading) -> Drawn:
     flags = Flags(text, given.source, given.given, given.config)
     if not SHAPE & flags.found.keys():
         if flags.configured:
+            said = "; ".join(flags.remarks())
             raise InvalidDocument(
-                f"{given.source} sets batches and no degrees, which come from other files ({'; '.join(flags.remarks())})",
+                f"{given.source} sets batches and no degrees, which come from other files ({said})",
                 remedy=f"say them: --given {RANKS}=… --given {DEGREES[0]}=…",
             )
         return _alone(text, given)
     flags.ask((*CUTS, LAYOUT, "recompute-granularity", "recompute-num-layers"))
     flags.drop_unread(("micro-batch-size", "global-batch-size", MODULES, STRATEGY, *SIZES, *WIDTHS))
     ranks = flags.number(RANKS) or given.ranks or 1
-    degrees, said = _degrees(flags, given)
+    stated = _degrees(flags, given)
     unknown = _compared(flags, given)
     drawn = Drawn(
         stages_of(flags, roles, ranks, equal=known_shape(given.profile) is not None),
@@ -86,11 +87,12 @@ def read(text: str, given: Reading) -> Drawn:
         processes=_processes(flags, given),
         gradient=_gradient(flags),
         other_order=flags.on(OTHER_ORDER),
-        degrees=degrees,
+        degrees=stated.degrees,
+        named=stated.named,
         modules=_modules(flags),
         sequence_parallel=flags.on(SEQUENCE),
         counted_whole=_fully_sharded(flags) not in (None, "optim"),
-        assumptions=(*_assumptions(flags, given), *said, *unknown),
+        assumptions=(*_assumptions(flags, given), *stated.remarks, *unknown),
     )
     return _dealt(drawn, f"another --{RANKS}")
 
@@ -172,8 +174,8 @@ def _stated(flags: Flags, *, experts: bool) -> Degrees:
     return Degrees(tensor or 1, context or 1, expert or 1, expert_tensor or (tensor or 1 if experts else 1))
 
 
-def _degrees(flags: Flags, given: Reading) -> tuple[Degrees, tuple[str, ...]]:
-    """The degrees, and what to say of them. Raises UnsupportedRequest where they are not what devices represent."""
+def _degrees(flags: Flags, given: Reading) -> Stated:
+    """The degrees. Raises UnsupportedRequest where they are not what devices represent."""
     shape = given.profile.shape
     stated = _stated(flags, experts=shape is not None and shape.experts is not None)
     names = [f"--{name}" for name in DEGREES]
@@ -233,9 +235,9 @@ def _assumptions(flags: Flags, given: Reading) -> list[str]:
         said.append(f"no --{RANKS} in the text: Megatron's own, 1" if LAYOUT not in flags.found else f"no --{RANKS}")
     if "micro-batch-size" not in flags.found and given.rows is None:
         said.append("no --micro-batch-size that can be read: 1")
-    if flags.text_of("recompute-granularity") == "selective" or flags.on("recompute-activations"):
-        if not _modules(flags):
-            said.append("selective recomputation of attention: flash attention keeps nothing that it would free")
+    selective = flags.text_of("recompute-granularity") == "selective" or flags.on("recompute-activations")
+    if selective and not _modules(flags):
+        said.append("selective recomputation of attention: flash attention keeps nothing that it would free")
     if flags.on("use-distributed-optimizer"):
         said.append("--use-distributed-optimizer: optimizer states are shared out over the replicas")
     if (sharded := _fully_sharded(flags)) is not None:

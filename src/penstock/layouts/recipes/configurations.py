@@ -69,26 +69,25 @@ def configuration(
     return found[wanted] if wanted is not None else next(iter(found.values()), Configuration("", {}, ()))
 
 
-def _names(tree: ast.Module) -> list[str]:
-    """Functions that need no parameters."""
+def _names(tree: ast.Module, parameters: int = 0) -> list[str]:
+    """Functions that need this number of parameters."""
     found = []
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
             spec = node.args
             needed = len(spec.args) + len(spec.posonlyargs) - len(spec.defaults)
-            if not needed + sum(default is None for default in spec.kw_defaults):
+            if needed + sum(default is None for default in spec.kw_defaults) == parameters:
                 found.append(node.name)
     return found
 
 
 def _listed(found: Mapping[str, object]) -> str:
     names = list(found)
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else "")
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more
 
 
-def _all(
-    tree: ast.Module, given: Mapping[str, Any], says: Callable[[str, Setting], bool]
-) -> list[Configuration]:
+def _all(tree: ast.Module, given: Mapping[str, Any], says: Callable[[str, Setting], bool]) -> list[Configuration]:
     """Every function without parameters of its own, and every object of the module, that says anything of a layout."""
     plain = Reader(tree, given)
     found = []
@@ -99,9 +98,16 @@ def _all(
         made = reader.call(plain.functions[name], [], {})
         settings = flattened(made) if isinstance(made, Thing) else {}
         if any(says(path, setting) for path, setting in settings.items()):
-            base = [made.said] if isinstance(made, Thing) and made.said[:1].islower() | made.said.startswith("_") else []
+            foreign = isinstance(made, Thing) and made.said.lstrip("_")[:1].islower()
+            base = [made.said] if isinstance(made, Thing) and foreign else []
             called = [f"{each}, line {line}" for each, line in reader.elsewhere.items()]
             found.append(Configuration(name, settings, (*base, *called)))
+    for name in [] if found else _names(tree, parameters=1):
+        reader = Reader(tree, given)
+        edited = Thing(name)
+        reader.call(plain.functions[name], [edited], {})
+        if any(says(path, setting) for path, setting in flattened(edited).items()):
+            found.append(Configuration(name, flattened(edited), ()))
     for name, value in plain.module.items():
         settings = flattened(value) if isinstance(value, Thing) and not found else {}
         if any(says(path, setting) for path, setting in settings.items()):

@@ -1,4 +1,4 @@
-"""Follows the statements of a Python configuration without running them: which settings it would leave behind.
+"""Follows the statements of a Python configuration without running them: which settings it would make.
 
 Functions of the same file are entered. What comes from other files is an object of which nothing is known but what
 this file sets in it; a branch whose condition is not known leaves what it would set unknown.
@@ -195,7 +195,7 @@ class Reader:
             return local[node.id]
         if node.id in self.given:
             return self.given[node.id]
-        return self.module[node.id] if node.id in self.module else Thing(node.id)
+        return self.module.setdefault(node.id, Thing(node.id))
 
     def _both(self, node: ast.BoolOp, local: dict[str, Any]) -> Any:
         value: Any = None

@@ -15,20 +15,20 @@ class Unknown(NamedTuple):
 
 @dataclass(eq=False)
 class Thing:
-    """An object of another file's: ``said`` is the text that makes it; its settings have the lines they stand in."""
+    """An object of another file's: ``said`` is the text that makes it; its settings come with their lines."""
 
     said: str
     settings: dict[str, tuple[Any, int]] = field(default_factory=dict)
 
     def get(self, name: str, line: int) -> Any:
-        """Return an attribute; one that nobody has set is another such object."""
+        """Return an attribute; one that is not set yet is another such object."""
         if name not in self.settings:
             self.settings[name] = (Thing(f"{self.said}.{name}"), line)
         return self.settings[name][0]
 
 
 class Symbol(str):
-    """The text that makes an object of another file's, where a plain value could stand."""
+    """The text that makes an object of another file's, in the place of a plain value."""
 
     __slots__ = ()
 

@@ -97,9 +97,7 @@ def _of_given(given: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     return data
 
 
-def _parsed(
-    text: str, source: str, given: Mapping[str, str], config: str | None, remarks: list[str]
-) -> dict[str, Any]:
+def _parsed(text: str, source: str, given: Mapping[str, str], config: str | None, remarks: list[str]) -> dict[str, Any]:
     try:
         if config is not None and not _PYTHON.search(text):
             raise InvalidDocument(f"{source} has no configurations with names", remedy="leave --config out")

@@ -16,14 +16,13 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from penstock.layouts.compared import compared, unknown_sentence
-from penstock.layouts.degrees import degrees_in
+from penstock.layouts.degrees import Stated, degrees_in
 from penstock.layouts.drawn import NONE, Drawn, Expressed, Reading
 from penstock.layouts.roles import Roles
 from penstock.layouts.torchtitan import files as torchtitan_files
 from penstock.layouts.torchtitan.settings import Settings
 from penstock.schemas.errors import Fault, UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
-from penstock.solvers.model.degrees import Degrees
 from penstock.solvers.model.trainer_limits import Recomputing
 from penstock.solvers.schedules.trainer_orders import IN_A_V, ONE_STAGE
 
@@ -148,7 +147,8 @@ def read(text: str, given: Reading) -> Drawn:
         recompute=Recomputing("uniform", 1) if mode == "full" else NONE,
         shard_states=degrees.shard_states,
         processes=degrees.processes,
-        degrees=degrees.degrees,
+        degrees=degrees.stated.degrees,
+        named=degrees.stated.named,
         sequence_parallel=said.get("parallelism", "enable_sequence_parallel") is not False,
         counted_whole=WHOLE_AT_ONE_RANK in assumptions,
         gradient=None if reduced is None else "fp32" if reduced == "float32" else "parameter",
@@ -207,7 +207,7 @@ class _Degrees(NamedTuple):
 
     processes: int | None
     shard_states: bool
-    degrees: Degrees
+    stated: Stated
     assumptions: list[str]
 
 
@@ -221,14 +221,14 @@ def _degrees(said: Settings, ranks: int, given: Reading) -> _Degrees:
         {name: said.number("parallelism", name) or 1 for name in (f"{kind}_parallel_degree" for kind in kinds)}
         for kinds in (("tensor", "context"), ("expert", "expert_tensor"))
     )
-    degrees, remarks = degrees_in(given.source, groups, experts, given.gpus, lambda name: f"line {said.line(name)}")
-    assumptions = list(remarks)
+    stated = degrees_in(given.source, groups, experts, given.gpus, lambda name: f"line {said.line(name)}")
+    assumptions = list(stated.remarks)
     if shard != 1:
         assumptions.append(WHOLE_AT_ONE_RANK if ranks == 1 else _gathered(said))
         if replicate not in (None, 1):
             assumptions.append(f"HSDP: states are shared out within each of {replicate} groups only; counted whole")
-    processes = None if shard is None else ranks * (replicate or 1) * shard * degrees.mesh
-    return _Degrees(processes, shard != 1 and replicate in (None, 1), degrees, assumptions)
+    processes = None if shard is None else ranks * (replicate or 1) * shard * stated.degrees.mesh
+    return _Degrees(processes, shard != 1 and replicate in (None, 1), stated, assumptions)
 
 
 def _gathered(said: Settings) -> str:
