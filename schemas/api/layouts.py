@@ -60,6 +60,9 @@ class Rival(Part):
     saved: Number | None = Field(description="share of the layout's time")
     plan: Plan | None
     comparison: LayoutComparison | None
+    request: PlanRequest | None = Field(
+        default=None, description="what the plan answers, where its degrees are open; else the layout's request"
+    )
 
 
 class LayoutImported(Part):

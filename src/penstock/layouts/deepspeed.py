@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -163,7 +164,7 @@ def _values(text: str, given: Reading) -> dict[str, Any]:
     """What is said under the known names; nothing of the text is run."""
     source = given.source
     for name, value in given.given.items():  # templates have names in the place of values
-        text = re.sub(rf"(?<![\w$]){re.escape(name)}\b", lambda _match, value=value: value, text)
+        text = re.sub(rf"(?<![\w$]){re.escape(name)}\b", _said(value), text)
     try:
         data = json.loads(text) if text.lstrip().startswith("{") else _of_python(text, given)
     except json.JSONDecodeError as error:
@@ -194,6 +195,11 @@ def _values(text: str, given: Reading) -> dict[str, Any]:
             "stages there are (--pipeline-parallel-size)",
         )
     return said
+
+
+def _said(value: str) -> Callable[[re.Match[str]], str]:
+    """What a name is replaced by; a value of letters may have backslashes."""
+    return lambda _match: value
 
 
 def _of_python(text: str, given: Reading) -> dict[str, Any]:

@@ -19,13 +19,11 @@ from penstock.layouts.megatron import reading as megatron
 from penstock.layouts.megatron.flags import NO_GIVEN
 from penstock.layouts.roles import roles_of, transformer_of
 from penstock.layouts.torchtitan import torchtitan
-from penstock.planning.documents import with_quick_planner
 from penstock.planning.solve import solve
 from penstock.report.words import amount, duration, percent
 from penstock.schemas.api.layouts import LayoutImported, LayoutRequest, Rival
-from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.plan import Plan, PlanFile
-from penstock.schemas.request import FP32_GRADIENTS, MemoryModel, PlanRequest
+from penstock.schemas.request import FP32_GRADIENTS, MemoryModel, PlanRequest, Termination
 from penstock.solvers.bounds.coverage import allowed, features_of, whatever_is_pinned
 from penstock.solvers.bounds.schedule_bound import MOST_LABELLED, one_pipeline_bound, request_bound, schedule_bound
 from penstock.solvers.bounds.trainer import within_bounds
@@ -210,7 +208,7 @@ def _rivals(
     if target is not None:
         choices = {f"within what {target} can express": request, **choices}
     if problem.real is not None:
-        return _at_any_degrees(choices, theirs, workers, on_progress)
+        return _at_any_degrees(whole, target, theirs, workers, on_progress)
     bounds = dict(zip(choices, _of_all(problem, free), strict=False)) if target is not None else {}
     found = []
     for choice, wanted in choices.items():
@@ -221,40 +219,31 @@ def _rivals(
 
 
 def _at_any_degrees(
-    choices: Mapping[str, PlanRequest],
+    request: PlanRequest,
+    target: str | None,
     theirs: Candidate,
     workers: int | None,
     on_progress: Callable[[str], None],
 ) -> tuple[Rival, ...]:
-    """The best plans at all degrees that the profile knows; those of a trainer, where they can be planned."""
+    """The best plain layout at all degrees that the profile knows; and the best plan, where a limit says how long."""
+    memory = request.memory.model_copy(update={"optimizer_sharding": "none"})
+    free = request.model_copy(update={"degrees": "auto", "sharding": "auto", "memory": memory})
+    choices = {f"plain layout of {target} at any degrees": free.model_copy(update={"planner": "even"})}
+    if free.termination != Termination():
+        choices["without limits"] = free
     found = []
     for choice, wanted in choices.items():
         on_progress(f"the best plan {choice}")
-        memory = wanted.memory.model_copy(update={"optimizer_sharding": "none"})
-        request = wanted.model_copy(update={"degrees": "auto", "sharding": "auto", "memory": memory})
-        try:
-            found.append(_divided_rival(choice, request, theirs, workers))
-        except UnsupportedRequest as error:
-            found.append(
-                Rival(
-                    choice=choice,
-                    status="none_found",
-                    why=str(error),
-                    time_ns=None,
-                    bound_ns=None,
-                    saved=None,
-                    plan=None,
-                    comparison=None,
-                )
-            )
+        found.append(_divided_rival(choice, wanted, theirs, workers))
     return tuple(found)
 
 
 def _divided_rival(choice: str, request: PlanRequest, theirs: Candidate, workers: int | None) -> Rival:
-    result = solve(with_quick_planner(request), workers=workers)
-    time = None if result.plan is None else result.plan.prediction.time_per_global_batch_ns
+    result = solve(request, workers=workers)
+    plan = result.plan
+    time = None if plan is None or plan.prediction is None else plan.prediction.time_per_global_batch_ns
     status: Literal["optimal", "feasible", "infeasible", "none_found", "time_limit"] = result.status
-    whole = [] if result.plan is None else [each for each in result.plan.certificates if each.scope == REQUEST_SCOPE]
+    whole = [] if plan is None else [each for each in plan.certificates if each.scope == REQUEST_SCOPE]
     return Rival(
         choice=choice,
         status=status,
@@ -262,8 +251,9 @@ def _divided_rival(choice: str, request: PlanRequest, theirs: Candidate, workers
         time_ns=time,
         bound_ns=max((each.bound_ns for each in whole), default=None),
         saved=None if time is None else 1 - time / theirs.value_ns,
-        plan=result.plan,
+        plan=plan,
         comparison=None,
+        request=request,
     )
 
 

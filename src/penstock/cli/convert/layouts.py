@@ -160,7 +160,7 @@ def import_layout(
         raise typer.Exit(NOT_JUDGED) from None
     _write(found, output, best)
     if as_json:
-        print_json(found.model_dump(mode="json", exclude={"request"}, exclude_none=True))
+        print_json(found.model_dump(mode="json", exclude={"request": True, "rivals": {"__all__": {"request"}}}, exclude_none=True))
     show_layout(screen, found)
     for target in filter(None, (output, best)):
         screen.say(f"written to {target}")
@@ -253,8 +253,8 @@ def _model(
         scaled = {kind.name: kind.scale_from for kind in topology.kinds}
         named = [device.kind for node in topology.expanded().nodes for device in node.devices]
         kinds = list(dict.fromkeys(scaled.get(kind, kind) for kind in named))
-        made = profile_said(form, text, source, kinds, given=given, config=config, compare=compare)
-        return {"made_profile": made}
+        said = profile_said(form, text, source, kinds, given=given, config=config, compare=compare)
+        return {"made_profile": said}
     stated = degrees_said(form, text, source, given, config)
     if stated == Degrees():
         return {}
@@ -272,7 +272,7 @@ def _write(found: LayoutImported, output: str | None, best: str | None) -> None:
         plan = found.rivals[0].plan
         if plan is None:
             raise UnsupportedRequest(f"there is no plan {found.rivals[0].choice}: {found.rivals[0].why}")
-        write_document(PlanFile(plan=plan, request=found.request), best)
+        write_document(PlanFile(plan=plan, request=found.rivals[0].request or found.request), best)
 
 
 def show_layout(screen: Screen, found: LayoutImported) -> None:
