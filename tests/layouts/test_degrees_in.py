@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.cli.main import main
 from penstock.examples import catalogue
 from penstock.layouts.importing import import_layout, plan_file
 from penstock.layouts.megatron.irrelevant_flags import IRRELEVANT
@@ -190,6 +193,21 @@ def test_open_values_are_asked_for_at_once_and_given() -> None:
     found = judged("megatron", text, profile, given={"PP": "2", "TP": "2"})
     assert any("--micro-batch-size $MBS, line 1" in each and "not read" in each for each in found.assumptions)
     assert len(stages(found)) == 2
+
+
+def test_the_command_needs_no_model_where_the_flags_say_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text(f"{LLAMA} {DEGREES.replace('parallel-size 2 --sequence', 'parallel-size $PP --sequence')}")
+    command = ["import", "layout", str(script), "--from", "megatron", "--cluster", "1x8xH100", "-b", "16", "--alone"]
+    assert main(command) == 65
+    assert "--given PP=" in capsys.readouterr().err
+    assert main([*command, "--given", "PP=2", "-o", str(tmp_path / "plan.json")]) == 0
+    assert main(["verify", str(tmp_path / "plan.json")]) == 0
+    assert main([*command, "--given", "PP"]) == 64
+    shipped = [*command, "--example", "llama-3-8b", "--given", "PP=2", "--json"]
+    capsys.readouterr()
+    assert main(shipped) == 0
+    assert json.loads(capsys.readouterr().out)["plan"]["degrees"]["tensor"] == 2
 
 
 def test_every_flag_is_in_one_class() -> None:

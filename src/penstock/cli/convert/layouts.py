@@ -160,7 +160,11 @@ def import_layout(
         raise typer.Exit(NOT_JUDGED) from None
     _write(found, output, best)
     if as_json:
-        print_json(found.model_dump(mode="json", exclude={"request": True, "rivals": {"__all__": {"request"}}}, exclude_none=True))
+        print_json(
+            found.model_dump(
+                mode="json", exclude={"request": True, "rivals": {"__all__": {"request"}}}, exclude_none=True
+            )
+        )
     show_layout(screen, found)
     for target in filter(None, (output, best)):
         screen.say(f"written to {target}")

@@ -89,7 +89,7 @@ CHANGING: dict[str, str] = {
     "freeze-all-layers": "layers that are not trained",
     "mlp-chunks-for-training": "feed-forwards in parts",
     "spec": "layers by a specification of their own",
-    "yaml-cfg": "more settings stand in another file",
+    "yaml-cfg": "another file has more settings",
     "use-checkpoint-args": "a checkpoint's own values count",
     "use-mp-args-from-checkpoint-args": "a checkpoint's own degrees count",
     "fp8-format": "matrix products in 8 bits",
