@@ -9,7 +9,7 @@ from pydantic import Field
 from penstock.schemas.api.explanation import LayoutComparison
 from penstock.schemas.document import Document, Part
 from penstock.schemas.plan import Plan
-from penstock.schemas.quantities import Bytes, Flag, Nanoseconds, Number, PositiveCount
+from penstock.schemas.quantities import Bytes, Flag, Name, Nanoseconds, Number, PositiveCount
 from penstock.schemas.request import PlanRequest
 
 LayoutFormat = Literal["megatron", "torchtitan", "deepspeed", "ranges"]
@@ -42,6 +42,10 @@ class LayoutRequest(Document):
     devices_per_node: PositiveCount | None = Field(
         default=None, description="use only this number of devices of each node, the first ones; default: all"
     )
+    given: dict[Name, Annotated[str, Field(max_length=512)]] = Field(
+        default_factory=dict, description="values that the text leaves open, by variable or flag: {PP: 8}"
+    )
+    config: Name | None = Field(default=None, description="which of the configurations of a Python text is meant")
     compare: Flag = Field(default=True, description="also find the best plan within the trainer's limits, and without")
 
 
@@ -56,6 +60,9 @@ class Rival(Part):
     saved: Number | None = Field(description="share of the layout's time")
     plan: Plan | None
     comparison: LayoutComparison | None
+    request: PlanRequest | None = Field(
+        default=None, description="what the plan answers, where its degrees are open; else the layout's request"
+    )
 
 
 class LayoutImported(Part):

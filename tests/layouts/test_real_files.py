@@ -84,7 +84,6 @@ def test_a_scripts_variables_are_looked_up() -> None:
         (f"L='Et*4|txt*3L'\n{PP} 2\n--pipeline-model-parallel-layout $L", "line 1, column 10: 'x' is no letter"),
         ("\n--pipeline-model-paralel-size 4", "line 2, column 1: .*did you mean --pipeline-model-parallel-size"),
         (f"{PP} 2 --pipeline-model-parallel-layout 'Et*4|t*4L' --decoder-first-pipeline-num-layers 3", "takes one of"),
-        (f"{PP} 2 --use-tp-pp-dp-mapping", "counts ranks along the pipeline first"),
         (f"{PP} 2 --recompute-granularity full", "--recompute-method is absent"),
         (f"{PP} 2 --num-virtual-stages-per-pipeline-rank 2 --microbatch-group-size-per-virtual-pipeline-stage 5 "
          "--micro-batch-size 1", "8 micro-batches in groups of 5 leave 3|equal"),
@@ -257,7 +256,6 @@ def test_gradient_accumulation_and_degrees_are_told() -> None:
         ("torchtitan", TITAN + 'pipeline_parallel_split_points = ["layers.5", "layers.2"]', "order of the model"),
         ("torchtitan", TITAN.replace("8", "3"), "3 samples on each of 2 replicas are 6"),
         ("torchtitan", "def f(:", "no Python, line 1"),
-        ("torchtitan", "[training]\nsteps = 3", "neither parallelism.pipeline_parallel_degree nor"),
         ("deepspeed", "model = PipelineModule(layers=l, num_stages=args.stages)", "line 1, column .*: num_stages is"),
         ("deepspeed", '{"num_stages": 2, "zero_optimization": {"stage": 3}}', "zero_optimization.stage is 3"),
         ("deepspeed", '{"num_stages": 2, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 4}',

@@ -294,7 +294,7 @@ def test_flags_say_batch_recomputation_and_overlap() -> None:
         ("megatron", "--pipeline-model-parallel-size 8", "4 devices cannot be 8 pipeline ranks"),
         ("megatron", "--num-layers 8 --recompute-granularity full --recompute-method some", "neither uniform"),
         ("torchtitan", "a = [", "neither TOML nor JSON"),
-        ("torchtitan", "a = 1", "neither parallelism.pipeline_parallel_degree nor"),
+        ("torchtitan", "a = 1", r"neither \[parallelism\] nor"),
         ("torchtitan", '[parallelism]\nmodule_fqns_per_model_part = [["layers.0"]]', "layer 0 .* is the next"),
         ("torchtitan", '[parallelism]\nmodule_fqns_per_model_part = [["tok_embeddings", "layer.0"]]',
          "no layer for 'layer.0'"),

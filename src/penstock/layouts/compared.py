@@ -1,7 +1,7 @@
 """What a trainer's file says of the model, against the profile: widths, heads, length, vocabulary, experts.
 
-The shipped profiles' sizes are known (``examples.shapes``). Of any other profile only hidden size × length is, by what
-one sample sends from one transformer layer to the next.
+Sizes are known of a profile with a shape, and of the shipped ones (``examples.shapes``). Of any other only hidden size
+× length is, by what one sample sends from one transformer layer to the next.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Compared(NamedTuple):
 
 def compared(profile: ModelProfile, roles: Roles | None, said: Mapping[Size, int]) -> Compared:
     """What a file says, against what is known of the profile."""
-    known = _shape_of(profile)
+    known = known_shape(profile)
     if known is None:
         return _by_activations(profile, roles, said)
     sizes: dict[Size, int] = {
@@ -45,8 +45,10 @@ def compared(profile: ModelProfile, roles: Roles | None, said: Mapping[Size, int
     return Compared({size: f"the profile has {sizes[size] or 'none'}" for size in differing}, ())
 
 
-def _shape_of(profile: ModelProfile) -> TransformerShape | None:
-    """Of a shipped profile, or one that was measured of the same layers under the same name; else None."""
+def known_shape(profile: ModelProfile) -> TransformerShape | None:
+    """As the profile says it; of a shipped one, or one that was measured of the same layers under the same name."""
+    if profile.shape is not None:
+        return profile.shape
     if profile.name not in SHAPES or profile.name not in catalogue.model_names():
         return None
     shipped = catalogue.profile(profile.name)

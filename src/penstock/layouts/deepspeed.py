@@ -12,13 +12,14 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from penstock.importers.lines import Faults
-from penstock.layouts.degrees import refuse_degrees
+from penstock.layouts.degrees import degrees_in
 from penstock.layouts.drawn import NONE, Drawn, Expressed, Reading
 from penstock.schemas.errors import InvalidDocument
 from penstock.solvers.model.trainer_limits import Recomputing
@@ -39,6 +40,10 @@ KEYS = (
 )
 OTHERS = ("parts", "partition_method", "config", "tensor_parallel", "zero_optimization")
 """Of these, what is no number."""
+_CONFIGURED = (*KEYS[5:], "bf16", "fp16", "optimizer", "steps_per_print", "activation_checkpointing")
+"""One of these at least is in a configuration of DeepSpeed's."""
+_BARE = re.compile(r":\s*([A-Za-z_]\w*)\s*[,}\]\n]")
+"""A name in the place of a value, as templates have them."""
 _MODULE = '''
 from deepspeed.pipe import PipelineModule
 
@@ -89,16 +94,16 @@ def read(text: str, given: Reading) -> Drawn:
     tensor = found.get("tensor_parallel")
     autotp = _number(tensor, "autotp_size", faults, least=0) if isinstance(tensor, dict) else None
     faults.stop()
-    degrees = {
-        "num_mp": numbers["num_mp"] or 1,
-        "tensor_parallel.autotp_size": autotp or 1,
-        "sequence_parallel_size": numbers["sequence_parallel_size"] or 1,
-    }
-    grouped = refuse_degrees(given.source, degrees, {}, given.gpus, lambda name: f"/{name.replace('.', '/')}")
-    ranks = numbers["num_stages"] or given.ranks
+    groups = {"num_mp": numbers["num_mp"] or 1, "sequence_parallel_size": numbers["sequence_parallel_size"] or 1}
+    if autotp:
+        groups = {"tensor_parallel.autotp_size": autotp, "sequence_parallel_size": groups["sequence_parallel_size"]}
+    stated = degrees_in(given.source, groups, {}, given.gpus, lambda name: f"/{name.replace('.', '/')}")
+    ranks = numbers["num_stages"] or given.ranks or (None if "parts" in found else 1)
     said: tuple[str, ...] = ()
     if "parts" in found:
         parts = _checked(found["parts"], len(given.profile.layers), faults)
+    elif ranks == 1:
+        parts = [0, len(given.profile.layers)]
     else:
         parts, said = _partitioned(str(found.get("partition_method", "parameters")), ranks, given, faults)
     if ranks is not None and ranks != len(parts) - 1:
@@ -108,11 +113,7 @@ def read(text: str, given: Reading) -> Drawn:
     if whole and steps and rows and whole % (steps * rows):
         faults.add(None, f"train_batch_size {whole} is no multiple of {rows} samples × {steps} accumulation steps")
     faults.stop()
-    zero = found.get("zero_optimization")
-    stage = zero.get("stage", 0) if isinstance(zero, dict) else 0
-    if stage not in (0, 1):
-        faults.add(None, f"zero_optimization.stage is {stage!r}; PipelineModule takes 0 or 1")
-        faults.stop()
+    stage, sharded = _zero(found.get("zero_optimization"), len(parts) - 1, faults)
     interval = numbers["activation_checkpoint_interval"]
     return Drawn(
         tuple((first, after - 1) for first, after in pairwise(parts)),
@@ -120,19 +121,58 @@ def read(text: str, given: Reading) -> Drawn:
         "early-backward",
         rows=rows,
         global_batch_size=whole,
-        shard_states=stage == 1,
+        shard_states=stage > 0,
         local_rows=rows * steps if rows and steps else None,
         recompute=Recomputing("uniform", interval) if interval else NONE,
-        assumptions=(*grouped, *said),
+        degrees=stated.degrees,
+        named=stated.named,
+        counted_whole=stage > 1,
+        assumptions=(*stated.remarks, *said, *sharded),
     )
+
+
+def _zero(table: Any, stages: int, faults: Faults) -> tuple[int, tuple[str, ...]]:
+    """The stage of ZeRO, and what to say of it."""
+    zero = table if isinstance(table, dict) else {}
+    stage = zero.get("stage", 0)
+    stage = 0 if stage == "auto" else stage
+    allowed = (0, 1) if stages > 1 else (0, 1, 2, 3)
+    if isinstance(stage, bool) or stage not in allowed:
+        pipeline = "; PipelineModule takes 0 or 1" if stages > 1 else f", none of {', '.join(map(str, allowed))}"
+        faults.add(None, f"zero_optimization.stage is {stage!r}{pipeline}")
+        faults.stop()
+    said = []
+    if stage > 1:
+        what = "gradients" if stage == 2 else "gradients and parameters"
+        gathered = "" if stage == 2 else ", and the gathering of parameters is not timed"
+        said.append(
+            f"ZeRO {stage}: optimizer states are shared out over the replicas; {what} are in truth too, and counted "
+            f"whole{gathered}"
+        )
+    host = [name for name in ("offload_optimizer", "offload_param") if _offloads(zero.get(name))]
+    host += ["cpu_offload"] if zero.get("cpu_offload") is True else []
+    if host:
+        said.append(f"zero_optimization.{host[0]}: what is kept on the host is counted on the device, and not moved")
+    return int(stage), tuple(said)
+
+
+def _offloads(table: Any) -> bool:
+    return isinstance(table, dict) and table.get("device", "none") not in (None, "none")
 
 
 def _values(text: str, given: Reading) -> dict[str, Any]:
     """What is said under the known names; nothing of the text is run."""
     source = given.source
+    for name, value in given.given.items():  # templates have names in the place of values
+        text = re.sub(rf"(?<![\w$]){re.escape(name)}\b", _said(value), text)
     try:
-        data = json.loads(text) if text.lstrip().startswith("{") else _of_python(text, source)
+        data = json.loads(text) if text.lstrip().startswith("{") else _of_python(text, given)
     except json.JSONDecodeError as error:
+        if names := list(dict.fromkeys(name for name in _BARE.findall(text) if name not in ("true", "false", "null"))):
+            raise InvalidDocument(
+                f"{source} has {', '.join(names)} in the place of values",
+                remedy=f"say {'it' if len(names) == 1 else 'them'}: {' '.join(f'--given {name}=…' for name in names)}",
+            ) from None
         raise InvalidDocument(f"{source} is no JSON: {error}") from None
     except SyntaxError as error:
         raise InvalidDocument(
@@ -147,7 +187,8 @@ def _values(text: str, given: Reading) -> dict[str, Any]:
     if "config" in data and not isinstance(data["config"], dict):
         raise InvalidDocument(f"{source}: config is no table of DeepSpeed's settings")
     said = {name: value for name, value in data.items() if name in KEYS and value not in (None, "auto", "best")}
-    if given.ranks is None and not any(name in said for name in ("parts", "num_stages")):
+    configured = text.lstrip().startswith("{") and any(name in data for name in _CONFIGURED)
+    if given.ranks is None and not configured and not any(name in said for name in ("parts", "num_stages")):
         raise InvalidDocument(
             f"{source} says neither parts nor num_stages",
             remedy='{"parts": [0, 13, 26], "train_micro_batch_size_per_gpu": 2, "train_batch_size": 64}, or how many '
@@ -156,7 +197,12 @@ def _values(text: str, given: Reading) -> dict[str, Any]:
     return said
 
 
-def _of_python(text: str, source: str) -> dict[str, Any]:
+def _said(value: str) -> Callable[[re.Match[str]], str]:
+    """What a name is replaced by; a value of letters may have backslashes."""
+    return lambda _match: value
+
+
+def _of_python(text: str, given: Reading) -> dict[str, Any]:
     """Assignments, and what is handed to ``PipelineModule`` and its topology, in the order of the text."""
     found: dict[str, Any] = {}
     for node in ast.walk(ast.parse(text)):
@@ -166,22 +212,25 @@ def _of_python(text: str, source: str) -> dict[str, Any]:
         elif isinstance(node, ast.Call):
             said = [("num_stages" if each.arg == "num_pp" else each.arg or "", each.value) for each in node.keywords]
         for name, value in said:
-            literal = _literal(name, value, source, isinstance(node, ast.Call)) if name in KEYS else None
+            literal = _literal(name, value, given, isinstance(node, ast.Call)) if name in KEYS else None
             if literal is not None:
                 found[name] = literal
     return found
 
 
-def _literal(name: str, node: ast.expr, source: str, argument: bool) -> Any:
+def _literal(name: str, node: ast.expr, given: Reading, argument: bool) -> Any:
+    if name in given.given or (name == "num_stages" and given.ranks is not None):
+        value = given.given.get(name, str(given.ranks))
+        return int(value) if value.isdecimal() else value
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError):
         if name == "config" or (argument and isinstance(node, ast.Name)):
             return None  # read from a file, or a name that is assigned elsewhere
     raise InvalidDocument(
-        f"{source}, line {node.lineno}, column {node.col_offset + 1}: {name} is {ast.unparse(node)[:60]}, no plain "
-        "list, number or text",
-        remedy="write the value itself",
+        f"{given.source}, line {node.lineno}, column {node.col_offset + 1}: {name} is {ast.unparse(node)[:60]}, no "
+        "plain list, number or text",
+        remedy=f"say it: --given {name}=…, or write the value itself",
     )
 
 

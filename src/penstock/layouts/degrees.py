@@ -1,47 +1,65 @@
-"""Tensor, context and expert parallelism in a trainer's file: refused, except where devices represent such groups.
+"""Tensor, context and expert parallelism in a trainer's file.
 
-Times, memory and transfers are those of one device each; a device of the topology may represent several GPUs (``gpus``)
-with times and memory of its own, and then for exactly such a group.
+Where each device of the topology is a GPU, they are degrees of the layout. A device may also represent several GPUs
+(``gpus``) with times and memory of its own: then a group of exactly that number is one device, and others are refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from penstock.schemas.errors import Fault, UnsupportedRequest
+from penstock.solvers.model.degrees import Degrees
 
 
-def refuse_degrees(
+class Stated(NamedTuple):
+    """Degrees of a file, what to say of them, and of those above 1 how the file has each: name and number, by place."""
+
+    degrees: Degrees
+    remarks: tuple[str, ...] = ()
+    named: tuple[tuple[str, str], ...] = ()
+
+
+def degrees_in(
     source: str,
-    degrees: Mapping[str, int],
+    groups: Mapping[str, int],
     experts: Mapping[str, int],
     gpus: int,
     place: Callable[[str], str],
-) -> tuple[str, ...]:
-    """What to say of ``degrees``, by the names that the file has for them; all but ``experts`` are GPUs of a group.
+) -> Stated:
+    """The degrees, by the names that the file has for them, in the order of ``Degrees``.
 
     ``gpus``: how many each device of the topology represents; ``place`` of a name in the file. Raises
-    UnsupportedRequest for all other groups, and for experts that are spread over replicas.
+    UnsupportedRequest where devices represent other groups than the file has.
     """
-    beyond = {name: degree for name, degree in {**degrees, **experts}.items() if degree > 1}
+    if gpus != 1:
+        return Stated(Degrees(), _refused(source, groups, experts, gpus, place))
+    both = {**groups, **experts}
+    degrees = Degrees(*both.values())
+    named = tuple((f"{name} {degree}", place(name)) for name, degree in both.items() if degree > 1)
+    return Stated(degrees, (), named)
+
+
+def _refused(
+    source: str, groups: Mapping[str, int], experts: Mapping[str, int], gpus: int, place: Callable[[str], str]
+) -> tuple[str, ...]:
+    """What to say of groups that devices represent. Raises UnsupportedRequest for others, and for spread experts."""
+    tensor = next(iter(groups.values()), 1)
+    spread = {name: degree for name, degree in experts.items() if degree not in (1, tensor)}
+    spread |= {name: degree for name, degree in list(experts.items())[:1] if degree > 1}
+    beyond = {name: degree for name, degree in groups.items() if degree > 1} | spread
     group = 1
-    for degree in degrees.values():
+    for degree in groups.values():
         group *= degree
-    spread = any(degree > 1 for degree in experts.values())
     if not spread and group == gpus:
-        said = f"each device of the topology represents {group} GPUs (tensor × context parallel)"
-        return () if group == 1 else (said,)
+        return (f"each device of the topology represents {group} GPUs (tensor × context parallel)",)
     if not beyond:
         return (f"each device of the topology represents {gpus} GPUs; the file has no groups of GPUs",)
     said = ", ".join(f"{name} {degree}" for name, degree in beyond.items())
-    remedy = "a job without experts spread over GPUs"
-    if not spread:
-        remedy = (
-            f"a topology whose devices represent {group} GPUs each (gpus: {group}, with the memory of all), and a "
-            "profile that was measured on such groups"
-        )
+    represented = f"devices of the topology represent {gpus} GPUs each" if gpus else "devices represent several GPUs"
     raise UnsupportedRequest(
-        f"{source} has {said}: parallelism within layers is not planned yet, and a time for single GPUs would be wrong",
+        f"{source} has {said}, and {represented}: no group of the file's is a device",
         faults=tuple(Fault(place(name), f"{name} is {degree}", "degree") for name, degree in beyond.items()),
-        remedy=remedy,
+        remedy="a topology with a device for each GPU, or one whose devices represent the file's groups",
     )

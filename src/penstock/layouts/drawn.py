@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Literal
 
@@ -15,7 +15,7 @@ from penstock.schemas.profile import ModelProfile
 from penstock.schemas.transformers.degrees import ContextKind
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.model.degrees import Degrees, Modules
+from penstock.solvers.model.degrees import Degrees, Modules, without_parts
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Candidate
 from penstock.solvers.model.schedule import Orders
@@ -26,7 +26,7 @@ from penstock.solvers.schedules.trainer_orders import order_of, ranks_of_stages
 from penstock.solvers.verify.verifier import check_allocation, check_rows, verify
 
 NONE = Recomputing()
-SINGLE = Degrees()
+ONE = Degrees()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,9 @@ class Drawn:
     ``shard_states``: optimizer states are shared out over replicas. ``processes``: devices that the launcher starts.
     ``gradient``: width of the gradients of 16-bit parameters. ``other_order``: ranks count along the pipeline first,
     which differs from stage after stage where there are several ranks and replicas. ``counted_whole``: parameters and
-    gradients are sharded over the replicas, and counted whole. None: not said.
+    gradients are sharded over the replicas, and counted whole. ``degrees``: GPUs that share a layer; ``named``: how the
+    file has each of them; ``modules``: those that every layer recomputes; ``sequence_parallel``: whether activations
+    between layers are split too. None: not said.
     """
 
     stages: tuple[tuple[int, int], ...]
@@ -55,6 +57,10 @@ class Drawn:
     gradient: Literal["parameter", "fp32"] | None = None
     other_order: bool = False
     counted_whole: bool = False
+    degrees: Degrees = ONE
+    named: tuple[tuple[str, str], ...] = ()
+    modules: Modules = ()
+    sequence_parallel: bool | None = None
     assumptions: tuple[str, ...] = ()
 
 
@@ -63,7 +69,7 @@ class Reading:
     """A reader's input other than the text: the model, its roles where names say them, and what the text may leave out.
 
     ``rows`` and ``ranks`` as in ``Drawn``. ``gpus``: how many each device of the topology represents; 0 where that
-    differs.
+    differs. ``given``: values that the text leaves open, by name; ``config``: which of its configurations is meant.
     """
 
     profile: ModelProfile
@@ -72,6 +78,8 @@ class Reading:
     rows: int | None = None
     ranks: int | None = None
     gpus: int = 1
+    given: Mapping[str, str] = field(default_factory=dict)
+    config: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +109,7 @@ class Expressed:
     gradient: Literal["parameter", "fp32"]
     nodes: tuple[tuple[str, int], ...]
     assumptions: tuple[str, ...]
-    degrees: Degrees = SINGLE
+    degrees: Degrees = ONE
     modules: Modules = ()
     context_kind: ContextKind | None = None
     gpus: int = 1
@@ -119,7 +127,7 @@ class Expressed:
     def remarks(self) -> list[str]:
         """What a file says above what its trainer reads."""
         hosts = ", ".join(f"{name} ({count})" for name, count in self.nodes)
-        within = f" × {self.degrees.mesh} that share layers ({self.degrees})" if self.degrees != SINGLE else ""
+        within = f" × {self.degrees.mesh} that share layers ({self.degrees})" if self.degrees != ONE else ""
         return [
             self.title,
             f"{self.world} ranks, {self.ranks} of the pipeline × {self.replicas} replicas{within}; they count through "
@@ -140,11 +148,11 @@ def placed(problem: Problem, within: Within, drawn: Drawn, world: Sequence[int])
             "the nodes that the job runs on (--nodes), or another pipeline size",
         )
     replicas = devices // drawn.ranks
-    if drawn.other_order and drawn.ranks > 1 and replicas > 1:
+    if drawn.other_order and drawn.ranks > 1 and problem.samples_per_row > 1:
         raise wrong(
-            "--use-tp-pp-dp-mapping counts ranks along the pipeline first; judged are ranks in Megatron's usual "
-            f"order, stage after stage, which is another one with {drawn.ranks} pipeline ranks × {replicas} replicas",
-            "leave it out, or one replica (--nodes)",
+            "--use-tp-pp-dp-mapping counts ranks along the pipeline first, and experts are spread over "
+            f"{problem.samples_per_row} replicas: they would be on different stages",
+            "leave it out, or fewer ranks for the experts",
         )
     rows = drawn.rows or 1
     number, left = divmod(problem.global_batch_size, rows * replicas)
@@ -155,11 +163,15 @@ def placed(problem: Problem, within: Within, drawn: Drawn, world: Sequence[int])
             "replicas: micro-batches would not be equal",
             "another micro-batch size (--micro-batch-size) or global batch size",
         )
-    held = [tuple(world[r * replicas : (r + 1) * replicas]) for r in range(drawn.ranks)]
+    if drawn.other_order:
+        held = [tuple(world[r :: drawn.ranks]) for r in range(drawn.ranks)]
+    else:
+        held = [tuple(world[r * replicas : (r + 1) * replicas]) for r in range(drawn.ranks)]
+    modules = without_parts(tuple(module for module in drawn.modules if module in problem.modules))
     rank_of = ranks_of_stages(drawn.schedule, drawn.ranks, len(drawn.stages) // drawn.ranks)
     plain = [Stage(first, last, held[r]) for r, (first, last) in zip(rank_of, drawn.stages, strict=True)]
     stages = tuple(
-        Stage(stage.first, stage.last, stage.devices, "rows", within.segments(stage, drawn.recompute))
+        Stage(stage.first, stage.last, stage.devices, "rows", within.segments(stage, drawn.recompute), modules=modules)
         for stage in plain
     )
     return single_pipeline(stages, number)
@@ -184,8 +196,10 @@ def by_hand(problem: Problem, allocation: Allocation, orders: Orders, overlap: b
 def differing(problem: Problem, within: Within, drawn: Drawn, world: Sequence[int]) -> tuple[str, ...]:
     """What the layout's own numbers say otherwise than what is judged. Raises InvalidDocument for contradictions."""
     said = []
-    if drawn.processes not in (None, len(world)):
-        said.append(f"its flags start {drawn.processes} devices; judged is a job on {len(world)}")
+    gpus = len(world) * problem.degrees.cell
+    if drawn.processes not in (None, gpus):
+        said.append(f"its flags start {drawn.processes} devices; judged is a job on {gpus}")
+    said += _not_judged(problem, drawn)
     if drawn.local_rows is not None:
         replicas = len(world) // drawn.ranks
         flushed = drawn.local_rows * replicas
@@ -202,6 +216,19 @@ def differing(problem: Problem, within: Within, drawn: Drawn, world: Sequence[in
                 "(gradient accumulation); judged is one of them all, which waits less"
             )
     return tuple(said)
+
+
+def _not_judged(problem: Problem, drawn: Drawn) -> list[str]:
+    """What of degrees and of recomputed modules the costs do not have."""
+    said = []
+    if lacking := [module for module in drawn.modules if module not in problem.modules]:
+        said.append(f"recomputing {', '.join(lacking)} is not counted: no costs of that at {problem.degrees}")
+    if drawn.degrees.tensor > 1 and drawn.sequence_parallel is False:
+        said.append(
+            "no sequence parallelism: judged is the same with it, which sends as much and keeps less of what is between"
+            " layers"
+        )
+    return said
 
 
 def _group(within: Within, drawn: Drawn, number: int) -> int | None:

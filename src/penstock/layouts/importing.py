@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from penstock.convert import from_plan, to_plan, to_problem
 from penstock.convert.answers import gradients_of_target
 from penstock.convert.explanations import to_layout
 from penstock.convert.requests import inline_documents
 from penstock.layouts import deepspeed, ranges
+from penstock.layouts.at_degrees import at_degrees, cells_in
 from penstock.layouts.drawn import Drawn, Reading, by_hand, differing, ordered, placed, world_of, wrong
 from penstock.layouts.limits import refuse_beyond
-from penstock.layouts.megatron import megatron
+from penstock.layouts.megatron import reading as megatron
+from penstock.layouts.megatron.flags import NO_GIVEN
 from penstock.layouts.roles import roles_of, transformer_of
 from penstock.layouts.torchtitan import torchtitan
 from penstock.planning.solve import solve
 from penstock.report.words import amount, duration, percent
 from penstock.schemas.api.layouts import LayoutImported, LayoutRequest, Rival
 from penstock.schemas.plan import Plan, PlanFile
-from penstock.schemas.request import FP32_GRADIENTS, MemoryModel, PlanRequest
+from penstock.schemas.request import FP32_GRADIENTS, MemoryModel, PlanRequest, Termination
 from penstock.solvers.bounds.coverage import allowed, features_of, whatever_is_pinned
 from penstock.solvers.bounds.schedule_bound import MOST_LABELLED, one_pipeline_bound, request_bound, schedule_bound
 from penstock.solvers.bounds.trainer import within_bounds
@@ -32,7 +34,7 @@ from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Bound, Candidate
+from penstock.solvers.model.result import REQUEST_SCOPE, Bound, Candidate
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.solve.incumbent import shown
 
@@ -59,19 +61,16 @@ def import_layout(
     )
     refuse_beyond(request)
     on_progress("reading the layout")
-    problem = to_problem(request)
-    allocation, orders, drawn = _read(asked, request, problem)
-    if drawn is not None and (memory := _of_layout(request.memory, drawn)) != request.memory:
-        request = request.model_copy(update={"memory": memory})
-        problem = to_problem(request)
+    request, problem, allocation, orders, drawn = _read(asked, request)
     overlap = problem.rules.overlap_all_reduce
     if drawn is not None and drawn.overlap is not None:
         overlap = drawn.overlap
     theirs, faults = by_hand(problem, allocation, orders, overlap)
     short = shortages(problem, allocation, theirs.timeline)
-    free = _free_bounds(problem, keeping=broken_pin(problem, allocation) is None)
+    free = _free_bounds(problem, keeping=broken_pin(problem, allocation) is None) if problem.real is None else []
     features = features_of(problem, allocation, orders, overlap=overlap, fits=not short)
-    bounds = shown([bound for bound in free if features <= bound.covers])
+    covering = [bound for bound in free if features <= bound.covers]
+    bounds = shown(covering) if covering else ()
     own = schedule_bound(problem, allocation, orders, overlap=overlap)
     assumptions = () if drawn is None else (*drawn.assumptions, *gradients_of_target(problem, request))
     roles = roles_of(inline_documents(request)[0], transformer_of(request))
@@ -92,7 +91,7 @@ def import_layout(
             problem, theirs, short[0].missing_bytes if short else 0, drawn is not None and drawn.counted_whole
         ),
         assumptions=assumptions,
-        rivals=_rivals(request, theirs, _of_all(problem, free), workers, on_progress) if asked.compare else (),
+        rivals=_rivals(request, problem, theirs, free, workers, on_progress) if asked.compare else (),
     )
 
 
@@ -118,29 +117,56 @@ def plan_file(found: LayoutImported) -> PlanFile:
     return PlanFile(plan=found.plan, request=found.request)
 
 
-def _read(asked: LayoutRequest, request: PlanRequest, problem: Problem) -> tuple[Allocation, Orders, Drawn | None]:
+class _Read(NamedTuple):
+    """A layout in its problem, whose request says the layout's own memory model and degrees."""
+
+    request: PlanRequest
+    problem: Problem
+    allocation: Allocation
+    orders: Orders
+    drawn: Drawn | None
+
+
+def _read(asked: LayoutRequest, request: PlanRequest) -> _Read:
+    problem = to_problem(request)
     if problem.within is None:
         if asked.nodes or asked.devices_per_node is not None:
             raise wrong("ranges of layers name their devices themselves", "a layout with `devices`", "/nodes")
-        return (*ranges.read(asked.layout, asked.source, problem), None)
-    profile, topology = inline_documents(request)
-    roles = roles_of(profile, transformer_of(request))
-    groups = {device.gpus for node in topology.expanded().nodes for device in node.devices}
-    gpus = groups.pop() if len(groups) == 1 else 0
-    given = Reading(profile, roles, asked.source, asked.micro_batch_size, asked.pipeline_parallel_size, gpus)
-    drawn = READERS[asked.format](asked.layout, given)
-    if drawn.global_batch_size not in (None, problem.global_batch_size):
+        return _Read(request, problem, *ranges.read(asked.layout, asked.source, problem), None)
+    drawn = _drawn(asked, request)
+    if drawn.global_batch_size not in (None, request.global_batch_size):
         raise wrong(
-            f"it trains {drawn.global_batch_size} samples a step, the request {problem.global_batch_size}",
+            f"it trains {drawn.global_batch_size} samples a step, the request {request.global_batch_size}",
             "ask for the layout's global batch size",
         )
     if asked.pipeline_parallel_size not in (None, drawn.ranks):
         raise wrong(f"it has {drawn.ranks} pipeline ranks, not {asked.pipeline_parallel_size}")
-    world = world_of(problem, asked.nodes, asked.devices_per_node)
-    allocation = placed(problem, problem.within, drawn, world)
-    orders = ordered(problem, problem.within, drawn, allocation)
-    said = differing(problem, problem.within, drawn, world)
-    return allocation, orders, replace(drawn, assumptions=(*drawn.assumptions, *said))
+    request = request.model_copy(update={"memory": _of_layout(request.memory, drawn)})
+    gpus = world_of(problem, asked.nodes, asked.devices_per_node)
+    within = problem.within
+    request, problem = at_degrees(request, drawn, asked.source, len(gpus))
+    world = cells_in(problem, gpus)
+    allocation = placed(problem, within, drawn, world)
+    orders = ordered(problem, within, drawn, allocation)
+    said = differing(problem, within, drawn, world)
+    return _Read(request, problem, allocation, orders, replace(drawn, assumptions=(*drawn.assumptions, *said)))
+
+
+def _drawn(asked: LayoutRequest, request: PlanRequest) -> Drawn:
+    """What the trainer's own file says."""
+    profile, topology = inline_documents(request)
+    groups = {device.gpus for node in topology.expanded().nodes for device in node.devices}
+    given = Reading(
+        profile,
+        roles_of(profile, transformer_of(request)),
+        asked.source,
+        asked.micro_batch_size,
+        asked.pipeline_parallel_size,
+        groups.pop() if len(groups) == 1 else 0,
+        asked.given,
+        asked.config,
+    )
+    return READERS[asked.format](asked.layout, given)
 
 
 def _sentences(problem: Problem, theirs: Candidate, missing_bytes: int, counted_whole: bool) -> tuple[str, ...]:
@@ -168,21 +194,67 @@ def _sentences(problem: Problem, theirs: Candidate, missing_bytes: int, counted_
 
 def _rivals(
     request: PlanRequest,
+    problem: Problem,
     theirs: Candidate,
-    bounds_ns: tuple[int, int],
+    free: list[Bound],
     workers: int | None,
     on_progress: Callable[[str], None],
 ) -> tuple[Rival, ...]:
-    """``bounds_ns``: of all plans of the target, and of all plans."""
-    found = []
-    if request.target is not None:
-        on_progress(f"the best plan that {request.target} can express")
-        found.append(_rival(f"within what {request.target} can express", request, theirs, bounds_ns[0], workers))
-    on_progress("the best plan without limits")
+    """``free``: what is proven already."""
+    target = request.target
     options = {name: value for name, value in request.options.items() if name != "transformer"}
-    free = request.model_copy(update={"target": None, "options": options})
-    found.append(_rival("without limits", free, theirs, bounds_ns[1], workers))
+    whole = request.model_copy(update={"target": None, "options": options})
+    choices = {"without limits": whole}
+    if target is not None:
+        choices = {f"within what {target} can express": request, **choices}
+    if problem.real is not None:
+        return _at_any_degrees(whole, target, theirs, workers, on_progress)
+    bounds = dict(zip(choices, _of_all(problem, free), strict=False)) if target is not None else {}
+    found = []
+    for choice, wanted in choices.items():
+        on_progress(f"the best plan {choice}")
+        bound_ns = bounds.get(choice, free[0].bound_ns)
+        found.append(_rival(choice, wanted, theirs, bound_ns, workers))
     return tuple(found)
+
+
+def _at_any_degrees(
+    request: PlanRequest,
+    target: str | None,
+    theirs: Candidate,
+    workers: int | None,
+    on_progress: Callable[[str], None],
+) -> tuple[Rival, ...]:
+    """The best plain layout at all degrees that the profile knows; and the best plan, where a limit says how long."""
+    memory = request.memory.model_copy(update={"optimizer_sharding": "none"})
+    free = request.model_copy(update={"degrees": "auto", "sharding": "auto", "memory": memory})
+    choices = {f"plain layout of {target} at any degrees": free.model_copy(update={"planner": "even"})}
+    if free.termination != Termination():
+        choices["without limits"] = free
+    found = []
+    for choice, wanted in choices.items():
+        on_progress(f"the best plan {choice}")
+        found.append(_divided_rival(choice, wanted, theirs, workers))
+    return tuple(found)
+
+
+def _divided_rival(choice: str, request: PlanRequest, theirs: Candidate, workers: int | None) -> Rival:
+    result = solve(request, workers=workers)
+    plan = result.plan
+    time = None if plan is None or plan.prediction is None else plan.prediction.time_per_global_batch_ns
+    status: Literal["optimal", "feasible", "infeasible", "none_found", "time_limit"] = result.status
+    whole = [] if plan is None else [each for each in plan.certificates if each.scope == REQUEST_SCOPE]
+    return Rival(
+        choice=choice,
+        status=status,
+        why=result.why,
+        time_ns=time,
+        bound_ns=max((each.bound_ns for each in whole), default=None),
+        saved=None if time is None else 1 - time / theirs.value_ns,
+        plan=plan,
+        comparison=None,
+        request=request,
+    )
 
 
 def _rival(choice: str, request: PlanRequest, theirs: Candidate, bound_ns: int, workers: int | None) -> Rival:
@@ -243,9 +315,11 @@ _BATCH = {
 }
 
 
-def batch_said(form: str, text: str) -> int | None:
+def batch_said(
+    form: str, text: str, source: str = "the layout", given: Mapping[str, str] = NO_GIVEN, config: str | None = None
+) -> int | None:
     """The global batch size that a layout names, to ask for it; the reader checks it again."""
     if form == "megatron":
-        return megatron.batch_said(text)
+        return megatron.batch_said(text, source, given, config)
     found = re.search(_BATCH.get(form, r"(?!)"), text)
     return int(found[1]) if found is not None and int(found[1]) else None

@@ -11,7 +11,8 @@ import ast
 import operator
 import re
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from penstock.layouts.texts import place
@@ -42,7 +43,11 @@ class Value(NamedTuple):
 
 
 class Unsaid(Exception):
-    """The text does not say what a variable is; the message says why."""
+    """The text does not say what a variable is; the message says why. ``variable``: its name, where there is one."""
+
+    def __init__(self, why: str, variable: str = "") -> None:
+        super().__init__(why)
+        self.variable = variable
 
 
 class _Assignment(NamedTuple):
@@ -51,10 +56,10 @@ class _Assignment(NamedTuple):
 
 
 class Variables:
-    """The assignments of a text (without its comments)."""
+    """The assignments of a text (without its comments). ``given``: values that count whatever the text assigns."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
+    def __init__(self, text: str, given: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._text, self._given = text, given
         self._assigned: dict[str, list[_Assignment]] = defaultdict(list)
         found = [*_ASSIGNED.finditer(text), *_DEFAULTED.finditer(text)]
         line = end = 0
@@ -91,20 +96,22 @@ class Variables:
         if computed is not None:
             return Value(str(self._computed(computed, word.at, depth)), word.at)
         name = braced or plain
+        if name in self._given:
+            return Value(self._given[name], word.at)
         known = [each for each in self._assigned.get(name, ()) if each.value.at + len(each.value.text) <= word.at]
         while known and known[-1].value.text == word.text:  # PP=${PP:-4} says nothing but its default
             known.pop()
         if not known:
             if default is not None:
                 return self.value(Value(default, word.at), depth + 1)
-            raise Unsaid(f"${name} is not set above it")
+            raise Unsaid(f"${name} is not set above it", name)
         settled = max((i for i, each in enumerate(known) if not each.conditional), default=0)
         chosen = known[settled]
         for other in known[settled + 1 :]:
             if other.value.text != chosen.value.text:
                 lines = [place(self._text, each.value.at)[0] for each in (chosen, other)]
                 raise Unsaid(
-                    f"${name} is {chosen.value.text} in line {lines[0]} and {other.value.text} in line {lines[1]}"
+                    f"${name} is {chosen.value.text} in line {lines[0]} and {other.value.text} in line {lines[1]}", name
                 )
         found = self.value(chosen.value, depth + 1)
         return self.value(Value(default, word.at), depth + 1) if not found.text and default is not None else found

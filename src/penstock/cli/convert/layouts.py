@@ -31,6 +31,7 @@ from penstock.schemas.errors import InvalidDocument, InvalidPlan
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
     from penstock.schemas.api.layouts import LayoutImported, LayoutRequest, Rival
+    from penstock.schemas.plan import Plan
 
 
 LAYOUT = "Layout"
@@ -63,6 +64,18 @@ class Missing:
     devices_per_node: Annotated[
         int | None, typer.Option(min=1, help="Number of devices that the job uses on each node (default: all).")
     ] = None
+    given: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--given",
+            metavar="NAME=VALUE",
+            help="Value that FILE leaves open, by variable or flag: PP=8, vocab-size=128256. Repeatable.",
+        ),
+    ] = None
+    config: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Which configuration of FILE is meant, where it has several."),
+    ] = None
 
 
 def register(importing: typer.Typer) -> None:
@@ -76,8 +89,8 @@ def import_layout(
         str,
         typer.Argument(
             metavar="FILE",
-            help="What the trainer reads: Megatron's script or layout string, torchtitan's TOML, DeepSpeed's parts, or "
-            "ranges of layers; - is standard input.",
+            help="What the trainer reads: Megatron's script, recipe or layout string, torchtitan's TOML or Python, "
+            "DeepSpeed's JSON or parts, or ranges of layers; - is standard input.",
         ),
     ],
     format: Annotated[
@@ -120,11 +133,13 @@ def import_layout(
 ) -> None:
     """Judge the layout that another trainer runs today, and show how much faster the best plan is.
 
+    The model is that of --example, --hf or --profile; without these it is the
+    transformer that Megatron's flags in FILE describe.
     Exits with 3 for a layout that does not fit into memory, and with 65 for one
     that Penstock cannot judge.
 
     Example:
-    penstock import layout train.sh --from megatron --example llama-3-8b --cluster 2x8xH100
+    penstock import layout train.sh --from megatron --cluster 4x8xH100
     """
     for target in (output, best):
         refuse_unwritable(target)
@@ -145,7 +160,11 @@ def import_layout(
         raise typer.Exit(NOT_JUDGED) from None
     _write(found, output, best)
     if as_json:
-        print_json(found.model_dump(mode="json", exclude={"request"}, exclude_none=True))
+        print_json(
+            found.model_dump(
+                mode="json", exclude={"request": True, "rivals": {"__all__": {"request"}}}, exclude_none=True
+            )
+        )
     show_layout(screen, found)
     for target in filter(None, (output, best)):
         screen.say(f"written to {target}")
@@ -182,23 +201,70 @@ def _request(options: Mapping[str, Any], file: str, format: str, *, compare: boo
         raise InvalidDocument(
             f"{file!r} is empty", remedy="Megatron's script, torchtitan's settings, DeepSpeed's parts, …"
         )
+    source = "standard input" if file == STANDARD else Path(file).name
+    values = dict(_value(text) for text in options["given"] or ())
+    known: dict[str, Any] = {"given": values, "config": options["config"]}
     own = options["global_batch_size"]
     if own is None and options["request"] is None:
-        own = batch_said(format, text)
+        own = batch_said(format, text, source, **known)
+    made = _model(options, format, text, source, compare=compare, **known)
     return LayoutRequest.parse(
         {
             "schema_version": 1,
             "format": format,
             "layout": text,
-            "source": "standard input" if file == STANDARD else Path(file).name,
-            "request": request_of({**options, "micro_batch_size": None, "global_batch_size": own}),
+            "source": source,
+            "request": request_of({**options, **made, "micro_batch_size": None, "global_batch_size": own}),
             "micro_batch_size": options["micro_batch_size"],
             "pipeline_parallel_size": options["pipeline_parallel_size"],
             "nodes": options["nodes"] or "",
             "devices_per_node": options["devices_per_node"],
             "compare": compare,
+            **known,
         }
     )
+
+
+def _value(text: str) -> tuple[str, str]:
+    """``PP=8``. Raises typer.BadParameter."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise typer.BadParameter(f"{text!r} is not NAME=VALUE, such as PP=8", param_hint="--given")
+    return name.strip(), value.strip()
+
+
+def _model(
+    options: Mapping[str, Any],
+    form: str,
+    text: str,
+    source: str,
+    *,
+    compare: bool,
+    given: Mapping[str, str],
+    config: str | None,
+) -> dict[str, Any]:
+    """Options of the request that say the model: a profile with costs at the file's degrees, where one is computed."""
+    from penstock.cli.plan.asking import profile_of_options, topology_of_options
+    from penstock.layouts.models import asked_for, degrees_said, profile_said
+    from penstock.solvers.model.degrees import Degrees
+
+    if any(options[name] is not None for name in ("request", "profile")) or form != "megatron":
+        return {}
+    topology = topology_of_options(options)
+    if topology is None:
+        return {}
+    if options["example"] is None and options["hf"] is None:
+        scaled = {kind.name: kind.scale_from for kind in topology.kinds}
+        named = [device.kind for node in topology.expanded().nodes for device in node.devices]
+        kinds = list(dict.fromkeys(scaled.get(kind, kind) for kind in named))
+        said = profile_said(form, text, source, kinds, given=given, config=config, compare=compare)
+        return {"made_profile": said}
+    stated = degrees_said(form, text, source, given, config)
+    if stated == Degrees():
+        return {}
+    framework = options["framework"] or "megatron"
+    made = profile_of_options({**options, "framework": framework}, asked=asked_for(stated, compare=compare))
+    return {"made_profile": made, "example": None, "hf": None, "framework": None}
 
 
 def _write(found: LayoutImported, output: str | None, best: str | None) -> None:
@@ -210,7 +276,7 @@ def _write(found: LayoutImported, output: str | None, best: str | None) -> None:
         plan = found.rivals[0].plan
         if plan is None:
             raise UnsupportedRequest(f"there is no plan {found.rivals[0].choice}: {found.rivals[0].why}")
-        write_document(PlanFile(plan=plan, request=found.request), best)
+        write_document(PlanFile(plan=plan, request=found.rivals[0].request or found.request), best)
 
 
 def show_layout(screen: Screen, found: LayoutImported) -> None:
@@ -223,16 +289,31 @@ def show_layout(screen: Screen, found: LayoutImported) -> None:
         screen.say(f"assumed: {assumption}")
     for rival in found.rivals:
         screen.say()
-        if rival.time_ns is None or rival.saved is None or rival.comparison is None:
+        if rival.time_ns is None or rival.saved is None or rival.plan is None:
             screen.say(f"{rival.choice}: {rival.why}")
             continue
         proven = "" if rival.bound_ns is None else f"; none takes less than {duration(rival.bound_ns)}"
         pace = f"{percent(abs(rival.saved))} {'less' if rival.saved >= 0 else 'more'}"
         screen.say(f"best {rival.choice}: {duration(rival.time_ns)}, {pace}{proven}")
-        screen.say(f"  {rival.comparison.ours.stages}")
+        if rival.comparison is not None:
+            screen.say(f"  {rival.comparison.ours.stages}")
+        else:
+            screen.say(f"  {_in_short(rival.plan)}")
         for sentence in _on_its_class(rival):
             screen.say(f"  {sentence}")
-        screen.say(f"  compared with the layout: {rival.comparison.sentence}")
+        if rival.comparison is not None:
+            screen.say(f"  compared with the layout: {rival.comparison.sentence}")
+
+
+def _in_short(plan: Plan) -> str:
+    """Degrees, stages and micro-batches of a plan."""
+    from penstock.convert.degrees import degrees_of
+
+    stages = plan.pipelines[0].stages
+    shared = f", {plan.sharding} sharded" if plan.sharding not in (None, "none") else ""
+    return (
+        f"{degrees_of(plan.degrees)}{shared}; {len(stages)} stages, M = {plan.num_micro_batches}, {plan.schedule.name}"
+    )
 
 
 def _on_its_class(rival: Rival) -> list[str]:

@@ -16,6 +16,8 @@ from penstock.schemas.errors import WrongDocument
 if TYPE_CHECKING:
     from penstock.schemas.profile import ModelProfile
     from penstock.schemas.request import PlanRequest
+    from penstock.schemas.topology import ClusterTopology
+    from penstock.shapes.profiled_degrees import Asked
 
 SOURCES = (("profile", "example", "hf"), ("topology", "cluster"))
 """The options that give a document: by file, which is the request's field, too, by name, and by a configuration."""
@@ -39,7 +41,7 @@ def request_of(options: Mapping[str, Any], *, open_degrees: bool = False) -> Pla
     missing = [
         f"{', '.join(f'--{way}' for way in ways[:-1])} or --{ways[-1]}"
         for ways in SOURCES
-        if not (any(options.get(way) for way in ways) or ways[0] in data)
+        if not (any(options.get(way) for way in (*ways, f"made_{ways[0]}")) or ways[0] in data)
     ]
     if "global_batch_size" not in fields and "global_batch_size" not in data:
         missing.append("--global-batch-size")
@@ -133,8 +135,15 @@ def _option(text: str) -> tuple[str, Any]:
     return name, parsed if isinstance(parsed, bool | int | float | str) else value
 
 
-def profile_of_options(options: Mapping[str, Any]) -> ModelProfile | None:
-    """The profile that options name, by file, by a configuration or by name; None where they name none."""
+def profile_of_options(options: Mapping[str, Any], *, asked: Asked | None = None) -> ModelProfile | None:
+    """The profile that options name, by file, by a configuration or by name; None where they name none.
+
+    ``asked``: degrees at which a computed one has costs, instead of those that options name. ``made_profile`` among the
+    options is the profile itself.
+    """
+    if options.get("made_profile") is not None:
+        made: ModelProfile = options["made_profile"]
+        return made
     from penstock.examples import catalogue
     from penstock.planning.documents import computed_profile, find_profile, find_shape
     from penstock.schemas.profile import ModelProfile
@@ -142,7 +151,7 @@ def profile_of_options(options: Mapping[str, Any]) -> ModelProfile | None:
 
     computed: dict[str, Any] = {
         "framework": options.get("framework"),
-        "asked": costed_degrees(options.get("context"), options.get("expert"), options.get("expert_tensor")),
+        "asked": asked or costed_degrees(options.get("context"), options.get("expert"), options.get("expert_tensor")),
         "context_kind": options.get("context_kind"),
     }
     length = options.get("sequence_length")
@@ -159,20 +168,26 @@ def profile_of_options(options: Mapping[str, Any]) -> ModelProfile | None:
 
 
 def _documents(options: Mapping[str, Any]) -> dict[str, Any]:
-    from penstock.examples import catalogue
     from penstock.schemas.profile import PipelineProfile
-    from penstock.schemas.topology import ClusterTopology
 
     found: dict[str, Any] = {}
     if (profile := profile_of_options(options)) is not None:
         found["profile"] = profile
     if options.get("pipeline_profile") is not None:
         found["pipeline_profile"] = read_document(PipelineProfile, options["pipeline_profile"])
-    if options["topology"] is not None:
-        found["topology"] = read_document(ClusterTopology, options["topology"])
-    elif options["cluster"] is not None:
-        found["topology"] = catalogue.cluster(options["cluster"])
+    if (topology := topology_of_options(options)) is not None:
+        found["topology"] = topology
     return found
+
+
+def topology_of_options(options: Mapping[str, Any]) -> ClusterTopology | None:
+    """The topology that options name, by file or by name; None where they name none."""
+    from penstock.examples import catalogue
+    from penstock.schemas.topology import ClusterTopology
+
+    if options["topology"] is not None:
+        return read_document(ClusterTopology, options["topology"])
+    return None if options["cluster"] is None else catalogue.cluster(options["cluster"])
 
 
 def _merged(data: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.layouts.drawn import Expressed
 from penstock.layouts.megatron.cuts import FIRST, LAST, MTP, STAGES, WITH_EMBEDDING, WITH_LOSS
-from penstock.layouts.megatron.flags import GROUP, LAYOUT, RANKS
+from penstock.layouts.megatron.names import GROUP, LAYOUT, RANKS
 from penstock.layouts.megatron.written import CONTEXT, EXPERT, EXPERT_TENSOR, TENSOR, flags_of
 
 _DOCUMENTED = """

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from penstock.layouts.megatron.flags import LAYOUT, OTHER_STACKS, Flags
+from penstock.layouts.megatron.flags import Flags
 from penstock.layouts.megatron.layout_string import read_layout
+from penstock.layouts.megatron.names import LAYOUT, OTHER_STACKS
 from penstock.layouts.roles import Roles
 from penstock.schemas.errors import InvalidDocument
 
@@ -16,8 +17,16 @@ PER_STAGE, STAGES = "num-layers-per-virtual-pipeline-stage", "num-virtual-stages
 WITH_EMBEDDING, WITH_LOSS = "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split"
 
 
-def stages_of(flags: Flags, roles: Roles, ranks: int) -> tuple[tuple[int, int], ...]:
-    """First and last layer of each stage. Raises InvalidDocument where the flags contradict each other or the model."""
+def stages_of(flags: Flags, roles: Roles, ranks: int, *, equal: bool = True) -> tuple[tuple[int, int], ...]:
+    """First and last layer of each stage. Raises InvalidDocument where the flags contradict each other or the model.
+
+    ``equal``: whether the profile is known to be of equal transformer layers. One that may be of others is one stage
+    where the flags have layers of several kinds, and no pipeline.
+    """
+    if not equal and ranks == 1 and not any(flags.on(name) for name in (LAYOUT, PER_STAGE, STAGES)):
+        stacks = next((name for name in OTHER_STACKS if flags.mentioned(name)), None)
+        if stacks is not None:
+            return ((0, roles.last + roles.after),)
     _refuse_other_stacks(flags)
     for name, known, what in (
         ("num-layers", roles.number, "transformer layers"),
@@ -33,21 +42,29 @@ def stages_of(flags: Flags, roles: Roles, ranks: int) -> tuple[tuple[int, int], 
     layout = flags.value(LAYOUT)
     if layout is not None:
         _refuse_both(flags)
-        return read_layout(layout.text, roles, flags.text, layout.at)
-    stages, layer = [], roles.first
+        stages = read_layout(layout.text, roles, flags.text, layout.at)
+        each = flags.number(STAGES)
+        if each is not None and len(stages) != ranks * each:
+            raise flags.wrong(STAGES, f"{each} stages on each of {ranks} ranks, and the layout has {len(stages)}")
+        return stages
+    found, layer = [], roles.first
     for count in _counts(flags, roles.number, ranks):
-        stages.append((layer, layer + count - 1))
+        found.append((layer, layer + count - 1))
         layer += count
-    stages[0] = (0, stages[0][1])
-    stages[-1] = (stages[-1][0], stages[-1][1] + roles.after)
-    return tuple(stages)
+    found[0] = (0, found[0][1])
+    found[-1] = (found[-1][0], found[-1][1] + roles.after)
+    return tuple(found)
 
 
 def _refuse_other_stacks(flags: Flags) -> None:
     """Layers of several kinds, or two stacks of them, are cut by other rules and do not cost the same."""
     for name in OTHER_STACKS:
         if flags.mentioned(name):
-            what = "two stacks" if name == "decoder-num-layers" else "layers of several kinds, such as Mamba's"
+            what = (
+                "two stacks"
+                if name in ("decoder-num-layers", "encoder-num-layers")
+                else "layers of several kinds, such as Mamba's"
+            )
             raise flags.wrong(
                 name,
                 f"--{name}: a model of {what}, which Megatron cuts by rules of their own; judged are stacks of equal "
@@ -57,8 +74,9 @@ def _refuse_other_stacks(flags: Flags) -> None:
 
 
 def _refuse_both(flags: Flags) -> None:
-    """Megatron takes a layout or the flags of an even cut."""
-    for name in (FIRST, LAST, PER_STAGE, STAGES, WITH_EMBEDDING, WITH_LOSS):
+    """Megatron takes a layout or the flags of an even cut; configurations may say the layout's stages per rank too."""
+    others = (FIRST, LAST, PER_STAGE, *(() if flags.configured else (STAGES,)), WITH_EMBEDDING, WITH_LOSS)
+    for name in others:
         if flags.on(name):
             raise flags.wrong(
                 name,
@@ -114,6 +132,9 @@ def _chunks(flags: Flags, layers: int, ranks: int) -> int:
 
 def _uneven(flags: Flags, name: str | None, what: str) -> InvalidDocument:
     remedy = f"--{LAYOUT}, which says what is where"
+    if flags.configured:
+        what = f"{what}, unless another file says more"
+        remedy = f"say it: --given {WITH_EMBEDDING}=true --given {WITH_LOSS}=true, or --given {LAYOUT}=…"
     if name is None:
         return InvalidDocument(f"{flags.source}: {what}", remedy=remedy)
     return flags.wrong(name, f"--{name}: {what}", remedy)

@@ -1,98 +1,61 @@
 """Megatron-Core's flags in a script, a manifest or a configuration, whichever spelling: found, looked up, checked.
 
-Flags stand as ``--name value`` or ``--name=value``; in configurations (NeMo, Megatron-Bridge, Megatron's YAML, Python)
-as ``name: value`` or ``name=value``. Of several the last one counts, as in Megatron. Flags that change neither the
-pipeline nor what it takes are passed over; those that do and are not understood are in ``megatron_others``.
+Flags stand as ``--name value`` or ``--name=value``; in configurations (NeMo, Megatron's YAML) as ``name: value`` or
+``name=value``; in a Python module (Megatron-Bridge's recipes) as what one of its configurations sets. Of several the
+last one counts, as in Megatron. ``names.py`` has those that are read, ``other_flags.py`` those that change an answer
+and are not modelled, ``irrelevant_flags.py`` the rest.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from itertools import islice
+from types import MappingProxyType
 
 from penstock.importers.lines import Faults
-from penstock.layouts.megatron.other_flags import CHANGING
+from penstock.layouts.megatron.irrelevant_flags import IRRELEVANT
+from penstock.layouts.megatron.names import (
+    MODEL_SWITCHES,
+    MODEL_WORDS,
+    MODULES,
+    NUMBERS,
+    OTHER_STACKS,
+    OTHERWISE,
+    READ,
+    SIZES,
+    STARTED_BY,
+    SWITCHES,
+    WIDTHS,
+    WORDS,
+)
+from penstock.layouts.megatron.other_flags import CHANGING, FLAGS_ONLY, HARMLESS
+from penstock.layouts.megatron.recipe import settings_of
+from penstock.layouts.recipes.configurations import is_python
 from penstock.layouts.shell import EXPANDED, QUOTED, Unsaid, Value, Variables
 from penstock.layouts.texts import place
 from penstock.schemas.errors import Fault, InvalidDocument
 
-LAYOUT = "pipeline-model-parallel-layout"
-RANKS = "pipeline-model-parallel-size"
-GROUP = "microbatch-group-size-per-virtual-pipeline-stage"
-OTHER_ORDER = "use-tp-pp-dp-mapping"
-DEGREES = (
-    "tensor-model-parallel-size",
-    "context-parallel-size",
-    "expert-model-parallel-size",
-    "expert-tensor-parallel-size",
-)
-"""Kinds of parallelism other than pipeline and data parallelism."""
-SIZES = ("hidden-size", "num-attention-heads", "seq-length", "num-experts", "vocab-size")
-"""What a profile was measured with."""
-GRADIENTS = ("bf16", "fp16", "grad-reduce-in-bf16", "accumulate-allreduce-grads-in-fp32", "grad-reduce-in-fp32")
-MAIN_GRADIENTS = "main-grads-dtype"
-OTHER_STACKS = (
-    "hybrid-layer-pattern",
-    "hybrid-override-pattern",
-    "hybrid-attention-ratio",
-    "hybrid-mlp-ratio",
-    "is-hybrid-model",
-    "decoder-num-layers",
-)
-"""Models that are no stack of equal transformer layers."""
-NUMBERS = (
-    RANKS,
-    "num-layers",
-    "mtp-num-layers",
-    "micro-batch-size",
-    "global-batch-size",
-    "recompute-num-layers",
-    "num-layers-per-virtual-pipeline-stage",
-    "num-virtual-stages-per-pipeline-rank",
-    "decoder-first-pipeline-num-layers",
-    "decoder-last-pipeline-num-layers",
-    GROUP,
-    *DEGREES,
-    *SIZES,
-    "nnodes",
-    "nproc-per-node",
-)
-SHAPE = frozenset(name for name in NUMBERS if "layers" in name or "parallel-size" in name or "stages" in name) | {
-    LAYOUT
-}
-"""One of these at least is in what Megatron starts with."""
-WORDS = (LAYOUT, "recompute-granularity", "recompute-method")
-SWITCHES = (
-    *GRADIENTS,
-    "overlap-grad-reduce",
-    "use-distributed-optimizer",
-    "recompute-activations",
-    "account-for-embedding-in-pipeline-split",
-    "account-for-loss-in-pipeline-split",
-    OTHER_ORDER,
-)
-OTHERWISE = {
-    "virtual-pipeline-model-parallel-size": "num-virtual-stages-per-pipeline-rank",
-    "num-layers-in-first-pipeline-stage": "decoder-first-pipeline-num-layers",
-    "num-layers-in-last-pipeline-stage": "decoder-last-pipeline-num-layers",
-    "microbatch-group-size-per-vp-stage": GROUP,
-    "activations-checkpoint-granularity": "recompute-granularity",
-    "activations-checkpoint-method": "recompute-method",
-    "activations-checkpoint-num-layers": "recompute-num-layers",
-    "num-moe-experts": "num-experts",
-    "encoder-seq-length": "seq-length",
-}
-"""Names in configurations of NeMo and Megatron-Core."""
+
+def _either(names: Iterable[str]) -> str:
+    return "|".join(sorted((name.replace("-", "[-_]") for name in names), key=len, reverse=True))
+
+
 _OF_PIPELINES = tuple(
-    name for name in (*NUMBERS, *WORDS, *SWITCHES, *OTHERWISE) if OTHERWISE.get(name, name) not in SIZES
+    name
+    for name in (*NUMBERS, *WORDS, *SWITCHES, *OTHERWISE)
+    if OTHERWISE.get(name, name) not in (*SIZES, *WIDTHS, *MODEL_WORDS, *MODEL_SWITCHES)
 )
 """Names of which a slip is looked for."""
-_KNOWN = (*NUMBERS, *WORDS, MAIN_GRADIENTS, *SWITCHES, *OTHERWISE, *OTHER_STACKS, *CHANGING)
-_NAMES = "|".join(sorted((name.replace("-", "[-_]") for name in _KNOWN), key=len, reverse=True))
+_KNOWN = READ | CHANGING.keys()
+_NAMES = _either(_KNOWN)
 _BETWEEN = r"[\"']?(?:[ \t]*[=:,][ \t]*|[ \t]+)(?:\\?\r?\n[ \t]*(?:-[ \t]+)?)?|[\"']?\r?\n[ \t]*-[ \t]+"
 _FLAG = re.compile(rf"--({_NAMES})(?![\w-])(?:(?:{_BETWEEN})(?!--|\"--|'--)({QUOTED}|(?:{EXPANDED}|[^\s'\"])+))?")
-_SETTING = re.compile(rf"(?<![\w$-])({_NAMES})[\"']?[ \t]*[:=][ \t]*({QUOTED}|(?:{EXPANDED}|[^\s'\"])*)")
+_SETTING = re.compile(
+    rf"(?<![\w$-])({_either(_KNOWN - FLAGS_ONLY)})[\"']?[ \t]*[:=][ \t]*({QUOTED}|(?:{EXPANDED}|[^\s'\"])*)"
+)
+_MODULES = re.compile(rf"--{MODULES}[\"']?[=:]?((?:[ \t\\\r\n]+(?:-[ \t]+)?[\[\"',]*[a-z_]+[\]\"',]*)+)")
 _ANY_FLAG = re.compile(r"--([a-z][a-z0-9_-]{5,60})(?![\w-])")
 _COMMENT = re.compile(r"(?m)(^|(?<=\s))#.*$")
 _NOTHING = ("", "null", "none", "~")
@@ -100,19 +63,39 @@ _OFF = ("false", "no", "off", "0", "0.0", *_NOTHING)
 _ALIKE = 0.92
 _MOST_COMPARED = 1000
 """Names that are no flag of these; a script has fewer."""
+NO_GIVEN: Mapping[str, str] = MappingProxyType({})
 
 
 class Flags:
     """The flags of a text that a pipeline depends on. Methods that return a value raise InvalidDocument for wrong ones.
 
-    ``found``: all of each name, in their order, as in the text.
+    ``found``: all of each name, in their order, as in the text. ``given``: values of variables and of flags that the
+    text leaves open; ``config``: which of a Python file's configurations. ``configured``: whether the text is
+    such a file. ``unknown``: flags that are none of Megatron's; ``unread``: those that were left out.
     """
 
-    def __init__(self, text: str, source: str) -> None:
+    def __init__(self, text: str, source: str, given: Mapping[str, str] = NO_GIVEN, config: str | None = None) -> None:
         self.text, self.source = text, source
         self.found: dict[str, list[Value]] = {}
+        self.unknown: tuple[str, ...] = ()
+        self.unread: list[str] = []
+        self._said: list[str] = []
+        self._open: Mapping[str, str] = NO_GIVEN
         plain = _COMMENT.sub(lambda match: " " * len(match[0]), text)
-        self._variables = Variables(plain)
+        self._variables = Variables(plain, given)
+        self.configured = is_python(text)
+        if self.configured:
+            recipe = settings_of(text, source, given, config)
+            self.found, self._said, self._open = recipe.found, list(recipe.remarks), recipe.open
+            self._variables = Variables("", given)
+        else:
+            if config is not None:
+                raise InvalidDocument(f"{source} has no configurations with names", remedy="leave --config out")
+            self._scan(plain)
+        self._refuse_slips(plain)
+        self._take(given, plain)
+
+    def _scan(self, plain: str) -> None:
         matches = [*_FLAG.finditer(plain), *_SETTING.finditer(plain)]
         for match in sorted(matches, key=re.Match.start):
             name = match[1].replace("_", "-")
@@ -122,7 +105,21 @@ class Flags:
                 text = "true"
             word = Value(text, match.start(2) if text == match[2] else match.start())
             self.found.setdefault(name, []).append(word)
-        self._refuse_slips(plain)
+        for match in _MODULES.finditer(plain):
+            words = " ".join(re.findall(r"[a-z_]+", match[1]))
+            self.found[MODULES] = [Value(words, match.start(1))]
+
+    def _take(self, given: Mapping[str, str], plain: str) -> None:
+        """Values that are given for flags, not for variables. Raises InvalidDocument for a name that nothing has."""
+        for name, value in given.items():
+            flag = name.lstrip("-").replace("_", "-")
+            flag = OTHERWISE.get(flag, flag)
+            if flag in READ:
+                self.found.setdefault(flag, []).append(Value(value, len(self.text)))
+            elif re.search(rf"\$\{{?{re.escape(name)}\b|\b{re.escape(name)}\b", plain) is None:
+                raise InvalidDocument(
+                    f"{self.source} has neither a variable nor a flag {name!r}, for which {value!r} is given"
+                )
 
     def _refuse_slips(self, plain: str) -> None:
         """Each flag once, and of very many the first ones: to compare two names takes long."""
@@ -130,7 +127,7 @@ class Flags:
         first: dict[str, re.Match[str]] = {}
         for match in _ANY_FLAG.finditer(plain):
             name = match[1].replace("_", "-")
-            if name not in _KNOWN:
+            if name not in _KNOWN and _without_no(name) not in IRRELEVANT | STARTED_BY | _KNOWN:
                 first.setdefault(name, match)
         for name, match in islice(first.items(), _MOST_COMPARED):
             alike = [known for known in _OF_PIPELINES if abs(len(known) - len(name)) <= 0.1 * len(known)]
@@ -139,6 +136,7 @@ class Flags:
                 detail = f"--{match[1]} is no flag of Megatron's; did you mean --{near[0]}?"
                 faults.add(line, detail, column=column, code="layout")
         faults.stop()
+        self.unknown = tuple(first)
 
     def wrong(self, name: str, detail: str, remedy: str | None = None) -> InvalidDocument:
         """An error that points to the flag's value."""
@@ -152,17 +150,49 @@ class Flags:
         line, column = place(self.text, at)
         return f"line {line}, column {column}"
 
+    def _resolved(self, name: str) -> Value:
+        """The last value of a flag with its variables looked up. Raises Unsaid."""
+        word = self.found[name][-1]
+        if name in self._open and word.at < len(self.text):
+            raise Unsaid(self._open[name])
+        return self._variables.value(word)
+
     def _looked_up(self, name: str) -> Value:
         word = self.found[name][-1]
         try:
-            return self._variables.value(word)
+            return self._resolved(name)
         except Unsaid as unsaid:
-            why = str(unsaid)
-        raise self._wrong(
-            word.at,
-            f"--{name} is {word.text!r}, no value that can be read: {why}",
-            "write the value itself, or set the variable in a line above (PP=4)",
-        )
+            why, variable = str(unsaid), unsaid.variable
+        raise self._wrong(word.at, _no_value(name, word, why), _remedy([variable or name]))
+
+    def ask(self, names: Iterable[str]) -> None:
+        """Raise InvalidDocument that names at once all of these flags whose values cannot be read."""
+        faults, missing = [], []
+        for name in names:
+            if name in self.found:
+                word = self.found[name][-1]
+                try:
+                    self._resolved(name)
+                except Unsaid as unsaid:
+                    faults.append(Fault(self._place(word.at), _no_value(name, word, str(unsaid)), "layout"))
+                    missing.append(unsaid.variable or name)
+        if faults:
+            many = f"{len(faults)} fault{'' if len(faults) == 1 else 's'}"
+            raise InvalidDocument(
+                f"{self.source} has {many}", faults=tuple(faults), remedy=_remedy(list(dict.fromkeys(missing)))
+            )
+
+    def drop_unread(self, names: Iterable[str]) -> None:
+        """Leave out those of some flags whose values cannot be read; ``unread`` says which, where and why."""
+        for name in names:
+            if name in self.found:
+                word = self.found[name][-1]
+                try:
+                    self._resolved(name)
+                except Unsaid as unsaid:
+                    line, _column = place(self.text, word.at)
+                    self.unread.append(f"--{name} {word.text}, line {line} ({unsaid})")
+                    del self.found[name]
 
     def _wrong(self, at: int, detail: str, remedy: str | None = None) -> InvalidDocument:
         fault = Fault(self._place(at), detail, "layout")
@@ -174,6 +204,11 @@ class Flags:
             return None
         found = self._looked_up(name)
         return None if found.text.lower() in _NOTHING else found
+
+    def text_of(self, name: str) -> str | None:
+        """What a flag says, in small letters; None where it is absent."""
+        found = self.value(name)
+        return None if found is None else found.text.lower().rstrip(",)")
 
     def number(self, name: str, least: int = 1) -> int | None:
         """The value of a flag; None where it is absent."""
@@ -188,7 +223,7 @@ class Flags:
     def said(self, name: str) -> int | None:
         """The number of a flag that does not matter enough to ask for it; None where it is not to be seen."""
         try:
-            word = self._variables.value(self.found[name][-1]).text if name in self.found else ""
+            word = self._resolved(name).text if name in self.found else ""
         except Unsaid:
             return None
         return int(word) if re.fullmatch(r"[1-9][0-9]{0,5}", word) else None
@@ -204,11 +239,39 @@ class Flags:
         except InvalidDocument:
             return True
 
+    def changing(self) -> list[str]:
+        """Flags that change the answer and are not modelled; not those whose value is what a plan is judged with."""
+        named = [name for name in CHANGING if self.mentioned(name)]
+        return [name for name in named if self._as_seen(name) not in HARMLESS.get(name, ())]
+
+    def _as_seen(self, name: str) -> str:
+        try:
+            return self._resolved(name).text.lower().rstrip(",)")
+        except Unsaid:
+            return ""
+
     def remarks(self) -> list[str]:
-        """Flags that are given more than once and differ."""
-        said = []
+        """Flags that are given more than once and differ, those that are not read, and what a recipe leaves open."""
+        said = list(self._said)
         for name, words in self.found.items():
             if len({word.text for word in words}) > 1:
                 line, _column = place(self.text, words[-1].at)
-                said.append(f"--{name} is given {len(words)} times; the last one counts, line {line}")
+                where = "as given" if words[-1].at >= len(self.text) else f"line {line}"
+                said.append(f"--{name} is given {len(words)} times; the last one counts, {where}")
+        if self.unread:
+            said.append(f"not read, and judged as if absent: {'; '.join(self.unread)}")
         return said
+
+
+def _without_no(name: str) -> str:
+    """A flag's name without what switches it off."""
+    return re.sub(r"^(?:no|disable)-", "", name)
+
+
+def _no_value(name: str, word: Value, why: str) -> str:
+    return f"--{name} is {word.text!r}, no value that can be read: {why}"
+
+
+def _remedy(missing: list[str]) -> str:
+    given = " ".join(f"--given {name}=…" for name in missing)
+    return f"say it: {given}; or write the value itself, or set the variable in a line above (PP=4)"

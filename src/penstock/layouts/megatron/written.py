@@ -11,8 +11,8 @@ from typing import NamedTuple
 from penstock.layouts.drawn import Expressed
 from penstock.layouts.limits import MODULES
 from penstock.layouts.megatron.cuts import FIRST, LAST, MTP, PER_STAGE, STAGES, WITH_EMBEDDING, WITH_LOSS
-from penstock.layouts.megatron.flags import DEGREES, GROUP, LAYOUT, RANKS
 from penstock.layouts.megatron.layout_string import print_layout
+from penstock.layouts.megatron.names import DEGREES, GROUP, LAYOUT, RANKS
 from penstock.schemas.transformers.degrees import ContextKind
 
 TENSOR, CONTEXT, EXPERT, EXPERT_TENSOR = DEGREES

@@ -12,13 +12,16 @@ import ast
 import json
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from penstock.importers.lines import Faults
+from penstock.layouts.recipes.configurations import configuration, refusal
 from penstock.layouts.texts import place
 from penstock.schemas.errors import InvalidDocument
 
+NONE: Mapping[str, str] = MappingProxyType({})
 CHECKPOINT = "activation_checkpoint"
 TABLES = ("parallelism", "training", CHECKPOINT, "experimental")
 _FLAG = re.compile(
@@ -37,11 +40,14 @@ class Settings:
     ``remarks``: values that are given more than once and differ.
     """
 
-    def __init__(self, text: str, source: str) -> None:
+    def __init__(self, text: str, source: str, given: Mapping[str, str] = NONE, config: str | None = None) -> None:
         self.text, self.faults = text, Faults(source)
         self.remarks: list[str] = []
         self._tables: dict[str, dict[str, Any]] = {}
-        for name, table in _parsed(text, source, self.remarks).items():
+        parsed = _parsed(text, source, given, config, self.remarks)
+        for name, table in _of_given(given).items():
+            parsed[name] = {**(parsed.get(name) or {}), **table}
+        for name, table in parsed.items():
             if name not in TABLES:
                 continue
             if not isinstance(table, dict):
@@ -81,14 +87,27 @@ class Settings:
         return value
 
 
-def _parsed(text: str, source: str, remarks: list[str]) -> dict[str, Any]:
+def _of_given(given: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Values given for settings, by their dotted names."""
+    data: dict[str, dict[str, Any]] = {}
+    for path, value in given.items():
+        table, dot, name = path.removeprefix("--").partition(".")
+        if dot and table in TABLES:
+            data.setdefault(table, {})[name] = _plain(value)
+    return data
+
+
+def _parsed(text: str, source: str, given: Mapping[str, str], config: str | None, remarks: list[str]) -> dict[str, Any]:
     try:
+        if config is not None and not _PYTHON.search(text):
+            raise InvalidDocument(f"{source} has no configurations with names", remedy="leave --config out")
         if text.lstrip().startswith("{"):
             data = json.loads(text)
         elif _FLAG.search(text):
             data = _of_flags(text)
         elif _PYTHON.search(text):
-            data = _of_python(text, remarks)
+            ast.parse(text)
+            data = _of_python(text, source, given, config, remarks)
         else:
             data = tomllib.loads(text)
     except SyntaxError as error:
@@ -110,52 +129,45 @@ def _of_flags(text: str) -> dict[str, Any]:
 
 
 def _plain(word: str) -> Any:
+    """A number, a text or a list of flags, as it stands."""
     try:
         return ast.literal_eval(word)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return word
 
 
-def _of_python(text: str, remarks: list[str]) -> dict[str, Any]:
-    """``….table.name = value`` and ``ParallelismConfig(name=value)``; where a value is none, the text of it.
-
-    Of several values of one name the last one counts; ``remarks`` says where.
-    """
-    found: dict[tuple[str, str], list[tuple[Any, int]]] = {}
-    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Assign | ast.Call)]
-    for node in sorted(nodes, key=lambda node: node.lineno):
-        for table, name, value in _said(node):
-            found.setdefault((table, name), []).append((value, node.lineno))
+def _of_python(
+    text: str, source: str, given: Mapping[str, str], config: str | None, remarks: list[str]
+) -> dict[str, Any]:
+    """What a configuration of a Python module sets; ``remarks``: which one it is, and what is not followed."""
+    known = {name: _plain(value) for name, value in given.items()}
+    one = configuration(text, source, config, known, lambda path, _setting: _table_of(path) is not None)
+    if one.name:
+        remarks.append(f"the configuration {one.name}")
+    if one.elsewhere:
+        remarks.append(f"in other files and not read, what the configuration is made by: {', '.join(one.elsewhere)}")
     data: dict[str, dict[str, Any]] = {}
-    for (table, name), values in found.items():
-        data.setdefault(table, {})[name] = values[-1][0]
-        if any(value != values[-1][0] for value, _line in values):
-            times, line = len(values), values[-1][1]
-            remarks.append(f"{table}.{name} is given {times} times; the last one counts, line {line}")
+    for path, setting in one.settings.items():
+        if (at := _table_of(path)) is not None:
+            table, name = at
+            if name != "mode" and (why := refusal(setting)) is not None:
+                remarks.append(f"{table}.{name}, line {setting.line}, is not read: {why}")
+            else:
+                data.setdefault(table, {})[name] = _mode(setting.value) if name == "mode" else setting.value
     return data
 
 
-def _said(node: ast.Assign | ast.Call) -> Iterator[tuple[str, str, Any]]:
-    """Table, name and value of what an assignment or a call says."""
-    if isinstance(node, ast.Assign):
-        if isinstance(target := node.targets[0], ast.Attribute):
-            table = target.value.attr if isinstance(target.value, ast.Attribute) else ""
-            if table in TABLES:
-                yield table, target.attr, _plain(ast.unparse(node.value))
-            elif target.attr == CHECKPOINT:
-                yield CHECKPOINT, "mode", _mode(node.value)
-    elif isinstance(node.func, ast.Name | ast.Attribute):
-        called = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
-        table = {"ParallelismConfig": "parallelism", "TrainingConfig": "training"}.get(called, "")
-        for each in node.keywords:
-            if table and each.arg:
-                yield table, each.arg, _plain(ast.unparse(each.value))
-            elif each.arg == CHECKPOINT:
-                yield CHECKPOINT, "mode", _mode(each.value)
+def _table_of(path: str) -> tuple[str, str] | None:
+    """The table and the name in it of a dotted path; None of what is neither."""
+    *owners, name = path.split(".")
+    if owners[-1:] == [CHECKPOINT] and name != "mode":
+        return None
+    if owners and owners[-1] in TABLES and "validator" not in owners:
+        return owners[-1], name
+    return (CHECKPOINT, "mode") if name == CHECKPOINT else None
 
 
-def _mode(value: ast.expr) -> str:
+def _mode(value: Any) -> str:
     """Of 0.3's ``FullAC.Config()``, ``SelectiveAC.Config()`` or None; of anything else its text."""
-    text = ast.unparse(value)
     known = {"FullAC": "full", "SelectiveAC": "selective", "None": "none"}
-    return next((mode for name, mode in known.items() if text.startswith(name)), text)
+    return next((mode for name, mode in known.items() if str(value).startswith(name)), str(value))

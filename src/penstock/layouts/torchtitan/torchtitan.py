@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from penstock.layouts.compared import compared, unknown_sentence
-from penstock.layouts.degrees import refuse_degrees
+from penstock.layouts.degrees import Stated, degrees_in
 from penstock.layouts.drawn import NONE, Drawn, Expressed, Reading
 from penstock.layouts.roles import Roles
 from penstock.layouts.torchtitan import files as torchtitan_files
@@ -70,6 +70,8 @@ WHOLE_AT_ONE_RANK = (
     "backward: here only optimizer states are shared out, so memory is counted higher than it is, and the gathering is "
     "not timed"
 )
+TOKENS, LENGTH = "num_tokens_per_microbatch_per_dp_rank", "max_context_length"
+"""How newer heads than 0.3 state micro-batches: in tokens."""
 FIRST_LESS, LAST_LESS = (f"pipeline_parallel_{end}_stage_less_layers" for end in ("first", "last"))
 
 
@@ -162,7 +164,8 @@ def _refuse_experts(plan: Expressed, release: str, shard: int) -> None:
 
 def read(text: str, given: Reading) -> Drawn:
     """The layout of torchtitan's settings (``torchtitan_settings``). Raises InvalidDocument saying where."""
-    said = Settings(text, given.source)
+    said = Settings(text, given.source, given.given, given.config)
+    _refuse_empty(said, given)
     name, schedule = _schedule(said)
     ranks, stages = _cut(said, schedule, given)
     if ranks == len(stages) == 1:  # without a pipeline no schedule is looked at
@@ -172,10 +175,7 @@ def read(text: str, given: Reading) -> Drawn:
     elif (len(stages) == ranks) != (schedule in ONE_STAGE) or (schedule in IN_A_V and len(stages) != 2 * ranks):
         parts = f"{len(stages)} model parts on {ranks} ranks"
         said.fault("pipeline_parallel_schedule", f"{name} with {parts}: torchtitan refuses it")
-    local, whole = (said.number("training", f"{size}_batch_size") for size in ("local", "global"))
-    rows = said.number("parallelism", "pipeline_parallel_microbatch_size") or given.rows or 1
-    if ranks == 1:  # without a pipeline nothing cuts the local batch
-        rows = local or given.rows or 1
+    rows, local, whole = _batch(said, ranks, given)
     stated = said.get("activation_checkpoint", "mode")
     mode = stated or "selective"  # torchtitan's own
     if mode not in ("none", "full", "selective"):
@@ -201,10 +201,42 @@ def read(text: str, given: Reading) -> Drawn:
         recompute=Recomputing("uniform", 1) if mode == "full" else NONE,
         shard_states=degrees.shard_states,
         processes=degrees.processes,
+        degrees=degrees.stated.degrees,
+        named=degrees.stated.named,
+        sequence_parallel=said.get("parallelism", "enable_sequence_parallel") is not False,
         counted_whole=WHOLE_AT_ONE_RANK in assumptions,
         gradient=None if reduced is None else "fp32" if reduced == "float32" else "parameter",
         assumptions=tuple(assumptions),
     )
+
+
+def _refuse_empty(said: Settings, given: Reading) -> None:
+    """Raise InvalidDocument for a text that says nothing of a job."""
+    if said.empty and given.ranks is None:
+        said.fault("parallelism", "neither [parallelism] nor [training] nor [activation_checkpoint]")
+        said.faults.stop("the settings of a job, or its degree (--pipeline-parallel-size)")
+
+
+def _batch(said: Settings, ranks: int, given: Reading) -> tuple[int, int | None, int | None]:
+    """Samples of a micro-batch, of a replica between two flushes, and of a step; heads after 0.3 count tokens."""
+    local, whole = (said.number("training", f"{size}_batch_size") for size in ("local", "global"))
+    rows = said.number("parallelism", "pipeline_parallel_microbatch_size") or given.rows or 1
+    if ranks == 1:  # without a pipeline nothing cuts the local batch
+        rows = local or given.rows or 1
+    tokens = said.number("training", TOKENS)
+    if tokens is None:
+        return rows, local, whole
+    shape = given.profile.shape
+    length = said.number("training", LENGTH) or (None if shape is None else shape.sequence_length)
+    step = said.number("training", "num_tokens_per_train_step")
+    if length is None or tokens % length or (step or 0) % length:
+        odd = tokens if length is None or tokens % length else step
+        said.fault(TOKENS, f"training has {odd} tokens, no multiple of samples of {length or 'unknown'} tokens")
+        said.faults.stop(f"training.{LENGTH} of which they are a multiple")
+    assert length is not None
+    rows = tokens // length
+    number = said.number("parallelism", "num_pp_microbatches") or 1
+    return rows, rows * number if ranks > 1 else None, None if step is None else step // length
 
 
 def _schedule(said: Settings) -> tuple[str, str]:
@@ -229,6 +261,7 @@ class _Degrees(NamedTuple):
 
     processes: int | None
     shard_states: bool
+    stated: Stated
     assumptions: list[str]
 
 
@@ -242,15 +275,14 @@ def _degrees(said: Settings, ranks: int, given: Reading) -> _Degrees:
         {name: said.number("parallelism", name) or 1 for name in (f"{kind}_parallel_degree" for kind in kinds)}
         for kinds in (("tensor", "context"), ("expert", "expert_tensor"))
     )
-    assumptions = list(
-        refuse_degrees(given.source, groups, experts, given.gpus, lambda name: f"line {said.line(name)}")
-    )
+    stated = degrees_in(given.source, groups, experts, given.gpus, lambda name: f"line {said.line(name)}")
+    assumptions = list(stated.remarks)
     if shard != 1:
         assumptions.append(WHOLE_AT_ONE_RANK if ranks == 1 else _gathered(said))
         if replicate not in (None, 1):
             assumptions.append(f"HSDP: states are shared out within each of {replicate} groups only; counted whole")
-    processes = None if shard is None else ranks * (replicate or 1) * shard
-    return _Degrees(processes, shard != 1 and replicate in (None, 1), assumptions)
+    processes = None if shard is None else ranks * (replicate or 1) * shard * stated.degrees.mesh
+    return _Degrees(processes, shard != 1 and replicate in (None, 1), stated, assumptions)
 
 
 def _gathered(said: Settings) -> str:
@@ -265,13 +297,14 @@ def _gathered(said: Settings) -> str:
 
 def _compared(said: Settings, given: Reading) -> tuple[str, ...]:
     """The sequence length is all that these settings say of the model."""
-    length = said.number("training", "seq_len")
+    name = "seq_len" if said.get("training", LENGTH) is None else LENGTH
+    length = said.number("training", name)
     if length is None:
         return ()
     found = compared(given.profile, given.roles, {"length": length})
     for words in found.wrong.values():
-        said.fault("seq_len", f"training.seq_len is {length}; {words}")
-    return unknown_sentence([f"training.seq_len {length}"] if found.unknown else [])
+        said.fault(name, f"training.{name} is {length}; {words}")
+    return unknown_sentence([f"training.{name} {length}"] if found.unknown else [])
 
 
 def _cut(said: Settings, schedule: str, given: Reading) -> tuple[int, tuple[tuple[int, int], ...]]:
@@ -284,13 +317,7 @@ def _cut(said: Settings, schedule: str, given: Reading) -> tuple[int, tuple[tupl
     elif points:
         stages = _split(points, given, said)
     else:
-        if degree is None:
-            said.fault(
-                "parallelism", "neither parallelism.pipeline_parallel_degree nor parallelism.module_fqns_per_model_part"
-            )
-            said.faults.stop("the settings of a job with a pipeline, or its degree (--pipeline-parallel-size)")
-        assert degree is not None
-        return degree, _even(said, schedule, degree, given)
+        return degree or 1, _even(said, schedule, degree or 1, given)
     return degree or len(stages) // (1 if schedule in ONE_STAGE else 2) or 1, stages
 
 

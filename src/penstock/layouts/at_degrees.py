@@ -1,0 +1,83 @@
+"""A layout whose layers several GPUs share: its request, and its problem, whose devices are cells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.convert import to_problem
+from penstock.convert.degrees import degrees_of, to_degrees
+from penstock.convert.requests import inline_documents
+from penstock.layouts.drawn import Drawn, wrong
+from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
+from penstock.schemas.profile import WITH_DEGREES, ModelProfile
+from penstock.schemas.request import PlanRequest
+from penstock.shapes.layout import Layout
+from penstock.shapes.legality import broken
+from penstock.solvers.degrees.contract import contract
+from penstock.solvers.model.degrees import Choice, Degrees
+from penstock.solvers.model.problem import Problem
+
+_BY_PLACING = ("product", "layers", "interleaving", "batch", "sharding")
+"""Rules that a layout's own cuts and batch are held to elsewhere, by what the file says of them."""
+
+
+def at_degrees(request: PlanRequest, drawn: Drawn, source: str, gpus: int) -> tuple[PlanRequest, Problem]:
+    """The request at the layout's degrees, and its problem.
+
+    Raises UnsupportedRequest for degrees that the trainer refuses, by its rule; InvalidDocument where the profile has
+    no costs at them.
+    """
+    if drawn.degrees == Degrees():
+        return request, to_problem(request)
+    profile, _topology = inline_documents(request)
+    said = f"{source} has {', '.join(name for name, _place in drawn.named)}"
+    _refuse_illegal(profile, drawn, said, gpus)
+    known = [degrees_of(variant.degrees) for variant in profile.variants or ()]
+    if drawn.degrees not in known:
+        raise InvalidDocument(
+            f"{said}, and the profile {profile.name!r} has no costs at {drawn.degrees}",
+            faults=_places(drawn),
+            remedy=f"it has them at {'; '.join(map(str, known))}" if known else WITH_DEGREES,
+        )
+    request = request.model_copy(update={"degrees": to_degrees(drawn.degrees), "sharding": None})
+    problem = to_problem(request)
+    return request, contract(problem, Choice(drawn.degrees))
+
+
+def cells_in(problem: Problem, world: Sequence[int]) -> tuple[int, ...]:
+    """The cells of a job's GPUs in the order of its ranks. Raises InvalidDocument for GPUs that are no whole cells."""
+    if problem.real is None:
+        return tuple(world)
+    size = problem.degrees.cell
+    number_of = {cell: number for number, cell in enumerate(problem.cells)}
+    groups = [tuple(world[at : at + size]) for at in range(0, len(world), size)]
+    if apart := [group for group in groups if group not in number_of]:
+        names = ", ".join(problem.real.devices[gpu].name for gpu in apart[0][:4])
+        raise wrong(
+            f"{len(world)} GPUs are not whole groups of {size}, as {problem.degrees} asks: {names} … are none",
+            "nodes that such groups fill, one after the other (--nodes)",
+        )
+    return tuple(number_of[group] for group in groups)
+
+
+def _refuse_illegal(profile: ModelProfile, drawn: Drawn, said: str, gpus: int) -> None:
+    """Raise UnsupportedRequest for what the trainer refuses of the model at these degrees; ``said``: by the file."""
+    if profile.shape is None:
+        return
+    degrees = drawn.degrees
+    layout = Layout(
+        **degrees._asdict(),
+        pipeline=drawn.ranks,
+        data=gpus // (degrees.mesh * drawn.ranks),
+        sequence_parallel=drawn.sequence_parallel is not False,
+        framework=profile.framework or "megatron",
+    )
+    rules = [each for each in broken(profile.shape, layout, gpus) if each.rule not in _BY_PLACING]
+    if rules:
+        raise UnsupportedRequest(
+            f"{said}, and no trainer has such a layout: {rules[0].sentence}", faults=_places(drawn)
+        )
+
+
+def _places(drawn: Drawn) -> tuple[Fault, ...]:
+    return tuple(Fault(place, name, "degree") for name, place in drawn.named)

@@ -1,0 +1,182 @@
+"""The transformer that Megatron's flags describe, with Megatron's own defaults.
+
+.. [1] Megatron-LM, ``training/arguments.py`` (validate_args), ``core/transformer/transformer_config.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from penstock.layouts.megatron.flags import Flags
+from penstock.layouts.megatron.names import OTHER_STACKS, WIDTHS
+from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+from penstock.schemas.transformers.degrees import ContextKind
+from penstock.schemas.transformers.shape import Experts, LatentAttention, TransformerShape
+
+NEEDED = ("num-layers", "hidden-size", "num-attention-heads", "seq-length")
+TOKENIZERS = {"gpt2bpetokenizer": 50_257, "llama2tokenizer": 32_000, "bertwordpiecelowercase": 30_522}
+"""Words of tokenizers whose size their type alone says."""
+CONTEXT_KINDS: dict[str, ContextKind] = {"p2p": "ring", "allgather": "all_gather", "a2a": "all_to_all"}
+_OTHER_MODELS = re.compile(r"\bpretrain_(bert|t5|ict|vision\w*|vlm|mimo|mamba|retro)\b")
+_PATTERN = re.compile(r"\[([01](?:,[01])*)\](?:\*(\d{1,4}))?")
+_DROPOUT = 0.1
+
+
+def shape_said(flags: Flags, name: str) -> TransformerShape:
+    """The shape. Raises InvalidDocument for what the flags leave open, UnsupportedRequest for what no shape has."""
+    _refuse_others(flags)
+    flags.ask((*NEEDED, *WIDTHS, "num-experts", "vocab-size", "moe-layer-freq"))
+    missing = [needed for needed in NEEDED if flags.number(needed) is None]
+    vocabulary = flags.number("padded-vocab-size") or flags.number("vocab-size")
+    vocabulary = vocabulary or TOKENIZERS.get(flags.text_of("tokenizer-type") or "")
+    missing += ["vocab-size"] if vocabulary is None else []
+    if missing:
+        raise InvalidDocument(
+            f"{flags.source} does not say the model: it has no {', '.join(f'--{each}' for each in missing)}",
+            remedy=f"say it: {' '.join(f'--given {each}=…' for each in missing)}; or the model: --example, --hf, "
+            "--profile",
+        )
+    try:
+        return TransformerShape.model_validate(_fields(flags, name, vocabulary or 0))
+    except ValidationError as error:
+        first = error.errors()[0]
+        words = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+        raise InvalidDocument(f"{flags.source} does not describe a transformer: {words}") from None
+
+
+def context_kind_said(flags: Flags) -> ContextKind | None:
+    """How keys and values get around; None where the flags say nothing, or a way that costs are not known of."""
+    stated = flags.text_of("cp-comm-type") if (flags.number("context-parallel-size") or 1) > 1 else None
+    return None if stated is None else CONTEXT_KINDS.get(stated)
+
+
+def _refuse_others(flags: Flags) -> None:
+    if (other := _OTHER_MODELS.search(flags.text)) is not None:
+        raise UnsupportedRequest(
+            f"{flags.source} starts {other[0]}.py, whose model is no decoder of equal layers",
+            remedy="a profile of it: --profile, or --example",
+        )
+    if stacks := [name for name in OTHER_STACKS if flags.mentioned(name)]:
+        raise UnsupportedRequest(
+            f"{flags.source} has --{stacks[0]}: layers of several kinds, of which no costs are computed",
+            remedy="a profile of it: --profile",
+        )
+
+
+def _fields(flags: Flags, name: str, vocabulary: int) -> dict[str, Any]:
+    hidden, heads = flags.number("hidden-size") or 0, flags.number("num-attention-heads") or 0
+    length = flags.number("seq-length") or 0
+    gated = any(flags.on(each) for each in ("swiglu", "quick-geglu", "gated-linear-unit"))
+    usual_ffn = int(4 * hidden * 2 / 3 / 64) * 64 if flags.on("swiglu") else 4 * hidden
+    ffn = flags.number("ffn-hidden-size") or usual_ffn
+    groups = flags.number("num-query-groups")
+    if groups is None:
+        groups = 1 if flags.on("group-query-attention") else heads
+    biases = _biases(flags)
+    latent = _latent(flags)
+    width = flags.number("kv-channels") or max(1, hidden // heads)
+    learned = _positions(flags) == "learned_absolute"
+    return {
+        "name": name,
+        "layers": flags.number("num-layers"),
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": heads if latent is not None else groups,
+        "head_width": width if latent is None else latent.plain_width + latent.rotary_width,
+        "ffn": ffn,
+        "gated": gated,
+        "vocabulary": vocabulary,
+        "padded_vocabulary": flags.number("padded-vocab-size"),
+        "sequence_length": length,
+        "norm": "rms" if flags.text_of("normalization") == "rmsnorm" else "layer",
+        "query_key_norm": flags.on("qk-layernorm"),
+        "attention_biases": biases,
+        "ffn_biases": biases == "all",
+        "tied": _tied(flags),
+        "positions": (flags.number("max-position-embeddings") or length) if learned else 0,
+        "sinks": flags.text_of("softmax-type") == "learnable",
+        "dropout": _share(flags, "hidden-dropout", _DROPOUT),
+        "experts": _experts(flags, ffn),
+        "latent": latent,
+    }
+
+
+def _positions(flags: Flags) -> str:
+    if flags.on("use-rotary-position-embeddings"):
+        return "rope"
+    return flags.text_of("position-embedding-type") or "learned_absolute"
+
+
+def _biases(flags: Flags) -> Literal["none", "qkv", "all"]:
+    off = flags.on("disable-bias-linear") or ("add-bias-linear" in flags.found and not flags.on("add-bias-linear"))
+    if not off:
+        return "all"
+    return "qkv" if flags.on("add-qkv-bias") else "none"
+
+
+def _tied(flags: Flags) -> bool:
+    if "share-embeddings-and-output-weights" in flags.found:
+        return flags.on("share-embeddings-and-output-weights")
+    return not flags.on("untie-embeddings-and-output-weights")
+
+
+def _share(flags: Flags, name: str, default: float) -> float:
+    """A number that need not be whole. Raises InvalidDocument for what is none."""
+    said = flags.text_of(name)
+    try:
+        return default if said is None else float(said)
+    except ValueError:
+        raise flags.wrong(name, f"--{name} is {said!r}, no number") from None
+
+
+def _latent(flags: Flags) -> LatentAttention | None:
+    if not flags.on("multi-latent-attention"):
+        return None
+    return LatentAttention(
+        query_rank=flags.number("q-lora-rank"),
+        key_value_rank=flags.number("kv-lora-rank") or 512,
+        plain_width=flags.number("qk-head-dim") or 128,
+        rotary_width=flags.number("qk-pos-emb-head-dim") or 64,
+        value_width=flags.number("v-head-dim") or 128,
+    )
+
+
+def _experts(flags: Flags, ffn: int) -> Experts | None:
+    number = flags.number("num-experts")
+    if number is None:
+        return None
+    padded = flags.on("moe-pad-expert-input-to-capacity")
+    return Experts(
+        number=number,
+        per_token=flags.number("moe-router-topk") or 2,
+        ffn=flags.number("moe-ffn-hidden-size") or ffn,
+        shared_ffn=flags.number("moe-shared-expert-intermediate-size") or 0,
+        shared_gate=flags.on("moe-shared-expert-gate"),
+        dense_layers=_dense_layers(flags),
+        capacity_factor=_share(flags, "moe-expert-capacity-factor", 1.0) if padded else None,
+    )
+
+
+def _dense_layers(flags: Flags) -> int:
+    """Layers without experts at the front. Raises UnsupportedRequest where there are others further back."""
+    said = (flags.text_of("moe-layer-freq") or "1").replace(" ", "")
+    pattern = [int(said)] if said.isdecimal() else _pattern(said)
+    if (said.isdecimal() and pattern != [1]) or any(a > b for a, b in pairwise(pattern)):
+        raise UnsupportedRequest(
+            f"{flags.source}, {flags.place('moe-layer-freq')}: --moe-layer-freq {said} has layers without experts "
+            "after layers with; costs are computed of models whose first layers are dense",
+            remedy="a profile of it: --profile",
+        )
+    return pattern.count(0)
+
+
+def _pattern(said: str) -> list[int]:
+    """``([0]*3+[1]*58)``, or a list of a number for each layer."""
+    found: list[int] = []
+    for numbers, times in _PATTERN.findall(said):
+        found += [int(each) for each in numbers.split(",")] * int(times or 1)
+    return found

@@ -1,0 +1,257 @@
+"""Megatron-Core's flags of a job, read from a script, a configuration, a recipe or a layout string alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+from penstock.layouts.compared import Size, compared, known_shape, unknown_sentence
+from penstock.layouts.degrees import Stated, degrees_in
+from penstock.layouts.drawn import NONE, Drawn, Reading, wrong
+from penstock.layouts.megatron.cuts import stages_of
+from penstock.layouts.megatron.flags import NO_GIVEN, Flags
+from penstock.layouts.megatron.layout_string import read_layout
+from penstock.layouts.megatron.names import (
+    CUTS,
+    DEGREES,
+    FSDP,
+    GRADIENTS,
+    GROUP,
+    LAYOUT,
+    MAIN_GRADIENTS,
+    MODULES,
+    OTHER_ORDER,
+    OTHER_STACKS,
+    RANKS,
+    SEQUENCE,
+    SHAPE,
+    SIZES,
+    STRATEGY,
+    WIDTHS,
+)
+from penstock.layouts.megatron.other_flags import changing_sentence
+from penstock.schemas.errors import InvalidDocument
+from penstock.solvers.model.degrees import Degrees, Module, modules_of
+from penstock.solvers.model.trainer_limits import Recomputing
+
+_SIZES: tuple[Size, ...] = ("hidden", "heads", "length", "experts", "vocabulary")
+"""What the flags of ``SIZES`` say, in their order."""
+_LAYOUT_ALONE = re.compile(r"[^\s=:#-]{1,200000}")
+_MODULES: dict[str, Module | None] = {
+    "core_attn": None,
+    "layernorm": "norm",
+    "mla_up_proj": "mla_up_proj",
+    "mlp": "mlp",
+    "moe": "mlp",
+    "moe_act": "moe_act",
+    "shared_experts": "shared_experts",
+}
+"""Megatron's names of recomputed modules, and ours; flash attention keeps nothing that ``core_attn`` could free."""
+_SHARDINGS = {"optim": True, "optim_grads": True, "optim_grads_params": True, "no_shard": False}
+_MOST_NAMED = 8
+
+
+def read(text: str, given: Reading) -> Drawn:
+    """The layout of flags, or of a layout string alone.
+
+    Raises InvalidDocument with line and column, for all values at once that are needed and cannot be read.
+    """
+    roles = given.roles
+    assert roles is not None
+    flags = Flags(text, given.source, given.given, given.config)
+    if not SHAPE & flags.found.keys():
+        if flags.configured:
+            said = "; ".join(flags.remarks())
+            raise InvalidDocument(
+                f"{given.source} sets batches and no degrees, which come from other files ({said})",
+                remedy=f"say them: --given {RANKS}=… --given {DEGREES[0]}=…",
+            )
+        return _alone(text, given)
+    flags.ask((*CUTS, LAYOUT, "recompute-granularity", "recompute-num-layers"))
+    flags.drop_unread(("micro-batch-size", "global-batch-size", MODULES, STRATEGY, *SIZES, *WIDTHS))
+    ranks = flags.number(RANKS) or given.ranks or 1
+    stated = _degrees(flags, given)
+    unknown = _compared(flags, given)
+    drawn = Drawn(
+        stages_of(flags, roles, ranks, equal=known_shape(given.profile) is not None),
+        ranks,
+        "",
+        rows=flags.number("micro-batch-size") or given.rows,
+        global_batch_size=flags.number("global-batch-size"),
+        group=flags.number(GROUP),
+        recompute=_recompute(flags),
+        overlap=flags.on("overlap-grad-reduce"),
+        shard_states=flags.on("use-distributed-optimizer") or _fully_sharded(flags) is not None,
+        processes=_processes(flags, given),
+        gradient=_gradient(flags),
+        other_order=flags.on(OTHER_ORDER),
+        degrees=stated.degrees,
+        named=stated.named,
+        modules=_modules(flags),
+        sequence_parallel=flags.on(SEQUENCE),
+        counted_whole=_fully_sharded(flags) not in (None, "optim"),
+        assumptions=(*_assumptions(flags, given), *stated.remarks, *unknown),
+    )
+    return _dealt(drawn, f"another --{RANKS}")
+
+
+def batch_said(text: str, source: str, given: Mapping[str, str] = NO_GIVEN, config: str | None = None) -> int | None:
+    """The global batch size of the flags, to ask for it."""
+    return Flags(text, source, given, config).number("global-batch-size")
+
+
+def degrees_said(text: str, source: str, given: Mapping[str, str] = NO_GIVEN, config: str | None = None) -> Degrees:
+    """The degrees of the flags, for a profile that has costs at them."""
+    return _stated(Flags(text, source, given, config), experts=False)
+
+
+def _alone(text: str, given: Reading) -> Drawn:
+    """A layout string without flags."""
+    assert given.roles is not None
+    layout = text.strip().strip("'\"")
+    if not _LAYOUT_ALONE.fullmatch(layout):
+        raise InvalidDocument(
+            f"{given.source} has neither Megatron's flags of a pipeline nor a layout string",
+            remedy=f"a script with --{RANKS}, --num-layers, --micro-batch-size, …, or a string such as 'Et*4|t*4L'",
+        )
+    stages = read_layout(layout, given.roles, text, text.index(layout))
+    ranks = given.ranks or len(stages)
+    said = (f"one pipeline rank per stage, {ranks}",) if given.ranks is None else ()
+    drawn = Drawn(stages, ranks, "", rows=given.rows, assumptions=said)
+    return _dealt(drawn, "another number of pipeline ranks (--pipeline-parallel-size)")
+
+
+def _dealt(drawn: Drawn, otherwise: str) -> Drawn:
+    """With the order that Megatron then runs."""
+    if len(drawn.stages) % drawn.ranks:
+        raise wrong(
+            f"{len(drawn.stages)} stages cannot be dealt to {drawn.ranks} pipeline ranks",
+            f"a layout with a multiple of {drawn.ranks} stages, or {otherwise}",
+        )
+    return replace(drawn, schedule="early-backward" if len(drawn.stages) == drawn.ranks else "interleaved")
+
+
+def _recompute(flags: Flags) -> Recomputing:
+    """Whole layers, as the flags say."""
+    granularity, method = flags.text_of("recompute-granularity"), flags.text_of("recompute-method")
+    if granularity != "full":
+        return NONE
+    layers = flags.number("recompute-num-layers") or 1
+    if method is None or method not in ("uniform", "block"):
+        said = "absent" if method is None else repr(method)
+        raise flags.wrong(
+            "recompute-granularity" if method is None else "recompute-method",
+            f"--recompute-method is {said}, neither uniform nor block; --recompute-granularity full needs one",
+        )
+    return Recomputing("block" if method == "block" else "uniform", layers)
+
+
+def _modules(flags: Flags) -> tuple[Module, ...]:
+    """Modules that every layer recomputes. Raises InvalidDocument for one that Megatron does not know."""
+    named = flags.text_of(MODULES) if flags.text_of("recompute-granularity") == "selective" else None
+    words = [] if named is None else named.split()
+    if unknown := [word for word in words if word not in _MODULES]:
+        raise flags.wrong(MODULES, f"--{MODULES} has {unknown[0]!r}, none of {', '.join(_MODULES)}")
+    words += ["moe"] if flags.on("moe-layer-recompute") else []
+    return modules_of([[ours for word in words if (ours := _MODULES[word]) is not None]])
+
+
+def _processes(flags: Flags, given: Reading) -> int | None:
+    """Devices that the launcher's flags start: GPUs, or groups of them where a device represents one."""
+    nodes, each = flags.said("nnodes"), flags.said("nproc-per-node")
+    if nodes is None or each is None:
+        return None
+    tensor, context = (flags.number(name) or 1 for name in DEGREES[:2])
+    return nodes * each // (1 if given.gpus == 1 else tensor * context)
+
+
+def _stated(flags: Flags, *, experts: bool) -> Degrees:
+    """As the flags say; an expert's tensors are split as all others are, unless the flags say otherwise."""
+    tensor, context, expert, expert_tensor = (flags.number(name) for name in DEGREES)
+    experts = experts or (flags.number("num-experts") or 0) > 1 or (expert or 1) > 1
+    return Degrees(tensor or 1, context or 1, expert or 1, expert_tensor or (tensor or 1 if experts else 1))
+
+
+def _degrees(flags: Flags, given: Reading) -> Stated:
+    """The degrees. Raises UnsupportedRequest where they are not what devices represent."""
+    shape = given.profile.shape
+    stated = _stated(flags, experts=shape is not None and shape.experts is not None)
+    names = [f"--{name}" for name in DEGREES]
+    groups, experts = dict(zip(names[:2], stated[:2], strict=True)), dict(zip(names[2:], stated[2:], strict=True))
+
+    def place(name: str) -> str:
+        bare = name.removeprefix("--")
+        return flags.place(bare if bare in flags.found else DEGREES[0])
+
+    return degrees_in(flags.source, groups, experts, given.gpus, place)
+
+
+def _compared(flags: Flags, given: Reading) -> tuple[str, ...]:
+    """What could not be compared. Raises InvalidDocument where model and profile contradict each other."""
+    said = {size: value for name, size in zip(SIZES, _SIZES, strict=True) if (value := flags.number(name)) is not None}
+    names = dict(zip(_SIZES, SIZES, strict=True))
+    found = compared(given.profile, given.roles, said)
+    for size, words in found.wrong.items():
+        raise flags.wrong(
+            names[size],
+            f"--{names[size]} is {said[size]}; {words}",
+            "a profile of this model: penstock profile, or another --example; or none, where the flags say the model",
+        )
+    return unknown_sentence([f"--{names[size]} {said[size]}" for size in found.unknown])
+
+
+def _gradient(flags: Flags) -> Literal["parameter", "fp32"] | None:
+    """Width of gradients of 16-bit parameters by Megatron's rules; None where no flag says anything of widths.
+
+    fp32 under ``--bf16`` unless stated otherwise, 16 bits under ``--fp16`` (``training/arguments.py``, validate_args);
+    in configurations ``grad_reduce_in_fp32``.
+    """
+    if not flags.found.keys() & {*GRADIENTS, MAIN_GRADIENTS}:
+        return None
+    main = flags.text_of(MAIN_GRADIENTS)
+    told_off = flags.value("grad-reduce-in-fp32") is not None and not flags.on("grad-reduce-in-fp32")
+    if flags.on("grad-reduce-in-bf16") or told_off or main in ("bf16", "fp16", "bfloat16", "float16"):
+        return "parameter"
+    asked = flags.on("accumulate-allreduce-grads-in-fp32") or flags.on("grad-reduce-in-fp32")
+    return "parameter" if flags.on("fp16") and not asked else "fp32"
+
+
+def _fully_sharded(flags: Flags) -> str | None:
+    """What Megatron's FSDP shares out, by its name for it; None without."""
+    if not any(flags.on(name) for name in FSDP):
+        return None
+    stated = flags.text_of(STRATEGY) or ("optim_grads_params" if flags.on("use-torch-fsdp2") else "no_shard")
+    if stated not in _SHARDINGS:
+        raise flags.wrong(STRATEGY, f"--{STRATEGY} is {stated!r}, none of {', '.join(_SHARDINGS)}")
+    return stated if _SHARDINGS[stated] else None
+
+
+def _assumptions(flags: Flags, given: Reading) -> list[str]:
+    """What the flags say that a plan cannot, and what they leave out."""
+    said = flags.remarks()
+    if RANKS not in flags.found:
+        said.append(f"no --{RANKS} in the text: Megatron's own, 1" if LAYOUT not in flags.found else f"no --{RANKS}")
+    if "micro-batch-size" not in flags.found and given.rows is None:
+        said.append("no --micro-batch-size that can be read: 1")
+    selective = flags.text_of("recompute-granularity") == "selective" or flags.on("recompute-activations")
+    if selective and not _modules(flags):
+        said.append("selective recomputation of attention: flash attention keeps nothing that it would free")
+    if flags.on("use-distributed-optimizer"):
+        said.append("--use-distributed-optimizer: optimizer states are shared out over the replicas")
+    if (sharded := _fully_sharded(flags)) is not None:
+        more = "" if sharded == "optim" else "; gradients and parameters are counted whole, and their gathering is not"
+        said.append(f"Megatron's FSDP ({sharded}): optimizer states are shared out over the replicas{more}")
+    profiled = given.profile.parameter_dtype
+    if (stated := next((width for width in ("bf16", "fp16") if flags.on(width)), profiled)) != profiled:
+        said.append(f"--{stated}, and the profile was measured with parameters in {profiled}: judged are the profile's")
+    if stacks := [name for name in OTHER_STACKS if flags.mentioned(name)]:
+        said.append(f"--{stacks[0]}: layers of several kinds, on one stage; what they cost is as the profile has it")
+    if flags.unknown:
+        named = ", ".join(f"--{name}" for name in flags.unknown[:_MOST_NAMED])
+        more = f" and {len(flags.unknown) - _MOST_NAMED} more" if len(flags.unknown) > _MOST_NAMED else ""
+        said.append(f"no flags of Megatron's as far as known, and not read: {named}{more}")
+    if changing := flags.changing():
+        said.append(changing_sentence(changing))
+    return said

@@ -1,0 +1,65 @@
+"""The model that a trainer's file itself describes, as a profile: neither a profile nor the name of one is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+
+from penstock.layouts.megatron import reading
+from penstock.layouts.megatron.flags import NO_GIVEN, Flags
+from penstock.layouts.megatron.model import context_kind_said, shape_said
+from penstock.planning.documents import computed_profile
+from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.profile import ModelProfile
+from penstock.shapes.profiled_degrees import TENSOR_DEGREES, Asked
+from penstock.solvers.model.degrees import Degrees
+
+
+def degrees_said(
+    form: str, text: str, source: str, given: Mapping[str, str] = NO_GIVEN, config: str | None = None
+) -> Degrees:
+    """The degrees of a file, for a profile that has costs at them; 1 each where it has none, or is not understood."""
+    return reading.degrees_said(text, source, given, config) if form == "megatron" else Degrees()
+
+
+def profile_said(
+    form: str,
+    text: str,
+    source: str,
+    device_kinds: Sequence[str],
+    *,
+    given: Mapping[str, str] = NO_GIVEN,
+    config: str | None = None,
+    compare: bool = True,
+) -> ModelProfile:
+    """The profile of the transformer that a file's flags describe, computed for these kinds of devices.
+
+    It has costs at the file's degrees, and with ``compare`` at the usual ones. Raises InvalidDocument where the file
+    does not say all of a transformer, UnsupportedRequest for one whose costs are not computed.
+    """
+    if form != "megatron":
+        raise InvalidDocument(
+            f"{source} does not say the model: only Megatron's flags do", remedy="--example, --hf, or --profile"
+        )
+    flags = Flags(text, source, given, config)
+    stated = reading.degrees_said(text, source, given, config)
+    return computed_profile(
+        shape_said(flags, config or PurePath(source).stem),
+        "megatron",
+        device_kinds,
+        asked=asked_for(stated, compare=compare),
+        context_kind=context_kind_said(flags),
+    )
+
+
+def asked_for(stated: Degrees, *, compare: bool) -> Asked:
+    """Degrees at which a profile has to have costs: a layout's own, and with ``compare`` the usual ones."""
+    tensor, context, expert, expert_tensor = stated
+    if not compare:
+        return Asked((tensor,), (context,), (expert,), expert_tensor)
+    return Asked(
+        tuple({*TENSOR_DEGREES, tensor}) if tensor not in (1, *TENSOR_DEGREES) else None,
+        (1, context) if context > 1 else None,
+        (1, expert) if expert > 1 and expert & (expert - 1) else None,
+        expert_tensor,
+    )

@@ -1,0 +1,273 @@
+"""Follows the statements of a Python configuration without running them: which settings it would make.
+
+Functions of the same file are entered. What comes from other files is an object of which nothing is known but what
+this file sets in it; a branch whose condition is not known leaves what it would set unknown.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping
+from itertools import count
+from typing import Any
+
+from penstock.layouts.recipes.expressions import LONGEST, binary, builtin, compared, computed, opaque, unknown
+from penstock.layouts.recipes.values import Thing, Unknown
+
+_DEEPEST = 30
+_MOST_STEPS = 200_000
+
+
+class TooLong(Exception):
+    """The text has more steps than a configuration has."""
+
+
+class _Returned(Exception):
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Reader:
+    """One reading of a file. ``elsewhere``: functions of other files that were handed an object, which they change."""
+
+    def __init__(self, tree: ast.Module, given: Mapping[str, Any]) -> None:
+        self.functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        self.given = given
+        self.elsewhere: dict[str, int] = {}
+        self._steps = count()
+        self._depth = 0
+        self.module: dict[str, Any] = {}
+        self.run([node for node in tree.body if not isinstance(node, ast.FunctionDef | ast.ClassDef)], self.module)
+
+    def call(self, function: ast.FunctionDef, arguments: list[Any], named: Mapping[str, Any]) -> Any:
+        """Return what a function of the file returns."""
+        if self._depth >= _DEEPEST:
+            return Unknown(f"{function.name} calls itself", function.lineno)
+        local = self._bound(function, arguments, named)
+        self._depth += 1
+        try:
+            self.run(function.body, local)
+        except _Returned as returned:
+            return returned.value
+        finally:
+            self._depth -= 1
+        return None
+
+    def _bound(self, function: ast.FunctionDef, arguments: list[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the parameters' values: as given, by default, or not known."""
+        spec = function.args
+        names = [each.arg for each in (*spec.posonlyargs, *spec.args)]
+        local: dict[str, Any] = {}
+        defaults = [*zip(reversed(names), reversed(spec.defaults), strict=False)]
+        defaults += [(each.arg, value) for each, value in zip(spec.kwonlyargs, spec.kw_defaults, strict=True) if value]
+        for name, value in defaults:
+            local[name] = self.value(value, self.module)
+        known = {*names, *(each.arg for each in spec.kwonlyargs)}
+        local |= dict(zip(names, arguments, strict=False))
+        local |= {name: value for name, value in named.items() if name in known}
+        for name in known:
+            local.setdefault(name, Unknown(f"{name} is a parameter of {function.name}", function.lineno))
+            if name in self.given and self._depth == 0:
+                local[name] = self.given[name]
+        if spec.kwarg is not None:
+            local[spec.kwarg.arg] = {name: value for name, value in named.items() if name not in known}
+        if spec.vararg is not None:
+            local[spec.vararg.arg] = tuple(arguments[len(names) :])
+        return local
+
+    def run(self, body: Iterable[ast.stmt], local: dict[str, Any]) -> None:
+        """Follow statements one after the other."""
+        for node in body:
+            if next(self._steps) > _MOST_STEPS:
+                raise TooLong
+            match node:
+                case ast.Assign():
+                    value = self.value(node.value, local)
+                    for target in node.targets:
+                        self._set(target, value, local)
+                case ast.AnnAssign() if node.value is not None:
+                    self._set(node.target, self.value(node.value, local), local)
+                case ast.AugAssign():
+                    made = ast.BinOp(_loaded(node.target), node.op, node.value)
+                    self._set(node.target, self.value(ast.copy_location(made, node), local), local)
+                case ast.Expr():
+                    self.value(node.value, local)
+                case ast.Return():
+                    raise _Returned(None if node.value is None else self.value(node.value, local))
+                case ast.If():
+                    self._branch(node, local)
+                case ast.For():
+                    self._loop(node, local)
+                case ast.With() | ast.Try():
+                    self.run(node.body, local)
+                case _:
+                    pass
+
+    def _branch(self, node: ast.If, local: dict[str, Any]) -> None:
+        condition = self.value(node.test, local)
+        if opaque(condition) is None:
+            self.run(node.body if condition else node.orelse, local)
+        else:
+            why = Unknown(f"it depends on {ast.unparse(node.test)[:60]}", node.lineno)
+            self._forget((*node.body, *node.orelse), why, local)
+
+    def _loop(self, node: ast.For, local: dict[str, Any]) -> None:
+        over = self.value(node.iter, local)
+        if not isinstance(over, list | tuple) or len(over) > LONGEST:
+            self._forget(node.body, Unknown("it is set in a loop", node.lineno), local)
+            return
+        for each in over:
+            self._set(node.target, each, local)
+            self.run(node.body, local)
+
+    def _forget(self, body: Iterable[ast.stmt], why: Unknown, local: dict[str, Any]) -> None:
+        """Leave whatever statements would set unknown, unless they set what is there already."""
+        for statement in body:
+            for node in ast.walk(statement):
+                targets = node.targets if isinstance(node, ast.Assign) else ()
+                for target in targets:
+                    if isinstance(node, ast.Assign) and isinstance(target, ast.Name | ast.Attribute):
+                        old, new = self.value(_loaded(target), local), self.value(node.value, local)
+                        if isinstance(old, Thing) or opaque(old, new) is not None or old != new:
+                            self._set(target, why, local)
+
+    def _set(self, target: ast.expr, value: Any, local: dict[str, Any]) -> None:
+        match target:
+            case ast.Name():
+                local[target.id] = self.given.get(target.id, value)
+            case ast.Attribute():
+                owner = self.value(target.value, local)
+                if isinstance(owner, Thing):
+                    owner.settings[target.attr] = (value, target.lineno)
+            case ast.Subscript():
+                owner, key = self.value(target.value, local), self.value(target.slice, local)
+                if isinstance(owner, dict) and isinstance(key, str | int):
+                    owner[key] = value
+            case ast.Tuple() | ast.List():
+                fits = isinstance(value, list | tuple) and len(value) == len(target.elts)
+                for number, each in enumerate(target.elts):
+                    self._set(each, value[number] if fits else unknown(each), local)
+            case _:
+                pass
+
+    def value(self, node: ast.expr, local: dict[str, Any]) -> Any:
+        """Return the value of an expression: plain, an object, or an Unknown that says why."""
+        match node:
+            case ast.Constant():
+                return node.value
+            case ast.Name():
+                return self._named(node, local)
+            case ast.Attribute():
+                owner = self.value(node.value, local)
+                return owner.get(node.attr, node.lineno) if isinstance(owner, Thing) else unknown(node)
+            case ast.Call():
+                return self._called(node, local)
+            case ast.BinOp():
+                return binary(node, self.value(node.left, local), self.value(node.right, local))
+            case ast.UnaryOp():
+                operand = self.value(node.operand, local)
+                if isinstance(node.op, ast.Not):
+                    return computed(node, lambda value: not value, operand)
+                return computed(node, lambda value: -value if isinstance(node.op, ast.USub) else value, operand)
+            case ast.BoolOp():
+                return self._both(node, local)
+            case ast.Compare():
+                return compared(node, [self.value(each, local) for each in (node.left, *node.comparators)])
+            case ast.IfExp():
+                condition = self.value(node.test, local)
+                if opaque(condition) is not None:
+                    return unknown(node)
+                return self.value(node.body if condition else node.orelse, local)
+            case ast.List():
+                return [self.value(each, local) for each in node.elts]
+            case ast.Tuple():
+                return tuple(self.value(each, local) for each in node.elts)
+            case ast.Dict():
+                return self._table(node, local)
+            case ast.Subscript():
+                owner = self.value(node.value, local)
+                return computed(node, lambda key: owner[key], self.value(node.slice, local))
+            case _:
+                return unknown(node)
+
+    def _named(self, node: ast.Name, local: dict[str, Any]) -> Any:
+        if node.id in local:
+            return local[node.id]
+        if node.id in self.given:
+            return self.given[node.id]
+        return self.module.setdefault(node.id, Thing(node.id))
+
+    def _both(self, node: ast.BoolOp, local: dict[str, Any]) -> Any:
+        value: Any = None
+        for each in node.values:
+            value = self.value(each, local)
+            if opaque(value) is not None or bool(value) == isinstance(node.op, ast.Or):
+                return value
+        return value
+
+    def _table(self, node: ast.Dict, local: dict[str, Any]) -> Any:
+        found: dict[Any, Any] = {}
+        for key, each in zip(node.keys, node.values, strict=True):
+            value = self.value(each, local)
+            if key is None:
+                found |= value if isinstance(value, dict) else {}
+            elif isinstance(name := self.value(key, local), str | int | tuple) and not isinstance(name, Unknown):
+                found[name] = value
+        return found
+
+    def _called(self, node: ast.Call, local: dict[str, Any]) -> Any:
+        arguments: list[Any] = []
+        for each in node.args:
+            value = self.value(each.value if isinstance(each, ast.Starred) else each, local)
+            arguments += value if isinstance(each, ast.Starred) and isinstance(value, list | tuple) else [value]
+        named: dict[str, Any] = {}
+        for keyword in node.keywords:
+            value = self.value(keyword.value, local)
+            named |= {keyword.arg: value} if keyword.arg else value if isinstance(value, dict) else {}
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name in self.functions:
+            return self.call(self.functions[name], arguments, named)
+        if isinstance(node.func, ast.Attribute) and (done := self._method(node, arguments, named, local)) is not None:
+            return done
+        return self._foreign(node, name, arguments, named)
+
+    def _method(self, node: ast.Call, arguments: list[Any], named: Mapping[str, Any], local: dict[str, Any]) -> Any:
+        """Return what a method of a table or a list does; None where it is another's."""
+        assert isinstance(node.func, ast.Attribute)
+        owner, name = self.value(node.func.value, local), node.func.attr
+        if isinstance(owner, dict) and name in ("get", "pop") and arguments:
+            return owner.get(arguments[0], arguments[1] if len(arguments) > 1 else None)
+        if isinstance(owner, dict) and name == "update":
+            owner |= arguments[0] if arguments and isinstance(arguments[0], dict) else {}
+            owner |= named
+            return owner
+        if isinstance(owner, list) and name in ("append", "extend") and len(arguments) == 1:
+            owner += [arguments[0]] if name == "append" else arguments[0] if isinstance(arguments[0], list) else []
+            return owner
+        return dict(owner) if isinstance(owner, dict) and name == "copy" else None
+
+    def _foreign(self, node: ast.Call, name: str, arguments: list[Any], named: Mapping[str, Any]) -> Any:
+        """Return what a function of another file makes: an object with the named values, or a copy of what it got."""
+        first = arguments[0] if arguments else None
+        if name == "getattr" and isinstance(first, Thing) and len(arguments) > 1 and isinstance(arguments[1], str):
+            default = arguments[2] if len(arguments) > 2 else None
+            return first.settings.get(arguments[1], (default, node.lineno))[0]
+        if name == "cast" and len(arguments) == 2:
+            return arguments[1]
+        if name in ("replace", "deepcopy", "copy") and isinstance(first, Thing):
+            made = {key: (value, node.lineno) for key, value in named.items()}
+            return Thing(first.said, first.settings | made)
+        if not named and opaque(found := builtin(node, name, arguments)) is None:
+            return found
+        if name and any(isinstance(each, Thing) and each.settings for each in arguments):
+            self.elsewhere.setdefault(name, node.lineno)
+        settings = {key: (value, node.lineno) for key, value in named.items()}
+        for keyword in node.keywords:
+            if keyword.arg in settings:
+                settings[keyword.arg] = (settings[keyword.arg][0], keyword.value.lineno)
+        return Thing(f"{ast.unparse(node.func)}()", settings)
+
+
+def _loaded(target: ast.expr) -> ast.expr:
+    """Return a target as an expression that reads it."""
+    return ast.parse(ast.unparse(target), mode="eval").body

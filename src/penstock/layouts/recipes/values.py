@@ -1,0 +1,55 @@
+"""What a name of a Python configuration may hold: a plain value, an object with settings, or something unknown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+class Unknown(NamedTuple):
+    """A value that cannot be known without running the text, and why."""
+
+    why: str
+    line: int
+
+
+@dataclass(eq=False)
+class Thing:
+    """An object of another file's: ``said`` is the text that makes it; its settings come with their lines."""
+
+    said: str
+    settings: dict[str, tuple[Any, int]] = field(default_factory=dict)
+
+    def get(self, name: str, line: int) -> Any:
+        """Return an attribute; one that is not set yet is another such object."""
+        if name not in self.settings:
+            self.settings[name] = (Thing(f"{self.said}.{name}"), line)
+        return self.settings[name][0]
+
+
+class Symbol(str):
+    """The text that makes an object of another file's, in the place of a plain value."""
+
+    __slots__ = ()
+
+
+class Setting(NamedTuple):
+    """A value and the line that gives it."""
+
+    value: Any
+    line: int
+
+
+def flattened(thing: Thing, deepest: int = 8) -> dict[str, Setting]:
+    """Return all settings by their dotted paths; an object without settings of its own is the text that makes it."""
+    found: dict[str, Setting] = {}
+    for name, (value, line) in thing.settings.items():
+        if isinstance(value, Thing):
+            if value.said and not value.said.endswith(f".{name}"):
+                found[name] = Setting(Symbol(value.said), line)
+            if deepest:
+                inner = flattened(value, deepest - 1)
+                found |= {f"{name}.{path}": setting for path, setting in inner.items()}
+        else:
+            found[name] = Setting(value, line)
+    return found

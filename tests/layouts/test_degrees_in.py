@@ -1,0 +1,292 @@
+"""Layouts that are read with their degrees: the plan, the model from the flags, what is asked for, recipes by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli.main import main
+from penstock.examples import catalogue
+from penstock.layouts.importing import import_layout, plan_file
+from penstock.layouts.megatron.irrelevant_flags import IRRELEVANT
+from penstock.layouts.megatron.names import READ
+from penstock.layouts.megatron.other_flags import CHANGING, HARMLESS
+from penstock.layouts.models import profile_said
+from penstock.planning.documents import find_shape
+from penstock.schemas.api.layouts import LayoutImported, LayoutRequest
+from penstock.schemas.errors import InvalidDocument, PenstockError, UnsupportedRequest
+from penstock.schemas.plan import Plan
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.request import PlanRequest
+from penstock.shapes.profiles import profile_of
+
+LLAMA = (
+    "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --group-query-attention --num-query-groups 8 "
+    "--ffn-hidden-size 14336 --seq-length 8192 --swiglu --normalization RMSNorm --disable-bias-linear "
+    "--position-embedding-type rope --untie-embeddings-and-output-weights --vocab-size 128256 --hidden-dropout 0"
+)
+EXPERTS = (
+    "--num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --swiglu --normalization RMSNorm "
+    "--disable-bias-linear --position-embedding-type rope --vocab-size 32000 --num-experts 8 --moe-router-topk 2 "
+    "--moe-ffn-hidden-size 512 --hidden-dropout 0"
+)
+RECIPES = """
+from megatron.bridge import common
+
+MICRO = 2
+
+
+def _layout(ranks, chunks=None):
+    return {(2, 1): [["embedding"] + ["decoder"] * 3, ["decoder"] * 5 + ["loss"]]}.get((ranks, chunks or 1))
+
+
+def small_config():
+    cfg = common()
+    cfg.model.tensor_model_parallel_size = 2
+    cfg.model.pipeline_model_parallel_size = 1
+    cfg.train.global_batch_size = 16
+    cfg.train.micro_batch_size = MICRO
+    return cfg
+
+
+def large_config():
+    cfg = small_config()
+    cfg.model.pipeline_model_parallel_size = 2
+    cfg.model.pipeline_model_parallel_layout = _layout(cfg.model.pipeline_model_parallel_size)
+    cfg.ddp.use_distributed_optimizer = True
+    return cfg
+"""
+
+
+def model(flags: str, **more: Any) -> ModelProfile:
+    return profile_said("megatron", flags, "train.sh", ["H100"], compare=False, **more)
+
+
+def judged(
+    form: str, text: str, profile: ModelProfile, cluster: str = "1x8xH100", batch: int = 16, **more: Any
+) -> LayoutImported:
+    request = PlanRequest(
+        schema_version=1, profile=profile, topology=catalogue.cluster(cluster), global_batch_size=batch
+    )
+    asked = LayoutRequest(
+        schema_version=1, format=form, layout=text, source="train.sh", request=request, compare=False, **more
+    )
+    return import_layout(asked, workers=1)
+
+
+def stages(found: LayoutImported) -> list[tuple[tuple[int, int], int]]:
+    return [(stage.layers, len(stage.devices)) for stage in found.plan.pipelines[0].stages]
+
+
+def test_the_model_of_the_flags_is_the_shipped_one() -> None:
+    found = model(LLAMA).shape
+    assert found is not None
+    assert found == find_shape("llama-3-8b", 8192).model_copy(update={"name": "train"})
+
+
+def test_experts_and_latent_attention_are_read_with_megatrons_defaults() -> None:
+    latent = "--multi-latent-attention --q-lora-rank 256 --kv-lora-rank 128 --qk-head-dim 64 --v-head-dim 64"
+    dense = "--moe-layer-freq ([0]*2+[1]*6) --moe-shared-expert-intermediate-size 256 --ffn-hidden-size 2048"
+    found = model(f"{EXPERTS} {latent} {dense}").shape
+    assert found is not None
+    assert found.experts is not None
+    assert found.latent is not None
+    assert (found.experts.dense_layers, found.experts.shared_ffn, found.experts.ffn) == (2, 256, 512)
+    assert (found.latent.rotary_width, found.head_width, found.ffn) == (64, 128, 2048)
+    gpt = model("--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --vocab-size 1000").shape
+    assert gpt is not None
+    assert (gpt.ffn, gpt.gated, gpt.norm, gpt.positions, gpt.attention_biases, gpt.tied, gpt.dropout) == (
+        256, False, "layer", 128, "all", True, 0.1)  # fmt: skip
+    with pytest.raises(UnsupportedRequest, match="layers without experts after"):
+        model(f"{EXPERTS} --moe-layer-freq 2")
+
+
+def test_what_the_flags_do_not_say_of_the_model_is_asked_for_at_once() -> None:
+    flags = "--num-layers 8 --num-attention-heads 16 --hidden-size $H"
+    with pytest.raises(InvalidDocument, match="--given H=…"):
+        model(flags)
+    with pytest.raises(InvalidDocument, match="no --seq-length, --vocab-size"):
+        model(flags, given={"H": "1024"})
+    found = model(flags, given={"H": "1024", "seq-length": "512", "vocab-size": "1000"}).shape
+    assert found is not None
+    assert (found.hidden, found.sequence_length) == (1024, 512)
+    with pytest.raises(InvalidDocument, match="neither a variable nor a flag 'HH'"):
+        model(flags, given={"HH": "1024"})
+
+
+DEGREES = (
+    "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel --micro-batch-size 1 "
+    "--use-distributed-optimizer --overlap-grad-reduce --bf16"
+)
+
+
+def test_degrees_are_those_of_the_plan() -> None:
+    text = f"torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py {LLAMA} {DEGREES} --global-batch-size 16"
+    found = judged("megatron", text, model(text))
+    assert found.plan.degrees is not None
+    assert found.plan.degrees.tensor == 2
+    assert stages(found) == [((0, 16), 4), ((17, 33), 4)]
+    assert found.plan.pipelines[0].stages[0].devices == ("node0/0", "node0/1", "node0/2", "node0/3")
+    assert found.plan.num_micro_batches == 8
+    assert not any("flags start" in each for each in found.assumptions)
+    assert not found.faults
+    Plan.model_validate(plan_file(found).plan.model_dump())
+    whole = judged("megatron", text.replace("--use-distributed-optimizer ", ""), model(text))
+    assert found.plan.prediction is not None
+    assert whole.plan.prediction is not None
+    assert found.plan.prediction.peak_memory_bytes < whole.plan.prediction.peak_memory_bytes
+
+
+def test_modules_that_are_recomputed_take_time_and_free_memory() -> None:
+    text = f"{LLAMA} {DEGREES} --recompute-granularity selective --recompute-modules core_attn mlp \\\n --lr 1"
+    profile = model(text)
+    again = judged("megatron", text, profile)
+    plain = judged("megatron", text.replace(" core_attn mlp", " core_attn"), profile)
+    assert again.plan.prediction is not None
+    assert plain.plan.prediction is not None
+    assert again.plan.prediction.time_per_global_batch_ns > plain.plan.prediction.time_per_global_batch_ns
+    with pytest.raises(InvalidDocument, match="has 'mlps', none of core_attn"):
+        judged("megatron", text.replace(" mlp ", " mlps "), profile)
+
+
+def test_experts_spread_over_replicas() -> None:
+    text = f"{EXPERTS} --expert-model-parallel-size 4 --pipeline-model-parallel-size 2 --micro-batch-size 1"
+    found = judged("megatron", text, model(text))
+    assert found.plan.degrees is not None
+    assert (found.plan.degrees.expert, found.plan.degrees.expert_tensor, found.plan.num_micro_batches) == (4, 1, 4)
+    degrees = "--tensor-model-parallel-size 2 --sequence-parallel --expert-model-parallel-size 2"
+    text = f"{EXPERTS} {degrees} --pipeline-model-parallel-size 2 --micro-batch-size 1"
+    profile = model(text)
+    both = judged("megatron", text, profile)
+    assert both.plan.degrees is not None
+    assert both.plan.degrees.expert_tensor == 2
+    with pytest.raises(UnsupportedRequest, match="need sequence parallelism"):
+        judged("megatron", text.replace("--sequence-parallel ", ""), profile)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--tensor-model-parallel-size 3", "--tensor-model-parallel-size 3, and no trainer has such a layout"),
+        ("--expert-model-parallel-size 2", "expert 2: train has no experts"),
+        ("--context-parallel-size 8", "the profile 'train' has no costs at context 8"),
+    ],
+)
+def test_degrees_that_cannot_be_are_refused_with_flag_and_place(flags: str, words: str) -> None:
+    text = f"{LLAMA} --micro-batch-size 1\\\n {flags}"
+    with pytest.raises(PenstockError) as caught:
+        judged("megatron", text, model(LLAMA))
+    assert words in str(caught.value)
+    assert "train.sh has" in str(caught.value)
+    assert caught.value.faults[0].pointer.startswith("line 2, column ")
+
+
+def test_open_values_are_asked_for_at_once_and_given() -> None:
+    text = f"{LLAMA} --pipeline-model-parallel-size $PP --tensor-model-parallel-size ${{TP}} --micro-batch-size $MBS"
+    profile = model(LLAMA + " --tensor-model-parallel-size 2")
+    with pytest.raises(InvalidDocument, match="has 2 faults") as caught:
+        judged("megatron", text, profile)
+    assert "--given PP=… --given TP=…" in str(caught.value.remedy)
+    found = judged("megatron", text, profile, given={"PP": "2", "TP": "2"})
+    assert any("--micro-batch-size $MBS, line 1" in each and "not read" in each for each in found.assumptions)
+    assert len(stages(found)) == 2
+
+
+def test_the_command_needs_no_model_where_the_flags_say_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text(f"{LLAMA} {DEGREES.replace('parallel-size 2 --sequence', 'parallel-size $PP --sequence')}")
+    command = ["import", "layout", str(script), "--from", "megatron", "--cluster", "1x8xH100", "-b", "16", "--alone"]
+    assert main(command) == 65
+    assert "--given PP=" in capsys.readouterr().err
+    assert main([*command, "--given", "PP=2", "-o", str(tmp_path / "plan.json")]) == 0
+    assert main(["verify", str(tmp_path / "plan.json")]) == 0
+    assert main([*command, "--given", "PP"]) == 64
+    shipped = [*command, "--example", "llama-3-8b", "--given", "PP=2", "--json"]
+    capsys.readouterr()
+    assert main(shipped) == 0
+    assert json.loads(capsys.readouterr().out)["plan"]["degrees"]["tensor"] == 2
+
+
+def test_every_flag_is_in_one_class() -> None:
+    assert not READ & CHANGING.keys()
+    assert not IRRELEVANT & (READ | CHANGING.keys())
+    assert HARMLESS.keys() <= CHANGING.keys()
+    found = judged("megatron", f"{LLAMA} --save-interval 3 --no-save-optim --frobnicate 2 --fp8 e4m3", model(LLAMA))
+    (unknown,) = [each for each in found.assumptions if each.startswith("no flags of Megatron's")]
+    assert unknown.endswith(": --frobnicate")
+    (changing,) = [each for each in found.assumptions if each.startswith("not understood")]
+    assert changing.endswith("--fp8 (matrix products in 8 bits)")
+
+
+def test_recipes_are_read_by_name() -> None:
+    profile = model(EXPERTS.partition("--num-experts")[0] + " --tensor-model-parallel-size 2")
+    with pytest.raises(InvalidDocument, match="has 2 configurations: small_config, large_config") as caught:
+        judged("megatron", RECIPES, profile)
+    assert "--config small_config" in str(caught.value.remedy)
+    found = judged("megatron", RECIPES, profile, config="large_config")
+    assert stages(found) == [((0, 3), 4), ((4, 9), 4)]
+    assert found.plan.num_micro_batches == 4
+    assert found.request.memory.optimizer_sharding == "over_replicas"
+    assert any("not read" in each and "common()" in each for each in found.assumptions)
+    assert [layers for layers, _devices in stages(judged("megatron", RECIPES, profile, config="small_config"))] == [
+        (0, 9)
+    ]
+    with pytest.raises(InvalidDocument, match="did you mean 'large_config'"):
+        judged("megatron", RECIPES, profile, config="larg_config")
+    computed = RECIPES.replace("_layout(cfg.model.pipeline_model_parallel_size)", "common.layout(2)")
+    with pytest.raises(InvalidDocument, match=r"it is computed, common.layout\(\)"):
+        judged("megatron", computed, profile, config="large_config")
+
+
+TITAN = """
+from torchtitan.trainer import Trainer
+
+
+def debug() -> Trainer.Config:
+    return Trainer.Config(
+        training=TrainingConfig(num_tokens_per_microbatch_per_dp_rank=2 * 2048, max_context_length=2048),
+        parallelism=ParallelismConfig(tensor_parallel_degree=2, data_parallel_shard_degree=1),
+        activation_checkpoint=FullAC.Config(),
+    )
+
+
+def deep() -> Trainer.Config:
+    config = debug()
+    config.parallelism.pipeline_parallel_degree = 2
+    config.parallelism.num_pp_microbatches = 4
+    config.activation_checkpoint = None
+    return config
+"""
+
+
+def test_torchtitans_configurations_are_read_by_name_and_count_tokens() -> None:
+    shape = model(EXPERTS.partition("--num-experts")[0]).shape
+    assert shape is not None
+    profile = profile_of(shape, "torch", ["H100"], micro_batch_sizes=(1, 2))
+    with pytest.raises(InvalidDocument, match="has 2 configurations: debug, deep"):
+        judged("torchtitan", TITAN, profile)
+    found = judged("torchtitan", TITAN, profile, config="deep")
+    assert found.plan.degrees is not None
+    assert found.plan.degrees.tensor == 2
+    assert (len(stages(found)), found.plan.num_micro_batches) == (2, 4)
+    assert found.plan.pipelines[0].stages[0].recompute == "none"
+    debug = judged("torchtitan", TITAN, profile, config="debug")
+    assert (len(stages(debug)), debug.plan.num_micro_batches) == (1, 2)
+    assert debug.plan.pipelines[0].stages[0].recompute != "none"
+
+
+def test_deepspeeds_configurations_need_no_pipeline_and_templates_say_their_names() -> None:
+    profile = catalogue.profile("gpt2-small")
+    zero = '{"stage": 3, "offload_optimizer": {"device": "cpu"}}'
+    text = f'{{"train_micro_batch_size_per_gpu": MICRO, "zero_optimization": {zero}}}'
+    with pytest.raises(InvalidDocument, match="MICRO in the place of values"):
+        judged("deepspeed", text, profile, "1x4xA100")
+    found = judged("deepspeed", text, profile, "1x4xA100", given={"MICRO": "2"})
+    assert (len(stages(found)), found.plan.num_micro_batches) == (1, 2)
+    assert any(each.startswith("ZeRO 3: optimizer states are shared out") for each in found.assumptions)
+    assert any("on the host" in each for each in found.assumptions)
+    with pytest.raises(InvalidDocument, match="stage is 2; PipelineModule takes 0 or 1"):
+        judged("deepspeed", '{"num_stages": 2, "zero_optimization": {"stage": 2}}', profile, "1x4xA100")
