@@ -216,7 +216,7 @@ class Failing(SimulatedCuda):
 def test_what_fails_on_the_device_is_told_where_the_host_waits(norm: bool, instruction: str | None) -> None:
     """As CUDA tells: not by the instruction that failed, but by the first that asks the device for something."""
     programs = programs_of(small_jobs.plain, TWO, 2, norm=norm, transport="nccl")
-    unrehearsed = mock.patch.object(Interpreter, "rehearse", lambda _: None)
+    unrehearsed = mock.patch.object(Interpreter, "rehearse")
     with unrehearsed, pytest.raises((RuntimeError, InstructionFailed)) as caught:
         log_alone(programs, small_jobs.plain, make_runtime=lambda rank: Failing(rank, connected=False))
     error = caught.value
