@@ -140,7 +140,9 @@ def _spared_ns(begun: Sequence[Begun], room: int, before_ns: int) -> Fraction:
     convex in the price; that where the search ends counts exactly, and those near it at which a part is not worth its
     bytes.
     """
-    prices = sorted({Fraction(0), *(Fraction(work) / size for each in begun for size, work in each.parts if size)})
+    prices = sorted(
+        {Fraction(0), *(Fraction(work) / Fraction(size) for each in begun for size, work in each.parts if size)}
+    )
     rounded = [each.rounded for each in begun]
     low, high = 0.0, float(prices[-1])
     for _ in range(SEARCHED):
