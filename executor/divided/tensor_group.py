@@ -100,7 +100,7 @@ class LocalMode(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if func.namespace not in ("_c10d_functional", "c10d"):
             self.computes(func, args, kwargs, result)
-        elif not _is_rehearsed(args, result):
+        elif not _has_no_numbers(args, result):
             sent = sent_by(func, args)
             if sent is not None:
                 self.sends(sent)
@@ -123,7 +123,7 @@ class LocalRecorder(LocalMode, OperationRecorder):
 
     def computes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any) -> None:
         """Record an operation that is this rank's work."""
-        if not _is_rehearsed(args, kwargs, result):
+        if not _has_no_numbers(args, kwargs, result):
             self.record(func, args, kwargs, result)
 
     def sends(self, sent: Sent) -> None:
@@ -131,7 +131,7 @@ class LocalRecorder(LocalMode, OperationRecorder):
         self.sent.append(sent)
 
 
-def _is_rehearsed(*tensors: Any) -> bool:
+def _has_no_numbers(*tensors: Any) -> bool:
     """Whether torch ran an operation on tensors without numbers, of the whole shape, to see how it is divided."""
     return any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(tensors))
 
