@@ -10,9 +10,9 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from penstock.layouts.files.places import place
+from penstock.layouts.files.shell import EXPANDED, QUOTED, Unsaid, Value, Variables
 from penstock.layouts.megatron import bridge, written
-from penstock.layouts.shell import EXPANDED, QUOTED, Unsaid, Value, Variables
-from penstock.layouts.texts import place
 from penstock.layouts.torchtitan import torchtitan
 from penstock.schemas.errors import InvalidDocument
 

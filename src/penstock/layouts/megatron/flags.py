@@ -15,6 +15,9 @@ from itertools import islice
 from types import MappingProxyType
 
 from penstock.importers.lines import Faults
+from penstock.layouts.files.configurations import is_python
+from penstock.layouts.files.places import place
+from penstock.layouts.files.shell import EXPANDED, QUOTED, Unsaid, Value, Variables
 from penstock.layouts.megatron.irrelevant_flags import IRRELEVANT
 from penstock.layouts.megatron.names import (
     MODEL_SWITCHES,
@@ -32,9 +35,6 @@ from penstock.layouts.megatron.names import (
 )
 from penstock.layouts.megatron.other_flags import CHANGING, FLAGS_ONLY, HARMLESS
 from penstock.layouts.megatron.recipe import settings_of
-from penstock.layouts.recipes.configurations import is_python
-from penstock.layouts.shell import EXPANDED, QUOTED, Unsaid, Value, Variables
-from penstock.layouts.texts import place
 from penstock.schemas.errors import Fault, InvalidDocument
 
 

@@ -14,8 +14,8 @@ from itertools import groupby
 from typing import NamedTuple
 
 from penstock.importers.lines import Faults
+from penstock.layouts.files.places import place
 from penstock.layouts.roles import Roles
-from penstock.layouts.texts import place
 
 LETTERS = {"E": "embedding", "t": "transformer layer", "m": "multi-token prediction", "L": "head and loss"}
 _Fault = Callable[[int, str], None]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from penstock.layouts.files.configurations import configuration, refusal
+from penstock.layouts.files.shell import Value
+from penstock.layouts.files.values import Setting
 from penstock.layouts.megatron.names import LAYOUT, MODULES, OTHERWISE, READ, SHAPE
 from penstock.layouts.megatron.other_flags import CHANGING, FLAGS_ONLY
-from penstock.layouts.recipes.configurations import configuration, refusal
-from penstock.layouts.recipes.values import Setting
-from penstock.layouts.shell import Value
 
 _KNOWN = READ | (CHANGING.keys() - FLAGS_ONLY)
 _OTHERS = ("dataset", "tokenizer", "validation", "checkpoint", "logger", "env_vars")

@@ -17,8 +17,8 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.importers.lines import Faults
-from penstock.layouts.recipes.configurations import configuration, refusal
-from penstock.layouts.texts import place
+from penstock.layouts.files.configurations import configuration, refusal
+from penstock.layouts.files.places import place
 from penstock.schemas.errors import InvalidDocument
 
 NONE: Mapping[str, str] = MappingProxyType({})

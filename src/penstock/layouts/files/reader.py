@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from itertools import count
 from typing import Any
 
-from penstock.layouts.recipes.expressions import LONGEST, binary, builtin, compared, computed, opaque, unknown
-from penstock.layouts.recipes.values import Thing, Unknown
+from penstock.layouts.files.expressions import LONGEST, binary, builtin, compared, computed, opaque, unknown
+from penstock.layouts.files.values import Thing, Unknown
 
 _DEEPEST = 30
 _MOST_STEPS = 200_000

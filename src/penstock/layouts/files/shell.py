@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from penstock.layouts.texts import place
+from penstock.layouts.files.places import place
 
 QUOTED = r"\"[^\"\n]*\"|'[^'\n]*'"
 EXPANDED = r"\$\(\([^\n]{0,200}?\)\)|\$\{[^}\n]*\}|\$\([^)\n]*\)"

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.layouts.recipes.values import Thing, Unknown
+from penstock.layouts.files.values import Thing, Unknown
 
 LONGEST = 100_000
 """Elements of a list, letters of a text."""

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from penstock.layouts.recipes.reader import Reader, TooLong
-from penstock.layouts.recipes.values import Setting, Symbol, Thing, Unknown, flattened
+from penstock.layouts.files.reader import Reader, TooLong
+from penstock.layouts.files.values import Setting, Symbol, Thing, Unknown, flattened
 from penstock.schemas.errors import InvalidDocument
 
 _PYTHON = re.compile(r"(?m)^(?:def |from \S+ import |import |class |@)")
