@@ -303,6 +303,8 @@ def test_an_interrupted_search_writes_its_best_plan(
     assert said.err.endswith("penstock: interrupted\n")
     assert said.out.splitlines()[-1] == f"the best plan so far, by even, is written to {plan}"
     assert main(["verify", str(plan)]) == 0
+    assert main(["plan", *asked]) == 130
+    assert capsys.readouterr().out.endswith("the best plan so far, by even, is lost: -o FILE would have kept it\n")
 
 
 @pytest.mark.parametrize(
