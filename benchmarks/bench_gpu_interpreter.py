@@ -47,6 +47,7 @@ def compare(rank: int, world_size: int, iterations: int) -> dict[str, float] | N
     shapes = chain.infer_shapes(range(ROWS))
     interpreter = Interpreter(program, chain, shapes, seed=SEED, transport=transport, runtime=runtime)
     interpreter.agree()
+    interpreter.rehearse()
     group = runtime.new_group(range(world_size), SETUP_LIMIT, "torch's runtime", for_messages=False)
     theirs = TorchRuntime(RUNTIME, plan, chain, rank, job, (group, runtime.device))
     candidates: dict[str, Callable[[], object]] = {"own": lambda: interpreter.step(0), RUNTIME: theirs.step}

@@ -1,6 +1,6 @@
 """Times of a transformer's kernels on one GPU, and of whole per-rank blocks: medians in ns, as JSON.
 
-    python benchmarks/gpu_kernels.py OUT.json
+    python benchmarks/gpu_kernels.py OUT.json [--only SECTION]... [--seconds LIMIT]
 
 Needs Penstock on the path (``PYTHONPATH=src``), torch and a GPU, and takes about a minute. Everything but two rows of
 ``facts`` is in bf16:
@@ -21,6 +21,7 @@ file. Tensors of a shape are new ones for each shape and the same for its rounds
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import subprocess
 import sys
@@ -179,15 +180,18 @@ def bounded(rows: Iterator[tuple[Any, ...]], seconds: float) -> tuple[list[tuple
 
 
 def main(arguments: list[str]) -> int:
-    """Measure all sections and write the file; 64 without its name, 1 where a section failed."""
-    if len(arguments) != 1 or arguments[0].startswith("-"):
-        print("gpu_kernels: needs the name of the file to write")
-        return 64
+    """Measure the sections and write the file; 2 for arguments that are none, 1 where a section failed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("out", type=Path, help="the file to write")
+    parser.add_argument("--only", action="append", choices=SECTIONS, help="a section to measure; default: all")
+    parser.add_argument("--seconds", type=float, help="limit of each section, instead of its own")
+    given = parser.parse_args(arguments)
     torch.manual_seed(0)
     said, sections = about(), {}
-    for name, (measure, seconds) in SECTIONS.items():
+    for name in given.only or SECTIONS:
+        measure, limit = SECTIONS[name]
         start = time.monotonic()
-        rows, why = bounded(measure(), seconds)
+        rows, why = bounded(measure(), given.seconds or limit)
         if why is not None:
             said[f"{name} incomplete"] = why
         sections[name] = Rows(COLUMNS[name], rows)
@@ -195,7 +199,7 @@ def main(arguments: list[str]) -> int:
             f"{name}: {len(rows)} rows in {time.monotonic() - start:.1f} s{'' if why is None else ', ' + why}",
             flush=True,
         )
-        Path(arguments[0]).write_text(written(said, sections), encoding="utf-8")
+        given.out.write_text(written(said, sections), encoding="utf-8")
         torch.cuda.empty_cache()
     return int(any("Error" in str(why) for why in said.values()))
 

@@ -31,10 +31,11 @@ _FORWARD = ("LOAD", "F", "SEND_F", "RECV_F", "LOCAL_F")
 
 @dataclass
 class Code:
-    """One segment of a program: its calls, and what a traced run waits for before each."""
+    """One segment of a program: its calls, what a traced run waits for before each, and whether it has run before."""
 
     calls: list[Call]
     waits: list[Wait]
+    has_run: bool = False
 
 
 @dataclass

@@ -147,6 +147,11 @@ class GlobalBatch:
         self.step, self.number = -1, number
         self._begin(self.source.read_evaluation, -1)
 
+    def open_rehearsal(self) -> None:
+        """Start the first global batch of the job, whose loss is not reported."""
+        self.step, self.number = -1, self.source.number(0)
+        self._begin(self.source.read, -1)
+
     def _begin(self, read: Read, missing: int) -> None:
         self.key = step_seed(self.source.seed, self.number)
         self.held.clear()

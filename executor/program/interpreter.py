@@ -18,6 +18,7 @@ from penstock.executor.program.actions import Actions, OnBatch
 from penstock.executor.program.binding import Binder, Bound, Code, first_row
 from penstock.executor.program.global_batch import Source, StepResult
 from penstock.executor.program.mark import Mark
+from penstock.executor.program.rehearsal import rehearse
 from penstock.executor.run.chain import Chain, TensorShape
 from penstock.executor.runtime.cpu import CPU
 from penstock.executor.runtime.interface import Runtime, Timer
@@ -138,6 +139,11 @@ class Interpreter:
             self.actions.norm.begin(self.actions.expected_count)
         self.source.agree()
 
+    def rehearse(self) -> None:
+        """Let the device load what the stages compute, before the first step over NCCL; after ``agree``."""
+        cells = [(number, cell) for bound in self._bound for (number, _), cell in bound.cells.items()]
+        rehearse(cells, self.stages, self.shapes, self.chain, self.runtime)
+
     def step(self, number: int, events: list[int] | None = None) -> StepResult:
         """Run a program of one global batch (elastic averaging: one of each pipeline).
 
@@ -175,11 +181,17 @@ class Interpreter:
         with kept_casts() if self.training.lowered else nullcontext():
             for code, highest in self._segments(bound):
                 self._open(highest)
+                self._begin(code)
                 self._execute(code, at, timer)
                 at += len(code.calls)
         self.actions.transport.drain()
         if events is not None and timer is not None:
             events.extend(timer.read_ns())
+
+    def _begin(self, code: Code) -> None:
+        """Tell the transport whether a segment runs for the first time."""
+        self.actions.transport.begin(is_first=not code.has_run)
+        code.has_run = True
 
     def _segments(self, bound: Bound) -> Iterator[tuple[Code, int]]:
         """The program's segments in order, with the last global batch that each may begin."""
@@ -240,6 +252,7 @@ class Interpreter:
         if self.index not in self._evaluations:
             self._evaluations[self.index] = self._binder(self.program, self.bound).bind_evaluation()
         code, batch = self._evaluations[self.index], self.bound.batches[0]
+        self._begin(code)
         restored = self._enter_evaluation()
         total, count = 0.0, 0
         with torch.no_grad():

@@ -167,6 +167,8 @@ class Rank:
         )
         wait_for_all(store, "built", self.program.world_size)
         interpreter.agree()
+        if kind == "nccl":
+            interpreter.rehearse()
         course = self._course(checkpoints, interpreter)
         gc.collect()
         gc.freeze()

@@ -229,6 +229,7 @@ class CudaRuntime:
 
     def new_group(self, ranks: Sequence[int], timeout: timedelta, name: str, *, for_messages: bool) -> Any:
         options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout  # torch warns where it differs from the group's
         if for_messages:
             options.config.min_ctas = 1
             options.config.max_ctas = MESSAGE_CTAS
@@ -245,7 +246,7 @@ class CudaRuntime:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
     def reproducible(self) -> None:
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.set_deterministic_debug_mode("warn")  # use_deterministic_algorithms also loads the compiler, for seconds
         torch.backends.cudnn.benchmark = False
 
     def prepare(self, optimizer: Optimizer) -> None:

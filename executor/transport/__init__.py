@@ -61,6 +61,9 @@ class Transport(Protocol):
     def hand_over(self) -> None:
         """Let the buffers of small recent sends go as soon as they are done."""
 
+    def begin(self, *, is_first: bool) -> None:
+        """What is run next runs for the first time, and may load what the device has not run before; or it does not."""
+
     def drain(self) -> None:
         """Return when every send is done. Raises what a failed send raised."""
 

@@ -5,15 +5,23 @@ lowered for it run over it (``choice``); both ends compare their order before th
 are waited for by the compute stream, not by this thread (EXECUTOR C.2; Megatron-LM #5240 for communicators that are
 made lazily).
 
+A kernel that is launched for the first time is loaded then, and so are libraries; that waits until the GPU has nothing
+to do [1]_. A receive that was started ahead of need would hold it up until its sender comes, which may itself wait for
+this rank. So what runs for the first time starts a receive only when it is waited for: then the computation that loads
+something needs all that the GPU waits for.
+
 A communicator has a stream. Streams beyond the GPU's hardware queues share one, in which a receive that waits for its
 sender holds up whatever comes after it: so a rank has no more communicators than there are queues for.
+
+.. [1] CUDA programming guide, Lazy loading, "Potential hazards"; on an H100 `cublasCreate` waited so (docs/gpu.md).
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +44,27 @@ class _End(NamedTuple):
     peer: int
 
 
+class _Later:
+    """A receive that is started when it is waited for, after those before it on its edge."""
+
+    def __init__(self, start: Callable[[], Any], before: deque[_Later]) -> None:
+        self._start = start
+        self._before = before
+        self._work: Any = None
+        before.append(self)
+
+    def start(self) -> None:
+        """Start those before it, and it."""
+        while self._work is None:
+            first = self._before.popleft()
+            first._work = first._start()
+
+    def wait(self) -> None:
+        """Make the compute stream wait for it."""
+        self.start()
+        self._work.wait()
+
+
 class NcclTransport:
     """Point-to-point messages over the communicators of ``connect_edges``."""
 
@@ -46,6 +75,8 @@ class NcclTransport:
         self._sends = {peer: end for (source, peer), end in own.items() if source == rank}
         self._receives = {peer: end for (peer, target), end in own.items() if target == rank}
         self._under_way: dict[int, deque[tuple[Any, Tensor]]] = {peer: deque() for peer in self._sends}
+        self._later: dict[int, deque[_Later]] = {peer: deque() for peer in self._receives}
+        self._is_first = True
 
     def send(self, tensor: Tensor, peer: int, tag: int, size_bytes: int) -> None:
         """Start sending a contiguous tensor; it must not change until ``drain``. The tag is not sent."""
@@ -55,7 +86,19 @@ class NcclTransport:
         self.bytes_sent[peer] += size_bytes
 
     def receive(self, buffer: Tensor, peer: int, tag: int) -> Any:
-        """Start receiving; ``wait()`` on what is returned makes the compute stream wait."""
+        """Start receiving, or do so when it is needed; ``wait()`` on what is returned makes the compute stream wait."""
+        before = self._later[peer]
+        if self._is_first:
+            return _Later(partial(self._receive, buffer, peer, tag), before)
+        if before:
+            before[-1].start()
+        return self._receive(buffer, peer, tag)
+
+    def begin(self, *, is_first: bool) -> None:
+        """What is run next runs for the first time, or has run before."""
+        self._is_first = is_first
+
+    def _receive(self, buffer: Tensor, peer: int, tag: int) -> Any:
         end = self._receives[peer]
         return end.group.recv([buffer], end.peer, 0)
 

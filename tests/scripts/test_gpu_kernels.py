@@ -98,7 +98,8 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert list(sections["facts"].named()) == [{"fact": "between_events", "ns": 3100}]
 
 
-def test_the_name_of_the_file_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert gpu_kernels.main([]) == 64
-    assert gpu_kernels.main(["--help"]) == 64
-    assert "needs the name" in capsys.readouterr().out
+def test_files_and_sections_that_are_none_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, said in (([], "required: out"), (["rows.json", "--only", "speed"], "invalid choice: 'speed'")):
+        with pytest.raises(SystemExit, match="2"):
+            gpu_kernels.main(arguments)
+        assert said in capsys.readouterr().err

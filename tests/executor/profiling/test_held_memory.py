@@ -177,6 +177,9 @@ class Scripted:
     def hand_over(self) -> None:
         """Nothing is left."""
 
+    def begin(self, *, is_first: bool) -> None:
+        """Nothing depends on it."""
+
     def drain(self) -> None:
         """Nothing is left."""
 

@@ -17,6 +17,7 @@ from simulated_cuda.ranks import log_alone
 from simulated_cuda.runtime import SimulatedCuda
 from torch import Tensor
 
+from penstock.executor.program.interpreter import Interpreter
 from penstock.executor.run.job import Job
 from penstock.executor.runtime.cpu import Happened
 from penstock.executor.stage.reduction import Reduction
@@ -61,12 +62,13 @@ def found(
     device: Device = H100,
     make_runtime: Callable[[int], SimulatedCuda] = Lone,
     job: Job = JOB,
+    steps: int = 1,
 ) -> str:
-    """What the engine and the order of accesses say of a run, a line each."""
+    """What the engine and the order of accesses say of a run, a line each. The second step receives ahead."""
     with ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)
-        logged = log_alone(programs, job, make_runtime=make_runtime)
+        logged = log_alone(programs, job, make_runtime=make_runtime, steps=steps)
     outcome = run([one.log for one in logged], device)
     return "\n".join([*outcome.faults, *(race for one in logged for race in one.races)])
 
@@ -113,6 +115,15 @@ def drop(kind: str) -> Callable[[list[Instruction]], None]:
 
 def instead(name: str, function: Any, owner: Any = NcclTransport) -> Any:
     return mock.patch.object(owner, name, function)
+
+
+def early() -> Any:
+    """Receives start where the program has them, also in what runs for the first time."""
+
+    def begin(transport: Any, *, is_first: bool) -> None:
+        transport._is_first = False
+
+    return instead("begin", begin)
 
 
 def test_nothing_is_found_without_a_fault() -> None:
@@ -188,7 +199,7 @@ def test_posted_receives_of_nccls_own_size_leave_no_blocks() -> None:
         return Lone(rank, message_blocks=32)
 
     assert found(wide()) == ""
-    said = found(wide(), make_runtime=large)
+    said = found(wide(), make_runtime=large, steps=2)
     assert "it needs 32 of 132 blocks, of which 4 are free" in said
 
 
@@ -218,6 +229,17 @@ def test_both_ends_send_first_over_one_communicator() -> None:
     assert re.search(r"do not fit each other: .*|hangs: ", said)
 
 
+def test_kernels_that_are_loaded_while_receives_wait() -> None:
+    """The first launch of a kernel waits for receives that were started ahead, whose senders wait for this rank."""
+    programs = wide()
+    unrehearsed = instead("rehearse", lambda _: None, Interpreter)
+    said = found(programs, unrehearsed, early())
+    assert "its host is loading the kernel of aten." in said
+    assert re.search(r"receive \d of edge .* waiting for rank \d \(which has not launched its own\)", said)
+    assert found(programs, unrehearsed) == "", "receives that start when they are needed are enough for this program"
+    assert found(programs, early()) == "", "and so are kernels that are there already"
+
+
 def test_a_receive_that_blocks_the_host() -> None:
     """Receives are posted ahead; a host that waits in one never launches the send that the peer needs first."""
     receive = NcclTransport.receive
@@ -239,7 +261,7 @@ def test_a_device_that_is_waited_for_before_each_send() -> None:
         transport._runtime.synchronize()
         send(transport, *given)
 
-    assert "its host is waiting for the whole device" in found(pipeline(), instead("send", after_all))
+    assert "its host is waiting for the whole device" in found(pipeline(), instead("send", after_all), steps=2)
 
 
 def test_different_sizes_at_the_two_ends() -> None:

@@ -57,6 +57,12 @@ class Drains(NamedTuple):
     """The host goes on when the device has nothing to do."""
 
 
+class Loads(NamedTuple):
+    """The host loads a kernel that it has not launched before: it goes on when the device has nothing to do."""
+
+    name: str
+
+
 class Opens(NamedTuple):
     """A new stream."""
 
@@ -88,7 +94,7 @@ class Gathers(NamedTuple):
     number: int
 
 
-Entry = Works | Joins | Records | Waits | Awaits | Drains | Opens | Makes | Meets | Gathers
+Entry = Works | Joins | Records | Waits | Awaits | Drains | Loads | Opens | Makes | Meets | Gathers
 Log = Sequence[Entry]
 
 
@@ -107,6 +113,8 @@ def words(entry: Entry) -> str:
             return f"waiting for event {event}"
         case Drains():
             return "waiting for the whole device"
+        case Loads(name):
+            return f"loading the kernel of {name}, for which the device has to be idle"
         case Opens(stream, name):
             return f"opening stream {stream} ({name})"
         case Makes(communicator, members):

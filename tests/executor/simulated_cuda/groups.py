@@ -164,7 +164,7 @@ def tags_noted(recorder: Recorder) -> Iterator[None]:
 
     with (
         mock.patch.object(NcclTransport, "send", noting(NcclTransport.send)),
-        mock.patch.object(NcclTransport, "receive", noting(NcclTransport.receive)),
+        mock.patch.object(NcclTransport, "_receive", noting(NcclTransport._receive)),
     ):
         yield
 

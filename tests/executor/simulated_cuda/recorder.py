@@ -18,6 +18,7 @@ from simulated_cuda.entries import (
     Gathers,
     Joins,
     Kind,
+    Loads,
     Makes,
     Meets,
     Opens,
@@ -57,6 +58,7 @@ class Recorder:
         self._host_end = -(1 << 40)
         self._joined: dict[str, int] = {}
         self._met: dict[str, int] = {}
+        self._loaded: set[str] = set()
         self._fails: str | None = None
         self._error: str | None = None
 
@@ -102,6 +104,12 @@ class Recorder:
             self.current = before
 
     # Work
+
+    def loads(self, kernel: str) -> None:
+        """The host is about to launch a kernel, which is loaded when it is the first of its kind."""
+        if kernel not in self._loaded:
+            self._loaded.add(kernel)
+            self.log.append(Loads(kernel))
 
     def works(self, *, reads: Iterable[Tensor], writes: Iterable[Tensor], copies_bytes: int | None = None) -> None:
         """The current stream computes, or copies so many bytes. Computations without anything between are one."""

@@ -14,6 +14,9 @@ from simulated_cuda.recorder import Recorder
 _READS_BACK = {"aten::_local_scalar_dense", "aten::equal", "aten::nonzero"}
 """Operations whose result the host needs, so that it waits for the stream."""
 
+_WITHOUT_KERNEL = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"}
+"""Operations that only take memory."""
+
 
 class Watch(TorchDispatchMode):
     """An operation with a tensor of the device is its work, and so is what it makes; a number without dimensions may
@@ -40,6 +43,8 @@ class Watch(TorchDispatchMode):
         made = [one for one in tree_leaves(result) if isinstance(one, Tensor) and all(one is not w for w in writes)]
         of_device = [one for one in given if one.dim() > 0 or recorder.is_of_device(one)]
         name = func._schema.name
+        if name not in _WITHOUT_KERNEL:
+            recorder.loads(f"{func} of {', '.join(sorted({str(one.dtype) for one in of_device}))}")
         if name not in _READS_BACK:
             recorder.works(reads=of_device, writes=[*writes, *made])
         else:
