@@ -39,9 +39,9 @@ def racks(topology: ClusterTopology) -> list[Rack]:
     switches = set(topology.switches)
     above: dict[str, str] = {}
     for link in topology.links:
-        for node, switch in ((link.a, link.b), (link.b, link.a)):
-            if switch in switches and node not in switches:
-                above.setdefault(node, switch)
+        for place, switch in ((link.a, link.b), (link.b, link.a)):
+            if switch in switches and place not in switches:
+                above.setdefault(place, switch)
     found: dict[str, list[Node]] = defaultdict(list)
     for node in topology.nodes:
         found[above.get(node.name, "")].append(node)
