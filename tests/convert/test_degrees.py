@@ -9,7 +9,6 @@ import pytest
 from small_request import GATHER, with_degrees
 
 from penstock.convert import from_plan, to_plan, to_problem
-from penstock.layouts.exporting import layout_text
 from penstock.planning.judge import judge
 from penstock.planning.lower import programs
 from penstock.planning.solve import solve
@@ -276,8 +275,6 @@ def test_a_request_with_modules_covers_them() -> None:
 def test_what_no_rank_runs_is_refused_in_a_sentence() -> None:
     request = with_modules()
     file = PlanFile(plan=recomputing(planned(request, "dp"), {"modules": ["norm"]}), request=request)
-    with pytest.raises(UnsupportedRequest, match="at tensor 2"):
-        layout_text(file, "megatron")
     with pytest.raises(UnsupportedRequest, match=r"recompute"):
         programs(file)
 
