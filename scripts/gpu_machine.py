@@ -23,6 +23,8 @@ HERE = Path(__file__).parent
 SMALL, TIMED, RECURRENT = "gpu_jobs:small", "gpu_jobs:timed", "gpu_jobs:recurrent"
 STEPS, TIMED_STEPS = 4, 12
 MICRO_BATCH_SIZE = 4
+HANGS_AFTER_S = 120.0
+"""How long an instruction of a check's ranks may take, the first step too: one that hangs fails its line alone."""
 
 
 class Skipped(Exception):
@@ -91,6 +93,7 @@ class Machine:
             devices=devices,
             transport=transport,
             environments=[each | dict(environment or {}) for each in variables],
+            timeout_s=HANGS_AFTER_S,
             **more,
         )
 

@@ -134,14 +134,16 @@ def serve(settings: Settings | None = None, forkserver: Forkserver | None = None
     host, port = listener.getsockname()[:2]
     scheme = "http" if settings.tls_certificate is None else "https"
     url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-    log.info("listening on %s", url)
-    others = OtherServices(service.database)
-    if (other := others.enter(f"process {os.getpid()} at {url}")) is not None:
-        log.warning(SHARED, other, service.database.name)
     config = uvicorn.Config(
         app, log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S, timeout_keep_alive=60, **connections
     )
-    _Server(config, service).run(sockets=[listener])
+    server = _Server(config, service)
+    with server.capture_signals():  # who reads the next line may end us at once
+        log.info("listening on %s", url)
+        others = OtherServices(service.database)
+        if (other := others.enter(f"process {os.getpid()} at {url}")) is not None:
+            log.warning(SHARED, other, service.database.name)
+        server.run(sockets=[listener])
     others.leave()
 
 

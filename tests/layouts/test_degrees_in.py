@@ -117,14 +117,14 @@ def test_what_the_flags_do_not_say_of_the_model_is_asked_for_at_once() -> None:
         model(flags, given={"HH": "1024"})
 
 
-DEGREES = (
+BOTH = (
     "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel --micro-batch-size 1 "
     "--use-distributed-optimizer --overlap-grad-reduce --bf16"
 )
 
 
 def test_degrees_are_those_of_the_plan() -> None:
-    text = f"torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py {LLAMA} {DEGREES} --global-batch-size 16"
+    text = f"torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py {LLAMA} {BOTH} --global-batch-size 16"
     found = judged("megatron", text, model(text))
     assert found.plan.degrees is not None
     assert found.plan.degrees.tensor == 2
@@ -141,7 +141,7 @@ def test_degrees_are_those_of_the_plan() -> None:
 
 
 def test_modules_that_are_recomputed_take_time_and_free_memory() -> None:
-    text = f"{LLAMA} {DEGREES} --recompute-granularity selective --recompute-modules core_attn mlp \\\n --lr 1"
+    text = f"{LLAMA} {BOTH} --recompute-granularity selective --recompute-modules core_attn mlp \\\n --lr 1"
     profile = model(text)
     again = judged("megatron", text, profile)
     plain = judged("megatron", text.replace(" core_attn mlp", " core_attn"), profile)
@@ -197,7 +197,7 @@ def test_open_values_are_asked_for_at_once_and_given() -> None:
 
 def test_the_command_needs_no_model_where_the_flags_say_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "train.sh"
-    script.write_text(f"{LLAMA} {DEGREES.replace('parallel-size 2 --sequence', 'parallel-size $PP --sequence')}")
+    script.write_text(f"{LLAMA} {BOTH.replace('parallel-size 2 --sequence', 'parallel-size $PP --sequence')}")
     command = ["import", "layout", str(script), "--from", "megatron", "--cluster", "1x8xH100", "-b", "16", "--alone"]
     assert main(command) == 65
     assert "--given PP=" in capsys.readouterr().err

@@ -9,8 +9,8 @@ from typing import Any
 
 from penstock.layouts.drawn import Expressed
 from penstock.layouts.megatron.cuts import FIRST, LAST, MTP, STAGES, WITH_EMBEDDING, WITH_LOSS
-from penstock.layouts.megatron.names import GROUP, LAYOUT, RANKS
-from penstock.layouts.megatron.written import CONTEXT, EXPERT, EXPERT_TENSOR, TENSOR, flags_of
+from penstock.layouts.megatron.names import CONTEXT, EXPERT, EXPERT_TENSOR, GROUP, LAYOUT, RANKS, TENSOR
+from penstock.layouts.megatron.written import flags_of
 
 _DOCUMENTED = """
 For Megatron-Bridge 0.3. Import ``planned`` next to a recipe and hand it the recipe's configuration:

@@ -15,6 +15,7 @@ DEGREES = (
     "expert-tensor-parallel-size",
 )
 """Kinds of parallelism other than pipeline and data parallelism."""
+TENSOR, CONTEXT, EXPERT, EXPERT_TENSOR = DEGREES
 SIZES = ("hidden-size", "num-attention-heads", "seq-length", "num-experts", "vocab-size")
 """What a profile was measured with."""
 GRADIENTS = ("bf16", "fp16", "grad-reduce-in-bf16", "accumulate-allreduce-grads-in-fp32", "grad-reduce-in-fp32")

@@ -29,6 +29,7 @@ from penstock.layouts.megatron.names import (
     SHAPE,
     SIZES,
     STRATEGY,
+    TENSOR,
     WIDTHS,
 )
 from penstock.layouts.megatron.other_flags import changing_sentence
@@ -66,7 +67,7 @@ def read(text: str, given: Reading) -> Drawn:
             said = "; ".join(flags.remarks())
             raise InvalidDocument(
                 f"{given.source} sets batches and no degrees, which come from other files ({said})",
-                remedy=f"say them: --given {RANKS}=… --given {DEGREES[0]}=…",
+                remedy=f"say them: --given {RANKS}=… --given {TENSOR}=…",
             )
         return _alone(text, given)
     flags.ask((*CUTS, LAYOUT, "recompute-granularity", "recompute-num-layers"))

@@ -12,10 +12,9 @@ from penstock.layouts.drawn import Expressed
 from penstock.layouts.limits import MODULES
 from penstock.layouts.megatron.cuts import FIRST, LAST, MTP, PER_STAGE, STAGES, WITH_EMBEDDING, WITH_LOSS
 from penstock.layouts.megatron.layout_string import print_layout
-from penstock.layouts.megatron.names import DEGREES, GROUP, LAYOUT, RANKS
+from penstock.layouts.megatron.names import CONTEXT, DEGREES, EXPERT, EXPERT_TENSOR, GROUP, LAYOUT, RANKS, TENSOR
 from penstock.schemas.transformers.degrees import ContextKind
 
-TENSOR, CONTEXT, EXPERT, EXPERT_TENSOR = DEGREES
 CONTEXT_KINDS: dict[ContextKind, str] = {"ring": "p2p", "all_gather": "all_gather", "all_to_all": "a2a"}
 WRITTEN = (
     *DEGREES,
