@@ -2,11 +2,10 @@
 
 CUDA loads a kernel, and libraries load theirs, when they are first used, and that waits until the device has nothing to
 do [1]_. A message or a sum that waits for its peers would hold it up, while the peers may wait for this rank. So each
-stage's forward and backward run here on one micro-batch of each size, with zeros for what other stages would send, and
-each optimizer steps miniatures of its parameters. Gradients, running statistics and the job's numbers are left as they
-were.
+stage's forward and backward run here, twice, on a micro-batch of each size, with zeros for what other stages would
+send, and each optimizer steps miniatures of its parameters. Gradients and running statistics are left as they were.
 
-.. [1] CUDA programming guide, Lazy loading, "Potential hazards"; on an H100 ``cublasCreate`` waited so (docs/gpu.md).
+.. [1] CUDA programming guide, Lazy loading, "Potential hazards"; on an H100 ``cublasCreate`` waited so (decision 48).
 """
 
 from __future__ import annotations

@@ -8,12 +8,12 @@ made lazily).
 A kernel that is launched for the first time is loaded then, and so are libraries; that waits until the GPU has nothing
 to do [1]_. A receive that was started ahead of need would hold it up until its sender comes, which may itself wait for
 this rank. So what runs for the first time starts a receive only when it is waited for: then the computation that loads
-something needs all that the GPU waits for.
+something needs all that the GPU receives. Sends may still wait; a rank's `rehearsal` leaves little to load.
 
 A communicator has a stream. Streams beyond the GPU's hardware queues share one, in which a receive that waits for its
 sender holds up whatever comes after it: so a rank has no more communicators than there are queues for.
 
-.. [1] CUDA programming guide, Lazy loading, "Potential hazards"; on an H100 `cublasCreate` waited so (docs/gpu.md).
+.. [1] CUDA programming guide, Lazy loading, "Potential hazards"; on an H100 `cublasCreate` waited so (decision 48).
 """
 
 from __future__ import annotations

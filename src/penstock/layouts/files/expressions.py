@@ -11,7 +11,7 @@ from penstock.layouts.files.values import Thing, Unknown
 
 LONGEST = 100_000
 """Elements of a list, letters of a text."""
-_BINARY: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+BINARY: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -80,7 +80,7 @@ def _product(values: Sequence[Any]) -> int:
 
 def binary(node: ast.BinOp, left: Any, right: Any) -> Any:
     """Return a sum, a product, …; two tables or a power are not followed."""
-    operation = _BINARY.get(type(node.op))
+    operation = BINARY.get(type(node.op))
     return unknown(node) if operation is None else computed(node, operation, left, right)
 
 

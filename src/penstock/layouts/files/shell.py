@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from penstock.layouts.files.expressions import BINARY
 from penstock.layouts.files.places import place
 
 QUOTED = r"\"[^\"\n]*\"|'[^'\n]*'"
@@ -25,14 +26,7 @@ _DEFAULTED = re.compile(r"\$\{([A-Za-z_]\w*):?=([^}\n]*)\}")
 _USED = re.compile(r"\$\(\(([^\n]{0,200}?)\)\)|\$\{(\w+)(?::?[-=]([^}\n]*))?\}|\$([A-Za-z_]\w*|[0-9@*#])|(\$[({])")
 _CONDITION = re.compile(r"^\s|&&|\|\||;;|\b(?:if|then|else|elif|case|for|while)\b|^[^=]*\)")
 _DEEPEST = 30
-_OPERATORS: dict[type[ast.AST], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
+_OPERATORS: dict[type[ast.AST], Callable[[int, int], int]] = BINARY | {ast.Div: operator.floordiv}
 
 
 class Value(NamedTuple):

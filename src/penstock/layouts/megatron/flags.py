@@ -9,7 +9,7 @@ and are not modelled, ``irrelevant_flags.py`` the rest.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from itertools import islice
 from types import MappingProxyType
@@ -168,14 +168,9 @@ class Flags:
     def ask(self, names: Iterable[str]) -> None:
         """Raise InvalidDocument that names at once all of these flags whose values cannot be read."""
         faults, missing = [], []
-        for name in names:
-            if name in self.found:
-                word = self.found[name][-1]
-                try:
-                    self._resolved(name)
-                except Unsaid as unsaid:
-                    faults.append(Fault(self._place(word.at), _no_value(name, word, str(unsaid)), "layout"))
-                    missing.append(unsaid.variable or name)
+        for name, word, unsaid in self._unread(names):
+            faults.append(Fault(self._place(word.at), _no_value(name, word, str(unsaid)), "layout"))
+            missing.append(unsaid.variable or name)
         if faults:
             many = f"{len(faults)} fault{'' if len(faults) == 1 else 's'}"
             raise InvalidDocument(
@@ -184,15 +179,19 @@ class Flags:
 
     def drop_unread(self, names: Iterable[str]) -> None:
         """Leave out those of some flags whose values cannot be read; ``unread`` says which, where and why."""
+        for name, word, unsaid in self._unread(names):
+            line, _column = place(self.text, word.at)
+            self.unread.append(f"--{name} {word.text}, line {line} ({unsaid})")
+            del self.found[name]
+
+    def _unread(self, names: Iterable[str]) -> Iterator[tuple[str, Value, Unsaid]]:
+        """Those of some flags whose values cannot be read, with their words and the reason."""
         for name in names:
             if name in self.found:
-                word = self.found[name][-1]
                 try:
                     self._resolved(name)
                 except Unsaid as unsaid:
-                    line, _column = place(self.text, word.at)
-                    self.unread.append(f"--{name} {word.text}, line {line} ({unsaid})")
-                    del self.found[name]
+                    yield name, self.found[name][-1], unsaid
 
     def _wrong(self, at: int, detail: str, remedy: str | None = None) -> InvalidDocument:
         fault = Fault(self._place(at), detail, "layout")
