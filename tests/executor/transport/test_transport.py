@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -110,7 +111,8 @@ def test_a_staged_send_that_fails_is_told_at_the_drain(pair: tuple[object, objec
 def test_a_closed_transport_has_no_threads(pair: tuple[object, object]) -> None:
     """One that runs when the interpreter ends is ended within C++, which aborts the process."""
     before = set(threading.enumerate())
-    for transport in (GlooTransport(pair[0]), StagedTransport(CpuRuntime(), pair[0])):
+    for make in (GlooTransport, partial(StagedTransport, CpuRuntime())):
+        transport = make(pair[0])
         assert set(threading.enumerate()) - before
         transport.close()
         assert not set(threading.enumerate()) - before
