@@ -46,7 +46,7 @@ _SAID = {
 
 
 class Broken(NamedTuple):
-    """A rule that a layout breaks: its name, the degree to change, the sentence with the numbers, when Megatron says so."""
+    """A rule that a layout breaks: its name, the degree to change, the sentence with its numbers; when Megatron says it."""
 
     rule: str
     degree: str
