@@ -46,7 +46,7 @@ _SAID = {
 
 
 class Broken(NamedTuple):
-    """A rule that a layout breaks: its name, the degree to change, the sentence with its numbers; when Megatron says it."""
+    """A rule that a layout breaks: its name, the degree to change, a sentence with the numbers; when Megatron says so."""
 
     rule: str
     degree: str
