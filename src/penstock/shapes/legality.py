@@ -46,7 +46,7 @@ _SAID = {
 
 
 class Broken(NamedTuple):
-    """A rule that a layout breaks: its name, the degree to change, a sentence with the numbers; when Megatron says so."""
+    """A rule that a layout breaks: its name, the degree to change, a sentence with the numbers, Megatron's moment."""
 
     rule: str
     degree: str
