@@ -255,12 +255,13 @@ def test_lists_and_texts_that_a_recipe_makes_are_read() -> None:
 
 
 def test_recomputed_modules_of_layers_that_are_not_modelled_are_named() -> None:
-    flags = EXPERTS + " --recompute-granularity selective --recompute-modules mhc moe_act"
-    found = judged("megatron", flags + " --global-batch-size 16", model(flags))
+    flags = f"{EXPERTS} --tensor-model-parallel-size 2 --sequence-parallel --global-batch-size 16"
+    flags += " --recompute-granularity selective --recompute-modules mhc moe_act"
+    found = judged("megatron", flags, model(flags))
     assert any("judged as if absent: mhc" in each for each in found.assumptions)
     assert found.plan.pipelines[0].stages[0].recompute.modules == ("moe_act",)  # type: ignore[union-attr]
     with pytest.raises(InvalidDocument, match="has 'moe_atc', none of"):
-        judged("megatron", flags.replace("moe_act", "moe_atc") + " --global-batch-size 16", model(EXPERTS))
+        judged("megatron", flags.replace("moe_act", "moe_atc"), model(EXPERTS))
 
 
 TITAN = """
