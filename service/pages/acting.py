@@ -41,6 +41,8 @@ LABELS = {
     "update_rules": "Update rules",
     "model": "Model",
     "cluster": "Cluster",
+    "routing_imbalance": "Routing imbalance",
+    "capacity_factor": "Capacity factor",
     "max_plans": "Most plans judged",
     "gap": "Good enough",
     "seed": "Seed",

@@ -32,6 +32,7 @@ from penstock.solvers.model.degrees import Choice, Degrees
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, Candidate, Progress, Result, Status
 from penstock.solvers.planners.catalogue import EXCLUDE, PHASES, PLANNERS, Tier, resolve
+from penstock.solvers.planners.even.planner import least_layout_ns
 from penstock.solvers.solve import driver
 from penstock.solvers.solve.workers import size_of
 
@@ -76,7 +77,8 @@ class Found(NamedTuple):
 class Searched:
     """What is known of one choice: the bound on all of its plans, and the result of its best search.
 
-    ``gpus``: the request; ``load_ns``: what its load alone takes; ``tightest``: whether no bound is left to be asked.
+    ``gpus``: the request; ``load_ns``: what its load alone takes; ``tightest``: whether no bound is left to be asked;
+    ``far``: whether no plain layout was near the best plan of all choices.
     """
 
     gpus: Problem
@@ -85,6 +87,7 @@ class Searched:
     load_ns: int
     result: Result | None = None
     tightest: bool = False
+    far: bool = False
     _bound: Bound | None = None
 
     @cached_property
@@ -232,7 +235,7 @@ class Search:
                 break
             asked = {**self.asked, "planner": QUICK, "options": {}} if plans is None else self._planners_only()
             most = None if plans is None else min(plans, self.max_plans or plans)
-            self._round(left, asked, most)
+            self._round(left, asked, most, quick=plans is None)
             left = self._nearest(left, near, untried=plans is None)
         self._round(left[:1], self.asked, self.max_plans, final=True)
 
@@ -277,17 +280,36 @@ class Search:
     def _asks_others(self) -> bool:
         return resolve(self.asked["planner"]).asks_others
 
-    def _round(self, left: list[Searched], asked: Mapping[str, Any], most: int | None, *, final: bool = False) -> None:
+    def _round(
+        self,
+        left: list[Searched],
+        asked: Mapping[str, Any],
+        most: int | None,
+        *,
+        quick: bool = False,
+        final: bool = False,
+    ) -> None:
         """Search the open choices; of the time left each gets as much as those that wait, and later rounds half.
 
-        After the ``final`` round there are none.
+        After the ``final`` round there are none. The ``quick`` one leaves out choices that are far from the best plan.
         """
         for number, each in enumerate(left):
             left_s = self.deadline.left_s
             parts = (1 if final else 2) * (len(left) - number)
             limit_ns = None if left_s is None else int(1e9 * left_s / parts)
-            if self._is_open(each) and not self.deadline.passed:
+            if self._is_open(each) and not self.deadline.passed and not (quick and self._is_far(each)):
                 self._search(each, {**asked, "time_limit_ns": limit_ns, "max_plans": most, "closely": final})
+
+    def _is_far(self, each: Searched) -> bool:
+        """Return whether no plain layout of a choice can be near the best plan, and keep that; degrees of 1 are not.
+
+        Planner ``QUICK`` would only find what ends the search of the choice. Where none may fit, it says what lacks.
+        """
+        if self.best_ns is None or each.choice.degrees == Degrees():
+            return False
+        least = least_layout_ns(each.problem)
+        each.far = least is not None and least > ROUNDS[0].near * self.best_ns
+        return each.far
 
     def _nearest(self, left: list[Searched], near: float, *, untried: bool) -> list[Searched]:
         """Return the open choices, the best first, as far as they are near the best plan; all where there is none.
@@ -302,7 +324,8 @@ class Search:
         return [
             each
             for each in ranked
-            if (untried if each.value_ns is None else each.value_ns <= limit_ns) or each.choice.degrees == Degrees()
+            if (untried and not each.far if each.value_ns is None else each.value_ns <= limit_ns)
+            or each.choice.degrees == Degrees()
         ]
 
     def _afforded(self, ranked: list[Searched]) -> list[Searched]:

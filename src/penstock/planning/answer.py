@@ -19,7 +19,8 @@ from penstock.schemas.profile import ModelProfile, PipelineProfile
 from penstock.schemas.quantities import Scalar
 from penstock.schemas.request import MemoryModel, NetworkModel, Pin, PlanRequest, Recompute, Target, UpdateRule
 from penstock.schemas.topology import ClusterTopology
-from penstock.schemas.transformers.degrees import Degrees, Sharding
+from penstock.schemas.transformers.degrees import Degrees, Framework, Sharding
+from penstock.shapes.routing import Routing
 from penstock.solvers.model.result import REQUEST_SCOPE, Progress
 
 
@@ -100,6 +101,10 @@ def plan(
     pipeline_profile: PipelineProfile | Mapping[str, object] | None = None,
     degrees: Literal["auto"] | Degrees | Mapping[str, Any] | Sequence[Degrees | Mapping[str, int]] | None = None,
     sharding: Literal["auto"] | Sharding | Sequence[Sharding] | None = None,
+    framework: Framework | None = None,
+    sequence_length: int | None = None,
+    routing_imbalance: float | None = None,
+    capacity_factor: float | None = None,
     workers: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     termination: Mapping[str, object] | None = None,
@@ -119,6 +124,12 @@ def plan(
         out. ``{"tensor": (1, 2), "expert": "auto"}`` leaves open what is listed or ``auto``, and what it does not name,
         as far as the profile has costs. Left out, both are chosen, from what the profile has costs at; without such
         costs, or with a target or codecs, they are 1 and nothing.
+    framework, sequence_length
+        Whose kernels and memory (``"torch"``, ``"megatron"``), and tokens of a sample, of a transformer whose profile
+        is computed: one by name or by its ``config.json``. A profile given as such has the costs that it has.
+    routing_imbalance, capacity_factor
+        Of a mixture of experts that is computed, the tokens of the busiest GPU's experts over the mean (left out: 1),
+        or those of every expert over its even share, dropped or padded to that. The plan's assumptions say it.
     time_limit
         ``"10s"``, ``"5min"``, or seconds as a number. The best plan by then is returned.
     max_plans
@@ -141,7 +152,8 @@ def plan(
     UnsupportedRequest
         No planner here can honour the combination; the message says which one can.
     """
-    found = find_profile(profile)
+    routing = Routing(routing_imbalance, capacity_factor)
+    found = find_profile(profile, framework=framework, sequence_length=sequence_length, routing=routing)
     if isinstance(degrees, Mapping) and not all(isinstance(value, int) for value in degrees.values()):
         named = {name: (value,) if isinstance(value, int) else value for name, value in degrees.items()}
         degrees = named_degrees(found, named)  # type: ignore[assignment]
