@@ -41,6 +41,7 @@ LABELS = {
     "update_rules": "Update rules",
     "model": "Model",
     "cluster": "Cluster",
+    "effort": "Effort",
     "max_plans": "Most plans judged",
     "gap": "Good enough",
     "seed": "Seed",
