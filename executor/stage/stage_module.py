@@ -98,7 +98,8 @@ class StageModule:
     """Layers ``first`` to ``last`` of a chain on the device of ``runtime``.
 
     ``shapes``: what crosses each cut (``Chain.infer_shapes``). ``recompute``: layer ranges, both ends included.
-    ``split``: some of its backwards come in two halves. ``modules``: layers that are there already, by number.
+    ``split``: some of its backwards come in two halves. ``singly``: each layer that is not recomputed is backed by
+    itself, inside ``around`` its number. ``modules``: layers that are there already, by number.
     ``count``: how many terms the loss is the mean of; over the loss scale, where there is one. ``division``: how the
     rank shares layers with others.
     """
@@ -115,6 +116,7 @@ class StageModule:
         runtime: Runtime = CPU,
         training: Training = FULL,
         split: bool = False,
+        singly: bool = False,
         modules: Mapping[int, nn.Module] | None = None,
         division: Division | None = None,
     ) -> None:
@@ -147,14 +149,15 @@ class StageModule:
                 autocast=_autocast(training, runtime.device),
                 local=None if division is None else division.local,
             )
-            for a, b, again in segment_ranges(first, last, recompute, singly=split)
+            for a, b, again in segment_ranges(first, last, recompute, singly=split or singly)
         )
         self.halves = [SplitBackward(segment.modules) for segment in self.segments] if split else None
         self.reads_batch = any(segment.given for segment in self.segments)
         self.needs_grad = [_needs_grad(shapes, segment.first - 1) for segment in self.segments]
         self.needs_grad.append(() if self.is_last else _needs_grad(shapes, last))
         self.count = 1.0
-        self.plain = len(self.segments) == 1 and not self.segments[0].recompute and not split
+        self.plain = len(self.segments) == 1 and not self.segments[0].recompute and not split and not singly
+        self.around: Callable[[range], AbstractContextManager[None]] = lambda _: _no_context
 
     def _divide(self, division: Division, there: Mapping[int, nn.Module]) -> None:
         """Divide the layers that are not divided yet; a tied parameter is one object again."""
@@ -237,10 +240,11 @@ class StageModule:
         else:
             gradients = cell.gradients
             for k in range(len(self.segments) - 1, -1, -1):
-                self._results_again(cell, k, key)
-                inputs, results, _ = cell.saved.pop()
-                _back(results, gradients, cell.loss, self.count)
-                cell.loss = None
+                with self.around(self.segments[k].layers):
+                    self._results_again(cell, k, key)
+                    inputs, results, _ = cell.saved.pop()
+                    _back(results, gradients, cell.loss, self.count)
+                    cell.loss = None
                 gradients = _gradients(inputs, self.needs_grad[k])
                 del results, inputs, _
             cell.input_gradients = gradients
