@@ -180,25 +180,53 @@ class _Prediction:
         layers = self._layers[high - low]
         inside = range(held.first, held.last + 1)
         key = one.stage, one.micro_batch
-        sharding = self._program.sharding
-        gathers = sharding == "parameters"
-        if one.kind in ("F", "R"):
-            if one.kind == "R":
-                again.add(key)
-            for i in inside if one.kind == "F" else filter(partial(_recomputed, held), inside):
-                yield from self._of_layers("all_gather", held, [i]) if gathers else ()
-                yield from layers[i].forward
+        if one.kind == "R":
+            again.add(key)
+        if self._program.sharding in WITHIN_PASSES:
+            yield from self._layer_by_layer(one, held, layers, again=key not in again)
+        elif one.kind == "F":
+            yield from (sent for i in inside for sent in layers[i].forward)
+        elif one.kind == "R":
+            yield from (sent for i in inside if _recomputed(held, i) for sent in layers[i].forward)
         elif one.kind in ("B", "I"):
-            for segment in _segments(held, one.stage in self._split or sharding in WITHIN_PASSES):
-                yield from self._of_layers("all_gather", held, segment) if gathers else ()
+            for segment in _segments(held, one.stage in self._split):
                 if _recomputed(held, segment[0]) and key not in again:
                     yield from (sent for i in segment for sent in layers[i].forward)
                 now = one.kind == "B" or self._is_early(segment)
                 yield from (sent for i in reversed(segment) if now or i for sent in layers[i].backward)
-                if sharding in WITHIN_PASSES:
-                    yield from reversed(list(self._of_layers("reduce_scatter", held, segment)))
         elif held.first == 0 and not self._is_early(list(_segments(held, True))[-1]):
             yield from layers[0].backward  # no gradient of the batch's inputs is wanted, so that all is the weights'
+
+    def _layer_by_layer(
+        self, one: Instruction, held: Held, layers: Sequence[TracedLayer], *, again: bool
+    ) -> Iterator[Sent]:
+        """What an operation's layers send where each gathers parameters, or sums gradients, by itself."""
+        gathers = self._program.sharding == "parameters"
+
+        def forward(some: Iterable[int]) -> Iterator[Sent]:
+            for i in some:
+                yield from self._of_layers("all_gather", held, [i]) if gathers else ()
+                yield from layers[i].forward
+
+        if one.kind != "B":
+            inside = range(held.first, held.last + 1)
+            yield from forward(inside if one.kind == "F" else filter(partial(_recomputed, held), inside))
+            return
+        segments = list(_segments(held, True))
+        before = [_recomputed(held, segment[0]) and again for segment in segments[1:]]
+        begun = False
+        for segment, runs_next in zip(segments, [*before, True], strict=True):
+            if _recomputed(held, segment[0]) and again:
+                yield from forward(segment)
+                begun = False
+            for i in reversed(segment):
+                if gathers and not begun:
+                    yield from self._of_layers("all_gather", held, [i])
+                begun = i > segment[0] or not runs_next
+                if gathers and begun:
+                    yield from self._of_layers("all_gather", held, [i - 1])
+                yield from layers[i].backward
+                yield from self._of_layers("reduce_scatter", held, [i])
 
     def _is_early(self, segment: range) -> bool:
         """Whether the first layer has a parameter of other layers of its segment, which gets all of its gradient in I.

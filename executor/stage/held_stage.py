@@ -16,6 +16,7 @@ from penstock.executor.program.global_batch import GlobalBatch
 from penstock.executor.run.chain import Chain, TensorShape
 from penstock.executor.runtime.interface import Runtime
 from penstock.executor.stage.averaging import Averaging, ReferenceBucket
+from penstock.executor.stage.layerwise_stage import LayerwiseStage
 from penstock.executor.stage.precision import FULL, Training, forget_casts
 from penstock.executor.stage.reduction import Bucket, Reduction, Summed
 from penstock.executor.stage.sharded_optimizer import ShardedStates, Shares, shares_of
@@ -241,7 +242,8 @@ class Holder:
         return {held.stage: self._stage(held, modules[held.stage]) for held in self.program.stages}
 
     def _module(self, held: Held) -> StageModule:
-        module = StageModule(
+        kind = LayerwiseStage if self.program.sharding in WITHIN_PASSES else StageModule
+        module = kind(
             self.chain,
             self.shapes,
             held.first,
@@ -251,7 +253,6 @@ class Holder:
             runtime=self.runtime,
             training=self.training,
             split=self._has(held.stage, "W"),
-            singly=self.program.sharding in WITHIN_PASSES,
             modules=self._modules,
             division=self.division,
         )
@@ -274,7 +275,8 @@ class Holder:
         parts, shards = share_out(self._parts(held), self.program, self.groups, self._modules)
         if shards is not None:
             shards.enclose(module.modules)
-            module.around = shards.backward if self.program.sharding in WITHIN_PASSES else module.around
+            if isinstance(module, LayerwiseStage):
+                module.shards = shards
         if any(not isinstance(piece, RowPiece) or piece.inner is not None for piece in parts.pieces.values()):
             from penstock.executor.divided.optimizers import refuse_whole_tensor_optimizer  # loads DTensor
 

@@ -14,7 +14,7 @@ parameters are gathered once a step, of a layer otherwise. Ranks move the padded
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -153,6 +153,7 @@ class Unit:
         self.summed = torch.zeros(at, dtype=first.dtype, device=first.device)
         self._views = self._viewed(members, self.whole)
         self._users = 1
+        self._gathering: tuple[Tensor, Any] | None = None
         for member, view in zip(members, self._views, strict=True):
             view.copy_(member.part.detach())
             for tensor in (member.part, getattr(member.leaf, "_local_tensor", member.leaf)):
@@ -193,6 +194,13 @@ class Unit:
             self.gather()
         self._users += 1
 
+    def start(self) -> None:
+        """Start to gather the parameters, which are going to be entered; nobody needs to have them yet."""
+        if (self._users == 0 or self._keeps_whole) and self._gathering is None:
+            made = self.whole.new_empty((self._ranks, len(self.summed)))
+            work: Any = dist.all_gather_into_tensor(made.view(-1), self._sent(), group=self.group, async_op=True)
+            self._gathering = made, work
+
     def leave(self) -> None:
         """Have no more need of them; the last one lets go of their memory."""
         self._users -= 1
@@ -201,10 +209,12 @@ class Unit:
 
     def gather(self) -> None:
         """Take all ranks' rows into the whole parameters."""
+        self.start()
+        assert self._gathering is not None
+        (made, work), self._gathering = self._gathering, None
+        work.wait()
         if not self._keeps_whole:
             _resize(self.whole, self.whole.numel())
-        made = self.whole.new_empty((self._ranks, len(self.summed)))
-        dist.all_gather_into_tensor(made.view(-1), self._sent(), group=self.group)
         with torch.no_grad():
             for place, view in zip(self._places, self._views, strict=True):
                 for whole, ranks in place.moves(view, made):
@@ -291,6 +301,8 @@ class Shards:
         self.buckets = buckets
         self.units = list(dict.fromkeys(unit for units in buckets.values() for unit in units))
         self._layers = layers
+        self._ahead = _NOTHING
+        self._sums: list[Scatter] = []
         self._own = {id(piece.own) for unit in self.units for piece in unit.pieces.values()}
 
     def has(self, parameter: nn.Parameter) -> bool:
@@ -302,8 +314,35 @@ class Shards:
         if self.sharding != "parameters":
             return
         for index, module in modules.items():
-            if units := self._layers.get(index):
-                _enclose(module, units)
+            if index in self._layers:
+                self._enclose(index, module)
+
+    def _enclose(self, index: int, module: nn.Module) -> None:
+        enclosed: Any = module
+        forward = module.forward
+
+        def run(*given: Any, **named: Any) -> Any:
+            for unit in self._layers[index]:
+                unit.enter()
+            if index + 1 in self._ahead:
+                self._start(index + 1)
+            results = forward(*given, **named)
+            for unit in self._layers[index]:
+                unit.leave()
+            return results
+
+        enclosed.forward = run
+
+    def _start(self, layer: int) -> None:
+        for unit in self._layers.get(layer, ()):
+            unit.start()
+
+    @contextmanager
+    def ahead_in(self, layers: range) -> Iterator[None]:
+        """Inside it these layers run forward in their order, so that each gathers the parameters of the next one."""
+        self._ahead = layers
+        yield
+        self._ahead = _NOTHING
 
     def unshard(self, bucket: int) -> None:
         """UNSHARD."""
@@ -343,32 +382,32 @@ class Shards:
                 unit.gather()
 
     @contextmanager
-    def backward(self, layers: Iterable[int]) -> Iterator[None]:
-        """Inside it layers run backward, with their parameters; then their gradients are summed."""
-        units = list(dict.fromkeys(unit for layer in layers for unit in self._layers.get(layer, ())))
+    def backward(self, layer: int, before: int | None) -> Iterator[None]:
+        """Inside it a layer runs backward, with its parameters; then its gradients begin to be summed.
+
+        ``before``: the layer that runs backward next, whose parameters begin to be gathered.
+        """
+        units = self._layers.get(layer, ())
         for unit in units:
             unit.enter()
             unit.open()
+        if before is not None and self.sharding == "parameters":
+            self._start(before)
         yield
-        for unit in reversed(units):
-            for work in unit.sum():
-                work.wait()
-            unit.leave()
-
-
-def _enclose(module: nn.Module, units: Sequence[Unit]) -> None:
-    enclosed: Any = module
-    forward = module.forward
-
-    def run(*given: Any, **named: Any) -> Any:
-        for unit in units:
-            unit.enter()
-        results = forward(*given, **named)
+        sums = [work for unit in units for work in unit.sum()]
         for unit in units:
             unit.leave()
-        return results
+        self.finish()
+        self._sums = sums
 
-    enclosed.forward = run
+    def finish(self) -> None:
+        """Wait for the sums that have begun."""
+        for work in self._sums:
+            work.wait()
+        self._sums = []
+
+
+_NOTHING = range(0)
 
 
 def _resize(tensor: Tensor, numbers: int) -> None:
