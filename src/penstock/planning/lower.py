@@ -91,6 +91,11 @@ def _lowered(
     judgement: Judgement, schedule: Schedule, batches: int, norm: bool, transport: TransportChoice, staleness: int
 ) -> list[Program]:
     assert judgement.allocation is not None
+    if judgement.plan.sharding in ("gradients", "parameters", "parameters_kept"):
+        raise UnsupportedRequest(
+            f"ranks do not train with sharding {judgement.plan.sharding} yet",
+            remedy="plan with --sharding optimizer, or export the plan to a trainer that has it",
+        )
     lowered = lower(
         judgement.problem,
         judgement.allocation,
