@@ -10,6 +10,7 @@ from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.program import Needs, Program
 from penstock.solvers.costs.memory import context_bytes, shortages
+from penstock.solvers.degrees.replicas import on_replicas
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.lowering import lower
 from penstock.solvers.lowering.transports import TransportChoice
@@ -91,15 +92,8 @@ def _lowered(
     judgement: Judgement, schedule: Schedule, batches: int, norm: bool, transport: TransportChoice, staleness: int
 ) -> list[Program]:
     assert judgement.allocation is not None
-    if judgement.plan.sharding in ("gradients", "parameters", "parameters_kept"):
-        raise UnsupportedRequest(
-            f"ranks do not train with sharding {judgement.plan.sharding} yet",
-            remedy="plan with --sharding optimizer, or export the plan to a trainer that has it",
-        )
     lowered = lower(
-        judgement.problem,
-        judgement.allocation,
-        schedule,
+        *on_replicas(judgement.problem, judgement.allocation, schedule),
         update_rule=judgement.plan.update_rule,
         transport=transport,
         overlap=judgement.plan.overlap_all_reduce,
