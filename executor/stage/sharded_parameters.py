@@ -279,9 +279,7 @@ class Scatter:
         if unit.sums_once:
             _resize(unit.summed, unit.summed.numel())
         self._made = unit.summed if unit.sums_once else torch.empty_like(unit.summed)
-        self._work: Any = dist.reduce_scatter_tensor(
-            self._made, self._given.view(-1), group=unit.group, async_op=True
-        )
+        self._work: Any = dist.reduce_scatter_tensor(self._made, self._given.view(-1), group=unit.group, async_op=True)
 
     def wait(self) -> None:
         """Add the sums to those of the step."""

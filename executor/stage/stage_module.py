@@ -99,8 +99,8 @@ class StageModule:
 
     ``shapes``: what crosses each cut (``Chain.infer_shapes``). ``recompute``: layer ranges, both ends included.
     ``split``: some of its backwards come in two halves. ``singly``: each layer that is not recomputed is a segment of
-    its own, too. ``modules``: layers that are there already, by number. ``count``: how many terms the loss is the mean of; over the loss scale, where there is one. ``division``: how the
-    rank shares layers with others.
+    its own then, too. ``modules``: layers that are there already, by number. ``count``: how many terms the loss is the
+    mean of; over the loss scale, where there is one. ``division``: how the rank shares layers with others.
     """
 
     def __init__(

@@ -13,9 +13,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders, Row, Schedule
 
 
-def on_replicas(
-    problem: Problem, allocation: Allocation, schedule: Schedule
-) -> tuple[Problem, Allocation, Schedule]:
+def on_replicas(problem: Problem, allocation: Allocation, schedule: Schedule) -> tuple[Problem, Allocation, Schedule]:
     """Return the plan with every replica as a device, all in the same order; any other plan as it is."""
     if problem.choice is None or not problem.choice.in_one_stage:
         return problem, allocation, schedule

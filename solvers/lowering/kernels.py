@@ -388,6 +388,8 @@ def _reduce_word(wiring: Wiring, run: Run, rank: int, h: int, word: int, number:
         return BAD_BUCKET
     if run.reduced[bucket] != (0 if begins else 1):
         return BAD_BUCKET
+    if begins and wiring.held[h, HELD_GATHERED] > 0 and run.whole[bucket] == 0:
+        return NOT_WHOLE
     if _missing(wiring, run, bucket, run.made[h, 1] + 1) > (1 if begins else 0):
         return TOO_EARLY
     finding = _meet(wiring, run, rank, bucket, begins, not begins)

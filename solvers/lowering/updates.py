@@ -8,9 +8,9 @@ enters the one, while another is held up by the other. Under elastic averaging t
 step and the update pushed after it (ALGORITHMS A.6). In a periodic plan a stage steps where ``unroll`` says, and a
 VERSION instruction sets a forward's weight version where its age changes (ALGORITHMS 5.1).
 
-Parameters that are gathered once a step are gathered before the first forward, and let go of after the last backward,
-of all stages that hold them; where a rank holds stages of several pipelines all are gathered first, in the order of
-layers, so that no two ranks wait for each other. Buckets whose gradients are summed within passes have no instructions.
+Parameters that are gathered once a step are gathered before everything else, in the order of layers on every rank, so
+that no two wait for each other, and let go of after the last backward of all stages that hold them. Buckets whose
+gradients are summed within passes have no instructions.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def flushed_updates(
                 armed.append((position, group if late else 0, Update(position, "REDUCE", held.stage, k)))
     found = [update for _, _, update in sorted(armed, key=lambda each: each[:2])]
     if program.sharding == "parameters_kept":
-        found += _gathered(program, operations, last)
+        found += _gathered(program, last)
     order = sorted(ready, key=lambda s: (ready[s], s))
     if program.shard_states and not averaging:  # replicas gather what they step: all of them in one order
         order = sorted(ready, key=lambda s: -program.stage(s).buckets[0][1])
@@ -104,23 +104,19 @@ def flushed_updates(
     return found
 
 
-def _gathered(program: Program, operations: np.ndarray, last: dict[int, int]) -> list[Update]:
+def _gathered(program: Program, last: dict[int, int]) -> list[Update]:
     """Return where each bucket's parameters are gathered, and where they are let go of.
 
     ``last``: the last gradient of each stage.
     """
-    first = {held.stage: int(np.argmax(operations[:, 1] == held.stage)) for held in program.stages}
-    at_once = len({held.pipeline for held in program.stages}) > 1
-    gathered: list[tuple[int, int, Update]] = []
-    freed = []
+    gathered, freed = [], []
     for held in program.stages:
         for k, (low, high, group) in enumerate(held.buckets):
-            users = [one.stage for one in program.stages if one.first <= high and low <= one.last]
             if group >= 0:
-                at = 0 if at_once else min(first[s] for s in users)
-                gathered.append((at, low, Update(at, "UNSHARD", held.stage, k)))
-                freed.append(Update(max(last[s] for s in users) + 1, "RESHARD", held.stage, k))
-    return [update for _, _, update in sorted(gathered, key=lambda each: each[:2])] + freed
+                gathered.append((low, Update(0, "UNSHARD", held.stage, k)))
+                after = max(last[one.stage] for one in program.stages if one.first <= high and low <= one.last) + 1
+                freed.append(Update(after, "RESHARD", held.stage, k))
+    return [update for _, update in sorted(gathered, key=lambda each: each[0])] + freed
 
 
 def periodic_updates(program: Program, row: RankRow, allocation: Allocation, *, early: bool) -> list[Update]:
