@@ -87,6 +87,11 @@ class Piece(NamedTuple):
     gradient: Gradient
 
     @property
+    def is_part(self) -> bool:
+        """Whether each rank of the tensor group has a part of the gradient's sum."""
+        return self.gradient.is_part
+
+    @property
     def is_sharded(self) -> bool:
         """Whether other ranks of the mesh have other parts."""
         return isinstance(self.leaf, DTensor) and any(each.is_shard() for each in self.leaf.placements)

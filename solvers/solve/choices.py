@@ -25,8 +25,9 @@ from penstock.solvers.bounds.coverage import allowed
 from penstock.solvers.bounds.over_time import over_time_bound
 from penstock.solvers.bounds.schedule_bound import LOAD, request_bound
 from penstock.solvers.costs.infinity import NEVER_NS
-from penstock.solvers.degrees.contract import contract, planned_cells
+from penstock.solvers.degrees.contract import contract
 from penstock.solvers.degrees.loads import Loads
+from penstock.solvers.degrees.planned import planned_cells
 from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.degrees import Choice, Degrees
 from penstock.solvers.model.problem import Problem
