@@ -20,7 +20,7 @@ from penstock.executor.stage.precision import FULL, Training, forget_casts
 from penstock.executor.stage.reduction import Bucket, Reduction, Summed
 from penstock.executor.stage.sharded_optimizer import ShardedStates, Shares, shares_of
 from penstock.executor.stage.stage_module import MicroBatch, StageModule
-from penstock.executor.stage.versions import Version, Versions
+from penstock.executor.stage.versions import Place, Version, Versions
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.program import Held, Program
 
@@ -266,7 +266,7 @@ class Holder:
         flats = [flat for k in sorted(gradients.reduced) for flat in gradients.reduced[k].flats if flat.is_shared_out]
         sharding = ShardedStates(optimizer, flats) if optimizer is not None and flats else None
         stashing = self.program.update_rule == "weight_stashing"
-        shares_rows = stashing and len(held.ranks) > 1 and held.dispatch == "rows"
+        shares_rows = stashing and held.buckets[0][2] >= 0 and held.dispatch == "rows"
         return HeldStage(
             parts=parts,
             module=module,
@@ -428,10 +428,13 @@ class Holder:
             return None
         for parameter, view in gradients.views:
             parameter.grad = view
+        own = {id(parameter): view for parameter, view in gradients.views}
+        pieces = {id(piece.own): piece for piece in parts.pieces.values()}
+        places = [Place(pieces[id(p)].leaf if pieces else p, own[id(p)], pieces.get(id(p))) for p in parts.parameters]
         return Versions(
             module.modules.values(),
             parts.parameters,
-            [view for _, view in gradients.views],
+            places,
             limit=limit,
             oldest=self._oldest(parts.held.stage),
             runtime=self.runtime,

@@ -121,10 +121,16 @@ class Lowered(NamedTuple):
     programs: list[Program]
 
 
+def contracted(case: Case) -> Problem:
+    """The case's cells, with the costs of the tracer."""
+    request = _request(case, profile_of(case.job, case.expert))
+    return contract(to_problem(request), Choice(case.degrees, case.sharding))
+
+
 def lowered(case: Case) -> Lowered:
-    """The case's plan, with the costs of the tracer, and its programs."""
+    """The case's plan and its programs."""
     profile = profile_of(case.job, case.expert)
-    cells = contract(to_problem(_request(case, profile)), Choice(case.degrees, case.sharding))
+    cells = contracted(case)
     allocation = single_pipeline(_stages(case, len(profile.layers)), MICRO_BATCHES)
     orders: Orders = SCHEDULES[case.schedule](cells, allocation)
     programs = lower(cells, allocation, orders)
