@@ -55,12 +55,11 @@ class Case(NamedTuple):
     def is_legal(self) -> bool:
         """Whether the values go together, each says something, and the world has ranks and samples enough.
 
-        Routing is compared in fp64 alone: rounding of fp32 sends a token elsewhere. With zero-bubble, W repeats an
-        exchange of tokens that I has made (docs/running.md), so that more runs than is predicted.
+        Routing is compared in fp64 alone: rounding of fp32 sends a token elsewhere.
         """
         stages = self.pipeline > 1 or self.schedule != "interleaved"
         shared_out = self.sharding == "none" or self.replicas > 1 or self.degrees.cell > self.tensor
-        experts = self.expert == 1 or (self.job == "moe" and self.schedule != "zero-bubble")
+        experts = self.expert == 1 or self.job == "moe"
         experts = experts and (self.job != "moe" or self.dtype == "float64")
         rows = self.replicas * self.degrees.meshes <= BATCH // MICRO_BATCHES
         return stages and shared_out and experts and rows and self.ranks <= WORLD
