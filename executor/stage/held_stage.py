@@ -23,7 +23,7 @@ from penstock.executor.stage.sharded_optimizer import ShardedStates, Shares, sha
 from penstock.executor.stage.sharded_parameters import RowPiece, Shards
 from penstock.executor.stage.sharing import share_out
 from penstock.executor.stage.stage_module import MicroBatch, StageModule
-from penstock.executor.stage.versions import Version, Versions
+from penstock.executor.stage.versions import Place, Version, Versions
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.program import WITHIN_PASSES, Held, Program
 
@@ -289,7 +289,7 @@ class Holder:
         flats = [flat for k in sorted(gradients.reduced) for flat in gradients.reduced[k].flats if flat.is_shared_out]
         sharding = ShardedStates(optimizer, flats) if optimizer is not None and flats else None
         stashing = self.program.update_rule == "weight_stashing"
-        shares_rows = stashing and len(held.ranks) > 1 and held.dispatch == "rows"
+        shares_rows = stashing and held.buckets[0][2] >= 0 and held.dispatch == "rows"
         return HeldStage(
             parts=parts,
             module=module,
@@ -448,10 +448,13 @@ class Holder:
             return None
         for parameter, view in gradients.views:
             parameter.grad = view
+        own = {id(parameter): view for parameter, view in gradients.views}
+        pieces = {id(piece.own): piece for piece in parts.pieces.values()}
+        places = [Place(pieces[id(p)].leaf if pieces else p, own[id(p)], pieces.get(id(p))) for p in parts.parameters]
         return Versions(
             module.modules.values(),
             parts.parameters,
-            [view for _, view in gradients.views],
+            places,
             limit=limit,
             oldest=self._oldest(parts.held.stage),
             runtime=self.runtime,

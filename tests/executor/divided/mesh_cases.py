@@ -56,14 +56,13 @@ class Case(NamedTuple):
     def is_legal(self) -> bool:
         """Whether the values go together, each says something, and the world has ranks and samples enough.
 
-        Routing is compared in fp64 alone: rounding of fp32 sends a token elsewhere. With zero-bubble, W repeats an
-        exchange of tokens that I has made (docs/running.md), so that more runs than is predicted.
+        Routing is compared in fp64 alone: rounding of fp32 sends a token elsewhere.
         """
         stages = self.pipeline > 1 or self.schedule != "interleaved"
         if self.sharding in WITHIN_PASSES:
             stages = self.pipeline == 1 and self.schedule in ("gpipe", "1f1b")
         shared_out = self.sharding == "none" or self.replicas > 1 or self.degrees.cell > self.tensor
-        experts = self.expert == 1 or (self.job == "moe" and self.schedule != "zero-bubble")
+        experts = self.expert == 1 or self.job == "moe"
         experts = experts and (self.job != "moe" or self.dtype == "float64")
         rows = self.replicas * self.degrees.meshes <= BATCH // MICRO_BATCHES
         return stages and shared_out and experts and rows and self.ranks <= WORLD
@@ -125,10 +124,16 @@ class Lowered(NamedTuple):
     programs: list[Program]
 
 
+def contracted(case: Case) -> Problem:
+    """The case's cells, with the costs of the tracer."""
+    request = _request(case, profile_of(case.job, case.expert))
+    return contract(to_problem(request), Choice(case.degrees, case.sharding))
+
+
 def lowered(case: Case) -> Lowered:
-    """The case's plan, with the costs of the tracer, and its programs."""
+    """The case's plan and its programs."""
     profile = profile_of(case.job, case.expert)
-    cells = contract(to_problem(_request(case, profile)), Choice(case.degrees, case.sharding))
+    cells = contracted(case)
     judged = case._replace(replicas=1) if case.sharding in WITHIN_PASSES else case
     allocation = single_pipeline(_stages(judged, len(profile.layers)), MICRO_BATCHES)
     orders: Orders = SCHEDULES[case.schedule](cells, allocation)
