@@ -189,7 +189,7 @@ Framework = Annotated[
     typer.Option(
         metavar="megatron|torch",
         help="Compute a transformer's costs with kernels and memory of Megatron-Core and Transformer Engine, or of "
-        "eager PyTorch (default: torch).",
+        "eager PyTorch (default: those of --target, else torch).",
         rich_help_panel=MODEL,
     ),
 ]

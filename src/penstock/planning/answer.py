@@ -115,7 +115,8 @@ def plan(
     Parameters
     ----------
     profile, topology
-        A document, a file name, or the name of a shipped example (``"bert-48"``, ``"8x8xH100"``).
+        A document, a file name, or the name of a shipped example (``"bert-48"``, ``"8x8xH100"``). With a ``target`` the
+        costs of a shipped transformer are those of its trainer's kernels.
     global_batch_size
         Samples per optimizer step.
     micro_batch_sizes
@@ -157,7 +158,7 @@ def plan(
         No planner here can honour the combination; the message says which one can.
     """
     routing = Routing(routing_imbalance, capacity_factor)
-    found = find_profile(profile, framework=framework, sequence_length=sequence_length, routing=routing)
+    found = find_profile(profile, framework=framework, sequence_length=sequence_length, routing=routing, target=target)
     if isinstance(degrees, Mapping) and not all(isinstance(value, int) for value in degrees.values()):
         named = {name: (value,) if isinstance(value, int) else value for name, value in degrees.items()}
         degrees = named_degrees(found, named)  # type: ignore[assignment]

@@ -16,6 +16,7 @@ from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.transformers.degrees import ContextKind, Degrees, Framework
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes.hugging_face import shape_of
+from penstock.shapes.layout import FRAMEWORKS
 from penstock.shapes.profiled_degrees import USUAL, Asked, refuse_illegal
 from penstock.shapes.routing import AS_SHAPED, Routing, routed
 
@@ -31,12 +32,14 @@ def find_profile(
     asked: Asked = USUAL,
     context_kind: str | None = None,
     routing: Routing = AS_SHAPED,
+    target: str | None = None,
 ) -> ModelProfile:
     """Return a profile given by value, by file, or by the name of a shipped example.
 
     A file may be the ``config.json`` of a Hugging Face model, whose profile is then computed for every kind of device
     in the table, as is that of a transformer whose shape alone is shipped. Given ``framework``, ``sequence_length``,
-    ``routing`` or degrees to have costs at, that of a shipped one is computed likewise, unless it is so already. Raises
+    ``routing`` or degrees to have costs at, that of a shipped one is computed likewise, unless it is so already; a
+    ``target`` says the framework where nothing else does and the shipped profile is of one. Raises
     InvalidDocument for files that are neither, and where a profile is of another framework.
     """
     changes = {"context_kind": context_kind, **routing.stated}
@@ -44,6 +47,8 @@ def find_profile(
         return _as_it_is(given, framework, sequence_length, changes)
     if str(given) in catalogue.model_names():
         shipped = catalogue.profile(str(given))
+        if shipped.framework is not None:
+            framework = framework or FRAMEWORKS.get(target or "")
         same = _is_so(shipped, framework, sequence_length) and all(value is None for value in changes.values())
         if same and asked.tensor_alone:
             return shipped
@@ -52,6 +57,7 @@ def find_profile(
         found = ModelProfile.read(path) if path.suffix or path.exists() else catalogue.profile(str(given))
         return _as_it_is(found, framework, sequence_length, changes)
     shape = find_shape(given, sequence_length, routing)
+    framework = framework or FRAMEWORKS.get(target or "")
     return computed_profile(shape, framework, asked=asked, context_kind=context_kind)
 
 

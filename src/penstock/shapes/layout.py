@@ -13,6 +13,8 @@ from penstock.schemas.transformers.degrees import ContextKind, Framework, Module
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 FULL: frozenset[Module] = frozenset(("attention", "mlp", "norm"))
 """All of a layer: what is kept of it is its input alone. The other modules are parts of these."""
+FRAMEWORKS: dict[str, Framework] = {"megatron": "megatron", "torchtitan": "torch"}
+"""Whose rules and kernels a trainer has; DeepSpeed's layers are the user's own."""
 USUAL_CONTEXT: dict[Framework, ContextKind] = {"megatron": "ring", "torch": "all_gather"}
 """Megatron's ``--cp-comm-type p2p``; what torchtitan does."""
 

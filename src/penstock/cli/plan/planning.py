@@ -30,7 +30,7 @@ from penstock.cli.options import (
     given,
 )
 from penstock.cli.panels import PLAN
-from penstock.cli.plan.asking import request_of
+from penstock.cli.plan.asking import other_kernels_of, request_of
 from penstock.cli.service.remote import Server, connect, refuse_here, solved_there
 
 if TYPE_CHECKING:
@@ -97,6 +97,8 @@ def plan(
     if as_json and output != STANDARD:
         print_json(result)
     (show_result if server is None else show_answer)(screen, asked if file is None else file.request, result)
+    if (line := other_kernels_of(asked)) is not None:
+        screen.say(line)
     if file is not None and output not in (None, STANDARD):
         screen.say(f"written to {output}")
     not_proven = require_optimal and result.status == "feasible"

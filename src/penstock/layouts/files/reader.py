@@ -109,7 +109,7 @@ class Reader:
             self.run(node.body if condition else node.orelse, local)
         else:
             why = Unknown(f"it depends on {ast.unparse(node.test)[:60]}", node.lineno)
-            self._forget((*node.body, *node.orelse), why, local)
+            self._forget((*node.body, *node.orelse), why, local, "" if node.orelse else _guarded(node.test))
 
     def _loop(self, node: ast.For, local: dict[str, Any]) -> None:
         over = self.value(node.iter, local)
@@ -120,13 +120,19 @@ class Reader:
             self._set(node.target, each, local)
             self.run(node.body, local)
 
-    def _forget(self, body: Iterable[ast.stmt], why: Unknown, local: dict[str, Any]) -> None:
-        """Leave whatever statements would set unknown, unless they set what is there already."""
+    def _forget(self, body: Iterable[ast.stmt], why: Unknown, local: dict[str, Any], guarded: str = "") -> None:
+        """Leave whatever statements would set unknown, unless they set what is there already.
+
+        ``guarded``: an object that is there where they run; what they set in it is known, since else there is none.
+        """
         for statement in body:
             for node in ast.walk(statement):
                 targets = node.targets if isinstance(node, ast.Assign) else ()
                 for target in targets:
                     if isinstance(node, ast.Assign) and isinstance(target, ast.Name | ast.Attribute):
+                        if isinstance(target, ast.Attribute) and ast.unparse(target.value) == guarded:
+                            self._set(target, self.value(node.value, local), local)
+                            continue
                         old, new = self.value(_loaded(target), local), self.value(node.value, local)
                         if isinstance(old, Thing) or opaque(old, new) is not None or old != new:
                             self._set(target, why, local)
@@ -287,6 +293,15 @@ class Reader:
             if keyword.arg in settings:
                 settings[keyword.arg] = (settings[keyword.arg][0], keyword.value.lineno)
         return Thing(f"{ast.unparse(node.func)}()", settings)
+
+
+def _guarded(test: ast.expr) -> str:
+    """Return what a test says to be there: ``X`` of ``X is not None``; nothing of another test."""
+    match test:
+        case ast.Compare(left=left, ops=[ast.IsNot()], comparators=[ast.Constant(value=None)]):
+            return ast.unparse(left)
+        case _:
+            return ""
 
 
 def _loaded(target: ast.expr) -> ast.expr:
