@@ -29,6 +29,9 @@ NOT_STATED: Final = "coverage not stated"
 EVEN: Final = "equally many samples on"
 """Begins, in the name of degrees at which a cell has several meshes, what is said of them."""
 
+OVER_ALL: Final = "over all GPUs alike"
+"""Ends the name of a choice at which one stage is shared out over all GPUs, with equally many samples on each mesh."""
+
 DOMAINS: Final[dict[str, tuple[str, ...]]] = {
     "pipelines": ("one", "several"),
     "devices": ("one_stage", "several_stages"),
@@ -225,7 +228,11 @@ def claim(scope: Scope, covers: Covers | None) -> str:
 
 
 def _evenly(covers: Covers) -> str:
-    return f" with {EVEN} all meshes of a cell" if any(EVEN in each for each in covers.degrees or ()) else ""
+    """What a bound on all plans takes for granted of some of them."""
+    names = covers.degrees or ()
+    cells = f" with {EVEN} all meshes of a cell" if any(EVEN in each for each in names) else ""
+    shared = f" that shards gradients {OVER_ALL} or not at all" if any(OVER_ALL in each for each in names) else ""
+    return cells + shared
 
 
 def _operations(covers: Covers) -> list[str]:

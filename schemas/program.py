@@ -34,6 +34,14 @@ TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
 CODECS = ("fp16s",)
 """How a channel may encode fp32 tensors: two bytes per number, a scaler that is a power of two (WPipe)."""
 
+Sharding = Literal["gradients", "parameters", "parameters_kept"]
+"""What a stage's replicas share out beside the optimizer's states (ZeRO-2, ZeRO-3, and ZeRO-3 gathered once a step)."""
+
+SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
+
+WITHIN_PASSES: tuple[Sharding, ...] = ("gradients", "parameters")
+"""Shardings whose collectives lie inside F and B; for each micro-batch, so that one stage has to hold the model."""
+
 LOOK_AHEAD = 2
 """A receive is posted at most so many operations before the one that waits for it (decision 6)."""
 
@@ -63,6 +71,8 @@ WORDS = (
     "AVG_PUSH",
     "AVG_PULL",
     "REDUCE_PARTS",
+    "UNSHARD",
+    "RESHARD",
 )
 """What an instruction can be; see ``Instruction``."""
 
@@ -89,6 +99,8 @@ class Instruction(NamedTuple):
     | REDUCE_PARTS | sum the gradients of which each rank of the tensor group has a part, and wait for it |
     | NORM | start summing the squared gradients, and the overflow flag, over all ranks; each parameter once |
     | WAIT_NORM | wait for that |
+    | UNSHARD | gather the parameters of bucket k over its groups, and wait for them |
+    | RESHARD | keep this rank's rows of the parameters of bucket k, and let go of the others |
     | STEP | the optimizer's step over the gradients since the last one, for the layers of the stage's buckets |
     | VERSION | forwards of the stage from here on use the weights d updates older than the newest |
     | AVG_PULL | have bucket k's reference model at hand (elastic averaging; ALGORITHMS A.6) |
@@ -116,6 +128,7 @@ class Instruction(NamedTuple):
 UNSHIFTED = frozenset(
     (
         *("REDUCE", "WAIT_REDUCE", "REDUCE_SHARED", "REDUCE_PARTS"),
+        *("UNSHARD", "RESHARD"),
         *("NORM", "WAIT_NORM", "STEP", "VERSION", "AVG_PUSH", "AVG_PULL"),
     )
 )
@@ -262,6 +275,11 @@ class Program:
     ``transports``: those that the order of its messages and reductions was checked for when it was lowered (decision
     38). A rank sends over one of them and no other. JSON has the field only where it says more than gloo.
 
+    ``sharding``: what the ranks of buckets' groups share out, by rows of each parameter (decision 49): gradients too,
+    parameters too, which every forward and every backward gathers layer by layer, or parameters that are gathered once
+    a step (UNSHARD). Of the first two a rank's program has no words: their collectives lie inside F and B. None, and
+    not in JSON, where ranks share out nothing or the optimizer's states alone (``shard_states``).
+
     ``mesh``: how ranks share layers; None where each holds whole ones, and then JSON does not have it. ``needs``: what
     the plan takes the device to be; None, and not in JSON, where no plan says it.
     """
@@ -289,6 +307,7 @@ class Program:
     transports: tuple[Transport, ...] = ("gloo",)
     mesh: Mesh | None = None
     needs: Needs | None = None
+    sharding: Sharding | None = None
 
     def instructions(self) -> Iterator[Instruction]:
         """All instructions of a run of the program, the loop unrolled."""
@@ -338,6 +357,8 @@ class Program:
             del data["needs"]
         else:
             data["needs"] = _plain(self.needs)
+        if self.sharding is None:
+            del data["sharding"]
         return data
 
     @staticmethod
@@ -351,7 +372,7 @@ class Program:
     def from_json(cls, data: Any) -> Program:
         """The program that ``to_json`` wrote. Raises InvalidDocument naming the place of the first fault."""
         if isinstance(data, dict):
-            data = {"transports": _GLOO, "mesh": None, "needs": None} | data
+            data = {"transports": _GLOO, "mesh": None, "needs": None, "sharding": None} | data
         values = _read(data, "", _PROGRAM_FIELDS)
         values["stages"] = tuple(_stage(one, f"/stages/{i}") for i, one in enumerate(values["stages"]))
         values["channels"] = tuple(
@@ -531,6 +552,7 @@ _PROGRAM_FIELDS: dict[str, Check] = {
     "transports": lambda value: _is_list(value) and tuple(value) in (_GLOO, TRANSPORTS),
     "mesh": lambda _: True,
     "needs": lambda _: True,
+    "sharding": lambda value: value is None or value in SHARDINGS,
 }
 _HELD_FIELDS: dict[str, Check] = {
     **dict.fromkeys(("stage", "first", "last", "replica", "update_every", "versions", "pipeline"), _is_count),

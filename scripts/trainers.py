@@ -25,6 +25,7 @@ NEEDED = {"deepspeed": ("hjson", "py-cpuinfo", "einops")}
 """What a trainer imports at once and Penstock's own environment lacks."""
 TESTS = (
     "tests/layouts/referees/test_megatron_core.py",
+    "tests/layouts/referees/test_megatron_legality.py",
     "tests/layouts/referees/test_torchtitan_split.py",
     "tests/layouts/referees/test_torchtitan_degrees.py",
     "tests/layouts/test_torch_orders.py",
@@ -35,6 +36,7 @@ TESTS = (
 )
 NAMES = {
     "test_megatron_core": "megatron-core",
+    "test_megatron_legality": "megatron-core",
     "test_torchtitan_split": "torchtitan",
     "test_torchtitan_degrees": "torchtitan",
     "test_deepspeed_modules": "deepspeed",

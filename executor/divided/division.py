@@ -87,6 +87,11 @@ class Piece(NamedTuple):
     gradient: Gradient
 
     @property
+    def is_part(self) -> bool:
+        """Whether each rank of the tensor group has a part of the gradient's sum."""
+        return self.gradient.is_part
+
+    @property
     def is_sharded(self) -> bool:
         """Whether other ranks of the mesh have other parts."""
         return isinstance(self.leaf, DTensor) and any(each.is_shard() for each in self.leaf.placements)
@@ -138,6 +143,15 @@ class Piece(NamedTuple):
         hooked: Any = leaf  # whose method torch has no types of
         hooked.register_post_accumulate_grad_hook(add)
         return None
+
+    def leaf_over(self, part: Tensor, view: Tensor) -> nn.Parameter:
+        """Another leaf of the layer, over the numbers of ``part``, whose gradients arrive in ``view``."""
+        assert isinstance(self.leaf, DTensor)
+        # From .data, so that the optimizer's steps in place are not taken for changes of what a graph has saved.
+        leaf = nn.Parameter(self._joined(part.data, self.leaf.placements))
+        place: Any = self._replace(leaf=leaf).place(view)  # a DTensor, as the leaf is
+        leaf.grad = place
+        return leaf
 
     def _joined(self, part: Tensor, placements: Placements) -> DTensor:
         leaf = self.leaf

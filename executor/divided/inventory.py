@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +22,7 @@ from penstock.executor.divided.tensor_group import LocalMode
 from penstock.executor.profiling.tracing import CollectiveKind, Sent
 from penstock.executor.stage.reduction import are_even
 from penstock.executor.stage.sharded_optimizer import shares_of
-from penstock.schemas.program import Held, Instruction, Program
+from penstock.schemas.program import WITHIN_PASSES, Held, Instruction, Program
 
 if TYPE_CHECKING:
     from penstock.executor.divided.division import Division
@@ -130,6 +131,14 @@ def _place(pair: tuple[Expected | None, Ran | None]) -> int:
     return min(each for each in (expected and expected.first, ran and ran.at) if each is not None)
 
 
+class _Unit(NamedTuple):
+    """Parameters whose rows ranks share out, in one collective over ``group``; ``layers``: those that have them."""
+
+    group: str
+    bytes: int
+    layers: tuple[int, ...]
+
+
 class _Prediction:
     """What one step of a program starts, read off its instructions, and of layers off their traces."""
 
@@ -148,6 +157,8 @@ class _Prediction:
             held = self._program.stage(one.stage)
             if one.kind in ("F", "B", "I", "R", "W"):
                 yield from (Expected(index, index, each) for each in self._within(one, held, again))
+            elif one.kind == "UNSHARD":
+                yield from (Expected(index, index, each) for each in self._moved("all_gather", held, one.micro_batch))
             elif one.kind == "REDUCE":
                 yield from self._bucket(index, one, held)
             elif one.kind == "STEP":
@@ -169,10 +180,13 @@ class _Prediction:
         layers = self._layers[high - low]
         inside = range(held.first, held.last + 1)
         key = one.stage, one.micro_batch
-        if one.kind == "F":
+        if one.kind == "R":
+            again.add(key)
+        if self._program.sharding in WITHIN_PASSES:
+            yield from self._layer_by_layer(one, held, layers, again=key not in again)
+        elif one.kind == "F":
             yield from (sent for i in inside for sent in layers[i].forward)
         elif one.kind == "R":
-            again.add(key)
             yield from (sent for i in inside if _recomputed(held, i) for sent in layers[i].forward)
         elif one.kind in ("B", "I"):
             for segment in _segments(held, one.stage in self._split):
@@ -182,6 +196,37 @@ class _Prediction:
                 yield from (sent for i in reversed(segment) if now or i for sent in layers[i].backward)
         elif held.first == 0 and not self._is_early(list(_segments(held, True))[-1]):
             yield from layers[0].backward  # no gradient of the batch's inputs is wanted, so that all is the weights'
+
+    def _layer_by_layer(
+        self, one: Instruction, held: Held, layers: Sequence[TracedLayer], *, again: bool
+    ) -> Iterator[Sent]:
+        """What an operation's layers send where each gathers parameters, or sums gradients, by itself."""
+        gathers = self._program.sharding == "parameters"
+
+        def forward(some: Iterable[int]) -> Iterator[Sent]:
+            for i in some:
+                yield from self._of_layers("all_gather", held, [i]) if gathers else ()
+                yield from layers[i].forward
+
+        if one.kind != "B":
+            inside = range(held.first, held.last + 1)
+            yield from forward(inside if one.kind == "F" else filter(partial(_recomputed, held), inside))
+            return
+        segments = list(_segments(held, True))
+        before = [_recomputed(held, segment[0]) and again for segment in segments[1:]]
+        begun = False
+        for segment, runs_next in zip(segments, [*before, True], strict=True):
+            if _recomputed(held, segment[0]) and again:
+                yield from forward(segment)
+                begun = False
+            for i in reversed(segment):
+                if gathers and not begun:
+                    yield from self._of_layers("all_gather", held, [i])
+                begun = i > segment[0] or not runs_next
+                if gathers and begun:
+                    yield from self._of_layers("all_gather", held, [i - 1])
+                yield from layers[i].backward
+                yield from self._of_layers("reduce_scatter", held, [i])
 
     def _is_early(self, segment: range) -> bool:
         """Whether the first layer has a parameter of other layers of its segment, which gets all of its gradient in I.
@@ -230,9 +275,53 @@ class _Prediction:
                     flats.append((group, even, [max(sent) * len(sent)] if even else [size for size in sent if size]))
         return found
 
+    def _units(self, held: Held, number: int) -> list[_Unit]:
+        """What ranks gather, and sum, of a bucket whose rows they share out, in one collective each."""
+        inside: defaultdict[str, list[int]] = defaultdict(list)
+        for i in range(held.first, held.last + 1):
+            for each in self._sizes()[i].parameters.values():
+                inside[each.key].append(i)
+        within = self._program.sharding in WITHIN_PASSES
+        found = []
+        for group, parameters in self._summed(held, number):
+            ranks = len(self._program.groups[group])
+            sizes: Counter[tuple[torch.dtype, tuple[int, ...]]] = Counter()
+            for each in parameters:
+                layers = tuple(inside[each.key])
+                sizes[each.dtype, layers if within else ()] += each.padded_bytes(ranks)
+            found += [_Unit(self._names[group], size, layers) for (_, layers), size in sizes.items()]
+        return found
+
+    def _moved(self, operation: CollectiveKind, held: Held, number: int) -> Iterator[Sent]:
+        yield from (Sent(operation, unit.group, unit.bytes) for unit in self._units(held, number))
+
+    def _of_layers(self, operation: CollectiveKind, held: Held, layers: Iterable[int]) -> Iterator[Sent]:
+        """What ranks gather or sum of some layers; of what several of these have, once."""
+        order = sorted(range(len(held.buckets)), key=lambda number: held.buckets[number][0])
+        units = [unit for number in order for unit in self._units(held, number)]
+        wanted = dict.fromkeys(k for i in layers for k, unit in enumerate(units) if i in unit.layers)
+        yield from (Sent(operation, units[k].group, units[k].bytes) for k in wanted)
+
+    def _own_rows(self, held: Held, parameters: Iterable[TracedParameter]) -> list[TracedParameter]:
+        """The parameters with the bytes of this rank's rows, where ranks share them out."""
+        shared = {
+            each.key: self._program.groups[group]
+            for number in range(len(held.buckets))
+            for group, members in self._summed(held, number)
+            for each in members
+        }
+        found = []
+        for each in parameters:
+            ranks = shared.get(each.key, (self._program.rank,))
+            found.append(each._replace(bytes=each.bytes_of(ranks.index(self._program.rank), len(ranks))))
+        return found
+
     def _bucket(self, index: int, one: Instruction, held: Held) -> Iterator[Expected]:
         """A bucket's sums, which start at last when they are waited for; those of shared-out experts are apart."""
         end = self._instructions.index(one._replace(kind="WAIT_REDUCE"), index)
+        if self._program.sharding is not None:
+            yield from (Expected(index, end, each) for each in self._moved("reduce_scatter", held, one.micro_batch))
+            return
         together: CollectiveKind = "reduce_scatter" if self._program.shard_states else "all_reduce"
         for group, even, sizes in self._flats(held)[one.micro_batch]:
             for size in sizes:
@@ -240,6 +329,9 @@ class _Prediction:
 
     def _gathered(self, index: int, held: Held) -> Iterator[Expected]:
         """The parameters that ranks step for each other."""
+        if self._program.sharding == "gradients":
+            inside = range(held.first, held.last + 1)
+            yield from (Expected(index, index, each) for each in self._of_layers("all_gather", held, inside))
         for flats in self._flats(held).values() if self._program.shard_states else ():
             for group, even, sizes in flats:
                 for size in sizes:
@@ -251,6 +343,8 @@ class _Prediction:
         assert mesh is not None
         inside = range(held.first, held.last + 1)
         parts = [each for i in inside for each in self._sizes()[i].parameters.values() if each.is_part]
+        if self._program.sharding is not None:
+            parts = self._own_rows(held, parts)
         for size in _sizes(parts):
             yield Expected(index, index, Sent("all_reduce", self._names[mesh.tensor_group], size))
 

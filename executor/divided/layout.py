@@ -59,7 +59,7 @@ def _traced(chain: Chain, division: Division, size: int) -> tuple[DividedTracer,
 
 
 class TracedParameter(NamedTuple):
-    """What this rank has of a parameter, of ``whole_bytes``.
+    """What this rank has of a parameter, of ``whole_bytes``; ``rows`` along its first dimension.
 
     ``key``: the same for parameters that are tied; ``is_part``: its gradient.
     """
@@ -71,6 +71,17 @@ class TracedParameter(NamedTuple):
     is_part: bool
     is_expert: bool
     key: str
+    rows: int = 1
+
+    def padded_bytes(self, ranks: int) -> int:
+        """The bytes that move where so many ranks share out its rows, each as many as the first."""
+        return ranks * self.bytes_of(0, ranks)
+
+    def bytes_of(self, place: int, ranks: int) -> int:
+        """The bytes of the rows of one of these ranks (``stage.sharded_parameters``)."""
+        most = -(-self.rows // ranks)
+        own = max(0, min(self.rows, (place + 1) * most) - place * most)
+        return self.bytes // self.rows * own if self.rows else 0
 
 
 class TracedLayer(NamedTuple):
@@ -108,6 +119,7 @@ def traced_layers(chain: Chain, division: Division | None, sizes: Iterable[int])
                     is_part,
                     is_expert(parameter),
                     key,
+                    own.shape[0] if own.dim() else 1,
                 )
             layers.append(TracedLayer(parameters, forward, backward))
         found[size] = layers

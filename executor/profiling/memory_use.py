@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch.autograd.profiler import profile, record_function
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
@@ -101,7 +101,7 @@ class LiveBytes(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._alive: dict[int, StorageWeakRef] = {}
         self._peak_bytes = 0
 
     @property
@@ -132,9 +132,9 @@ class LiveBytes(TorchDispatchMode):
             return False
         reference = StorageWeakRef(storage)
         known = self._alive.get(reference.cdata)
-        if known is not None and not known[0].expired():
+        if known is not None and not known.expired():
             return False
-        self._alive[reference.cdata] = reference, storage.nbytes()
+        self._alive[reference.cdata] = reference
         return True
 
     def held_bytes(self) -> int:
@@ -142,5 +142,11 @@ class LiveBytes(TorchDispatchMode):
         return self._live()
 
     def _live(self) -> int:
-        self._alive = {key: one for key, one in self._alive.items() if not one[0].expired()}
-        return sum(size for _, size in self._alive.values())
+        self._alive = {key: one for key, one in self._alive.items() if not one.expired()}
+        return sum(map(_bytes_now, self._alive.values()))
+
+
+def _bytes_now(reference: StorageWeakRef) -> int:
+    """Of a storage that is alive; it may have grown or shrunk."""
+    storage: Any = UntypedStorage._new_with_weak_ptr(reference.cdata)
+    return 0 if storage is None else int(storage.nbytes())

@@ -16,8 +16,8 @@ from penstock.executor.program.global_batch import GlobalBatch, Source
 from penstock.executor.program.neighbours import GRADIENTS, Neighbours
 from penstock.executor.program.window import Window, window
 from penstock.executor.run.chain import Chain, TensorShape
-from penstock.executor.stage.held_stage import Cell, HeldStage, sum_parts, sum_tie
-from penstock.executor.stage.reduction import uses
+from penstock.executor.stage.held_stage import Cell, HeldStage
+from penstock.executor.stage.reduction import sum_parts, sum_tie, uses
 from penstock.executor.stage.stage_module import MicroBatch
 from penstock.executor.transport.codec import carrier
 from penstock.schemas.errors import InvalidDocument, ModelMismatch, UnsupportedRequest
@@ -224,6 +224,11 @@ class Binder:
                 return (sum_tie, (holders[0], one.micro_batch)) if holders else (_nothing, ())
             case "REDUCE_PARTS":
                 return (sum_parts, (stage,)) if stage.part_group is not None else (_nothing, ())
+            case "UNSHARD" | "RESHARD":
+                shards = stage.shards
+                if shards is None:
+                    return _nothing, ()
+                return (shards.unshard if one.kind == "UNSHARD" else shards.reshard), (one.micro_batch,)
             case "STEP":
                 return self._step_call(index, stage)
             case "NORM" | "WAIT_NORM":

@@ -9,7 +9,7 @@ Under weight stashing each micro-batch has a mean of its own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -95,6 +95,9 @@ class Interpreter:
         self._bound = [self._binder(program).bind() for program in self.programs]
         self._evaluations: dict[int, Code] = {}
         self._counted = self._count_first_terms()
+        for stage in self.stages.values():
+            if stage.shards is not None:
+                stage.shards.settle()
         self.use(0)
 
     # What is run
@@ -142,7 +145,8 @@ class Interpreter:
     def rehearse(self) -> None:
         """Let the device load what the stages compute, before the first step over NCCL; after ``agree``."""
         cells = [(number, cell) for bound in self._bound for (number, _), cell in bound.cells.items()]
-        rehearse(cells, self.stages, self.shapes, self.chain, self.runtime)
+        with self._whole():
+            rehearse(cells, self.stages, self.shapes, self.chain, self.runtime)
 
     def step(self, number: int, events: list[int] | None = None) -> StepResult:
         """Run a program of one global batch (elastic averaging: one of each pipeline).
@@ -255,7 +259,7 @@ class Interpreter:
         self._begin(code)
         restored = self._enter_evaluation()
         total, count = 0.0, 0
-        with torch.no_grad():
+        with torch.no_grad(), self._whole():
             for number in list(numbers)[self.source.lane :: self.source.lanes]:
                 batch.open_evaluation(number)
                 for function, arguments in code.calls:
@@ -270,6 +274,14 @@ class Interpreter:
         mean = total / terms_of_all
         return StepResult(mean, round(terms_of_all), (mean,))
 
+    def _whole(self) -> ExitStack:
+        """Inside it the stages have whole parameters, as far as operations do not gather them."""
+        stack = ExitStack()
+        for stage in self.stages.values():
+            if stage.shards is not None:
+                stack.enter_context(stage.shards.whole())
+        return stack
+
     def _enter_evaluation(self) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
         """Put the weights in place that are evaluated; what has to be put back."""
         replaced = []
@@ -282,13 +294,13 @@ class Interpreter:
                 stage.versions.point_at(stage.versions.live[0])
             if stage.averaging is not None:
                 for parameter, reference in stage.averaging.reference():
-                    replaced.append((parameter, parameter.data))
-                    parameter.data = reference
+                    replaced.append((parameter, parameter.detach().clone()))
+                    parameter.data.copy_(reference)  # in place: where ranks share layers, these have the storage
         return replaced
 
     def _leave_evaluation(self, replaced: Iterable[tuple[torch.nn.Parameter, torch.Tensor]]) -> None:
         for parameter, own in replaced:
-            parameter.data = own
+            parameter.data.copy_(own)
         for stage in self.stages.values():
             for layer in stage.module.modules.values():
                 layer.train()

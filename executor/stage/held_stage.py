@@ -16,13 +16,16 @@ from penstock.executor.program.global_batch import GlobalBatch
 from penstock.executor.run.chain import Chain, TensorShape
 from penstock.executor.runtime.interface import Runtime
 from penstock.executor.stage.averaging import Averaging, ReferenceBucket
+from penstock.executor.stage.layerwise_stage import LayerwiseStage
 from penstock.executor.stage.precision import FULL, Training, forget_casts
 from penstock.executor.stage.reduction import Bucket, Reduction, Summed
 from penstock.executor.stage.sharded_optimizer import ShardedStates, Shares, shares_of
+from penstock.executor.stage.sharded_parameters import RowPiece, Shards
+from penstock.executor.stage.sharing import share_out
 from penstock.executor.stage.stage_module import MicroBatch, StageModule
-from penstock.executor.stage.versions import Version, Versions
+from penstock.executor.stage.versions import Place, Version, Versions
 from penstock.schemas.errors import InvalidDocument
-from penstock.schemas.program import Held, Program
+from penstock.schemas.program import WITHIN_PASSES, Held, Program
 
 if TYPE_CHECKING:
     from penstock.executor.divided.division import Division, Piece
@@ -60,7 +63,15 @@ class StageParts:
     buckets: Mapping[int, list[nn.Parameter]]
     ties: Mapping[int, nn.Parameter]
     names: Mapping[str, nn.Parameter]
-    pieces: Mapping[str, Piece]
+    pieces: Mapping[str, Piece | RowPiece]
+
+    def summed(self, number: int) -> tuple[_Summed, _Summed]:
+        """A bucket's parameters with the number of the group that sums them: dense ones, and experts of the cell."""
+        held, members = self.held, self.buckets[number]
+        experts = {id(piece.own) for piece in self.pieces.values() if piece.is_expert}
+        dense = [parameter for parameter in members if id(parameter) not in experts]
+        own = [parameter for parameter in members if id(parameter) in experts]
+        return (dense, held.buckets[number][2]), (own, held.expert_groups[number] if held.expert_groups else -1)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -84,16 +95,19 @@ class Gradients:
     """Where a stage's gradients lie: in flat buffers where they are reduced, or where several versions share them.
 
     ``views``: parameters with their places in ``flat``; ``plain``: the others, whose gradients autograd makes.
-    ``reduced``: the buckets that are reduced, by number.
+    ``reduced``: the buckets that are reduced, by number. ``shards``: have places of their own.
     """
 
     flat: Sequence[Tensor]
     views: Sequence[tuple[nn.Parameter, Tensor]]
     plain: Sequence[nn.Parameter]
     reduced: Mapping[int, Bucket]
+    shards: Shards | None = None
 
     def clear(self) -> None:
         """Leave no gradients, or zeros where they have a place of their own."""
+        if self.shards is not None:
+            self.shards.clear()
         for parameter in self.plain:
             parameter.grad = None
         for flat in self.flat:
@@ -106,7 +120,8 @@ class Gradients:
 class HeldStage:
     """A stage of this rank, made of its ``parts``.
 
-    ``counted``: what this rank counts in the norm of all gradients. ``sharding``: which states this replica has.
+    ``counted``: what this rank counts in the norm of all gradients. ``sharding``: which states this replica has,
+    ``shards`` which gradients and parameters.
     ``replicated_buffers``: buffers that other ranks have too, with the first of these and their process group.
     ``schedule``: of the learning rate, stepped after each step of the optimizer.
     ``scale``: what gradients are multiplied by where micro-batches are normalised one by one (weight stashing).
@@ -124,6 +139,7 @@ class HeldStage:
     tie_groups: Mapping[int, Any]
     counted: Sequence[nn.Parameter]
     sharding: ShardedStates | None
+    shards: Shards | None
     replicated_buffers: Sequence[tuple[Tensor, int, Any]]
     schedule: LRScheduler | None
     scale: float | None
@@ -172,6 +188,8 @@ class HeldStage:
             self.averaging.step(update)
         else:
             update()
+        if self.shards is not None:
+            self.shards.stepped()
         forget_casts()
         if self.schedule is not None:
             self.schedule.step()
@@ -224,7 +242,8 @@ class Holder:
         return {held.stage: self._stage(held, modules[held.stage]) for held in self.program.stages}
 
     def _module(self, held: Held) -> StageModule:
-        module = StageModule(
+        kind = LayerwiseStage if self.program.sharding in WITHIN_PASSES else StageModule
+        module = kind(
             self.chain,
             self.shapes,
             held.first,
@@ -253,8 +272,12 @@ class Holder:
         return any(one.kind == kind and one.stage == stage for p in self.programs for one in _parts(p))
 
     def _stage(self, held: Held, module: StageModule) -> HeldStage:
-        parts = self._parts(held)
-        if parts.pieces:
+        parts, shards = share_out(self._parts(held), self.program, self.groups, self._modules)
+        if shards is not None:
+            shards.enclose(module.modules)
+            if isinstance(module, LayerwiseStage):
+                module.shards = shards
+        if any(not isinstance(piece, RowPiece) or piece.inner is not None for piece in parts.pieces.values()):
             from penstock.executor.divided.optimizers import refuse_whole_tensor_optimizer  # loads DTensor
 
             refuse_whole_tensor_optimizer(self.chain.job, parts.pieces.values())
@@ -262,11 +285,11 @@ class Holder:
         averaging = self._averaging(parts)
         schedule = self._schedule(optimizer)
         shares = self._shares(parts)
-        gradients = self._gradients(parts, shares)
+        gradients = self._gradients(parts, shares, shards)
         flats = [flat for k in sorted(gradients.reduced) for flat in gradients.reduced[k].flats if flat.is_shared_out]
         sharding = ShardedStates(optimizer, flats) if optimizer is not None and flats else None
         stashing = self.program.update_rule == "weight_stashing"
-        shares_rows = stashing and len(held.ranks) > 1 and held.dispatch == "rows"
+        shares_rows = stashing and held.buckets[0][2] >= 0 and held.dispatch == "rows"
         return HeldStage(
             parts=parts,
             module=module,
@@ -278,6 +301,7 @@ class Holder:
             tie_groups={k: self.groups[self.program.shared[k].group] for k in parts.ties},
             counted=self._counted(parts, sharding),
             sharding=sharding,
+            shards=shards,
             replicated_buffers=self._replicated_buffers(held),
             schedule=schedule,
             scale=1.0 / held.update_every if stashing else None,
@@ -329,21 +353,15 @@ class Holder:
             for buffer in self._modules[i].buffers()
         ]
 
-    def _summed(self, parts: StageParts, number: int) -> tuple[_Summed, _Summed]:
-        """A bucket's parameters with the number of the group that sums them: dense ones, and experts of the cell."""
-        held, members = parts.held, parts.buckets[number]
-        experts = {id(piece.own) for piece in parts.pieces.values() if piece.is_expert}
-        dense = [parameter for parameter in members if id(parameter) not in experts]
-        own = [parameter for parameter in members if id(parameter) in experts]
-        return (dense, held.buckets[number][2]), (own, held.expert_groups[number] if held.expert_groups else -1)
-
     def _counted(self, parts: StageParts, sharding: ShardedStates | None) -> list[nn.Parameter]:
         """Parameters that no rank before this one holds, or that it alone steps: each counts once over all ranks."""
         groups = self.program.groups
         counted = []
         for k in parts.buckets:
-            for members, group in self._summed(parts, k):
-                if group >= 0 and sharding is not None:
+            for members, group in parts.summed(k):
+                if group >= 0 and self.program.sharding is not None:
+                    counted += members
+                elif group >= 0 and sharding is not None:
                     counted += [parameter for parameter in members if sharding.steps(parameter)]
                 elif group < 0 or min(groups[group]) == self.program.rank:
                     counted += members
@@ -369,7 +387,7 @@ class Holder:
         loads: dict[int, list[int]] = {}
         shares: dict[tuple[int, int], list[list[nn.Parameter]]] = {}
         for k in sorted(parts.buckets):
-            for members, group in self._summed(parts, k):
+            for members, group in parts.summed(k):
                 if group >= 0 and members:
                     carried = loads.setdefault(group, [0] * len(program.groups[group]))
                     shares[k, group] = shares_of(members, carried, sizes)
@@ -388,21 +406,22 @@ class Holder:
             )
         return schedule
 
-    def _gradients(self, parts: StageParts, shares: Shares) -> Gradients:
+    def _gradients(self, parts: StageParts, shares: Shares, shards: Shards | None) -> Gradients:
         """Places for the stage's gradients."""
         versioned = self._limit(parts.held.stage) > 1
-        pieces = {id(piece.own): piece for piece in parts.pieces.values()}
+        pieces = {id(each.own): each for each in parts.pieces.values() if not isinstance(each, RowPiece)}
         placed: dict[int, Tensor] = {}
         flats: list[Tensor] = []
         reduced: dict[int, Bucket] = {}
-        kinds = {k: self._summed(parts, k) for k in parts.buckets}
+        kinds = {k: parts.summed(k) for k in parts.buckets}
         for k, each in (*kinds.items(), (-1, ((list(parts.ties.values()), -1),))):
-            sums = [self._sum(k, members, group, shares) for members, group in each]
-            is_reduced = any(one.group is not None for one in sums)
+            units = [] if shards is None else shards.buckets.get(k, ())
+            sums = [self._sum(k, members, group, shares) for members, group in each if group < 0 or shards is None]
+            is_reduced = any(one.group is not None for one in sums) or any(unit.sums_once for unit in units)
             if not is_reduced and not versioned and not pieces:
                 continue
             leaves = [pieces[id(p)].leaf for one in sums for p in one.parameters] if pieces else None
-            bucket = Bucket(sums, leaves)
+            bucket = Bucket(sums, leaves, [unit for unit in units if unit.sums_once])
             if is_reduced:
                 reduced[k] = bucket
             flats += [flat.buffer for flat in bucket.flats]
@@ -412,7 +431,8 @@ class Holder:
             (piece.leaf, piece.place(placed[own])) for own, piece in pieces.items() if piece.leaf is not piece.own
         ]
         views += [(leaf, place) for leaf, place in divided if place is not None]
-        return Gradients(flats, views, [p for p in parts.parameters if id(p) not in placed], reduced)
+        plain = [p for p in parts.parameters if id(p) not in placed and (shards is None or not shards.has(p))]
+        return Gradients(flats, views, plain, reduced, shards)
 
     def _sum(self, number: int, members: list[nn.Parameter], group: int, shares: Shares) -> Summed:
         """Parameters of a bucket with who sums their gradients."""
@@ -428,10 +448,13 @@ class Holder:
             return None
         for parameter, view in gradients.views:
             parameter.grad = view
+        own = {id(parameter): view for parameter, view in gradients.views}
+        pieces = {id(piece.own): piece for piece in parts.pieces.values()}
+        places = [Place(pieces[id(p)].leaf if pieces else p, own[id(p)], pieces.get(id(p))) for p in parts.parameters]
         return Versions(
             module.modules.values(),
             parts.parameters,
-            [view for _, view in gradients.views],
+            places,
             limit=limit,
             oldest=self._oldest(parts.held.stage),
             runtime=self.runtime,
@@ -462,26 +485,6 @@ def _parts(program: Program) -> Iterator[Any]:
     yield from program.prologue
     yield from program.body
     yield from program.epilogue
-
-
-def sum_tie(stage: HeldStage, number: int) -> None:
-    """Sum the gradient of tie ``number`` over all ranks that hold it; every rank then makes the same step of it."""
-    parameter = stage.ties[number]
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    torch.distributed.all_reduce(parameter.grad, group=stage.tie_groups[number])
-
-
-def sum_parts(stage: HeldStage) -> None:
-    """Sum, over the ranks that share layers, the gradients of which each of them has a part."""
-    gradients = [piece.own.grad for piece in stage.parts.pieces.values() if piece.gradient.is_part]
-    parts = [gradient for gradient in gradients if gradient is not None]
-    for dtype in dict.fromkeys(gradient.dtype for gradient in parts):
-        same = [gradient for gradient in parts if gradient.dtype == dtype]
-        flat = torch.cat([gradient.reshape(-1) for gradient in same])
-        torch.distributed.all_reduce(flat, group=stage.part_group)
-        for gradient, total in zip(same, flat.split([gradient.numel() for gradient in same]), strict=True):
-            gradient.copy_(total.view_as(gradient))
 
 
 def refuse_other_stages(programs: Sequence[Program]) -> None:

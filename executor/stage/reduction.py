@@ -10,14 +10,18 @@ is reduce-scattered, or its shares are reduced one by one, each to the replica t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from penstock.executor.stage.sharded_parameters import Unit
 from penstock.executor.stage.stage_module import StageModule
 from penstock.executor.transport import sum_over
+
+if TYPE_CHECKING:
+    from penstock.executor.stage.held_stage import HeldStage
 
 
 class Summed(NamedTuple):
@@ -117,13 +121,17 @@ class Bucket:
     """Some layers' gradients: their flat buffers, and how far their sums are.
 
     ``leaves``: what autograd adds the gradients of the parameters to, where that is not the parameters themselves.
+    ``units``: parameters whose rows ranks share out, which have buffers of their own.
     """
 
-    def __init__(self, summed: Sequence[Summed], leaves: Sequence[nn.Parameter] | None = None) -> None:
+    def __init__(
+        self, summed: Sequence[Summed], leaves: Sequence[nn.Parameter] | None = None, units: Sequence[Unit] = ()
+    ) -> None:
         self.parameters = [parameter for each in summed for parameter in each.parameters]
-        self.leaves = self.parameters if leaves is None else list(leaves)
-        self.groups = tuple(each.group for each in summed)
+        self.leaves = [*(self.parameters if leaves is None else leaves), *(leaf for u in units for leaf in u.leaves)]
+        self.groups = (*(each.group for each in summed), *(unit.group for unit in units))
         self.flats = [flat for each in summed for flat in each.flats()]
+        self.units = list(units)
         places = {id(parameter): view for flat in self.flats for parameter, view in (*flat.own, *flat.others)}
         self.views = [places[id(parameter)] for parameter in self.parameters]
         self.hooks: list[Any] = []
@@ -139,6 +147,7 @@ class Bucket:
             hook.remove()
         self.hooks = []
         self.works = [work for flat in self.flats if flat.group is not None for work in flat.sum()]
+        self.works += [work for unit in self.units for work in unit.sum()]
 
 
 class Reduction:
@@ -213,3 +222,23 @@ class Reduction:
 def uses(stage: StageModule, parameter: nn.Parameter) -> int:
     """How often one backward of the stage adds to a parameter's gradient: once per segment that holds it."""
     return sum(any(parameter is other for m in s.modules for other in m.parameters()) for s in stage.segments)
+
+
+def sum_tie(stage: HeldStage, number: int) -> None:
+    """Sum the gradient of tie ``number`` over all ranks that hold it; every rank then makes the same step of it."""
+    parameter = stage.ties[number]
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    dist.all_reduce(parameter.grad, group=stage.tie_groups[number])
+
+
+def sum_parts(stage: HeldStage) -> None:
+    """Sum, over the ranks that share layers, the gradients of which each of them has a part."""
+    gradients = [piece.own.grad for piece in stage.parts.pieces.values() if piece.is_part]
+    parts = [gradient for gradient in gradients if gradient is not None]
+    for dtype in dict.fromkeys(gradient.dtype for gradient in parts):
+        same = [gradient for gradient in parts if gradient.dtype == dtype]
+        flat = torch.cat([gradient.reshape(-1) for gradient in same])
+        dist.all_reduce(flat, group=stage.part_group)
+        for gradient, total in zip(same, flat.split([gradient.numel() for gradient in same]), strict=True):
+            gradient.copy_(total.view_as(gradient))

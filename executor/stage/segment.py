@@ -63,6 +63,7 @@ class Segment:
         self.recompute = recompute
         self.autocast = autocast
         self.modules = tuple(modules)
+        self.layers = range(first, last + 1)
         self.buffers = tuple(buffer for module in modules for buffer in module.buffers())
         self.reseed = reseed
         incoming = chain.cuts[first - 1] if first else ()

@@ -98,9 +98,9 @@ class StageModule:
     """Layers ``first`` to ``last`` of a chain on the device of ``runtime``.
 
     ``shapes``: what crosses each cut (``Chain.infer_shapes``). ``recompute``: layer ranges, both ends included.
-    ``split``: some of its backwards come in two halves. ``modules``: layers that are there already, by number.
-    ``count``: how many terms the loss is the mean of; over the loss scale, where there is one. ``division``: how the
-    rank shares layers with others.
+    ``split``: some of its backwards come in two halves. ``singly``: each layer that is not recomputed is a segment of
+    its own then, too. ``modules``: layers that are there already, by number. ``count``: how many terms the loss is the
+    mean of; over the loss scale, where there is one. ``division``: how the rank shares layers with others.
     """
 
     def __init__(
@@ -115,6 +115,7 @@ class StageModule:
         runtime: Runtime = CPU,
         training: Training = FULL,
         split: bool = False,
+        singly: bool = False,
         modules: Mapping[int, nn.Module] | None = None,
         division: Division | None = None,
     ) -> None:
@@ -135,26 +136,29 @@ class StageModule:
         for module in self.modules.values():
             module.train()
         self.reseed = runtime.seed
+        self._runtime, self._training = runtime, training
         self._autocast = training.autocast(runtime.device, keeps_casts=False)  # of the loss, which has no weights
-        self.segments = tuple(
-            Segment(
-                chain,
-                a,
-                b,
-                [self.modules[i] for i in range(a, b + 1)],
-                self.reseed,
-                recompute=again,
-                autocast=_autocast(training, runtime.device),
-                local=None if division is None else division.local,
-            )
-            for a, b, again in segment_ranges(first, last, recompute, singly=split)
-        )
+        ranges = list(segment_ranges(first, last, recompute, singly=split or singly))
+        self.segments = tuple(self._segment(a, b, recompute=again) for a, b, again in ranges)
+        self.shapes = shapes
         self.halves = [SplitBackward(segment.modules) for segment in self.segments] if split else None
         self.reads_batch = any(segment.given for segment in self.segments)
-        self.needs_grad = [_needs_grad(shapes, segment.first - 1) for segment in self.segments]
-        self.needs_grad.append(() if self.is_last else _needs_grad(shapes, last))
+        self.needs_grad = [wanted(shapes, segment.first - 1) for segment in self.segments]
+        self.needs_grad.append(() if self.is_last else wanted(shapes, last))
         self.count = 1.0
-        self.plain = len(self.segments) == 1 and not self.segments[0].recompute and not split
+        self.plain = len(self.segments) == 1 and not self.segments[0].recompute and not split and not singly
+
+    def _segment(self, first: int, last: int, *, recompute: bool) -> Segment:
+        return Segment(
+            self.chain,
+            first,
+            last,
+            [self.modules[i] for i in range(first, last + 1)],
+            self.reseed,
+            recompute=recompute,
+            autocast=_autocast(self._training, self._runtime.device),
+            local=None if self.division is None else self.division.local,
+        )
 
     def _divide(self, division: Division, there: Mapping[int, nn.Module]) -> None:
         """Divide the layers that are not divided yet; a tied parameter is one object again."""
@@ -190,7 +194,7 @@ class StageModule:
                 if needs:
                     tensor.requires_grad_()
             results: list[Tensor] = self.segments[0].run(inputs, cell.batch, cell.seeds[0], key)
-            cell.saved = () if self.is_last else _edges(results)
+            cell.saved = () if self.is_last else edges_of(results)
             cell.batch = None
             return results
         saved: list[Saved] = []
@@ -206,7 +210,7 @@ class StageModule:
                 recorded = None if self.halves is None else self.halves[k].record()
                 with recorded or _no_context:
                     results = segment.run(inputs, cell.batch, cell.seeds[k], key)
-                saved.append((inputs, () if self._ends_in(segment) else _edges(results), recorded))
+                saved.append((inputs, () if self._ends_in(segment) else edges_of(results), recorded))
             if segment is not self.segments[-1]:
                 inputs = [tensor.detach() for tensor in results]
         cell.saved = saved
@@ -232,16 +236,16 @@ class StageModule:
 
     def _backward(self, cell: MicroBatch, key: int) -> None:
         if self.plain:
-            _back(cell.saved, cell.gradients, cell.loss, self.count)
-            cell.input_gradients = _gradients(cell.inputs or (), self.needs_grad[0])
+            back(cell.saved, cell.gradients, cell.loss, self.count)
+            cell.input_gradients = gradients_of(cell.inputs or (), self.needs_grad[0])
         else:
             gradients = cell.gradients
             for k in range(len(self.segments) - 1, -1, -1):
                 self._results_again(cell, k, key)
                 inputs, results, _ = cell.saved.pop()
-                _back(results, gradients, cell.loss, self.count)
+                back(results, gradients, cell.loss, self.count)
                 cell.loss = None
-                gradients = _gradients(inputs, self.needs_grad[k])
+                gradients = gradients_of(inputs, self.needs_grad[k])
                 del results, inputs, _
             cell.input_gradients = gradients
         cell.saved = cell.loss = cell.gradients = cell.inputs = cell.batch = cell.targets = None
@@ -298,7 +302,7 @@ class StageModule:
             results = segment.run_again(inputs, cell.batch, cell.seeds[k], key)
         if self._ends_in(segment):
             cell.loss, _ = self.loss_of(cell, results)
-        cell.saved[k] = inputs, () if self._ends_in(segment) else _edges(results), recorded
+        cell.saved[k] = inputs, () if self._ends_in(segment) else edges_of(results), recorded
 
     def loss_of(self, cell: MicroBatch, results: Sequence[Tensor]) -> tuple[Tensor, int]:
         """The job's loss of a micro-batch: its sum and how many terms. ModelMismatch when it is not a scalar."""
@@ -335,7 +339,7 @@ def step_seed(seed: int, step: int) -> int:
     return derived_seed("step", seed, step)
 
 
-def _needs_grad(shapes: Sequence[dict[str, TensorShape]], cut: int) -> tuple[bool, ...]:
+def wanted(shapes: Sequence[dict[str, TensorShape]], cut: int) -> tuple[bool, ...]:
     return tuple(shape.needs_grad for shape in shapes[cut].values()) if cut >= 0 else ()
 
 
@@ -345,12 +349,12 @@ def back_loss(loss: Tensor, count: float) -> None:
         _backward(loss, torch.full_like(loss, 1.0 / count))
 
 
-def _edges(results: Sequence[Tensor]) -> list[GradientEdge | None]:
+def edges_of(results: Sequence[Tensor]) -> list[GradientEdge | None]:
     """The results' places in the graph."""
     return [get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in results]
 
 
-def _back(
+def back(
     results: Sequence[Root | None], gradients: list[Tensor | None] | None, loss: Tensor | None, count: float
 ) -> None:
     if loss is not None:
@@ -377,7 +381,7 @@ def _roots(
     return [t for t, _ in pairs], [g for _, g in pairs]
 
 
-def _gradients(inputs: Sequence[Tensor], needs_grad: Sequence[bool]) -> list[Tensor | None]:
+def gradients_of(inputs: Sequence[Tensor], needs_grad: Sequence[bool]) -> list[Tensor | None]:
     """The leaves' gradients; zeros for a tensor that the segment passes nowhere; None where none is wanted."""
     return [
         None if not needs else tensor.grad if tensor.grad is not None else torch.zeros_like(tensor)

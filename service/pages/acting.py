@@ -43,6 +43,7 @@ LABELS = {
     "cluster": "Cluster",
     "routing_imbalance": "Routing imbalance",
     "capacity_factor": "Capacity factor",
+    "effort": "Effort",
     "max_plans": "Most plans judged",
     "gap": "Good enough",
     "seed": "Seed",

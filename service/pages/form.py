@@ -42,7 +42,7 @@ FIRST: Values = {
     "planner": ["auto"],
     "schedule": ["auto"],
     "update_rules": ["synchronous"],
-    "time_limit": ["10 s"],
+    "effort": ["normal"],
 }
 EXAMPLES = (
     ("GPT-2 small on 8 V100", "model=gpt2-small&cluster=2x4xV100&global_batch_size=64"),
@@ -126,6 +126,7 @@ FIELDS = (
     _Field("sharing", "/network/sharing", str),
     _Field("all_reduce", "/network/all_reduce", str),
     _Field("time_limit", "/termination/time_limit_ns", _unit, _seconds),
+    _Field("effort", "/termination/effort", str),
     _Field("max_plans", "/termination/max_plans", _whole),
     _Field("gap", "/termination/gap", _number),
     _Field("target", "/target", str),

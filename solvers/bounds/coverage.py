@@ -11,6 +11,7 @@ from penstock.schemas.coverage import (
     CLASS_SCOPE,
     EVEN,
     EVERY_PLAN,
+    OVER_ALL,
     REQUEST_SCOPE,
     Covers,
     Scope,
@@ -263,6 +264,8 @@ def _degrees(problem: Problem) -> Values:
 
 def _named(choice: Choice) -> str:
     """Return a choice's name, with what its problem takes for granted: batches are rows of a sample for each mesh."""
+    if choice.in_one_stage:
+        return f"{choice} {OVER_ALL}"
     return str(choice) if choice.degrees.meshes == 1 else f"{choice}, {EVEN} {choice.degrees.meshes_in_words}"
 
 

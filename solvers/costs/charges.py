@@ -47,6 +47,8 @@ CHARGES: dict[str, Charge] = {
     "WAIT_REDUCE": Charge("timed", "steps follow the last bucket"),
     "REDUCE_SHARED": Charge("timed", "a tie's all-reduce"),
     "REDUCE_PARTS": Charge("timed", "with the update of its layers, of which GPUs of a mesh have parts of gradients"),
+    "UNSHARD": Charge("timed", "a bucket's all-gather, with the reduce-scatter of its gradients"),
+    "RESHARD": Charge("free", "lets go of memory"),
     "STEP": Charge("timed", "an update; with shared-out states what replicas send each other after it is assumed"),
     "LOAD": Charge("assumed", "inputs of the batch"),
     "FREE": Charge("free", "lets go of memory"),

@@ -71,11 +71,12 @@ def _pairs(source: Stage, target: Stage, sizes: list[int], batches: range) -> It
 
 def _in_groups(problem: Problem, allocation: Allocation) -> Iterator[int]:
     """Yield a device for each group of several GPUs that it is in, other than those within its cell."""
-    degrees = problem.degrees
-    holders = [degrees.cell // degrees.tensor]
-    holders += [degrees.cell // degrees.expert_group] if degrees.expert_group > 1 else []
+    degrees, size = problem.degrees, len(problem.gpus(0))
+    holders = [size // degrees.tensor]
+    holders += [size // degrees.expert_group] if degrees.expert_group > 1 else []
     together = [set(group.devices) for group in reduction_groups(allocation)]
-    together = [devices for devices in together if len(devices) > 1 or problem.copies is not None]
+    inside = problem.copies is not None or (problem.choice is not None and problem.choice.in_one_stage)
+    together = [devices for devices in together if len(devices) > 1 or inside]
     for _name, layers, _size in problem.shared_parameters:
         users = tied_stages(allocation, layers)
         if any(len(own) > 1 for own in users):

@@ -12,16 +12,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.degrees.cell_network import cell_network
-from penstock.solvers.degrees.cells import Cells, cells_of
-from penstock.solvers.degrees.inner_times import InnerTimes
+from penstock.solvers.degrees.cells import Cells
+from penstock.solvers.degrees.inner_times import InnerTimes, Times, scaled
+from penstock.solvers.degrees.one_stage import joined
+from penstock.solvers.degrees.planned import cells_apart, is_copied, pin_of, planned_cells, whole_rows
+from penstock.solvers.degrees.sharding import held_bytes, sharded_rules
 from penstock.solvers.degrees.times import cell_times, variant_at
-from penstock.solvers.model.degrees import Choice, Degrees, Sharding, Variant
-from penstock.solvers.model.problem import Copies, Device, MemoryRules, Pin, Problem, frozen, prefix
-
-PLANNED: tuple[Sharding, ...] = ("none", "optimizer")
-"""What plans may share out; others are known by name."""
+from penstock.solvers.model.degrees import Choice, Degrees, Variant
+from penstock.solvers.model.problem import Copies, Device, Measured, MemoryRules, Problem, frozen, prefix
 
 
 def contract(problem: Problem, choice: Choice) -> Problem:
@@ -31,11 +30,51 @@ def contract(problem: Problem, choice: Choice) -> Problem:
     where the profile does not know the degrees, the cluster has no such cells, or what is asked excludes them.
     """
     cells = planned_cells(problem, choice)
+    if not choice.in_one_stage:
+        return _apart(problem, choice, cells)
+    apart = _apart(replace(problem, pins=()), choice, cells_apart(problem, choice.degrees))
+    return joined(problem, apart, _variant(problem, choice), choice)
+
+
+def with_times(problem: Problem, times: Times) -> Problem:
+    """Return a problem at a choice with passes that take ``times`` as long as its profile says."""
+    real, choice = problem.real, problem.choice
+    if real is not None and choice is not None and choice.in_one_stage:
+        return joined(real, with_times(replicas_apart(problem), times), _variant(real, choice), choice, times)
+    if real is None or choice is None:
+        measured = {kind: tuple(_longer(each, times) for each in points) for kind, points in problem.measured.items()}
+        return replace(problem, measured=measured, _costs={})
+    inner = InnerTimes(real, choice.degrees, problem.cells, times)
+    step, measured = cell_times(real, variant_at(real, choice.degrees), inner, times)
+    update_ns = frozen(problem.update_ns - problem.step_sums_ns + step)
+    return replace(problem, update_ns=update_ns, step_collectives_ns=step, measured=measured, _costs={})
+
+
+def replicas_apart(problem: Problem) -> Problem:
+    """Return the problem whose devices are the replicas that share out one stage (``Choice.in_one_stage``).
+
+    Ranks run the stage on all of these; a row of the whole problem is a row on each. What moves inside passes is not
+    in its times.
+    """
+    real, choice = problem.real, problem.choice
+    assert real is not None
+    assert choice is not None
+    return _apart(replace(real, pins=()), choice, cells_apart(real, choice.degrees))
+
+
+def _apart(problem: Problem, choice: Choice, cells: Cells) -> Problem:
+    """Return the problem whose devices are cells that may each hold a replica of a stage."""
     memory = problem.memory
     if choice.sharding is not None:
-        memory = replace(memory, shard_states=choice.sharding == "optimizer")
+        memory = sharded_rules(memory, choice.sharding)
     if choice.degrees == Degrees():
-        return replace(problem, choices=(choice,), choice=choice, memory=memory)
+        return replace(
+            problem,
+            choices=(choice,),
+            choice=choice,
+            memory=memory,
+            parameter_bytes=held_bytes(problem, choice),
+        )
     variant = variant_at(problem, choice.degrees)
     inner = InnerTimes(problem, choice.degrees, cells)
     step, measured = cell_times(problem, variant, inner)
@@ -44,7 +83,7 @@ def contract(problem: Problem, choice: Choice) -> Problem:
     network = cell_network(problem.network, cells)
     return replace(
         problem,
-        parameter_bytes=variant.parameter_bytes,
+        parameter_bytes=held_bytes(variant, choice),
         trainable_bytes=variant.trainable_bytes,
         update_ns=frozen(_own_updates_ns(variant, copies, memory) + step),
         forward_bytes=frozen(sum(size for _name, size, _back in cut) for cut in cuts),
@@ -57,9 +96,9 @@ def contract(problem: Problem, choice: Choice) -> Problem:
         devices=tuple(_cell(problem, cell, node) for cell, node in zip(cells, network.node_of, strict=True)),
         network=network,
         global_batch_size=problem.global_batch_size // choice.degrees.meshes,
-        micro_batch_sizes=_whole_rows(problem, choice.degrees.meshes),
+        micro_batch_sizes=whole_rows(problem, choice.degrees.meshes),
         memory=memory,
-        pins=tuple(_pin(problem, pin, cells) for pin in problem.pins),
+        pins=tuple(pin_of(problem, pin, cells) for pin in problem.pins),
         choices=(choice,),
         choice=choice,
         real=problem,
@@ -71,9 +110,14 @@ def contract(problem: Problem, choice: Choice) -> Problem:
     )
 
 
+def _variant(problem: Problem, choice: Choice) -> Variant | None:
+    """Return what the profile knows of one GPU of a cell; None where a GPU holds whole layers."""
+    return None if choice.degrees == Degrees() else variant_at(problem, choice.degrees)
+
+
 def _copies(variant: Variant, inner: InnerTimes, memory: MemoryRules) -> Copies | None:
     """Return what GPUs of a cell hold alike; None where each has parameters of its own."""
-    if not _is_copied(variant):
+    if not is_copied(variant):
         return None
     degrees = variant.degrees
     holders, expert_holders = degrees.cell // degrees.tensor, degrees.cell // degrees.expert_group
@@ -102,66 +146,6 @@ def _own_update_workspace(
     return frozen(-(-workspace * own // max(1, whole)) for workspace, whole, own in each)
 
 
-def _is_copied(variant: Variant) -> bool:
-    degrees = variant.degrees
-    return degrees.cell > degrees.tensor or (degrees.cell > degrees.expert_group and bool(variant.expert_bytes[-1]))
-
-
-def _refuse_uneven(problem: Problem, degrees: Degrees) -> None:
-    """Raise UnsupportedRequest where the meshes of a cell cannot run equally many samples."""
-    meshes, batch, sizes = degrees.meshes, problem.global_batch_size, problem.micro_batch_sizes
-    if batch % meshes:
-        raise UnsupportedRequest(
-            f"a cell at {degrees} has {degrees.meshes_in_words} that run equally many samples, and {batch} samples are "
-            f"no multiple of {meshes}",
-            remedy=f"a global batch of {max(meshes, batch - batch % meshes)} samples, or a smaller expert degree",
-        )
-    if sizes and not _whole_rows(problem, meshes):
-        raise UnsupportedRequest(
-            f"a cell at {degrees} has {degrees.meshes_in_words} that run equally many samples, and no micro-batch of "
-            f"{', '.join(map(str, sizes))} samples is a multiple of {meshes}",
-            remedy=f"micro-batches of multiples of {meshes} samples, or a smaller expert degree",
-        )
-
-
-def _whole_rows(problem: Problem, meshes: int) -> tuple[int, ...]:
-    """Return the sizes of micro-batches in rows of a sample for each mesh of a cell; others are left out."""
-    return tuple(size // meshes for size in problem.micro_batch_sizes if size % meshes == 0)
-
-
-def planned_cells(problem: Problem, choice: Choice) -> Cells:
-    """Return the cells of a choice that can be planned; those of degrees of 1 are the GPUs. Raises as ``contract``."""
-    refuse_unplanned(choice.sharding)
-    if choice.degrees == Degrees():
-        return tuple((gpu,) for gpu in range(problem.num_devices))
-    if problem.codec:
-        raise UnsupportedRequest(
-            "codec: auto goes with no degree of parallelism above 1", remedy="leave codec out, or ask for degrees of 1"
-        )
-    cells = cells_of(problem, choice.degrees)
-    variant = variant_at(problem, choice.degrees)
-    _refuse_uneven(problem, choice.degrees)
-    if "elastic_averaging" in problem.update_rules and _is_copied(variant):
-        raise UnsupportedRequest(
-            f"pipelines that are averaged do not sum gradients, and at {choice.degrees} the GPUs of a cell have to",
-            remedy="other update rules than elastic_averaging, or degrees of 1 but for tensor",
-        )
-    for pin in problem.pins:
-        _pin(problem, pin, cells)
-    return cells
-
-
-def refuse_unplanned(sharding: Sharding | None) -> None:
-    """Raise UnsupportedRequest for what replicas share out in ways that plans do not have."""
-    if sharding in (None, *PLANNED):
-        return
-    if sharding == "parameters_kept":
-        remedy = "optimizer, which takes the same memory with parameters that stay gathered until the step's end"
-    else:
-        remedy = "optimizer; `penstock fits` says what the memory of the others is"
-    raise UnsupportedRequest(f"plans do not have sharding {sharding}", remedy=remedy)
-
-
 def _cell(problem: Problem, cell: Sequence[int], node: int) -> Device:
     gpus = [problem.devices[gpu] for gpu in cell]
     prices = [gpu.price for gpu in gpus]
@@ -178,13 +162,7 @@ def _cell(problem: Problem, cell: Sequence[int], node: int) -> Device:
     )
 
 
-def _pin(problem: Problem, pin: Pin, cells: Sequence[Sequence[int]]) -> Pin:
-    """Return the pin of the cells whose GPUs are all in it: every GPU of a cell holds the cell's layers."""
-    allowed = frozenset(number for number, cell in enumerate(cells) if pin.devices.issuperset(cell))
-    if not allowed:
-        names = ", ".join(problem.devices[gpu].name for gpu in sorted(pin.devices)[:4])
-        raise UnsupportedRequest(
-            f"layers {pin.first}–{pin.last} are pinned to {names}, which fill no cell of {len(cells[0])} GPUs",
-            remedy="pin them to whole cells, or ask for smaller degrees",
-        )
-    return replace(pin, devices=allowed)
+def _longer(known: Measured, times: Times) -> Measured:
+    passes = (known.forward_ns, known.backward_ns, known.weight_ns)
+    forward_ns, backward_ns, weight_ns = (scaled(each, times.computation) for each in passes)
+    return replace(known, forward_ns=forward_ns, backward_ns=backward_ns, weight_ns=weight_ns)

@@ -19,17 +19,19 @@ from penstock.solvers.model.problem import MemoryRules, Problem
 
 
 class Times(NamedTuple):
-    """How many times as long as stated computation takes, and collectives do, by the groups that they are over."""
+    """How many times as long as stated computation takes, and collectives do, by the groups that they are over.
+
+    ``data``: gathers of parameters and sums of gradients inside passes, over all GPUs with the same part.
+    """
 
     computation: Fraction = Fraction(1)
     tensor: Fraction = Fraction(1)
     context: Fraction = Fraction(1)
     expert: Fraction = Fraction(1)
+    data: Fraction = Fraction(1)
 
 
 STATED = Times()
-HALVES: tuple[Operation, ...] = ("reduce_scatter", "all_gather")
-"""Of an all-reduce, between which the parts are summed among cells."""
 
 
 class InnerTimes:
@@ -44,21 +46,24 @@ class InnerTimes:
         """Return (L,) ns in which GPUs with copies of ``trained`` bytes, ``experts`` of them experts', sum these.
 
         Each layer's gradients are reduce-scattered in their width, and gathered, or the parameters where optimizer
-        states are sharded: of all but experts among every t-th GPU of a cell, of experts among every GPU that has the
-        same.
+        states are sharded.
         """
-        widths = memory.gradient_factor, 1 if memory.shard_states else memory.gradient_factor
+        width = 1 if memory.shard_states else memory.gradient_factor
+        scattered = self.half_ns("reduce_scatter", trained, experts, memory.gradient_factor)
+        return np.asarray(scattered + self.half_ns("all_gather", trained, experts, width))
+
+    def half_ns(self, half: Operation, sizes: Sequence[int], experts: Sequence[int], width: int) -> np.ndarray:
+        """Return (L,) ns of half an all-reduce over GPUs with copies of ``sizes`` bytes, ``width`` times as many.
+
+        Of all but ``experts`` bytes it is among every t-th GPU of a cell, of these among every GPU that has the same.
+        """
         x = self._degrees.expert_group
         known: dict[tuple[int, int], int] = {}
-        for own in zip(trained, experts, strict=True):
+        for own in zip(sizes, experts, strict=True):
             if own not in known:
                 parts = (self._degrees.tensor, own[0] - own[1]), (x, own[1])
-                known[own] = sum(
-                    self._slowest_ns(self._apart(stride), (half,), size * width)
-                    for stride, size in parts
-                    for half, width in zip(HALVES, widths, strict=True)
-                )
-        return np.asarray([known[own] for own in zip(trained, experts, strict=True)], dtype=np.int64)
+                known[own] = sum(self._slowest_ns(self._apart(stride), (half,), size * width) for stride, size in parts)
+        return np.asarray([known[own] for own in zip(sizes, experts, strict=True)], dtype=np.int64)
 
     def _apart(self, stride: int) -> tuple[Group, ...]:
         """Return the groups of every ``stride``-th GPU of a cell, those that differ."""

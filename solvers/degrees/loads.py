@@ -35,8 +35,8 @@ class Loads:
             return 0
         if choice.degrees not in self._samples:
             self._samples[choice.degrees] = self._per_sample_ns(choice.degrees)
-        rows = self._problem.global_batch_size / choice.degrees.meshes
-        return int(LESS * rows * self._samples[choice.degrees] / len(cells))
+        meshes = sum(map(len, cells)) / choice.degrees.mesh
+        return int(LESS * self._problem.global_batch_size * self._samples[choice.degrees] / meshes)
 
     def _per_sample_ns(self, degrees: Degrees) -> float:
         """Return the time of one sample through all layers, each at its best size on its best kind."""

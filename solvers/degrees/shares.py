@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fractions import Fraction
-from typing import get_args
+from typing import Literal, get_args
 
 from penstock.solvers.costs.stage import stage_costs
+from penstock.solvers.degrees.contract import with_times
 from penstock.solvers.degrees.inner_times import STATED
-from penstock.solvers.degrees.times import with_times
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.degrees import Over
 from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.problem import Problem
 
-COLLECTIVES: tuple[Over, ...] = get_args(Over)
-"""The groups that collectives inside cells are over."""
+COLLECTIVES: tuple[Over | Literal["data"], ...] = (*get_args(Over), "data")
+"""The groups that collectives inside cells are over; ``data``: all GPUs with the same part of a sharded model."""
 
 
 def exposed_share(problem: Problem, allocation: Allocation) -> Fraction:
@@ -24,7 +24,7 @@ def exposed_share(problem: Problem, allocation: Allocation) -> Fraction:
     return Fraction(taken - _passes_ns(without_collectives(problem, COLLECTIVES), allocation), max(1, taken))
 
 
-def without_collectives(problem: Problem, over: Iterable[Over]) -> Problem:
+def without_collectives(problem: Problem, over: Iterable[str]) -> Problem:
     """Return the problem with collectives over these groups that take no time."""
     if problem.real is None:
         return problem

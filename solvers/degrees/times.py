@@ -1,8 +1,7 @@
-"""The times of a model on cells: those of one GPU with the exposed time of its collectives, or with either scaled."""
+"""The times of a model on cells: those of one GPU with the exposed time of its collectives."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -27,18 +26,6 @@ def cell_times(problem: Problem, variant: Variant, inner: InnerTimes, times: Tim
     step = np.concatenate(([0], np.cumsum(inner.exposed_ns(known, "step"))))
     measured = {kind: _measured(problem, variant, inner, kind, times) for kind in problem.kind_source}
     return CellTimes(frozen(step), measured)
-
-
-def with_times(problem: Problem, times: Times) -> Problem:
-    """Return a problem at a choice with passes that take ``times`` as long as its profile says."""
-    if problem.real is None or problem.choice is None:
-        measured = {kind: tuple(_longer(each, times) for each in points) for kind, points in problem.measured.items()}
-        return replace(problem, measured=measured, _costs={})
-    degrees = problem.choice.degrees
-    inner = InnerTimes(problem.real, degrees, problem.cells, times)
-    step, measured = cell_times(problem.real, variant_at(problem.real, degrees), inner, times)
-    update_ns = frozen(problem.update_ns - problem.step_sums_ns + step)
-    return replace(problem, update_ns=update_ns, step_collectives_ns=step, measured=measured, _costs={})
 
 
 def variant_at(problem: Problem, degrees: Degrees) -> Variant:
@@ -84,9 +71,3 @@ def _measured(problem: Problem, variant: Variant, inner: InnerTimes, kind: str, 
 
 def _faster(times_ns: np.ndarray, speed: float) -> np.ndarray:
     return times_ns if speed == 1.0 else np.ceil(times_ns / speed).astype(np.int64)
-
-
-def _longer(known: Measured, times: Times) -> Measured:
-    passes = (known.forward_ns, known.backward_ns, known.weight_ns)
-    forward_ns, backward_ns, weight_ns = (scaled(each, times.computation) for each in passes)
-    return replace(known, forward_ns=forward_ns, backward_ns=backward_ns, weight_ns=weight_ns)

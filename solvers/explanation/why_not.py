@@ -14,9 +14,9 @@ from fractions import Fraction
 from math import sqrt
 from typing import Literal, NamedTuple
 
+from penstock.solvers.degrees.contract import with_times
 from penstock.solvers.degrees.inner_times import STATED, Times
 from penstock.solvers.degrees.shares import COLLECTIVES, without_collectives
-from penstock.solvers.degrees.times import with_times
 from penstock.solvers.explanation.idle import idle_split
 from penstock.solvers.explanation.layout import Difference
 from penstock.solvers.explanation.run import Run
@@ -119,7 +119,7 @@ def turns(theirs: Planned, ours: Planned) -> Iterator[Turn]:
     if sides:
 
         def collectives(factor: Fraction) -> bool:
-            times = Times(Fraction(1), factor, factor, factor)
+            times = Times(Fraction(1), *[factor] * len(COLLECTIVES))
             return slower.time_ns(times) < quicker.time_ns(times)
 
         of: Literal["quicker", "slower", "both"] = (

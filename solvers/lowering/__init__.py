@@ -210,7 +210,10 @@ def _attempts(
     divided = problem.degrees.tensor > 1
     for late in (False,) if transport == "gloo" or periodic or not programs[0].groups else (False, True):
         if periodic:
-            updates = [periodic_updates(p, r, allocation, early=early) for p, r in zip(programs, rows, strict=True)]
+            updates = [
+                periodic_updates(p, r, allocation, early=early, divided=divided)
+                for p, r in zip(programs, rows, strict=True)
+            ]
         else:
             updates = [
                 flushed_updates(p, r.operations, early=early, norm=norm, late=late, divided=divided)

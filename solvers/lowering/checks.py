@@ -14,7 +14,7 @@ from itertools import combinations
 import numpy as np
 
 from penstock.schemas.errors import InvalidPlan
-from penstock.schemas.program import WORDS, Instruction, Program, Transport
+from penstock.schemas.program import KINDS, WITHIN_PASSES, WORDS, Instruction, Program, Transport
 from penstock.solvers.lowering import kernels as kernel
 from penstock.solvers.lowering.kernels import (
     END_DIRECTION,
@@ -100,6 +100,8 @@ class _Check:
             if finding in _LEFT_OVER:
                 raise self.left_over(finding, where, detail)
             raise InvalidPlan(f"{self.name(where)} cannot run {self.next(where)}: {_REASONS[finding]}")
+        if self.programs[0].sharding in WITHIN_PASSES:
+            self.check_passes()
         if transport == "nccl":
             self.check_reductions()
 
@@ -198,6 +200,28 @@ class _Check:
         word = "FB"[wiring.ends[where, END_DIRECTION]]
         return InvalidPlan(f"{self.name(rank)} runs {stage}SEND_{word}{detail}, which {self.name(peer)} never receives")
 
+    def check_passes(self) -> None:
+        """Check that ranks that sum or gather inside their operations run these in the same order."""
+        first: dict[int, tuple[int, np.ndarray]] = {}
+        for rank, program in enumerate(self.programs):
+            codes = self.codes[self.starts[rank] : self.starts[rank + 1]]
+            mine = codes[codes[:, 0] < len(KINDS)]
+            for group in sorted({group for one in program.stages for _, _, group in one.buckets if group >= 0}):
+                other, theirs = first.setdefault(group, (rank, mine))
+                if np.array_equal(mine, theirs):
+                    continue
+                alike = np.all(mine[: len(theirs)] == theirs[: len(mine)], axis=1)
+                at = int(np.argmin(alike)) if not alike.all() else len(alike)
+                lines = [
+                    f"{self.name(one)} runs {instruction(row[at]) if at < len(row) else 'nothing'}"
+                    for one, row in ((other, theirs), (rank, mine))
+                ]
+                raise InvalidPlan(
+                    f"with sharding {program.sharding} the ranks of a group run their operations in one order, and as "
+                    f"number {at} {', '.join(lines)}",
+                    remedy="the same order of operations on all replicas",
+                )
+
     def check_reductions(self) -> None:
         """Check that ranks that are in two groups start their all-reduces in the same order."""
         known: dict[tuple[int, int], tuple[int, list[int]]] = {}
@@ -214,9 +238,9 @@ class _Check:
                     )
 
     def reduced(self, rank: int) -> list[int]:
-        """Return the groups of a rank's all-reduces, in order."""
+        """Return the groups of a rank's sums of buckets, and of what it gathers, in order."""
         codes = self.codes[self.starts[rank] : self.starts[rank + 1]]
-        started = codes[codes[:, 0] == _WORD["REDUCE"]]
+        started = codes[np.isin(codes[:, 0], (_WORD["REDUCE"], _WORD["UNSHARD"]))]
         return [self.programs[rank].stage(int(s)).buckets[k][2] for s, k in started[:, 1:3].tolist()]
 
     def layers(self, order: Sequence[int]) -> str:
@@ -235,7 +259,10 @@ _REASONS = {
     kernel.TOO_EARLY: "what it needs on this rank has not run yet; F comes before B, B before SEND_B, all before STEP",
     kernel.BAD_CHANNEL: "its channel does not carry this",
     kernel.NOT_RECEIVED: "a receive that it needs has not been posted, or was posted for nothing",
-    kernel.BAD_BUCKET: "each bucket is reduced once, then waited for, then the stage steps; each tie is in its group",
+    kernel.BAD_BUCKET: "each bucket is reduced once, then waited for, then the stage steps; each tie is in its group; "
+    "what is gathered once a step is gathered, and let go of, once before it",
+    kernel.NOT_WHOLE: "the parameters of the stage are not gathered: UNSHARD comes before the first F, RESHARD after "
+    "the last B or W",
     kernel.MIXED: "gradients of a round come between its step and the one before",
     kernel.BAD_VERSION: "the stage does not keep so old a version of its weights",
 }

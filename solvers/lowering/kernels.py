@@ -24,7 +24,9 @@ _SEND_F, _RECV_F, _SEND_B, _RECV_B, _LOCAL_F, _LOCAL_B = (
 _REDUCE, _WAIT_REDUCE, _REDUCE_SHARED, _NORM, _WAIT_NORM, _STEP, _VERSION = (
     WORDS.index(word) for word in ("REDUCE", "WAIT_REDUCE", "REDUCE_SHARED", "NORM", "WAIT_NORM", "STEP", "VERSION")
 )
+_UNSHARD, _RESHARD = WORDS.index("UNSHARD"), WORDS.index("RESHARD")
 _SENT, _POSTED = 1, 2
+_WHOLE, _FREED = 1, 2
 _HALVES = (1 << _B) | (1 << _I)
 
 (
@@ -44,7 +46,8 @@ _HALVES = (1 << _B) | (1 << _I)
     NEVER_STEPPED,
     MIXED,
     BAD_VERSION,
-) = range(16)
+    NOT_WHOLE,
+) = range(17)
 """What ``advance`` can find."""
 
 
@@ -52,9 +55,9 @@ class Wiring(NamedTuple):
     """What does not change: R ranks, S stages, H held stages, E ends, B buckets, T ties, up to two row classes; int64.
 
     ``held_of`` (R, S): held stage or -1. ``first`` (R + 1, 2): bounds of each rank's held stages, and ends.
-    ``held`` (H, 15): rank, stage; own micro-batches as a range (first, stop, step) and their number; how many messages
+    ``held`` (H, 16): rank, stage; own micro-batches as a range (first, stop, step) and their number; how many messages
     one receives forward in class 0 and 1, backward in class 0 and 1; first bucket, number of buckets; the pipeline's
-    first micro-batch, micro-batches per step, versions.
+    first micro-batch, micro-batches per step, versions; how many buckets that hold its layers are gathered once a step.
     ``ends`` (E, 12): rank, stage, direction (0 forward), 1 if it sends, 1 if within the rank, turn and modulus (its
     micro-batches m have m mod modulus = turn), first slot, rows in class 0, rows in class 1, the other end, number of
     the pair (sending rank, receiving rank).
@@ -87,8 +90,8 @@ class Wiring(NamedTuple):
 
 
 HELD_FIRST, HELD_STOP, HELD_STEP_BY, HELD_OWN, HELD_EXPECTED, HELD_BUCKET, HELD_NUM_BUCKETS = 2, 3, 4, 5, 6, 10, 11
-HELD_BASE, HELD_EVERY, HELD_VERSIONS = 12, 13, 14
-HELD_COLUMNS = 15
+HELD_BASE, HELD_EVERY, HELD_VERSIONS, HELD_GATHERED = 12, 13, 14, 15
+HELD_COLUMNS = 16
 END_RANK, END_STAGE, END_DIRECTION, END_SENDS, END_WITHIN, END_TURN, END_MODULUS, END_SLOT, END_ROWS = range(9)
 END_PARTNER, END_PAIR = 10, 11
 _OPEN_FIRST, _OPEN_COUNT, _QUEUED = range(3)
@@ -180,7 +183,8 @@ class Run(NamedTuple):
 
     ``at`` (R,) the next instruction; ``waiting`` (R,) for which of its ends, or as which participant, a rank waits, or
     -1; how often each participant has ``joined`` and ``left`` its collective. ``done`` (H, M): a bit for each
-    operation that ran; ``made`` (H, 2): backwards, and steps; ``reduced``: 1 a bucket is begun, 2 it is over.
+    operation that ran; ``made`` (H, 3): backwards, steps, and how many of the buckets that it needs gathered are;
+    ``reduced``: 1 a bucket is begun, 2 it is over; ``whole``: 1 its parameters are gathered, 2 let go of again.
     ``slots``: what has been sent and posted; ``sequence`` of each message in its pair, ``counts`` (pairs, 2) of both
     sides. Ranks in the ``queue``, from where up to where in ``cursor``. ``book`` (R + 1, 3): first of a rank's receives
     that may be open at once, how many are, whether it is in the queue; ``opened``: ends and micro-batches.
@@ -193,6 +197,7 @@ class Run(NamedTuple):
     done: np.ndarray
     made: np.ndarray
     reduced: np.ndarray
+    whole: np.ndarray
     slots: np.ndarray
     sequence: np.ndarray
     counts: np.ndarray
@@ -226,7 +231,8 @@ def advance(
         joined,
         np.zeros(len(joined), np.int64),
         np.zeros((num_held, wiring.num_micro_batches), np.uint8),
-        np.zeros((num_held, 2), np.int64),
+        np.zeros((num_held, 3), np.int64),
+        np.zeros(len(wiring.sources), np.uint8),
         np.zeros(len(wiring.sources), np.uint8),
         np.zeros(wiring.num_slots, np.uint8),
         np.zeros(wiring.num_slots if ordered else 0, np.int32),
@@ -280,6 +286,8 @@ def _instruction(wiring: Wiring, run: Run, rank: int, word: int, stage: int, num
         return _compute_word(wiring, run, rank, h, word, stage, number)
     if word in (_REDUCE, _WAIT_REDUCE):
         return _reduce_word(wiring, run, rank, h, word, number)
+    if word in (_UNSHARD, _RESHARD):
+        return _shard_word(wiring, run, rank, h, word, number)
     if word in (_REDUCE_SHARED, _NORM, _WAIT_NORM):
         return _collective_word(wiring, run, rank, word, number)
     if word == _STEP:
@@ -301,6 +309,8 @@ def _compute_word(wiring: Wiring, run: Run, rank: int, h: int, kind: int, stage:
         return TWICE
     if (kind != _F and not before & (1 << _F)) or (kind == _W and not before & (1 << _I)):
         return TOO_EARLY
+    if run.made[h, 2] != held[h, HELD_GATHERED]:
+        return NOT_WHOLE
     steps = held[h, HELD_NUM_BUCKETS] > 0
     if steps and kind in (_B, _W) and (m - held[h, HELD_BASE]) // held[h, HELD_EVERY] != run.made[h, 1]:
         return MIXED
@@ -378,12 +388,35 @@ def _reduce_word(wiring: Wiring, run: Run, rank: int, h: int, word: int, number:
         return BAD_BUCKET
     if run.reduced[bucket] != (0 if begins else 1):
         return BAD_BUCKET
+    if begins and wiring.held[h, HELD_GATHERED] > 0 and run.whole[bucket] == 0:
+        return NOT_WHOLE
     if _missing(wiring, run, bucket, run.made[h, 1] + 1) > (1 if begins else 0):
         return TOO_EARLY
     finding = _meet(wiring, run, rank, bucket, begins, not begins)
     if finding == OK:
         run.reduced[bucket] += 1
     return finding
+
+
+@inner
+def _shard_word(wiring: Wiring, run: Run, rank: int, h: int, word: int, number: int) -> int:
+    """A bucket's parameters are gathered, once a round, or let go of, after all of its backwards."""
+    bucket = wiring.held[h, HELD_BUCKET] + number
+    if number >= wiring.held[h, HELD_NUM_BUCKETS] or wiring.table[bucket] < 0 or not wiring.held[h, HELD_GATHERED]:
+        return BAD_BUCKET
+    begins = word == _UNSHARD
+    if run.whole[bucket] != (0 if begins else _WHOLE):
+        return BAD_BUCKET
+    if begins:
+        finding = _meet(wiring, run, rank, bucket, run.waiting[rank] != PARTICIPANT - bucket, True)
+        if finding != OK:
+            return finding
+    elif _missing(wiring, run, bucket, run.made[h, 1] + 1) > 0:
+        return TOO_EARLY
+    run.whole[bucket] = _WHOLE if begins else _FREED
+    for k in range(wiring.sources[bucket], wiring.sources[bucket + 1]):
+        run.made[wiring.source_held[k], 2] += 1 if begins else -1
+    return OK
 
 
 @inner
@@ -401,7 +434,10 @@ def _step_word(wiring: Wiring, run: Run, h: int, number: int) -> int:
     for k in range(first, stop):
         if wiring.table[k] >= 0 and run.reduced[k] != 2:
             return BAD_BUCKET
+        if wiring.table[k] >= 0 and held[h, HELD_GATHERED] > 0 and run.whole[k] != _FREED:
+            return BAD_BUCKET
         run.reduced[k] = 0
+        run.whole[k] = 0
     run.made[h, 1] += 1
     return OK
 

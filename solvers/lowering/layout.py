@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
-from penstock.schemas.program import Held, Program
+from penstock.schemas.program import SHARDINGS, WITHIN_PASSES, Held, Program, Sharding
 from penstock.solvers.costs.ties import SUMMING_RULES, tied_stages
 from penstock.solvers.lowering.channels import Rows, channels, slices
 from penstock.solvers.lowering.groups import groups_of
@@ -29,6 +29,7 @@ def layouts(
     more tags than 2^31.
     """
     _refuse(problem, allocation, rule, batches)
+    _refuse_sharding(problem, allocation, rule)
     averaging = rule == "elastic_averaging"
     lanes = sorted(
         {
@@ -43,6 +44,7 @@ def layouts(
         for p, stage in zip(allocation.pipeline_of, allocation.stages, strict=True)
     )
     classes = row_classes(problem.global_batch_size, allocation.num_micro_batches)
+    sharding = _sharding(problem, allocation)
     grouping = groups_of(problem, allocation, ranks, classes[-1][0], averaging)
     held: list[list[Held]] = [[] for _ in lanes]
     for s, own in enumerate(ranks):
@@ -66,12 +68,23 @@ def layouts(
             groups=grouping.groups,
             shared=grouping.shared,
             pipelines=len(allocation.pipelines),
-            shard_states=problem.memory.shard_states
-            and (problem.copies is not None or any(stage.replicas > 1 for stage in allocation.stages)),
+            shard_states=problem.memory.shard_states and sharding is None and _is_shared_out(problem, allocation),
             staleness=staleness,
+            sharding=sharding,
         )
         for rank, (device, _) in enumerate(lanes)
     ]
+
+
+def _is_shared_out(problem: Problem, allocation: Allocation) -> bool:
+    """Return whether several ranks hold the same parameters."""
+    return problem.copies is not None or any(stage.replicas > 1 for stage in allocation.stages)
+
+
+def _sharding(problem: Problem, allocation: Allocation) -> Sharding | None:
+    """Return what programs share out beside optimizer states; None where each rank holds parameters of its own."""
+    chosen = None if problem.choice is None else problem.choice.sharding
+    return next((each for each in SHARDINGS if each == chosen and _is_shared_out(problem, allocation)), None)
 
 
 def own_micro_batches(program: Program, held: Held) -> range:
@@ -128,6 +141,32 @@ def _refuse(problem: Problem, allocation: Allocation, rule: UpdateRule, batches:
                 "updates these stages have different versions of it",
                 remedy="synchronous or double_buffered updates, or a plan whose cuts keep these layers together",
             )
+
+
+def _refuse_sharding(problem: Problem, allocation: Allocation, rule: UpdateRule) -> None:
+    """Raise UnsupportedRequest for what ranks do not train where they share out gradients or parameters."""
+    sharding = _sharding(problem, allocation)
+    if sharding is None:
+        return
+    if rule != "synchronous":
+        raise UnsupportedRequest(
+            f"ranks do not train {rule} updates with sharding {sharding}: versions of weights are whole",
+            remedy="plan with update_rules: [synchronous], or with --sharding none",
+        )
+    if sharding not in WITHIN_PASSES:
+        return
+    if len(allocation.stages) > 1:
+        raise UnsupportedRequest(
+            f"sharding {sharding} moves parameters or gradients in each of {allocation.num_micro_batches} micro-batches"
+            f", and the plan has {len(allocation.stages)} stages",
+            remedy="plan with --sharding parameters_kept, or optimizer, which move them once a step",
+        )
+    if allocation.stages[0].dispatch == "round_robin":
+        raise UnsupportedRequest(
+            f"with sharding {sharding} all replicas work on each micro-batch together, and those of this plan take "
+            "micro-batches in turn",
+            remedy="plan with --sharding parameters_kept, or with replicas that share the rows of a micro-batch",
+        )
 
 
 def _refuse_stage(problem: Problem, allocation: Allocation, number: int, stage: Stage, batches: int) -> None:

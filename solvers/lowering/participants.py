@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.schemas.errors import InvalidPlan
-from penstock.schemas.program import Held, Program
+from penstock.schemas.program import WITHIN_PASSES, Held, Program
 
 
 class Participants(NamedTuple):
@@ -29,6 +29,7 @@ def participants_of(programs: Sequence[Program], held: Sequence[tuple[int, Held]
     ranks do not all have the same buckets in it.
     """
     groups, ties = programs[0].groups, programs[0].shared
+    apart = programs[0].update_rule != "elastic_averaging" and programs[0].sharding not in WITHIN_PASSES
     of_rank: dict[int, list[int]] = {program.rank: [] for program in programs}
     for h, (rank, _) in enumerate(held):
         of_rank[rank].append(h)
@@ -41,7 +42,7 @@ def participants_of(programs: Sequence[Program], held: Sequence[tuple[int, Held]
         for first, last, group in one.buckets:
             if group >= len(groups) or (group >= 0 and rank not in groups[group]):
                 raise InvalidPlan(f"rank {rank} reduces layers {first} to {last} in group {group}, which it is not in")
-            if group >= 0 and programs[0].update_rule != "elastic_averaging":
+            if group >= 0 and apart:
                 parties.setdefault((group, first, last), []).append(len(sources))
             holds = [h for h in of_rank[rank] if held[h][1].first <= last and first <= held[h][1].last]
             sources.append(holds)

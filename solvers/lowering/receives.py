@@ -31,7 +31,7 @@ _FORWARD, _NEEDS_GRADIENTS = _WORD["F"], (_WORD["B"], _WORD["I"])
 _SENDS = {_WORD["SEND_F"]: _WORD["RECV_F"], _WORD["SEND_B"]: _WORD["RECV_B"]}
 _LOCAL = (_WORD["LOCAL_F"], _WORD["LOCAL_B"])
 _RECEIVES = (_WORD["RECV_F"], _WORD["RECV_B"])
-_REDUCE, _WAIT_REDUCE = _WORD["REDUCE"], _WORD["WAIT_REDUCE"]
+_REDUCE, _WAIT_REDUCE, _UNSHARD = _WORD["REDUCE"], _WORD["WAIT_REDUCE"], _WORD["UNSHARD"]
 
 
 def posted_as_sent(wiring: Wiring, codes: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -56,6 +56,7 @@ class _Run:
         self.arrived: Counter[tuple[int, int, int, int]] = Counter()
         self.joined: Counter[int] = Counter()
         self.waited: Counter[int] = Counter()
+        self.gathering: set[int] = set()
 
     def advance(self, rank: int) -> bool:
         """Run a rank up to the end of its next operation; return whether it made progress."""
@@ -77,6 +78,8 @@ class _Run:
         held = int(self.wiring.held_of[rank, stage])
         if word in (_REDUCE, _WAIT_REDUCE):
             return self.meet(int(self.wiring.held[held, HELD_BUCKET]) + m, word == _REDUCE)
+        if word == _UNSHARD:
+            return self.gather(int(self.wiring.held[held, HELD_BUCKET]) + m)
         if word != _FORWARD and word not in _NEEDS_GRADIENTS:
             return True
         direction = 0 if word == _FORWARD else 1
@@ -92,6 +95,15 @@ class _Run:
         if any(self.joined[other] <= self.waited[participant] for other in self.wiring.participants[low:high].tolist()):
             return False
         self.waited[participant] += 1
+        return True
+
+    def gather(self, participant: int) -> bool:
+        if participant not in self.gathering:
+            self.gathering.add(participant)
+            self.meet(participant, takes=True)
+        if not self.meet(participant, takes=False):
+            return False
+        self.gathering.remove(participant)
         return True
 
     def send(self, rank: int, code: Code) -> None:

@@ -7,6 +7,10 @@ the last layers first. Where ties or the norm have to be waited for, all waits c
 enters the one, while another is held up by the other. Under elastic averaging the reference is pulled before the
 step and the update pushed after it (ALGORITHMS A.6). In a periodic plan a stage steps where ``unroll`` says, and a
 VERSION instruction sets a forward's weight version where its age changes (ALGORITHMS 5.1).
+
+Parameters that are gathered once a step are gathered before everything else, in the order of layers on every rank, so
+that no two wait for each other, and let go of after the last backward of all stages that hold them. Buckets whose
+gradients are summed within passes have no instructions.
 """
 
 from __future__ import annotations
@@ -15,8 +19,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.schemas.errors import InvalidPlan
-from penstock.schemas.program import BACKWARD, FORWARD, RECOMPUTE, WEIGHT, WORDS, Held, Program
+from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
+from penstock.schemas.program import (
+    BACKWARD,
+    FORWARD,
+    INPUT,
+    RECOMPUTE,
+    WEIGHT,
+    WITHIN_PASSES,
+    WORDS,
+    Held,
+    Program,
+)
 from penstock.solvers.lowering.rows import RankRow
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.update_rules import PERIODIC_RULES, UpdateRule, group_of, version_used
@@ -47,7 +61,14 @@ def flushed_updates(
     ``divided``: ranks share the layers' tensors, and have parts of some gradients.
     """
     averaging = program.update_rule == "elastic_averaging"
-    end = len(operations)
+    within = program.sharding in WITHIN_PASSES
+    if within and np.isin(operations[:, 0], (INPUT, WEIGHT)).any():
+        raise UnsupportedRequest(
+            f"with sharding {program.sharding} a layer's backward is followed by the sum of its gradients at once, and "
+            "this schedule has backwards in two halves",
+            remedy="plan with a schedule of whole backwards, such as 1f1b",
+        )
+    apart, end = averaging or within, len(operations)
     last = {held.stage: _last_gradients(operations, held.stage) for held in program.stages}
     ready: dict[int, int] = {}
     armed: list[tuple[int, int, Update]] = []
@@ -55,14 +76,16 @@ def flushed_updates(
         for k, (low, high, group) in enumerate(held.buckets):
             at = max(last[one.stage] for one in program.stages if one.first <= high and low <= one.last)
             ready[held.stage] = max(at, ready.get(held.stage, -1))
-            if group >= 0 and not averaging:
+            if group >= 0 and not apart:
                 position = end if late else at if early else at + 1
                 armed.append((position, group if late else 0, Update(position, "REDUCE", held.stage, k)))
     found = [update for _, _, update in sorted(armed, key=lambda each: each[:2])]
+    if program.sharding == "parameters_kept":
+        found += _gathered(program, last)
     order = sorted(ready, key=lambda s: (ready[s], s))
     if program.shard_states and not averaging:  # replicas gather what they step: all of them in one order
         order = sorted(ready, key=lambda s: -program.stage(s).buckets[0][1])
-    waits = {s: [Update(end, "WAIT_REDUCE", s, k) for k in _reduced(program.stage(s), averaging)] for s in order}
+    waits = {s: [Update(end, "WAIT_REDUCE", s, k) for k in _reduced(program.stage(s), apart)] for s in order}
     ties = _ties(program)
     if ties or norm:
         found += [wait for s in order for wait in waits.pop(s)]
@@ -81,8 +104,28 @@ def flushed_updates(
     return found
 
 
-def periodic_updates(program: Program, row: RankRow, allocation: Allocation, *, early: bool) -> list[Update]:
-    """Return the updates of a pattern's run. Raises InvalidPlan where a version is used when dead or not made yet."""
+def _gathered(program: Program, last: dict[int, int]) -> list[Update]:
+    """Return where each bucket's parameters are gathered, and where they are let go of.
+
+    ``last``: the last gradient of each stage.
+    """
+    gathered, freed = [], []
+    for held in program.stages:
+        for k, (low, high, group) in enumerate(held.buckets):
+            if group >= 0:
+                gathered.append((low, Update(0, "UNSHARD", held.stage, k)))
+                after = max(last[one.stage] for one in program.stages if one.first <= high and low <= one.last) + 1
+                freed.append(Update(after, "RESHARD", held.stage, k))
+    return [update for _, update in sorted(gathered, key=lambda each: each[0])] + freed
+
+
+def periodic_updates(
+    program: Program, row: RankRow, allocation: Allocation, *, early: bool, divided: bool = False
+) -> list[Update]:
+    """Return the updates of a pattern's run. Raises InvalidPlan where a version is used when dead or not made yet.
+
+    ``divided``: as for ``flushed_updates``.
+    """
     found: list[tuple[tuple[int, int, int], Update]] = []
     ties = _ties(program)
     for held in program.stages:
@@ -94,10 +137,11 @@ def periodic_updates(program: Program, row: RankRow, allocation: Allocation, *, 
         last[rounds] = gradients
         for t, (at, position) in enumerate(zip(last.tolist(), steps.tolist(), strict=True)):
             armed = at if early else at + 1
-            buckets = list(_reduced(held, averaging=False))
+            buckets = list(_reduced(held, apart=False))
             found += [((armed, s, 3 * t), Update(armed, "REDUCE", s, k)) for k in buckets]
             due = [Update(position, "WAIT_REDUCE", s, k) for k in buckets]
             due += [Update(position, "REDUCE_SHARED", s, k) for k, lowest in ties.items() if lowest == s]
+            due += [Update(position, "REDUCE_PARTS", s)] if divided else []
             found += [((position, s, 3 * t + 1), each) for each in (*due, Update(position, "STEP", s))]
         for update in _versions(program, held, row, steps, group_of(allocation, s)):
             found.append(((update.position, s, 3 * len(steps)), update))
@@ -166,8 +210,8 @@ def _ties(program: Program) -> dict[int, int]:
     return found
 
 
-def _reduced(held: Held, averaging: bool) -> range | list[int]:
-    return [] if averaging else [k for k, (_, _, group) in enumerate(held.buckets) if group >= 0]
+def _reduced(held: Held, apart: bool) -> range | list[int]:
+    return [] if apart else [k for k, (_, _, group) in enumerate(held.buckets) if group >= 0]
 
 
 def _gradients(operations: np.ndarray, stage: int) -> np.ndarray:

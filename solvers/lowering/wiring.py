@@ -55,7 +55,9 @@ def wire(programs: Sequence[Program]) -> Wiring:
     )
     table[:, HELD_NUM_BUCKETS] = [len(one.buckets) for _, one in held]
     table[1:, HELD_BUCKET] = np.cumsum(table[:-1, HELD_NUM_BUCKETS])
-    table[:, HELD_BASE:] = [(one.micro_batches[0], one.update_every, one.versions) for _, one in held]
+    table[:, HELD_BASE:] = [
+        (one.micro_batches[0], one.update_every, one.versions, _gathered(programs[rank], one)) for rank, one in held
+    ]
     per_batch, classes = programs[0].num_micro_batches, programs[0].row_classes
     count = per_batch * programs[0].batches
     rows, num_slots, num_pairs = _end_table(ends, partner, [own[h] for h in of_end], count)
@@ -76,6 +78,14 @@ def wire(programs: Sequence[Program]) -> Wiring:
         per_batch=per_batch,
         first_class=classes[0][1] if len(classes) > 1 else per_batch,
     )
+
+
+def _gathered(program: Program, held: Held) -> int:
+    """Return how many buckets that hold a stage's layers are gathered once a step."""
+    if program.sharding != "parameters_kept":
+        return 0
+    buckets = [bucket for one in program.stages for bucket in one.buckets]
+    return sum(first <= held.last and held.first <= last and group >= 0 for first, last, group in buckets)
 
 
 def _end_table(
@@ -116,9 +126,11 @@ def _check_numbers(
         raise InvalidPlan(
             f"the programs are of the ranks {[p.rank for p in programs]}; expected one for each rank in order"
         )
-    alike = {(p.num_micro_batches, p.batches, p.groups, p.shared, p.update_rule) for p in programs}
+    alike = {(p.num_micro_batches, p.batches, p.groups, p.shared, p.update_rule, p.sharding) for p in programs}
     if len(alike) > 1:
-        raise InvalidPlan("the programs do not agree on micro-batches, global batches, groups, ties or the update rule")
+        raise InvalidPlan(
+            "the programs do not agree on micro-batches, global batches, groups, ties, the update rule or the sharding"
+        )
     classes = {p.row_classes for p in programs}
     if len(classes) > 1 or not 1 <= len(programs[0].row_classes) <= 2:
         raise InvalidPlan(f"the programs have the row classes {sorted(classes)}; expected the same one or two in all")

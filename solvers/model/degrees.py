@@ -16,6 +16,8 @@ _SHARDED: dict[Sharding, str] = {
     "parameters": "parameters sharded",
     "parameters_kept": "parameters sharded and kept",
 }
+IN_ONE_STAGE: tuple[Sharding, ...] = ("gradients", "parameters")
+"""What moves with every micro-batch, and so is planned in one stage, on all GPUs."""
 Phase = Literal["forward", "backward", "step"]
 Operation = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
 Over = Literal["tensor", "context", "expert"]
@@ -114,6 +116,11 @@ class Choice(NamedTuple):
 
     degrees: Degrees = Degrees()
     sharding: Sharding | None = None
+
+    @property
+    def in_one_stage(self) -> bool:
+        """Return whether one stage holds the whole model, and all GPUs share out what is sharded of it."""
+        return self.sharding in IN_ONE_STAGE
 
     def __str__(self) -> str:
         """Return the choice in words, by which bounds name it: ``tensor 8, optimizer sharding``."""

@@ -107,13 +107,18 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class MemoryRules:
-    """Bytes in addition to activations: gradients and optimizer states as multiples of the parameters' bytes."""
+    """Bytes in addition to activations: gradients and optimizer states as multiples of the parameters' bytes.
+
+    ``shard_factor``: what sharded parameters take in all parts together besides these states, whose fp32 copies may be
+    what is sharded.
+    """
 
     gradient_factor: int
     state_factor: int
     shard_states: bool
     headroom_bytes: int
     count_buffers: bool
+    shard_factor: int = 1
 
     @property
     def exchange(self) -> Fraction:
@@ -215,8 +220,9 @@ class Problem:
 
     At a ``choice`` of degrees (``degrees.contract``) the devices are cells of the GPUs of ``real``, numbered as in
     ``cells``; sizes are those of one GPU, and bandwidths those of one lane between cells; a row is a sample for each
-    mesh of a cell. ``copies``: what GPUs of a cell hold alike; None: nothing. ``step_collectives_ns``: prefix sums of
-    the part of ``update_ns`` in which a cell sums gradients among its GPUs; None: nothing.
+    mesh of a cell. Where all GPUs share out one stage (``Choice.in_one_stage``), they are one cell. ``copies``: what
+    GPUs of a cell hold alike; None: nothing. ``step_collectives_ns``: prefix sums of the part of ``update_ns`` in which
+    a cell sums gradients among its GPUs; None: nothing.
 
     ``update_workspace_bytes``: (L,) what an optimizer step needs of each layer only while it runs (None: nothing);
     ``update_in_turn``: of several layers the most of one, not the sum.
@@ -294,7 +300,7 @@ class Problem:
     @property
     def samples_per_row(self) -> int:
         """Return the samples of a row: one for each mesh of a cell."""
-        return self.degrees.meshes
+        return 1 if self.real is None else len(self.cells[0]) // self.degrees.mesh
 
     @property
     def batch_samples(self) -> int:

@@ -25,8 +25,9 @@ from penstock.solvers.bounds.coverage import allowed
 from penstock.solvers.bounds.over_time import over_time_bound
 from penstock.solvers.bounds.schedule_bound import LOAD, request_bound
 from penstock.solvers.costs.infinity import NEVER_NS
-from penstock.solvers.degrees.contract import contract, planned_cells
+from penstock.solvers.degrees.contract import contract
 from penstock.solvers.degrees.loads import Loads
+from penstock.solvers.degrees.planned import planned_cells
 from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.degrees import Choice, Degrees
 from penstock.solvers.model.problem import Problem
@@ -34,7 +35,7 @@ from penstock.solvers.model.result import Bound, Candidate, Progress, Result, St
 from penstock.solvers.planners.catalogue import EXCLUDE, PHASES, PLANNERS, Tier, resolve
 from penstock.solvers.planners.even.planner import least_layout_ns
 from penstock.solvers.solve import driver
-from penstock.solvers.solve.workers import size_of
+from penstock.solvers.solve.effort import LARGE, effort_of, size_of
 
 QUICK = "even"
 """The planner that ranks the choices first."""
@@ -50,15 +51,13 @@ class Round(NamedTuple):
 
 
 ROUNDS = (Round(None, 1.4), Round(1, 1.12), Round(8, 1.03))
-"""Of planner ``auto``."""
+"""Of planner ``auto``; of an effort that does not compare choices by all planners, the first."""
 NEAR = 1.12
 """How near the best of planner ``QUICK`` a choice is that gets the whole effort of another planner."""
 _QUICK: MutableMapping[Problem, dict[Choice, int]] = WeakKeyDictionary()
 """What planner ``QUICK`` found of problems that are asked again, as where planners are compared."""
 MOST = 160_000
-"""The effort of the rounds of all planners: the sizes (``workers.size_of``) of the choices searched, added up."""
-LARGE = 50_000
-"""The size of a choice above which planners that prove what is best of a small request are not asked."""
+"""The effort of the rounds of all planners: the sizes (``effort.size_of``) of the choices searched, added up."""
 PROVING = tuple(row.name for row in PLANNERS.values() if row.tier is Tier.PROOF and row.least_devices == 1)
 MOST_RAISED = 32
 """How often the bound of the choice with the least one is tightened each time that the least of all is asked for."""
@@ -97,7 +96,7 @@ class Searched:
 
     @property
     def size(self) -> int:
-        """What the planners' work grows with (``workers.size_of``)."""
+        """What the planners' work grows with (``effort.size_of``)."""
         return size_of(self.gpus) * self.cells // self.gpus.num_devices
 
     @property
@@ -229,7 +228,7 @@ class Search:
         if not self._asks_others:
             self._run_one(left)
             return
-        for plans, near in ROUNDS:
+        for plans, near in ROUNDS if effort_of(self.asked.get("effort")).compares else ROUNDS[:1]:
             left = left if plans is None else self._afforded(left)
             if len(left) <= 1:
                 break

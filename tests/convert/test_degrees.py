@@ -12,7 +12,7 @@ from penstock.convert import from_plan, to_plan, to_problem
 from penstock.planning.judge import judge
 from penstock.planning.lower import programs
 from penstock.planning.solve import solve
-from penstock.schemas.coverage import model_of
+from penstock.schemas.coverage import OVER_ALL, model_of
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
@@ -122,7 +122,8 @@ def test_the_answer_to_a_request_has_no_fault() -> None:
         first = plan.certificates[0]
         assert first.covers is not None
         assert first.scope == "all plans of this request"
-        assert first.covers.degrees == tuple(sorted(map(str, to_problem(request).choices)))
+        names = [f"{each} {OVER_ALL}" if each.in_one_stage else str(each) for each in to_problem(request).choices]
+        assert first.covers.degrees == tuple(sorted(names))
 
 
 def test_a_plan_at_a_choice_that_is_not_allowed_is_a_fault() -> None:

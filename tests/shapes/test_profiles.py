@@ -38,7 +38,6 @@ FRAMEWORKS: tuple[Framework, ...] = ("megatron", "torch")
 def _peaks(shape: TransformerShape, layout: Layout) -> list[int]:
     """Of every stage of the layout under the judge, one micro-batch forward and one backward in turn."""
     rows = layout.micro_batch_size * layout.data
-    sharding: Sharding = "optimizer" if layout.sharding == "optimizer" else "none"
     request = PlanRequest(
         profile=profile_of(
             shape,
@@ -52,15 +51,17 @@ def _peaks(shape: TransformerShape, layout: Layout) -> list[int]:
         micro_batch_sizes=(rows,),
         memory=MemoryModel(gradient="fp32", buffers="none"),
     )
-    problem = contract(to_problem(request), Choice(Degrees(tensor=layout.tensor, context=layout.context), sharding))
+    choice = Choice(Degrees(tensor=layout.tensor, context=layout.context), layout.sharding)
+    problem = contract(to_problem(request), choice)
+    cells = 1 if choice.in_one_stage else layout.data
     split = layers_of_stages(shape.layers, layout)
     assert split is not None
     stages, first = [], 0
     for number, layers in enumerate(split):
         last = first + layers + (number == 0) + (number == layout.pipeline - 1) - 1
-        stages.append(Stage(first, last, tuple(range(number * layout.data, (number + 1) * layout.data))))
+        stages.append(Stage(first, last, tuple(range(number * cells, (number + 1) * cells))))
         first = last + 1
-    allocation = single_pipeline(tuple(stages), problem.global_batch_size // rows)
+    allocation = single_pipeline(tuple(stages), (layout.global_batch_size or rows) // rows)
     timeline = simulate(problem, allocation, one_f_one_b(problem, allocation))
     return [
         timeline.uses[stage.devices[0]].memory.total - problem.devices[stage.devices[0]].context_bytes
@@ -78,6 +79,35 @@ def test_the_judges_memory_is_that_of_the_closed_form(
     layout = Layout(
         tensor=tensor, pipeline=pipeline, data=data, framework=framework, micro_batch_size=2,
         global_batch_size=16, sharding=sharding,  # type: ignore[arg-type]
+    )  # fmt: skip
+    known = [stage.total for stage in memory_of_stages(shape, layout)]
+    assert _peaks(shape, layout) == pytest.approx(known, rel=0.001)
+
+
+@pytest.mark.parametrize("tensor", [1, 2, 8])
+@pytest.mark.parametrize(("sharding", "pipeline"), [("gradients", 1), ("parameters", 1), ("parameters_kept", 2)])
+@pytest.mark.parametrize("shape", [LLAMA, GPT], ids=["llama", "gpt"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_and_where_more_is_sharded(
+    framework: Framework, shape: TransformerShape, sharding: Sharding, pipeline: int, tensor: int
+) -> None:
+    layout = Layout(
+        tensor=tensor, pipeline=pipeline, data=4, framework=framework, micro_batch_size=2, global_batch_size=32,
+        sharding=sharding,
+    )  # fmt: skip
+    if (framework, sharding) == ("megatron", "parameters_kept"):
+        pytest.skip("a sharding of FSDP2 alone: tests/shapes/test_legality.py")
+    known = [stage.total for stage in memory_of_stages(shape, layout)]
+    assert _peaks(shape, layout) == pytest.approx(known, rel=0.001)
+
+
+@pytest.mark.parametrize("sharding", ["optimizer", "gradients", "parameters"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_of_sharded_sequences(framework: Framework, sharding: Sharding) -> None:
+    """Two replicas of two GPUs that share sequences: four that share out the dense parameters."""
+    shape = LLAMA.model_copy(update={"sequence_length": 32_768})
+    layout = Layout(
+        tensor=2, context=2, data=2, framework=framework, global_batch_size=4, sharding=sharding
     )  # fmt: skip
     known = [stage.total for stage in memory_of_stages(shape, layout)]
     assert _peaks(shape, layout) == pytest.approx(known, rel=0.001)

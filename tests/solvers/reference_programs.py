@@ -30,6 +30,8 @@ class Reference:
         self.gradients: set[tuple[int, int, int]] = set()
         self.steps: Counter[tuple[int, int]] = Counter()
         self.reduced: Counter[tuple[int, int, int]] = Counter()
+        self.whole: Counter[tuple[int, int, int]] = Counter()
+        """Of buckets that are gathered once a step: 1 while their parameters are whole, 2 from then to the step."""
         self.came: Counter[tuple[object, ...]] = Counter()
         self.left: Counter[tuple[object, ...]] = Counter()
         self.owned: dict[tuple[int, int], list[int]] = {}
@@ -73,6 +75,8 @@ class Reference:
             return True
         if one.kind in ("REDUCE", "WAIT_REDUCE"):
             return self.reduce(rank, held, one)
+        if one.kind in ("UNSHARD", "RESHARD"):
+            return self.shard(rank, held, one)
         if one.kind in ("REDUCE_SHARED", "NORM", "WAIT_NORM"):
             return self.meet_all(rank, one)
         if one.kind == "STEP":
@@ -112,6 +116,11 @@ class Reference:
         allowed["R"] = f and not r and not b and not i
         if one.micro_batch not in self.own(held) or not allowed[one.kind]:
             raise Bad
+        for other in self.programs[rank].stages if self.keeps(rank) else ():
+            for k, (first, last, group) in enumerate(other.buckets):
+                layers = set(range(first, last + 1)) & set(range(held.first, held.last + 1))
+                if group >= 0 and layers and self.whole[rank, other.stage, k] != 1:
+                    raise Bad
         gradient = one.kind in ("B", "W")
         if gradient and held.buckets and self.round_of(held, one.micro_batch) != self.steps[rank, one.stage]:
             raise Bad
@@ -205,11 +214,29 @@ class Reference:
         bucket = held.buckets[one.micro_batch]
         place = rank, one.stage, one.micro_batch
         starts = one.kind == "REDUCE"
+        if self.keeps(rank) and starts and not self.whole[place]:
+            raise Bad
         if bucket[2] < 0 or self.reduced[place] != (0 if starts else 1) or self.missing(rank, held, bucket) > starts:
             raise Bad
         if not self.meet(rank, self.programs[rank].groups[bucket[2]], bucket, starts, not starts):
             return False
         self.reduced[place] += 1
+        return True
+
+    def keeps(self, rank: int) -> bool:
+        return self.programs[rank].sharding == "parameters_kept"
+
+    def shard(self, rank: int, held: Held, one: Instruction) -> bool:
+        begins, place = one.kind == "UNSHARD", (rank, one.stage, one.micro_batch)
+        if one.micro_batch >= len(held.buckets) or not self.keeps(rank) or self.whole[place] != (0 if begins else 1):
+            raise Bad
+        bucket = held.buckets[one.micro_batch]
+        if bucket[2] < 0 or (not begins and self.missing(rank, held, bucket)):
+            raise Bad
+        entered = self.came[rank, *bucket] > self.left[rank, *bucket]
+        if begins and not self.meet(rank, self.programs[rank].groups[bucket[2]], bucket, not entered, True):
+            return False
+        self.whole[place] += 1
         return True
 
     def meet_all(self, rank: int, one: Instruction) -> bool:
@@ -249,7 +276,9 @@ class Reference:
             grouped = bucket[2] >= 0 and program.update_rule != "elastic_averaging"
             if self.missing(rank, held, bucket) or (grouped and self.reduced[rank, one.stage, k] != 2):
                 raise Bad
-            self.reduced[rank, one.stage, k] = 0
+            if grouped and self.keeps(rank) and self.whole[rank, one.stage, k] != 2:
+                raise Bad
+            self.reduced[rank, one.stage, k] = self.whole[rank, one.stage, k] = 0
         self.steps[place] += 1
 
     def check_end(self) -> None:

@@ -414,6 +414,14 @@ class Limits:
             "(default: no limit)."
         ),
     ] = None
+    effort: Annotated[
+        str | None,
+        typer.Option(
+            metavar="quick|normal|thorough",
+            help="When planners end by themselves, in counts: the same plan on every machine (default of plan, compare "
+            "and sweep without another limit: normal; else thorough).",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from penstock.schemas.profile import Variant as ProfileVariant
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.transformers import degrees as wire
-from penstock.solvers.degrees.contract import PLANNED, contract, refuse_unplanned
+from penstock.solvers.degrees.contract import contract
 from penstock.solvers.model.degrees import (
     CellMeasured,
     CellModule,
@@ -27,6 +27,8 @@ from penstock.solvers.model.degrees import (
 )
 from penstock.solvers.model.problem import Problem, frozen, prefix
 
+AUTO: tuple[Sharding, ...] = ("none", "optimizer", "gradients", "parameters")
+"""What is tried where all are open: ``parameters_kept`` takes the time of ``optimizer``, and no less memory."""
 UNDIVIDED = ((Choice(),), (Choice(sharding="none"),))
 """Choices of a request whose plans are those of one that says nothing of degrees and sharding."""
 
@@ -71,11 +73,20 @@ def choices_of(request: PlanRequest, profile: ModelProfile, topology: ClusterTop
     if sharding is None or isinstance(sharding, tuple):
         shardings = (None,) if sharding is None else tuple(dict.fromkeys(sharding))
     else:
-        shardings = PLANNED if sharding == "auto" else (sharding,)
+        shardings = AUTO if sharding == "auto" else (sharding,)
     for each in shardings:
-        refuse_unplanned(each)
+        refuse_sharding(profile, each)
     found = tuple(Choice(*each) for each in product(degrees, shardings))
     return () if found in UNDIVIDED else found
+
+
+def refuse_sharding(profile: ModelProfile, sharding: Sharding | None) -> None:
+    """Raise UnsupportedRequest for a sharding that the trainer whose kernels the profile has does not know."""
+    if sharding == "parameters_kept" and profile.framework == "megatron":
+        raise UnsupportedRequest(
+            f"the profile {profile.name!r} is of megatron, and parameters_kept is a sharding of torch's FSDP2",
+            remedy="sharding optimizer, or a profile of framework torch",
+        )
 
 
 def _asked(request: PlanRequest, known: list[Degrees]) -> list[Degrees]:

@@ -221,10 +221,14 @@ def _kind_sources(profile: ModelProfile, topology: ClusterTopology) -> dict[str,
 
 
 def _memory_rules(memory: MemoryModel, profile: ModelProfile) -> MemoryRules:
-    """Optimizer states and gradients as multiples of the parameters' bytes (ALGORITHMS 1.7)."""
+    """Optimizer states and gradients as multiples of the parameters' bytes (ALGORITHMS 1.7).
+
+    FSDP2 shards the fp32 parameters that are among the states, and Megatron's FSDP those of 16 bits besides them.
+    """
     half_width = profile.parameter_dtype != "fp32"
     states = OPTIMIZER_STATES[memory.optimizer]
-    if memory.precision == "mixed" and half_width:
+    in_fp32 = memory.precision == "mixed" and half_width
+    if in_fp32:
         states = 2 + 2 * states
     return MemoryRules(
         gradient_factor=2 if memory.gradient == "fp32" and half_width else 1,
@@ -232,6 +236,7 @@ def _memory_rules(memory: MemoryModel, profile: ModelProfile) -> MemoryRules:
         shard_states=memory.optimizer_sharding == "over_replicas",
         headroom_bytes=memory.headroom_bytes,
         count_buffers=memory.buffers == "exact",
+        shard_factor=0 if in_fp32 and profile.framework != "megatron" else 1,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from penstock.compat import merged_limits
 from penstock.convert.degrees import named_degrees
-from penstock.planning.documents import find_profile, find_topology, with_open_degrees
+from penstock.planning.documents import find_profile, find_topology, with_effort, with_open_degrees
 from penstock.planning.judge import Judgement, judge
 from penstock.planning.solve import solve
 from penstock.schemas.api.jobs import ResultOut
@@ -17,7 +17,7 @@ from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile, PipelineProfile
 from penstock.schemas.quantities import Scalar
-from penstock.schemas.request import MemoryModel, NetworkModel, Pin, PlanRequest, Recompute, Target, UpdateRule
+from penstock.schemas.request import Effort, MemoryModel, NetworkModel, Pin, PlanRequest, Recompute, Target, UpdateRule
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.transformers.degrees import Degrees, Framework, Sharding
 from penstock.shapes.routing import Routing
@@ -94,6 +94,7 @@ def plan(
     options: Mapping[str, Scalar] | None = None,
     time_limit: str | float | None = None,
     max_plans: int | None = None,
+    effort: Effort | None = None,
     gap: float | None = None,
     seed: int | None = None,
     target: Target | None = None,
@@ -134,6 +135,9 @@ def plan(
         ``"10s"``, ``"5min"``, or seconds as a number. The best plan by then is returned.
     max_plans
         Number of plans that each planner may have simulated; unlike a time limit it gives the same answer everywhere.
+    effort
+        ``"quick"``, ``"normal"`` or ``"thorough"``: when planners end by themselves, in counts, so that the answer is
+        the same everywhere. Left out: ``"normal"`` without ``time_limit`` and ``max_plans``, ``"thorough"`` with one.
     gap
         Stop once the best plan is proven to be within this fraction of the optimum, such as 0.05.
     workers
@@ -141,7 +145,7 @@ def plan(
     on_progress
         Called with every better plan, bound, and change of the planners at work.
     termination
-        Old form of ``time_limit``, ``max_plans`` and ``gap`` (`src/penstock/compat.py`).
+        Old form of ``time_limit``, ``max_plans``, ``effort`` and ``gap`` (`src/penstock/compat.py`).
 
     The other arguments are the fields of ``PlanRequest``; one that is None keeps that field's default.
 
@@ -157,7 +161,7 @@ def plan(
     if isinstance(degrees, Mapping) and not all(isinstance(value, int) for value in degrees.values()):
         named = {name: (value,) if isinstance(value, int) else value for name, value in degrees.items()}
         degrees = named_degrees(found, named)  # type: ignore[assignment]
-    limits = {"time_limit_ns": _nanoseconds(time_limit), "max_plans": max_plans, "gap": gap}
+    limits = {"time_limit_ns": _nanoseconds(time_limit), "max_plans": max_plans, "effort": effort, "gap": gap}
     given = {
         "micro_batch_sizes": micro_batch_sizes,
         "min_slice": min_slice,
@@ -186,7 +190,7 @@ def plan(
         },
         units=True,
     )
-    request = with_open_degrees(request)
+    request = with_effort(with_open_degrees(request))
     return Answer(solve(request, on_progress=on_progress, workers=workers), request)
 
 

@@ -130,13 +130,26 @@ def _with_fp32_gradients(request: PlanRequest) -> PlanRequest:
     return request.model_copy(update={"memory": request.memory.model_copy(update={"gradient": "fp32"})})
 
 
+def with_effort(request: PlanRequest) -> PlanRequest:
+    """Return the request with effort ``normal``, where it says nothing of when to stop, or a gap alone.
+
+    A document that says nothing is planned to the end, as it was before there were efforts; commands, pages,
+    ``penstock.plan`` and the service ask by this.
+    """
+    limits = request.termination
+    if limits.effort or limits.max_plans or limits.time_limit_ns is not None:
+        return request
+    return request.model_copy(update={"termination": limits.model_copy(update={"effort": "normal"})})
+
+
 def with_quick_planner(request: PlanRequest) -> PlanRequest:
     """Return the request with planner ``even``, where degrees are open and else all planners would search them all.
 
     For many requests at once: it takes a second or two for each, and its plans are seldom far from the best.
     """
     limits = request.termination
-    limited = limits.time_limit_ns is not None or limits.max_plans is not None or limits.gap > 0
+    said = (limits.time_limit_ns, limits.max_plans, limits.effort)
+    limited = any(limit is not None for limit in said) or limits.gap > 0
     chosen = request.planner != "auto" or request.schedule != "auto" or request.update_rules != ("synchronous",)
     return request if request.degrees is None or limited or chosen else request.model_copy(update={"planner": "even"})
 

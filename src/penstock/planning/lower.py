@@ -10,6 +10,7 @@ from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.program import Needs, Program
 from penstock.solvers.costs.memory import context_bytes, shortages
+from penstock.solvers.degrees.replicas import on_replicas
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.lowering import lower
 from penstock.solvers.lowering.transports import TransportChoice
@@ -92,9 +93,7 @@ def _lowered(
 ) -> list[Program]:
     assert judgement.allocation is not None
     lowered = lower(
-        judgement.problem,
-        judgement.allocation,
-        schedule,
+        *on_replicas(judgement.problem, judgement.allocation, schedule),
         update_rule=judgement.plan.update_rule,
         transport=transport,
         overlap=judgement.plan.overlap_all_reduce,

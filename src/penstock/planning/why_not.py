@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, get_args
 
 from penstock.convert import to_problem
-from penstock.convert.degrees import degrees_with, to_degrees
+from penstock.convert.degrees import degrees_with, refuse_sharding, to_degrees
 from penstock.convert.requests import inline_documents
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.schemas.profile import WITH_DEGREES, ModelProfile
@@ -20,7 +20,7 @@ from penstock.schemas.request import PlanRequest
 from penstock.schemas.transformers.degrees import Sharding, listed
 from penstock.shapes.profiled_degrees import refuse_illegal
 from penstock.solvers.bounds.schedule_bound import request_bound
-from penstock.solvers.degrees.contract import contract, refuse_unplanned
+from penstock.solvers.degrees.contract import contract
 from penstock.solvers.explanation.why_not import Planned
 from penstock.solvers.model.degrees import Choice, Degrees
 from penstock.solvers.model.problem import Problem
@@ -119,7 +119,7 @@ def _candidates(problem: Problem, profile: ModelProfile, own: Choice, named: Map
             f"the profile {profile.name!r} has no costs at degrees above 1",
             remedy=WITH_DEGREES,
         )
-    refuse_unplanned(named.get("sharding"))
+    refuse_sharding(profile, named.get("sharding"))
     open_to = problem.choices or (own,)
     degrees = list(dict.fromkeys(each.degrees for each in open_to))
     if asked := {name: value for name, value in named.items() if name != "sharding"}:

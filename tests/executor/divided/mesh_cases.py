@@ -11,10 +11,11 @@ from mesh_jobs import BATCH, JOBS
 from penstock.convert import to_problem
 from penstock.executor.profiling.analytic import analytic_profile
 from penstock.schemas.profile import ModelProfile
-from penstock.schemas.program import Program
+from penstock.schemas.program import SHARDINGS, WITHIN_PASSES, Program
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology, Fabric, UniformCluster
 from penstock.solvers.degrees.contract import contract
+from penstock.solvers.degrees.replicas import on_replicas
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.lowering import lower
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
@@ -55,12 +56,13 @@ class Case(NamedTuple):
     def is_legal(self) -> bool:
         """Whether the values go together, each says something, and the world has ranks and samples enough.
 
-        Routing is compared in fp64 alone: rounding of fp32 sends a token elsewhere. With zero-bubble, W repeats an
-        exchange of tokens that I has made (docs/running.md), so that more runs than is predicted.
+        Routing is compared in fp64 alone: rounding of fp32 sends a token elsewhere.
         """
         stages = self.pipeline > 1 or self.schedule != "interleaved"
+        if self.sharding in WITHIN_PASSES:
+            stages = self.pipeline == 1 and self.schedule in ("gpipe", "1f1b")
         shared_out = self.sharding == "none" or self.replicas > 1 or self.degrees.cell > self.tensor
-        experts = self.expert == 1 or (self.job == "moe" and self.schedule != "zero-bubble")
+        experts = self.expert == 1 or self.job == "moe"
         experts = experts and (self.job != "moe" or self.dtype == "float64")
         rows = self.replicas * self.degrees.meshes <= BATCH // MICRO_BATCHES
         return stages and shared_out and experts and rows and self.ranks <= WORLD
@@ -84,7 +86,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "expert": (2, 1),
     "replicas": (2, 1),
     "pipeline": (2, 1),
-    "sharding": ("optimizer", "none"),
+    "sharding": ("optimizer", "none", *SHARDINGS),
     "schedule": tuple(SCHEDULES),
     "recompute": ("none", "full"),
 }
@@ -112,23 +114,32 @@ def _pairs(case: Case) -> set[tuple[tuple[int, Any], tuple[int, Any]]]:
 
 
 class Lowered(NamedTuple):
-    """A case as it is judged, and as ranks run it."""
+    """A case as it is judged, and as ranks run it; ``apart``: with each replica of a stage as a device."""
 
     profile: ModelProfile
     cells: Problem
+    apart: Problem
     allocation: Allocation
     timeline: Timeline
     programs: list[Program]
 
 
+def contracted(case: Case) -> Problem:
+    """The case's cells, with the costs of the tracer."""
+    request = _request(case, profile_of(case.job, case.expert))
+    return contract(to_problem(request), Choice(case.degrees, case.sharding))
+
+
 def lowered(case: Case) -> Lowered:
-    """The case's plan, with the costs of the tracer, and its programs."""
+    """The case's plan and its programs."""
     profile = profile_of(case.job, case.expert)
-    cells = contract(to_problem(_request(case, profile)), Choice(case.degrees, case.sharding))
-    allocation = single_pipeline(_stages(case, len(profile.layers)), MICRO_BATCHES)
+    cells = contracted(case)
+    judged = case._replace(replicas=1) if case.sharding in WITHIN_PASSES else case
+    allocation = single_pipeline(_stages(judged, len(profile.layers)), MICRO_BATCHES)
     orders: Orders = SCHEDULES[case.schedule](cells, allocation)
-    programs = lower(cells, allocation, orders)
-    return Lowered(profile, cells, allocation, simulate(cells, allocation, orders), programs)
+    apart, *others = on_replicas(cells, allocation, orders)
+    programs = lower(apart, *others)
+    return Lowered(profile, cells, apart, allocation, simulate(cells, allocation, orders), programs)
 
 
 @cache

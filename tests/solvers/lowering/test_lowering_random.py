@@ -17,6 +17,7 @@ from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT, Program
 from penstock.solvers.lowering import check_programs, lower
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.degrees import Choice
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders, Row
 
@@ -42,6 +43,7 @@ def plans(draw: st.DrawFn) -> tuple[Problem, Allocation, Orders]:
         nodes=(12,),
         global_batch_size=batch,
     )
+    problem = shared_out(problem, draw(st.booleans()))
     allocation = single_pipeline(tuple(stages), num_micro_batches)
     warmup = draw(st.lists(st.integers(1, num_micro_batches), min_size=num_stages, max_size=num_stages))
     if draw(st.booleans()):
@@ -60,6 +62,7 @@ def folded_plans(draw: st.DrawFn) -> tuple[Problem, Allocation, Orders]:
     problem = make_problem(
         [1] * num_stages, boundary_bytes=4, parameter_bytes=8, global_batch_size=2 * num_micro_batches + 1
     )
+    problem = shared_out(problem, draw(st.booleans()))
     allocation = single_pipeline(tuple(stages), num_micro_batches)
     halves = draw(st.lists(st.booleans(), min_size=num_stages, max_size=num_stages))
     chance = draw(st.randoms(use_true_random=False))
@@ -70,6 +73,11 @@ def folded_plans(draw: st.DrawFn) -> tuple[Problem, Allocation, Orders]:
         for device in busy:
             rows[device].append((kind, s, m))
     return problem, allocation, Orders("folded", tuple(Row((d,), as_operations(row)) for d, row in rows.items()))
+
+
+def shared_out(problem: Problem, kept: bool) -> Problem:
+    """The problem, or the one whose stages gather their parameters once a step."""
+    return replace(problem, choice=Choice(sharding="parameters_kept")) if kept else problem
 
 
 def one_process(

@@ -255,7 +255,7 @@ def _until(ready: Callable[[], list[psutil.Process] | None]) -> list[psutil.Proc
     raise AssertionError("the workers did not come up")
 
 
-@pytest.mark.parametrize("how", [{"max_plans": 3}, {"schedule": "gpipe"}, {"gap": 0.2}], ids=str)
+@pytest.mark.parametrize("how", [{"max_plans": 3}, {"effort": "quick"}, {"schedule": "gpipe"}, {"gap": 0.2}], ids=str)
 def test_auto_is_never_worse_than_a_planner_with_the_same_limits(how: dict[str, Any]) -> None:
     problem = four_devices(2, 6, memory_bytes=70_000_000)
     best = solve(problem, "auto", **how).best

@@ -89,6 +89,7 @@ def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
             "time_limit_ns": options["time_limit"],
             "gap": options["gap"],
             "max_plans": options["max_plans"],
+            "effort": options.get("effort"),
         },
         "options": dict(_option(text) for text in options.get("set_option") or ()),
     }

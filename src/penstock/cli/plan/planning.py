@@ -80,7 +80,9 @@ def plan(
     Example: penstock plan --example gpt2-small --cluster 2x4xV100 -b 64 -o plan.json
     """
     options = given(question, training, degrees, limits, choice, request=request, planner=planner, schedule=schedule)
-    asked = request_of(options, open_degrees=True)
+    from penstock.planning.documents import with_effort
+
+    asked = with_effort(request_of(options, open_degrees=True))
     refuse_unwritable(output)
     from penstock.cli.show import Screen, show_answer, show_result
 
@@ -164,8 +166,11 @@ def compare(
 
     Example: penstock compare --example gpt2-small --cluster 2x4xV100 -b 64
     """
-    asked = request_of(given(question, training, degrees, limits, choice, request=request), open_degrees=True)
     from penstock.cli.show import Screen, show_comparison
+    from penstock.planning.documents import with_effort
+
+    options = given(question, training, degrees, limits, choice, request=request)
+    asked = with_effort(request_of(options, open_degrees=True))
 
     screen = Screen.of(quiet=as_json)
     rows = []

@@ -182,6 +182,8 @@ class Reader:
                 return [self.value(each, local) for each in node.elts]
             case ast.Tuple():
                 return tuple(self.value(each, local) for each in node.elts)
+            case ast.ListComp() if len(node.generators) == 1:
+                return self._each(node, local)
             case ast.Dict():
                 return self._table(node, local)
             case ast.Subscript():
@@ -204,6 +206,23 @@ class Reader:
             if opaque(value) is not None or bool(value) == isinstance(node.op, ast.Or):
                 return value
         return value
+
+    def _each(self, node: ast.ListComp, local: dict[str, Any]) -> Any:
+        """Return what a comprehension makes of each element of a known list."""
+        (of,) = node.generators
+        over = self.value(of.iter, local)
+        if not isinstance(over, list | tuple) or len(over) > LONGEST:
+            return unknown(node)
+        inner, found = dict(local), []
+        for each in over:
+            if next(self._steps) > _MOST_STEPS:
+                raise TooLong
+            self._set(of.target, each, inner)
+            kept = [self.value(condition, inner) for condition in of.ifs]
+            if opaque(*kept) is not None:
+                return unknown(node)
+            found += [self.value(node.elt, inner)] if all(kept) else []
+        return found
 
     def _table(self, node: ast.Dict, local: dict[str, Any]) -> Any:
         found: dict[Any, Any] = {}
@@ -232,7 +251,7 @@ class Reader:
         return self._foreign(node, name, arguments, named)
 
     def _method(self, node: ast.Call, arguments: list[Any], named: Mapping[str, Any], local: dict[str, Any]) -> Any:
-        """Return what a method of a table or a list does; None where it is another's."""
+        """Return what a method of a table, a list or a text does; None where it is another's."""
         assert isinstance(node.func, ast.Attribute)
         owner, name = self.value(node.func.value, local), node.func.attr
         if isinstance(owner, dict) and name in ("get", "pop") and arguments:
@@ -244,6 +263,8 @@ class Reader:
         if isinstance(owner, list) and name in ("append", "extend") and len(arguments) == 1:
             owner += [arguments[0]] if name == "append" else arguments[0] if isinstance(arguments[0], list) else []
             return owner
+        if isinstance(owner, str) and name == "join" and len(arguments) == 1:
+            return computed(node, owner.join, *arguments)
         return dict(owner) if isinstance(owner, dict) and name == "copy" else None
 
     def _foreign(self, node: ast.Call, name: str, arguments: list[Any], named: Mapping[str, Any]) -> Any:

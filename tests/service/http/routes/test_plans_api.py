@@ -84,6 +84,13 @@ def test_hashes_stand_for_the_documents(client: Client, http: httpx.Client, plan
     assert ClusterTopology.parse_json(http.get(topology.href).content).content_hash() == topology.hash
 
 
+def test_a_request_that_says_nothing_of_when_to_stop_is_planned_with_effort_normal(client: Client, planned: Any):
+    said = PlanRequest.parse(tiny_request() | {"termination": {"effort": "normal"}})
+    assert planned.request_hash == said.content_hash()
+    assert client.plans.file(planned.result.plan_hash).request.termination.effort == "normal"
+    assert client.plans.create(said).cached
+
+
 def test_numbers_that_are_equal_are_the_same_request(http: httpx.Client, planned: Any):
     source = tiny_profile()["source"] | {"expected_error": 0.20}
     body = {"seed": 0, **tiny_request(), "profile": {**tiny_profile(), "source": source, "scaling": "linear"}}

@@ -1,0 +1,55 @@
+"""What each sharding leaves of a model on one GPU, in bytes (Rajbhandari et al., ZeRO, 2020, section 5; FSDP2).
+
+Of parameters P, gradients G and optimizer states O over D replicas: ``none`` P + G + O; ``optimizer`` P + G + O/D;
+``parameters_kept`` the same, of which P is the gathered copy that stays until the step, and O/D has the sharded fp32
+parameters, or where states have no copy in fp32 the parameters' own width besides; ``gradients`` P + (G + O)/D;
+``parameters`` (G + O)/D, and where states have no such copy, or the trainer keeps both, P/D. Layers that are not
+trained have no states: each replica keeps its part of them, under ``parameters_kept`` all of it besides the copy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.solvers.model.degrees import Choice, Sharding, Variant
+from penstock.solvers.model.problem import MemoryRules, Problem, frozen
+
+
+class Parts(NamedTuple):
+    """(L,) bytes of each layer on one of the replicas that share out one stage: what it holds of the parameters all the
+    time, and the parameters whose gradients and optimizer states it keeps; and a GPU's part of a gathered layer."""
+
+    held: np.ndarray
+    kept: np.ndarray
+    gathered: np.ndarray
+
+
+def sharded_rules(memory: MemoryRules, sharding: Sharding | None) -> MemoryRules:
+    """Return the rules of a stage's memory under a sharding; None: as they are."""
+    if sharding is None:
+        return memory
+    more = memory.shard_factor if sharding == "parameters_kept" else 0
+    return replace(memory, shard_states=sharding != "none", state_factor=memory.state_factor + more)
+
+
+def held_bytes(model: Problem | Variant, choice: Choice) -> np.ndarray:
+    """Return prefix sums (L + 1,) of the parameters that a replica of a stage holds all the time."""
+    if choice.sharding != "parameters_kept":
+        return model.parameter_bytes
+    return frozen(2 * model.parameter_bytes - model.trainable_bytes)
+
+
+def parts(apart: Problem, replicas: int, choice: Choice) -> Parts:
+    """Return what one of the replicas that share out one stage has of each layer."""
+    whole, trained, owned = (
+        np.diff(each) for each in (apart.parameter_bytes, apart.trainable_bytes, apart.owned_bytes)
+    )
+    holders = 1 if apart.copies is None else apart.copies.holders
+    untrained = -(-(whole - trained) // holders)
+    held = whole
+    if choice.sharding == "parameters":
+        held = -(-(owned * apart.memory.shard_factor + untrained) // replicas)
+    return Parts(held, -(-owned // replicas), owned + untrained)
