@@ -313,18 +313,20 @@ class Search:
     def _nearest(self, left: list[Searched], near: float, *, untried: bool) -> list[Searched]:
         """Return the open choices, the best first, as far as they are near the best plan; all where there is none.
 
-        ``untried``: also those that have no plan yet. Degrees of 1 stay as long as their bound allows: a plan without
-        groups of GPUs is not missed because planner ``QUICK`` has a slow one.
+        ``untried``: also those that have no plan yet. Degrees of 1 stay as long as their bound allows, with an effort
+        that ends planners until all of them have been asked: a plan without groups of GPUs is not missed because
+        planner ``QUICK`` has a slow one.
         """
         ranked = sorted(filter(self._is_open, left), key=_by_value)
         if self.best_ns is None:
             return ranked
         limit_ns = near * self.best_ns
+        plain = untried or effort_of(self.asked.get("effort")).patience is None
         return [
             each
             for each in ranked
             if (untried and not each.far if each.value_ns is None else each.value_ns <= limit_ns)
-            or each.choice.degrees == Degrees()
+            or (plain and each.choice.degrees == Degrees())
         ]
 
     def _afforded(self, ranked: list[Searched]) -> list[Searched]:

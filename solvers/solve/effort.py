@@ -41,7 +41,7 @@ class Effort(NamedTuple):
 
 
 QUICK = Effort("quick", patience=LEAST_PATIENCE, proves=False, improving=0.0, compares=False)
-NORMAL = Effort("normal", patience=64, improving=1.0)
+NORMAL = Effort("normal", patience=64, improving=0.5)
 THOROUGH = Effort("thorough")
 EFFORTS = {effort.name: effort for effort in (QUICK, NORMAL, THOROUGH)}
 

@@ -106,7 +106,8 @@ def test_a_plan_is_immutable_under_its_hash(http: httpx.Client, planned: Any):
     assert "immutable" in answer.headers["cache-control"]
     assert http.get(f"/v1/plans/{address}", headers={"If-None-Match": f'"{address}"'}).status_code == 304
     file = PlanFile.parse_json(http.get(f"/v1/jobs/{planned.id}/plan-file").content)
-    assert file == PlanFile(plan=planned.result.plan, request=PlanRequest.parse(tiny_request()))
+    asked = PlanRequest.parse(tiny_request() | {"termination": {"effort": "normal"}})
+    assert file == PlanFile(plan=planned.result.plan, request=asked)
     assert http.get(f"/v1/plans/{address}/plan-file").content == http.get(f"/v1/jobs/{planned.id}/plan-file").content
 
 
