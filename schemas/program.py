@@ -35,7 +35,7 @@ CODECS = ("fp16s",)
 """How a channel may encode fp32 tensors: two bytes per number, a scaler that is a power of two (WPipe)."""
 
 Sharding = Literal["gradients", "parameters", "parameters_kept"]
-"""What a stage's replicas share out beside the optimizer's states (ZeRO-2, ZeRO-3, and ZeRO-3 gathered once a step)."""
+"""What replicas share out in addition to the optimizer's states: ZeRO-2, ZeRO-3, and ZeRO-3 gathered once a step."""
 
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 

@@ -137,7 +137,8 @@ class Training(Part):
     )
     sharding: Asked | Annotated[tuple[Sharding, ...], Field(min_length=1)] | None = Field(
         default=None,
-        description="what the replicas of a stage share out; auto: with or without a sharded optimizer; left out:"
+        description="what the replicas of a stage share out; auto: nothing, the optimizer, and in one stage"
+        " gradients or parameters too, whichever is best; left out:"
         " as memory.optimizer_sharding says",
     )
 

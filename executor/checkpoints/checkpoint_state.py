@@ -87,6 +87,9 @@ def restore(interpreter: Interpreter, checkpoint: Checkpoint) -> None:
     reader.read()
     for plan in plans:
         plan.put_in_place()
+    for stage in interpreter.stages.values():
+        if stage.shards is not None:
+            stage.shards.stepped()
     norm = interpreter.actions.norm
     if norm is not None and norm.scale is not None and "loss_scale" in reader.found:
         norm.scale.load_state_dict(reader.found["loss_scale"])

@@ -60,7 +60,7 @@ class Inventory(LocalMode):
         self._numbers: dict[str, int] = {  # of groups without this rank torch has a number
             group.group_name: number for number, group in enumerate(groups) if isinstance(group, dist.ProcessGroup)
         }
-        self._expected = list(_Prediction(program, chain, division, self._numbers).collectives())
+        self._expected = list(Prediction(program, chain, division, self._numbers).collectives())
         self._seen: list[Ran] = []
 
     def sends(self, sent: Sent) -> None:
@@ -139,7 +139,7 @@ class _Unit(NamedTuple):
     layers: tuple[int, ...]
 
 
-class _Prediction:
+class Prediction:
     """What one step of a program starts, read off its instructions, and of layers off their traces."""
 
     def __init__(self, program: Program, chain: Chain, division: Division | None, numbers: Mapping[str, int]) -> None:

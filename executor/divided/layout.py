@@ -74,7 +74,7 @@ class TracedParameter(NamedTuple):
     rows: int = 1
 
     def padded_bytes(self, ranks: int) -> int:
-        """The bytes that move where so many ranks share out its rows, each as many as the first."""
+        """The bytes that move where this number of ranks share out its rows, all padded to those of the first."""
         return ranks * self.bytes_of(0, ranks)
 
     def bytes_of(self, place: int, ranks: int) -> int:

@@ -1,7 +1,7 @@
 """Parameters and gradients whose rows the replicas of a stage share out (ZeRO, stages 2 and 3 [1]_; FSDP2).
 
 Of every parameter a rank of the group keeps the rows that torch's ``fully_shard`` would give it: of n rows along
-dimension 0 and D ranks, ⌈n / D⌉ from its place on, as far as there are so many. These rows, an ordinary parameter, are
+dimension 0 and D ranks, ⌈n / D⌉ from its place on, as far as they go. These rows, an ordinary parameter, are
 what is summed, stepped and saved. The whole parameter, which layers compute with, is gathered when it is needed, and
 its memory is let go of afterwards; so is that of its gradient. Whole parameters keep their storages, which shrink to
 nothing and grow again, so that what autograd keeps of them stays what it is.
@@ -85,8 +85,8 @@ class RowPiece(NamedTuple):
         from torch.distributed.device_mesh import DeviceMesh  # a second, where nothing else needs it
         from torch.distributed.tensor import DTensor, Shard
 
-        ranks, placements = torch.tensor(self.group.ranks), [Shard(0)]
-        leaf: Any = self.leaf
+        ranks, leaf = torch.tensor(self.group.ranks), self.leaf
+        placements: list[Any] = [Shard(0)]
         if isinstance(leaf, DTensor):  # cut by the mesh first, its ranks being neighbours, then by rows
             others = torch.arange(leaf.device_mesh.size()) - leaf.device_mesh.get_local_rank()
             ranks, placements = others[:, None] + ranks[None, :], [*leaf.placements, Shard(0)]
@@ -163,10 +163,9 @@ class Unit:
         for member, place, view in zip(members, self._places, self._views, strict=True):
             low, high = (min(place.rows, each * place.most) for each in (group.mine, group.mine + 1))
             span, shape = slice(place.at, place.at + (high - low) * place.width), (high - low, *view.shape[1:])
+            own = nn.Parameter(view[low:high] if keeps_whole else self.rows[span].view(shape))
             if not keeps_whole:
-                self.rows[span].copy_(view[low:high].reshape(-1))
-            rows = view[low:high] if keeps_whole else self.rows[span].view(shape)
-            own = nn.Parameter(rows)
+                own.data.copy_(view[low:high])
             self.pieces[id(member.part)] = RowPiece(member.leaf, own, low, high, group, member.piece)
             self._sums.append((own, self.summed[span].view(shape)))
         self._gradients = [
@@ -189,13 +188,13 @@ class Unit:
     # Parameters
 
     def enter(self) -> None:
-        """Have the whole parameters, gathered where nobody has them yet."""
+        """Have the whole parameters, gathered by the first who needs them."""
         if self._users == 0:
             self.gather()
         self._users += 1
 
     def start(self) -> None:
-        """Start to gather the parameters, which are going to be entered; nobody needs to have them yet."""
+        """Start to gather the parameters, which are going to be entered."""
         if (self._users == 0 or self._keeps_whole) and self._gathering is None:
             made = self.whole.new_empty((self._ranks, len(self.summed)))
             work: Any = dist.all_gather_into_tensor(made.view(-1), self._sent(), group=self.group, async_op=True)
@@ -225,7 +224,7 @@ class Unit:
         if not self._keeps_whole:
             return self.rows
         sent = torch.zeros_like(self.summed)
-        for (_, place), (own, _) in zip(zip(self._views, self._places, strict=True), self._sums, strict=True):
+        for place, (own, _) in zip(self._places, self._sums, strict=True):
             sent[place.at : place.at + own.numel()] = own.detach().reshape(-1)
         return sent
 
@@ -409,5 +408,5 @@ _NOTHING = range(0)
 
 
 def _resize(tensor: Tensor, numbers: int) -> None:
-    """Let a storage hold so many numbers."""
+    """Let a tensor's storage hold this many of its elements."""
     tensor.untyped_storage().resize_(numbers * tensor.element_size())

@@ -82,7 +82,7 @@ def _is_shared_out(problem: Problem, allocation: Allocation) -> bool:
 
 
 def _sharding(problem: Problem, allocation: Allocation) -> Sharding | None:
-    """Return what programs share out beside optimizer states; None where each rank holds parameters of its own."""
+    """Return what programs share out in addition to states; None where each rank holds parameters of its own."""
     chosen = None if problem.choice is None else problem.choice.sharding
     return next((each for each in SHARDINGS if each == chosen and _is_shared_out(problem, allocation)), None)
 

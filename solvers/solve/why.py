@@ -94,7 +94,7 @@ def _shape(state: State, best: Candidate) -> str:
         beside = f"{number} pipelines on the same devices, each " if number > 1 else "one pipeline that averages, "
     used = len({d for stage in stages for d in stage.devices})
     whole = state.problem.num_devices
-    what = f"cells of {len(state.problem.cells[0])} GPUs" if state.problem.cells else "devices"
+    what = f"cells of {state.problem.degrees.cell} GPUs" if state.problem.degrees.cell > 1 else "devices"
     every = f"{used} {what}" if used == whole else f"{used} of {whole} {what}"
     number = allocation.num_micro_batches
     size = micro_batches(number, most_rows(state.problem, allocation) * state.problem.samples_per_row)
@@ -105,6 +105,8 @@ def _shape(state: State, best: Candidate) -> str:
     if len(stages) == 1:
         overlap = "with" if best.overlap_all_reduce else "without"
         kind = f"data parallel over {every} {overlap} all-reduce overlap" if used > 1 else "one device"
+        if state.problem.choice is not None and state.problem.choice.in_one_stage:
+            kind = f"one stage shared out over {state.problem.samples_per_row} replicas"
         return f"{beside}{kind}{again.replace(', 1 of them', ',')}, {size}"
     replicas = _listed([stage.replicas for stage in stages])
     layers = _listed([stage.last - stage.first + 1 for stage in stages])

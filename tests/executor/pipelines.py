@@ -20,7 +20,7 @@ from penstock.schemas.profile import (
     ProfileSource,
     SharedParameter,
 )
-from penstock.schemas.program import BACKWARD, FORWARD, Operation, Program, parse_row
+from penstock.schemas.program import BACKWARD, FORWARD, Operation, Program, Sharding, parse_row
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology, Fabric, UniformCluster
 from penstock.solvers.judge.shared_processor import parallel_pipelines
@@ -106,18 +106,20 @@ def programs_of(
     overlap: bool = True,
     norm: bool = False,
     shard_states: bool = False,
+    sharding: Sharding | None = None,
     tensor: int = 1,
     transport: TransportChoice = "auto",
 ) -> list[Program]:
     """Programs under a K-vector (default: early backward), under one text per device, or as a schedule orders them.
 
-    ``tensor``: so many ranks share the layers of each device.
+    ``tensor``: so many ranks share the layers of each device. ``sharding``: what replicas share out beside states.
     """
     stages = stages_of(parts)
     devices = sorted({device for part in parts for device in part.devices})
     problem = problem_of(job, len(devices), bucket_bytes=bucket_bytes, overlap=overlap, shard_states=shard_states)
-    if tensor > 1:
-        problem = _of_cells(problem, tensor)
+    problem = _of_cells(problem, tensor) if tensor > 1 else problem
+    if sharding is not None:
+        problem = replace(problem, choice=Choice(Degrees(tensor=tensor), sharding))
     allocation = single_pipeline(stages, num_micro_batches)
     if schedule is not None:
         return lower(problem, allocation, schedule(problem, allocation), norm=norm, transport=transport)

@@ -224,13 +224,20 @@ def _of_cells(problem: Problem) -> tuple[str, ...]:
     if problem.real is None or problem.choice is None:
         return ()
     degrees, said = problem.choice.degrees, []
-    if degrees.meshes > 1:
+    if problem.choice.in_one_stage:
+        moves = {"parameters": "parameters are gathered and gradients summed", "gradients": "gradients are summed"}
+        said.append(
+            f"the {problem.samples_per_row} replicas of the one stage run equally many samples of a micro-batch; "
+            f"{moves[problem.choice.sharding or 'parameters']} layer by layer, while a neighbouring layer computes, as "
+            "if collectives of other groups took none of their links"
+        )
+    elif degrees.meshes > 1:
         said.append(f"the {degrees.meshes_in_words} of a cell at {degrees} run equally many samples of a micro-batch")
     used = {gpu for cell in problem.cells for gpu in cell}
     idle = [gpu.name for number, gpu in enumerate(problem.real.devices) if number not in used]
     if idle:
         shown = f"{idle[0]} … {idle[-1]}" if len(idle) > 2 else " and ".join(idle)
-        said.append(f"{len(idle)} GPUs that fill no cell of {len(problem.cells[0])} stay idle: {shown}")
+        said.append(f"{len(idle)} GPUs that fill no cell of {degrees.cell} stay idle: {shown}")
     return tuple(said)
 
 

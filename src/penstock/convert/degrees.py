@@ -89,6 +89,17 @@ def refuse_sharding(profile: ModelProfile, sharding: Sharding | None) -> None:
         )
 
 
+def refuse_several_stages(profile: ModelProfile, sharding: Sharding | None, stages: int) -> None:
+    """Raise UnsupportedRequest for several stages under a sharding that communicates with every micro-batch."""
+    if stages > 1 and Choice(sharding=sharding).in_one_stage:
+        what = "parameters would be gathered" if sharding == "parameters" else "gradients would be summed"
+        kept = sharding == "parameters" and profile.framework != "megatron"
+        raise UnsupportedRequest(
+            f"sharding {sharding} in {stages} stages: {what} again for each micro-batch of each stage",
+            remedy=f"sharding {'parameters_kept' if kept else 'optimizer'}, or one stage",
+        )
+
+
 def _asked(request: PlanRequest, known: list[Degrees]) -> list[Degrees]:
     if request.degrees is None:
         return [Degrees()]

@@ -21,6 +21,7 @@ HOME = -1
 def from_plan(plan: wire.Plan, problem: Problem) -> tuple[Allocation, Schedule]:
     """The core's nouns of a plan document. Raises InvalidPlan naming each unknown device, layer or operation."""
     faults: list[Fault] = []
+    _refuse_several_stages(plan, problem)
     number_of = {device.name: d for d, device in enumerate(problem.devices)}
     pipelines = []
     for p, pipeline in enumerate(plan.pipelines):
@@ -57,6 +58,19 @@ def from_plan(plan: wire.Plan, problem: Problem) -> tuple[Allocation, Schedule]:
         raise InvalidPlan("the plan does not fit its request", faults=tuple(faults))
     allocation = Allocation(tuple(pipelines), plan.num_micro_batches)
     return allocation, _schedule(plan.schedule, allocation, number_of)
+
+
+def _refuse_several_stages(plan: wire.Plan, problem: Problem) -> None:
+    """Raise InvalidPlan for several stages under a sharding that is of one."""
+    stages = sum(len(pipeline.stages) for pipeline in plan.pipelines)
+    if stages > 1 and problem.choice is not None and problem.choice.in_one_stage:
+        what = "parameters would be gathered" if plan.sharding == "parameters" else "gradients would be summed"
+        raise InvalidPlan(
+            f"the plan has sharding {plan.sharding} and {stages} stages: {what} again for each of "
+            f"{plan.num_micro_batches} micro-batches",
+            faults=(Fault("/sharding", f"{plan.sharding} is of one stage on all GPUs"),),
+            remedy="sharding parameters_kept or optimizer, or one stage",
+        )
 
 
 def _again(problem: Problem, stage: wire.Stage) -> tuple[tuple[wire.LayerRange, ...], Modules]:

@@ -27,8 +27,12 @@ def at_degrees(request: PlanRequest, drawn: Drawn, source: str, gpus: int) -> tu
     Raises UnsupportedRequest for degrees that the trainer refuses, by its rule; InvalidDocument where the profile has
     no costs at them.
     """
+    in_one_stage = drawn.sharding is not None and drawn.ranks == len(drawn.stages) == 1
     if drawn.degrees == Degrees():
-        return request, to_problem(request)
+        problem = to_problem(request)
+        if in_one_stage and gpus == problem.num_devices:
+            return _in_one_stage(request, drawn)
+        return request, problem
     profile, _topology = inline_documents(request)
     said = f"{source} has {', '.join(name for name, _place in drawn.named)}"
     _refuse_illegal(profile, drawn, said, gpus)
@@ -41,14 +45,22 @@ def at_degrees(request: PlanRequest, drawn: Drawn, source: str, gpus: int) -> tu
         )
     request = request.model_copy(update={"degrees": to_degrees(drawn.degrees), "sharding": None})
     problem = to_problem(request)
+    if in_one_stage and gpus == problem.num_devices:
+        return _in_one_stage(request, drawn)
     return request, contract(problem, Choice(drawn.degrees))
+
+
+def _in_one_stage(request: PlanRequest, drawn: Drawn) -> tuple[PlanRequest, Problem]:
+    """The request with what the layout's replicas share out, and its problem."""
+    request = request.model_copy(update={"degrees": to_degrees(drawn.degrees), "sharding": drawn.sharding})
+    return request, contract(to_problem(request), Choice(drawn.degrees, drawn.sharding))
 
 
 def cells_in(problem: Problem, world: Sequence[int]) -> tuple[int, ...]:
     """The cells of a job's GPUs in the order of its ranks. Raises InvalidDocument for GPUs that are no whole cells."""
     if problem.real is None:
         return tuple(world)
-    size = problem.degrees.cell
+    size = len(problem.gpus(0))
     number_of = {cell: number for number, cell in enumerate(problem.cells)}
     groups = [tuple(world[at : at + size]) for at in range(0, len(world), size)]
     if apart := [group for group in groups if group not in number_of]:

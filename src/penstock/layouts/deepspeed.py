@@ -21,7 +21,8 @@ import numpy as np
 from penstock.importers.lines import Faults
 from penstock.layouts.degrees import degrees_in
 from penstock.layouts.drawn import NONE, Drawn, Expressed, Reading
-from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
+from penstock.solvers.model.degrees import IN_ONE_STAGE, Sharding
 from penstock.solvers.model.trainer_limits import Recomputing
 
 KEYS = (
@@ -44,6 +45,10 @@ _CONFIGURED = (*KEYS[5:], "bf16", "fp16", "optimizer", "steps_per_print", "activ
 """One of these at least is in a configuration of DeepSpeed's."""
 _BARE = re.compile(r":\s*([A-Za-z_]\w*)\s*[,}\]\n]")
 """A name in the place of a value, as templates have them."""
+_STAGES: tuple[Sharding, ...] = ("none", "optimizer", "gradients", "parameters")
+"""What each stage of ZeRO shares out."""
+_NO_MODULE = "one stage, under DeepSpeed's own engine: no PipelineModule takes this stage of ZeRO"
+_OWN_CHECKPOINTS = "the plan recomputes layers: the model has to checkpoint them itself"
 _MODULE = '''
 from deepspeed.pipe import PipelineModule
 
@@ -65,13 +70,24 @@ class PlannedPipelineModule(PipelineModule):
 
 
 def write(plan: Expressed) -> str:
-    """A Python module with the parts, the configuration's batch sizes, and a ``PipelineModule`` that takes them."""
+    """A Python module with the parts, the configuration's batch sizes, and a ``PipelineModule`` that takes them.
+
+    Of ZeRO 2 and 3, which no ``PipelineModule`` takes, the configuration alone. Raises UnsupportedRequest for
+    parameters that are sharded and kept gathered until the step, which DeepSpeed has no word for.
+    """
+    if plan.sharding not in _STAGES:
+        raise UnsupportedRequest(
+            f"deepspeed cannot express this plan: sharding {plan.sharding}, and its ZeRO 3 gathers parameters again for"
+            " each pass",
+            faults=(Fault("/plan/sharding", plan.sharding, "target"),),
+            remedy="plan with --sharding optimizer (ZeRO 1), or with --sharding parameters in one stage (ZeRO 3)",
+        )
     parts = [first for first, _last in plan.stages] + [plan.stages[-1][1] + 1]
     config = {
         "train_batch_size": plan.global_batch_size,
         "train_micro_batch_size_per_gpu": plan.rows,
         "gradient_accumulation_steps": plan.num_micro_batches,
-        **({"zero_optimization": {"stage": 1}} if plan.shard_states else {}),
+        **({"zero_optimization": {"stage": stage}} if (stage := _STAGES.index(plan.sharding)) else {}),
     }
     title, *more = [line.replace("\\", "/").replace('"', "'") for line in plan.remarks()]
     said = "\n".join([f'"""{title}', *([""] if more else []), *more, '"""'])
@@ -81,7 +97,13 @@ def write(plan: Expressed) -> str:
         "ACTIVATION_CHECKPOINT_INTERVAL": plan.recompute.layers,
         "CONFIG": config,
     }
+    if plan.sharding in IN_ONE_STAGE:
+        values = {"CONFIG": config}
+        more += [_NO_MODULE, *([_OWN_CHECKPOINTS] if plan.recompute.method != "none" else [])]
+        said = "\n".join([f'"""{title}', "", *more, '"""'])
     lines = [f"{name} = {json.dumps(value)}" for name, value in values.items()]
+    if plan.sharding in IN_ONE_STAGE:
+        return "\n".join([said, "", *lines, ""])
     return "\n".join([said, "", *lines, _MODULE])
 
 
@@ -126,7 +148,8 @@ def read(text: str, given: Reading) -> Drawn:
         recompute=Recomputing("uniform", interval) if interval else NONE,
         degrees=stated.degrees,
         named=stated.named,
-        counted_whole=stage > 1,
+        sharding=_STAGES[stage] if stage > 1 else None,
+        counted_whole=_counted_whole(stage),
         assumptions=(*stated.remarks, *said, *sharded),
     )
 
@@ -142,18 +165,23 @@ def _zero(table: Any, stages: int, faults: Faults) -> tuple[int, tuple[str, ...]
         faults.add(None, f"zero_optimization.stage is {stage!r}{pipeline}")
         faults.stop()
     said = []
-    if stage > 1:
-        what = "gradients" if stage == 2 else "gradients and parameters"
-        gathered = "" if stage == 2 else ", and the gathering of parameters is not timed"
-        said.append(
-            f"ZeRO {stage}: optimizer states are shared out over the replicas; {what} are in truth too, and counted "
-            f"whole{gathered}"
-        )
     host = [name for name in ("offload_optimizer", "offload_param") if _offloads(zero.get(name))]
     host += ["cpu_offload"] if zero.get("cpu_offload") is True else []
     if host:
         said.append(f"zero_optimization.{host[0]}: what is kept on the host is counted on the device, and not moved")
     return int(stage), tuple(said)
+
+
+def _counted_whole(stage: int) -> str:
+    """What is said of a stage of ZeRO that is not judged as it is."""
+    if stage < 2:
+        return ""
+    what = "gradients" if stage == 2 else "gradients and parameters"
+    gathered = "" if stage == 2 else ", and the gathering of parameters is not timed"
+    return (
+        f"ZeRO {stage}: optimizer states are shared out over the replicas; {what} are in truth too, and counted "
+        f"whole{gathered}"
+    )
 
 
 def _offloads(table: Any) -> bool:

@@ -15,7 +15,7 @@ from penstock.schemas.profile import ModelProfile
 from penstock.schemas.transformers.degrees import ContextKind
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.model.degrees import Degrees, Modules, without_parts
+from penstock.solvers.model.degrees import Degrees, Modules, Sharding, without_parts
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Candidate
 from penstock.solvers.model.schedule import Orders
@@ -37,10 +37,11 @@ class Drawn:
     ``local_rows``: samples of a replica between two flushes. ``overlap``: all-reduce during the backwards.
     ``shard_states``: optimizer states are shared out over replicas. ``processes``: devices that the launcher starts.
     ``gradient``: width of the gradients of 16-bit parameters. ``other_order``: ranks count along the pipeline first,
-    which differs from stage after stage where there are several ranks and replicas. ``counted_whole``: parameters and
-    gradients are sharded over the replicas, and counted whole. ``degrees``: GPUs that share a layer; ``named``: how the
-    file has each of them; ``modules``: those that every layer recomputes; ``sequence_parallel``: whether activations
-    between layers are split too. None: not said.
+    which differs from stage after stage where there are several ranks and replicas. ``sharding``: gradients, or
+    parameters too, are sharded over the replicas, as is judged where these are all GPUs of the cluster;
+    ``counted_whole``: what is said where they are not, and are counted whole. ``degrees``: GPUs that share a layer;
+    ``named``: how the file has each of them; ``modules``: those that every layer recomputes; ``sequence_parallel``:
+    whether activations between layers are split too. None: not said.
     """
 
     stages: tuple[tuple[int, int], ...]
@@ -56,7 +57,8 @@ class Drawn:
     processes: int | None = None
     gradient: Literal["parameter", "fp32"] | None = None
     other_order: bool = False
-    counted_whole: bool = False
+    sharding: Sharding | None = None
+    counted_whole: str = ""
     degrees: Degrees = ONE
     named: tuple[tuple[str, str], ...] = ()
     modules: Modules = ()
@@ -105,7 +107,7 @@ class Expressed:
     global_batch_size: int
     recompute: Recomputing
     overlap: bool
-    shard_states: bool
+    sharding: Sharding
     gradient: Literal["parameter", "fp32"]
     nodes: tuple[tuple[str, int], ...]
     assumptions: tuple[str, ...]
@@ -113,6 +115,11 @@ class Expressed:
     modules: Modules = ()
     context_kind: ContextKind | None = None
     gpus: int = 1
+
+    @property
+    def shard_states(self) -> bool:
+        """Whether replicas share out the optimizer's states at least."""
+        return self.sharding != "none"
 
     @property
     def chunks(self) -> int:
@@ -196,7 +203,7 @@ def by_hand(problem: Problem, allocation: Allocation, orders: Orders, overlap: b
 def differing(problem: Problem, within: Within, drawn: Drawn, world: Sequence[int]) -> tuple[str, ...]:
     """What the layout's own numbers say otherwise than what is judged. Raises InvalidDocument for contradictions."""
     said = []
-    gpus = len(world) * problem.degrees.cell
+    gpus = len(world) * len(problem.gpus(0))
     if drawn.processes not in (None, gpus):
         said.append(f"its flags start {drawn.processes} devices; judged is a job on {gpus}")
     said += _not_judged(problem, drawn)

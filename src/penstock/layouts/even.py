@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple
 
 from penstock.convert import to_plan, to_problem
-from penstock.convert.degrees import to_degrees
+from penstock.convert.degrees import refuse_several_stages, to_degrees
 from penstock.convert.requests import inline_documents
 from penstock.layouts.drawn import Drawn, by_hand, ordered, placed, world_of
 from penstock.layouts.limits import within_of
@@ -94,8 +94,10 @@ def even_layout(
         micro_batch_size=micro_batch_size,
         global_batch_size=request.global_batch_size,
         recompute=FULL if recompute == "full" else frozenset(),
+        sharding=sharding or "optimizer",
         framework=profile.framework or "megatron",
     )
+    refuse_several_stages(profile, sharding, pipeline * virtual_stages)
     problem = to_problem(request)
     _refuse_illegal(problem, profile, layout)
     request, cells = _at(problem, request, Choice(degrees, sharding))

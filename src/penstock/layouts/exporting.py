@@ -21,6 +21,7 @@ from penstock.schemas.profile import ModelProfile
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.transformers.degrees import ContextKind
 from penstock.solvers.model.allocation import Stage
+from penstock.solvers.model.degrees import Sharding
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders
 
@@ -101,7 +102,7 @@ def expressed(file: PlanFile, judgement: Judgement, target: str) -> Expressed:
         global_batch_size=file.plan.global_batch_size,
         recompute=recompute,
         overlap=file.plan.overlap_all_reduce,
-        shard_states=problem.memory.shard_states,
+        sharding=_sharding(problem),
         gradient=file.request.memory.gradient,
         nodes=_nodes(problem, stages[:ranks]),
         assumptions=(
@@ -116,6 +117,12 @@ def expressed(file: PlanFile, judgement: Judgement, target: str) -> Expressed:
     )
     refuse_illegal(plan, target)
     return plan
+
+
+def _sharding(problem: Problem) -> Sharding:
+    """What replicas share out, by the choice, else by the memory rules."""
+    stated = None if problem.choice is None else problem.choice.sharding
+    return stated or ("optimizer" if problem.memory.shard_states else "none")
 
 
 def _nodes(problem: Problem, stages: Sequence[Stage]) -> tuple[tuple[str, int], ...]:

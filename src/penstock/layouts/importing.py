@@ -88,7 +88,7 @@ def import_layout(
         faults=tuple(faults),
         missing_bytes=short[0].missing_bytes if short else 0,
         sentences=_sentences(
-            problem, theirs, short[0].missing_bytes if short else 0, drawn is not None and drawn.counted_whole
+            problem, theirs, short[0].missing_bytes if short else 0, drawn is not None and bool(drawn.counted_whole)
         ),
         assumptions=assumptions,
         rivals=_rivals(request, problem, theirs, free, workers, on_progress) if asked.compare else (),
@@ -149,7 +149,9 @@ def _read(asked: LayoutRequest, request: PlanRequest) -> _Read:
     allocation = placed(problem, within, drawn, world)
     orders = ordered(problem, within, drawn, allocation)
     said = differing(problem, within, drawn, world)
-    return _Read(request, problem, allocation, orders, replace(drawn, assumptions=(*drawn.assumptions, *said)))
+    whole = "" if problem.choice is not None and problem.choice.in_one_stage else drawn.counted_whole
+    said = (*drawn.assumptions, *said, *([whole] if whole else []))
+    return _Read(request, problem, allocation, orders, replace(drawn, counted_whole=whole, assumptions=said))
 
 
 def _drawn(asked: LayoutRequest, request: PlanRequest) -> Drawn:

@@ -33,6 +33,7 @@ def refuse_illegal(plan: Expressed, target: str) -> None:
         data=plan.replicas,
         micro_batch_size=plan.rows,
         global_batch_size=plan.global_batch_size,
+        sharding=plan.sharding,
         framework=FRAMEWORKS[target],
         context_kind=plan.context_kind,
     )

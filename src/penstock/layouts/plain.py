@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from penstock.convert.degrees import degrees_of
 from penstock.layouts.even import EvenLayout, even_layout
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
+from penstock.solvers.model.degrees import Choice, Sharding
 
 FIELDS = {
     "tensor": "tensor",
@@ -24,7 +25,7 @@ FIELDS = {
 }
 """The names in words, and those of ``even_layout``."""
 NUMBERS = ("tensor", "context", "expert", "expert-tensor", "pipeline", "replicas", "micro-batch", "chunks")
-VALUES = {"sharding": ("none", "optimizer"), "recompute": ("none", "full")}
+VALUES = {"sharding": get_args(Sharding), "recompute": ("none", "full")}
 EXAMPLE = "tensor=8,pipeline=4,replicas=2,micro-batch=1,chunks=1,sharding=optimizer,recompute=none"
 
 
@@ -75,6 +76,7 @@ def _words(fields: dict[str, Any], replicas: int) -> str:
     plain = len(said)
     said += [f"VP{fields['virtual_stages']}"] if fields.get("virtual_stages", 1) > 1 else []
     said += [f"micro-batch {fields.get('micro_batch_size', 1)}"]
-    said += ["optimizer sharded"] if fields.get("sharding") == "optimizer" else []
+    if (sharding := fields.get("sharding", "none")) != "none":
+        said.append(str(Choice(sharding=sharding)).partition(", ")[2])
     said += ["recomputed"] if fields.get("recompute") == "full" else []
     return " ".join(said[:plain]) + "".join(f", {each}" for each in said[plain:])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from penstock.report.bounds import bound_sentences
 from penstock.report.words import amount, duration, percent, ranges, recomputed
 from penstock.schemas.topology import ClusterTopology
-from penstock.schemas.transformers.degrees import Degrees
+from penstock.schemas.transformers.degrees import Degrees, Sharding
 from penstock.solvers.degrees.shares import exposed_share
 from penstock.solvers.model.plan_shape import in_words, is_data_parallel, micro_batches, shape
 
@@ -99,15 +99,23 @@ def _shape(plan: Plan, stages: list[Stage]) -> str:
     return f"{cut} Each step runs {batches} in the {plan.schedule.name} order."
 
 
+_SHARED: dict[Sharding | None, str] = {
+    "optimizer": "the optimizer's states",
+    "gradients": "the optimizer's states and gradients",
+    "parameters": "the optimizer's states, gradients and parameters, which are gathered layer by layer for each pass",
+    "parameters_kept": "the optimizer's states and parameters, which stay gathered from their first use to the step",
+}
+
+
 def _degrees(judgement: Judgement) -> Iterator[str]:
     """Describe how GPUs share layers, what replicas share out, and the time of collectives among the GPUs."""
     problem = judgement.problem
     if problem.choice is None:
         return
-    size, sharding = len(problem.cells[0]) if problem.cells else 1, problem.choice.sharding
+    size, sharding = problem.degrees.cell, problem.choice.sharding
     said = [f"{size} GPUs hold each replica of a stage together ({problem.choice.degrees})"] if size > 1 else []
     if sharding not in (None, "none"):
-        said.append("replicas share out the optimizer's states")
+        said.append(f"replicas share out {_SHARED[sharding]}")
     if said:
         sentence = " and ".join(said)
         yield f"{sentence[0].upper()}{sentence[1:]}."

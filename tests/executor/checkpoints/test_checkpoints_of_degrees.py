@@ -16,10 +16,12 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from penstock.executor.run.chain import Chain
 from penstock.executor.stage.stage_module import back_loss
+from penstock.schemas.program import Sharding
 
 ONE = [Part(4, (0,))]
 TWO = [Part(2, (0,)), Part(2, (1,))]
 PAIR = [Part(4, (0, 1))]
+THREE = [Part(4, (0, 1, 2))]
 MIXED = [Part(1, (0,)), Part(3, (1, 2))]
 STEPS = 4
 
@@ -32,9 +34,11 @@ def run(
     steps: int,
     job: str = "llama",
     shard_states: bool = False,
+    sharding: Sharding | None = None,
     **options: Any,
 ) -> list[dict[str, Any]]:
-    programs = programs_of(getattr(tensor_jobs, job), parts, 2, tensor=tensor, shard_states=shard_states)
+    how = {"tensor": tensor, "shard_states": shard_states, "sharding": sharding}
+    programs = programs_of(getattr(tensor_jobs, job), parts, 2, **how)
     return pool.train(programs, f"tensor_jobs:{job}", steps=steps, check=False, options=options)
 
 
@@ -84,9 +88,20 @@ def saved(directory: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-def test_what_ranks_of_a_mesh_write_is_the_whole_model(pool: RankPool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("parts", "tensor", "sharding"),
+    [
+        pytest.param(MIXED, 2, None, id="tensor-2"),
+        pytest.param(MIXED, 2, "parameters_kept", id="kept-at-tensor-2"),
+        pytest.param(THREE, 1, "parameters", id="rows-of-three"),
+        pytest.param(PAIR, 2, "gradients", id="gradients-at-tensor-2"),
+    ],
+)
+def test_what_ranks_of_a_mesh_write_is_the_whole_model(
+    pool: RankPool, tmp_path: Path, parts: list[Part], tensor: int, sharding: Sharding | None
+) -> None:
     """Parameters and states are those of a loop in one process; each number is written once."""
-    run(pool, MIXED, tensor=2, steps=2, checkpoint_directory=str(tmp_path))
+    run(pool, parts, tensor=tensor, sharding=sharding, steps=2, checkpoint_directory=str(tmp_path))
     _, parameters, optimizer = plain(tensor_jobs.llama, 2)
     found = saved(tmp_path / "step-2")
     assert {name for name in found if name.startswith("model/")} == {f"model/{name}" for name in parameters}
@@ -99,7 +114,7 @@ def test_what_ranks_of_a_mesh_write_is_the_whole_model(pool: RankPool, tmp_path:
         has = metadata.state_dict_metadata[name]
         assert isinstance(has, TensorStorageMetadata)
         assert sum(chunk.sizes.numel() for chunk in has.chunks) == tensor.numel()
-    assert any(len(has.chunks) == 2 for has in metadata.state_dict_metadata.values() if hasattr(has, "chunks"))
+    assert any(len(has.chunks) > 1 for has in metadata.state_dict_metadata.values() if hasattr(has, "chunks"))
 
 
 @pytest.mark.parametrize(
@@ -118,6 +133,47 @@ def test_a_run_goes_on_under_other_degrees(pool: RankPool, tmp_path: Path, first
         results = run(pool, parts, tensor=tensor, shard_states=shard_states, steps=steps, resume=resume, **where)
         found += losses(results)
     assert found == pytest.approx(plain(tensor_jobs.llama, STEPS)[0], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param((THREE, 1, "parameters"), (MIXED, 2, "parameters_kept"), id="parameters-to-kept-at-tensor-2"),
+        pytest.param((MIXED, 2, "parameters_kept"), (PAIR, 2, "gradients"), id="kept-to-gradients"),
+        pytest.param((PAIR, 2, "gradients"), (ONE, 1, None), id="gradients-to-one-rank"),
+        pytest.param((TWO, 1, None), (PAIR, 2, "parameters"), id="two-stages-to-parameters-at-tensor-2"),
+    ],
+)
+def test_a_run_goes_on_under_another_sharding(pool: RankPool, tmp_path: Path, first: Any, second: Any) -> None:
+    """Other stages and degrees, too, with an evaluation after each half."""
+    where = {"checkpoint_directory": str(tmp_path), "evaluate_every": 2}
+    found: list[float] = []
+    evaluations = []
+    for (parts, tensor, sharding), steps, resume in ((first, 2, False), (second, STEPS, True)):
+        results = run(pool, parts, tensor=tensor, sharding=sharding, steps=steps, resume=resume, **where)
+        found += losses(results)
+        evaluations += [one["loss"] for one in results[0]["events"] if one["kind"] == "evaluation"]
+    assert found == pytest.approx(plain(tensor_jobs.llama, STEPS)[0], rel=1e-12)
+    assert evaluations == pytest.approx([evaluated(tensor_jobs.llama, steps) for steps in (2, STEPS)], rel=1e-12)
+
+
+def evaluated(job: Any, steps: int) -> float:
+    """The loss of the evaluation's batches after so many steps of ``plain``."""
+    _, parameters, _ = plain(job, steps)
+    chain = Chain(job)
+    modules = dict(enumerate(chain.build_layer(i, SEED) for i in range(len(chain.specs))))
+    total, terms = 0.0, 0
+    with torch.no_grad():
+        for name, parameter in chain.named_parameters(modules):
+            parameter.copy_(parameters[name])
+        for number in range(job.num_evaluation_batches):
+            inputs, targets = job.evaluation(number, range(job.batch_size))
+            x = next(iter(inputs.values()))
+            for module in modules.values():
+                x = module(x)
+            loss, count = job.loss({"x": x}, targets)
+            total, terms = total + loss.item(), terms + count
+    return total / terms
 
 
 def test_going_on_under_the_same_plan_is_going_on_bit_by_bit(pool: RankPool, tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ _SHARED = [
         ("moe", 1, 1, 2, 1, "none"),
         ("moe", 1, 1, 2, 1, "optimizer"),
         ("moe", 2, 1, 2, 1, "none"),
-        *(("moe", 1, 1, 2, 1, sharding) for sharding in SHARDINGS),
+        *(("moe", 1, 1, 2, 1, sharding) for sharding in WITHIN_PASSES),
+        ("moe", 2, 1, 2, 2, "parameters_kept"),
     ],
 )
 def test_ranks_hold_what_is_counted_after_two_micro_batches_and_at_the_step(

@@ -14,11 +14,13 @@ from rank_pool import SEED, RankPool
 
 from penstock.executor.run.chain import Chain
 from penstock.executor.stage.stage_module import back_loss
+from penstock.schemas.program import SHARDINGS
 from penstock.solvers.schedules.zero_bubble import zb_h1
 
 LAYERS = 6
 WHOLE = [Part(LAYERS, (0,))]
 TWO = [Part(3, (0,)), Part(3, (1,))]
+KEPT = [Part(3, (0,)), Part(3, (1, 2))]
 PAIR = [Part(LAYERS, (0, 1))]
 RECOMPUTED = [Part(3, (0,), "rows", ((0, 1),)), Part(3, (1,), "rows", ((3, 5),))]
 
@@ -38,6 +40,9 @@ def checked(results: list[dict[str, Any]]) -> None:
         pytest.param(PAIR, {"shard_states": True, "bucket_bytes": 20_000}, id="states-shared-out"),
         pytest.param(TWO, {"schedule": zb_h1}, id="zero-bubble"),
         pytest.param(RECOMPUTED, {}, id="recomputed"),
+        pytest.param(PAIR, {"sharding": "gradients"}, id="gradients-shared-out"),
+        pytest.param(PAIR, {"sharding": "parameters"}, id="parameters-shared-out"),
+        pytest.param(KEPT, {"sharding": "parameters_kept", "bucket_bytes": 20_000}, id="parameters-kept"),
     ],
 )
 def test_tied_weights_and_clipping_at_tensor_2(pool: RankPool, parts: list[Part], how: dict[str, Any]) -> None:
@@ -58,8 +63,9 @@ def test_the_norm_at_tensor_2_is_torchs(pool: RankPool, tmp_path: Path) -> None:
     back_loss(*job.loss({"x": x}, targets))
     gradients = [p.grad for module in modules for p in module.parameters() if p.grad is not None]
     wanted = float(torch.nn.utils.get_total_norm(gradients))
-    for number, shard_states in enumerate((False, True)):
-        programs = programs_of(job, PAIR, 2, tensor=2, norm=True, shard_states=shard_states)
+    ways: list[dict[str, Any]] = [{"shard_states": False}, {"shard_states": True}]
+    for number, how in enumerate((*ways, *({"sharding": sharding} for sharding in SHARDINGS))):
+        programs = programs_of(job, PAIR, 2, tensor=2, norm=True, **how)
         path = tmp_path / f"{number}.jsonl"
         options = {"clip_norm": 0.5, "metrics_path": str(path)}
         checked(pool.train(programs, "tensor_jobs:gpt", steps=1, options=options))
@@ -68,16 +74,17 @@ def test_the_norm_at_tensor_2_is_torchs(pool: RankPool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_lower_precision_at_tensor_2(pool: RankPool, precision: str) -> None:
+def test_lower_precision_at_tensor_2_and_with_shardings(pool: RankPool, precision: str) -> None:
     """Losses are those of one rank in the same precision, to its rounding; fp16 under a scale of the loss."""
     options = {"precision": precision, "clip_norm": 0.5}
     losses = []
-    for parts, tensor in ((WHOLE, 1), (PAIR, 2)):
-        programs = programs_of(tensor_jobs.gpt_single, parts, 2, tensor=tensor, norm=True)
-        results = pool.train(programs, "tensor_jobs:gpt_single", steps=3, options=options, check=tensor == 2)
+    for parts, how in ((WHOLE, {}), (PAIR, {"tensor": 2}), *((PAIR, {"sharding": each}) for each in SHARDINGS)):
+        programs = programs_of(tensor_jobs.gpt_single, parts, 2, norm=True, **how)
+        results = pool.train(programs, "tensor_jobs:gpt_single", steps=3, options=options, check=parts is PAIR)
         assert all(one["kind"] == "done" for one in results), results
         losses.append(results[0]["losses"])
-    assert losses[1] == pytest.approx(losses[0], rel=2e-3)
+    for other in losses[1:]:
+        assert other == pytest.approx(losses[0], rel=2e-3)
     assert results[0]["gradient_check"] <= results[0]["gradient_tolerance"]
 
 

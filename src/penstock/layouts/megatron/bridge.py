@@ -41,6 +41,8 @@ SETTINGS: dict[str, tuple[str, Any]] = {
     "use-distributed-optimizer": ("ddp.use_distributed_optimizer", False),
     "overlap-grad-reduce": ("ddp.overlap_grad_reduce", False),
     "overlap-param-gather": ("ddp.overlap_param_gather", False),
+    "use-megatron-fsdp": ("ddp.use_megatron_fsdp", False),
+    "data-parallel-sharding-strategy": ("ddp.data_parallel_sharding_strategy", "no_shard"),
     "accumulate-allreduce-grads-in-fp32": ("ddp.grad_reduce_in_fp32", False),
 }
 """The attribute of each flag, and its value where a plan does not have the flag: a recipe's own would stay."""

@@ -33,6 +33,7 @@ from penstock.layouts.megatron.names import (
     WIDTHS,
 )
 from penstock.layouts.megatron.other_flags import changing_sentence
+from penstock.layouts.megatron.written import FSDP_STRATEGIES
 from penstock.schemas.errors import InvalidDocument
 from penstock.solvers.model.degrees import Degrees, Module, modules_of
 from penstock.solvers.model.trainer_limits import Recomputing
@@ -53,6 +54,8 @@ _MODULES: dict[str, Module | None] = {
 _OTHER_MODULES = ("gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc")
 """Recomputed modules of layers that no profile is computed for: linear attention, several residual streams."""
 _SHARDINGS = {"optim": True, "optim_grads": True, "optim_grads_params": True, "no_shard": False}
+_FSDP = {word: sharding for sharding, word in FSDP_STRATEGIES.items()}
+_WITH_FSDP = "Megatron's FSDP ({}): optimizer states are shared out over the replicas"
 _MOST_NAMED = 8
 
 
@@ -94,7 +97,8 @@ def read(text: str, given: Reading) -> Drawn:
         named=stated.named,
         modules=_modules(flags),
         sequence_parallel=flags.on(SEQUENCE),
-        counted_whole=_fully_sharded(flags) not in (None, "optim"),
+        sharding=_FSDP.get(_fully_sharded(flags) or ""),
+        counted_whole=_counted_whole(flags),
         assumptions=(*_assumptions(flags, given), *stated.remarks, *unknown),
     )
     return _dealt(drawn, f"another --{RANKS}")
@@ -231,6 +235,13 @@ def _fully_sharded(flags: Flags) -> str | None:
     return stated if _SHARDINGS[stated] else None
 
 
+def _counted_whole(flags: Flags) -> str:
+    """What is said of Megatron's FSDP where it is not judged as it is."""
+    sharded = _fully_sharded(flags)
+    whole = "; gradients and parameters are counted whole, and their gathering is not"
+    return "" if sharded in (None, "optim") else _WITH_FSDP.format(sharded) + whole
+
+
 def _assumptions(flags: Flags, given: Reading) -> list[str]:
     """What the flags say that a plan cannot, and what they leave out."""
     said = flags.remarks()
@@ -250,9 +261,8 @@ def _assumptions(flags: Flags, given: Reading) -> list[str]:
         )
     if flags.on("use-distributed-optimizer"):
         said.append("--use-distributed-optimizer: optimizer states are shared out over the replicas")
-    if (sharded := _fully_sharded(flags)) is not None:
-        more = "" if sharded == "optim" else "; gradients and parameters are counted whole, and their gathering is not"
-        said.append(f"Megatron's FSDP ({sharded}): optimizer states are shared out over the replicas{more}")
+    if (sharded := _fully_sharded(flags)) == "optim":
+        said.append(_WITH_FSDP.format(sharded))
     profiled = given.profile.parameter_dtype
     if (stated := next((width for width in ("bf16", "fp16") if flags.on(width)), profiled)) != profiled:
         said.append(f"--{stated}, and the profile was measured with parameters in {profiled}: judged are the profile's")

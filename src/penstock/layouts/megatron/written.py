@@ -13,7 +13,7 @@ from penstock.layouts.limits import MODULES
 from penstock.layouts.megatron.cuts import FIRST, LAST, MTP, PER_STAGE, STAGES, WITH_EMBEDDING, WITH_LOSS
 from penstock.layouts.megatron.layout_string import print_layout
 from penstock.layouts.megatron.names import CONTEXT, DEGREES, EXPERT, EXPERT_TENSOR, GROUP, LAYOUT, RANKS, TENSOR
-from penstock.schemas.transformers.degrees import ContextKind
+from penstock.schemas.transformers.degrees import ContextKind, Sharding
 
 CONTEXT_KINDS: dict[ContextKind, str] = {"ring": "p2p", "all_gather": "all_gather", "all_to_all": "a2a"}
 WRITTEN = (
@@ -38,6 +38,8 @@ WRITTEN = (
     "overlap-grad-reduce",
     "use-distributed-optimizer",
     "overlap-param-gather",
+    "use-megatron-fsdp",
+    "data-parallel-sharding-strategy",
     "accumulate-allreduce-grads-in-fp32",
     "grad-reduce-in-bf16",
 )
@@ -45,10 +47,13 @@ WRITTEN = (
 REPLACED = (
     *(FIRST, LAST, PER_STAGE, STAGES, WITH_EMBEDDING, WITH_LOSS),
     *("recompute-activations", "moe-layer-recompute", "overlap-moe-expert-parallel-comm", "delay-wgrad-compute"),
-    *("use-tp-pp-dp-mapping", "use-megatron-fsdp", "data-parallel-sharding-strategy"),
-    *("num-distributed-optimizer-instances", "hierarchical-context-parallel-sizes"),
+    *("use-tp-pp-dp-mapping", "num-distributed-optimizer-instances", "hierarchical-context-parallel-sizes"),
 )
 """Flags that no file has, and that would make another layout of one."""
+
+
+FSDP_STRATEGIES: dict[Sharding, str] = {"gradients": "optim_grads", "parameters": "optim_grads_params"}
+"""Megatron's names of what its FSDP shares out besides optimizer states."""
 
 
 class Flag(NamedTuple):
@@ -122,9 +127,15 @@ def _data_parallel(plan: Expressed) -> list[Flag]:
     names = ["overlap-grad-reduce"] if plan.overlap else []
     if plan.shard_states:
         names += ["use-distributed-optimizer", *(["overlap-param-gather"] if plan.overlap else [])]
+    fsdp = []
+    if plan.sharding in FSDP_STRATEGIES:
+        fsdp = [
+            Flag("use-megatron-fsdp", True),
+            Flag("data-parallel-sharding-strategy", FSDP_STRATEGIES[plan.sharding]),
+        ]
     dtype = plan.profile.parameter_dtype
     if dtype != "fp32" and plan.gradient == "fp32":
         names.append("accumulate-allreduce-grads-in-fp32")
     elif dtype == "bf16":
         names.append("grad-reduce-in-bf16")
-    return [Flag(name, True) for name in names]
+    return [*(Flag(name, True) for name in names), *fsdp]

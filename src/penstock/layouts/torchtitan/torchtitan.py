@@ -23,6 +23,7 @@ from penstock.layouts.torchtitan import files as torchtitan_files
 from penstock.layouts.torchtitan.settings import Settings
 from penstock.schemas.errors import Fault, UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
+from penstock.solvers.model.degrees import Sharding
 from penstock.solvers.model.trainer_limits import Recomputing
 from penstock.solvers.schedules.trainer_orders import IN_A_V, ONE_STAGE
 
@@ -50,6 +51,7 @@ WRITTEN = (
     "pipeline_parallel_microbatch_size",
     "data_parallel_replicate_degree",
     "data_parallel_shard_degree",
+    "fsdp_reshard_after_forward",
     "tensor_parallel_degree",
     "context_parallel_degree",
     "enable_sequence_parallel",
@@ -70,6 +72,16 @@ WHOLE_AT_ONE_RANK = (
     "backward: here only optimizer states are shared out, so memory is counted higher than it is, and the gathering is "
     "not timed"
 )
+RESHARD: dict[Sharding, str] = {"gradients": "never", "parameters": "always", "parameters_kept": "never"}
+_GATHERED_EACH = (
+    "fsdp_reshard_after_forward never: parameters are gathered once for each micro-batch, and judged is once a step"
+)
+_UNLIKE: dict[Sharding, str] = {
+    "gradients": "torchtitan gathers parameters once for each micro-batch, the plan once a step",
+    "parameters_kept": "without a pipeline torchtitan gathers parameters and sums gradients once for each micro-batch; "
+    "the plan does either once a step, and counts gradients whole",
+}
+"""What FSDP without a pipeline does otherwise than a plan."""
 TOKENS, LENGTH = "num_tokens_per_microbatch_per_dp_rank", "max_context_length"
 """How newer heads than 0.3 state micro-batches: in tokens."""
 FIRST_LESS, LAST_LESS = (f"pipeline_parallel_{end}_stage_less_layers" for end in ("first", "last"))
@@ -102,8 +114,8 @@ def write(plan: Expressed, release: str | None = None) -> str:
             "torchtitan 0.2 has no whole replicas of a pipeline: written as FSDP, which also shares out the "
             "optimizer states that the plan counts whole"
         )
-    if fsdp and plan.ranks == 1 and plan.replicas > 1:
-        said.append(WHOLE_AT_ONE_RANK)
+    if fsdp and plan.ranks == 1 and plan.replicas > 1 and plan.sharding != "parameters":
+        said.append(_UNLIKE.get(plan.sharding, WHOLE_AT_ONE_RANK))
     if plan.degrees.context > 1 and not plan.shard_states:
         said.append(
             "torchtitan shares out parameters and optimizer states over GPUs that share a sequence; the plan counts "
@@ -124,6 +136,7 @@ def write(plan: Expressed, release: str | None = None) -> str:
             "pipeline_parallel_microbatch_size": plan.rows,
             "data_parallel_replicate_degree": 1 if fsdp else plan.replicas,
             "data_parallel_shard_degree": shard,
+            **_kept_in_words(plan),
             **_degrees_in_words(plan, release),
             "module_fqns_per_model_part": [_names(plan, first, last, release) for first, last in plan.stages],
         },
@@ -135,6 +148,13 @@ def write(plan: Expressed, release: str | None = None) -> str:
     }
     written_as = torchtitan_files.toml if release == "0.2" else torchtitan_files.python
     return written_as([*said, f"for torchtitan {release}"], tables, plan.recompute.method != "none")
+
+
+def _kept_in_words(plan: Expressed) -> dict[str, Any]:
+    """Whether FSDP gathers parameters again for each pass; left out, it does so without a pipeline."""
+    if plan.sharding not in RESHARD or plan.replicas == 1:
+        return {}
+    return {"fsdp_reshard_after_forward": RESHARD[plan.sharding]}
 
 
 def _degrees_in_words(plan: Expressed, release: str) -> dict[str, Any]:
@@ -204,7 +224,8 @@ def read(text: str, given: Reading) -> Drawn:
         degrees=degrees.stated.degrees,
         named=degrees.stated.named,
         sequence_parallel=said.get("parallelism", "enable_sequence_parallel") is not False,
-        counted_whole=WHOLE_AT_ONE_RANK in assumptions,
+        sharding=degrees.sharding,
+        counted_whole=WHOLE_AT_ONE_RANK if ranks == 1 and degrees.shards else "",
         gradient=None if reduced is None else "fp32" if reduced == "float32" else "parameter",
         assumptions=tuple(assumptions),
     )
@@ -260,7 +281,9 @@ class _Degrees(NamedTuple):
     """``processes``: devices that all degrees start, in groups of tensor and context parallelism; None: not said."""
 
     processes: int | None
+    shards: bool
     shard_states: bool
+    sharding: Sharding | None
     stated: Stated
     assumptions: list[str]
 
@@ -277,12 +300,19 @@ def _degrees(said: Settings, ranks: int, given: Reading) -> _Degrees:
     )
     stated = degrees_in(given.source, groups, experts, given.gpus, lambda name: f"line {said.line(name)}")
     assumptions = list(stated.remarks)
+    sharding: Sharding | None = None
     if shard != 1:
-        assumptions.append(WHOLE_AT_ONE_RANK if ranks == 1 else _gathered(said))
+        if ranks == 1:
+            kept = said.get("parallelism", "fsdp_reshard_after_forward") == "never"
+            sharding = "gradients" if kept else "parameters"
+            assumptions += [_GATHERED_EACH] if kept else []
+        else:
+            assumptions.append(_gathered(said))
         if replicate not in (None, 1):
             assumptions.append(f"HSDP: states are shared out within each of {replicate} groups only; counted whole")
     processes = None if shard is None else ranks * (replicate or 1) * shard * stated.degrees.mesh
-    return _Degrees(processes, shard != 1 and replicate in (None, 1), stated, assumptions)
+    in_all = replicate in (None, 1)
+    return _Degrees(processes, shard != 1, shard != 1 and in_all, sharding if in_all else None, stated, assumptions)
 
 
 def _gathered(said: Settings) -> str:
