@@ -64,7 +64,7 @@ def drawn_request(rng: random.Random, forms: Sequence[str] = FORMS, **network: s
             "topology": drawn_topology(rng, rng.choice(forms), scaled),
             "global_batch_size": rng.randint(2, 9) * meshes_of(degrees),
             "degrees": "auto",
-            "sharding": rng.choice([None, ["none", "optimizer"], "none", "optimizer"]),
+            "sharding": rng.choice([None, ["none", "optimizer"], "none", "optimizer", "parameters_kept"]),
             "memory": {
                 "optimizer": rng.choice(["sgd", "momentum", "adam"]),
                 "buffers": rng.choice(["exact", "exact", "none"]),
