@@ -23,19 +23,23 @@ _SHARED = [
 
 
 @pytest.mark.parametrize(
-    ("job", "tensor", "context", "expert", "replicas", "sharding"),
+    ("job", "tensor", "context", "expert", "replicas", "sharding", "recompute"),
     [
-        *((job, *how) for job in ("llama", "gpt") for how in _SHARED),
-        ("moe", 1, 1, 2, 1, "none"),
-        ("moe", 1, 1, 2, 1, "optimizer"),
-        ("moe", 2, 1, 2, 1, "none"),
+        *((job, *how, "none") for job in ("llama", "gpt") for how in _SHARED),
+        ("moe", 1, 1, 2, 1, "none", "none"),
+        ("moe", 1, 1, 2, 1, "optimizer", "none"),
+        ("moe", 2, 1, 2, 1, "none", "none"),
+        ("llama", 2, 1, 1, 1, "none", "attention"),
+        ("llama", 1, 2, 1, 1, "none", "attention"),
+        ("gpt", 2, 1, 1, 1, "none", "modules"),
+        ("moe", 1, 1, 2, 1, "none", "modules"),
     ],
 )
 def test_ranks_hold_what_is_counted_after_two_micro_batches_and_at_the_step(
-    world: RankPool, job: str, tensor: int, context: int, expert: int, replicas: int, sharding: str
+    world: RankPool, job: str, tensor: int, context: int, expert: int, replicas: int, sharding: str, recompute: str
 ) -> None:
-    """In the second step, when the optimizer has its states."""
-    case = Case(job, "float32", tensor, context, expert, replicas, 1, sharding, "gpipe", "none")
+    """In the second step, when the optimizer has its states, and nothing of the first is left."""
+    case = Case(job, "float32", tensor, context, expert, replicas, 1, sharding, "gpipe", recompute)
     made = lowered(case)
     done = world.train(
         made.programs, f"mesh_jobs:{job}_float32", steps=2, directory=str(HERE), check=False, count_memory=True
