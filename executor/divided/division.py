@@ -169,7 +169,8 @@ def is_expert(parameter: nn.Parameter) -> bool:
 class Division:
     """How this rank shares layers: its place in a ``mesh``, and the process groups of the run by number.
 
-    Of `layout` are ``gradients``, of each layer's parameters by name, and ``traced``, runs by number of samples.
+    Of `layout` are ``gradients``, of each layer's parameters by name, and ``traced``, runs by number of samples and
+    recomputed modules.
     """
 
     def __init__(self, mesh: Mesh, groups: Sequence[Any], device: torch.device | str = "cpu") -> None:
@@ -182,7 +183,7 @@ class Division:
         )
         self.context = self.meshes.sequences
         self.gradients: dict[int, Mapping[str, Gradient]] = {}
-        self.traced: dict[int, Any] = {}
+        self.traced: dict[Any, Any] = {}
         self._in_loss = False
 
     @property

@@ -23,7 +23,7 @@ from penstock.executor.stage.sharded_optimizer import ShardedStates, Shares, sha
 from penstock.executor.stage.sharded_parameters import RowPiece, Shards
 from penstock.executor.stage.sharing import share_out
 from penstock.executor.stage.stage_module import MicroBatch, StageModule
-from penstock.executor.stage.versions import Place, Version, Versions
+from penstock.executor.stage.versions import Version, Versions, places_of
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.program import WITHIN_PASSES, Held, Program
 
@@ -250,6 +250,7 @@ class Holder:
             held.last,
             seed=self.seed,
             recompute=held.recompute,
+            recomputed_modules=held.modules,
             runtime=self.runtime,
             training=self.training,
             split=self._has(held.stage, "W"),
@@ -446,15 +447,11 @@ class Holder:
         limit = self._limit(parts.held.stage)
         if limit == 1 or not parts.names:
             return None
-        for parameter, view in gradients.views:
-            parameter.grad = view
-        own = {id(parameter): view for parameter, view in gradients.views}
-        pieces = {id(piece.own): piece for piece in parts.pieces.values()}
-        places = [Place(pieces[id(p)].leaf if pieces else p, own[id(p)], pieces.get(id(p))) for p in parts.parameters]
+        gradients.clear()
         return Versions(
             module.modules.values(),
             parts.parameters,
-            places,
+            places_of(parts.parameters, gradients.views, parts.pieces.values()),
             limit=limit,
             oldest=self._oldest(parts.held.stage),
             runtime=self.runtime,
@@ -498,5 +495,6 @@ def refuse_other_stages(programs: Sequence[Program]) -> None:
 
 
 def _essence(program: Program) -> Any:
-    stages = [(h.stage, h.first, h.last, h.replica, h.ranks, h.rows, h.buckets, h.recompute) for h in program.stages]
+    held = program.stages
+    stages = [(h.stage, h.first, h.last, h.replica, h.ranks, h.rows, h.buckets, h.recompute, h.modules) for h in held]
     return program.rank, program.num_micro_batches, program.update_rule, program.groups, program.shared, stages

@@ -58,6 +58,19 @@ class Place(NamedTuple):
         return leaf
 
 
+def places_of(
+    parameters: Iterable[nn.Parameter], gradients: Iterable[tuple[nn.Parameter, Tensor]], pieces: Iterable[Piece]
+) -> list[Place]:
+    """The places of an optimizer's parameters, whose gradients arrive in these tensors."""
+    arrive = {id(parameter): gradient for parameter, gradient in gradients}
+    piece_of = {id(piece.own): piece for piece in pieces}
+    found = []
+    for parameter in parameters:
+        piece = piece_of.get(id(parameter))
+        found.append(Place(parameter if piece is None else piece.leaf, arrive[id(parameter)], piece))
+    return found
+
+
 LayOut = tuple[Callable[[Sequence[Tensor]], None], Sequence[int]]
 """What lays weights out as the device wants them, and which of the stage's parameters these are."""
 

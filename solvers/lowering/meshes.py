@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.schemas.program import Channel, Held, Mesh, Program, Shared
+from penstock.schemas.program import WEIGHT, Channel, Held, Mesh, Program, Shared
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Schedule, kinds_of
 from penstock.solvers.model.update_rules import UpdateRule
 
 Groups = tuple[tuple[int, ...], ...]
@@ -28,7 +29,7 @@ class Untrained(NamedTuple):
     remedy: str
 
 
-def untrained(problem: Problem, allocation: Allocation, rule: UpdateRule) -> Untrained | None:
+def untrained(problem: Problem, allocation: Allocation, rule: UpdateRule, schedule: Schedule) -> Untrained | None:
     """Return what of a plan ranks that share layers do not train; None where they train all of it."""
     degrees = problem.degrees
     copies = degrees.cell // degrees.tensor
@@ -47,13 +48,13 @@ def untrained(problem: Problem, allocation: Allocation, rule: UpdateRule) -> Unt
             "ranks is these alone",
             "plan with another update rule, or with replicas that share micro-batches by rows",
         )
-    for number, stage in enumerate(allocation.stages):
-        if stage.modules:
-            return Untrained(
-                f"ranks recompute whole layers, and stage {number} recomputes {', '.join(stage.modules)} of each of "
-                "its layers; Megatron-Core does",
-                "plan with recompute never or always",
-            )
+    again = next((stage.modules for stage in allocation.stages if stage.modules), ())
+    if again and WEIGHT in kinds_of(schedule):
+        return Untrained(
+            f"ranks do not recompute {', '.join(again)} of each layer under schedule {schedule.name}, whose backwards "
+            "come in two halves: each half would run them again, and the plan counts one",
+            "plan with another schedule, or with recompute never or always",
+        )
     if degrees.expert_tensor > 1:
         return Untrained(
             f"ranks do not run expert tensor {degrees.expert_tensor}; Megatron-Core does", "plan with expert tensor 1"
@@ -61,9 +62,9 @@ def untrained(problem: Problem, allocation: Allocation, rule: UpdateRule) -> Unt
     return None
 
 
-def refuse_untrained(problem: Problem, allocation: Allocation, rule: UpdateRule) -> None:
+def refuse_untrained(problem: Problem, allocation: Allocation, rule: UpdateRule, schedule: Schedule) -> None:
     """Raise UnsupportedRequest for what ranks that share layers do not train."""
-    found = untrained(problem, allocation, rule)
+    found = untrained(problem, allocation, rule, schedule)
     if found is not None:
         raise UnsupportedRequest(found.why, remedy=found.remedy)
 

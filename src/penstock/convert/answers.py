@@ -243,7 +243,7 @@ def _of_cells(problem: Problem) -> tuple[str, ...]:
 
 def _refused_by_ranks(problem: Problem, candidate: Candidate) -> tuple[str, ...]:
     """What `penstock run` would refuse the plan for; plans are made for other trainers, too."""
-    found = untrained(problem, candidate.allocation, candidate.update_rule)
+    found = untrained(problem, candidate.allocation, candidate.update_rule, candidate.schedule)
     if found is None:
         return ()
     return (f"`penstock run` refuses this plan, which may be exported: {found.why} (remedy: {found.remedy})",)

@@ -19,7 +19,7 @@ from penstock.solvers.degrees.replicas import on_replicas
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.lowering import lower
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.model.degrees import Choice, Degrees
+from penstock.solvers.model.degrees import Choice, Degrees, Modules
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.timeline import Timeline
@@ -56,7 +56,8 @@ class Case(NamedTuple):
     def is_legal(self) -> bool:
         """Whether the values go together, each says something, and the world has ranks and samples enough.
 
-        Routing is compared in fp64 alone: rounding of fp32 sends a token elsewhere.
+        Modules are not recomputed where backwards come in halves. Routing is compared in fp64 alone: rounding of fp32
+        sends a token elsewhere.
         """
         stages = self.pipeline > 1 or self.schedule != "interleaved"
         if self.sharding in WITHIN_PASSES:
@@ -64,8 +65,9 @@ class Case(NamedTuple):
         shared_out = self.sharding == "none" or self.replicas > 1 or self.degrees.cell > self.tensor
         experts = self.expert == 1 or self.job == "moe"
         experts = experts and (self.job != "moe" or self.dtype == "float64")
+        modules = self.recompute not in MODULES or self.schedule != "zero-bubble"
         rows = self.replicas * self.degrees.meshes <= BATCH // MICRO_BATCHES
-        return stages and shared_out and experts and rows and self.ranks <= WORLD
+        return stages and shared_out and experts and modules and rows and self.ranks <= WORLD
 
     @property
     def ranks(self) -> int:
@@ -78,6 +80,8 @@ class Case(NamedTuple):
         return "-".join((self.job, self.dtype, sizes, self.sharding, self.schedule, self.recompute))
 
 
+MODULES: dict[str, Modules] = {"attention": ("attention",), "modules": ("mlp", "norm")}
+"""Kinds of recomputation of modules."""
 VALUES: dict[str, tuple[Any, ...]] = {
     "job": ("gpt", "llama", "tied", "moe"),
     "dtype": ("float64", "float32"),
@@ -88,7 +92,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "pipeline": (2, 1),
     "sharding": ("optimizer", "none", *SHARDINGS),
     "schedule": tuple(SCHEDULES),
-    "recompute": ("none", "full"),
+    "recompute": ("none", "full", *MODULES),
 }
 
 
@@ -187,6 +191,7 @@ def _stages(case: Case, num_layers: int) -> tuple[Stage, ...]:
             end - 1,
             tuple(range(case.replicas * (k % case.pipeline), case.replicas * (k % case.pipeline + 1))),
             recompute=((first, end - 1),) if case.recompute == "full" else (),
+            modules=MODULES.get(case.recompute, ()),
         )
         for k, (first, end) in enumerate(itertools.pairwise(edges))
     )
