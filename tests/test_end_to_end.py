@@ -91,7 +91,8 @@ class Cluster:
         self.url = self.start_service(0)
         for name in ("host0", "host1"):
             self.start_agent(name)
-        self.client = httpx.Client(base_url=self.url, timeout=LIMIT_S, trust_env=False)
+        patience_s = 2 * LIMIT_S  # an answer may be asked to wait for LIMIT_S
+        self.client = httpx.Client(base_url=self.url, timeout=patience_s, trust_env=False)
 
     def start_service(self, port: int) -> str:
         database = str(self.directory / "penstock.sqlite")
