@@ -6,6 +6,8 @@ import json
 from functools import cache
 
 import pytest
+import yaml
+from test_kubernetes import KINDS, validator
 
 import penstock
 from penstock.examples import catalogue
@@ -58,3 +60,14 @@ def test_launchers_start_a_process_on_every_gpu_of_every_node() -> None:
         assert f"#SBATCH {option}\n" in script
     assert text_of("sbatch", "hostfile", 4).split() == ["node0"] * 8 + ["node1"] * 8
     assert text_of("torchrun", "torchrun.sh", 4).count("count=8 ;;") == 2
+
+
+@pytest.mark.parametrize("to", KINDS)
+@pytest.mark.parametrize("degree", [2, 8])
+def test_manifests_at_degrees_keep_their_schemas(to: str, degree: int) -> None:
+    """Minima and rules in CEL are not in these schemas."""
+    more = {"image": "registry.example/train:1"} | ({"queue": "gpus"} if to == "kueue" else {})
+    settings = LaunchSettings.parse({"model": "train.jobs:llama", "steps": 7} | more)
+    (written,) = make(plan_at_tensor(degree), to, settings)
+    _config_map, job = yaml.safe_load_all(written.text)
+    assert [fault.message for fault in validator(KINDS[to]).iter_errors(job)] == []

@@ -1,6 +1,6 @@
 """The script for Ray: it calls what Ray documents, asks for the plan's nodes, and runs their ranks.
 
-Ray itself is not among the dependencies (200 MB): the script is loaded with a ``ray`` that only marks functions.
+On Ray itself it runs in ``test_ray_runs.py``; here it is loaded with a ``ray`` that only marks functions.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from repository import ROOT
@@ -67,16 +68,17 @@ def test_ray_starts_the_ranks_of_every_node_and_they_train(pytestconfig: pytest.
     ]
     launch.write_text(json.dumps(said | {"options": [*said["options"], "--check"]}))
     paths = [str(release), *filter(None, [os.environ.get("PYTHONPATH")])]
-    quiet = {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1", "RAY_TMPDIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", CLUSTER],
-        cwd=tmp_path / "job",
-        env=os.environ | quiet | {"PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
-    )
+    with TemporaryDirectory(prefix="ray-") as short:  # the names of its sockets hold 107 bytes
+        quiet = {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1", "RAY_TMPDIR": short}
+        done = subprocess.run(
+            [sys.executable, "-c", CLUSTER],
+            cwd=tmp_path / "job",
+            env=os.environ | quiet | {"PYTHONPATH": os.pathsep.join(paths)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=500,
+        )
     assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
     report = LaunchReport.parse_json((tmp_path / "report.json").read_text())
     assert (report.state, report.steps_done, len(report.ranks)) == ("succeeded", 2, 4)

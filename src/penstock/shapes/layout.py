@@ -39,7 +39,7 @@ class Layout:
     context_kind: ContextKind | None = None
     """Left out: the framework's usual one."""
     ends_as_layers: bool = True
-    """Whether Megatron may be told to count embedding and head as a layer each, where stages are even that way only."""
+    """Whether Megatron may count embedding and head as a layer each, where stages are even in no other way."""
 
     @property
     def context_by(self) -> ContextKind:

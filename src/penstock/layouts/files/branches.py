@@ -176,7 +176,7 @@ def _number(word: str) -> int:
     return int(word)
 
 
-def told(text: str, test: Test) -> str:
+def named(text: str, test: Test) -> str:
     """A test with its line, to be named."""
     said = f"case {test.text}" if test.patterns is not None else test.text
     return f"{said}, line {place(text, test.at)[0]}"

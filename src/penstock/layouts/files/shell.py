@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from penstock.layouts.files.branches import Arm, Test, Undecided, arms_of, decided, told
+from penstock.layouts.files.branches import Arm, Test, Undecided, arms_of, decided, named
 from penstock.layouts.files.expressions import BINARY
 from penstock.layouts.files.places import place
 
@@ -102,9 +102,9 @@ class Variables:
     def _outcome(self, test: Test) -> Condition:
         if test not in self._outcomes:
             try:
-                self._outcomes[test] = Condition(decided(test, self._word), f"by {told(self._text, test)}")
+                self._outcomes[test] = Condition(decided(test, self._word), f"by {named(self._text, test)}")
             except Undecided as unsaid:
-                self._outcomes[test] = Condition(None, f"by {told(self._text, test)}", unsaid.variable)
+                self._outcomes[test] = Condition(None, f"by {named(self._text, test)}", unsaid.variable)
         return self._outcomes[test]
 
     def _word(self, text: str, at: int) -> str:
