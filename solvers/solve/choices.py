@@ -52,6 +52,8 @@ class Round(NamedTuple):
 
 ROUNDS = (Round(None, 1.4), Round(1, 1.12), Round(8, 1.03))
 """Of planner ``auto``; of an effort that does not compare choices by all planners, the first."""
+LACKING = 0.1
+"""Which part of a device's memory a choice may lack in its nearest plan and go on, where others have plans."""
 NEAR = 1.12
 """How near the best of planner ``QUICK`` a choice is that gets the whole effort of another planner."""
 _QUICK: MutableMapping[Problem, dict[Choice, int]] = WeakKeyDictionary()
@@ -137,6 +139,17 @@ class Searched:
     def value_ns(self) -> int | None:
         """The time of its best plan; None as long as there is none."""
         return None if self.result is None or self.result.best is None else self.result.best.value_ns
+
+    @property
+    def is_one(self) -> bool:
+        """Whether no GPUs share a layer."""
+        return self.choice.degrees == Degrees()
+
+    @property
+    def lacks_much(self) -> bool:
+        """Whether no plan was found, and the nearest one lacks more than ``LACKING`` of a device's memory."""
+        short = None if self.result is None or self.result.best is not None else self.result.shortage
+        return short is not None and short.missing_bytes > LACKING * short.available_bytes
 
     @property
     def impossible(self) -> bool:
@@ -300,11 +313,8 @@ class Search:
                 self._search(each, {**asked, "time_limit_ns": limit_ns, "max_plans": most, "closely": final})
 
     def _is_far(self, each: Searched) -> bool:
-        """Return whether no plain layout of a choice can be near the best plan, and keep that; degrees of 1 are not.
-
-        Planner ``QUICK`` would only find what ends the search of the choice. Where none may fit, it says what lacks.
-        """
-        if self.best_ns is None or each.choice.degrees == Degrees():
+        """Return whether no plain layout of a choice can be near the best plan; degrees of 1 are not left out so."""
+        if self.best_ns is None or each.is_one:
             return False
         least = least_layout_ns(each.problem)
         each.far = least is not None and least > ROUNDS[0].near * self.best_ns
@@ -315,26 +325,28 @@ class Search:
 
         ``untried``: also those that have no plan yet. Degrees of 1 stay as long as their bound allows, with an effort
         that ends planners until all of them have been asked: a plan without groups of GPUs is not missed because
-        planner ``QUICK`` has a slow one.
+        planner ``QUICK`` has a slow one. Neither stays if it lacks much memory.
         """
         ranked = sorted(filter(self._is_open, left), key=_by_value)
         if self.best_ns is None:
             return ranked
         limit_ns = near * self.best_ns
         plain = untried or effort_of(self.asked.get("effort")).patience is None
-        return [
-            each
-            for each in ranked
-            if (untried and not each.far if each.value_ns is None else each.value_ns <= limit_ns)
-            or (plain and each.choice.degrees == Degrees())
-        ]
+
+        def goes_on(each: Searched) -> bool:
+            stays = plain and each.is_one
+            if each.value_ns is None:
+                return (stays or (untried and not each.far)) and not each.lacks_much
+            return stays or each.value_ns <= limit_ns
+
+        return list(filter(goes_on, ranked))
 
     def _afforded(self, ranked: list[Searched]) -> list[Searched]:
-        """Return the best choice, and those after it for which there is effort left; all of them spend theirs."""
+        """Return the best choice, and those after it for which effort is left, for degrees of 1 all of their own."""
         found: list[Searched] = []
         for each in ranked:
-            if found and self._spent >= MOST:
-                break
+            if found and self._spent + (each.size if each.is_one else 0) >= MOST:
+                continue
             found.append(each)
             self._spent += each.size
         return found

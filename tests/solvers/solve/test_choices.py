@@ -14,9 +14,10 @@ from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.coverage import allowed
 from penstock.solvers.bounds.schedule_bound import request_bound
 from penstock.solvers.degrees.contract import contract
+from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.degrees import CellMeasured, Choice, Degrees, Sharding, Variant
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import CLASS_SCOPE, REQUEST_SCOPE, Result, Status
+from penstock.solvers.model.result import CLASS_SCOPE, REQUEST_SCOPE, Result, Shortage, Status
 from penstock.solvers.solve import choices, driver
 
 ONE, TWO, FOUR = Degrees(), Degrees(tensor=2), Degrees(tensor=4)
@@ -313,6 +314,22 @@ def test_choices_without_a_plain_layout_near_the_best_plan_are_bounded_and_not_s
     assert certificate(result) <= other.value_ns
     for least_ns in (near_ns - 1, None):
         assert search(least_ns)[1] == {Choice(TWO), Choice(FOUR)}
+
+
+def test_what_lacks_much_memory_does_not_go_on_where_others_have_plans() -> None:
+    """At tensor 1 a device holds no layer, at 4 there are plans; which goes on depends on how much is missing."""
+    problem = open_problem(asked(ONE, FOUR))
+    search = choices.Search(problem, Deadline(None), None, 0.0, None, None, {"planner": "auto"})
+    one, four = (next(each for each in search.choices if each.choice.degrees == degrees) for degrees in (ONE, FOUR))
+    four.take(driver.solve(four.problem, "even"))
+    search.best = four
+    for missing, goes_on in ((9, True), (11, False)):
+        shortage = Shortage(0, 0, 0, needed_bytes=100 + missing, available_bytes=100)
+        one.result = Result(Status.NONE_FOUND, "", shortage=shortage)
+        assert one.lacks_much is not goes_on
+        left = search._nearest(search.choices, 1.4, untried=True)
+        assert (one in left) is goes_on
+        assert four in left
 
 
 def test_incumbents_get_better_and_say_their_choice() -> None:
