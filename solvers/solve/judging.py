@@ -48,8 +48,8 @@ class Judge:
 
     What it judges depends on nothing that is found elsewhere meanwhile: whether a plan is tried with fewer
     in-flight micro-batches depends only on its memory. A better time known elsewhere (``ceiling_ns``, by default
-    the link's) rules out only plans with a bound strictly above it. ``patience``: as many plans in a row as may be
-    judged, none of them better than the best of before.
+    the link's) rules out only plans with a bound strictly above it. ``patience``: how many plans in a row may be
+    judged that are no better than the best before them.
     """
 
     def __init__(

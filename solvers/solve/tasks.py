@@ -276,7 +276,7 @@ def rounds(state: State, planner: Planner, values: Mapping[str, object]) -> Iter
     optimised: set[object] = set()
     effort = _effort(setting)
     if not effort:
-        excluded |= {"polish", "closing"}
+        excluded |= {LocalSearch.name, OptimiseOrder.name}
     for number in range(0 if only_planners or _reach(setting.problem) > MAX_DENSE_DEVICES else ORDER_ROUNDS):
         yield from _selective(state, excluded)
         following: list[Task] = []
