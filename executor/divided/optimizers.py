@@ -14,8 +14,9 @@ from penstock.schemas.errors import UnsupportedRequest
 def refuse_whole_tensor_optimizer(job: Job, parts: Iterable[nn.Parameter]) -> None:
     """Raise UnsupportedRequest where the job's optimizer keeps states that are no part of whole parameters' states.
 
-    ``parts``: what this rank has of parameters of which other ranks have other parts. States have the parameter's shape, or are single numbers; those of rows and columns, say, are of whole tensors. They
-    are found by stepping a small parameter of each number of dimensions.
+    ``parts``: what this rank has of parameters of which other ranks have other parts. States have the parameter's
+    shape, or are single numbers; those of rows and columns, say, are of whole tensors. They are found by stepping a
+    small parameter of each number of dimensions.
     """
     for dimensions in sorted({part.dim() for part in parts}):
         trial = nn.Parameter(torch.ones(tuple(range(2, 2 + dimensions))))
