@@ -11,6 +11,9 @@ from torch.nn import functional
 from penstock.executor.divided.context import positions
 from penstock.executor.run.job import Styles
 
+MODULES = {"attention": "attention", "mlp": "feed_forward", "norm": ("norm_attention", "norm_feed_forward")}
+"""Where in the blocks of the examples the modules are that plans recompute by themselves."""
+
 
 class Attention(nn.Module):
     """Attention of ``x`` to itself, or to ``memory``; tensors are (samples, positions, width)."""

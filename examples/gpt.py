@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from penstock.executor.run.job import LayerSpec, Styles
 
 from .attention import (
+    MODULES,
     Attention,
     FeedForward,
     TokenEmbedding,
@@ -71,9 +72,12 @@ class Head(nn.Sequential):
 def layers(config: Config) -> list[LayerSpec]:
     """Embedding, blocks, head."""
     embedding = partial(TokenEmbedding, config.vocabulary, config.length, config.width, dropout=config.dropout)
-    specs = [LayerSpec("embedding", embedding, parallel=divided_embedding)]
-    specs += [LayerSpec(f"block.{i}", partial(Block, config), parallel=divided_block) for i in range(config.blocks)]
-    return [*specs, LayerSpec("head", partial(Head, config), parallel=divided_head)]
+    specs = [LayerSpec("embedding", embedding, parallel=divided_embedding, modules={})]
+    specs += [
+        LayerSpec(f"block.{i}", partial(Block, config), parallel=divided_block, modules=MODULES)
+        for i in range(config.blocks)
+    ]
+    return [*specs, LayerSpec("head", partial(Head, config), parallel=divided_head, modules={})]
 
 
 def divided_block() -> Styles:

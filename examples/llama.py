@@ -15,6 +15,7 @@ from torch.nn import functional
 from penstock.executor.divided.context import positions
 from penstock.executor.run.job import LayerSpec, Styles
 
+from .attention import MODULES
 from .synthetic import TokenJob
 
 _ROPE_THETA = 500_000.0
@@ -98,9 +99,16 @@ class Head(nn.Sequential):
 
 def layers(config: Config) -> list[LayerSpec]:
     """Embedding, blocks, head."""
-    specs = [LayerSpec("embedding", partial(nn.Embedding, config.vocabulary, config.width), parallel=divided_embedding)]
-    specs += [LayerSpec(f"block.{i}", partial(Block, config), parallel=divided_block) for i in range(config.blocks)]
-    return [*specs, LayerSpec("head", partial(Head, config), parallel=divided_head)]
+    specs = [
+        LayerSpec(
+            "embedding", partial(nn.Embedding, config.vocabulary, config.width), parallel=divided_embedding, modules={}
+        )
+    ]
+    specs += [
+        LayerSpec(f"block.{i}", partial(Block, config), parallel=divided_block, modules=MODULES)
+        for i in range(config.blocks)
+    ]
+    return [*specs, LayerSpec("head", partial(Head, config), parallel=divided_head, modules={})]
 
 
 def divided_embedding() -> Styles:

@@ -18,6 +18,7 @@ from torch.nn import functional
 from penstock.executor.divided.routing import tokens_per_expert
 from penstock.executor.run.job import LayerSpec, Styles
 
+from .attention import MODULES
 from .llama import Config as Sizes
 from .llama import GroupedQueryAttention, Head, SwiGLU, divided_embedding, divided_head
 from .synthetic import TokenJob
@@ -93,10 +94,16 @@ class Block(nn.Module):
 
 def layers(config: Config) -> list[LayerSpec]:
     """Embedding, blocks, head."""
-    specs = [LayerSpec("embedding", partial(nn.Embedding, config.vocabulary, config.width), parallel=divided_embedding)]
+    specs = [
+        LayerSpec(
+            "embedding", partial(nn.Embedding, config.vocabulary, config.width), parallel=divided_embedding, modules={}
+        )
+    ]
     divided = partial(divided_block, shared=config.shared > 0)
-    specs += [LayerSpec(f"block.{i}", partial(Block, config), parallel=divided) for i in range(config.blocks)]
-    return [*specs, LayerSpec("head", partial(Head, config), parallel=divided_head)]
+    specs += [
+        LayerSpec(f"block.{i}", partial(Block, config), parallel=divided, modules=MODULES) for i in range(config.blocks)
+    ]
+    return [*specs, LayerSpec("head", partial(Head, config), parallel=divided_head, modules={})]
 
 
 def divided_block(*, shared: bool) -> Styles:

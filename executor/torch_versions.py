@@ -23,8 +23,13 @@ NEEDED = (
     "autograd.graph._engine_run_backward",
     "_foreach_copy_",
     "_foreach_norm",
+    "nn.Module._call_impl",
 )
 """What torch does not document, by its name within ``torch``."""
+
+
+CALL = "_compiled_call_impl"
+"""The attribute of a module that, where it is set, is called instead of ``_call_impl``: forward with its hooks."""
 
 
 def refuse_unfit_torch(version: str = torch.__version__, needed: Sequence[str] = NEEDED) -> None:

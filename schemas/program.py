@@ -170,6 +170,8 @@ class Held:
 
     ``expert_groups``: for each bucket the number of the group that sums the gradients of its routed experts (-1: no
     other rank holds them); empty where ranks hold whole layers.
+
+    ``modules``: those that each layer recomputes by themselves, within its backward.
     """
 
     stage: int
@@ -188,6 +190,7 @@ class Held:
     versions: int = 1
     pipeline: int = 0
     expert_groups: tuple[int, ...] = ()
+    modules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,6 +369,8 @@ class Program:
         data = _plain(held) | {"ranks": known.of(held.ranks, print_ranks)}
         if not held.expert_groups:
             del data["expert_groups"]
+        if not held.modules:
+            del data["modules"]
         return data
 
     @classmethod
@@ -563,6 +568,7 @@ _HELD_FIELDS: dict[str, Check] = {
     "micro_batches": _is_pair,
     "buckets": lambda value: _is_list(value, _is_bucket),
     "expert_groups": lambda value: _is_list(value, _is_group),
+    "modules": lambda value: _is_list(value, _is_text),
 }
 _MESH_FIELDS: dict[str, Check] = {
     **dict.fromkeys(("tensor", "context", "expert", "expert_tensor"), lambda value: _is_count(value) and value > 0),
@@ -594,7 +600,7 @@ def _plain(part: Held | Channel | Shared | Mesh | Needs) -> dict[str, Any]:
 
 def _stage(data: Any, pointer: str) -> Held:
     if isinstance(data, dict):
-        data = {"expert_groups": ()} | data
+        data = {"expert_groups": (), "modules": ()} | data
     values = _read(data, pointer, _HELD_FIELDS)
     return Held(**values | {"ranks": parse_ranks(values["ranks"])})
 

@@ -24,6 +24,7 @@ from penstock.schemas.transformers.degrees import Asked, Degrees, Sharding
 
 UpdateRule = Literal["synchronous", "weight_stashing", "double_buffered", "double_grouped", "elastic_averaging"]
 Recompute = Literal["never", "auto", "always"]
+Effort = Literal["quick", "normal", "thorough"]
 Target = Literal["megatron", "torchtitan", "deepspeed"]
 """Trainers whose limits a plan may have to keep."""
 FP32_GRADIENTS = ("megatron", "torchtitan")
@@ -80,6 +81,22 @@ class Termination(Part):
         description="most plans of each planner that are simulated; unlike a time limit it gives the same "
         "answer on every machine",
     )
+    effort: Effort | None = Field(
+        default=None,
+        description="how long planners go on, in counts, which give the same answer on every machine; quick: until 8 "
+        "plans in a row are no better, normal: 64 (fewer of large requests), thorough: to their end; left out: "
+        "thorough, but commands, pages, penstock.plan and a service write normal where neither time_limit_ns nor "
+        "max_plans is given",
+    )
+
+    @model_validator(mode="after")
+    def _one_count(self) -> Self:
+        if self.effort == "thorough" and self.max_plans is not None:
+            raise ValueError(
+                f"effort thorough lets every planner search to its end, max_plans {self.max_plans} ends it before; "
+                "leave one of them out"
+            )
+        return self
 
 
 class Pin(Part):

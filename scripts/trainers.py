@@ -1,4 +1,4 @@
-"""Install other trainers' releases and ask their own code about our exports; ``scripts/trainers`` says how."""
+"""Install releases of other trainers and of Ray, and ask their code about exports; ``scripts/trainers`` says how."""
 
 from __future__ import annotations
 
@@ -17,27 +17,32 @@ WRITTEN_FOR = {
     "megatron-bridge": ("0.3.1",),
     "torchtitan": ("0.2.2", "0.3.0"),
     "deepspeed": ("0.19.8",),
+    "ray": ("2.60.0",),
 }
-"""The releases that layouts are written for."""
+"""The releases that layouts are written for, and of Ray, that jobs are."""
 OTHERS = "PENSTOCK_TRAINER_RELEASES"
 """The variable that names others to tests."""
 NEEDED = {"deepspeed": ("hjson", "py-cpuinfo", "einops")}
 """What a trainer imports at once and Penstock's own environment lacks."""
 TESTS = (
     "tests/layouts/referees/test_megatron_core.py",
+    "tests/layouts/referees/test_megatron_legality.py",
     "tests/layouts/referees/test_torchtitan_split.py",
     "tests/layouts/referees/test_torchtitan_degrees.py",
     "tests/layouts/test_torch_orders.py",
     "tests/layouts/referees/test_deepspeed_modules.py",
+    "tests/manifests/test_ray_runs.py",
     "tests/convert/test_torch_csv.py::test_torch_validates_and_lowers_what_is_exported",
     "tests/convert/test_torch_csv.py::test_pytorchs_runtime_loads_the_rows_of_replicas_and_of_what_recomputes",
     "tests/executor/run/test_torch_runtime.py",
 )
 NAMES = {
     "test_megatron_core": "megatron-core",
+    "test_megatron_legality": "megatron-core",
     "test_torchtitan_split": "torchtitan",
     "test_torchtitan_degrees": "torchtitan",
     "test_deepspeed_modules": "deepspeed",
+    "test_ray_runs": "ray",
     "test_torch_orders": "torch",
     "test_torch_csv": "torch",
     "test_torch_runtime": "torch",

@@ -1,4 +1,4 @@
-"""CPU seconds of tests, with those of the processes that they start; the total and the slowest are printed at the end.
+"""CPU seconds of tests, with those of the processes that they start; printed at the end, by room and by function.
 
 A process counts for the test during which it ends, and a fixture for the test that makes it. The compiler's work is
 left out of a test's time, because the kernels are kept on disk. The total has everything: imports, collection, kernels
@@ -8,7 +8,8 @@ that are compiled, and fixtures that end with the session.
 from __future__ import annotations
 
 import resource
-from collections.abc import Collection, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import pytest
@@ -87,10 +88,11 @@ class CpuTimes:
         own = resource.getrusage(resource.RUSAGE_SELF)
         total = own.ru_utime + own.ru_stime + self._of_workers if self._of_workers else cpu_s()
         times = {name: self.calls.get(name, 0.0) + self.others.get(name, 0.0) for name in {*self.calls, *self.others}}
-        slowest = sorted(times.items(), key=lambda each: -each[1])[:SHOWN]
-        terminalreporter.section(f"CPU time: {total:.0f} s, of which tests {sum(times.values()):.0f} s; the slowest")
-        for name, taken in slowest:
-            terminalreporter.write_line(f"{taken:8.1f} s  {name}")
+        terminalreporter.section(f"CPU time: {total:.0f} s, of which tests {sum(times.values()):.0f} s")
+        for title, part in (("rooms", _room), ("functions", _function)):
+            terminalreporter.write_line(f"{title} that take longest, and how many cases they have:")
+            for name, taken, number in _longest(times, part):
+                terminalreporter.write_line(f"{taken:8.1f} s {number:6d}  {name}")
         for name in self.too_slow:
             taken = self.calls[name]
             terminalreporter.write_line(
@@ -98,3 +100,19 @@ class CpuTimes:
                 "make it smaller, or let it use what tests/tiers.py counts as slow",
                 red=True,
             )
+
+
+def _longest(times: dict[str, float], part: Callable[[str], str]) -> list[tuple[str, float, int]]:
+    """The parts of the tests' names that take longest, their seconds and numbers of cases."""
+    parts: defaultdict[str, list[float]] = defaultdict(list)
+    for name, seconds in times.items():
+        parts[part(name)].append(seconds)
+    return sorted(((name, sum(each), len(each)) for name, each in parts.items()), key=lambda one: -one[1])[:SHOWN]
+
+
+def _room(name: str) -> str:
+    return name.partition("::")[0].rpartition("/")[0]
+
+
+def _function(name: str) -> str:
+    return name.partition("[")[0]

@@ -343,9 +343,9 @@ def test_a_killed_rank_fails_the_run_and_is_named(cluster, plan_for_two_ranks):
     assert psutil.wait_procs(everyone, LIMIT_S)[1] == []
 
 
-def test_a_killed_agent_takes_its_ranks_along(cluster, plan):
+def test_a_killed_agent_takes_its_ranks_along(cluster, plan_for_two_ranks):
     cluster.gate.touch()
-    run = cluster.start_run(plan)
+    run = cluster.start_run(plan_for_two_ranks)
     assert cluster.run_when(run, lambda run: run.steps_done >= 2).state == "running"
     there, here = cluster.ranks("host0"), cluster.ranks("host1")
     cluster.processes["host1"].kill()

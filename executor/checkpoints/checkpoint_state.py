@@ -65,11 +65,13 @@ def state_of(interpreter: Interpreter) -> Entries:
         state |= {f"{own}buffer/{name}": buffer for name, buffer in _buffers(interpreter, stage)}
         names = {id(parameter): name for name, parameter in stage.parameters.items()}
         if stage.averaging is not None:
-            state |= {f"model/{names[id(p)]}": reference for p, reference in stage.averaging.reference()}
+            for parameter, reference in stage.averaging.reference():
+                state[f"model/{names[id(parameter)]}"] = stage.parts.shared(names[id(parameter)], reference)
         if stage.versions is not None:
             for age, tensors in enumerate(stage.versions.state()[1 : stage.versions.oldest + 1], 1):
                 for parameter, tensor in zip(stage.versions.parameters, tensors, strict=True):
-                    state[f"older/{age}/{names[id(parameter)]}"] = tensor
+                    name = names[id(parameter)]
+                    state[f"older/{age}/{name}"] = stage.parts.shared(name, tensor)
     return state
 
 
@@ -109,7 +111,7 @@ class _Stage:
             shared = stage.parts.shared(name, parameter.detach())
             reader.into(f"{self._weights}model/{name}", shared)
             if stage.averaging is not None:
-                reader.like(f"model/{name}", parameter)
+                reader.like(f"model/{name}", shared)
             if name in stage.stepped:
                 reader.all_of(f"{states}optimizer/{name}/", shared)
             reader.if_there(f"{states}options/{name}")
@@ -120,7 +122,7 @@ class _Stage:
         self._ages = self._ages_in(reader)
         for age in self._ages:
             for name, parameter in stage.parameters.items():
-                reader.like(f"older/{age}/{name}", parameter)
+                reader.like(f"older/{age}/{name}", stage.parts.shared(name, parameter.detach()))
 
     def put_in_place(self) -> None:
         """Give optimizer, schedule, versions and reference model their states."""
@@ -139,12 +141,14 @@ class _Stage:
             if states:
                 stage.optimizer.state[parameter] = _placed(stage.optimizer, parameter, states)
         if stage.averaging is not None:
-            stage.averaging.restore({p: found[f"model/{name}"] for name, p in stage.parameters.items()})
+            stage.averaging.restore(
+                {p: stage.parts.own(name, found[f"model/{name}"]) for name, p in stage.parameters.items()}
+            )
         if stage.versions is not None:
             names = {id(parameter): name for name, parameter in stage.parameters.items()}
             order = [names[id(parameter)] for parameter in stage.versions.parameters]
             newest = [parameter.detach().clone() for parameter in stage.versions.parameters]
-            older = [[found[f"older/{age}/{name}"] for name in order] for age in self._ages]
+            older = [[stage.parts.own(name, found[f"older/{age}/{name}"]) for name in order] for age in self._ages]
             stage.versions.restore([newest, *older])
 
     def _ages_in(self, reader: _Reader) -> list[int]:

@@ -144,6 +144,15 @@ class Piece(NamedTuple):
         hooked.register_post_accumulate_grad_hook(add)
         return None
 
+    def leaf_over(self, part: Tensor, view: Tensor) -> nn.Parameter:
+        """Another leaf of the layer, over the numbers of ``part``, whose gradients arrive in ``view``."""
+        assert isinstance(self.leaf, DTensor)
+        # From .data, so that the optimizer's steps in place are not taken for changes of what a graph has saved.
+        leaf = nn.Parameter(self._joined(part.data, self.leaf.placements))
+        place: Any = self._replace(leaf=leaf).place(view)  # a DTensor, as the leaf is
+        leaf.grad = place
+        return leaf
+
     def _joined(self, part: Tensor, placements: Placements) -> DTensor:
         leaf = self.leaf
         assert isinstance(leaf, DTensor)
@@ -160,7 +169,8 @@ def is_expert(parameter: nn.Parameter) -> bool:
 class Division:
     """How this rank shares layers: its place in a ``mesh``, and the process groups of the run by number.
 
-    Of `layout` are ``gradients``, of each layer's parameters by name, and ``traced``, runs by number of samples.
+    Of `layout` are ``gradients``, of each layer's parameters by name, and ``traced``, runs by number of samples and
+    recomputed modules.
     """
 
     def __init__(self, mesh: Mesh, groups: Sequence[Any], device: torch.device | str = "cpu") -> None:
@@ -173,7 +183,7 @@ class Division:
         )
         self.context = self.meshes.sequences
         self.gradients: dict[int, Mapping[str, Gradient]] = {}
-        self.traced: dict[int, Any] = {}
+        self.traced: dict[Any, Any] = {}
         self._in_loss = False
 
     @property

@@ -19,6 +19,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
 
+from penstock.executor.stage.split_backward import WITHIN_EXCHANGE
+
 
 class ExpertParallel(ParallelStyle):
     """A module of experts whose parameters have a row for each: a rank has those of its experts.
@@ -31,13 +33,12 @@ class ExpertParallel(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         refuse_uneven(module, device_mesh.size())
         distribute_module(module, device_mesh, self._rows)
-        compute: Any = module.forward
+        compute = _OwnExperts(module)
+        module.__dict__[WITHIN_EXCHANGE] = compute  # not as a part of the module, whose path it would add
 
         def forward(tokens: Tensor, counts: Sequence[int]) -> Tensor:
             exchange = _Exchange(counts, tokens, device_mesh)
-            with _own_rows(module):
-                made = compute(exchange.dispatched(tokens), exchange.own_counts)
-            return exchange.returned(made)
+            return exchange.returned(compute(exchange.dispatched(tokens), exchange.own_counts))
 
         module.forward = forward
         return module
@@ -46,6 +47,21 @@ class ExpertParallel(ParallelStyle):
         for name, parameter in list(module.named_parameters(recurse=False)):
             part = distribute_tensor(parameter, mesh, [Shard(0)], src_data_rank=self.src_data_rank)
             module.register_parameter(name, nn.Parameter(part, requires_grad=parameter.requires_grad))
+
+
+class _OwnExperts(nn.Module):
+    """What a module of experts computes between the exchanges, with this rank's rows of its parameters."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        compute: Any = module.forward
+
+        def forward(tokens: Tensor, counts: Sequence[int]) -> Tensor:
+            with _own_rows(module):
+                made: Tensor = compute(tokens, counts)
+            return made
+
+        self.forward = forward
 
 
 def refuse_uneven(module: nn.Module, ranks: int) -> None:

@@ -146,7 +146,10 @@ class Prediction:
         self._program = program
         self._instructions = list(program.instructions())
         self._names = {number: name for name, number in numbers.items()}
-        self._layers: Mapping[int, Sequence[TracedLayer]] = traced_layers(chain, division, sizes_of(program))
+        self._layers: dict[tuple[str, ...], Mapping[int, Sequence[TracedLayer]]] = {
+            modules: traced_layers(chain, division, sizes_of(program), modules)
+            for modules in dict.fromkeys(held.modules for held in program.stages)
+        }
         self._tied = {tie.name: tie for tie in chain.ties}
         self._split = {one.stage for one in self._instructions if one.kind == "W"}
 
@@ -172,12 +175,12 @@ class Prediction:
                 yield from self._parts(index, held)
 
     def _sizes(self) -> Sequence[TracedLayer]:
-        return next(iter(self._layers.values()))
+        return next(iter(next(iter(self._layers.values())).values()))
 
     def _within(self, one: Instruction, held: Held, again: set[tuple[int, int]]) -> Iterator[Sent]:
         """What an operation's layers send."""
         low, high = held.rows[self._program.row_class(one.micro_batch)]
-        layers = self._layers[high - low]
+        layers = self._layers[held.modules][high - low]
         inside = range(held.first, held.last + 1)
         key = one.stage, one.micro_batch
         if one.kind == "R":

@@ -30,7 +30,7 @@ def divided_shapes(
     if not division.meshes.shares:
         return tuple(shapes)
     refuse_without_experts(chain, division.meshes)
-    divided, run = _traced(chain, division, size)
+    divided, run = _traced(chain, division, size, ())
     own = run.shapes
     division.gradients = {index: divided.gradients(index) for index in range(len(chain.specs))}
     return tuple(
@@ -46,15 +46,15 @@ def sizes_of(program: Program) -> list[int]:
     return sorted(sizes - {0})
 
 
-def _traced(chain: Chain, division: Division, size: int) -> tuple[DividedTracer, Run]:
-    """The layers as ranks share them, run at ``size`` samples, once."""
-    if size not in division.traced:
+def _traced(chain: Chain, division: Division, size: int, modules: tuple[str, ...]) -> tuple[DividedTracer, Run]:
+    """The layers as ranks share them, run at ``size`` samples, once; ``modules``: those that are recomputed."""
+    if (size, modules) not in division.traced:
         kinds = [(alike(spec.build), alike(spec.parallel)) for spec in chain.specs]
-        modules = {index: chain.build_layer(index, device="meta") for index in sorted(set(map(kinds.index, kinds)))}
-        whole = Tracer(chain, modules, None)
-        divided, runs = divided_runs(whole, {size: whole.run(size)}, division.meshes)
-        division.traced[size] = divided, runs[size]
-    found: tuple[DividedTracer, Run] = division.traced[size]
+        layers = {index: chain.build_layer(index, device="meta") for index in sorted(set(map(kinds.index, kinds)))}
+        whole = Tracer(chain, layers, None)
+        divided, runs = divided_runs(whole, {size: whole.run(size)}, division.meshes, modules)
+        division.traced[size, modules] = divided, runs[size]
+    found: tuple[DividedTracer, Run] = division.traced[size, modules]
     return found
 
 
@@ -92,15 +92,17 @@ class TracedLayer(NamedTuple):
     backward: tuple[Sent, ...]
 
 
-def traced_layers(chain: Chain, division: Division | None, sizes: Iterable[int]) -> dict[int, list[TracedLayer]]:
-    """All layers at each number of samples, as this rank shares them."""
+def traced_layers(
+    chain: Chain, division: Division | None, sizes: Iterable[int], modules: tuple[str, ...] = ()
+) -> dict[int, list[TracedLayer]]:
+    """All layers at each number of samples, as this rank shares them, where these modules are recomputed."""
     names = {place: tie.name for tie in chain.ties for place in tie.places}
     found = {}
     for size in sizes:
         sent: list[tuple[tuple[Sent, ...], tuple[Sent, ...]]] = [((), ())] * len(chain.specs)
         divided = None
         if division is not None and division.meshes.shares:
-            divided, run = _traced(chain, division, size)
+            divided, run = _traced(chain, division, size, modules)
             sent = [(cost.sent_forward, cost.sent_backward) for cost in run.costs]
         layers = []
         for index, (forward, backward) in enumerate(sent):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, get_args
 
 import torch
@@ -15,8 +15,9 @@ from torch.distributed.tensor.parallel import loss_parallel
 from penstock.executor.divided.division import Gradient, Meshes, divide, gradients_of, local, reason, refused
 from penstock.executor.divided.module_shapes import ModuleShapes, Shape, misfit
 from penstock.executor.divided.tensor_group import LocalRecorder, local_bytes, own_parameters
-from penstock.executor.profiling.meta_cost import SavedStorages
+from penstock.executor.profiling.meta_cost import FusedKernels, SavedStorages
 from penstock.executor.profiling.tracing import Held, LayerCost, Run, Sent, Tracer, update_bytes
+from penstock.executor.stage.recomputed_modules import recompute_modules
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.transformers.degrees import Collective, Operation
 
@@ -27,16 +28,18 @@ _OVER: tuple[Over, ...] = get_args(Over)
 _REMEDY = "ask for a degree that divides heads, widths and the sequence, or mend the layer's `parallel`"
 
 
-def divided_runs(whole: Tracer, runs: Mapping[int, Run], meshes: Meshes) -> tuple[DividedTracer, Mapping[int, Run]]:
+def divided_runs(
+    whole: Tracer, runs: Mapping[int, Run], meshes: Meshes, modules: Sequence[str] = ()
+) -> tuple[DividedTracer, Mapping[int, Run]]:
     """The layers of ``whole`` as ranks share them, run at the sizes of ``runs``, which are those of whole layers.
 
-    Sequences are cut first, then layers are divided: each is checked against what it is made of. Raises
-    UnsupportedRequest naming the layer that ranks cannot share so, and why.
+    ``modules``: those that layers recompute in backward. Sequences are cut first, then layers are divided: each is
+    checked against what it is made of. Raises UnsupportedRequest naming the layer that ranks cannot share so, and why.
     """
     tracer = whole
     for each in dict.fromkeys((Meshes(context=meshes.context), meshes)):
         if each.shares:
-            tracer = DividedTracer(tracer, runs, each)
+            tracer = DividedTracer(tracer, runs, each, modules if each == meshes else ())
             runs = {size: tracer.run(size) for size in runs}
     assert isinstance(tracer, DividedTracer), "ranks share nothing"
     return tracer, runs
@@ -45,11 +48,12 @@ def divided_runs(whole: Tracer, runs: Mapping[int, Run], meshes: Meshes) -> tupl
 class DividedTracer(Tracer):
     """Runs the layers of ``whole`` as ``meshes`` divide them; ``runs`` are those of ``whole``, by size.
 
-    Where ``meshes`` divide layers, ``whole`` has the parts of sequences that these have.
+    Where ``meshes`` divide layers, ``whole`` has the parts of sequences that these have. Layers recompute ``modules``.
     """
 
-    def __init__(self, whole: Tracer, runs: Mapping[int, Run], meshes: Meshes) -> None:
+    def __init__(self, whole: Tracer, runs: Mapping[int, Run], meshes: Meshes, modules: Sequence[str] = ()) -> None:
         super().__init__(whole.chain, [], whole.dtype)
+        self._recomputed = modules
         self._gradients: dict[Hashable, dict[str, Gradient]] = {}
         self.runs = runs
         self._whole, self._meshes, self._context = whole, meshes, meshes.sequences
@@ -72,8 +76,16 @@ class DividedTracer(Tracer):
             whole = self.chain.build_layer(index, device="meta")
             if self.dtype is not None:
                 whole = whole.to(self.dtype)
-            self._divided[key] = divide(self.chain.specs[index], whole, self._meshes)
+            spec = self.chain.specs[index]
+            self._divided[key] = divide(spec, whole, self._meshes)
+            recompute_modules(spec, whole, self._recomputed, self._enclosing)
         return self._divided[key]
+
+    @contextmanager
+    def _enclosing(self) -> Iterator[None]:
+        """What a module runs within when it is recomputed: as the layer did."""
+        with FusedKernels(), self._context or nullcontext():
+            yield
 
     def held(self, index: int) -> Held:
         """What one GPU has of layer ``index``."""
@@ -100,9 +112,10 @@ class DividedTracer(Tracer):
         self._refuse_parts(index, given, rows)
         module, shapes = self.module(index), ModuleShapes()
         with loss_parallel() if last and self._meshes.tensor is not None else nullcontext():
-            with shapes.watching(module):
+            with nullcontext() if self._recomputed else shapes.watching(module):  # run again, they would count twice
                 self.passes(index, given, env, SavedStorages(), targets, nullcontext(), nullcontext())
-            self._check(index, shapes, given, rows)
+            if not self._recomputed:
+                self._check(index, shapes, given, rows)
             forward, backward = LocalRecorder(), LocalRecorder()
             results, kept = self.passes(index, given, env, storages, targets, forward, backward)
         written = results if last else [local(tensor) for tensor in results]

@@ -13,8 +13,9 @@ from penstock.executor.profiling.device_table import DeviceFacts, Dtype
 from penstock.executor.profiling.meta_cost import time_ns
 from penstock.executor.profiling.tracing import LayerCost, Run, Tracer
 from penstock.executor.run.chain import Chain
+from penstock.executor.stage.recomputed_modules import recomputable
 from penstock.schemas.profile import DividedCost, DividedLayer, DividedMeasurement, ModelProfile, Variant
-from penstock.schemas.transformers.degrees import Degrees
+from penstock.schemas.transformers.degrees import Degrees, ModuleCost
 
 
 class _At(NamedTuple):
@@ -73,13 +74,22 @@ def _at(
         refuse_without_experts(tracer.chain, meshes)
         divided, made = divided_runs(tracer, runs, meshes)
         layers = _layers(divided, update_facts)
+        again = {name: divided_runs(tracer, runs, meshes, (name,))[1] for name in recomputable(tracer.chain.specs)}
     size, run = next(iter(made.items()))
     return _At(
         degrees,
         _is_sharded(tracer.chain, run, divided.runs[size]),
         layers,
         {
-            (device.kind, size): [_cost(cost, device, profile.parameter_dtype) for cost in run.costs]
+            (device.kind, size): [
+                _cost(
+                    cost,
+                    {name: recomputed[size].costs[i] for name, recomputed in again.items()},
+                    device,
+                    profile.parameter_dtype,
+                )
+                for i, cost in enumerate(run.costs)
+            ]
             for device in facts
             for size, run in made.items()
         },
@@ -114,12 +124,39 @@ def _is_sharded(chain: Chain, run: Run, whole: Run) -> bool:
     return bool(parts) and all(parts)
 
 
-def _cost(cost: LayerCost, device: DeviceFacts, dtype: Dtype) -> DividedCost:
+def _cost(cost: LayerCost, again: Mapping[str, LayerCost], device: DeviceFacts, dtype: Dtype) -> DividedCost:
+    """A layer's cost; ``again``: what the layer costs where each of its modules is recomputed."""
+    modules = (_module(name, cost, each, device, dtype) for name, each in again.items())
     return DividedCost(
         forward_ns=time_ns(cost.forward, device, dtype),
         backward_ns=time_ns(cost.backward, device, dtype),
         stash_bytes=cost.stash_bytes,
         collectives=cost.collectives,
+        modules=tuple(each for each in modules if each.forward_ns or each.freed_bytes) or None,
+    )
+
+
+def _module(name: str, kept: LayerCost, again: LayerCost, device: DeviceFacts, dtype: Dtype) -> ModuleCost:
+    """What a module costs that a layer recomputes: by how much more the backward does then, and the less is kept."""
+    longer = time_ns(again.backward, device, dtype) - time_ns(kept.backward, device, dtype)
+    before = {(each.phase, each.operation, each.over): each for each in kept.collectives}
+    moved = []
+    for each in again.collectives:
+        known = before.get((each.phase, each.operation, each.over))
+        count, size = (
+            (each.count, each.bytes_per_sample)
+            if known is None
+            else (each.count - known.count, each.bytes_per_sample - known.bytes_per_sample)
+        )
+        if count > 0:
+            moved.append(each.model_copy(update={"phase": "forward", "count": count, "bytes_per_sample": size}))
+    return ModuleCost.model_validate(
+        {
+            "module": name,
+            "forward_ns": max(0, longer),
+            "freed_bytes": max(0, kept.stash_bytes - again.stash_bytes),
+            "collectives": tuple(moved),
+        }
     )
 
 

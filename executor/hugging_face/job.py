@@ -62,12 +62,17 @@ class HuggingFaceJob(SimpleJob):
         pieces = self._pieces
         kinds = [pieces.kind(i) for i in range(len(pieces.layers))]
         return [
-            LayerSpec("embedding", pieces.embedding, parallel=self._divided("embedding")),
+            LayerSpec("embedding", pieces.embedding, parallel=self._divided("embedding"), modules={}),
             *(
-                LayerSpec(f"block.{i}", partial(pieces.block, kind), parallel=self._divided("block"))
+                LayerSpec(
+                    f"block.{i}",
+                    partial(pieces.block, kind),
+                    parallel=self._divided("block"),
+                    modules=pieces.modules(kind),
+                )
                 for i, kind in enumerate(kinds)
             ),
-            LayerSpec("head", pieces.head, parallel=self._divided("head")),
+            LayerSpec("head", pieces.head, parallel=self._divided("head"), modules={}),
         ]
 
     def batch(self, step: int, rows: range) -> tuple[dict[str, Tensor], Tensor]:

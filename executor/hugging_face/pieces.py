@@ -105,6 +105,15 @@ class Pieces:
             if name != "lm_head" and name.startswith(f"{self._layers}.") == inside
         }
 
+    def modules(self, index: int) -> dict[str, str]:
+        """Where in a decoder layer the modules are that plans recompute by themselves.
+
+        Not the norms: a plan frees what they leave, which torch's recomputation keeps for the modules that read it.
+        """
+        own = dict(self.layers[index].named_children())
+        found = {module: next((name for name in names if name in own), None) for module, names in _RECOMPUTED.items()}
+        return {module: f"base.{self._layers}.0.{name}" for module, name in found.items() if name is not None}
+
     def _named(self, names: tuple[str, ...], what: str) -> str:
         found = next((name for name in names if hasattr(self.base, name)), None)
         if found is None:
@@ -137,6 +146,13 @@ class Pieces:
 
 
 _PARTS = ((_LAYERS, "layers"), (_NORMS, "last norm"))
+
+
+_RECOMPUTED = {
+    "attention": ("self_attn", "attn", "attention"),
+    "mlp": ("mlp", "block_sparse_moe", "feed_forward"),
+}
+"""How families call the modules that plans recompute, in a decoder layer."""
 
 
 class Piece(nn.Module):

@@ -294,13 +294,13 @@ class Interpreter:
                 stage.versions.point_at(stage.versions.live[0])
             if stage.averaging is not None:
                 for parameter, reference in stage.averaging.reference():
-                    replaced.append((parameter, parameter.data))
-                    parameter.data = reference
+                    replaced.append((parameter, parameter.detach().clone()))
+                    parameter.data.copy_(reference)  # in place: where ranks share layers, these have the storage
         return replaced
 
     def _leave_evaluation(self, replaced: Iterable[tuple[torch.nn.Parameter, torch.Tensor]]) -> None:
         for parameter, own in replaced:
-            parameter.data = own
+            parameter.data.copy_(own)
         for stage in self.stages.values():
             for layer in stage.module.modules.values():
                 layer.train()

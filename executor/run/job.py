@@ -20,6 +20,10 @@ all targets, dimension 1 is cut. Layers get the numbers of their positions from
 ``penstock.executor.divided.context.positions``, and mix positions in ``scaled_dot_product_attention`` alone, without
 masks other than the causal one.
 
+A layer says in ``modules`` which of its modules plans mean that recompute ``attention``, ``mlp`` or ``norm`` alone: a
+path within the layer, or several, as in ``{"attention": "attention", "norm": ("norm_1", "norm_2")}``; ``{}`` for a
+layer without any, such as an embedding. Without it a plan that recomputes modules is refused.
+
 A job may also have:
 
 * ``shared_parameters``: lists of full names that are one parameter; the first names it.
@@ -37,12 +41,13 @@ import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from penstock.schemas.errors import InvalidDocument, NotFound
+from penstock.schemas.transformers.degrees import Module
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
@@ -57,13 +62,17 @@ _REQUIRED = ("name", "seed", "batch_size", "layers", "batch", "loss", "optimizer
 
 
 class LayerSpec(NamedTuple):
-    """One layer: its full name, how it is built, the named tensors it reads and writes, and how GPUs share it."""
+    """One layer: its full name, how it is built, the named tensors it reads and writes, and how GPUs share it.
+
+    ``modules``: where in the layer are those that plans recompute by themselves, by the names of plans.
+    """
 
     name: str
     build: Builder
     reads: tuple[str, ...] = ("x",)
     writes: tuple[str, ...] = ("x",)
     parallel: Parallel | None = None
+    modules: Mapping[str, str | Sequence[str]] | None = None
 
 
 @runtime_checkable
@@ -163,6 +172,11 @@ def layer_specs(job: Job) -> tuple[LayerSpec, ...]:
     return specs
 
 
+def module_paths(spec: LayerSpec) -> dict[str, tuple[str, ...]]:
+    """The paths of each module that ``spec.modules`` names; none where it says nothing."""
+    return {name: (paths,) if isinstance(paths, str) else tuple(paths) for name, paths in (spec.modules or {}).items()}
+
+
 def job_outputs(job: Job) -> tuple[str, ...]:
     """The names that the loss reads: ``job.outputs``, or ``("x",)``."""
     return tuple(getattr(job, "outputs", ("x",)))
@@ -225,7 +239,21 @@ def _spec(job: Job, index: int, entry: Any) -> LayerSpec:
             f"{where} ({spec.name!r}): parallel is {spec.parallel!r:.80}; give styles by module, a function that makes "
             'them, or "replicated"'
         )
-    return LayerSpec(spec.name, spec.build, tuple(spec.reads), tuple(spec.writes), spec.parallel)
+    if spec.modules is not None:
+        _refuse_unknown_modules(where, spec)
+    return spec._replace(reads=tuple(spec.reads), writes=tuple(spec.writes))
+
+
+def _refuse_unknown_modules(where: str, spec: LayerSpec) -> None:
+    """Raise InvalidDocument where ``modules`` is no mapping from plans' names of modules to paths."""
+    given: Any = spec.modules
+    known = get_args(Module)
+    wrong = not isinstance(given, Mapping) or [name for name in given if name not in known]
+    if wrong:
+        raise InvalidDocument(
+            f"{where} ({spec.name!r}): modules is {given!r:.80}; give paths within the layer by name, of "
+            f"{', '.join(known)}"
+        )
 
 
 def _import(name: str, reference: str) -> Any:

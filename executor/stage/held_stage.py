@@ -24,7 +24,7 @@ from penstock.executor.stage.sharded_optimizer import ShardedStates, Shares, sha
 from penstock.executor.stage.sharded_parameters import RowPiece, Shards
 from penstock.executor.stage.sharing import share_out
 from penstock.executor.stage.stage_module import MicroBatch, StageModule
-from penstock.executor.stage.versions import Version, Versions
+from penstock.executor.stage.versions import Version, Versions, places_of
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.program import WITHIN_PASSES, Held, Program
 
@@ -251,6 +251,7 @@ class Holder:
             held.last,
             seed=self.seed,
             recompute=held.recompute,
+            recomputed_modules=held.modules,
             runtime=self.runtime,
             training=self.training,
             split=self._has(held.stage, "W"),
@@ -288,7 +289,7 @@ class Holder:
         flats = [flat for k in sorted(gradients.reduced) for flat in gradients.reduced[k].flats if flat.is_shared_out]
         sharding = ShardedStates(optimizer, flats) if optimizer is not None and flats else None
         stashing = self.program.update_rule == "weight_stashing"
-        shares_rows = stashing and len(held.ranks) > 1 and held.dispatch == "rows"
+        shares_rows = stashing and held.buckets[0][2] >= 0 and held.dispatch == "rows"
         return HeldStage(
             parts=parts,
             module=module,
@@ -445,12 +446,11 @@ class Holder:
         limit = self._limit(parts.held.stage)
         if limit == 1 or not parts.names:
             return None
-        for parameter, view in gradients.views:
-            parameter.grad = view
+        gradients.clear()
         return Versions(
             module.modules.values(),
             parts.parameters,
-            [view for _, view in gradients.views],
+            places_of(parts.parameters, gradients.views, parts.pieces.values()),
             limit=limit,
             oldest=self._oldest(parts.held.stage),
             runtime=self.runtime,
@@ -494,5 +494,6 @@ def refuse_other_stages(programs: Sequence[Program]) -> None:
 
 
 def _essence(program: Program) -> Any:
-    stages = [(h.stage, h.first, h.last, h.replica, h.ranks, h.rows, h.buckets, h.recompute) for h in program.stages]
+    held = program.stages
+    stages = [(h.stage, h.first, h.last, h.replica, h.ranks, h.rows, h.buckets, h.recompute, h.modules) for h in held]
     return program.rank, program.num_micro_batches, program.update_rule, program.groups, program.shared, stages

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from penstock.executor.run.chain import Chain
 from penstock.schemas.errors import ModelMismatch
@@ -141,6 +142,7 @@ class Segment:
         """``run``, leaving buffers (running statistics) as the first run left them."""
         before = [buffer.clone() for buffer in self.buffers]
         results = self.run(inputs, batch, seeds, key)
+        wait_for(results)
         for buffer, value in zip(self.buffers, before, strict=True):
             buffer.data.copy_(value)
         return results
@@ -167,6 +169,14 @@ def segment_ranges(
         if a <= b:
             yield max(a, at), b, True
         at = b + 1
+
+
+def wait_for(results: Any) -> None:
+    """Wait for the collectives that made these tensors, which nobody reads: torch keeps what is never waited for."""
+    for leaf in tree_leaves(results):
+        wait = getattr(getattr(leaf, "_local_tensor", leaf), "trigger_wait", None)
+        if wait is not None:
+            wait()
 
 
 class Blame(NamedTuple):

@@ -25,6 +25,10 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from penstock.executor.torch_versions import run_engine, top_saved_tensors_hooks
 
+WITHIN_EXCHANGE = "computes_between_exchanges"
+"""The attribute of a unit whose forward also exchanges tensors with other ranks: the part that computes with its
+parameters, as a module. Then that is what the unit is for the two halves, and W exchanges nothing."""
+
 Place = tuple[int, int]
 """A parameter: the number of its unit, and its own within the unit."""
 
@@ -40,8 +44,9 @@ class SplitBackward:
         self.recording: Recorded | None = None
         self._known: dict[tuple[int, ...], frozenset[Place]] = {}
         for number, unit in enumerate(self.units):
-            unit.register_forward_pre_hook(self._enter)
-            unit.register_forward_hook(self._leaver(number), prepend=True)  # ahead of those that send what it returns
+            computes: nn.Module = unit.__dict__.get(WITHIN_EXCHANGE, unit)
+            computes.register_forward_pre_hook(self._enter)
+            computes.register_forward_hook(self._leaver(number), prepend=True)  # ahead of those that send its results
 
     def record(self) -> Recorded:
         """A context to run the modules in, once; it can then take the backward's halves."""

@@ -21,6 +21,7 @@ from penstock.executor.run.chain import Chain, TensorShape, derived_seed
 from penstock.executor.runtime.cpu import CPU
 from penstock.executor.runtime.interface import Runtime
 from penstock.executor.stage.precision import FULL, Training
+from penstock.executor.stage.recomputed_modules import recompute_modules
 from penstock.executor.stage.segment import Segment, segment_ranges
 from penstock.executor.stage.split_backward import Recorded, SplitBackward
 from penstock.schemas.errors import ModelMismatch
@@ -98,9 +99,10 @@ class StageModule:
     """Layers ``first`` to ``last`` of a chain on the device of ``runtime``.
 
     ``shapes``: what crosses each cut (``Chain.infer_shapes``). ``recompute``: layer ranges, both ends included.
-    ``split``: some of its backwards come in two halves. ``singly``: each layer that is not recomputed is a segment of
-    its own then, too. ``modules``: layers that are there already, by number. ``count``: how many terms the loss is the
-    mean of; over the loss scale, where there is one. ``division``: how the rank shares layers with others.
+    ``recomputed_modules``: of each layer, by the names of plans. ``split``: some of its backwards come in two halves.
+    ``singly``: each layer that is not recomputed is a segment of its own then, too. ``modules``: layers that are there
+    already, by number. ``count``: how many terms the loss is the mean of; over the loss scale, where there is one.
+    ``division``: how the rank shares layers with others.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class StageModule:
         *,
         seed: int,
         recompute: Sequence[tuple[int, int]] = (),
+        recomputed_modules: Sequence[str] = (),
         runtime: Runtime = CPU,
         training: Training = FULL,
         split: bool = False,
@@ -133,6 +136,8 @@ class StageModule:
         self.modules = chain.build_layers(range(first, last + 1), seed, runtime.device, modules)
         if division is not None:
             self._divide(division, modules or {})
+        for index in self.modules.keys() - (modules or {}).keys() if recomputed_modules else ():
+            recompute_modules(chain.specs[index], self.modules[index], recomputed_modules, _enclosing(division))
         for module in self.modules.values():
             module.train()
         self.reseed = runtime.seed
@@ -327,6 +332,12 @@ def _autocast(
     """What layers run under with gradients, and without."""
     kept, apart = training.autocast(device), training.autocast(device, keeps_casts=False)
     return None if kept is None or apart is None else (kept, apart)
+
+
+def _enclosing(division: Division | None) -> Callable[[], AbstractContextManager[Any]]:
+    """What a rank's layers run within, where they share sequences."""
+    context = None if division is None else division.context
+    return nullcontext if context is None else lambda: context
 
 
 def layer_seed(seed: int, micro_batch: int, name: str, first_row: int) -> int:

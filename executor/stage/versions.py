@@ -13,7 +13,7 @@ each version lays out its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,19 +23,52 @@ from penstock.executor.runtime.interface import Runtime
 from penstock.executor.stage.stage_module import MicroBatch
 from penstock.schemas.errors import InvalidDocument
 
+if TYPE_CHECKING:
+    from penstock.executor.divided.division import Piece
+
 
 class Version:
     """Weights after some number of updates. ``in_flight``: micro-batches between their forward and their backward."""
 
     __slots__ = ("in_flight", "parameters", "tensors")
 
-    def __init__(self, tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    def __init__(self, tensors: Sequence[Tensor], places: Sequence[Place]) -> None:
         self.tensors = list(tensors)
-        # From .data, so that the optimizer's steps in place are not taken for changes of what a graph has saved.
-        self.parameters = [nn.Parameter(tensor.data) for tensor in tensors]
-        for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            parameter.grad = gradient
+        self.parameters = [place.leaf_over(tensor) for place, tensor in zip(places, tensors, strict=True)]
         self.in_flight = 0
+
+
+class Place(NamedTuple):
+    """Where a parameter of all versions is: in a layer as ``leaf`` at first, its gradients in ``gradient``.
+
+    ``piece``: what the optimizer's parameter is of the layer's, where ranks share layers.
+    """
+
+    leaf: nn.Parameter
+    gradient: Tensor
+    piece: Piece | None = None
+
+    def leaf_over(self, tensor: Tensor) -> nn.Parameter:
+        """A parameter for the layer over the numbers of ``tensor``."""
+        if self.piece is not None and self.piece.leaf is not self.piece.own:
+            return self.piece.leaf_over(tensor, self.gradient)
+        # From .data, so that the optimizer's steps in place are not taken for changes of what a graph has saved.
+        leaf = nn.Parameter(tensor.data)
+        leaf.grad = self.gradient
+        return leaf
+
+
+def places_of(
+    parameters: Iterable[nn.Parameter], gradients: Iterable[tuple[nn.Parameter, Tensor]], pieces: Iterable[Piece]
+) -> list[Place]:
+    """The places of an optimizer's parameters, whose gradients arrive in these tensors."""
+    arrive = {id(parameter): gradient for parameter, gradient in gradients}
+    piece_of = {id(piece.own): piece for piece in pieces}
+    found = []
+    for parameter in parameters:
+        piece = piece_of.get(id(parameter))
+        found.append(Place(parameter if piece is None else piece.leaf, arrive[id(parameter)], piece))
+    return found
 
 
 LayOut = tuple[Callable[[Sequence[Tensor]], None], Sequence[int]]
@@ -45,29 +78,31 @@ LayOut = tuple[Callable[[Sequence[Tensor]], None], Sequence[int]]
 class Versions:
     """The versions of a stage's weights.
 
-    ``parameters``: the optimizer's. ``limit``: versions that may be alive at once (the plan's). ``oldest``: by how many
-    updates forwards lag behind at most. ``peak``: the most versions that have been alive so far.
+    ``parameters``: the optimizer's, each with its place in a layer. ``limit``: versions that may be alive at once (the
+    plan's). ``oldest``: by how many updates forwards lag behind at most. ``peak``: the most versions that have been
+    alive so far.
     """
 
     def __init__(
         self,
         modules: Iterable[nn.Module],
         parameters: Sequence[nn.Parameter],
-        gradients: Sequence[Tensor],
+        places: Sequence[Place],
         *,
         limit: int,
         oldest: int,
         runtime: Runtime = CPU,
     ) -> None:
         self.parameters = list(parameters)
-        self.gradients = list(gradients)
+        self._of = list(places)
         self.limit = limit
         self.oldest = oldest
         self.delay = 0
         self.peak = 1
         layers = list(modules)
-        self._places = _places(layers, self.parameters)
-        self._lay_outs = list(_lay_outs(layers, self.parameters, runtime))
+        leaves = [place.leaf for place in places]
+        self._places = _places(layers, leaves)
+        self._lay_outs = list(_lay_outs(layers, leaves, runtime))
         self._free: list[Version] = []
         self.live = [self._version([p.data for p in self.parameters])]
         for parameter, tensor in zip(self.parameters, self.live[0].tensors, strict=True):
@@ -136,7 +171,7 @@ class Versions:
 
     def _version(self, tensors: Sequence[Tensor]) -> Version:
         """A version over these weights, which are moved where the device wants them side by side."""
-        version = Version(tensors, self.gradients)
+        version = Version(tensors, self._of)
         for lay_out, numbers in self._lay_outs:
             lay_out([version.parameters[number] for number in numbers])
             for number in numbers:

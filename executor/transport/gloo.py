@@ -16,6 +16,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+CLOSING_S = 1.0
+"""How long the end of a transport waits for its threads: one that the interpreter ends in C++ aborts the process."""
 _UNLIMITED = timedelta(days=7)
 _HAND_OVER_BYTES = 1 << 18
 _HAND_OVER_SENDS = 16
@@ -69,8 +71,9 @@ class GlooTransport:
             raise self._reaper.error
 
     def close(self) -> None:
-        """End the thread; sends that are under way are not waited for."""
+        """End the thread, within a second; sends that are under way are not waited for."""
         self._reaper.work.put(None)
+        self._reaper.join(CLOSING_S)
 
 
 class _Reaper(threading.Thread):

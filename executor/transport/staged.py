@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from penstock.executor.runtime.interface import Event, Runtime
-from penstock.executor.transport.gloo import GlooTransport
+from penstock.executor.transport.gloo import CLOSING_S, GlooTransport
 
 
 class StagedTransport:
@@ -62,9 +62,10 @@ class StagedTransport:
         self._runtime.compute.synchronize()
 
     def close(self) -> None:
-        """End the threads; sends that are under way are not waited for."""
+        """End the threads, within a second; sends that are under way are not waited for."""
         self._sender.work.put(self._gloo.close)
         self._sender.work.put(None)
+        self._sender.join(CLOSING_S)
 
 
 class _Download(NamedTuple):

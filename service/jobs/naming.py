@@ -1,5 +1,6 @@
 """Names of shipped models and clusters in requests: ``model`` in place of ``profile``, ``cluster`` of ``topology``.
 
+Beside the name of a mixture of experts, ``routing_imbalance`` or ``capacity_factor`` says how tokens are routed.
 ``over.clusters`` of a sweep adds to ``over.topologies``. Requests are kept, hashed and answered with the documents that
 the names denote.
 """
@@ -7,6 +8,7 @@ the names denote.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel
@@ -17,11 +19,15 @@ from penstock.schemas.api.layouts import LayoutRequest
 from penstock.schemas.api.placement import PlacementRequest
 from penstock.schemas.api.sweep import SweepRequest
 from penstock.schemas.errors import Fault, InvalidDocument, PenstockError
+from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
+from penstock.schemas.transformers.shape import Experts
 
 Names = dict[str, tuple[str, Callable[[str], BaseModel]]]
 NAMES: Names = {"model": ("profile", catalogue.profile), "cluster": ("topology", catalogue.cluster)}
 """The field that may hold a name, with the field of the document and what finds that."""
+ROUTED = ("routing_imbalance", "capacity_factor")
+"""Fields beside the name of a mixture of experts, of whose profile they are."""
 NAMES_OF_FITS: Names = {**NAMES, "model": ("shape", catalogue.shape)}
 """The same where the question is about a transformer's shape."""
 
@@ -46,6 +52,9 @@ def with_documents(model: type[BaseModel], data: Any) -> Any:
             if name not in place:
                 continue
             given = place.pop(name)
+            if name == "model" and names_of is NAMES:
+                routing = {one: value for one in ROUTED if (value := place.pop(one, None)) is not None}
+                find = partial(_routed, routing) if routing else find
             if field in place:
                 faults.append(Fault(f"{pointer}/{name}", f"give either {name!r} or {field!r}, not both", "given-twice"))
             elif (document := _found(find, given, f"{pointer}/{name}", faults)) is not None:
@@ -71,6 +80,11 @@ def describe_names(schemas: dict[str, Any]) -> None:
             field = (NAMES_OF_FITS if schema_name == "FitsRequest" else NAMES)[name][0]
             words = f"a shipped {name} by name, in place of `{field}`"
             schema["properties"][name] = {"type": "string", "description": words, "examples": examples[name]}
+            if name == "model" and field == "profile":
+                for one in ROUTED:
+                    experts = Experts.model_json_schema()["properties"][one]["description"]
+                    words = f"of a mixture of experts by name: {experts}"
+                    schema["properties"][one] = {"type": "number", "exclusiveMinimum": 0, "description": words}
             schema["required"] = [one for one in schema["required"] if one != field]
             fields = (field, name, *(["hugging_face"] if field == "shape" else []))
             schema.setdefault("allOf", []).append({"oneOf": [{"required": [one]} for one in fields]})
@@ -90,13 +104,27 @@ def _places(model: type[BaseModel], data: Any) -> Iterator[tuple[dict[str, Any],
         yield from ((job, f"/jobs/{number}") for number, job in enumerate(jobs) if isinstance(job, dict))
 
 
+def _routed(routing: dict[str, Any], name: str) -> ModelProfile:
+    """The profile of a mixture of experts, with its tokens routed so. Raises PenstockError for what is impossible."""
+    from penstock.planning.documents import find_profile
+    from penstock.shapes.routing import Routing
+
+    return find_profile(catalogue.known_profile(name), routing=Routing(**routing))
+
+
 def _found(find: Callable[[str], BaseModel], name: Any, pointer: str, faults: list[Fault]) -> BaseModel | None:
+    """The document of a name; what is wrong is added to ``faults``, at the field beside the name that it is about."""
     if not isinstance(name, str):
         faults.append(Fault(pointer, f"{pointer} is a name, not {name!r:.100}", "not-a-name"))
         return None
     try:
         return find(name)
     except PenstockError as error:
-        nearest = f"; the nearest: {error.remedy}" if error.remedy else ""
-        faults.append(Fault(pointer, f"{error.detail}{nearest}", "unknown-name"))
+        if about := [fault for fault in error.faults if fault.pointer[1:] in ROUTED]:
+            beside = pointer.rpartition("/")[0]
+            remedy = f"; {error.remedy}" if error.remedy else ""
+            faults += [Fault(beside + fault.pointer, f"{error.detail}{remedy}", "routing") for fault in about]
+        else:
+            nearest = f"; the nearest: {error.remedy}" if error.remedy else ""
+            faults.append(Fault(pointer, f"{error.detail}{nearest}", "unknown-name"))
         return None

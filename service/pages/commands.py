@@ -84,6 +84,14 @@ def _termination(given: dict[str, Any]) -> Iterator[str]:
     ):
         if (value := given.get(name)) is not None:
             yield from (flag, f"{value / scale:g}")
+    if "effort" in given:
+        yield from ("--effort", given["effort"])
+
+
+def _limits(given: dict[str, Any]) -> dict[str, Any]:
+    """When to stop, by the arguments of ``penstock.plan``."""
+    limit_ns = given.pop("time_limit_ns", None)
+    return given if limit_ns is None else {"time_limit": limit_ns / 1e9, **given}
 
 
 def python(request: PlanRequest) -> str:
@@ -93,6 +101,7 @@ def python(request: PlanRequest) -> str:
     topology = _shipped(request.topology) or "topology.json"
     batch = given.pop("global_batch_size")
     lines = [f"    {json.dumps(profile)},", f"    {json.dumps(topology)},", f"    global_batch_size={batch},"]
+    given |= _limits(given.pop("termination", {}))
     lines += [f"    {name}={value!r}," for name, value in given.items()]
     return "\n".join(["import penstock", "", "answer = penstock.plan(", *lines, ")", 'answer.save("plan.json")'])
 

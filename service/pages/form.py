@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import ValidationError
 
 from penstock.examples import catalogue
+from penstock.planning.documents import find_profile
 from penstock.schemas.api.jobs import PlannerOut
 from penstock.schemas.api.sweep import Axes
 from penstock.schemas.document import Document, load_json
@@ -23,9 +24,12 @@ from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.transformers.degrees import Degrees
 from penstock.service.http.samples import tiny_profile, tiny_topology
 from penstock.service.jobs import judging
+from penstock.service.jobs.naming import ROUTED
 from penstock.service.pages.sources import Sources
+from penstock.shapes.routing import Routing
 
 D = TypeVar("D", bound=Document)
+F = TypeVar("F")
 Values = dict[str, list[str]]
 
 AGENTS = "agents"
@@ -38,7 +42,7 @@ FIRST: Values = {
     "planner": ["auto"],
     "schedule": ["auto"],
     "update_rules": ["synchronous"],
-    "time_limit": ["10 s"],
+    "effort": ["normal"],
 }
 EXAMPLES = (
     ("GPT-2 small on 8 V100", "model=gpt2-small&cluster=2x4xV100&global_batch_size=64"),
@@ -122,6 +126,7 @@ FIELDS = (
     _Field("sharing", "/network/sharing", str),
     _Field("all_reduce", "/network/all_reduce", str),
     _Field("time_limit", "/termination/time_limit_ns", _unit, _seconds),
+    _Field("effort", "/termination/effort", str),
     _Field("max_plans", "/termination/max_plans", _whole),
     _Field("gap", "/termination/gap", _number),
     _Field("target", "/target", str),
@@ -129,7 +134,7 @@ FIELDS = (
 )
 ADVANCED = frozenset(
     {"micro_batch_sizes", "gradient", "optimizer_sharding", "sharing", "all_reduce", "codec", "target", "max_plans"}
-    | {"gap", "seed"}
+    | {"gap", "seed", *ROUTED}
 )
 """Fields that are folded away at first."""
 _AXES = {
@@ -223,7 +228,13 @@ def _parsed(data: dict[str, Any], faults: list[Fault]) -> PlanRequest:
 
 def _profile_of(sources: Sources, values: Values) -> ModelProfile:
     name = _text(values, "model")
-    return _document(values, "profile_text", ModelProfile) or _named("/model", lambda: sources.profile(name))
+    routing = {field: _number(text) for field in ROUTED if (text := _text(values, field))}
+    own = _document(values, "profile_text", ModelProfile)
+    if not routing:
+        return own or _named("/model", lambda: sources.profile(name))
+    shipped = not name.startswith("sha256:")
+    given = own or _named("/model", lambda: catalogue.known_profile(name) if shipped else sources.profile(name))
+    return _named(f"/{next(iter(routing))}", lambda: find_profile(given, routing=Routing(**routing)))
 
 
 def _topology_of(sources: Sources, values: Values) -> ClusterTopology:
@@ -297,7 +308,7 @@ def _document(values: Values, name: str, kind: type[D]) -> D | None:
         raise InvalidDocument(error.detail, faults=inner or (Fault(at, error.detail),), remedy=error.remedy) from None
 
 
-def _named(pointer: str, find: Callable[[], D]) -> D:
+def _named(pointer: str, find: Callable[[], F]) -> F:
     try:
         return find()
     except PenstockError as error:
@@ -354,7 +365,7 @@ def _text(values: Values, name: str) -> str:
 
 def _home(pointer: str, planner: str) -> str | None:
     """The field that a pointer into the request leads to."""
-    if pointer in ("/model", "/cluster", *_AXES.values()):
+    if pointer in ("/model", "/cluster", *(f"/{name}" for name in ROUTED), *_AXES.values()):
         return pointer[1:]
     if pointer.startswith("/options/"):
         return f"option.{planner}.{pointer.removeprefix('/options/')}"

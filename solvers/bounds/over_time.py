@@ -3,6 +3,10 @@
 A slice of many rows is computed quicker, row by row, but its activations wait for the way of as large slices through
 all later layers and back. Recomputing frees their room and costs time. All devices together have their bytes for as
 long as the step takes: a price on bytes times time says what each row costs at least, over all sizes of its slices.
+
+Before the first backward there are only forwards, and what they leave for later is in memory, or computed once more
+(section 14). So the time until then is counted by itself, and what a row costs, after it (section 16): of some layers
+the forward is over, at a price on the devices' time before, and on the bytes that are kept at that moment.
 """
 
 from __future__ import annotations
@@ -16,10 +20,12 @@ from penstock.solvers.bounds.coverage import class_bound, fitting
 from penstock.solvers.bounds.first_backward import room_bytes
 from penstock.solvers.bounds.one_pipeline.layer_costs import numbers_of
 from penstock.solvers.bounds.one_pipeline.slice_times import ROUNDED_NS
+from penstock.solvers.bounds.schedule_bound import first_slice_ns
 from penstock.solvers.model.problem import Costs, Problem
 from penstock.solvers.model.result import Bound
 
 OVER_TIME = "memory over time: what forwards keep until their backwards, and how long"
+AFTER_FIRST = "memory over time, from the first backward on: what is kept, and how long, or computed again"
 LESS = 1 - 1e-9
 """Covers what rounding adds to the sums."""
 SINGLE = 16
@@ -28,13 +34,32 @@ MOST = 512
 """The most labels of a layer: more are merged."""
 PRICES = 2.0**-10, 4.0
 """The least and the largest price, in all devices' time for all their room."""
+FINEST = 2**0.2
+"""The last factor by which the search for the best price changes it."""
+STEPS = 40
+"""Prices that are tried where the time before the first backward counts by itself."""
+MERGED = 48
+"""The most labels of a layer where the time before the first backward counts by itself."""
+SHORT = 64
+"""It does where it is longer than this part of the bound, which it can raise by no more."""
+
+
+class Before(NamedTuple):
+    """What is paid at the first backward for forwards that are over: for each ns, and for each byte that is kept."""
+
+    time: float
+    byte: float
 
 
 def over_time_bound(problem: Problem) -> Bound | None:
     """Return a bound on the plans of a request that fit into memory; None where an update rule has no flush."""
     if not problem.update_rules <= {"synchronous"}:
         return None
-    return class_bound(problem, fitting(problem), Prices(problem).bound_ns(), OVER_TIME)
+    prices = Prices(problem)
+    price, whole_ns = prices.best()
+    after_ns = prices.after_first_ns(price, whole_ns) if SHORT * prices.first_ns > whole_ns else 0
+    method = OVER_TIME if whole_ns >= after_ns else AFTER_FIRST
+    return class_bound(problem, fitting(problem), max(whole_ns, after_ns), method)
 
 
 class _Layer(NamedTuple):
@@ -42,13 +67,19 @@ class _Layer(NamedTuple):
 
     Of one slice ``forward_ns`` (O,), and ``way_ns``: forward and the gradient of its input. Of one row ``work_ns``
     (O,), ``held``: bytes times ns that it takes whatever is recomputed, and by M ways of recomputing ``again_ns``
-    (O, M) and ``kept_bytes`` (O, M), from the forward on. ``stash_bytes``: the most that it keeps.
+    (O, M) and ``kept_bytes`` (O, M), from the forward on. ``stash_bytes``: the most that it keeps. The same from the
+    end of its forward on: ``back_ns`` of ``way_ns``, ``backward_ns`` of ``work_ns``, ``held_after`` of ``held``;
+    ``forward_of_row_ns`` is what is over then.
     """
 
     forward_ns: np.ndarray
     way_ns: np.ndarray
     work_ns: np.ndarray
     held: np.ndarray
+    back_ns: np.ndarray
+    forward_of_row_ns: np.ndarray
+    backward_ns: np.ndarray
+    held_after: np.ndarray
     again_ns: np.ndarray
     kept_bytes: np.ndarray
     stash_bytes: float
@@ -63,54 +94,139 @@ class Prices:
         self._room = max(1, room_bytes(problem))
         self._layers = _layers(problem)
         self._stash = np.cumsum([layer.stash_bytes for layer in self._layers])
+        self.first_ns = first_slice_ns(problem)
 
-    def bound_ns(self) -> int:
-        """Return the largest bound found: it rises with the price up to the best one, and falls after it."""
+    def best(self) -> tuple[float, int]:
+        """Return the price of the largest bound found, and the bound: it rises up to that price, and falls after it."""
         price, step = 2.0**-5, 2.0
         best = self.at(price)
-        while step > 2**0.2:
+        while step > FINEST:
             for factor in (step, 1 / step):
                 while PRICES[0] <= price * factor <= PRICES[1] and (found := self.at(price * factor)) > best:
                     best, price = found, price * factor
             step = step**0.5
+        return price, best
+
+    def after_first_ns(self, price: float, known_ns: int) -> int:
+        """Return the largest bound found above ``known_ns`` that counts the time before the first backward by itself.
+
+        ``price``: the best one where that time counts like any other, which says how far to look. The bound of three
+        prices is a concave function over a linear one, so what lies on the other side of a tangent plane is no better:
+        the ellipsoid method with deep cuts (Bland, Goldfarb and Todd 1981), for ``STEPS`` prices or until none is left.
+        """
+        scale = np.asarray([price, 1.0, 1.0])
+        at, shape, best = np.asarray([1.0, 0.5, 0.5]), np.eye(3), known_ns
+        for _ in range(STEPS):
+            if at.min() < 0:
+                slope, depth_ns = (at == at.min()).astype(np.float64), float(-at.min())
+            else:
+                found, slope, depth_ns = self._sloped(at * scale, best)
+                best, slope = max(best, found), slope * scale
+            length = float(np.sqrt(slope @ shape @ slope))
+            if depth_ns >= length:
+                break
+            depth, along = max(0.0, depth_ns / length), shape @ slope / length
+            at = at + (1 + 3 * depth) / 4 * along
+            shape = 9 / 8 * (1 - depth**2) * (shape - (1 + 3 * depth) / (2 + 2 * depth) * np.outer(along, along))
         return best
+
+    def _sloped(self, prices: np.ndarray, known_ns: int) -> tuple[int, np.ndarray, float]:
+        """Return the bound of three prices, the slope of its excess over a known one, and how much it is below that.
+
+        Both of the numerator, in ns of a device.
+        """
+        price, before_ns = float(prices[0]), self._devices * self.first_ns
+        before = Before(float(prices[1]), float(prices[2]))
+        row = self._row(price * self._devices / self._room, before._replace(byte=before.byte * before_ns / self._room))
+        all_ns = self._rows * row.cost_ns * LESS + self._update_ns - (before.time + before.byte) * before_ns / LESS
+        bound_ns = self.first_ns + max(0, int(LESS * all_ns / (self._devices * (1 + price))))
+        over_ns = self._devices * max(0, known_ns - self.first_ns)
+        slope = (
+            self._rows * row.area * self._devices / self._room - over_ns,
+            self._rows * row.before_ns - before_ns,
+            (self._rows * row.kept_bytes / self._room - 1) * before_ns,
+        )
+        return bound_ns, np.asarray(slope), over_ns * (1 + price) - all_ns
 
     def at(self, price: float) -> int:
         """Return the bound of a price: the part of all devices' time that all of their room is worth."""
-        each = price * self._devices / self._room
-        cost_ns = self._rows * self._least_ns(each) + self._update_ns
+        cost_ns = self._rows * self._row(price * self._devices / self._room).cost_ns + self._update_ns
         return int(LESS * cost_ns / (self._devices * (1 + price)))
 
-    def _least_ns(self, price: float) -> float:
+    def _row(self, price: float, before: Before | None = None) -> _Row:
         """Return what a row costs at least, where a byte for one ns costs ``price`` ns of a device.
 
         A label is a cost of the layers from one on, and the way through them and back that earlier layers wait for.
+        ``before``: what is paid of layers whose forward is over at the first backward; these are the first ones.
         """
-        cost, way = np.zeros(1), np.zeros(1)
-        for number in range(len(self._layers) - 1, -1, -1):
-            layer = self._layers[number]
-            kept = (
-                layer.again_ns[..., None]
-                + price * layer.kept_bytes[..., None] * (layer.forward_ns[:, None] + way)[:, None]
-            )
-            own = kept.min(axis=1) + (layer.work_ns + price * layer.held)[:, None]
-            most = price * float(self._stash[number - 1]) if number else 0.0
-            cost, way = _undominated((own + cost).ravel(), (layer.way_ns[:, None] + way).ravel(), most)
-        return float(cost.min())
+        later = over = _Labels(np.zeros(1), np.zeros(1), np.zeros((1, 3)))
+        number = MOST if before is None else MERGED
+        for index in range(len(self._layers) - 1, -1, -1):
+            layer = self._layers[index]
+            most = price * float(self._stash[index - 1]) if index else 0.0
+            if before is not None:
+                both = later if index == len(self._layers) - 1 else later.with_more(over)
+                over = both.after(layer, price, before).undominated(most, number)
+            later = later.after(layer, price).undominated(most, number)
+        if before is not None and over.cost.min() < later.cost.min():
+            later = over
+        best = int(later.cost.argmin())
+        return _Row(float(later.cost[best]), *map(float, later.spent[best]))
 
 
-def _undominated(cost: np.ndarray, way: np.ndarray, most: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the labels but those than which another one stays cheaper: a way of one ns costs ``most`` at the most."""
-    order = np.lexsort((way, cost))
-    cost, way = cost[order], way[order]
-    kept = _falling(way)
-    cost, way = cost[kept], way[kept]
-    kept = _falling(cost + most * way)
-    cost, way = cost[kept], way[kept]
-    if len(cost) <= MOST:
-        return cost, way
-    ends = np.linspace(0, len(cost), MOST + 1).astype(np.int64)
-    return cost[ends[:-1]], way[ends[1:] - 1]  # costs rise and ways fall: the least of both
+class _Row(NamedTuple):
+    """What a row costs; of it, bytes times ns, and what is over and kept at the first backward."""
+
+    cost_ns: float
+    area: float
+    before_ns: float
+    kept_bytes: float
+
+
+class _Labels(NamedTuple):
+    """(N,) costs of the layers from one on and ways through them, and (N, 3) what a ``_Row`` says of the costs."""
+
+    cost: np.ndarray
+    way: np.ndarray
+    spent: np.ndarray
+
+    def with_more(self, others: _Labels) -> _Labels:
+        """Return both."""
+        return _Labels(*(np.concatenate(each) for each in zip(self, others, strict=True)))
+
+    def after(self, layer: _Layer, price: float, before: Before | None = None) -> _Labels:
+        """Return the labels with the layer before them; ``before``: its forward is over at the first backward."""
+        if before is None:
+            own, held, there = layer.work_ns, layer.held, layer.forward_ns[:, None] + self.way
+            each = price * there
+        else:
+            own, held = layer.backward_ns + before.time * layer.forward_of_row_ns, layer.held_after
+            there = np.broadcast_to(self.way, (len(own), len(self.way)))
+            each = price * there + before.byte
+        ways = layer.again_ns[..., None] + layer.kept_bytes[..., None] * each[:, None]
+        least = ways.argmin(axis=1)
+        kept = np.take_along_axis(layer.kept_bytes, least, axis=1)
+        cost = np.take_along_axis(ways, least[:, None], axis=1)[:, 0] + (own + price * held)[:, None] + self.cost
+        way = (layer.way_ns if before is None else layer.back_ns)[:, None] + self.way
+        spent = np.zeros((*cost.shape, 3))
+        spent[..., 0] = kept * there + held[:, None]
+        if before is not None:
+            spent[..., 1], spent[..., 2] = layer.forward_of_row_ns[:, None], kept
+        return _Labels(cost.ravel(), way.ravel(), (spent + self.spent).reshape(-1, 3))
+
+    def undominated(self, most: float, number: int) -> _Labels:
+        """Return the labels but those than which another one stays cheaper: a way of one ns costs ``most`` at the most.
+
+        More than ``number`` are merged into the least of both.
+        """
+        order = np.lexsort((self.way, self.cost))
+        order = order[_falling(self.way[order])]
+        order = order[_falling(self.cost[order] + most * self.way[order])]
+        if len(order) <= number:
+            return _Labels(self.cost[order], self.way[order], self.spent[order])
+        ends = np.linspace(0, len(order), number + 1).astype(np.int64)
+        first, last = order[ends[:-1]], order[ends[1:] - 1]  # costs rise and ways fall
+        return _Labels(self.cost[first], self.way[last], self.spent[first])
 
 
 def _falling(values: np.ndarray) -> np.ndarray:
@@ -136,16 +252,19 @@ def _layers(problem: Problem) -> list[_Layer]:
     return found
 
 
-_PASSES = 8
+_PASSES = 9
 """Rows of a table before those of the ways of recomputing."""
+_MOST = 7
+"""The row of the most that is kept."""
 
 
 def _layer(values: np.ndarray, gradient_bytes: int) -> _Layer:
-    forward, backward, way, a_forward, a_backward, stash, workspace, most = values[:, :_PASSES].T
+    forward, backward, way, a_forward, a_backward, stash, workspace, most, back = values[:, :_PASSES].T
     ways = values[:, _PASSES:].reshape(len(values), -1, 2)
     again, kept = _cheapest(ways[..., 0], ways[..., 1])
-    held = workspace * (a_forward + a_backward) + gradient_bytes * a_backward + stash * backward
-    return _Layer(forward, way, a_forward + a_backward, held, again, kept, float(most.max()))
+    after = workspace * a_backward + gradient_bytes * a_backward + stash * backward
+    whole = a_forward + a_backward, workspace * a_forward + after
+    return _Layer(forward, way, *whole, back, a_forward, a_backward, after, again, kept, float(most.max()))
 
 
 def _cheapest(again: np.ndarray, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -198,12 +317,13 @@ def _table(problem: Problem, kind: str, sizes: Sequence[int]) -> np.ndarray:
     """Return the least costs of slices of a range of sizes, (rows of ``_PASSES`` and two for each way, L).
 
     They are, of a slice, its forward, backward and way; of a row, forward, backward and stash; the workspace; the
-    stash again, at the most; and of a row by each way of recomputing its time and what is kept.
+    stash again, at the most; the gradient of a slice's input; and of a row by each way of recomputing its time and what
+    is kept.
     """
     slack = 0 if len(sizes) == 1 else ROUNDED_NS
     found = [_exact(problem, problem.costs(kind, size), size, slack) for size in sizes]
     table = np.min(found, axis=0)
-    table[_PASSES - 1] = np.max([each[_PASSES - 1] for each in found], axis=0)
+    table[_MOST] = np.max([each[_MOST] for each in found], axis=0)
     return np.asarray(table)
 
 
@@ -212,7 +332,7 @@ def _exact(problem: Problem, costs: Costs, size: int, slack: int) -> np.ndarray:
         np.diff(each).astype(np.float64)
         for each in (costs.forward_ns, costs.backward_ns, costs.weight_ns, costs.stash_bytes)
     )
-    way = forward + np.maximum(0, backward - weight - 1)
+    back = np.maximum(0, backward - weight - 1)
     ways = [(np.zeros_like(forward), stash)]
     if problem.recompute != "never":
         ways.append((forward, np.zeros_like(stash)))
@@ -223,6 +343,6 @@ def _exact(problem: Problem, costs: Costs, size: int, slack: int) -> np.ndarray:
     def of_row(values: np.ndarray) -> np.ndarray:
         return np.asarray(np.maximum(0, values - slack) / size)
 
-    rows = [forward, backward, way, of_row(forward), of_row(backward), of_row(stash)]
-    rows += [costs.workspace_bytes.astype(np.float64), stash / size]
+    rows = [forward, backward, forward + back, of_row(forward), of_row(backward), of_row(stash)]
+    rows += [costs.workspace_bytes.astype(np.float64), stash / size, back]
     return np.stack([*rows, *(of_row(each) for way in ways for each in way)])

@@ -72,7 +72,7 @@ def request_bound(problem: Problem, *, fits: bool = True) -> Bound:
     found = class_bound(problem, every_plan(problem), max(load, path), method)
     if not (fits and flushed):
         return found
-    kept_ns = first_backward_ns(problem, int(_least_held(problem, _slices(problem)[0]).sum()))
+    kept_ns = first_backward_ns(problem, first_slice_ns(problem))
     return class_bound(problem, fitting(problem), kept_ns, MEMORY) if kept_ns > found.bound_ns else found
 
 
@@ -89,6 +89,11 @@ def one_pipeline_bound(problem: Problem) -> Bound:
     known = max(load_ns(problem, Fraction(1), _before(problem)), _path_ns(problem))
     method = "label search over the devices' lowest layers"
     return class_bound(problem, one_pipeline(problem), TimeBisection(problem).bound_ns(known), method)
+
+
+def first_slice_ns(problem: Problem) -> int:
+    """Return the time of the quickest slice forward through all layers, before which a flushed step has no backward."""
+    return int(_least_held(problem, _slices(problem)[0]).sum())
 
 
 def _path_ns(problem: Problem) -> int:

@@ -32,15 +32,14 @@ def contract(problem: Problem, choice: Choice) -> Problem:
     cells = planned_cells(problem, choice)
     if not choice.in_one_stage:
         return _apart(problem, choice, cells)
-    apart = _apart(replace(problem, pins=()), choice, cells_apart(problem, choice.degrees))
-    return joined(problem, apart, _variant(problem, choice), choice)
+    return joined(problem, _replicas(problem, choice), _variant(problem, choice), choice)
 
 
 def with_times(problem: Problem, times: Times) -> Problem:
     """Return a problem at a choice with passes that take ``times`` as long as its profile says."""
     real, choice = problem.real, problem.choice
     if real is not None and choice is not None and choice.in_one_stage:
-        return joined(real, with_times(replicas_apart(problem), times), _variant(real, choice), choice, times)
+        return joined(real, with_times(_replicas(real, choice), times), _variant(real, choice), choice, times)
     if real is None or choice is None:
         measured = {kind: tuple(_longer(each, times) for each in points) for kind, points in problem.measured.items()}
         return replace(problem, measured=measured, _costs={})
@@ -54,12 +53,17 @@ def replicas_apart(problem: Problem) -> Problem:
     """Return the problem whose devices are the replicas that share out one stage (``Choice.in_one_stage``).
 
     Ranks run the stage on all of these; a row of the whole problem is a row on each. What moves inside passes is not
-    in its times.
+    in its times, and its memory is that of a sharded optimizer.
     """
-    real, choice = problem.real, problem.choice
-    assert real is not None
-    assert choice is not None
-    return _apart(replace(real, pins=()), choice, cells_apart(real, choice.degrees))
+    assert problem.real is not None
+    assert problem.choice is not None
+    return replace(_replicas(problem.real, problem.choice), choices=(problem.choice,), choice=problem.choice)
+
+
+def _replicas(problem: Problem, choice: Choice) -> Problem:
+    """Return the problem of the replicas that share out one stage, whose optimizer states are sharded at least."""
+    cells = cells_apart(problem, choice.degrees)
+    return _apart(replace(problem, pins=()), choice._replace(sharding="optimizer"), cells)
 
 
 def _apart(problem: Problem, choice: Choice, cells: Cells) -> Problem:

@@ -53,7 +53,8 @@ def joined(problem: Problem, apart: Problem, variant: Variant | None, choice: Ch
     cells = apart.cells or tuple((gpu,) for gpu in range(problem.num_devices))
     replicas, kind = len(cells), apart.devices[0].kind
     own = parts(apart, replicas, choice)
-    moved = _moved(apart, own, variant, InnerTimes(problem, choice.degrees, cells, times), times)
+    moved = _moved(apart, choice, own, variant, InnerTimes(problem, choice.degrees, cells, times))
+    moved = _Moved(*(np.asarray(scaled(each, times.data)) for each in moved))
     sums = np.diff(apart.step_sums_ns) + (moved.gather_ns if choice.sharding == "gradients" else 0)
     steps = np.diff(apart.update_ns) - np.diff(apart.step_sums_ns)
     workspace = apart.update_workspace_bytes
@@ -99,7 +100,7 @@ def _rows_met(batch: int, sizes: Sequence[int], least: int) -> list[int]:
     return sorted(found)
 
 
-def _moved(apart: Problem, own: Parts, variant: Variant | None, inner: InnerTimes, times: Times) -> _Moved:
+def _moved(apart: Problem, choice: Choice, own: Parts, variant: Variant | None, inner: InnerTimes) -> _Moved:
     """Return what moves of each layer: inside cells what their GPUs hold alike, and its parts among cells.
 
     A layer that uses another's parameter gathers it as well.
@@ -115,14 +116,13 @@ def _moved(apart: Problem, own: Parts, variant: Variant | None, inner: InnerTime
         inner.half_ns("reduce_scatter", trained.tolist(), experts.tolist(), factor),
     )
     between = (
-        _between_ns(apart, "all_gather", own.gathered + tied),
-        _between_ns(apart, "reduce_scatter", np.diff(apart.owned_bytes) * factor),
+        _between_ns(apart, choice, "all_gather", own.gathered + tied),
+        _between_ns(apart, choice, "reduce_scatter", np.diff(apart.owned_bytes) * factor),
     )
-    found = (np.asarray(scaled(a + b, times.data)) for a, b in zip(inside, between, strict=True))
-    return _Moved(*found)
+    return _Moved(inside[0] + between[0], inside[1] + between[1])
 
 
-def _between_ns(apart: Problem, operation: Operation, sizes: np.ndarray) -> np.ndarray:
+def _between_ns(apart: Problem, choice: Choice, operation: Operation, sizes: np.ndarray) -> np.ndarray:
     """Return (L,) ns of a collective of each layer's bytes among all cells, all lanes at once."""
     if apart.num_devices == 1:
         return np.zeros_like(sizes)
@@ -130,7 +130,7 @@ def _between_ns(apart: Problem, operation: Operation, sizes: np.ndarray) -> np.n
     known = {size: group.time_ns(operation, size) for size in set(sizes.tolist())}
     if max(known.values()) >= NEVER_NS:
         raise UnsupportedRequest(
-            f"at {apart.choice} all GPUs share out one stage, and nothing connects some of them",
+            f"at {choice} all GPUs share out one stage, and nothing connects some of them",
             remedy="sharding optimizer, or a topology whose nodes are connected",
         )
     return np.asarray([known[size] for size in sizes.tolist()], dtype=np.int64)

@@ -132,7 +132,7 @@ def lower_arrays(
 ) -> Lowered:
     """As ``lower``, for large plans: 16 bytes per instruction, programs made when asked for; those of cells."""
     _refuse(schedule, update_rule, batches, norm, staleness)
-    refuse_untrained(problem, allocation, update_rule)
+    refuse_untrained(problem, allocation, update_rule, schedule)
     candidates = transports_to_try(problem, allocation, update_rule, transport)
     early = problem.rules.overlap_all_reduce if overlap is None else overlap
     programs = layouts(problem, allocation, update_rule, batches=batches, staleness=staleness)
@@ -210,7 +210,10 @@ def _attempts(
     divided = problem.degrees.tensor > 1
     for late in (False,) if transport == "gloo" or periodic or not programs[0].groups else (False, True):
         if periodic:
-            updates = [periodic_updates(p, r, allocation, early=early) for p, r in zip(programs, rows, strict=True)]
+            updates = [
+                periodic_updates(p, r, allocation, early=early, divided=divided)
+                for p, r in zip(programs, rows, strict=True)
+            ]
         else:
             updates = [
                 flushed_updates(p, r.operations, early=early, norm=norm, late=late, divided=divided)

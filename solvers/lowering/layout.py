@@ -110,6 +110,7 @@ def _held(
         dispatch=stage.dispatch,
         rows=slices(stage, replica, classes),
         recompute=stage.recompute,
+        modules=stage.modules,
         previous=allocation.previous(number),
         next=allocation.next(number),
         micro_batches=(micro_batches.start, micro_batches.stop - 1),

@@ -10,37 +10,63 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.schemas.program import Channel, Held, Mesh, Program, Shared
+from penstock.schemas.program import WEIGHT, Channel, Held, Mesh, Program, Shared
 from penstock.solvers.model.allocation import Allocation
-from penstock.solvers.model.degrees import Degrees
 from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Schedule, kinds_of
 from penstock.solvers.model.update_rules import UpdateRule
 
 Groups = tuple[tuple[int, ...], ...]
 
 
-def refuse_untrained(problem: Problem, allocation: Allocation, rule: UpdateRule) -> None:
-    """Raise UnsupportedRequest for what ranks that share layers do not train."""
+class Untrained(NamedTuple):
+    """What ranks do not train of a plan, as a sentence, and what to do."""
+
+    why: str
+    remedy: str
+
+
+def untrained(problem: Problem, allocation: Allocation, rule: UpdateRule, schedule: Schedule) -> Untrained | None:
+    """Return what of a plan ranks that share layers do not train; None where they train all of it."""
     degrees = problem.degrees
-    if degrees != Degrees() and rule != "synchronous":
-        raise UnsupportedRequest(
-            f"ranks do not train {rule} updates at {degrees}: versions of weights are of whole layers",
-            remedy="plan with update_rules: [synchronous], or with --tensor 1",
+    copies = degrees.cell // degrees.tensor
+    if copies > 1 and rule == "elastic_averaging":
+        return Untrained(
+            f"ranks do not train elastic averaging at {degrees}: {copies} GPUs of a cell hold the same parameters, and "
+            "each would average as a pipeline of its own",
+            "plan with another update rule, or with context and expert degrees that leave a GPU of a cell alone with "
+            "its parameters, such as 1",
         )
-    for number, stage in enumerate(allocation.stages):
-        if stage.modules:
-            raise UnsupportedRequest(
-                f"ranks recompute whole layers, and stage {number} recomputes {', '.join(stage.modules)} of each of "
-                "its layers; Megatron-Core does",
-                remedy="plan with recompute never or always",
-            )
+    in_turn = [number for number, stage in enumerate(allocation.stages) if stage.dispatch == "round_robin"]
+    if copies > 1 and rule == "weight_stashing" and in_turn:
+        return Untrained(
+            f"ranks do not train weight stashing at {degrees} where replicas take micro-batches in turn, as those of "
+            f"stage {in_turn[0]}: the mean of a micro-batch's loss would be of its own cell's GPUs, and no group of "
+            "ranks is these alone",
+            "plan with another update rule, or with replicas that share micro-batches by rows",
+        )
+    again = next((stage.modules for stage in allocation.stages if stage.modules), ())
+    if again and WEIGHT in kinds_of(schedule):
+        return Untrained(
+            f"ranks do not recompute {', '.join(again)} of each layer under schedule {schedule.name}, whose backwards "
+            "come in two halves: each half would run them again, and the plan counts one",
+            "plan with another schedule, or with recompute never or always",
+        )
     if degrees.expert_tensor > 1:
-        raise UnsupportedRequest(
-            f"ranks do not run expert tensor {degrees.expert_tensor}; Megatron-Core does",
-            remedy="plan with expert tensor 1",
+        return Untrained(
+            f"ranks do not run expert tensor {degrees.expert_tensor}; Megatron-Core does", "plan with expert tensor 1"
         )
+    return None
+
+
+def refuse_untrained(problem: Problem, allocation: Allocation, rule: UpdateRule, schedule: Schedule) -> None:
+    """Raise UnsupportedRequest for what ranks that share layers do not train."""
+    found = untrained(problem, allocation, rule, schedule)
+    if found is not None:
+        raise UnsupportedRequest(found.why, remedy=found.remedy)
 
 
 def of_gpus(programs: Sequence[Program], problem: Problem) -> list[Program]:

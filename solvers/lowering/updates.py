@@ -119,8 +119,13 @@ def _gathered(program: Program, last: dict[int, int]) -> list[Update]:
     return [update for _, update in sorted(gathered, key=lambda each: each[0])] + freed
 
 
-def periodic_updates(program: Program, row: RankRow, allocation: Allocation, *, early: bool) -> list[Update]:
-    """Return the updates of a pattern's run. Raises InvalidPlan where a version is used when dead or not made yet."""
+def periodic_updates(
+    program: Program, row: RankRow, allocation: Allocation, *, early: bool, divided: bool = False
+) -> list[Update]:
+    """Return the updates of a pattern's run. Raises InvalidPlan where a version is used when dead or not made yet.
+
+    ``divided``: as for ``flushed_updates``.
+    """
     found: list[tuple[tuple[int, int, int], Update]] = []
     ties = _ties(program)
     for held in program.stages:
@@ -136,6 +141,7 @@ def periodic_updates(program: Program, row: RankRow, allocation: Allocation, *, 
             found += [((armed, s, 3 * t), Update(armed, "REDUCE", s, k)) for k in buckets]
             due = [Update(position, "WAIT_REDUCE", s, k) for k in buckets]
             due += [Update(position, "REDUCE_SHARED", s, k) for k, lowest in ties.items() if lowest == s]
+            due += [Update(position, "REDUCE_PARTS", s)] if divided else []
             found += [((position, s, 3 * t + 1), each) for each in (*due, Update(position, "STEP", s))]
         for update in _versions(program, held, row, steps, group_of(allocation, s)):
             found.append(((update.position, s, 3 * len(steps)), update))

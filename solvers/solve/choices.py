@@ -33,8 +33,9 @@ from penstock.solvers.model.degrees import Choice, Degrees
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, Candidate, Progress, Result, Status
 from penstock.solvers.planners.catalogue import EXCLUDE, PHASES, PLANNERS, Tier, resolve
+from penstock.solvers.planners.even.planner import least_layout_ns
 from penstock.solvers.solve import driver
-from penstock.solvers.solve.workers import size_of
+from penstock.solvers.solve.effort import LARGE, effort_of, size_of
 
 QUICK = "even"
 """The planner that ranks the choices first."""
@@ -50,15 +51,13 @@ class Round(NamedTuple):
 
 
 ROUNDS = (Round(None, 1.4), Round(1, 1.12), Round(8, 1.03))
-"""Of planner ``auto``."""
+"""Of planner ``auto``; of an effort that does not compare choices by all planners, the first."""
 NEAR = 1.12
 """How near the best of planner ``QUICK`` a choice is that gets the whole effort of another planner."""
 _QUICK: MutableMapping[Problem, dict[Choice, int]] = WeakKeyDictionary()
 """What planner ``QUICK`` found of problems that are asked again, as where planners are compared."""
 MOST = 160_000
-"""The effort of the rounds of all planners: the sizes (``workers.size_of``) of the choices searched, added up."""
-LARGE = 50_000
-"""The size of a choice above which planners that prove what is best of a small request are not asked."""
+"""The effort of the rounds of all planners: the sizes (``effort.size_of``) of the choices searched, added up."""
 PROVING = tuple(row.name for row in PLANNERS.values() if row.tier is Tier.PROOF and row.least_devices == 1)
 MOST_RAISED = 32
 """How often the bound of the choice with the least one is tightened each time that the least of all is asked for."""
@@ -77,7 +76,8 @@ class Found(NamedTuple):
 class Searched:
     """What is known of one choice: the bound on all of its plans, and the result of its best search.
 
-    ``gpus``: the request; ``load_ns``: what its load alone takes; ``tightest``: whether no bound is left to be asked.
+    ``gpus``: the request; ``load_ns``: what its load alone takes; ``tightest``: whether no bound is left to be asked;
+    ``far``: whether no plain layout was near the best plan of all choices.
     """
 
     gpus: Problem
@@ -86,6 +86,7 @@ class Searched:
     load_ns: int
     result: Result | None = None
     tightest: bool = False
+    far: bool = False
     _bound: Bound | None = None
 
     @cached_property
@@ -95,7 +96,7 @@ class Searched:
 
     @property
     def size(self) -> int:
-        """What the planners' work grows with (``workers.size_of``)."""
+        """What the planners' work grows with (``effort.size_of``)."""
         return size_of(self.gpus) * self.cells // self.gpus.num_devices
 
     @property
@@ -227,13 +228,13 @@ class Search:
         if not self._asks_others:
             self._run_one(left)
             return
-        for plans, near in ROUNDS:
+        for plans, near in ROUNDS if effort_of(self.asked.get("effort")).compares else ROUNDS[:1]:
             left = left if plans is None else self._afforded(left)
             if len(left) <= 1:
                 break
             asked = {**self.asked, "planner": QUICK, "options": {}} if plans is None else self._planners_only()
             most = None if plans is None else min(plans, self.max_plans or plans)
-            self._round(left, asked, most)
+            self._round(left, asked, most, quick=plans is None)
             left = self._nearest(left, near, untried=plans is None)
         self._round(left[:1], self.asked, self.max_plans, final=True)
 
@@ -278,32 +279,54 @@ class Search:
     def _asks_others(self) -> bool:
         return resolve(self.asked["planner"]).asks_others
 
-    def _round(self, left: list[Searched], asked: Mapping[str, Any], most: int | None, *, final: bool = False) -> None:
+    def _round(
+        self,
+        left: list[Searched],
+        asked: Mapping[str, Any],
+        most: int | None,
+        *,
+        quick: bool = False,
+        final: bool = False,
+    ) -> None:
         """Search the open choices; of the time left each gets as much as those that wait, and later rounds half.
 
-        After the ``final`` round there are none.
+        After the ``final`` round there are none. The ``quick`` one leaves out choices that are far from the best plan.
         """
         for number, each in enumerate(left):
             left_s = self.deadline.left_s
             parts = (1 if final else 2) * (len(left) - number)
             limit_ns = None if left_s is None else int(1e9 * left_s / parts)
-            if self._is_open(each) and not self.deadline.passed:
+            if self._is_open(each) and not self.deadline.passed and not (quick and self._is_far(each)):
                 self._search(each, {**asked, "time_limit_ns": limit_ns, "max_plans": most, "closely": final})
+
+    def _is_far(self, each: Searched) -> bool:
+        """Return whether no plain layout of a choice can be near the best plan, and keep that; degrees of 1 are not.
+
+        Planner ``QUICK`` would only find what ends the search of the choice. Where none may fit, it says what lacks.
+        """
+        if self.best_ns is None or each.choice.degrees == Degrees():
+            return False
+        least = least_layout_ns(each.problem)
+        each.far = least is not None and least > ROUNDS[0].near * self.best_ns
+        return each.far
 
     def _nearest(self, left: list[Searched], near: float, *, untried: bool) -> list[Searched]:
         """Return the open choices, the best first, as far as they are near the best plan; all where there is none.
 
-        ``untried``: also those that have no plan yet. Degrees of 1 stay as long as their bound allows: a plan without
-        groups of GPUs is not missed because planner ``QUICK`` has a slow one.
+        ``untried``: also those that have no plan yet. Degrees of 1 stay as long as their bound allows, with an effort
+        that ends planners until all of them have been asked: a plan without groups of GPUs is not missed because
+        planner ``QUICK`` has a slow one.
         """
         ranked = sorted(filter(self._is_open, left), key=_by_value)
         if self.best_ns is None:
             return ranked
         limit_ns = near * self.best_ns
+        plain = untried or effort_of(self.asked.get("effort")).patience is None
         return [
             each
             for each in ranked
-            if (untried if each.value_ns is None else each.value_ns <= limit_ns) or each.choice.degrees == Degrees()
+            if (untried and not each.far if each.value_ns is None else each.value_ns <= limit_ns)
+            or (plain and each.choice.degrees == Degrees())
         ]
 
     def _afforded(self, ranked: list[Searched]) -> list[Searched]:

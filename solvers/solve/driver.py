@@ -19,6 +19,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Candidate, Progress, Result, Status
 from penstock.solvers.planners.catalogue import PLANNERS, resolve
 from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.solve.effort import effort_of
 from penstock.solvers.solve.incumbent import Found, State
 from penstock.solvers.solve.judging import Judge
 from penstock.solvers.solve.setting import Setting
@@ -35,6 +36,7 @@ def solve(
     options: Mapping[str, object] | None = None,
     time_limit_ns: int | None = None,
     max_plans: int | None = None,
+    effort: str | None = None,
     gap: float = 0.0,
     workers: int | None = None,
     known: Candidate | None = None,
@@ -44,7 +46,8 @@ def solve(
 ) -> Result:
     """Return the best plan found, simulated and verified, with its bounds; or why there is none, and what would help.
 
-    ``max_plans``: plans that each planner may have judged. ``on_incumbent`` is called with every improvement,
+    ``max_plans``: plans that each planner may have judged. ``effort``: a name of ``EFFORTS``, by which planners end
+    before that; None: ``thorough``. ``on_incumbent`` is called with every improvement,
     ``on_progress`` with these, bounds, and who is at work. ``workers``: processes for a large request, by default as
     many as processors; the answer does not depend on it. ``known``: a plan that was found before, to be improved on.
     ``closely``: whether bounds of classes of plans are looked for, and ``auto`` says what would help.
@@ -53,7 +56,9 @@ def solve(
     """
     row = resolve(planner)
     values = row.check(problem.update_rules, schedule, options or {})
-    setting = Setting(problem, Deadline(time_limit_ns), gap, schedule, max_plans, closely=closely)
+    setting = Setting(
+        problem, Deadline(time_limit_ns), gap, schedule, max_plans, closely=closely, effort=effort_of(effort)
+    )
     state = State(setting, on_incumbent, on_progress)
     small = is_small(setting)
     if known is not None:

@@ -162,17 +162,19 @@ class Proofs:
             return best is not None
         return best.value_ns <= self.shown(best)[-1].bound_ns * (1.0 + self.setting.gap)
 
-    def spare(self, best: Candidate | None, plans: Covers | None) -> bool:
-        """Return whether no search for a class of plans is needed: a bound covers all of them. None: any plan.
+    def sparing(self, best: Candidate | None, plans: Covers | None) -> Bound | None:
+        """Return a bound on a class of plans that shows that no search for them is needed. None: any plan.
 
-        The gap that was asked for is between the incumbent and a bound that covers it as well.
+        The gap that was asked for is between the incumbent and a bound that covers it as well. With ``first_feasible``
+        any plan is enough.
         """
         if best is None or self.setting.first_feasible:
-            return best is not None
+            return None if best is None else self.every_plan
         gap, own = self.setting.gap, self._features(best)
         wanted = self.allowed if plans is None else plans
         sparing = [bound for bound in (self.every_plan, *self.by_class.values()) if wanted <= bound.covers]
-        return any(best.value_ns <= bound.bound_ns * (1.0 + (gap if own <= bound.covers else 0.0)) for bound in sparing)
+        enough = (b for b in sparing if best.value_ns <= b.bound_ns * (1.0 + (gap if own <= b.covers else 0.0)))
+        return next(enough, None)
 
     def _features(self, plan: Candidate) -> Covers:
         """Return the plan's features, found once for the incumbent."""
@@ -228,7 +230,8 @@ class Outcome:
     """How a task ended.
 
     ``found`` and ``proven``: its best plan and its bounds, of all that it announced. ``order_bound``: what it has
-    proven of one allocation's schedules. ``unfinished``: it was cut off by a limit. ``note``: for ``why``. ``refused``:
+    proven of one allocation's schedules. ``unfinished``: it was cut off by a limit. ``weary``: it ended because more
+    plans were unlikely to be better (``Effort.patience``). ``note``: for ``why``. ``refused``:
     why it cannot take the request. ``lost``: what ended its process. ``remedy``: what makes an infeasible request
     feasible.
     """
@@ -238,6 +241,7 @@ class Outcome:
     order_bound: OrderBound | None = None
     obstacles: Obstacles = field(default_factory=Obstacles)
     unfinished: bool = False
+    weary: bool = False
     note: str = ""
     refused: UnsupportedRequest | None = None
     lost: str | None = None
@@ -249,8 +253,10 @@ class State:
     """What is known so far, from all tasks.
 
     ``on_incumbent`` is called with every better plan, ``on_progress`` also with bounds and the tasks at work.
-    ``plain``: the best of plain plans (``Found.plain``). ``lost``: tasks whose process died, and of what. ``remedy``:
-    what makes an infeasible request feasible. ``codec_note``: what codecs save.
+    ``plain``: the best of plain plans (``Found.plain``). ``unfinished`` and ``weary``: tasks that a limit or the effort
+    has ended. ``spared``: planners that were not asked, with the bound that shows that none of their plans is better.
+    ``lost``: tasks whose process died, and of what. ``remedy``: what makes an infeasible request feasible.
+    ``codec_note``: what codecs save.
     """
 
     setting: Setting
@@ -263,6 +269,8 @@ class State:
     obstacles: Obstacles = field(default_factory=Obstacles)
     order_bounds: list[OrderBound] = field(default_factory=list)
     unfinished: dict[str, None] = field(default_factory=dict)
+    weary: dict[str, None] = field(default_factory=dict)
+    spared: dict[str, Bound] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
     refused: list[UnsupportedRequest] = field(default_factory=list)
@@ -281,6 +289,8 @@ class State:
         """Take over what a task has found, proven or met; of plans that tie the earlier one stays."""
         if outcome.unfinished:
             self.unfinished[name] = None
+        if outcome.weary:
+            self.weary[name] = None
         if outcome.lost is not None:
             self.lost[name] = outcome.lost
         if outcome.note:
@@ -324,7 +334,8 @@ class State:
     @property
     def shares_times(self) -> bool:
         """Whether tasks may know each other's best time: not where the answer might depend on when it was known."""
-        return self.setting.gap == 0 and self.setting.max_plans is None and not self.setting.first_feasible
+        counted = self.setting.max_plans is not None or self.setting.effort.patience is not None
+        return self.setting.gap == 0 and not counted and not self.setting.first_feasible
 
     @property
     def shared_ns(self) -> int | None:
@@ -338,7 +349,13 @@ class State:
 
     def enough(self, plans: Covers | None) -> bool:
         """Return whether no search for a class of plans is needed."""
-        return self.proofs.spare(self.best, plans)
+        return self.proofs.sparing(self.best, plans) is not None
+
+    def spare(self, name: str, plans: Covers | None) -> None:
+        """Note which bound made a planner needless."""
+        bound = self.proofs.sparing(self.best, plans)
+        assert bound is not None
+        self.spared[name] = bound
 
     def choose_codecs(self) -> None:
         """Encode the incumbent's tensors where that saves time in the simulation."""

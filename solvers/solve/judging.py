@@ -48,11 +48,16 @@ class Judge:
 
     What it judges depends on nothing that is found elsewhere meanwhile: whether a plan is tried with fewer
     in-flight micro-batches depends only on its memory. A better time known elsewhere (``ceiling_ns``, by default
-    the link's) rules out only plans with a bound strictly above it.
+    the link's) rules out only plans with a bound strictly above it. ``patience``: as many plans in a row as may be
+    judged, none of them better than the best of before.
     """
 
     def __init__(
-        self, setting: Setting, link: Link | None = None, ceiling_ns: Callable[[], int | None] | None = None
+        self,
+        setting: Setting,
+        link: Link | None = None,
+        ceiling_ns: Callable[[], int | None] | None = None,
+        patience: int | None = None,
     ) -> None:
         self.setting, self.problem = setting, setting.problem
         self.link = link
@@ -60,6 +65,7 @@ class Judge:
         self.incumbent, self.proofs, self.obstacles = Incumbent[Candidate](), Proofs(setting), Obstacles()
         self.judged, self.note, self.unfinished = 0, "", False
         self._limit: int | None = None
+        self._patience, self._better_at = patience, 0
         self._seen: set[object] = set()
         self._kept: list[Schedule] = []  # by whose identity they are seen
 
@@ -75,8 +81,17 @@ class Judge:
 
     @property
     def stopped(self) -> bool:
-        """Whether the task has had its time, or its number of plans."""
+        """Whether the task has had its time, its number of plans, or its patience."""
+        return self._limited or self.weary
+
+    @property
+    def _limited(self) -> bool:
         return self.setting.deadline.passed or (self._limit is not None and self.judged >= self._limit)
+
+    @property
+    def weary(self) -> bool:
+        """Whether more plans in a row than its patience allows were no better than its best."""
+        return self._patience is not None and self.best is not None and self.judged - self._better_at >= self._patience
 
     def outcome(self) -> Outcome:
         """Return what came of the proposals so far."""
@@ -85,6 +100,7 @@ class Judge:
             proven=tuple(self.proofs.by_class.values()),
             obstacles=self.obstacles,
             unfinished=self.unfinished,
+            weary=self.weary and not self.unfinished and not self.done,
             note=self.note,
         )
 
@@ -95,8 +111,10 @@ class Judge:
 
     def offer(self, plan: Candidate) -> None:
         """Take a simulated plan that fits, and announce it if it is the new incumbent."""
-        if self.incumbent.offer(plan) and self.link is not None:
-            self.link.found(Found.of(plan))
+        if self.incumbent.offer(plan):
+            self._better_at = self.judged
+            if self.link is not None:
+                self.link.found(Found.of(plan))
 
     def judge_all(self, planner: str, proposals: Iterable[Proposal]) -> None:
         """Judge proposals in order until a limit, or until nothing better is needed."""
@@ -108,7 +126,7 @@ class Judge:
             if self.stopped:
                 break
             self._judge(planner, proposal)
-        self.unfinished = self.stopped and not self.done
+        self.unfinished = self._limited and not self.done
 
     def _judge(self, planner: str, proposal: Proposal) -> None:
         if proposal.proven is not None:

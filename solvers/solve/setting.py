@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound
+from penstock.solvers.solve.effort import THOROUGH, Effort
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,8 @@ class Setting:
     ``schedule``: the requested one, or ``auto``. ``gap``: the relative distance to a bound at which a plan is good
     enough. ``max_plans``: how many plans of one planner are simulated; a count, so the answer is the same on every
     machine. ``first_feasible``: stop at the first plan that fits. ``closely``: look for bounds of classes of plans.
-    ``whole``: a bound on every plan of the request, where it is known already.
+    ``whole``: a bound on every plan of the request, where it is known already. ``effort``: when planners end by
+    themselves.
     """
 
     problem: Problem
@@ -27,3 +29,4 @@ class Setting:
     first_feasible: bool = False
     closely: bool = True
     whole: Bound | None = None
+    effort: Effort = THOROUGH

@@ -47,6 +47,7 @@ from penstock.solvers.planners.catalogue import EXCLUDE, PHASES, PLANNERS, Plann
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.planners.simple.candidates import first_plans, last_plans, simplest_plans, unlimited
 from penstock.solvers.schedules.catalogue import tried_with
+from penstock.solvers.solve.effort import LARGE, size_of
 from penstock.solvers.solve.incumbent import Found, OrderBound, Outcome, State
 from penstock.solvers.solve.judging import Judge, Link
 from penstock.solvers.solve.setting import Setting
@@ -93,7 +94,9 @@ class Ask:
 
     def run(self, setting: Setting, link: Link) -> Outcome:
         """Judge until the proposals' end, the limit, or the gap; return the best plan and the bounds."""
-        judge, row = Judge(setting, link), PLANNERS[self.name]
+        row = PLANNERS[self.name]
+        lasting = setting.effort.proves and row.tier is Tier.PROOF
+        judge = Judge(setting, link, patience=None if lasting else setting.effort.patience_for(setting.problem))
         assert row.proposals is not None
         try:
             own = _also_under(self.also, row.proposals(setting.problem, self.values))
@@ -271,16 +274,17 @@ def rounds(state: State, planner: Planner, values: Mapping[str, object]) -> Iter
     yield [*bounds, *asked(setting, _rows(setting, excluded))]
     only_planners = setting.first_feasible or setting.problem.within is not None
     optimised: set[object] = set()
+    effort = _effort(setting)
+    if not effort:
+        excluded |= {"polish", "closing"}
     for number in range(0 if only_planners or _reach(setting.problem) > MAX_DENSE_DEVICES else ORDER_ROUNDS):
         yield from _selective(state, excluded)
         following: list[Task] = []
         for start in _starts(state):
             if number == 0 and "polish" not in excluded and _can_search_from(state, start):
-                following.append(
-                    LocalSearch(start, tuple(state.proofs.by_class.values()), LOCAL_SEARCH * _effort(setting))
-                )
+                following.append(LocalSearch(start, tuple(state.proofs.by_class.values()), LOCAL_SEARCH * effort))
             if "closing" not in excluded and start.allocation not in optimised:
-                following.append(OptimiseOrder(start, _effort(setting)))
+                following.append(OptimiseOrder(start, effort))
             optimised.add(start.allocation)
         yield following
     if not only_planners:
@@ -322,7 +326,8 @@ def asked(setting: Setting, rows: list[Planner]) -> list[Task]:
 def _rows(setting: Setting, excluded: set[str]) -> list[Planner]:
     """Return the planners that a request is given to, in the order in which they are asked and ties are decided.
 
-    Where the first plan that fits is enough, none that is exact.
+    Where the first plan that fits is enough, none that is exact; with an effort that ends planners, none that proves
+    what is best of a small request, if this one is large.
     """
     problem, size = setting.problem, setting.problem.num_devices
     targeted = problem.within is not None
@@ -330,6 +335,8 @@ def _rows(setting: Setting, excluded: set[str]) -> list[Planner]:
     rows = [row for row in rows if row.name not in excluded and row.least_devices <= size]
     if setting.first_feasible:
         rows = [row for row in rows if not row.exact]
+    elif setting.effort.patience is not None and size_of(problem) > LARGE:
+        rows = [row for row in rows if row.tier is not Tier.PROOF or row.least_devices > 1]
     unlimited = [row for row in rows if _reach(problem) <= row.most_devices and row.supports & problem.update_rules]
     rows = [row for row in unlimited or rows if _goes_with(setting, row)]
     return sorted(rows, key=lambda row: (row.least_devices == 1, row.tier))
@@ -363,8 +370,10 @@ def _can_search_from(state: State, start: Found) -> bool:
 
 
 def _effort(setting: Setting) -> float:
-    """Return the effort of optimising the order: by the requested limit, not by the time that is left."""
-    limit_s = setting.deadline.limit_s
+    """Return the effort of optimising the order: as asked for, or by the requested limit, not by the time left."""
+    limit_s, asked = setting.deadline.limit_s, setting.effort.improving
+    if asked is not None:
+        return EFFORT * asked
     return EFFORT if limit_s is None else limit_s / SHARE
 
 

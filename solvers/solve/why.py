@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from penstock.schemas.amounts import doubtful_memory, shortage
 from penstock.solvers.bounds.schedule_bound import MOST_LABELLED
@@ -49,9 +49,27 @@ def _found(state: State, best: Candidate, replan: Replan | None) -> str:
     parts += [_distance(best, bound, _whose(state, bound)) for bound in state.proofs.shown(best) if bound.bound_ns > 0]
     if replan is not None and not state.setting.deadline.passed:
         parts += hints(state.problem, best, replan)
+    parts += _not_asked(state)
+    if state.weary:
+        parts.append(f"with effort {state.setting.effort.name} {_ended(state)}")
     if state.unfinished:
         parts.append(f"{_limit(state)} came before {', '.join(state.unfinished)} had finished")
     return "; ".join(parts)
+
+
+def _not_asked(state: State) -> Iterator[str]:
+    """Yield which planners were not asked, by the bound that shows that they have no better plan."""
+    by_bound: dict[Bound, list[str]] = {}
+    for name, bound in state.spared.items():
+        by_bound.setdefault(bound, []).append(name)
+    better = "better by more than the gap" if state.setting.gap else "better"
+    for bound, names in by_bound.items():
+        yield f"not asked, as their plans are no {better} than the bound on {_whose(state, bound)}: {', '.join(names)}"
+
+
+def _ended(state: State) -> str:
+    number = state.setting.effort.patience_for(state.problem)
+    return f"{', '.join(state.weary)} ended after {number} plans in a row that were no better"
 
 
 def _whose(state: State, bound: Bound) -> str:

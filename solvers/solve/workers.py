@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.solvers.compiled.progress import tell
-from penstock.solvers.model.micro_batches import candidates
-from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound
+from penstock.solvers.solve.effort import size_of
 from penstock.solvers.solve.ending import end_with
 from penstock.solvers.solve.incumbent import Found, Outcome, State
 from penstock.solvers.solve.processors import available_processors
@@ -94,9 +93,11 @@ class Round:
         self._working.pop(number, None)
         while self._next < len(self.tasks):
             task = self.tasks[self._next]
-            if not self.state.enough(task.makes):
-                if self._next not in self._outcomes:
-                    break
+            if self.state.enough(task.makes):
+                self._spare(task)
+            elif self._next not in self._outcomes:
+                break
+            else:
                 yield task, self._outcomes[self._next]
             self._next += 1
         self._report()
@@ -108,8 +109,14 @@ class Round:
     def rest(self) -> Iterator[tuple[Task, Outcome]]:
         """Yield what is left in the end: tasks that were cut off or never begun count with what they announced."""
         for number in range(self._next, len(self.tasks)):
-            if not self.state.enough(self.tasks[number].makes):
+            if self.state.enough(self.tasks[number].makes):
+                self._spare(self.tasks[number])
+            else:
                 yield self.tasks[number], self._outcomes.get(number) or self._cut_off(number)
+
+    def _spare(self, task: Task) -> None:
+        if isinstance(task, Ask):
+            self.state.spare(task.name, task.makes)
 
     def _cut_off(self, number: int) -> Outcome:
         leaves_plans = not isinstance(self.tasks[number], Prove | Remedy)
@@ -136,11 +143,6 @@ class Workforce(Protocol):
 def is_small(setting: Setting) -> bool:
     """Return whether a request is solved before processes would be ready, or soon after its limit."""
     return size_of(setting.problem) <= SMALL
-
-
-def size_of(problem: Problem) -> int:
-    """Return layers × devices × numbers of micro-batches: about what the planners' work grows with."""
-    return problem.num_layers * problem.num_devices * len(candidates(problem))
 
 
 def workers_for(state: State, workers: int | None, *, one_planner: bool) -> Workforce:

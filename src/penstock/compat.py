@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-OLD_FORMS = {"plan(termination={…})": ("time_limit, max_plans and gap", "0.3")}
+OLD_FORMS = {"plan(termination={…})": ("time_limit, max_plans, effort and gap", "0.3")}
 """Old form: what replaces it, and the version in which it is removed."""
 
 

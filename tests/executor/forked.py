@@ -68,15 +68,19 @@ class ForkedProcesses:
 
 
 def main(control: socket.socket) -> None:
-    """Import, then fork until the tests are gone."""
+    """Import, then fork until the tests are gone. What has ended is waited for, so that its CPU time counts."""
     die_with(os.getppid())
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that have ended
     for module in MODULES:
         importlib.import_module(module)
     assert len(os.listdir("/proc/self/task")) == 1, "a thread of ours would be missing in what is forked"
+    running: set[int] = set()
     while True:
         asked, ends, _, _ = socket.recv_fds(control, 64, 2)
+        running = {pid for pid in running if os.waitpid(pid, os.WNOHANG)[0] == 0}
         if not asked:
+            for pid in running:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
             return
         parent, pid = os.getpid(), os.fork()
         if pid == 0:
@@ -84,6 +88,7 @@ def main(control: socket.socket) -> None:
             _run(asked.decode(), ends, parent)
         for end in ends:
             os.close(end)
+        running.add(pid)
         handle = os.pidfd_open(pid)
         socket.send_fds(control, [b"."], [handle])
         os.close(handle)

@@ -160,9 +160,12 @@ def periodic_programs_of(
     *,
     depth: Sequence[int] | None = None,
     transport: TransportChoice = "auto",
+    tensor: int = 1,
 ) -> list[list[Program]]:
     """Programs without a flush, one list per number of global batches: WPipe's order, or PipeDream's and 2BW's."""
     problem = problem_of(job, len({device for part in parts for device in part.devices}))
+    if tensor > 1:
+        problem = _of_cells(problem, tensor)
     allocation = single_pipeline(stages_of(parts), num_micro_batches)
     if rule == "double_grouped":
         pattern = wpipe(problem, allocation)
@@ -174,10 +177,19 @@ def periodic_programs_of(
 
 
 def averaging_programs_of(
-    job: Job, parts: Sequence[Part], num_micro_batches: int, pipelines: int, *, staleness: int = 0, delta: int = 0
+    job: Job,
+    parts: Sequence[Part],
+    num_micro_batches: int,
+    pipelines: int,
+    *,
+    staleness: int = 0,
+    delta: int = 0,
+    tensor: int = 1,
 ) -> list[Program]:
     """Programs of N equal pipelines on the same devices, under elastic averaging."""
     problem = problem_of(job, len({device for part in parts for device in part.devices}))
+    if tensor > 1:
+        problem = _of_cells(problem, tensor)
     allocation = parallel_pipelines(stages_of(parts), pipelines, num_micro_batches)
     orders = advance_forward(problem, allocation, delta=delta)
     return lower(problem, allocation, orders, update_rule="elastic_averaging", staleness=staleness)

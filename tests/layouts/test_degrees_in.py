@@ -236,9 +236,32 @@ def test_recipes_are_read_by_name() -> None:
     ]
     with pytest.raises(InvalidDocument, match="did you mean 'large_config'"):
         judged("megatron", RECIPES, profile, config="larg_config")
+    elsewhere = RECIPES + "\n\ndef other_config():\n    return common()\n"
+    with pytest.raises(InvalidDocument, match=r"other_config sets no degrees .* other files \(it is made by common"):
+        judged("megatron", elsewhere, profile, config="other_config")
     computed = RECIPES.replace("_layout(cfg.model.pipeline_model_parallel_size)", "common.layout(2)")
     with pytest.raises(InvalidDocument, match=r"it is computed, common.layout\(\)"):
         judged("megatron", computed, profile, config="large_config")
+
+
+def test_lists_and_texts_that_a_recipe_makes_are_read() -> None:
+    profile = model(EXPERTS.partition("--num-experts")[0] + " --tensor-model-parallel-size 2")
+    for made in (
+        '[list(each) for each in [["embedding"] + ["decoder"] * 3, ["decoder"] * 5 + ["loss"]] if each]',
+        '"|".join(["Et*3", "t*5L"])',
+    ):
+        text = RECIPES.replace("_layout(cfg.model.pipeline_model_parallel_size)", made)
+        assert stages(judged("megatron", text, profile, config="large_config")) == [((0, 3), 4), ((4, 9), 4)]
+
+
+def test_recomputed_modules_of_layers_that_are_not_modelled_are_named() -> None:
+    flags = f"{EXPERTS} --tensor-model-parallel-size 2 --sequence-parallel --global-batch-size 16"
+    flags += " --recompute-granularity selective --recompute-modules mhc moe_act"
+    found = judged("megatron", flags, model(flags))
+    assert any("judged as if absent: mhc" in each for each in found.assumptions)
+    assert found.plan.pipelines[0].stages[0].recompute.modules == ("moe_act",)  # type: ignore[union-attr]
+    with pytest.raises(InvalidDocument, match="has 'moe_atc', none of"):
+        judged("megatron", flags.replace("moe_act", "moe_atc"), model(EXPERTS))
 
 
 TITAN = """

@@ -339,11 +339,20 @@ def test_stages_without_transformer_layers_where_embedding_and_head_count() -> N
     assert again.plan.pipelines == found.plan.pipelines
 
 
+@pytest.mark.parametrize("more", ["--mtp-num-layers 1", "--pipeline-model-parallel-layout 'Et*6|t*6mL'"])
+def test_multi_token_prediction_that_the_profile_lacks_is_named(more: str) -> None:
+    found = imported("megatron", f"{PP} 2 {more}")
+    assert stages_of(found) == [(0, 6), (7, 13)]
+    assert any("multi-token prediction changes the answer and is not modelled" in each for each in found.assumptions)
+
+
+def test_multi_token_prediction_on_a_stage_of_its_own_is_refused() -> None:
+    with pytest.raises(InvalidDocument, match="has a stage of its own, and the profile has no such layer"):
+        imported("megatron", f"{PP} 3 --pipeline-model-parallel-layout 'Et*6|t*6|m*1|L'")
+
+
 def test_no_multi_token_prediction_may_be_said() -> None:
     assert stages_of(imported("megatron", f"{PP} 2 --mtp-num-layers 0")) == [(0, 6), (7, 13)]
-    with pytest.raises(InvalidDocument) as caught:
-        imported("megatron", f"{PP} 2 --mtp-num-layers 1")
-    assert "--mtp-num-layers is 1; the profile has 0" in str(caught.value)
     with pytest.raises(InvalidDocument) as caught:
         imported("megatron", f"{PP} 2 --num-layers 0")
     assert "no number from 1 on" in str(caught.value)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import penstock
 from penstock.examples import catalogue
 from penstock.planning.documents import computed_profile, find_profile, find_shape
 from penstock.schemas.errors import InvalidDocument, NotFound, UnsupportedRequest
@@ -75,3 +76,24 @@ def test_what_is_unknown_is_named(tmp_path: Path) -> None:
         find_profile("vgg-19", framework="megatron")
     with pytest.raises(InvalidDocument, match="the framework 'jax' is none of megatron, torch"):
         computed_profile(find_shape("llama-3-8b"), "jax")  # type: ignore[arg-type]
+
+
+def test_a_plan_says_how_tokens_were_routed() -> None:
+    """Python's ``penstock.plan``, whose assumptions say it; more tokens on the busiest GPU take longer."""
+
+    def planned(**how: float) -> penstock.Answer:
+        return penstock.plan(
+            "mixtral-8x7b", "4x8xH100", global_batch_size=32, planner="even", framework="megatron", sequence_length=512,
+            degrees={"expert": 8}, sharding="optimizer", max_plans=1, **how,
+        )  # fmt: skip
+
+    even, same, uneven = planned(), planned(routing_imbalance=1.0), planned(routing_imbalance=1.5)
+    assert same.plan == even.plan
+    assert uneven.seconds_per_global_batch > even.seconds_per_global_batch
+    said = "no token is dropped, and the busiest GPU's experts get 1.5 times the mean; all-to-all is hidden by nothing"
+    assert said in uneven.plan.assumptions
+    assert said not in even.plan.assumptions
+    with pytest.raises(UnsupportedRequest, match=r"routing imbalance 0\.9 is not possible"):
+        planned(routing_imbalance=0.9)
+    with pytest.raises(InvalidDocument, match=r"has the costs that it has; capacity factor 1\.0 is for one"):
+        penstock.plan(catalogue.profile("vgg-19"), "1x8xH100", global_batch_size=8, capacity_factor=1.0)

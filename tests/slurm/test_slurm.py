@@ -262,3 +262,34 @@ def test_torchrun_starts_the_same_ranks(narrow: Path, slurm: Slurm, trained: Lau
     bundle = JobBundle.read(folder / "job.json")
     assert [(one.node, one.device) for one in report.ranks] == [(part.node, part.device) for part in bundle.ranks]
     assert report.losses == pytest.approx(trained.losses, rel=1e-4)
+
+
+def test_layers_that_ranks_share_are_trained_by_a_batch_job(topology: Path, slurm: Slurm) -> None:
+    """Two stages at tensor 2, one on each of two nodes: what is trained is compared with a single process."""
+    folder = slurm.directory / "shared-layers"
+    folder.mkdir()
+    names = {name: folder / f"{name}.json" for name in ("profile", "cluster", "plan")}
+    job = ["--job", "examples.llama:tiny"]
+    computed = ["--analytic", "H100", "--micro-batch-size", "1", "--micro-batch-size", "2", "--tensor", "2"]
+    assert main(["profile", *job, *computed, "-o", str(names["profile"])]) == 0
+    names["profile"].write_text(names["profile"].read_text().replace('"H100"', '"cpu"'))
+    cluster = json.loads(topology.read_text())
+    cluster["nodes"] = [node for node in cluster["nodes"] if node["name"] != "n2"]
+    cluster["links"] = [link for link in cluster["links"] if "n2" not in (link["a"], link["b"])]
+    names["cluster"].write_text(json.dumps(cluster))
+    asked = ["--profile", str(names["profile"]), "--topology", str(names["cluster"]), "-b", "8", "--planner", "gpipe"]
+    degrees = ["--tensor", "2", "--sharding", "none", "--json"]
+    assert main(["plan", *asked, *degrees, "-o", str(names["plan"])]) in (0, 2)
+    stages = PlanFile.read(names["plan"]).plan.pipelines[0].stages
+    assert sorted(device for stage in stages for device in stage.devices) == ["n0/0", "n0/1", "n1/0", "n1/1"]
+    settings = [*HERE, "--directory", str(ROOT), "--set", f"report={folder}/report.json"]
+    asked = ["--to", "sbatch", *job, "--steps", "2", *settings, "-o", str(folder / "job")]
+    assert main(["export", str(names["plan"]), *asked]) == 0
+    (script,) = (folder / "job").glob("*.sbatch")
+    assert "#SBATCH --ntasks-per-node=2\n" in script.read_text()
+    script.write_text(script.read_text().rstrip("\n") + " --check\n")
+    assert slurm.finished(slurm.submit(script)) == 0, log_of(folder / "job")
+    report = report_of(folder / "report.json")
+    assert (report.state, report.steps_done, len(report.ranks)) == ("succeeded", 2, 4)
+    assert report.gradient_check is not None
+    assert report.gradient_check < 1e-5

@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from heapq import heapify, heappop, heappush
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import NamedTuple
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import activation_bytes, free_bytes, static_bytes
-from penstock.solvers.costs.stage import input_bytes, layers_alike, stage_costs, stage_rows
+from penstock.solvers.costs.stage import input_bytes, kept_alike, layers_alike, stage_costs, stage_rows
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.degrees import Modules
 from penstock.solvers.model.micro_batches import Batch, most_rows
@@ -46,6 +46,17 @@ class Saved(NamedTuple):
 
     time_ns: int
     freed_bytes: int
+
+    def times(self, number: int) -> Saved:
+        """Return what it is of a number of layers."""
+        return Saved(number * self.time_ns, number * self.freed_bytes)
+
+
+class Rank(NamedTuple):
+    """The kinds of a rank's stages, and the most that one of them may keep of each micro-batch, in bytes."""
+
+    kinds: frozenset[int]
+    most_bytes: int
 
 
 class Layout(NamedTuple):
@@ -75,10 +86,45 @@ class Even:
     def layout(self, least: int) -> Layout | None:
         """Return the layout with as little recomputation as may fit, from a number of ``ways`` on; None: none can."""
         for number, way in enumerate(self.ways[least:], least):
-            plan = self._plan(way)
-            if may_fit(self.problem, plan):
+            if self._may_fit(way):
+                plan = self._plan(way)
                 return Layout(least_ns(self.problem, plan), self.number, number, plan, self)
         return None
+
+    def _may_fit(self, way: Way) -> bool:
+        """Return whether every rank can hold its states, and the micro-batches in flight at its first backward."""
+        kept = [activation_bytes(self.problem, self._again(stage, way), self.batch.most_rows) for stage in self._kinds]
+        return all(min(kept[kind] for kind in rank.kinds) <= rank.most_bytes for rank in self._room)
+
+    @cached_property
+    def _kind_of(self) -> list[int]:
+        """The kind of each stage, by number; those of a kind keep the same, however they recompute."""
+        rows, known = self.batch.most_rows, dict[object, int]()
+        found = []
+        for stage in self.stages:
+            kinds = frozenset(self.problem.devices[d].kind for d in stage.devices)
+            layers = kept_alike(self.problem, kinds, stage_rows(stage, rows))[stage.first : stage.last + 1]
+            alike = max(self.span[0] - stage.first, 0), min(self.span[1] - stage.first, len(layers))
+            found.append(known.setdefault((kinds, alike, layers), len(known)))
+        return found
+
+    @cached_property
+    def _kinds(self) -> list[Stage]:
+        """The first stage of each kind."""
+        return [self.stages[self._kind_of.index(kind)] for kind in range(max(self._kind_of) + 1)]
+
+    @cached_property
+    def _room(self) -> list[Rank]:
+        """What each rank has for a micro-batch of its stage that keeps least, once its states are there."""
+        places = len({stage.devices for stage in self.stages})
+        number, found = self.batch.num_micro_batches, []
+        for rank in range(places):
+            own, behind = self.stages[rank::places], places - rank - 1
+            ahead = behind if self.parts == 1 else 2 * behind + (self.parts - 1) * places
+            held = sum(static_bytes(self.problem, stage).total for stage in own)
+            most = (free_bytes(self.problem, own[0].devices) - held) // min(ahead + 1, number * self.parts)
+            found.append(Rank(frozenset(self._kind_of[rank::places]), most))
+        return found
 
     @cached_property
     def ways(self) -> tuple[Way, ...]:
@@ -89,29 +135,15 @@ class Even:
         layers = tuple(range(longest + 1))
         if not self.problem.module_sets:
             return layers
-        one = self._saved(replace(self._layer, recompute=((self.span[0], self.span[0]),)))
-        saved: dict[Way, Saved] = {number: Saved(number * one.time_ns, number * one.freed_bytes) for number in layers}
-        for modules in self.problem.module_sets:
-            each = self._saved(replace(self._layer, modules=modules))
-            saved[modules] = Saved(longest * each.time_ns, longest * each.freed_bytes)
+        kinds = frozenset(self.problem.devices[d].kind for d in self.stages[0].devices)
+        each = savings(self.problem, self.span[0], kinds, stage_rows(self.stages[0], self.batch.most_rows))
+        saved: dict[Way, Saved] = {number: each[()].times(number) for number in layers}
+        saved |= {modules: each[modules].times(longest) for modules in self.problem.module_sets}
         found: list[Way] = []
         for way in sorted(saved, key=lambda way: saved[way]):
             if not found or saved[way].freed_bytes > saved[found[-1]].freed_bytes:
                 found.append(way)
         return tuple(found)
-
-    @property
-    def _layer(self) -> Stage:
-        """The first of the layers that are alike, alone."""
-        return Stage(self.span[0], self.span[0], self.stages[0].devices)
-
-    def _saved(self, again: Stage) -> Saved:
-        """Return what recomputing one layer takes and frees, its input kept."""
-        costs, plain = (stage_costs(self.problem, each, self.batch.most_rows) for each in (again, again.plain))
-        freed = plain.kept_bytes - costs.kept_bytes
-        if again.recompute and self.problem.memory.count_buffers:
-            freed -= input_bytes(self.problem, again.first, stage_rows(again, self.batch.most_rows))
-        return Saved(costs.recompute_ns, freed)
 
     def orders(self, plan: Allocation) -> Orders:
         """Return 1F1B, or interleaved 1F1B where ranks have several parts."""
@@ -136,16 +168,50 @@ class Even:
 
 def proposals(problem: Problem, _options: Mapping[str, object]) -> Iterator[Proposal]:
     """Yield the quickest even layouts that fit, the best first; where none does, some that lack the least."""
-    every = list(_every(problem))
-    if not every and problem.pins:  # the judge says which pin they break
-        every = [replace(each, problem=problem) for each in _every(replace(problem, pins=()))]
-    found = _quickest(problem, [layout for even in every if (layout := even.layout(0)) is not None])
+    every, layouts = _listed(problem)
+    found = _quickest(problem, list(layouts))
     for trial in found:
         yield _proposal(problem, trial.allocation, trial.orders)
-    for even in every[-KEPT:] if not found else ():
+    if found:
+        return
+    if not every and problem.pins:  # the judge says which pin they break
+        every = tuple(replace(each, problem=problem) for each in _every(replace(problem, pins=())))
+    reachable = (even for even in reversed(every) if unreachable(problem, even.leanest()) is None)
+    for even in reversed(list(islice(reachable, KEPT))):
         plan = even.leanest()
         with suppress(UnsupportedRequest):  # micro-batches that do not go into groups
             yield _proposal(problem, plan, even.orders(plan))
+
+
+@lru_cache(maxsize=256)
+def savings(problem: Problem, layer: int, kinds: frozenset[str], share: int) -> dict[Modules, Saved]:
+    """Return what recomputing sets of modules of a layer, or all of it (), takes and frees of ``share`` rows on kinds.
+
+    The layer's input is kept.
+    """
+    devices = tuple(next(d for d, device in enumerate(problem.devices) if device.kind == kind) for kind in kinds)
+    plain, rows = Stage(layer, layer, devices), share * len(devices)
+    costs, found = stage_costs(problem, plain, rows), {}
+    for modules in ((), *problem.module_sets):
+        again = replace(plain, modules=modules) if modules else replace(plain, recompute=((layer, layer),))
+        own = stage_costs(problem, again, rows)
+        freed = costs.kept_bytes - own.kept_bytes
+        if again.recompute and problem.memory.count_buffers:
+            freed -= input_bytes(problem, layer, share)
+        found[modules] = Saved(own.recompute_ns, freed)
+    return found
+
+
+def least_layout_ns(problem: Problem) -> int | None:
+    """Return a bound on all layouts that may fit, each with as little recomputation as that takes; None: none may."""
+    return min((layout.bound_ns for layout in _listed(problem)[1]), default=None)
+
+
+@lru_cache(maxsize=1)
+def _listed(problem: Problem) -> tuple[tuple[Even, ...], tuple[Layout, ...]]:
+    """Return all even stages, and of those that may fit the layouts, whether or not devices are connected."""
+    every = tuple(_every(problem))
+    return every, tuple(layout for even in every if (layout := even.layout(0)) is not None)
 
 
 def _proposal(problem: Problem, plan: Allocation, orders: Orders) -> Proposal:
@@ -162,6 +228,8 @@ def _quickest(problem: Problem, waiting: list[Layout]) -> list[Trial]:
         last_ns = found[KEPT - 1].value_ns if len(found) >= KEPT else NEVER_NS
         if layout.bound_ns >= last_ns or (found and spent > MOST_OPERATIONS):
             break
+        if unreachable(problem, layout.plan) is not None:
+            continue
         spent += len(layout.plan.stages) * layout.plan.num_micro_batches
         with suppress(UnsupportedRequest):
             outcome = judged(problem, layout.plan, layout.even.orders(layout.plan), last_ns)
@@ -190,7 +258,7 @@ def _every(problem: Problem) -> Iterator[Even]:
                     continue
                 stages = tuple(Stage(i, j - 1, places[s % ranks]) for s, (i, j) in enumerate(pairwise(ends)))
                 plain = single_pipeline(stages, batch.num_micro_batches)
-                if broken_pin(problem, plain) is None and unreachable(problem, plain) is None:
+                if broken_pin(problem, plain) is None:
                     number += 1
                     yield Even(problem, stages, batch, parts, (first, first + blocks), number)
 
@@ -225,20 +293,6 @@ def _ends(problem: Problem, first: int, blocks: int, number: int) -> list[int] |
     cuts = [end - 1 for end in ends[1:-1]]
     filled = all(i < j for i, j in pairwise(ends))
     return ends if filled and bool(problem.cuttable[cuts].all()) else None
-
-
-def may_fit(problem: Problem, plan: Allocation) -> bool:
-    """Return whether every rank can hold its states, and the micro-batches in flight at its first backward."""
-    ranks, number = _ranks(plan), plan.num_micro_batches
-    parts = len(plan.stages) // ranks
-    for rank in range(ranks):
-        own = plan.stages[rank::ranks]
-        ahead = ranks - rank - 1 if parts == 1 else 2 * (ranks - rank - 1) + (parts - 1) * ranks
-        held = sum(static_bytes(problem, stage).total for stage in own)
-        kept = [activation_bytes(problem, stage, most_rows(problem, plan)) for stage in own]
-        if held + min(ahead + 1, number * parts) * min(kept) > free_bytes(problem, own[0].devices):
-            return False
-    return True
 
 
 def least_ns(problem: Problem, plan: Allocation) -> int:

@@ -189,7 +189,7 @@ Framework = Annotated[
     typer.Option(
         metavar="megatron|torch",
         help="Compute a transformer's costs with kernels and memory of Megatron-Core and Transformer Engine, or of "
-        "eager PyTorch (default: torch).",
+        "eager PyTorch (default: those of --target, else torch).",
         rich_help_panel=MODEL,
     ),
 ]
@@ -412,6 +412,14 @@ class Limits:
         typer.Option(
             help="Plans that each planner may judge, a limit that gives the same answer on every machine "
             "(default: no limit)."
+        ),
+    ] = None
+    effort: Annotated[
+        str | None,
+        typer.Option(
+            metavar="quick|normal|thorough",
+            help="When planners end by themselves, in counts: the same plan on every machine (default of plan, compare "
+            "and sweep without another limit: normal; else thorough).",
         ),
     ] = None
 

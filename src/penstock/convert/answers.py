@@ -22,6 +22,7 @@ from penstock.schemas.topology import ClusterTopology
 from penstock.shapes.flops import flops_per_sample
 from penstock.solvers.costs.charges import untimed
 from penstock.solvers.degrees.contract import contract
+from penstock.solvers.lowering.meshes import untrained
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.problem import Problem
@@ -214,7 +215,8 @@ def _assumptions(problem: Problem, request: PlanRequest, candidate: Candidate) -
     )
     left_out = tuple(each.sentence for each in untimed(problem, candidate.allocation, candidate.update_rule))
     said = profile.assumptions + topology.assumptions + scaled + _measured_collectives(topology)
-    return said + gradients_of_target(problem, request) + _of_cells(problem) + left_out
+    own = _refused_by_ranks(problem, candidate)
+    return said + gradients_of_target(problem, request) + _of_cells(problem) + left_out + own
 
 
 def _of_cells(problem: Problem) -> tuple[str, ...]:
@@ -237,6 +239,14 @@ def _of_cells(problem: Problem) -> tuple[str, ...]:
         shown = f"{idle[0]} … {idle[-1]}" if len(idle) > 2 else " and ".join(idle)
         said.append(f"{len(idle)} GPUs that fill no cell of {degrees.cell} stay idle: {shown}")
     return tuple(said)
+
+
+def _refused_by_ranks(problem: Problem, candidate: Candidate) -> tuple[str, ...]:
+    """What `penstock run` would refuse the plan for; plans are made for other trainers, too."""
+    found = untrained(problem, candidate.allocation, candidate.update_rule, candidate.schedule)
+    if found is None:
+        return ()
+    return (f"`penstock run` refuses this plan, which may be exported: {found.why} (remedy: {found.remedy})",)
 
 
 def _measured_collectives(topology: ClusterTopology) -> tuple[str, ...]:

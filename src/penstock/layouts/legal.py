@@ -10,13 +10,10 @@ from penstock.layouts.drawn import Expressed
 from penstock.schemas.errors import Fault, UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
-from penstock.schemas.transformers.degrees import ContextKind, Framework
-from penstock.shapes.layout import Layout
+from penstock.schemas.transformers.degrees import ContextKind
+from penstock.shapes.layout import FRAMEWORKS, Layout
 from penstock.shapes.legality import broken
 from penstock.solvers.model.degrees import Degrees
-
-FRAMEWORKS: dict[str, Framework] = {"megatron": "megatron", "torchtitan": "torch"}
-"""Whose rules and kernels a trainer has; DeepSpeed's layers are the user's own."""
 
 
 def refuse_illegal(plan: Expressed, target: str) -> None:
@@ -80,11 +77,17 @@ def _why_refused(profile: ModelProfile, degrees: Degrees, target: str) -> str | 
 
 def unlike(profile: ModelProfile, degrees: Degrees, target: str, kind: ContextKind | None) -> tuple[str, ...]:
     """What the profile's costs at these degrees have otherwise than the trainer."""
+    said = [other] if (other := other_kernels(profile, target)) else []
     if degrees == Degrees():
-        return ()
-    said, framework = [], profile.framework
-    if framework is not None and FRAMEWORKS.get(target, framework) != framework:
-        said.append(f"the plan's costs are those of the framework {framework}, not of {target}")
+        return tuple(said)
     if target == "torchtitan" and kind not in (None, "all_gather"):
         said.append(f"the plan's costs are those of {kind.replace('_', '-')}; torchtitan gathers keys and values")
     return tuple(said)
+
+
+def other_kernels(profile: ModelProfile, target: str) -> str | None:
+    """A sentence where the profile's costs are those of another trainer's kernels; None where they are not."""
+    framework = profile.framework
+    if framework is None or FRAMEWORKS.get(target, framework) == framework:
+        return None
+    return f"the plan's costs are those of the framework {framework}, not of {target}"

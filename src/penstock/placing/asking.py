@@ -72,7 +72,9 @@ class Job:
     @property
     def limited(self) -> bool:
         """Return whether the job limits its planner."""
-        return self.asked.termination.time_limit_ns is not None or self.asked.termination.max_plans is not None
+        limits = self.asked.termination
+        counted = limits.max_plans is not None or limits.effort in ("quick", "normal")
+        return counted or limits.time_limit_ns is not None
 
     @cached_property
     def drawn(self) -> bool:
@@ -107,6 +109,7 @@ class Job:
             schedule=asked.schedule,
             time_limit_ns=left_ns if own_ns is None else min(own_ns, own_ns if left_ns is None else left_ns),
             max_plans=asked.termination.max_plans,
+            effort=asked.termination.effort,
             gap=asked.termination.gap,
             options=asked.options,
         )

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from penstock.compat import merged_limits
 from penstock.convert.degrees import named_degrees
-from penstock.planning.documents import find_profile, find_topology, with_open_degrees
+from penstock.planning.documents import find_profile, find_topology, with_effort, with_open_degrees
 from penstock.planning.judge import Judgement, judge
 from penstock.planning.solve import solve
 from penstock.schemas.api.jobs import ResultOut
@@ -17,9 +17,10 @@ from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile, PipelineProfile
 from penstock.schemas.quantities import Scalar
-from penstock.schemas.request import MemoryModel, NetworkModel, Pin, PlanRequest, Recompute, Target, UpdateRule
+from penstock.schemas.request import Effort, MemoryModel, NetworkModel, Pin, PlanRequest, Recompute, Target, UpdateRule
 from penstock.schemas.topology import ClusterTopology
-from penstock.schemas.transformers.degrees import Degrees, Sharding
+from penstock.schemas.transformers.degrees import Degrees, Framework, Sharding
+from penstock.shapes.routing import Routing
 from penstock.solvers.model.result import REQUEST_SCOPE, Progress
 
 
@@ -93,6 +94,7 @@ def plan(
     options: Mapping[str, Scalar] | None = None,
     time_limit: str | float | None = None,
     max_plans: int | None = None,
+    effort: Effort | None = None,
     gap: float | None = None,
     seed: int | None = None,
     target: Target | None = None,
@@ -100,6 +102,10 @@ def plan(
     pipeline_profile: PipelineProfile | Mapping[str, object] | None = None,
     degrees: Literal["auto"] | Degrees | Mapping[str, Any] | Sequence[Degrees | Mapping[str, int]] | None = None,
     sharding: Literal["auto"] | Sharding | Sequence[Sharding] | None = None,
+    framework: Framework | None = None,
+    sequence_length: int | None = None,
+    routing_imbalance: float | None = None,
+    capacity_factor: float | None = None,
     workers: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     termination: Mapping[str, object] | None = None,
@@ -109,7 +115,8 @@ def plan(
     Parameters
     ----------
     profile, topology
-        A document, a file name, or the name of a shipped example (``"bert-48"``, ``"8x8xH100"``).
+        A document, a file name, or the name of a shipped example (``"bert-48"``, ``"8x8xH100"``). With a ``target`` the
+        costs of a shipped transformer are those of its trainer's kernels.
     global_batch_size
         Samples per optimizer step.
     micro_batch_sizes
@@ -119,10 +126,19 @@ def plan(
         out. ``{"tensor": (1, 2), "expert": "auto"}`` leaves open what is listed or ``auto``, and what it does not name,
         as far as the profile has costs. Left out, both are chosen, from what the profile has costs at; without such
         costs, or with a target or codecs, they are 1 and nothing.
+    framework, sequence_length
+        Whose kernels and memory (``"torch"``, ``"megatron"``), and tokens of a sample, of a transformer whose profile
+        is computed: one by name or by its ``config.json``. A profile given as such has the costs that it has.
+    routing_imbalance, capacity_factor
+        Of a mixture of experts that is computed, the tokens of the busiest GPU's experts over the mean (left out: 1),
+        or those of every expert over its even share, dropped or padded to that. The plan's assumptions say it.
     time_limit
         ``"10s"``, ``"5min"``, or seconds as a number. The best plan by then is returned.
     max_plans
         Number of plans that each planner may have simulated; unlike a time limit it gives the same answer everywhere.
+    effort
+        ``"quick"``, ``"normal"`` or ``"thorough"``: when planners end by themselves, in counts, so that the answer is
+        the same everywhere. Left out: ``"normal"`` without ``time_limit`` and ``max_plans``, ``"thorough"`` with one.
     gap
         Stop once the best plan is proven to be within this fraction of the optimum, such as 0.05.
     workers
@@ -130,7 +146,7 @@ def plan(
     on_progress
         Called with every better plan, bound, and change of the planners at work.
     termination
-        Old form of ``time_limit``, ``max_plans`` and ``gap`` (`src/penstock/compat.py`).
+        Old form of ``time_limit``, ``max_plans``, ``effort`` and ``gap`` (`src/penstock/compat.py`).
 
     The other arguments are the fields of ``PlanRequest``; one that is None keeps that field's default.
 
@@ -141,11 +157,12 @@ def plan(
     UnsupportedRequest
         No planner here can honour the combination; the message says which one can.
     """
-    found = find_profile(profile)
+    routing = Routing(routing_imbalance, capacity_factor)
+    found = find_profile(profile, framework=framework, sequence_length=sequence_length, routing=routing, target=target)
     if isinstance(degrees, Mapping) and not all(isinstance(value, int) for value in degrees.values()):
         named = {name: (value,) if isinstance(value, int) else value for name, value in degrees.items()}
         degrees = named_degrees(found, named)  # type: ignore[assignment]
-    limits = {"time_limit_ns": _nanoseconds(time_limit), "max_plans": max_plans, "gap": gap}
+    limits = {"time_limit_ns": _nanoseconds(time_limit), "max_plans": max_plans, "effort": effort, "gap": gap}
     given = {
         "micro_batch_sizes": micro_batch_sizes,
         "min_slice": min_slice,
@@ -174,7 +191,7 @@ def plan(
         },
         units=True,
     )
-    request = with_open_degrees(request)
+    request = with_effort(with_open_degrees(request))
     return Answer(solve(request, on_progress=on_progress, workers=workers), request)
 
 

@@ -16,6 +16,7 @@ from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.transformers.degrees import ContextKind, Degrees, Framework
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes.hugging_face import shape_of
+from penstock.shapes.layout import FRAMEWORKS
 from penstock.shapes.profiled_degrees import USUAL, Asked, refuse_illegal
 from penstock.shapes.routing import AS_SHAPED, Routing, routed
 
@@ -31,12 +32,14 @@ def find_profile(
     asked: Asked = USUAL,
     context_kind: str | None = None,
     routing: Routing = AS_SHAPED,
+    target: str | None = None,
 ) -> ModelProfile:
     """Return a profile given by value, by file, or by the name of a shipped example.
 
     A file may be the ``config.json`` of a Hugging Face model, whose profile is then computed for every kind of device
     in the table, as is that of a transformer whose shape alone is shipped. Given ``framework``, ``sequence_length``,
-    ``routing`` or degrees to have costs at, that of a shipped one is computed likewise, unless it is so already. Raises
+    ``routing`` or degrees to have costs at, that of a shipped one is computed likewise, unless it is so already; a
+    ``target`` says the framework where nothing else does and the shipped profile is of one. Raises
     InvalidDocument for files that are neither, and where a profile is of another framework.
     """
     changes = {"context_kind": context_kind, **routing.stated}
@@ -44,6 +47,8 @@ def find_profile(
         return _as_it_is(given, framework, sequence_length, changes)
     if str(given) in catalogue.model_names():
         shipped = catalogue.profile(str(given))
+        if shipped.framework is not None:
+            framework = framework or FRAMEWORKS.get(target or "")
         same = _is_so(shipped, framework, sequence_length) and all(value is None for value in changes.values())
         if same and asked.tensor_alone:
             return shipped
@@ -52,6 +57,7 @@ def find_profile(
         found = ModelProfile.read(path) if path.suffix or path.exists() else catalogue.profile(str(given))
         return _as_it_is(found, framework, sequence_length, changes)
     shape = find_shape(given, sequence_length, routing)
+    framework = framework or FRAMEWORKS.get(target or "")
     return computed_profile(shape, framework, asked=asked, context_kind=context_kind)
 
 
@@ -130,13 +136,26 @@ def _with_fp32_gradients(request: PlanRequest) -> PlanRequest:
     return request.model_copy(update={"memory": request.memory.model_copy(update={"gradient": "fp32"})})
 
 
+def with_effort(request: PlanRequest) -> PlanRequest:
+    """Return the request with effort ``normal``, where it says nothing of when to stop, or a gap alone.
+
+    A document that says nothing is planned to the end, as it was before there were efforts; commands, pages,
+    ``penstock.plan`` and the service ask by this.
+    """
+    limits = request.termination
+    if limits.effort or limits.max_plans or limits.time_limit_ns is not None:
+        return request
+    return request.model_copy(update={"termination": limits.model_copy(update={"effort": "normal"})})
+
+
 def with_quick_planner(request: PlanRequest) -> PlanRequest:
     """Return the request with planner ``even``, where degrees are open and else all planners would search them all.
 
     For many requests at once: it takes a second or two for each, and its plans are seldom far from the best.
     """
     limits = request.termination
-    limited = limits.time_limit_ns is not None or limits.max_plans is not None or limits.gap > 0
+    said = (limits.time_limit_ns, limits.max_plans, limits.effort)
+    limited = any(limit is not None for limit in said) or limits.gap > 0
     chosen = request.planner != "auto" or request.schedule != "auto" or request.update_rules != ("synchronous",)
     return request if request.degrees is None or limited or chosen else request.model_copy(update={"planner": "even"})
 

@@ -69,6 +69,7 @@ def solve_problem(
         "schedule": request.schedule,
         "time_limit_ns": limits.time_limit_ns,
         "max_plans": limits.max_plans,
+        "effort": limits.effort,
         "gap": limits.gap,
         "options": request.options,
         "on_progress": on_progress,

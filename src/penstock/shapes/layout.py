@@ -13,6 +13,8 @@ from penstock.schemas.transformers.degrees import ContextKind, Framework, Module
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 FULL: frozenset[Module] = frozenset(("attention", "mlp", "norm"))
 """All of a layer: what is kept of it is its input alone. The other modules are parts of these."""
+FRAMEWORKS: dict[str, Framework] = {"megatron": "megatron", "torchtitan": "torch"}
+"""Whose rules and kernels a trainer has; DeepSpeed's layers are the user's own."""
 USUAL_CONTEXT: dict[Framework, ContextKind] = {"megatron": "ring", "torch": "all_gather"}
 """Megatron's ``--cp-comm-type p2p``; what torchtitan does."""
 
@@ -36,6 +38,8 @@ class Layout:
     framework: Framework = "megatron"
     context_kind: ContextKind | None = None
     """Left out: the framework's usual one."""
+    ends_as_layers: bool = True
+    """Whether Megatron may be told to count embedding and head as a layer each, where stages are even that way only."""
 
     @property
     def context_by(self) -> ContextKind:
@@ -78,7 +82,7 @@ def layers_of_stages(layers: int, layout: Layout) -> tuple[int, ...] | None:
     if layout.framework == "torch":
         longer = layers % stages
         return None if stages > layers else (layers // stages + 1,) * longer + (layers // stages,) * (stages - longer)
-    if (layers + 2) % stages:
+    if (layers + 2) % stages or not layout.ends_as_layers:
         return None
     each = (layers + 2) // stages
     return (each - 1, *[each] * (stages - 2), each - 1)

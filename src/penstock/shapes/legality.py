@@ -2,6 +2,12 @@
 
 The rules are those of Megatron-Core's argument checks, of its transformer and of its groups of ranks, and what
 torchtitan asks of the same degrees. ``docs/fits.md`` lists them.
+
+Megatron finds some of them late: arguments, configuration, groups and batch pass its checks, and the job fails when
+layers are built or in the first step [1]_. Each broken rule has the moment, so that the verdict of each check is known.
+
+.. [1] Megatron-LM, ``core/transformer/transformer_block.py`` (get_num_layers_to_build), ``core/tensor_parallel``
+   (layers, mappings), ``core/transformer/moe/moe_layer.py`` (MoELayer.forward).
 """
 
 from __future__ import annotations
@@ -9,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes.layout import Layout, divisors, layers_of_stages
@@ -18,12 +24,34 @@ _NEAR = 3
 """How many legal values a sentence names."""
 
 
+Moment = Literal["start", "model", "step", "never"]
+"""When Megatron-LM itself refuses: its checks before anything is built, the model's construction, the first step; or
+never, where Penstock has no plans of what Megatron may run."""
+LATE: dict[str, Moment] = {
+    "feed_forward": "model",
+    "vocabulary": "model",
+    "expert_width": "model",
+    "context_heads": "step",
+    "context_sinks": "step",
+    "sequence_parallel": "step",
+    "expert_sequence_parallel": "step",
+    "cells": "never",
+    "sharding": "never",
+}
+"""The rules that Megatron's checks at the start do not find, and ``layers`` with virtual stages besides."""
+_SAID = {
+    "model": " (Megatron's checks at the start let it pass, and building the layers fails)",
+    "step": " (Megatron's checks at the start let it pass, and the first step fails)",
+}
+
+
 class Broken(NamedTuple):
-    """A rule that a layout breaks: its name, the degree to change, and the sentence with the numbers."""
+    """A rule that a layout breaks: its name, the degree to change, a sentence with the numbers, Megatron's moment."""
 
     rule: str
     degree: str
     sentence: str
+    moment: Moment = "start"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +70,15 @@ Rule = Callable[[Case], tuple[str, str] | None]
 def broken(shape: TransformerShape, layout: Layout, gpus: int) -> list[Broken]:
     """Every rule that the layout breaks."""
     case = Case(shape, layout, gpus)
-    return [Broken(rule.__name__, *found) for rule in RULES if (found := rule(case)) is not None]
+    return [_told(rule.__name__, case, *found) for rule in RULES if (found := rule(case)) is not None]
+
+
+def _told(rule: str, case: Case, degree: str, sentence: str) -> Broken:
+    """The broken rule with its moment, which the sentence says where it is a late one."""
+    late: Moment = "model" if rule == "layers" and case.layout.virtual_stages > 1 else "start"
+    moment = LATE.get(rule, late) if case.layout.framework == "megatron" else "start"
+    what, semicolon, near = sentence.partition(";")
+    return Broken(rule, degree, f"{what}{_SAID.get(moment, '')}{semicolon}{near}", moment)
 
 
 def product(case: Case) -> tuple[str, str] | None:
@@ -160,11 +196,14 @@ def layers(case: Case) -> tuple[str, str] | None:
     stages, number = one.pipeline * one.virtual_stages, case.shape.layers
     degree, value = ("virtual_stages", one.virtual_stages) if one.virtual_stages > 1 else ("pipeline", one.pipeline)
     rest = stages // value
-    even = {*divisors(number), *divisors(number + 2)} if one.framework == "megatron" else {number // rest * rest}
+    with_ends = divisors(number + 2) if one.ends_as_layers else ()
+    even = {*divisors(number), *with_ends} if one.framework == "megatron" else {number // rest * rest}
     nearest = _nearest(degree, value, {each // rest for each in even if each % rest == 0 and each > 0})
     if stages > number:
         return degree, f"{number} layers are fewer than {stages} stages{nearest}"
     said = f"pipeline {one.pipeline}" + (f" × virtual stages {one.virtual_stages}" if one.virtual_stages > 1 else "")
+    if not one.ends_as_layers:
+        return degree, f"{said} does not divide {number} layers{nearest}"
     return degree, (
         f"{said} divides neither {number} layers nor {number + 2}, with embedding and head counted as layers{nearest}"
     )

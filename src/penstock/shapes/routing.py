@@ -11,7 +11,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import NamedTuple
 
-from penstock.schemas.errors import Fault, UnsupportedRequest
+from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.schemas.transformers.shape import Experts, TransformerShape
 
 
@@ -33,12 +33,19 @@ AS_SHAPED = Routing()
 def routed(shape: TransformerShape, routing: Routing) -> TransformerShape:
     """Return the shape with tokens routed so.
 
-    Raises UnsupportedRequest for a model without experts, for an imbalance below 1, for more tokens than an expert can
-    get, and for an imbalance together with a capacity, under which all experts get the same.
+    Raises InvalidDocument for what is no number, UnsupportedRequest for a model without experts, for an imbalance below
+    1, for more tokens than an expert can get, and for an imbalance together with a capacity, under which all experts
+    get the same.
     """
     stated = routing.stated
     if not stated:
         return shape
+    for name, given in stated.items():
+        if isinstance(given, bool) or not isinstance(given, int | float):
+            raise InvalidDocument(
+                f"the {name.replace('_', ' ')} is a number such as 1.2, not {given!r:.100}",
+                faults=(Fault(f"/{name}", "a number", "not-a-number"),),
+            )
     said = " and ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in stated.items())
     if shape.experts is None:
         raise UnsupportedRequest(
@@ -48,17 +55,20 @@ def routed(shape: TransformerShape, routing: Routing) -> TransformerShape:
         )
     if len(stated) > 1:
         raise UnsupportedRequest(
-            f"{said} exclude each other: with a capacity all experts get equally many tokens", remedy="give either"
+            f"{said} exclude each other: with a capacity all experts get equally many tokens",
+            faults=tuple(Fault(f"/{name}", "or the other, not both") for name in stated),
+            remedy="give either",
         )
     ((name, value),) = stated.items()
     experts = shape.experts
     least, most = 1.0 if name == "routing_imbalance" else 0.0, experts.number / experts.per_token
     if not (least <= value <= most) or value == 0:
+        possible = f"{'at least 1' if least else 'above 0'}, at most {most:g}"
         raise UnsupportedRequest(
             f"{said} is not possible: an expert of {shape.name} gets at most all tokens, {most:g} times its even share"
             + (", and the busiest GPU at least the mean" if value < least else ""),
-            faults=(Fault(f"/{name}", f"{'at least 1' if least else 'above 0'}, at most {most:g}"),),
-            remedy=f"a value from 1 to {most:g}",
+            faults=(Fault(f"/{name}", possible),),
+            remedy=f"a value {possible}",
         )
     as_stated = {"routing_imbalance": 1.0, "capacity_factor": None} | {name: value}
     return shape.model_copy(update={"experts": experts.model_copy(update=as_stated)})

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tensor_jobs
 import torch
-from pipelines import Part, programs_of
+from pipelines import Part, averaging_programs_of, periodic_programs_of, programs_of
 from rank_pool import SEED, RankPool
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -226,3 +226,37 @@ def test_a_checkpoint_of_another_model_is_refused_before_any_step(pool: RankPool
     results = run(pool, TWO, tensor=2, steps=2, resume=True, **where)
     assert any("cannot be read" in one["reason"] for one in results), results
     assert [one.name for one in tmp_path.glob("step-*")] == ["step-1"]
+
+
+@pytest.mark.parametrize(("first", "second"), [pytest.param(2, 1, id="from-tensor-2"), pytest.param(1, 2, id="to-it")])
+def test_older_versions_of_weights_go_on_under_other_degrees(
+    pool: RankPool, tmp_path: Path, first: int, second: int
+) -> None:
+    """Double buffered: the losses after an interruption are those without one only if the older version was kept."""
+
+    def trained(tensor: int, steps: int, **options: Any) -> list[float]:
+        programs = periodic_programs_of(tensor_jobs.llama, TWO, 2, "double_buffered", (2,), tensor=tensor)[0]
+        given = {"segments": [0] * (steps // 2), "check": False, "options": {"checkpoint_every": 2, **options}}
+        return losses(pool.train(programs, "tensor_jobs:llama", steps=steps, **given))
+
+    whole = trained(1, 4, checkpoint_directory=str(tmp_path / "whole"))
+    found = trained(first, 2, checkpoint_directory=str(tmp_path / "parts"))
+    found += trained(second, 4, checkpoint_directory=str(tmp_path / "parts"), resume=True)
+    assert found == pytest.approx(whole, rel=1e-12)
+    assert any(name.startswith("older/1/") for name in saved(tmp_path / "parts" / "step-2"))
+
+
+def test_averaged_models_are_evaluated_and_go_on_under_other_degrees(pool: RankPool, tmp_path: Path) -> None:
+    """Two pipelines' own models and the reference model, which evaluations are of."""
+
+    def trained(tensor: int, steps: int, where: str, **options: Any) -> tuple[list[float], list[float]]:
+        programs = averaging_programs_of(tensor_jobs.llama, TWO, 2, 2, tensor=tensor)
+        options |= {"checkpoint_directory": str(tmp_path / where), "evaluate_every": 1}
+        results = pool.train(programs, "tensor_jobs:llama", steps=steps, check=False, options=options)
+        evaluated = [each["loss"] for each in results[0]["events"] if each["kind"] == "evaluation"]
+        return losses(results), evaluated
+
+    whole = trained(1, 4, "whole")
+    first, second = trained(2, 2, "parts"), trained(1, 4, "parts", resume=True)
+    assert first[0] + second[0] == pytest.approx(whole[0], rel=1e-12)
+    assert first[1] + second[1] == pytest.approx(whole[1], rel=1e-12)

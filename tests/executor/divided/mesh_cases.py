@@ -19,7 +19,7 @@ from penstock.solvers.degrees.replicas import on_replicas
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.lowering import lower
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.model.degrees import Choice, Degrees
+from penstock.solvers.model.degrees import Choice, Degrees, Modules
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.timeline import Timeline
@@ -56,17 +56,18 @@ class Case(NamedTuple):
     def is_legal(self) -> bool:
         """Whether the values go together, each says something, and the world has ranks and samples enough.
 
-        Routing is compared in fp64 alone: rounding of fp32 sends a token elsewhere. With zero-bubble, W repeats an
-        exchange of tokens that I has made (docs/running.md), so that more runs than is predicted.
+        Modules are not recomputed where backwards come in halves. Routing is compared in fp64 alone: rounding of fp32
+        sends a token elsewhere.
         """
         stages = self.pipeline > 1 or self.schedule != "interleaved"
         if self.sharding in WITHIN_PASSES:
             stages = self.pipeline == 1 and self.schedule in ("gpipe", "1f1b")
         shared_out = self.sharding == "none" or self.replicas > 1 or self.degrees.cell > self.tensor
-        experts = self.expert == 1 or (self.job == "moe" and self.schedule != "zero-bubble")
+        experts = self.expert == 1 or self.job == "moe"
         experts = experts and (self.job != "moe" or self.dtype == "float64")
+        modules = self.recompute not in MODULES or self.schedule != "zero-bubble"
         rows = self.replicas * self.degrees.meshes <= BATCH // MICRO_BATCHES
-        return stages and shared_out and experts and rows and self.ranks <= WORLD
+        return stages and shared_out and experts and modules and rows and self.ranks <= WORLD
 
     @property
     def ranks(self) -> int:
@@ -79,6 +80,8 @@ class Case(NamedTuple):
         return "-".join((self.job, self.dtype, sizes, self.sharding, self.schedule, self.recompute))
 
 
+MODULES: dict[str, Modules] = {"attention": ("attention",), "modules": ("mlp", "norm")}
+"""Kinds of recomputation of modules."""
 VALUES: dict[str, tuple[Any, ...]] = {
     "job": ("gpt", "llama", "tied", "moe"),
     "dtype": ("float64", "float32"),
@@ -89,7 +92,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "pipeline": (2, 1),
     "sharding": ("optimizer", "none", *SHARDINGS),
     "schedule": tuple(SCHEDULES),
-    "recompute": ("none", "full"),
+    "recompute": ("none", "full", *MODULES),
 }
 
 
@@ -125,10 +128,16 @@ class Lowered(NamedTuple):
     programs: list[Program]
 
 
+def contracted(case: Case) -> Problem:
+    """The case's cells, with the costs of the tracer."""
+    request = _request(case, profile_of(case.job, case.expert))
+    return contract(to_problem(request), Choice(case.degrees, case.sharding))
+
+
 def lowered(case: Case) -> Lowered:
-    """The case's plan, with the costs of the tracer, and its programs."""
+    """The case's plan and its programs."""
     profile = profile_of(case.job, case.expert)
-    cells = contract(to_problem(_request(case, profile)), Choice(case.degrees, case.sharding))
+    cells = contracted(case)
     judged = case._replace(replicas=1) if case.sharding in WITHIN_PASSES else case
     allocation = single_pipeline(_stages(judged, len(profile.layers)), MICRO_BATCHES)
     orders: Orders = SCHEDULES[case.schedule](cells, allocation)
@@ -182,6 +191,7 @@ def _stages(case: Case, num_layers: int) -> tuple[Stage, ...]:
             end - 1,
             tuple(range(case.replicas * (k % case.pipeline), case.replicas * (k % case.pipeline + 1))),
             recompute=((first, end - 1),) if case.recompute == "full" else (),
+            modules=MODULES.get(case.recompute, ()),
         )
         for k, (first, end) in enumerate(itertools.pairwise(edges))
     )

@@ -79,6 +79,13 @@ class Talkative(Tokens):
         return [first._replace(build=partial(_talking, first.build)), *others]
 
 
+class Silent(Tokens):
+    """Its layers do not say where their modules are."""
+
+    def layers(self) -> Sequence[LayerSpec]:
+        return [spec._replace(modules=None) for spec in super().layers()]
+
+
 def _talking(build: Any) -> nn.Module:
     module: nn.Module = build()
     module.register_forward_pre_hook(_talk)
@@ -91,4 +98,5 @@ def _talk(module: nn.Module, given: tuple[Tensor, ...]) -> None:
         all_reduce(torch.ones(1), "sum", shared[0].device_mesh)
 
 
+silent = Silent("silent", _LAYERS["llama"][0], torch.float32)
 talkative = Talkative("talkative", _LAYERS["gpt"][0], torch.float32)

@@ -25,21 +25,25 @@ _SHARED = [
 
 
 @pytest.mark.parametrize(
-    ("job", "tensor", "context", "expert", "replicas", "sharding"),
+    ("job", "tensor", "context", "expert", "replicas", "sharding", "recompute"),
     [
-        *((job, *how) for job in ("llama", "gpt") for how in _SHARED),
-        ("moe", 1, 1, 2, 1, "none"),
-        ("moe", 1, 1, 2, 1, "optimizer"),
-        ("moe", 2, 1, 2, 1, "none"),
-        *(("moe", 1, 1, 2, 1, sharding) for sharding in WITHIN_PASSES),
-        ("moe", 2, 1, 2, 2, "parameters_kept"),
+        *((job, *how, "none") for job in ("llama", "gpt") for how in _SHARED),
+        ("moe", 1, 1, 2, 1, "none", "none"),
+        ("moe", 1, 1, 2, 1, "optimizer", "none"),
+        ("moe", 2, 1, 2, 1, "none", "none"),
+        *(("moe", 1, 1, 2, 1, sharding, "none") for sharding in WITHIN_PASSES),
+        ("moe", 2, 1, 2, 2, "parameters_kept", "none"),
+        ("llama", 2, 1, 1, 1, "none", "attention"),
+        ("llama", 1, 2, 1, 1, "none", "attention"),
+        ("gpt", 2, 1, 1, 1, "none", "modules"),
+        ("moe", 1, 1, 2, 1, "none", "modules"),
     ],
 )
 def test_ranks_hold_what_is_counted_after_two_micro_batches_and_at_the_step(
-    world: RankPool, job: str, tensor: int, context: int, expert: int, replicas: int, sharding: str
+    world: RankPool, job: str, tensor: int, context: int, expert: int, replicas: int, sharding: str, recompute: str
 ) -> None:
     """In the second step, when the optimizer has its states; parameters kept until the step are let go of before it."""
-    case = Case(job, "float32", tensor, context, expert, replicas, 1, sharding, "gpipe", "none")
+    case = Case(job, "float32", tensor, context, expert, replicas, 1, sharding, "gpipe", recompute)
     made = lowered(case)
     done = world.train(
         made.programs, f"mesh_jobs:{job}_float32", steps=2, directory=str(HERE), check=False, count_memory=True

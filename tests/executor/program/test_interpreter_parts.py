@@ -17,7 +17,7 @@ from penstock.executor.run.job_fit import checked_chain, refuse_other_boundaries
 from penstock.executor.run.trace import rank_trace
 from penstock.executor.stage.held_stage import Cell
 from penstock.executor.stage.stage_module import MicroBatch, StageModule, layer_seed, step_seed
-from penstock.executor.stage.versions import Versions
+from penstock.executor.stage.versions import Place, Versions
 from penstock.executor.transport import GlooTransport
 from penstock.schemas.errors import InvalidDocument, ModelMismatch
 from penstock.schemas.program import Instruction, Program
@@ -162,7 +162,8 @@ def test_versions_live_as_long_as_something_uses_them() -> None:
     layer = torch.nn.Linear(2, 2)
     parameters = list(layer.parameters())
     gradients = [torch.zeros_like(p) for p in parameters]
-    versions = Versions([layer], parameters, gradients, limit=2, oldest=0)
+    places = [Place(p, gradient) for p, gradient in zip(parameters, gradients, strict=True)]
+    versions = Versions([layer], parameters, places, limit=2, oldest=0)
     start = parameters[0].detach().clone()
     cells = [Cell(m, range(1), (), None) for m in range(3)]  # type: ignore[arg-type]
 

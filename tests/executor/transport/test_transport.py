@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -19,6 +20,7 @@ from penstock.executor.runtime.interface import Event
 from penstock.executor.runtime.nested import on_tensors
 from penstock.executor.runtime.opening import open_device
 from penstock.executor.transport.choice import AUTO, Place, choose
+from penstock.executor.transport.gloo import GlooTransport
 from penstock.executor.transport.order import differing_edge, digests, edges, messages, refuse_order
 from penstock.executor.transport.staged import StagedTransport
 from penstock.schemas.errors import UnsupportedRequest
@@ -104,6 +106,16 @@ def test_a_staged_send_that_fails_is_told_at_the_drain(pair: tuple[object, objec
     with pytest.raises(RuntimeError, match="the device is lost"):
         transport.drain()
     transport.close()
+
+
+def test_a_closed_transport_has_no_threads(pair: tuple[object, object]) -> None:
+    """One that runs when the interpreter ends is ended within C++, which aborts the process."""
+    before = set(threading.enumerate())
+    for make in (GlooTransport, partial(StagedTransport, CpuRuntime())):
+        transport = make(pair[0])
+        assert set(threading.enumerate()) - before
+        transport.close()
+        assert not set(threading.enumerate()) - before
 
 
 CPU, ONE, OTHER = None, "GPU-1", "GPU-2"

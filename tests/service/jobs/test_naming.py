@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from in_process import in_process
 from jsonschema import Draft202012Validator
 
 from penstock.examples import catalogue
+from penstock.planning.documents import find_profile
 from penstock.schemas.api.layouts import LayoutRequest
 from penstock.schemas.api.placement import PlacementRequest
 from penstock.schemas.api.sweep import SweepRequest
@@ -19,6 +21,7 @@ from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.request import PlanRequest
 from penstock.service.http.samples import tiny_layout, tiny_placement, tiny_sweep
 from penstock.service.jobs.naming import with_documents
+from penstock.shapes.routing import Routing
 
 NAMED = {"model": "gpt2-small", "cluster": "2x4xV100", "global_batch_size": 64}
 
@@ -97,3 +100,36 @@ def test_names_are_documented(tmp_path: Path):
     assert validator.is_valid(_inline())
     assert not validator.is_valid(NAMED | _inline())
     assert not validator.is_valid({"model": "gpt2-small", "global_batch_size": 64})
+    assert validator.is_valid(NAMED | {"routing_imbalance": 1.5})
+    assert not validator.is_valid(NAMED | {"routing_imbalance": "much"})
+
+
+def test_tokens_of_a_mixture_by_name_are_routed_as_asked():
+    named = {"model": "mixtral-8x7b", "cluster": "2x8xH100", "global_batch_size": 64}
+    request = with_documents(PlanRequest, {**named, "routing_imbalance": 1.5})
+    assert request["profile"] == find_profile("mixtral-8x7b", routing=Routing(routing_imbalance=1.5))
+    assert request["profile"].shape.experts.routing_imbalance == 1.5
+    capped = with_documents(PlanRequest, {**named, "capacity_factor": 1})
+    assert capped["profile"].shape.experts.capacity_factor == 1
+    even = with_documents(PlanRequest, {**named, "routing_imbalance": None})
+    assert even["profile"] == catalogue.profile("mixtral-8x7b")
+    assert even.keys() == {"profile", "topology", "global_batch_size"}
+
+
+@pytest.mark.parametrize(
+    ("change", "pointers", "words"),
+    [
+        ({"routing_imbalance": 0.5}, ["/routing_imbalance"], "at least the mean; a value at least 1, at most 4"),
+        ({"capacity_factor": 5.0}, ["/capacity_factor"], "at most all tokens, 4 times"),
+        ({"routing_imbalance": "1.2"}, ["/routing_imbalance"], "is a number such as 1.2, not '1.2'"),
+        ({"routing_imbalance": True}, ["/routing_imbalance"], "is a number"),
+        ({"routing_imbalance": 1.1, "capacity_factor": 1.1}, ["/routing_imbalance", "/capacity_factor"], "exclude"),
+        ({"model": "gpt2-small", "routing_imbalance": 1.1}, ["/routing_imbalance"], "gpt2-small has no experts"),
+        ({"model": "/etc/passwd", "routing_imbalance": 1.1}, ["/model"], "no model '/etc/passwd'"),
+    ],
+)
+def test_routing_that_is_refused(change: dict[str, Any], pointers: list[str], words: str):
+    named = {"model": "mixtral-8x7b", "cluster": "2x8xH100", "global_batch_size": 64}
+    with pytest.raises(InvalidDocument, match=re.escape(words)) as caught:
+        with_documents(PlanRequest, named | change)
+    assert [fault.pointer for fault in caught.value.faults] == pointers

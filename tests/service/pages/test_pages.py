@@ -231,6 +231,7 @@ def test_the_same_in_python_and_on_the_command_line(
             "profile": penstock.planning.documents.find_profile(profile),
             "topology": penstock.planning.documents.find_topology(topology),
         }
+        more["termination"] = {"time_limit_ns": round(more.pop("time_limit") * 1e9)}
         asked.append(PlanRequest.parse(found | more))
         return Kept()
 

@@ -16,7 +16,7 @@ from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.judge.simulate import simulate
-from penstock.solvers.model.allocation import Allocation, Stage
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.degrees import Choice, Degrees
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Candidate
@@ -64,7 +64,7 @@ def drawn_request(rng: random.Random, forms: Sequence[str] = FORMS, **network: s
             "topology": drawn_topology(rng, rng.choice(forms), scaled),
             "global_batch_size": rng.randint(2, 9) * meshes_of(degrees),
             "degrees": "auto",
-            "sharding": rng.choice([None, "auto", "none", "optimizer"]),
+            "sharding": rng.choice([None, ["none", "optimizer"], "none", "optimizer", "parameters_kept"]),
             "memory": {
                 "optimizer": rng.choice(["sgd", "momentum", "adam"]),
                 "buffers": rng.choice(["exact", "exact", "none"]),
@@ -91,6 +91,32 @@ def drawn_request(rng: random.Random, forms: Sequence[str] = FORMS, **network: s
 def meshes_of(degrees: Sequence[dict[str, int]]) -> int:
     """What divides the samples: the most meshes of any cell."""
     return max(Degrees(**each).meshes for each in degrees)
+
+
+def drawn_shared_plan(rng: random.Random, forms: Sequence[str] = FORMS) -> Drawn:
+    """A request whose gradients, and parameters too, are sharded, and any plan of its one stage."""
+    while True:
+        sharding = rng.choice(("gradients", "parameters"))
+        request, _problem = drawn_request(rng, forms)
+        gpus = sum(len(node.devices) for node in request.topology.expanded().nodes)  # type: ignore[union-attr]
+        request = request.model_copy(
+            update={"sharding": sharding, "global_batch_size": gpus * rng.randint(1, 4), "micro_batch_sizes": ()}
+        )
+        problem = to_problem(request)
+        choice = rng.choice([each for each in problem.choices if each.degrees.cell > 1])
+        try:
+            cells = contract(problem, choice)
+        except UnsupportedRequest:
+            continue
+        last = cells.num_layers - 1
+        segments = rng.choice(((), ((0, last),), ((min(1, last), last),)))
+        stage = Stage(0, last, (0,), recompute=segments)
+        allocation = _with_modules(rng, cells, single_pipeline((stage,), rng.randint(1, cells.global_batch_size)))
+        orders = random_orders(rng, allocation)
+        overlap = cells.rules.overlap_all_reduce and rng.random() < 0.7
+        timeline = simulate(cells, allocation, orders, overlap=overlap)
+        plan = to_plan(cells, request, Candidate("drawn", allocation, orders, timeline, overlap), ())
+        return Drawn(request, choice, cells, PlanFile(plan=plan, request=request))
 
 
 def drawn_plan(rng: random.Random, forms: Sequence[str] = FORMS, **network: str) -> Drawn:

@@ -8,14 +8,15 @@ simulator that is written from docs/theory/judge.md.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from page_clock import Lane as Row
 from page_clock import Run
-from page_costs import Collectives, Costs, Transfer, time, up
+from page_costs import Collectives, Costs, StageCosts, Transfer, time, up
 from page_documents import read_request
 from page_network import Links, Rings
 
@@ -193,6 +194,11 @@ def read_file(file: Json) -> Run:
     real = read_request(file["request"])
     cells = replicas(real, size)
     problem = at_degrees(real, file["request"], degrees, plan.get("sharding"), cells)
+    together = plan.get("sharding") in ("gradients", "parameters")
+    if together:
+        problem = shared_out(problem, real, file["request"], plan, cells)
+        cells = problem.cells
+        size = len(cells[0])
     names = [device.name for device in real.devices]
     first_of = {names[gpus[0]]: number for number, gpus in enumerate(cells)}
 
@@ -212,7 +218,7 @@ def read_file(file: Json) -> Run:
             stages.append(Stage(first, last, held(each["devices"]), each["dispatch"], ranges, modules=modules))
         pipelines.append(Pipeline(tuple(stages), tuple(pipeline["micro_batches"])))
     allocation = Allocation(tuple(pipelines), plan["num_micro_batches"])
-    costs = LaneCosts(problem, allocation, plan["overlap_all_reduce"])
+    costs = (SharedCosts if together else LaneCosts)(problem, allocation, plan["overlap_all_reduce"])
     lanes = []
     for row in plan["schedule"]["rows"]:
         alike: dict[tuple[int, ...], list[int]] = {}
@@ -243,7 +249,8 @@ def at_degrees(
     inner = Inner(collectives, degrees, cells, profile["classes"])
     points = sorted(variant["measurements"], key=lambda each: each["micro_batch_size"])
     steps = inner.exposed(points[0], "step")
-    shared = real.memory.shard_states if sharding is None else sharding == "optimizer"
+    shared = real.memory.shard_states if sharding is None else sharding != "none"
+    kept = sharding == "parameters_kept"
     owned = [up(t - e, alike) + up(e, alike_experts) for t, e in zip(trained, experts, strict=True)]
     own_updates = [
         up(h["update_ns"] * own, t) if shared and t else h["update_ns"]
@@ -259,7 +266,7 @@ def at_degrees(
             inner.summed(d - e, e, real.memory.gradient_factor, shared) for d, e in zip(trained, experts, strict=True)
         ],
         cells=cells,
-        parameter_bytes=list(accumulate(size, initial=0)),
+        parameter_bytes=list(accumulate((p + (p - t) * kept for p, t in zip(size, trained, strict=True)), initial=0)),
         trainable_bytes=list(accumulate(trained, initial=0)),
         update_ns=list(accumulate((own + t for own, t in zip(own_updates, steps, strict=True)), initial=0)),
         forward_bytes=[sum(up(t["bytes_per_sample"], lanes) for t in cut) for cut in profile["boundaries"]],
@@ -287,16 +294,152 @@ def at_degrees(
             for gpus in cells
         ],
         memory=SimpleNamespace(
-            **{
-                name: getattr(real.memory, name)
-                for name in ("gradient_factor", "state_factor", "headroom_bytes", "count_buffers")
-            },
+            **{name: getattr(real.memory, name) for name in ("gradient_factor", "headroom_bytes", "count_buffers")},
+            state_factor=real.memory.state_factor + (real.memory.shard_factor if sharding == "parameters_kept" else 0),
             shard_states=shared,
         ),
         pipeline_run=None,
         update_workspace_bytes=None,
         update_in_turn=False,
     )
+
+
+class Shared(NamedTuple):
+    """What moves of each layer of a stage that all GPUs share out, and whether it may while another one computes.
+
+    ``whole_bytes``: of gathered layers and gradients that are not yet summed, however many rows there are.
+    """
+
+    gather: list[int]
+    scatter: list[int]
+    parameters: bool
+    overlap: bool
+    whole_bytes: int
+
+    def forward(self, computing: list[int]) -> int:
+        """One stream computes layer after layer, another gathers the next one from when a layer begins."""
+        if not self.parameters:
+            return sum(computing)
+        at = self.gather[0]
+        for layer, taken in enumerate(computing):
+            following = self.gather[layer + 1] if layer + 1 < len(computing) else 0
+            at = self.after(at, taken, following)
+        return at
+
+    def backward(self, computing: list[int]) -> int:
+        """The other stream sums the last layer's gradients, and then gathers the next."""
+        last = len(computing) - 1
+        at = self.gather[last] if self.parameters else 0
+        for layer in range(last, -1, -1):
+            moved = self.scatter[layer + 1] if layer < last else 0
+            moved += self.gather[layer - 1] if layer and self.parameters else 0
+            at = self.after(at, computing[layer], moved)
+        return at + self.scatter[0]
+
+    def again(self, layer: int, computing: int) -> int:
+        """A recomputed layer's forward, while what followed it then is gathered again."""
+        if not self.parameters:
+            return computing
+        first = self.gather[0] if layer == 0 else 0
+        following = self.gather[layer + 1] if layer + 1 < len(self.gather) else 0
+        return first + self.after(0, computing, following)
+
+    def after(self, start: int, computing: int, moving: int) -> int:
+        """When both streams have ended."""
+        if not self.overlap:
+            return start + computing + moving
+        ends = start + computing, start + moving
+        return max(ends)
+
+
+class SharedCosts(LaneCosts):
+    """One stage on all GPUs, which are one cell."""
+
+    def _stage(self, s: int, rows: int) -> StageCosts:
+        stage, shared = self.stages[s], self.problem.shared  # type: ignore[attr-defined]
+        kinds = sorted(self.problem.apart.kind_source)  # type: ignore[attr-defined]
+        used = {device.kind for device in self.problem.apart.devices}  # type: ignore[attr-defined]
+        layers = range(len(self.P))
+
+        def slowest(name: str) -> list[int]:
+            return [max(self.value(name, kind, layer, rows) for kind in kinds if kind in used) for layer in layers]
+
+        forward = slowest("forward_ns")
+        plain = super()._stage(s, rows)
+        again = sum(shared.again(layer, forward[layer]) for a, b in stage.recompute for layer in range(a, b + 1))
+        again += sum(
+            max(self._module(module, 0, kind, layer, rows) for kind in kinds if kind in used)
+            for module in stage.modules
+            for layer in layers
+        )
+        return plain._replace(
+            forward=shared.forward(forward),
+            backward=shared.backward(slowest("backward_ns")),
+            weight=sum(slowest("weight_ns")),
+            again=again,
+            work=plain.work + shared.whole_bytes,
+        )
+
+
+def shared_out(apart: SimpleNamespace, real: SimpleNamespace, request: Json, plan: Json, cells: list[GPUs]) -> Any:
+    """The stage that all replicas of ``apart`` share out, as one GPU of them has it."""
+    degrees, parameters = degrees_of(plan), plan["sharding"] == "parameters"
+    number, meshes = len(cells), len(cells) * cell_of(degrees) // (degrees["tensor"] * degrees["context"])
+    assert real.global_batch_size % meshes == 0
+    profile = request["profile"]
+    variant = next(each for each in profile["variants"] if degrees_of(each) == degrees)
+    held = [variant["layers"][each] for each in profile["classes"]]
+    size = [each["parameter_bytes"] for each in held]
+    trained = [p if x["trainable"] else 0 for p, x in zip(size, profile["layers"], strict=True)]
+    experts = [(h["expert_bytes"] or 0) if x["trainable"] else 0 for h, x in zip(held, profile["layers"], strict=True)]
+    tied = [0] * len(size)
+    for _name, layers, more in apart.shared_parameters:
+        for layer in layers[1:]:
+            tied[layer] += more
+    plain = Collectives(Links(real.network), real.rules.all_reduce, real.collectives)
+    inner = Inner(plain, degrees, cells, profile["classes"])
+    outer = LaneCollectives(LaneLinks(Links(real.network), cells), real.rules.all_reduce, real.collectives)
+    every = list(range(number))
+    frozen = [up(p - t, apart.holders) for p, t in zip(size, trained, strict=True)]
+    factor = real.memory.gradient_factor
+
+    def moved(half: str, whole: list[int], own: list[int], width: int) -> list[int]:
+        found = []
+        for each, expert, part in zip(whole, experts, own, strict=True):
+            inside = [
+                max(plain.time(half, bytes_ * width, group) for group in groups)
+                for groups, bytes_ in zip(inner.alike, (each - expert, expert), strict=True)
+            ]
+            found.append(sum(inside) + outer.time(half, part * width, every))
+        return found
+
+    gathered = [o + f + t for o, f, t in zip(apart.owned, frozen, tied, strict=True)]
+    gather = moved("all_gather", [p + t for p, t in zip(size, tied, strict=True)], gathered, 1)
+    scatter = moved("reduce_scatter", trained, apart.owned, factor)
+    own = [up(each, number) for each in apart.owned]
+    kept = [up(o * real.memory.shard_factor + f, number) for o, f in zip(apart.owned, frozen, strict=True)]
+    plain_steps = [b - a - s for (a, b), s in zip(pairwise(apart.update_ns), apart.step_sums, strict=True)]
+    sums = [s + (0 if parameters else g) for s, g in zip(apart.step_sums, gather, strict=True)]
+    unit = (2 * max(size) if parameters else 0) + factor * max(trained)
+    devices = apart.devices
+    whole = SimpleNamespace(**vars(apart))
+    whole.apart = apart
+    whole.shared = Shared(gather, scatter, parameters, real.rules.overlap_all_reduce, unit)
+    whole.cells = [tuple(gpu for cell in cells for gpu in cell)]
+    whole.global_batch_size = real.global_batch_size // meshes
+    whole.parameter_bytes = list(accumulate(kept if parameters else size, initial=0))
+    whole.trainable_bytes = list(accumulate(own, initial=0))
+    whole.owned, whole.holders, whole.inside = own, 1, [0] * len(own)
+    whole.step_sums = sums
+    whole.update_ns = list(accumulate((up(u, number) + s for u, s in zip(plain_steps, sums, strict=True)), initial=0))
+    whole.devices = [
+        replace(
+            devices[0],
+            memory_bytes=min(each.memory_bytes for each in devices),
+            context_bytes=max(each.context_bytes for each in devices),
+        )
+    ]
+    return whole
 
 
 class Inner:

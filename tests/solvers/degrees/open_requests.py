@@ -38,18 +38,22 @@ EXPERT = (
 LAYERS, DEVICES = 4, 6
 
 
-def open_request(seed: int, *, experts: bool = False) -> Problem:
+def open_request(seed: int, *, experts: bool = False, sharded: bool = False) -> Problem:
     """A request of at most four layers and six GPUs with two or three choices, some of which have no cells.
 
-    ``experts``: at degrees with groups of experts, whose cells may have several meshes.
+    ``experts``: at degrees with groups of experts, whose cells may have several meshes; ``sharded``: gradients, or
+    parameters too, are shared out over all GPUs, or parameters in each stage.
     """
-    rng = random.Random(f"open {seed}{' experts' * experts}")
+    rng = random.Random(f"open {seed}{' experts' * experts}{' sharded' * sharded}")
     problem = _small(rng)
     degrees = rng.sample(EXPERT if experts else DENSE, rng.randint(1, 2))
     if experts:
         problem = _in_samples(rng, problem, max(each.meshes for each in degrees))
     open_to = [*([Degrees()] if rng.random() < 0.6 or len(degrees) == 1 else []), *degrees]
     shardings: list[Sharding | None] = rng.choice([[None], [None], ["none"], ["optimizer"], ["none", "optimizer"]])
+    if sharded:
+        problem = _in_samples(rng, problem, problem.num_devices // rng.choice(degrees).mesh or 1)
+        shardings = rng.sample(("gradients", "parameters", "parameters_kept", "optimizer"), 2)
     return replace(
         problem,
         network=_divisible(problem.network),

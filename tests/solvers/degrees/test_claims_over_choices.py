@@ -24,6 +24,7 @@ from penstock.solvers.solve.choices import Found, solve
 
 REQUESTS = 2000
 WITH_EXPERTS = 1000
+SHARED = 500
 LISTED = 6
 """Plans of each choice."""
 PLANNERS = {
@@ -60,9 +61,9 @@ class Listed:
                 yield f"{cells.choice}: {plan.value_ns} ns, below {limit_ns}"
 
 
-def listed(seed: int, *, experts: bool = False) -> Listed:
+def listed(seed: int, *, experts: bool = False, sharded: bool = False) -> Listed:
     """The request of a seed, its answer by a planner, and what there is."""
-    problem = open_request(seed, experts=experts)
+    problem = open_request(seed, experts=experts, sharded=sharded)
     able = [name for rule in sorted(problem.update_rules) for name in PLANNERS[rule]]
     told: list[Found] = []
     try:
@@ -125,6 +126,23 @@ def test_no_plan_of_any_choice_refutes_the_answer(seed: int) -> None:
 def test_no_plan_with_experts_refutes_the_answer(seed: int, planner: int) -> None:
     """Cells of several meshes, copies inside cells, expert groups of every shape; by each planner of flushed plans."""
     assert contradictions(listed(FLUSHED * seed + planner, experts=True)) == []
+
+
+@pytest.mark.parametrize("experts", [False, True])
+@pytest.mark.parametrize("seed", range(SHARED))
+def test_no_plan_with_sharded_gradients_or_parameters_refutes_the_answer(seed: int, experts: bool) -> None:
+    """One stage that all GPUs share out, beside plans of several; with cells of several meshes as well."""
+    assert contradictions(listed(seed, experts=experts, sharded=True)) == []
+
+
+def test_shared_stages_are_among_the_plans() -> None:
+    met: Counter[str] = Counter()
+    for seed in range(40):
+        for cells, plan in listed(seed, sharded=True).plans:
+            assert cells.choice is not None
+            if cells.choice.in_one_stage:
+                met[f"{cells.choice.sharding}, {len(cells.cells[0]) > 1}"] += is_plan(cells, plan)
+    assert min(met["gradients, True"], met["parameters, True"]) > 20
 
 
 def test_the_lists_see_something() -> None:

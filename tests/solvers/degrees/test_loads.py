@@ -11,12 +11,16 @@ from penstock.examples.catalogue import cluster, profile
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.bounds.schedule_bound import request_bound
-from penstock.solvers.degrees.contract import contract, planned_cells
+from penstock.solvers.degrees.contract import contract
 from penstock.solvers.degrees.loads import Loads
+from penstock.solvers.degrees.planned import planned_cells
 from penstock.solvers.model.degrees import Choice, Degrees
 from penstock.solvers.model.problem import Problem
 
 REQUESTS = 300
+
+
+SHARDED = 300
 
 
 def refusal(make: Callable[[Problem, Choice], object], problem: Problem, choice: Choice) -> str | None:
@@ -29,8 +33,8 @@ def refusal(make: Callable[[Problem, Choice], object], problem: Problem, choice:
 
 def test_no_load_is_above_the_bound_of_its_choice_and_the_same_choices_are_refused() -> None:
     looked_at = refused = 0
-    for seed in range(REQUESTS):
-        problem = open_request(seed)
+    requests = [open_request(seed) for seed in range(REQUESTS)]
+    for seed, problem in enumerate([*requests, *(open_request(seed, sharded=True) for seed in range(SHARDED))]):
         loads = Loads(problem)
         for choice in problem.choices:
             why = refusal(contract, problem, choice)

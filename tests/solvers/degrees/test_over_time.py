@@ -14,7 +14,7 @@ from plan_lists import plans_of
 from problems import make_problem, with_just_enough_memory
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.bounds.over_time import OVER_TIME, Prices, over_time_bound
+from penstock.solvers.bounds.over_time import AFTER_FIRST, OVER_TIME, Before, Prices, over_time_bound
 from penstock.solvers.bounds.schedule_bound import MEMORY, request_bound
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.model.problem import Measured, Problem
@@ -62,6 +62,7 @@ def compared(seed: int) -> Counter[str]:
             met["plans"] += 1
             met["binding"] += found.bound_ns > request_bound(tight, fits=False).bound_ns
             met["before the first backward"] += before.method == MEMORY
+            met["after the first backward"] += found.method == AFTER_FIRST
     return met
 
 
@@ -73,6 +74,7 @@ def test_no_plan_is_quicker_in_the_memory_that_it_takes(part: int) -> None:
     assert met["plans"] > 2 * REQUESTS // 12
     assert met["binding"] > met["plans"] // 50
     assert met["before the first backward"] > met["plans"] // 200
+    assert met["after the first backward"] > met["plans"] // 200
 
 
 def rows_of(problem: Problem, cheaper: tuple[int, ...]) -> Problem:
@@ -145,13 +147,21 @@ def drawn(seed: int) -> Problem:
     return rows_of(problem, (100, 80, 70))
 
 
-def every_path(problem: Problem, price: float) -> float:
-    """What a row costs at least, over all sizes in each layer and all layers that recompute, one by one."""
+def every_path(problem: Problem, price: float, before: Before | None = None) -> float:
+    """What a row costs at least, over all sizes in each layer and all layers that recompute, one by one.
+
+    ``before``: and over how many layers' forwards are over at the first backward.
+    """
+    return min(_over(problem, price, before or Before(0.0, 0.0), over) for over in (range(4) if before else (0,)))
+
+
+def _over(problem: Problem, price: float, before: Before, over: int) -> float:
+    """The same where the forwards of this many layers are over, and paid for."""
     least = float("inf")
     ways = (False, True) if problem.recompute == "auto" else (False,)
     gradients = np.diff(problem.trainable_bytes) * problem.memory.gradient_factor
     for sizes, again in product(product((1, 2, 3), repeat=3), product(ways, repeat=3)):
-        work = area = 0.0
+        work = area = paid = 0.0
         for layer, size in enumerate(sizes):
             own = problem.costs("cpu", size)
             forward, backward, stash = (
@@ -163,11 +173,14 @@ def every_path(problem: Problem, price: float) -> float:
                 there, back, weight = (
                     float(np.diff(each)[other]) for each in (costs.forward_ns, costs.backward_ns, costs.weight_ns)
                 )
-                later += there + max(0.0, back - weight - 1)
-            work += (forward * (1 + again[layer]) + backward) / size
-            area += (0 if again[layer] else stash) * (forward + later) / size + stash * backward / size
-            area += (own.workspace_bytes[layer] * (forward + backward) + gradients[layer] * backward) / size
-        least = min(least, work + price * area)
+                later += (there if other >= over else 0.0) + max(0.0, back - weight - 1)
+            kept = 0 if again[layer] else stash
+            paid += (before.time * forward + before.byte * kept) / size if layer < over else 0.0
+            to_come = 0.0 if layer < over else forward
+            work += (to_come + forward * again[layer] + backward) / size
+            area += kept * (to_come + later) / size + stash * backward / size
+            area += (own.workspace_bytes[layer] * (to_come + backward) + gradients[layer] * backward) / size
+        least = min(least, work + price * area + paid)
     return least
 
 
@@ -175,7 +188,21 @@ def every_path(problem: Problem, price: float) -> float:
 def test_labels_find_the_cheapest_of_all_paths(seed: int) -> None:
     problem = drawn(seed)
     for price in (0.0, 0.0003, 0.002, 0.02):
-        assert Prices(problem)._least_ns(price) == pytest.approx(every_path(problem, price), rel=1e-9)
+        assert Prices(problem)._row(price).cost_ns == pytest.approx(every_path(problem, price), rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_labels_know_what_is_over_at_the_first_backward(seed: int) -> None:
+    """Of its parts a row's cost is the sum: so their derivatives by the prices are right."""
+    problem = drawn(seed)
+    for price, before in product(
+        (0.0, 0.002), (Before(0.0, 0.0), Before(0.3, 0.2), Before(1.0, 0.0), Before(0.9, 2.0))
+    ):
+        row = Prices(problem)._row(price, before)
+        assert row.cost_ns == pytest.approx(every_path(problem, price, before), rel=1e-9)
+        nearby = Prices(problem)._row(price * 1.0001, Before(before.time * 1.0001, before.byte * 1.0001))
+        paid = price * row.area + before.time * row.before_ns + before.byte * row.kept_bytes
+        assert nearby.cost_ns <= row.cost_ns + 0.0001 * paid + 1e-6
 
 
 def test_a_choice_asks_for_tighter_bounds_only_as_far_as_a_time_needs_them() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from drawn_documents import Drawn, drawn_plan
+from drawn_documents import Drawn, drawn_plan, drawn_shared_plan
 from lane_clock import alone_ns, run_apart, run_file
 from page_agreement import assert_same
 
@@ -22,6 +22,7 @@ from penstock.solvers.model.allocation import Stage
 from penstock.solvers.model.network import Network
 
 PLANS = 1000
+SHARED = 500
 
 
 def documents(drawn: Drawn) -> dict[str, Any]:
@@ -41,6 +42,12 @@ def assert_on_gpus(drawn: Drawn) -> None:
 def test_the_judge_says_what_the_gpus_do(seed: int) -> None:
     """Every operation, transfer, reduction and step to the nanosecond, every device's memory to the byte."""
     assert_on_gpus(drawn_plan(random.Random(seed)))
+
+
+@pytest.mark.parametrize("seed", range(SHARED))
+def test_of_stages_that_they_share_out_as_well(seed: int) -> None:
+    """Gathers and sums of each layer on a stream of their own, beside what computes."""
+    assert_on_gpus(drawn_shared_plan(random.Random(seed)))
 
 
 def test_clusters_with_several_ways_between_nodes() -> None:

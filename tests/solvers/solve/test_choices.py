@@ -274,6 +274,47 @@ def test_degrees_of_1_go_on_however_slow_their_plain_layouts_are(monkeypatch: py
     assert met == {False, True}
 
 
+def test_choices_without_a_plain_layout_near_the_best_plan_are_bounded_and_not_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The bound of a choice that is left out so still counts; where no layout may fit at all, planners are asked.
+
+    Choices of few cells come first, so that here a plan at tensor 4 is known before tensor 2 is looked at.
+    """
+    problem = open_problem(asked(TWO, FOUR), 0.95)
+    solve, least_of = driver.solve, choices.least_layout_ns
+    known = solve(contract(problem, Choice(FOUR)), "even").best
+    assert known is not None
+    near_ns = choices.ROUNDS[0].near * known.value_ns
+
+    def search(least_ns: float | None) -> tuple[Result, set[Choice | None]]:
+        searched: set[Choice | None] = set()
+
+        def noted(problem: Problem, *args: Any, **more: Any) -> Result:
+            searched.add(problem.choice)
+            return solve(problem, *args, **more)
+
+        def least(problem: Problem) -> float | None:
+            return least_ns if problem.choice == Choice(TWO) else least_of(problem)
+
+        monkeypatch.setattr(driver, "solve", noted)
+        monkeypatch.setattr(choices, "least_layout_ns", least)
+        return choices.solve(problem, "auto", max_plans=2), searched
+
+    result, searched = search(near_ns + 1)
+    assert searched == {Choice(FOUR)}
+    assert result.choice == Choice(FOUR)
+    bounds = [request_bound(contract(problem, each)).bound_ns for each in problem.choices]
+    assert min(bounds) <= certificate(result)
+    assert result.best is not None
+    assert request_bound(contract(problem, Choice(TWO))).bound_ns < result.best.value_ns  # or it would be ruled out
+    other = solve(contract(problem, Choice(TWO)), "even").best
+    assert other is not None
+    assert certificate(result) <= other.value_ns
+    for least_ns in (near_ns - 1, None):
+        assert search(least_ns)[1] == {Choice(TWO), Choice(FOUR)}
+
+
 def test_incumbents_get_better_and_say_their_choice() -> None:
     problem = open_problem(asked(ONE, TWO, FOUR), 1.1, seed=2)
     found: list[choices.Found] = []

@@ -122,23 +122,21 @@ def test_the_answer_depends_on_neither_workers_nor_delays(problem: Problem, plan
 
 
 @pytest.mark.usefixtures("forking")
-def test_auto_gives_the_same_bytes_with_any_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    for seed, changes, numbers in ((0, {}, (4,)), (1, {"memory_bytes": 60_000_000}, (2,))):
-        drawn = four_devices(seed, 5, global_batch_size=8, **changes)
-        problem = replace(drawn, update_rules=frozenset(get_args(UpdateRule)))
-        found = set()
-        for workers in numbers:
-            monkeypatch.setattr(crew, "SMALL", 0)
-            how: dict[str, Any] = {"workers": workers, "time_limit_ns": 10**11, "options": {"exclude": "closing"}}
-            result = solve(problem, "auto", **how)
-            assert result.best is not None
-            assert not result.unfinished
-            found.add((plain(Found.of(result.best)), result.why, result.bounds, result.status))
-        monkeypatch.setattr(crew, "SMALL", 10**9)
-        result = solve(problem, "auto", options={"exclude": "closing"})
-        assert result.best is not None
-        found.add((plain(Found.of(result.best)), result.why, result.bounds, result.status))
-        assert len(found) == 1
+@pytest.mark.parametrize(("drawn", "changes", "workers"), [(0, {}, 4), (1, {"memory_bytes": 60_000_000}, 2)])
+def test_auto_gives_the_same_bytes_with_any_number_of_workers(
+    drawn: int, changes: dict[str, Any], workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = four_devices(drawn, 5, global_batch_size=8, **changes)
+    problem = replace(few, update_rules=frozenset(get_args(UpdateRule)))
+    monkeypatch.setattr(crew, "SMALL", 0)
+    among = solve(problem, "auto", workers=workers, time_limit_ns=10**11, options={"exclude": "closing"})
+    assert not among.unfinished
+    monkeypatch.setattr(crew, "SMALL", 10**9)
+    alone = solve(problem, "auto", options={"exclude": "closing"})
+    assert among.best is not None
+    assert alone.best is not None
+    assert plain(Found.of(among.best)) == plain(Found.of(alone.best))
+    assert (among.why, among.bounds, among.status) == (alone.why, alone.bounds, alone.status)
 
 
 @pytest.mark.usefixtures("forking")
@@ -255,7 +253,7 @@ def _until(ready: Callable[[], list[psutil.Process] | None]) -> list[psutil.Proc
     raise AssertionError("the workers did not come up")
 
 
-@pytest.mark.parametrize("how", [{"max_plans": 3}, {"schedule": "gpipe"}, {"gap": 0.2}], ids=str)
+@pytest.mark.parametrize("how", [{"max_plans": 3}, {"effort": "quick"}, {"schedule": "gpipe"}, {"gap": 0.2}], ids=str)
 def test_auto_is_never_worse_than_a_planner_with_the_same_limits(how: dict[str, Any]) -> None:
     problem = four_devices(2, 6, memory_bytes=70_000_000)
     best = solve(problem, "auto", **how).best

@@ -166,6 +166,10 @@ def import_layout(
             )
         )
     show_layout(screen, found)
+    from penstock.cli.plan.asking import other_kernels_of
+
+    if (line := other_kernels_of(found.request)) is not None:
+        screen.say(line)
     for target in filter(None, (output, best)):
         screen.say(f"written to {target}")
     if not found.fits:

@@ -12,6 +12,7 @@ import typer
 from penstock.cli.documents import STANDARD, TAKEN_BY, read_document, read_raw
 from penstock.cli.options import costed_degrees, degrees_of
 from penstock.schemas.errors import WrongDocument
+from penstock.shapes.layout import FRAMEWORKS
 
 if TYPE_CHECKING:
     from penstock.schemas.profile import ModelProfile
@@ -89,6 +90,7 @@ def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
             "time_limit_ns": options["time_limit"],
             "gap": options["gap"],
             "max_plans": options["max_plans"],
+            "effort": options.get("effort"),
         },
         "options": dict(_option(text) for text in options.get("set_option") or ()),
     }
@@ -160,11 +162,23 @@ def profile_of_options(options: Mapping[str, Any], *, asked: Asked | None = None
         given = read_document(ModelProfile, options["profile"])
         return find_profile(given, sequence_length=length, routing=routing, **computed)
     if options.get("hf") is not None:
+        computed["framework"] = computed["framework"] or FRAMEWORKS.get(options.get("target") or "")
         return computed_profile(find_shape(options["hf"], length, routing), **computed)
     if options["example"] is not None:
-        shipped = catalogue.known_profile(options["example"])
-        return find_profile(shipped, sequence_length=length, routing=routing, **computed)
+        shipped, target = catalogue.known_profile(options["example"]), options.get("target")
+        return find_profile(shipped, sequence_length=length, routing=routing, target=target, **computed)
     return None
+
+
+def other_kernels_of(asked: PlanRequest) -> str | None:
+    """A line where the costs are of other kernels than the target's; None where they are not."""
+    from penstock.layouts.legal import other_kernels
+    from penstock.schemas.profile import ModelProfile
+
+    if asked.target is None or not isinstance(asked.profile, ModelProfile):
+        return None
+    sentence = other_kernels(asked.profile, asked.target)
+    return sentence and f"{sentence}; --example and --hf with --framework {FRAMEWORKS[asked.target]} have that one's"
 
 
 def _documents(options: Mapping[str, Any]) -> dict[str, Any]:

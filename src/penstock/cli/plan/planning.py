@@ -30,7 +30,7 @@ from penstock.cli.options import (
     given,
 )
 from penstock.cli.panels import PLAN
-from penstock.cli.plan.asking import request_of
+from penstock.cli.plan.asking import other_kernels_of, request_of
 from penstock.cli.service.remote import Server, connect, refuse_here, solved_there
 
 if TYPE_CHECKING:
@@ -80,7 +80,9 @@ def plan(
     Example: penstock plan --example gpt2-small --cluster 2x4xV100 -b 64 -o plan.json
     """
     options = given(question, training, degrees, limits, choice, request=request, planner=planner, schedule=schedule)
-    asked = request_of(options, open_degrees=True)
+    from penstock.planning.documents import with_effort
+
+    asked = with_effort(request_of(options, open_degrees=True))
     refuse_unwritable(output)
     from penstock.cli.show import Screen, show_answer, show_result
 
@@ -95,6 +97,8 @@ def plan(
     if as_json and output != STANDARD:
         print_json(result)
     (show_result if server is None else show_answer)(screen, asked if file is None else file.request, result)
+    if (line := other_kernels_of(asked)) is not None:
+        screen.say(line)
     if file is not None and output not in (None, STANDARD):
         screen.say(f"written to {output}")
     not_proven = require_optimal and result.status == "feasible"
@@ -164,8 +168,11 @@ def compare(
 
     Example: penstock compare --example gpt2-small --cluster 2x4xV100 -b 64
     """
-    asked = request_of(given(question, training, degrees, limits, choice, request=request), open_degrees=True)
     from penstock.cli.show import Screen, show_comparison
+    from penstock.planning.documents import with_effort
+
+    options = given(question, training, degrees, limits, choice, request=request)
+    asked = with_effort(request_of(options, open_degrees=True))
 
     screen = Screen.of(quiet=as_json)
     rows = []

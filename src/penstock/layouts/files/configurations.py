@@ -49,6 +49,12 @@ def configuration(
         found = {each.name: each for each in _all(tree, given, says)}
     except (TooLong, RecursionError):
         raise InvalidDocument(f"{source} has more steps than a configuration has") from None
+    if wanted is not None and wanted not in found and wanted in _names(tree):
+        by = _made_by(tree, wanted, given)
+        raise InvalidDocument(
+            f"{source}: {wanted} sets no degrees and no batch, which come from other files{by}",
+            remedy="the file that sets them",
+        )
     if wanted is not None and wanted not in found:
         near = get_close_matches(wanted, found, n=1)
         raise InvalidDocument(
@@ -79,6 +85,14 @@ def _names(tree: ast.Module, parameters: int = 0) -> list[str]:
             if needed + sum(default is None for default in spec.kw_defaults) == parameters:
                 found.append(node.name)
     return found
+
+
+def _made_by(tree: ast.Module, name: str, given: Mapping[str, Any]) -> str:
+    """What of another file makes a configuration."""
+    reader = Reader(tree, given)
+    made = reader.call(reader.functions[name], [], {})
+    said = made.said if isinstance(made, Thing) else ""
+    return f" (it is made by {said})" if said else ""
 
 
 def _listed(found: Mapping[str, object]) -> str:

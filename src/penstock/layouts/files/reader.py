@@ -109,7 +109,7 @@ class Reader:
             self.run(node.body if condition else node.orelse, local)
         else:
             why = Unknown(f"it depends on {ast.unparse(node.test)[:60]}", node.lineno)
-            self._forget((*node.body, *node.orelse), why, local)
+            self._forget((*node.body, *node.orelse), why, local, "" if node.orelse else _guarded(node.test))
 
     def _loop(self, node: ast.For, local: dict[str, Any]) -> None:
         over = self.value(node.iter, local)
@@ -120,13 +120,19 @@ class Reader:
             self._set(node.target, each, local)
             self.run(node.body, local)
 
-    def _forget(self, body: Iterable[ast.stmt], why: Unknown, local: dict[str, Any]) -> None:
-        """Leave whatever statements would set unknown, unless they set what is there already."""
+    def _forget(self, body: Iterable[ast.stmt], why: Unknown, local: dict[str, Any], guarded: str = "") -> None:
+        """Leave whatever statements would set unknown, unless they set what is there already.
+
+        ``guarded``: an object that is there where they run; what they set in it is known, since else there is none.
+        """
         for statement in body:
             for node in ast.walk(statement):
                 targets = node.targets if isinstance(node, ast.Assign) else ()
                 for target in targets:
                     if isinstance(node, ast.Assign) and isinstance(target, ast.Name | ast.Attribute):
+                        if isinstance(target, ast.Attribute) and ast.unparse(target.value) == guarded:
+                            self._set(target, self.value(node.value, local), local)
+                            continue
                         old, new = self.value(_loaded(target), local), self.value(node.value, local)
                         if isinstance(old, Thing) or opaque(old, new) is not None or old != new:
                             self._set(target, why, local)
@@ -182,6 +188,8 @@ class Reader:
                 return [self.value(each, local) for each in node.elts]
             case ast.Tuple():
                 return tuple(self.value(each, local) for each in node.elts)
+            case ast.ListComp() if len(node.generators) == 1:
+                return self._each(node, local)
             case ast.Dict():
                 return self._table(node, local)
             case ast.Subscript():
@@ -204,6 +212,23 @@ class Reader:
             if opaque(value) is not None or bool(value) == isinstance(node.op, ast.Or):
                 return value
         return value
+
+    def _each(self, node: ast.ListComp, local: dict[str, Any]) -> Any:
+        """Return what a comprehension makes of each element of a known list."""
+        (of,) = node.generators
+        over = self.value(of.iter, local)
+        if not isinstance(over, list | tuple) or len(over) > LONGEST:
+            return unknown(node)
+        inner, found = dict(local), []
+        for each in over:
+            if next(self._steps) > _MOST_STEPS:
+                raise TooLong
+            self._set(of.target, each, inner)
+            kept = [self.value(condition, inner) for condition in of.ifs]
+            if opaque(*kept) is not None:
+                return unknown(node)
+            found += [self.value(node.elt, inner)] if all(kept) else []
+        return found
 
     def _table(self, node: ast.Dict, local: dict[str, Any]) -> Any:
         found: dict[Any, Any] = {}
@@ -232,7 +257,7 @@ class Reader:
         return self._foreign(node, name, arguments, named)
 
     def _method(self, node: ast.Call, arguments: list[Any], named: Mapping[str, Any], local: dict[str, Any]) -> Any:
-        """Return what a method of a table or a list does; None where it is another's."""
+        """Return what a method of a table, a list or a text does; None where it is another's."""
         assert isinstance(node.func, ast.Attribute)
         owner, name = self.value(node.func.value, local), node.func.attr
         if isinstance(owner, dict) and name in ("get", "pop") and arguments:
@@ -244,6 +269,8 @@ class Reader:
         if isinstance(owner, list) and name in ("append", "extend") and len(arguments) == 1:
             owner += [arguments[0]] if name == "append" else arguments[0] if isinstance(arguments[0], list) else []
             return owner
+        if isinstance(owner, str) and name == "join" and len(arguments) == 1:
+            return computed(node, owner.join, *arguments)
         return dict(owner) if isinstance(owner, dict) and name == "copy" else None
 
     def _foreign(self, node: ast.Call, name: str, arguments: list[Any], named: Mapping[str, Any]) -> Any:
@@ -266,6 +293,15 @@ class Reader:
             if keyword.arg in settings:
                 settings[keyword.arg] = (settings[keyword.arg][0], keyword.value.lineno)
         return Thing(f"{ast.unparse(node.func)}()", settings)
+
+
+def _guarded(test: ast.expr) -> str:
+    """Return what a test says to be there: ``X`` of ``X is not None``; nothing of another test."""
+    match test:
+        case ast.Compare(left=left, ops=[ast.IsNot()], comparators=[ast.Constant(value=None)]):
+            return ast.unparse(left)
+        case _:
+            return ""
 
 
 def _loaded(target: ast.expr) -> ast.expr:

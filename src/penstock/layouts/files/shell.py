@@ -1,8 +1,9 @@
 """The values of the variables of a shell script, as far as that can be seen without running it.
 
 Read are assignments (``NAME=value``, with ``export``, before a command, ``${NAME:=value}``), ``$NAME``, ``${NAME}``,
-``${NAME:-default}`` and whole-number arithmetic ``$((…))``. Assignments further in than the margin may depend on a
-condition: where they differ, nothing is guessed.
+``${NAME:-default}`` and whole-number arithmetic ``$((…))``. Branches are followed where their conditions can be decided
+(``branches.py``); other assignments further in than the margin may depend on a condition: where they differ, nothing is
+guessed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from penstock.layouts.files.branches import Arm, Test, Undecided, arms_of, decided, told
 from penstock.layouts.files.expressions import BINARY
 from penstock.layouts.files.places import place
 
@@ -49,11 +51,24 @@ class _Assignment(NamedTuple):
     conditional: bool
 
 
+class Condition(NamedTuple):
+    """Of a place in a script. ``runs``: None where ``test`` is not decided; ``variable``: what would decide it."""
+
+    runs: bool | None
+    test: str = ""
+    variable: str = ""
+
+
+_ALWAYS = Condition(True)
+
+
 class Variables:
     """The assignments of a text (without its comments). ``given``: values that count whatever the text assigns."""
 
     def __init__(self, text: str, given: Mapping[str, str] = MappingProxyType({})) -> None:
         self._text, self._given = text, given
+        self._arms = arms_of(text)
+        self._outcomes: dict[Test, Condition] = {}
         self._assigned: dict[str, list[_Assignment]] = defaultdict(list)
         found = [*_ASSIGNED.finditer(text), *_DEFAULTED.finditer(text)]
         line = end = 0
@@ -63,8 +78,41 @@ class Variables:
                 line = text.rfind("\n", 0, match.start()) + 1
                 end = text.find("\n", match.start()) + 1 or len(text) + 1
                 condition = _CONDITION.search(text[line:end])
-            conditional = condition is not None and line + condition.end() <= match.start()
+            if around := self._around(match.start()):  # a branch, which is followed; what else may be before it
+                own = text[max(line, around[-1].begin) : match.start()]
+                conditional = "&&" in own or "||" in own
+            else:
+                conditional = condition is not None and line + condition.end() <= match.start()
             self._assigned[match[1]].append(_Assignment(Value(match[2], match.start(2)), conditional))
+
+    def _around(self, at: int) -> list[Arm]:
+        """The arms that a place is in, outermost first."""
+        return [arm for arm in self._arms if arm.begin <= at < arm.end][::-1]
+
+    def condition(self, at: int) -> Condition:
+        """Whether a place of the text is run; a loop has one turn at least."""
+        found = _ALWAYS
+        for arm in self._around(at):
+            for one in map(self._outcome, arm.tests or ()):
+                if one.runs is False:
+                    return one
+                found = one if found.runs else found
+        return found
+
+    def _outcome(self, test: Test) -> Condition:
+        if test not in self._outcomes:
+            try:
+                self._outcomes[test] = Condition(decided(test, self._word), f"by {told(self._text, test)}")
+            except Undecided as unsaid:
+                self._outcomes[test] = Condition(None, f"by {told(self._text, test)}", unsaid.variable)
+        return self._outcomes[test]
+
+    def _word(self, text: str, at: int) -> str:
+        """A word of a condition, looked up. Raises Undecided."""
+        try:
+            return self.value(Value(text, at)).text
+        except Unsaid as unsaid:
+            raise Undecided(unsaid.variable) from None
 
     def value(self, word: Value, depth: int = 0) -> Value:
         """The word with its variables looked up, without quotes; where it is one variable, at that one's value.
@@ -92,23 +140,34 @@ class Variables:
         name = braced or plain
         if name in self._given:
             return Value(self._given[name], word.at)
-        known = [each for each in self._assigned.get(name, ()) if each.value.at + len(each.value.text) <= word.at]
+        known = [
+            each
+            for each in self._assigned.get(name, ())
+            if each.value.at + len(each.value.text) <= word.at and self.condition(each.value.at).runs is not False
+        ]
         while known and known[-1].value.text == word.text:  # PP=${PP:-4} says nothing but its default
             known.pop()
         if not known:
             if default is not None:
                 return self.value(Value(default, word.at), depth + 1)
             raise Unsaid(f"${name} is not set above it", name)
-        settled = max((i for i, each in enumerate(known) if not each.conditional), default=0)
+        settled = max((i for i, each in enumerate(known) if not self._maybe(each)), default=0)
         chosen = known[settled]
         for other in known[settled + 1 :]:
             if other.value.text != chosen.value.text:
                 lines = [place(self._text, each.value.at)[0] for each in (chosen, other)]
+                under = self.condition(other.value.at)
                 raise Unsaid(
-                    f"${name} is {chosen.value.text} in line {lines[0]} and {other.value.text} in line {lines[1]}", name
+                    f"${name} is {chosen.value.text} in line {lines[0]} and {other.value.text} in line {lines[1]}"
+                    + (f" ({under.test})" if under.runs is None else ""),
+                    under.variable or name,
                 )
         found = self.value(chosen.value, depth + 1)
         return self.value(Value(default, word.at), depth + 1) if not found.text and default is not None else found
+
+    def _maybe(self, one: _Assignment) -> bool:
+        at = one.value.at
+        return one.conditional or self.condition(at).runs is None or any(arm.tests is None for arm in self._around(at))
 
     def _computed(self, expression: str, at: int, depth: int) -> int:
         """Whole-number arithmetic of a shell."""

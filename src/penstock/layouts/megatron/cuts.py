@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import re
+
+from penstock.layouts.files.shell import Value
 from penstock.layouts.megatron.flags import Flags
 from penstock.layouts.megatron.layout_string import read_layout
 from penstock.layouts.megatron.names import LAYOUT, OTHER_STACKS
@@ -33,7 +36,7 @@ def stages_of(flags: Flags, roles: Roles, ranks: int, *, equal: bool = True) -> 
         (MTP, roles.mtp, "layers of multi-token prediction"),
     ):
         said = flags.number(name, least=0 if name == MTP else 1)
-        if said is not None and said != known:
+        if said is not None and said != known and (name != MTP or known):
             raise flags.wrong(
                 name,
                 f"--{name} is {said}; the profile has {known} {what}",
@@ -42,7 +45,8 @@ def stages_of(flags: Flags, roles: Roles, ranks: int, *, equal: bool = True) -> 
     layout = flags.value(LAYOUT)
     if layout is not None:
         _refuse_both(flags)
-        stages = read_layout(layout.text, roles, flags.text, layout.at)
+        text = layout.text if roles.mtp else _without_mtp(flags, layout)
+        stages = read_layout(text, roles, flags.text, layout.at)
         each = flags.number(STAGES)
         if each is not None and len(stages) != ranks * each:
             raise flags.wrong(STAGES, f"{each} stages on each of {ranks} ranks, and the layout has {len(stages)}")
@@ -54,6 +58,23 @@ def stages_of(flags: Flags, roles: Roles, ranks: int, *, equal: bool = True) -> 
     found[0] = (0, found[0][1])
     found[-1] = (found[-1][0], found[-1][1] + roles.after)
     return tuple(found)
+
+
+def _without_mtp(flags: Flags, layout: Value) -> str:
+    """The layout for a profile without multi-token prediction; a comma means nothing."""
+    if re.search(r"(?:^|\|),*m(?:\*\d+)?,*(?:\||$)", layout.text):
+        raise flags.wrong(
+            LAYOUT,
+            "multi-token prediction has a stage of its own, and the profile has no such layer",
+            "a profile with layers called mtp, or a layout with m in another stage",
+        )
+    return layout.text.replace("m", ",")
+
+
+def predicts_more(flags: Flags) -> bool:
+    """Whether the flags have layers of multi-token prediction, by their number or in the layout."""
+    layout = flags.value(LAYOUT)
+    return bool(flags.number(MTP, least=0)) or (layout is not None and "m" in layout.text)
 
 
 def _refuse_other_stacks(flags: Flags) -> None:

@@ -96,7 +96,8 @@ class Flags:
         self._take(given, plain)
 
     def _scan(self, plain: str) -> None:
-        matches = [*_FLAG.finditer(plain), *_SETTING.finditer(plain)]
+        every = [*_FLAG.finditer(plain), *_SETTING.finditer(plain)]
+        matches = [match for match in every if self._variables.condition(match.start()).runs is not False]
         for match in sorted(matches, key=re.Match.start):
             name = match[1].replace("_", "-")
             name = OTHERWISE.get(name, name)
@@ -106,6 +107,8 @@ class Flags:
             word = Value(text, match.start(2) if text == match[2] else match.start())
             self.found.setdefault(name, []).append(word)
         for match in _MODULES.finditer(plain):
+            if self._variables.condition(match.start()).runs is False:
+                continue
             words = " ".join(re.findall(r"[a-z_]+", match[1]))
             self.found[MODULES] = [Value(words, match.start(1))]
 
@@ -155,6 +158,10 @@ class Flags:
         word = self.found[name][-1]
         if name in self._open and word.at < len(self.text):
             raise Unsaid(self._open[name])
+        under = self._variables.condition(word.at)
+        if under.runs is None and len({each.text for each in self.found[name]}) > 1:
+            others = dict.fromkeys(f"{each.text}, line {place(self.text, each.at)[0]}" for each in self.found[name])
+            raise Unsaid(f"it is one of {'; '.join(others)}, {under.test}", under.variable)
         return self._variables.value(word)
 
     def _looked_up(self, name: str) -> Value:
@@ -251,12 +258,17 @@ class Flags:
 
     def remarks(self) -> list[str]:
         """Flags that are given more than once and differ, those that are not read, and what a recipe leaves open."""
-        said = list(self._said)
+        said, supposed = list(self._said), dict[str, list[str]]()
         for name, words in self.found.items():
+            under = self._variables.condition(words[-1].at)
+            if under.runs is None:
+                supposed.setdefault(under.test, []).append(f"--{name}")
             if len({word.text for word in words}) > 1:
                 line, _column = place(self.text, words[-1].at)
                 where = "as given" if words[-1].at >= len(self.text) else f"line {line}"
                 said.append(f"--{name} is given {len(words)} times; the last one counts, {where}")
+        for test, names in supposed.items():
+            said.append(f"judged as if a condition held that is not known, {test}: {', '.join(names)}")
         if self.unread:
             said.append(f"not read, and judged as if absent: {'; '.join(self.unread)}")
         return said

@@ -10,7 +10,7 @@ from typing import Literal
 from penstock.layouts.compared import Size, compared, known_shape, unknown_sentence
 from penstock.layouts.degrees import Stated, degrees_in
 from penstock.layouts.drawn import NONE, Drawn, Reading, wrong
-from penstock.layouts.megatron.cuts import stages_of
+from penstock.layouts.megatron.cuts import predicts_more, stages_of
 from penstock.layouts.megatron.flags import NO_GIVEN, Flags
 from penstock.layouts.megatron.layout_string import read_layout
 from penstock.layouts.megatron.names import (
@@ -51,6 +51,8 @@ _MODULES: dict[str, Module | None] = {
     "shared_experts": "shared_experts",
 }
 """Megatron's names of recomputed modules, and ours; flash attention keeps nothing that ``core_attn`` could free."""
+_OTHER_MODULES = ("gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc")
+"""Recomputed modules of layers that no profile is computed for: linear attention, several residual streams."""
 _SHARDINGS = {"optim": True, "optim_grads": True, "optim_grads_params": True, "no_shard": False}
 _FSDP = {word: sharding for sharding, word in FSDP_STRATEGIES.items()}
 _WITH_FSDP = "Megatron's FSDP ({}): optimizer states are shared out over the replicas"
@@ -156,7 +158,7 @@ def _recompute(flags: Flags) -> Recomputing:
 def _modules(flags: Flags) -> tuple[Module, ...]:
     """Modules that every layer recomputes. Raises InvalidDocument for one that Megatron does not know."""
     named = flags.text_of(MODULES) if flags.text_of("recompute-granularity") == "selective" else None
-    words = [] if named is None else named.split()
+    words = [] if named is None else [word for word in named.split() if word not in _OTHER_MODULES]
     if unknown := [word for word in words if word not in _MODULES]:
         raise flags.wrong(MODULES, f"--{MODULES} has {unknown[0]!r}, none of {', '.join(_MODULES)}")
     words += ["moe"] if flags.on("moe-layer-recompute") else []
@@ -250,6 +252,13 @@ def _assumptions(flags: Flags, given: Reading) -> list[str]:
     selective = flags.text_of("recompute-granularity") == "selective" or flags.on("recompute-activations")
     if selective and not _modules(flags):
         said.append("selective recomputation of attention: flash attention keeps nothing that it would free")
+    if selective and (others := [w for w in (flags.text_of(MODULES) or "").split() if w in _OTHER_MODULES]):
+        said.append(f"recomputed modules of layers that are not modelled, judged as if absent: {', '.join(others)}")
+    if given.roles is not None and not given.roles.mtp and predicts_more(flags):
+        said.append(
+            "multi-token prediction changes the answer and is not modelled: judged is the model without its layers, "
+            "since the profile has none"
+        )
     if flags.on("use-distributed-optimizer"):
         said.append("--use-distributed-optimizer: optimizer states are shared out over the replicas")
     if (sharded := _fully_sharded(flags)) == "optim":

@@ -55,7 +55,7 @@ def read_request(request: Json) -> SimpleNamespace:
             for each in node["devices"]
         ],
         network=_network(topology),
-        memory=_memory(request["memory"], fp32),
+        memory=_memory(request["memory"], fp32, request["profile"]["framework"]),
         rules=NetworkRules(
             network["sharing"] == "shared",
             *(network[name] for name in ("channel", "transfer", "all_reduce", "bucket_bytes", "overlap_all_reduce")),
@@ -91,7 +91,7 @@ def _encodable(cut: list[Json]) -> tuple[int, int]:
     return sum(sizes), len(sizes)
 
 
-def _memory(memory: Json, fp32: bool) -> MemoryRules:
+def _memory(memory: Json, fp32: bool, framework: str | None) -> MemoryRules:
     states = {"sgd": 0, "momentum": 1, "adam": 2}[memory["optimizer"]]
     if memory["precision"] == "mixed" and not fp32:
         states = 2 + 2 * states
@@ -99,6 +99,7 @@ def _memory(memory: Json, fp32: bool) -> MemoryRules:
         gradient_factor=2 if memory["gradient"] == "fp32" and not fp32 else 1,
         state_factor=states,
         shard_states=memory["optimizer_sharding"] != "none",
+        shard_factor=0 if memory["precision"] == "mixed" and not fp32 and framework != "megatron" else 1,
         headroom_bytes=memory["headroom_bytes"],
         count_buffers=memory["buffers"] == "exact",
     )

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pytest
 from problems import make_problem
 
-from penstock.solvers.costs.memory import fits
+from penstock.solvers.costs.memory import activation_bytes, fits, free_bytes, static_bytes
 from penstock.solvers.judge.simulate import simulate
-from penstock.solvers.model.allocation import Stage, single_pipeline
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Status
 from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.planners.even.planner import _every
 from penstock.solvers.schedules.trainer_orders import order_of
 from penstock.solvers.solve.driver import solve
 
@@ -101,3 +105,56 @@ def test_what_the_nearest_layout_lacks_is_said() -> None:
     found = solve(make_problem([10] * 8, parameter_bytes=100, memory_bytes=450, stash_bytes=60), "even")
     assert found.status in (Status.NONE_FOUND, Status.INFEASIBLE)
     assert found.shortage is not None
+
+
+def test_what_may_fit_is_what_ranks_hold_stage_by_stage() -> None:
+    """Stages that keep alike are looked at once; here each is added up by itself, however it recomputes."""
+    answers: dict[bool, int] = {True: 0, False: 0}
+    for problem in (*map(drawn, range(12)), *map(with_modules, range(12))):
+        for even in _every(problem):
+            for way in even.ways:
+                fits_so = holds(problem, even._plan(way), even.parts)
+                assert even._may_fit(way) == fits_so
+                answers[fits_so] += 1
+    assert min(answers.values()) > 100
+
+
+def with_modules(seed: int) -> Problem:
+    """Layers that are alike but for what they keep and free, boundaries that differ, and two kinds of devices."""
+    rng = random.Random(seed)
+    layers, share = rng.choice((6, 8)), rng.choice((0.0, 0.3))
+    problem = make_problem(
+        [60] * layers,
+        kinds=("cpu", "cpu", "slow", "slow") if rng.random() < 0.5 else None,
+        speed={"slow": 0.5},
+        boundary_bytes=[rng.choice((5, 20)) for _ in range(layers - 1)],
+        parameter_bytes=[rng.choice((30, 40)) for _ in range(layers)],
+        stash_bytes=[rng.choice((80, 100)) for _ in range(layers)],
+        nodes=(4,),
+        memory_bytes=rng.choice((700, 1000, 1400)),
+        global_batch_size=8,
+        micro_batch_sizes=(),
+        shard_states=rng.random() < 0.5,
+        state_factor=2,
+        shared_parameters=(("tied", (0, layers - 1), 10),),
+        recompute="auto",
+    )
+    measured = {}
+    for kind, (known,) in problem.measured.items():
+        freed = np.array([int(share * rng.choice((50, 80))) for _ in range(layers)])
+        modules = {"norm": (np.ones(layers, np.int64), freed), "mlp": (np.full(layers, 20), known.stash_bytes // 2)}
+        measured[kind] = (replace(known, modules=modules),)
+    return replace(problem, measured=measured, _costs={})
+
+
+def holds(problem: Problem, plan: Allocation, parts: int) -> bool:
+    """Whether each rank has room for its states and the micro-batches in flight at its first backward."""
+    ranks = len(plan.stages) // parts
+    for rank in range(ranks):
+        own = plan.stages[rank::ranks]
+        ahead = ranks - rank - 1 if parts == 1 else 2 * (ranks - rank - 1) + (parts - 1) * ranks
+        held = sum(static_bytes(problem, stage).total for stage in own)
+        kept = min(activation_bytes(problem, stage, most_rows(problem, plan)) for stage in own)
+        if held + min(ahead + 1, plan.num_micro_batches * parts) * kept > free_bytes(problem, own[0].devices):
+            return False
+    return True

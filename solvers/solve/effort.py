@@ -1,0 +1,60 @@
+"""How long a solve looks for a better plan, in counts: the same answer on every machine (decision 10).
+
+A planner that has had many plans judged without one that is better than its best rarely finds one later, and what it
+finds then is rarely the answer: docs/benchmarks.md has the figures that the counts are from.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.model.micro_batches import candidates
+from penstock.solvers.model.problem import Problem
+
+FULL_SIZE = 20_000
+"""The size of a request above which planners are less patient, as each of their plans takes longer."""
+LEAST_PATIENCE = 8
+LARGE = 50_000
+"""The size of a problem above which planners that prove what is best of a small one are not asked."""
+
+
+class Effort(NamedTuple):
+    """``patience``: plans in a row, none better than its best, after which a planner ends; None: at its own end.
+
+    ``proves``: planners of proofs are not ended so. ``improving``: what the search from the best plan and the
+    optimisation of its order may take, as a multiple of the usual; None: the usual, or more with a long time limit.
+    ``compares``: whether choices of degrees are compared with plans of all planners, or with planner ``even`` alone.
+    """
+
+    name: str
+    patience: int | None = None
+    proves: bool = True
+    improving: float | None = None
+    compares: bool = True
+
+    def patience_for(self, problem: Problem) -> int | None:
+        """Return the patience of planners with a problem: less for a large one."""
+        if self.patience is None:
+            return None
+        return min(self.patience, max(LEAST_PATIENCE, self.patience * FULL_SIZE // size_of(problem)))
+
+
+QUICK = Effort("quick", patience=LEAST_PATIENCE, proves=False, improving=0.0, compares=False)
+NORMAL = Effort("normal", patience=64, improving=0.5)
+THOROUGH = Effort("thorough")
+EFFORTS = {effort.name: effort for effort in (QUICK, NORMAL, THOROUGH)}
+
+
+def effort_of(name: str | None) -> Effort:
+    """Return the effort of a name; None: ``THOROUGH``. Raises UnsupportedRequest for a name that there is not."""
+    if name is None:
+        return THOROUGH
+    if name not in EFFORTS:
+        raise UnsupportedRequest(f"no effort {name!r}; there are {', '.join(EFFORTS)}")
+    return EFFORTS[name]
+
+
+def size_of(problem: Problem) -> int:
+    """Return layers × devices × numbers of micro-batches: about what the planners' work grows with."""
+    return problem.num_layers * problem.num_devices * len(candidates(problem))

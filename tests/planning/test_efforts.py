@@ -1,0 +1,82 @@
+"""Efforts in requests: what is asked for where nothing is said, what contradicts, and hashes that stay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.examples import catalogue
+from penstock.planning.documents import with_effort
+from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.request import PlanRequest
+from penstock.service.http.samples import tiny_request
+from penstock.service.pages.commands import command, python
+
+BEFORE = "sha256:8e8f39e0323f5369ef66b80343f6b2ada0fcb1e3d0c18d8305cf9e49cce95184"
+"""The hash that the tiny request had before there were efforts."""
+
+
+def request(**termination: Any) -> PlanRequest:
+    return PlanRequest.parse(tiny_request() | ({"termination": termination} if termination else {}))
+
+
+def test_a_document_without_effort_keeps_its_hash() -> None:
+    assert request().content_hash() == BEFORE
+    assert with_effort(request()).content_hash() != BEFORE
+
+
+@pytest.mark.parametrize(
+    ("said", "effort"),
+    [
+        ({}, "normal"),
+        ({"gap": 0.1}, "normal"),
+        ({"time_limit_ns": 0}, None),
+        ({"time_limit_ns": 10**9}, None),
+        ({"max_plans": 3}, None),
+        ({"effort": "quick"}, "quick"),
+        ({"effort": "quick", "max_plans": 3}, "quick"),
+        ({"effort": "thorough", "time_limit_ns": 10**9}, "thorough"),
+    ],
+    ids=str,
+)
+def test_normal_is_asked_for_where_nothing_says_when_to_stop(said: dict[str, Any], effort: str | None) -> None:
+    asked = with_effort(request(**said))
+    assert asked.termination.effort == effort
+    assert asked.termination.model_dump(exclude={"effort"}) == request(**said).termination.model_dump(
+        exclude={"effort"}
+    )
+
+
+def test_contradicting_limits_are_refused() -> None:
+    with pytest.raises(InvalidDocument) as refused:
+        request(effort="thorough", max_plans=4)
+    (fault,) = refused.value.faults
+    assert fault.pointer == "/termination"
+    assert "effort thorough lets every planner search to its end, max_plans 4 ends it before" in fault.detail
+    with pytest.raises(InvalidDocument, match=r"1 fault"):
+        request(effort="fast")
+
+
+@pytest.mark.parametrize(
+    ("said", "flags", "arguments"),
+    [
+        ({"effort": "quick"}, "--effort quick", "    effort='quick',"),
+        (
+            {"time_limit_ns": 10**9, "max_plans": 2},
+            "--time-limit 1 --max-plans 2",
+            "    time_limit=1.0,\n    max_plans=2,",
+        ),
+    ],
+)
+def test_pages_say_how_to_ask_the_same(said: dict[str, Any], flags: str, arguments: str) -> None:
+    shipped = PlanRequest.parse(
+        {
+            "profile": catalogue.profile("bert-48"),
+            "topology": catalogue.cluster("dapple-config-a"),
+            "global_batch_size": 16,
+            "termination": said,
+        }
+    )
+    assert flags in command(shipped)
+    assert arguments in python(shipped)
