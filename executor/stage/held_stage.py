@@ -447,10 +447,11 @@ class Holder:
         if limit == 1 or not parts.names:
             return None
         gradients.clear()
+        pieces = [each for each in parts.pieces.values() if not isinstance(each, RowPiece)]
         return Versions(
             module.modules.values(),
             parts.parameters,
-            places_of(parts.parameters, gradients.views, parts.pieces.values()),
+            places_of(parts.parameters, gradients.views, pieces),
             limit=limit,
             oldest=self._oldest(parts.held.stage),
             runtime=self.runtime,
