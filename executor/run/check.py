@@ -36,6 +36,7 @@ from penstock.schemas.program import Held, Program
 if TYPE_CHECKING:
     from penstock.executor.divided.division import Piece
     from penstock.executor.divided.inventory import Inventory
+    from penstock.executor.stage.sharded_parameters import RowPiece
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
 """Largest difference in parts of the largest gradient; other data types: 64 times their machine epsilon."""
@@ -83,7 +84,7 @@ class Check:
         self.inventory = inventory
         self._store = store
         self._kept: dict[_Key, Tensor] = {}
-        self._pieces: dict[str, Piece] = {}
+        self._pieces: dict[str, Piece | RowPiece] = {}
         self._seen: Counter[int] = Counter()
         # Steps in fp16 may be skipped until the loss scale fits: then only the first loss can be compared.
         self.steps = 1 if interpreter.training.precision == "fp16" else CHECKED_STEPS

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from penstock.executor.divided.optimizers import refuse_whole_tensor_optimizer
 from penstock.executor.program.global_batch import GlobalBatch
 from penstock.executor.run.chain import Chain, TensorShape
 from penstock.executor.runtime.interface import Runtime
@@ -278,10 +279,8 @@ class Holder:
             shards.enclose(module.modules)
             if isinstance(module, LayerwiseStage):
                 module.shards = shards
-        if any(not isinstance(piece, RowPiece) or piece.inner is not None for piece in parts.pieces.values()):
-            from penstock.executor.divided.optimizers import refuse_whole_tensor_optimizer  # loads DTensor
-
-            refuse_whole_tensor_optimizer(self.chain.job, parts.pieces.values())
+        apart = [each.own for each in parts.pieces.values() if isinstance(each, RowPiece) or each.is_sharded]
+        refuse_whole_tensor_optimizer(self.chain.job, apart)
         optimizer = self._optimizer(parts)
         averaging = self._averaging(parts)
         schedule = self._schedule(optimizer)
@@ -448,10 +447,11 @@ class Holder:
         if limit == 1 or not parts.names:
             return None
         gradients.clear()
+        pieces = [each for each in parts.pieces.values() if not isinstance(each, RowPiece)]
         return Versions(
             module.modules.values(),
             parts.parameters,
-            places_of(parts.parameters, gradients.views, parts.pieces.values()),
+            places_of(parts.parameters, gradients.views, pieces),
             limit=limit,
             oldest=self._oldest(parts.held.stage),
             runtime=self.runtime,

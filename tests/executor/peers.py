@@ -1,12 +1,17 @@
-"""Peers of this process: hosts that others measure links and collectives with."""
+"""Peers of this process: hosts that others measure links and collectives with, and ranks of scripts."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from penstock.executor.links.link_peer import Host, Peer
+from penstock.executor.run.local import loopback_interface
 from penstock.schemas.api.agents import AgentDevice
 from penstock.schemas.topology import Fabric
 
@@ -28,3 +33,23 @@ def peer(one: Host) -> Iterator[str]:
     finally:
         serving.close()
         thread.join()
+
+
+def printed_by_ranks(script: Path, world: int, store: Path, *given: str) -> list[list[str]]:
+    """Run a script as ``RANK WORLD STORE …`` for each rank; the lines that each has printed."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(rank), str(world), str(store), *given],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"GLOO_SOCKET_IFNAME": loopback_interface()},
+        )
+        for rank in range(world)
+    ]
+    try:
+        lines = [rank.communicate(timeout=240)[0].splitlines() for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0] * world
+    return lines

@@ -197,8 +197,13 @@ def test_what_is_read_and_written_again_at_other_degrees_is_the_same_bit_by_bit(
         assert all(torch.equal(other[name], tensor) for name, tensor in first.items())
 
 
-def test_an_optimizer_of_whole_tensors_is_refused(pool: RankPool) -> None:
-    results = run(pool, ONE, tensor=2, steps=1, job="adafactor")
+@pytest.mark.parametrize(
+    ("parts", "tensor", "sharding"), [(ONE, 2, None), (PAIR, 1, "parameters")], ids=["tensor-2", "rows"]
+)
+def test_an_optimizer_of_whole_tensors_is_refused(
+    pool: RankPool, parts: list[Part], tensor: int, sharding: Sharding | None
+) -> None:
+    results = run(pool, parts, tensor=tensor, sharding=sharding, steps=1, job="adafactor")
     assert {one["kind"] for one in results} == {"failed"}
     assert "keeps 'row_var' of shape" in results[0]["reason"]
     assert results[0]["remedy"].startswith("train with an optimizer that steps each number by itself")

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from peers import printed_by_ranks
 
 from penstock.executor.profiling.analytic import analytic_profile
 from penstock.executor.run.job import load_job
-from penstock.executor.run.local import loopback_interface
 
 WORLD = 2
 JOBS = {
@@ -32,21 +29,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What the first rank found of each job."""
     store = tmp_path_factory.mktemp("ranks") / "store"
     script = Path(__file__).with_name("divided_rank.py")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(WORLD), str(store), *JOBS.values()],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"GLOO_SOCKET_IFNAME": loopback_interface()},
-        )
-        for rank in range(WORLD)
-    ]
-    try:
-        lines = [rank.communicate(timeout=240)[0].splitlines() for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * WORLD
+    lines = printed_by_ranks(script, WORLD, store, *JOBS.values())
     return dict(zip(JOBS, map(json.loads, lines[0]), strict=True))
 
 

@@ -1,4 +1,4 @@
-"""One of the ranks of a loop with torch's ``fully_shard``: run as ``RANK WORLD STORE JOB ROWS``.
+"""One of the ranks of a loop with torch's ``fully_shard``: run as ``RANK WORLD STORE JOB DIRECTORY ROWS``.
 
 Each layer is a unit, as torchtitan has it. Prints a line of JSON: the collectives of one forward and backward with
 their bytes, and of each parameter, by full name, the shape of this rank's rows.
@@ -33,11 +33,11 @@ class Ran(LocalMode):
         self.seen.append((sent.operation, sent.bytes))
 
 
-def main(rank: int, world: int, store: str, reference: str, rows: int) -> None:
+def main(rank: int, world: int, store: str, reference: str, directory: str, rows: int) -> None:
     """Run the layers once over this rank's samples."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     mesh = init_device_mesh("cpu", (world,))
-    chain = Chain(load_job(reference))
+    chain = Chain(load_job(reference, directory))
     layers: list[Any] = [chain.build_layer(i) for i in range(len(chain.specs))]
     for layer in layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
@@ -58,4 +58,4 @@ def main(rank: int, world: int, store: str, reference: str, rows: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], int(sys.argv[5]))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5], int(sys.argv[6]))
