@@ -382,7 +382,7 @@ class Degrees:
         str | None,
         typer.Option(
             metavar="none|optimizer|gradients|parameters|parameters_kept|auto",
-            help="What the replicas of a stage share out; gradients and parameters are of one stage on all GPUs (default: "
+            help="What the replicas of a stage share out; gradients and parameters, of one stage on all GPUs (default: "
             "auto where the profile has tensor degrees, else nothing).",
         ),
     ] = None
