@@ -53,7 +53,7 @@ class InnerTimes:
         return np.asarray(scattered + self.half_ns("all_gather", trained, experts, width))
 
     def half_ns(self, half: Operation, sizes: Sequence[int], experts: Sequence[int], width: int) -> np.ndarray:
-        """Return (L,) ns of half an all-reduce over GPUs with copies of ``sizes`` bytes, ``width`` times as many.
+        """Return (L,) ns of half an all-reduce over GPUs with copies of ``sizes`` bytes, times ``width``.
 
         Of all but ``experts`` bytes it is among every t-th GPU of a cell, of these among every GPU that has the same.
         """

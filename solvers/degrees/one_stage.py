@@ -146,12 +146,12 @@ def _measured(apart: Problem, rows: int, moved: _Moved, choice: Choice) -> Measu
 
     forward, backward = most("forward_ns"), most("backward_ns")
     if choice.sharding == "parameters":
-        forward = _beside(apart, forward, np.append(moved.gather_ns[1:], 0))
+        forward = _together_ns(apart, forward, np.append(moved.gather_ns[1:], 0))
         forward[0] += moved.gather_ns[0]
-        beside = np.append(0, moved.gather_ns[:-1]) + np.append(moved.scatter_ns[1:], 0)
+        moving = np.append(0, moved.gather_ns[:-1]) + np.append(moved.scatter_ns[1:], 0)
     else:
-        beside = np.append(moved.scatter_ns[1:], 0)
-    backward = _beside(apart, backward, beside)
+        moving = np.append(moved.scatter_ns[1:], 0)
+    backward = _together_ns(apart, backward, moving)
     backward[0] += moved.scatter_ns[0]
     if choice.sharding == "parameters":
         backward[-1] += moved.gather_ns[-1]
@@ -173,7 +173,7 @@ def _measured(apart: Problem, rows: int, moved: _Moved, choice: Choice) -> Measu
     )
 
 
-def _beside(apart: Problem, computing_ns: np.ndarray, moving_ns: np.ndarray) -> np.ndarray:
+def _together_ns(apart: Problem, computing_ns: np.ndarray, moving_ns: np.ndarray) -> np.ndarray:
     """Return what layers take while something moves: the longer of both, or both where nothing overlaps."""
     together = np.maximum if apart.rules.overlap_all_reduce else np.add
     return np.asarray(together(computing_ns, moving_ns))

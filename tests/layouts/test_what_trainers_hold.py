@@ -129,7 +129,11 @@ def test_torchtitans_fsdp_with_and_without_a_pipeline() -> None:
     assert any("gathers parameters again for each pass, which is not timed" in each for each in always.assumptions)
     alone = imported("torchtitan", TITAN.format(1, ""))
     assert alone.plan.num_micro_batches == 1
-    assert any("memory is counted higher than it is" in each for each in alone.assumptions)
+    assert alone.plan.sharding == "parameters"
+    assert not any("memory is counted higher than it is" in each for each in alone.assumptions)
+    kept = imported("torchtitan", TITAN.format(1, 'fsdp_reshard_after_forward = "never"'))
+    assert kept.plan.sharding == "gradients"
+    assert any("gathered once for each micro-batch" in each for each in kept.assumptions)
     whole = imported("torchtitan", TITAN.format(1, "data_parallel_shard_degree = 1"))
     assert not any("FSDP" in each for each in whole.assumptions)
     assert per_parameter(whole.request, 4) == 18
@@ -139,7 +143,13 @@ def test_torchtitans_fsdp_with_and_without_a_pipeline() -> None:
 
 def test_a_job_of_fsdp_alone_that_may_fit_is_not_said_not_to() -> None:
     big = catalogue.profile("llama-3-8b")
-    found = imported("torchtitan", TITAN.format(1, "").replace("4", "1"), profile=big, cluster="1x8xA100")
+    text = TITAN.format(1, "").replace("4", "1")
+    whole = imported("torchtitan", text, profile=big, cluster="1x8xA100")
+    assert whole.fits, "on all GPUs it is judged as it is"
+    request = PlanRequest.parse(fields(profile=big, cluster="2x8xA100"))
+    asked = LayoutRequest(format="torchtitan", layout=text, request=request, compare=False, nodes="node0")
+    found = import_layout(asked, workers=1)
+    assert any("memory is counted higher than it is" in each for each in found.assumptions)
     assert not found.fits
     (said,) = [each for each in found.sentences if "does not fit" in each]
     assert "does not fit by Penstock's count" in said

@@ -381,9 +381,9 @@ class Degrees:
     sharding: Annotated[
         str | None,
         typer.Option(
-            metavar="none|optimizer|auto",
-            help="What the replicas of a stage share out (default: auto where the profile has tensor degrees, else "
-            "nothing).",
+            metavar="none|optimizer|gradients|parameters|parameters_kept|auto",
+            help="What the replicas of a stage share out; gradients and parameters, of one stage on all GPUs (default: "
+            "auto where the profile has tensor degrees, else nothing).",
         ),
     ] = None
 

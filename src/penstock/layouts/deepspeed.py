@@ -98,7 +98,7 @@ def write(plan: Expressed) -> str:
         "CONFIG": config,
     }
     if plan.sharding in IN_ONE_STAGE:
-        values = {"CONFIG": config}
+        values = {"NUM_STAGES": 1, "CONFIG": config}
         more += [_NO_MODULE, *([_OWN_CHECKPOINTS] if plan.recompute.method != "none" else [])]
         said = "\n".join([f'"""{title}', "", *more, '"""'])
     lines = [f"{name} = {json.dumps(value)}" for name, value in values.items()]

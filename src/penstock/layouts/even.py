@@ -82,8 +82,7 @@ def even_layout(
         ``["norm", "mlp"]``, at tensor degrees where the profile knows what that costs.
 
     A layout that does not fit into memory is an answer. Raises UnsupportedRequest for a layout that the framework
-    cannot train, and for a profile whose transformer layers are not known; InvalidDocument for a batch that the
-    micro-batches or the order cannot share.
+    cannot train, and for unknown transformer layers; InvalidDocument for a batch that cannot be shared.
     """
     profile, _topology = inline_documents(request)
     degrees = Degrees(tensor, context, expert, expert_tensor)
@@ -98,8 +97,7 @@ def even_layout(
         framework=profile.framework or "megatron",
     )
     refuse_several_stages(profile, sharding, pipeline * virtual_stages)
-    problem = to_problem(request)
-    _refuse_illegal(problem, profile, layout)
+    _refuse_illegal(problem := to_problem(request), profile, layout)
     request, cells = _at(problem, request, Choice(degrees, sharding))
     even = Even(profile, cells)
     plain = even.allocation(layout)

@@ -52,7 +52,8 @@ def open_request(seed: int, *, experts: bool = False, sharded: bool = False) -> 
     open_to = [*([Degrees()] if rng.random() < 0.6 or len(degrees) == 1 else []), *degrees]
     shardings: list[Sharding | None] = rng.choice([[None], [None], ["none"], ["optimizer"], ["none", "optimizer"]])
     if sharded:
-        problem = _in_samples(rng, problem, problem.num_devices // rng.choice(degrees).mesh or 1)
+        batch = problem.num_devices * rng.randint(1, 3)
+        problem = replace(problem, global_batch_size=batch, micro_batch_sizes=(), min_slice=1)
         shardings = rng.sample(("gradients", "parameters", "parameters_kept", "optimizer"), 2)
     return replace(
         problem,
