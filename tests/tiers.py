@@ -44,6 +44,7 @@ FEWER = {
     "test_request_bound.py::test_no_planner_has_a_better_plan": 4,
     "test_spp_planner.py::test_memory_is_respected_or_the_reason_is_said": 4,
     "test_update_rules.py::test_periodic_rules_train_their_equations": 5,
+    "test_update_rules_at_degrees.py::test_every_rule_trains_its_equations_at_degrees": 5,
 }
 """Cases in the standard tier of tests whose cases take long: seeds, with each choice of the other parameters; without
 seeds, choices of parameters at distances that share no factor with the number of values of the inner ones."""

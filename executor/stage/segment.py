@@ -172,7 +172,7 @@ def segment_ranges(
 
 
 def wait_for(results: Any) -> None:
-    """Wait for the collectives that made these tensors, which nobody reads: torch keeps what is never waited for."""
+    """Wait for the collectives that made tensors which are not read: torch keeps what is never waited for."""
     for leaf in tree_leaves(results):
         wait = getattr(getattr(leaf, "_local_tensor", leaf), "trigger_wait", None)
         if wait is not None:

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
@@ -156,10 +156,10 @@ def nodes_of(plan: Path) -> list[str]:
     return list(dict.fromkeys(device.partition("/")[0] for device in devices))
 
 
-def exported(plan: Path, to: str, folder: Path, **settings: Any) -> Path:
+def exported(plan: Path, to: str, folder: Path, *, job: str = "toy:job", **settings: Any) -> Path:
     """The script of a plan, beside its bundle."""
     given = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    asked = ["--job", "toy:job", "--steps", str(STEPS), *HERE, *given]
+    asked = ["--job", job, "--steps", str(STEPS), *HERE, *given]
     assert main(["export", str(plan), "--to", to, *asked, "-o", str(folder)]) == 0
     (script,) = [*folder.glob("*.sbatch"), *folder.glob("torchrun.sh")][:1]
     return script
@@ -244,19 +244,24 @@ def test_a_job_that_is_cancelled_goes_on_when_it_is_submitted_again(
     assert [*first.losses, *second.losses] == pytest.approx(trained.losses, rel=1e-4)
 
 
-def test_torchrun_starts_the_same_ranks(narrow: Path, slurm: Slurm, trained: LaunchReport) -> None:
-    """Two agents of torchrun stand for two nodes, the plan's second one first."""
-    folder = slurm.directory / "torchrun"
-    script = exported(narrow, "torchrun", folder, report=folder / "report.json")
+def started_by_torchrun(script: Path, folder: Path, nodes: Sequence[str]) -> list[int]:
+    """The statuses of an agent of torchrun for each node."""
     (port,) = free_ports(1)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PATH": path, "OMP_NUM_THREADS": "1"}
     agents = []
-    for node in ("n1", "n0"):
+    for node in nodes:
         with (folder / f"{node}.log").open("wb") as log:
             environment = os.environ | meeting | {"NODE_NAME": node}
             agents.append(subprocess.Popen(["bash", str(script)], env=environment, stdout=log, stderr=log))
-    assert [agent.wait(LIMIT_S) for agent in agents] == [0, 0], log_of(folder)
+    return [agent.wait(LIMIT_S) for agent in agents]
+
+
+def test_torchrun_starts_the_same_ranks(narrow: Path, slurm: Slurm, trained: LaunchReport) -> None:
+    """Two agents of torchrun stand for two nodes, the plan's second one first."""
+    folder = slurm.directory / "torchrun"
+    script = exported(narrow, "torchrun", folder, report=folder / "report.json")
+    assert started_by_torchrun(script, folder, ("n1", "n0")) == [0, 0], log_of(folder)
     report = report_of(folder / "report.json")
     assert report.launcher == "torchrun"
     bundle = JobBundle.read(folder / "job.json")
@@ -264,32 +269,40 @@ def test_torchrun_starts_the_same_ranks(narrow: Path, slurm: Slurm, trained: Lau
     assert report.losses == pytest.approx(trained.losses, rel=1e-4)
 
 
-def test_layers_that_ranks_share_are_trained_by_a_batch_job(topology: Path, slurm: Slurm) -> None:
-    """Two stages at tensor 2, one on each of two nodes: what is trained is compared with a single process."""
-    folder = slurm.directory / "shared-layers"
+@pytest.fixture(scope="module")
+def shared_layers(topology: Path, slurm: Slurm) -> Path:
+    """A plan of two stages, each on two GPUs of a node that share its layers."""
+    folder = slurm.directory / "degrees"
     folder.mkdir()
-    names = {name: folder / f"{name}.json" for name in ("profile", "cluster", "plan")}
-    job = ["--job", "examples.llama:tiny"]
-    computed = ["--analytic", "H100", "--micro-batch-size", "1", "--micro-batch-size", "2", "--tensor", "2"]
-    assert main(["profile", *job, *computed, "-o", str(names["profile"])]) == 0
-    names["profile"].write_text(names["profile"].read_text().replace('"H100"', '"cpu"'))
-    cluster = json.loads(topology.read_text())
-    cluster["nodes"] = [node for node in cluster["nodes"] if node["name"] != "n2"]
-    cluster["links"] = [link for link in cluster["links"] if "n2" not in (link["a"], link["b"])]
-    names["cluster"].write_text(json.dumps(cluster))
-    asked = ["--profile", str(names["profile"]), "--topology", str(names["cluster"]), "-b", "8", "--planner", "gpipe"]
-    degrees = ["--tensor", "2", "--sharding", "none", "--json"]
-    assert main(["plan", *asked, *degrees, "-o", str(names["plan"])]) in (0, 2)
-    stages = PlanFile.read(names["plan"]).plan.pipelines[0].stages
-    assert sorted(device for stage in stages for device in stage.devices) == ["n0/0", "n0/1", "n1/0", "n1/1"]
-    settings = [*HERE, "--directory", str(ROOT), "--set", f"report={folder}/report.json"]
-    asked = ["--to", "sbatch", *job, "--steps", "2", *settings, "-o", str(folder / "job")]
-    assert main(["export", str(names["plan"]), *asked]) == 0
-    (script,) = (folder / "job").glob("*.sbatch")
-    assert "#SBATCH --ntasks-per-node=2\n" in script.read_text()
+    asked = ["--job", "examples.llama:tiny", "--analytic", "H100", "--micro-batch-size", "1", "--micro-batch-size", "4"]
+    profile, plan = folder / "profile.json", folder / "plan.json"
+    assert main(["profile", *asked, "--tensor", "2", "-o", str(profile)]) == 0
+    profile.write_text(profile.read_text().replace("H100", "cpu"))
+    asked = ["--profile", str(profile), "--topology", str(topology), "-b", str(BATCH), "--tensor", "2"]
+    how = ["--sharding", "none", "--planner", "gpipe", "--set", "stages=2", "--max-plans", "20"]
+    assert main(["plan", *asked, *how, "-o", str(plan)]) == 0
+    assert PlanFile.read(plan).plan.degrees.tensor == 2  # type: ignore[union-attr]
+    assert len(nodes_of(plan)) == 2
+    return plan
+
+
+def test_ranks_that_share_layers_train_under_srun(shared_layers: Path, slurm: Slurm) -> None:
+    """Compared with a single process, in the same job."""
+    folder = slurm.directory / "degrees-srun"
+    script = exported(shared_layers, "sbatch", folder, job="examples.llama:tiny", report=folder / "report.json")
     script.write_text(script.read_text().rstrip("\n") + " --check\n")
-    assert slurm.finished(slurm.submit(script)) == 0, log_of(folder / "job")
+    assert slurm.finished(slurm.submit(script)) == 0, log_of(folder)
     report = report_of(folder / "report.json")
-    assert (report.state, report.steps_done, len(report.ranks)) == ("succeeded", 2, 4)
+    assert (report.launcher, report.state, report.steps_done) == ("srun", "succeeded", STEPS)
+    assert len(report.ranks) == 4
     assert report.gradient_check is not None
-    assert report.gradient_check < 1e-5
+    assert report.gradient_check <= 1e-5
+
+
+def test_ranks_that_share_layers_train_under_torchrun(shared_layers: Path, slurm: Slurm) -> None:
+    folder = slurm.directory / "degrees-torchrun"
+    script = exported(shared_layers, "torchrun", folder, job="examples.llama:tiny", report=folder / "report.json")
+    assert started_by_torchrun(script, folder, nodes_of(shared_layers)) == [0, 0], log_of(folder)
+    report = report_of(folder / "report.json")
+    assert (report.launcher, report.state, len(report.ranks)) == ("torchrun", "succeeded", 4)
+    assert report.losses == pytest.approx(report_of(slurm.directory / "degrees-srun" / "report.json").losses, rel=1e-5)
