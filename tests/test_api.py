@@ -227,7 +227,7 @@ def test_certificates_without_coverage_and_of_plans_changed_by_hand_are_proven_a
 
 def test_every_field_of_a_request_is_a_keyword_of_plan() -> None:
     keywords = set(inspect.signature(penstock.plan).parameters)
-    limits = {"time_limit", "max_plans", "gap"}
+    limits = {"time_limit", "max_plans", "effort", "gap"}
     left_out = {"objective", "schema_version", "warm_start"}  # one value each: nothing to choose
     assert set(PlanRequest.model_fields) - left_out <= keywords
     computed = {"framework", "sequence_length", "routing_imbalance", "capacity_factor"}  # of a profile that is computed
