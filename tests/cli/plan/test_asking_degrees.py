@@ -39,7 +39,12 @@ def test_degrees_are_chosen_where_the_profile_has_them(tmp_path: Path, capsys: p
     covers = file.plan.certificates[0].covers
     assert covers is not None
     assert set(covers.degrees or ()) == {
-        f"tensor {tensor}, {sharded} sharded" for tensor in (1, 2, 4, 8) for sharded in ("nothing", "optimizer")
+        f"tensor {tensor}, {sharded}"
+        for tensor in (1, 2, 4, 8)
+        for sharded in (
+            *("nothing sharded", "optimizer sharded"),
+            *("gradients sharded over all GPUs alike", "parameters sharded over all GPUs alike"),
+        )
     }
     assert main(["verify", str(path)]) == 0
     assert capsys.readouterr().out == ""
@@ -62,7 +67,6 @@ def test_a_pinned_choice_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (("--tensor", "3"), 65, "no plan can be at tensor 3: tensor 3 does not divide 32 attention heads"),
         (("--tensor", "8"), 65, "tensor 8 needs 8 GPUs in one node, and the largest has 4"),
         (("--tensor", "many"), 64, "'many' is neither auto nor numbers such as 1,2,4,8"),
-        (("--sharding", "parameters"), 65, "plans do not have sharding parameters"),
         (("--sharding", "all"), 65, "'parameters_kept'"),
     ],
 )
