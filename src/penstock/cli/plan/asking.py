@@ -12,7 +12,6 @@ import typer
 from penstock.cli.documents import STANDARD, TAKEN_BY, read_document, read_raw
 from penstock.cli.options import costed_degrees, degrees_of
 from penstock.schemas.errors import WrongDocument
-from penstock.shapes.layout import FRAMEWORKS
 
 if TYPE_CHECKING:
     from penstock.schemas.profile import ModelProfile
@@ -149,6 +148,7 @@ def profile_of_options(options: Mapping[str, Any], *, asked: Asked | None = None
     from penstock.examples import catalogue
     from penstock.planning.documents import computed_profile, find_profile, find_shape
     from penstock.schemas.profile import ModelProfile
+    from penstock.shapes.layout import FRAMEWORKS
     from penstock.shapes.routing import Routing
 
     computed: dict[str, Any] = {
@@ -174,6 +174,7 @@ def other_kernels_of(asked: PlanRequest) -> str | None:
     """A line where the costs are of other kernels than the target's; None where they are not."""
     from penstock.layouts.legal import other_kernels
     from penstock.schemas.profile import ModelProfile
+    from penstock.shapes.layout import FRAMEWORKS
 
     if asked.target is None or not isinstance(asked.profile, ModelProfile):
         return None
