@@ -198,10 +198,10 @@ def own_certificates(answer: penstock.Answer) -> list[dict[str, object]]:
 
 
 def test_a_bound_that_is_said_to_cover_the_request_has_to(answer: penstock.Answer) -> None:
-    """The class of the second certificate, put into the first one's words: a sentence that is not true."""
+    """The class of the second certificate, in the words of one on the request: a sentence that is not true."""
     wide, narrow, own = own_certificates(answer)
     assert penstock.judge(with_certificates(answer, wide, narrow, own)).faults == ()
-    boast = {**narrow, "scope": wide["scope"], "model": wide["model"]}
+    boast = {**narrow, "scope": wide["scope"], "model": "every plan of this request"}
     (fault,) = penstock.judge(with_certificates(answer, boast)).faults
     assert "does not cover every plan of the request" in fault
 

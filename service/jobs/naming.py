@@ -27,7 +27,7 @@ Names = dict[str, tuple[str, Callable[[str], BaseModel]]]
 NAMES: Names = {"model": ("profile", catalogue.profile), "cluster": ("topology", catalogue.cluster)}
 """The field that may hold a name, with the field of the document and what finds that."""
 ROUTED = ("routing_imbalance", "capacity_factor")
-"""Fields beside the name of a mixture of experts, of whose profile they are."""
+"""Fields next to the name of a mixture of experts, of whose profile they are."""
 NAMES_OF_FITS: Names = {**NAMES, "model": ("shape", catalogue.shape)}
 """The same where the question is about a transformer's shape."""
 
@@ -113,7 +113,7 @@ def _routed(routing: dict[str, Any], name: str) -> ModelProfile:
 
 
 def _found(find: Callable[[str], BaseModel], name: Any, pointer: str, faults: list[Fault]) -> BaseModel | None:
-    """The document of a name; what is wrong is added to ``faults``, at the field beside the name that it is about."""
+    """The document of a name; what is wrong is added to ``faults``, at the field next to the name that it is about."""
     if not isinstance(name, str):
         faults.append(Fault(pointer, f"{pointer} is a name, not {name!r:.100}", "not-a-name"))
         return None
@@ -121,9 +121,9 @@ def _found(find: Callable[[str], BaseModel], name: Any, pointer: str, faults: li
         return find(name)
     except PenstockError as error:
         if about := [fault for fault in error.faults if fault.pointer[1:] in ROUTED]:
-            beside = pointer.rpartition("/")[0]
+            parent = pointer.rpartition("/")[0]
             remedy = f"; {error.remedy}" if error.remedy else ""
-            faults += [Fault(beside + fault.pointer, f"{error.detail}{remedy}", "routing") for fault in about]
+            faults += [Fault(parent + fault.pointer, f"{error.detail}{remedy}", "routing") for fault in about]
         else:
             nearest = f"; the nearest: {error.remedy}" if error.remedy else ""
             faults.append(Fault(pointer, f"{error.detail}{nearest}", "unknown-name"))

@@ -118,3 +118,8 @@ def _doubled(size: int, most: int) -> list[int]:
         doubled.append(size)
         size *= 2
     return doubled
+
+
+def size_of(problem: Problem) -> int:
+    """Return layers × devices × numbers of micro-batches: about what the planners' work grows with."""
+    return problem.num_layers * problem.num_devices * len(candidates(problem))

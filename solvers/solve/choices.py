@@ -30,12 +30,13 @@ from penstock.solvers.degrees.loads import Loads
 from penstock.solvers.degrees.planned import planned_cells
 from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.degrees import Choice, Degrees
+from penstock.solvers.model.micro_batches import size_of
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, Candidate, Progress, Result, Status
 from penstock.solvers.planners.catalogue import EXCLUDE, PHASES, PLANNERS, Tier, resolve
 from penstock.solvers.planners.even.planner import least_layout_ns
 from penstock.solvers.solve import driver
-from penstock.solvers.solve.effort import LARGE, effort_of, size_of
+from penstock.solvers.solve.effort import LARGE, effort_of
 
 QUICK = "even"
 """The planner that ranks the choices first."""
@@ -59,7 +60,7 @@ NEAR = 1.12
 _QUICK: MutableMapping[Problem, dict[Choice, int]] = WeakKeyDictionary()
 """What planner ``QUICK`` found of problems that are asked again, as where planners are compared."""
 MOST = 160_000
-"""The effort of the rounds of all planners: the sizes (``effort.size_of``) of the choices searched, added up."""
+"""The effort of the rounds of all planners: the sizes (``micro_batches.size_of``) of the choices searched, added up."""
 PROVING = tuple(row.name for row in PLANNERS.values() if row.tier is Tier.PROOF and row.least_devices == 1)
 MOST_RAISED = 32
 """How often the bound of the choice with the least one is tightened each time that the least of all is asked for."""
@@ -98,7 +99,7 @@ class Searched:
 
     @property
     def size(self) -> int:
-        """What the planners' work grows with (``effort.size_of``)."""
+        """What the planners' work grows with (``micro_batches.size_of``)."""
         return size_of(self.gpus) * self.cells // self.gpus.num_devices
 
     @property

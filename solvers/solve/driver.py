@@ -19,7 +19,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Candidate, Progress, Result, Status
 from penstock.solvers.planners.catalogue import PLANNERS, resolve
 from penstock.solvers.planners.proposal import Proposal
-from penstock.solvers.solve.effort import effort_of
+from penstock.solvers.solve.effort import THOROUGH, effort_of
 from penstock.solvers.solve.incumbent import Found, State
 from penstock.solvers.solve.judging import Judge
 from penstock.solvers.solve.setting import Setting
@@ -56,9 +56,8 @@ def solve(
     """
     row = resolve(planner)
     values = row.check(problem.update_rules, schedule, options or {})
-    setting = Setting(
-        problem, Deadline(time_limit_ns), gap, schedule, max_plans, closely=closely, effort=effort_of(effort)
-    )
+    known_effort = THOROUGH if effort is None else effort_of(effort)
+    setting = Setting(problem, Deadline(time_limit_ns), gap, schedule, max_plans, closely=closely, effort=known_effort)
     state = State(setting, on_incumbent, on_progress)
     small = is_small(setting)
     if known is not None:

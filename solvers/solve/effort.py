@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.model.micro_batches import candidates
+from penstock.solvers.model.micro_batches import size_of
 from penstock.solvers.model.problem import Problem
 
 FULL_SIZE = 20_000
@@ -53,8 +53,3 @@ def effort_of(name: str | None) -> Effort:
     if name not in EFFORTS:
         raise UnsupportedRequest(f"no effort {name!r}; there are {', '.join(EFFORTS)}")
     return EFFORTS[name]
-
-
-def size_of(problem: Problem) -> int:
-    """Return layers × devices × numbers of micro-batches: about what the planners' work grows with."""
-    return problem.num_layers * problem.num_devices * len(candidates(problem))

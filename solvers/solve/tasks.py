@@ -37,6 +37,7 @@ from penstock.solvers.improve.neighbourhood import flushed, steady
 from penstock.solvers.improve.order import optimise_order
 from penstock.solvers.improve.remedies import find_remedy
 from penstock.solvers.improve.selective import lighter
+from penstock.solvers.model.micro_batches import size_of
 from penstock.solvers.model.network import MAX_DENSE_DEVICES
 from penstock.solvers.model.options import checked
 from penstock.solvers.model.problem import Problem
@@ -47,7 +48,7 @@ from penstock.solvers.planners.catalogue import EXCLUDE, PHASES, PLANNERS, Plann
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.planners.simple.candidates import first_plans, last_plans, simplest_plans, unlimited
 from penstock.solvers.schedules.catalogue import tried_with
-from penstock.solvers.solve.effort import LARGE, size_of
+from penstock.solvers.solve.effort import LARGE
 from penstock.solvers.solve.incumbent import Found, OrderBound, Outcome, State
 from penstock.solvers.solve.judging import Judge, Link
 from penstock.solvers.solve.setting import Setting
@@ -95,8 +96,10 @@ class Ask:
     def run(self, setting: Setting, link: Link) -> Outcome:
         """Judge until the proposals' end, the limit, or the gap; return the best plan and the bounds."""
         row = PLANNERS[self.name]
-        lasting = setting.effort.proves and row.tier is Tier.PROOF
-        judge = Judge(setting, link, patience=None if lasting else setting.effort.patience_for(setting.problem))
+        patience = None
+        if setting.effort.patience is not None and not (setting.effort.proves and row.tier is Tier.PROOF):
+            patience = setting.effort.patience_for(setting.problem)
+        judge = Judge(setting, link, patience=patience)
         assert row.proposals is not None
         try:
             own = _also_under(self.also, row.proposals(setting.problem, self.values))

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.solvers.compiled.progress import tell
+from penstock.solvers.model.micro_batches import size_of
 from penstock.solvers.model.result import Bound
-from penstock.solvers.solve.effort import size_of
 from penstock.solvers.solve.ending import end_with
 from penstock.solvers.solve.incumbent import Found, Outcome, State
 from penstock.solvers.solve.processors import available_processors

@@ -119,8 +119,8 @@ class Even:
         places = len({stage.devices for stage in self.stages})
         number, found = self.batch.num_micro_batches, []
         for rank in range(places):
-            own, behind = self.stages[rank::places], places - rank - 1
-            ahead = behind if self.parts == 1 else 2 * behind + (self.parts - 1) * places
+            own, later = self.stages[rank::places], places - rank - 1
+            ahead = later if self.parts == 1 else 2 * later + (self.parts - 1) * places
             held = sum(static_bytes(self.problem, stage).total for stage in own)
             most = (free_bytes(self.problem, own[0].devices) - held) // min(ahead + 1, number * self.parts)
             found.append(Rank(frozenset(self._kind_of[rank::places]), most))

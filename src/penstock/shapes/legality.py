@@ -6,8 +6,8 @@ torchtitan asks of the same degrees. ``docs/fits.md`` lists them.
 Megatron finds some of them late: arguments, configuration, groups and batch pass its checks, and the job fails when
 layers are built or in the first step [1]_. Each broken rule has the moment, so that the verdict of each check is known.
 
-.. [1] Megatron-LM, ``core/transformer/transformer_block.py`` (get_num_layers_to_build), ``core/tensor_parallel``
-   (layers, mappings), ``core/transformer/moe/moe_layer.py`` (MoELayer.forward).
+.. [1] Megatron-LM, ``core.transformer.transformer_block`` (get_num_layers_to_build), ``core.tensor_parallel``
+   (layers, mappings), ``core.transformer.moe.moe_layer`` (MoELayer.forward).
 """
 
 from __future__ import annotations
