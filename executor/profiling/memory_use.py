@@ -7,7 +7,7 @@ thread, so what they add up to is exact; taking them costs time, which is why on
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -122,7 +122,7 @@ class LiveBytes(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         made = [self._note(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         if any(made):
-            self._peak_bytes = max(self._peak_bytes, self._live())
+            self._peak_bytes = max(self._peak_bytes, self.held_bytes())
         return result
 
     def _note(self, tensor: Tensor) -> bool:
@@ -137,13 +137,10 @@ class LiveBytes(TorchDispatchMode):
         self._alive[reference.cdata] = reference
         return True
 
-    def held_bytes(self) -> int:
-        """What is alive now."""
-        return self._live()
-
-    def _live(self) -> int:
+    def held_bytes(self, but: Container[int] = ()) -> int:
+        """What is alive now; storages of these numbers (``_cdata``) are left out."""
         self._alive = {key: one for key, one in self._alive.items() if not one.expired()}
-        return sum(map(_bytes_now, self._alive.values()))
+        return sum(_bytes_now(one) for key, one in self._alive.items() if key not in but)
 
 
 def _bytes_now(reference: StorageWeakRef) -> int:

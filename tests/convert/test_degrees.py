@@ -13,7 +13,7 @@ from penstock.planning.judge import judge
 from penstock.planning.lower import programs
 from penstock.planning.solve import solve
 from penstock.schemas.coverage import OVER_ALL, model_of
-from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
+from penstock.schemas.errors import InvalidDocument, InvalidPlan
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.transformers import degrees as wire_degrees
@@ -273,11 +273,10 @@ def test_a_request_with_modules_covers_them() -> None:
     assert allowed(to_problem(never)).recompute_modules == {"none"}
 
 
-def test_what_no_rank_runs_is_refused_in_a_sentence() -> None:
+def test_programs_name_the_modules_that_stages_recompute() -> None:
     request = with_modules()
     file = PlanFile(plan=recomputing(planned(request, "dp"), {"modules": ["norm"]}), request=request)
-    with pytest.raises(UnsupportedRequest, match=r"recompute"):
-        programs(file)
+    assert {held.modules for program in programs(file) for held in program.stages} == {("norm",)}
 
 
 def test_documents_and_solvers_have_the_same_words() -> None:

@@ -56,8 +56,8 @@ class Case(NamedTuple):
     def is_legal(self) -> bool:
         """Whether the values go together, each says something, and the world has ranks and samples enough.
 
-        Modules are not recomputed where backwards come in halves. Routing is compared in fp64 alone: rounding of fp32
-        sends a token elsewhere.
+        Modules have costs at degrees alone, and are not recomputed where backwards come in halves. Routing is compared
+        in fp64 alone: rounding of fp32 sends a token elsewhere.
         """
         stages = self.pipeline > 1 or self.schedule != "interleaved"
         if self.sharding in WITHIN_PASSES:
@@ -65,7 +65,7 @@ class Case(NamedTuple):
         shared_out = self.sharding == "none" or self.replicas > 1 or self.degrees.cell > self.tensor
         experts = self.expert == 1 or self.job == "moe"
         experts = experts and (self.job != "moe" or self.dtype == "float64")
-        modules = self.recompute not in MODULES or self.schedule != "zero-bubble"
+        modules = self.recompute not in MODULES or (self.schedule != "zero-bubble" and self.degrees.cell > 1)
         rows = self.replicas * self.degrees.meshes <= BATCH // MICRO_BATCHES
         return stages and shared_out and experts and modules and rows and self.ranks <= WORLD
 

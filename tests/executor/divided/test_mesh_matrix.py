@@ -14,7 +14,7 @@ from penstock.solvers.model.degrees import Degrees
 
 HERE = Path(__file__).parent
 STEPS = 2
-FIRST = 8
+FIRST = 9
 """Of the cases that have every pair, which come in the order of how many pairs they add."""
 TOLERANCE = {"float64": 1e-12, "float32": 1e-6}
 
