@@ -52,11 +52,11 @@ def test_at_the_limit_the_compiler_is_ended_and_the_best_plan_is_the_answer(monk
     compiled: list[str | None] = []
     began = time.monotonic()
     with listening(compiled.append):
-        answer = solve(asked(8.0))
+        answer = solve(asked(15.0))
     assert time.monotonic() - began < PATIENCE_S
     assert answer.status == "feasible"
     assert answer.plan is not None
-    assert "its limit of 8 s was over, most of which went to compiling" in answer.why
+    assert "its limit of 15 s was over, most of which went to compiling" in answer.why
     assert "a.kernel" in compiled
 
 
