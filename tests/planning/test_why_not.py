@@ -33,8 +33,10 @@ def cluster() -> ClusterTopology:
 
 @cache
 def plan_at(tensor: int | None = None, sharding: str | None = None) -> PlanFile:
-    """The best plan of planner ``even``, at any choice or at one."""
-    degrees: dict[str, Any] = {} if tensor is None else {"degrees": {"tensor": tensor}, "sharding": sharding}
+    """The best plan of planner ``even``, at one choice or at any with whole parameters and gradients."""
+    degrees: dict[str, Any] = {"degrees": "auto", "sharding": ["none", "optimizer"]}
+    if tensor is not None:
+        degrees = {"degrees": {"tensor": tensor}, "sharding": sharding}
     return penstock.plan("llama-3-8b", cluster(), global_batch_size=BATCH, planner="even", **degrees).file
 
 
@@ -79,6 +81,15 @@ def test_next_is_the_best_of_the_other_degrees() -> None:
     assert others[choice_of(found)] == found.time_ns
     assert explained("default")[0] == found.model_copy(update={"asked": "next"})
     assert explained("default", planner="even")[0].time_ns == found.time_ns
+
+
+def test_what_the_request_does_not_allow_is_compared_where_it_is_named() -> None:
+    (found,) = explained("sharding=parameters")
+    at = {tensor: time_of(plan_at(tensor, "parameters")) for tensor in (1, 2, 4)}
+    assert found.time_ns == min(at.values())
+    assert found.choice.endswith(", parameters sharded")
+    assert sum(each.theirs_ns for each in found.differences) == found.time_ns
+    assert sum(each.ours_ns for each in found.differences) == time_of(plan_at())
 
 
 def test_default_says_nothing_where_the_request_leaves_nothing_open() -> None:
@@ -203,7 +214,6 @@ def test_the_order_turns_at_the_stated_factor() -> None:
         ("tensor", InvalidDocument, "'tensor' names no choice of degrees"),
         ("tensor=2,tensor=4", InvalidDocument, "names no choice of degrees"),
         ("sharding=some", InvalidDocument, "names no choice of degrees"),
-        ("sharding=parameters", UnsupportedRequest, "plans do not have sharding parameters"),
     ],
 )
 def test_what_names_no_other_choice_is_refused(asked: str, error: type[PenstockError], said: str) -> None:

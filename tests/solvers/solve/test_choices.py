@@ -165,13 +165,23 @@ def test_limits_are_kept(limit_s: float) -> None:
 
 
 @pytest.mark.parametrize("sharding", SHARDINGS)
-def test_sharding_that_plans_do_not_have_is_refused_by_name(sharding: Sharding) -> None:
-    with pytest.raises(UnsupportedRequest, match=f"plans do not have sharding {sharding}"):
-        choices.solve(open_problem(asked(ONE, TWO, sharding=sharding)), "dapple")
-    mixed = open_problem((Choice(TWO, sharding), Choice(TWO, "optimizer")))
-    result = choices.solve(mixed, "dapple", max_plans=2)
+def test_each_sharding_has_a_plan_and_its_bound(sharding: Sharding) -> None:
+    result = choices.solve(open_problem(asked(ONE, TWO, sharding=sharding)), "dapple", max_plans=2)
+    assert result.best is not None
+    assert result.choice is not None
+    assert result.choice.sharding == sharding
+    assert certificate(result) <= result.best.value_ns
+
+
+@pytest.mark.parametrize("sharding", ["gradients", "parameters"])
+def test_what_all_gpus_cannot_share_out_is_refused_by_name_or_left_out(sharding: Sharding) -> None:
+    rules = frozenset({"weight_stashing"})
+    with pytest.raises(UnsupportedRequest, match=f"{sharding} sharded all GPUs hold parts of one version"):
+        choices.solve(replace(open_problem(asked(ONE, TWO, sharding=sharding)), update_rules=rules), "pipedream")
+    mixed = replace(open_problem((Choice(TWO, sharding), Choice(TWO, "optimizer"))), update_rules=rules)
+    result = choices.solve(mixed, "pipedream", max_plans=2)
     assert result.choice == Choice(TWO, "optimizer")
-    assert f"left out: {mixed.choices[0]} (plans do not have sharding {sharding})" in result.why
+    assert f"left out: {mixed.choices[0]} (at {mixed.choices[0]} all GPUs hold parts of one version" in result.why
 
 
 def test_choices_without_cells_are_left_out() -> None:

@@ -73,7 +73,7 @@ def test_why_not_other_degrees_is_what_the_python_api_says(client: Client, answe
     ("asked_for", "error", "words"),
     [
         ("tensor=5", UnsupportedRequest, "tensor 5 does not divide 12 attention heads"),
-        ("sharding=parameters", UnsupportedRequest, "plans do not have sharding parameters"),
+        ("sharding=some", InvalidDocument, "names no choice of degrees"),
         ("tensor", InvalidDocument, "names no choice of degrees"),
     ],
 )
