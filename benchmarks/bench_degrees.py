@@ -39,13 +39,14 @@ from penstock.schemas.transformers.degrees import Degrees, Framework
 from penstock.shapes.layout import FULL, Layout, divisors
 from penstock.shapes.legality import broken
 from penstock.shapes.profiles import profile_of
-from penstock.solvers.costs.memory import shortages
+from penstock.solvers.costs.memory import activation_bytes, free_bytes, shortages, static_bytes
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model import degrees as solver_degrees
 from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.planners.even.planner import least_ns, may_fit
+from penstock.solvers.planners.even.planner import least_ns
 from penstock.solvers.solve.choices import least_bound
 from penstock.solvers.solve.warm import warm
 
@@ -124,7 +125,7 @@ class Uniform:
                 self.counts["illegal"] += 1
                 continue
             allocation = even.allocation(layout)
-            if not may_fit(even.cells, allocation):
+            if not _may_fit(even.cells, allocation):
                 self.counts["too large"] += 1
                 continue
             yield least_ns(even.cells, allocation), self.counts["layouts"], layout, allocation, even
@@ -159,6 +160,20 @@ class Uniform:
             return
         found = Judged(timeline.time_per_global_batch_ns, layout, to_prediction(even.cells, self.profile, timeline))
         self.best = sorted([*self.best, found], key=lambda each: each.time_ns)[:BEST]
+
+
+def _may_fit(problem: Problem, plan: Allocation) -> bool:
+    """Whether every rank can hold its states, and the micro-batches in flight at its first backward."""
+    ranks, number = len({stage.devices for stage in plan.stages}), plan.num_micro_batches
+    parts = len(plan.stages) // ranks
+    for rank in range(ranks):
+        own = plan.stages[rank::ranks]
+        ahead = ranks - rank - 1 if parts == 1 else 2 * (ranks - rank - 1) + (parts - 1) * ranks
+        held = sum(static_bytes(problem, stage).total for stage in own)
+        kept = [activation_bytes(problem, stage, most_rows(problem, plan)) for stage in own]
+        if held + min(ahead + 1, number * parts) * min(kept) > free_bytes(problem, own[0].devices):
+            return False
+    return True
 
 
 class Answered(NamedTuple):

@@ -19,7 +19,6 @@ import pytest
 from orphans import no_orphans
 
 from penstock.cli.main import main
-from penstock.planning.documents import with_effort
 from penstock.schemas.api.jobs import JobOut, RunOut
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
@@ -377,7 +376,7 @@ def test_a_model_whose_layers_are_not_the_plans_is_refused(cluster, request_for_
     renamed = [layer.model_copy(update={"name": f"other{i}"}) for i, layer in enumerate(profile.layers)]
     other = request_for_two_ranks.model_copy(update={"profile": profile.model_copy(update={"layers": tuple(renamed)})})
     job = ask(cluster, other)
-    file = PlanFile(plan=job.result.plan, request=with_effort(other))
+    file = PlanFile(plan=job.result.plan, request=other)
     run = cluster.run_when(cluster.start_run(file.model_dump(mode="json", exclude_none=True)), ended)
     assert run.state == "failed"
     assert "layer 0" in run.error.detail

@@ -43,11 +43,15 @@ DESCRIBED = {
 def with_documents(model: type[BaseModel], data: Any) -> Any:
     """Return ``data`` with documents in place of names, where a request of type ``model`` takes them.
 
+    One for plans that has names is a question, not a document: where it does not say when to stop, its effort is that
+    of commands and forms.
     Raises InvalidDocument with a fault for each unknown name, and where both name and document are given.
     """
     faults: list[Fault] = []
     names_of = NAMES_OF_FITS if model is FitsRequest else NAMES
     for place, pointer in _places(model, data):
+        if model in (PlanRequest, SweepRequest) and place.keys() & names_of.keys():
+            _end_by_itself(place)
         for name, (field, find) in names_of.items():
             if name not in place:
                 continue
@@ -90,6 +94,12 @@ def describe_names(schemas: dict[str, Any]) -> None:
             schema.setdefault("allOf", []).append({"oneOf": [{"required": [one]} for one in fields]})
     words = "shipped clusters by name, in addition to `topologies`"
     schemas["Axes"]["properties"]["clusters"] = {"type": "array", "items": {"type": "string"}, "description": words}
+
+
+def _end_by_itself(request: dict[str, Any]) -> None:
+    limits = request.get("termination", {})
+    if isinstance(limits, dict) and not limits.keys() & {"effort", "max_plans", "time_limit_ns"}:
+        request["termination"] = {**limits, "effort": "normal"}
 
 
 def _places(model: type[BaseModel], data: Any) -> Iterator[tuple[dict[str, Any], str]]:

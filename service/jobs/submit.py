@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 
-from penstock.planning.documents import with_effort
 from penstock.schemas.errors import Conflict, InvalidDocument
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
@@ -61,14 +60,13 @@ class Planning:
     def submit(self, principal: Principal, request: PlanRequest, options: JobOptions | None = None) -> Submitted:
         """Answer a request from the store, or ensure that a job for it is under way.
 
-        A request that says nothing of when to stop is planned, and stored, with effort normal.
         Raises NotFound for an unknown hash, InvalidDocument and UnsupportedRequest for what no planner could answer,
         QuotaExceeded when too many of the key's jobs wait.
         """
         store, options = self._stores.of(principal.tenant), options or JobOptions()
         if principal.scopes:
             self._sizes.check(request)
-        inline = with_effort(store.resolve(request))
+        inline = store.resolve(request)
         address = inline.content_hash()
         key = cache_key(address, planner_versions())
         answer = store.answer(key)
@@ -105,7 +103,7 @@ class TenantPlanning:
 
     def checked(self, request: PlanRequest) -> tuple[str, bool]:
         """Return the request's hash and whether its answer is known; raises like ``submit`` but queues nothing."""
-        inline = with_effort(self._store.resolve(request))
+        inline = self._store.resolve(request)
         address = inline.content_hash()
         known = self._store.answer(cache_key(address, planner_versions())) is not None
         if not known:

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from penstock.planning.documents import with_effort
 from penstock.schemas.api.calibration import CalibrationOut, CalibrationRequest
 from penstock.schemas.api.explanation import Explanation
 from penstock.schemas.api.fits import FitsAnswer, FitsRequest
@@ -235,7 +234,7 @@ def _comparison(
     service: Service, tenant: str, asked: PlanRequest, planners: list[str], schedules: list[str], layouts: list[str]
 ) -> tuple[dict[str, Any], float]:
     """The task for a child, and its limit in seconds."""
-    inline = with_effort(service.stores.of(tenant).resolve(asked))
+    inline = service.stores.of(tenant).resolve(asked)
     judging.check_comparison(inline, planners, schedules)
     task = {
         "task": "compare",

@@ -41,7 +41,9 @@ def ask(directory: Path, path: str, body: Any) -> httpx.Response:
 
 
 def test_a_request_by_name_is_the_request_with_the_documents(tmp_path: Path):
-    named, inline = (ask(tmp_path, "/v1/plans:validate", body) for body in (NAMED, _inline()))
+    """A question that does not say when to stop has the effort of commands and forms."""
+    inline_too = _inline() | {"termination": {"effort": "normal"}}
+    named, inline = (ask(tmp_path, "/v1/plans:validate", body) for body in (NAMED, inline_too))
     assert (named.status_code, inline.status_code) == (200, 200), named.text
     assert named.json() == inline.json()
     assert ask(tmp_path, "/v1/plans", NAMED).status_code == 202
@@ -113,7 +115,7 @@ def test_tokens_of_a_mixture_by_name_are_routed_as_asked():
     assert capped["profile"].shape.experts.capacity_factor == 1
     even = with_documents(PlanRequest, {**named, "routing_imbalance": None})
     assert even["profile"] == catalogue.profile("mixtral-8x7b")
-    assert even.keys() == {"profile", "topology", "global_batch_size"}
+    assert even.keys() == {"profile", "topology", "global_batch_size", "termination"}
 
 
 @pytest.mark.parametrize(

@@ -84,11 +84,10 @@ def test_hashes_stand_for_the_documents(client: Client, http: httpx.Client, plan
     assert ClusterTopology.parse_json(http.get(topology.href).content).content_hash() == topology.hash
 
 
-def test_a_request_that_says_nothing_of_when_to_stop_is_planned_with_effort_normal(client: Client, planned: Any):
-    said = PlanRequest.parse(tiny_request() | {"termination": {"effort": "normal"}})
+def test_a_document_is_planned_as_it_stands(client: Client, planned: Any):
+    said = PlanRequest.parse(tiny_request())
     assert planned.request_hash == said.content_hash()
-    assert client.plans.file(planned.result.plan_hash).request.termination.effort == "normal"
-    assert client.plans.create(said).cached
+    assert client.plans.file(planned.result.plan_hash).request == said
 
 
 def test_numbers_that_are_equal_are_the_same_request(http: httpx.Client, planned: Any):
@@ -106,8 +105,7 @@ def test_a_plan_is_immutable_under_its_hash(http: httpx.Client, planned: Any):
     assert "immutable" in answer.headers["cache-control"]
     assert http.get(f"/v1/plans/{address}", headers={"If-None-Match": f'"{address}"'}).status_code == 304
     file = PlanFile.parse_json(http.get(f"/v1/jobs/{planned.id}/plan-file").content)
-    asked = PlanRequest.parse(tiny_request() | {"termination": {"effort": "normal"}})
-    assert file == PlanFile(plan=planned.result.plan, request=asked)
+    assert file == PlanFile(plan=planned.result.plan, request=PlanRequest.parse(tiny_request()))
     assert http.get(f"/v1/plans/{address}/plan-file").content == http.get(f"/v1/jobs/{planned.id}/plan-file").content
 
 
