@@ -37,7 +37,7 @@ def test_the_ten_best_are_those_of_all(free_bytes: int) -> None:
     request, every, too_large = _request(free_bytes), [], 0
     parts, sizes = range(1, LAYERS + 3), (1, 2, 4, 8)
     for tensor, pipeline, chunks, size in product((1, 2, 4), (1, 2, 4, 8), parts, sizes):
-        for sharding, recompute in product(("none", "optimizer"), ("none", "full")):
+        for sharding, recompute in product(("none", "optimizer", "gradients", "parameters"), ("none", "full")):
             try:
                 found = penstock.even_layout(
                     request,
