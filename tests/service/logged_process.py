@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,6 +10,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 HERE = Path(__file__).parent
 
@@ -37,11 +40,22 @@ class LoggedProcess:
         """Send a signal; the exit code."""
         self.process.send_signal(number)
         code = self.process.wait(30)
-        self._reader.join(10)
-        assert not self._reader.is_alive(), "a process that outlives this one holds its stderr"
+        self._reader.join(30)
+        assert not self._reader.is_alive(), f"processes that outlive this one hold its stderr: {self._holders()}"
         assert self.process.stderr is not None
         self.process.stderr.close()
         return code
+
+    def _holders(self) -> list[list[str]]:
+        """The command lines of processes that can write to what is read here."""
+        assert self.process.stderr is not None
+        pipe = os.readlink(f"/proc/self/fd/{self.process.stderr.fileno()}")
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(OSError, psutil.Error):
+                if process.pid != os.getpid() and pipe == os.readlink(f"/proc/{process.pid}/fd/2"):
+                    found.append(process.cmdline())
+        return found
 
     @property
     def text(self) -> str:
