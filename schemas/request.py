@@ -71,6 +71,10 @@ class NetworkModel(Part):
     overlap_all_reduce: Flag = Field(default=True, description="buckets leave as the last backward passes their layers")
 
 
+LIMITS = ("effort", "max_plans", "time_limit_ns")
+"""Fields of ``Termination`` that say when a search ends without a plan that is good enough."""
+
+
 class Termination(Part):
     """When to stop looking for a better plan."""
 
@@ -85,8 +89,8 @@ class Termination(Part):
         default=None,
         description="how long planners go on, in counts, which give the same answer on every machine; quick: until 8 "
         "plans in a row are no better, normal: 64 (fewer of large requests), thorough: to their end; left out: "
-        "thorough, but commands, pages, penstock.plan and a service write normal where neither time_limit_ns nor "
-        "max_plans is given",
+        "thorough, but commands, pages, penstock.plan and bodies over HTTP that name a model or cluster write normal "
+        "where neither time_limit_ns nor max_plans is given",
     )
 
     @model_validator(mode="after")
@@ -97,6 +101,11 @@ class Termination(Part):
                 "leave one of them out"
             )
         return self
+
+    @property
+    def has_limit(self) -> bool:
+        """Whether it says when a search ends without a plan that is good enough."""
+        return any(getattr(self, name) is not None for name in LIMITS)
 
 
 class Pin(Part):

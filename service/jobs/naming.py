@@ -20,7 +20,7 @@ from penstock.schemas.api.placement import PlacementRequest
 from penstock.schemas.api.sweep import SweepRequest
 from penstock.schemas.errors import Fault, InvalidDocument, PenstockError
 from penstock.schemas.profile import ModelProfile
-from penstock.schemas.request import PlanRequest
+from penstock.schemas.request import LIMITS, PlanRequest
 from penstock.schemas.transformers.shape import Experts
 
 Names = dict[str, tuple[str, Callable[[str], BaseModel]]]
@@ -98,7 +98,7 @@ def describe_names(schemas: dict[str, Any]) -> None:
 
 def _end_by_itself(request: dict[str, Any]) -> None:
     limits = request.get("termination", {})
-    if isinstance(limits, dict) and not limits.keys() & {"effort", "max_plans", "time_limit_ns"}:
+    if isinstance(limits, dict) and all(limits.get(name) is None for name in LIMITS):
         request["termination"] = {**limits, "effort": "normal"}
 
 

@@ -139,11 +139,11 @@ def _with_fp32_gradients(request: PlanRequest) -> PlanRequest:
 def with_effort(request: PlanRequest) -> PlanRequest:
     """Return the request with effort ``normal``, where it says nothing of when to stop, or a gap alone.
 
-    A document that says nothing is planned to the end, as it was before there were efforts; commands, pages,
-    ``penstock.plan`` and the service ask by this.
+    A document that says nothing is planned to the end, as it was before there were efforts; commands, pages and
+    ``penstock.plan`` ask by this.
     """
     limits = request.termination
-    if limits.effort or limits.max_plans or limits.time_limit_ns is not None:
+    if limits.has_limit:
         return request
     return request.model_copy(update={"termination": limits.model_copy(update={"effort": "normal"})})
 
@@ -153,9 +153,7 @@ def with_quick_planner(request: PlanRequest) -> PlanRequest:
 
     For many requests at once: it takes a second or two for each, and its plans are seldom far from the best.
     """
-    limits = request.termination
-    said = (limits.time_limit_ns, limits.max_plans, limits.effort)
-    limited = any(limit is not None for limit in said) or limits.gap > 0
+    limited = request.termination.has_limit or request.termination.gap > 0
     chosen = request.planner != "auto" or request.schedule != "auto" or request.update_rules != ("synchronous",)
     return request if request.degrees is None or limited or chosen else request.model_copy(update={"planner": "even"})
 
