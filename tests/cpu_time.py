@@ -1,7 +1,7 @@
 """CPU seconds of tests, with those of the processes that they start; printed at the end, by room and by function.
 
 A process counts for the tests during which it runs, also one that outlives them, and a fixture for the test that makes
-it. The compiler's work in the tests' own process is left out of a test's time, because the kernels are kept on disk. The
+it. The compiler's work in the tests' own process is left out of a test's time, because kernels are kept on disk. The
 total has everything: imports, collection and kernels that are compiled.
 """
 
