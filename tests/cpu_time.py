@@ -1,15 +1,18 @@
 """CPU seconds of tests, with those of the processes that they start; printed at the end, by room and by function.
 
-A process counts for the test during which it ends, and a fixture for the test that makes it. The compiler's work is
-left out of a test's time, because the kernels are kept on disk. The total has everything: imports, collection, kernels
-that are compiled, and fixtures that end with the session.
+A process counts for the tests during which it runs, also one that outlives them, and a fixture for the test that makes
+it. The compiler's work in the tests' own process is left out of a test's time, because kernels are kept on disk. The
+total has everything: imports, collection and kernels that are compiled.
 """
 
 from __future__ import annotations
 
+import os
 import resource
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,12 +20,24 @@ from numba.core import event
 
 SHOWN = 15
 KEY = "cpu_s"
+TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_s() -> float:
-    """Of this process and of those of its children that have ended."""
+    """Of this process and of its descendants, those that have ended and those that run."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in usages)
+    return sum(each.ru_utime + each.ru_stime for each in usages) + sum(_running_s("self"))
+
+
+def _running_s(parent: int | str) -> Iterator[float]:
+    """Of each descendant that runs, with what it has waited for; they may end meanwhile."""
+    with suppress(OSError):
+        for thread in Path(f"/proc/{parent}/task").iterdir():
+            for child in map(int, (thread / "children").read_text().split()):
+                with suppress(OSError):
+                    fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+                    yield sum(map(int, fields[11:15])) / TICKS
+                yield from _running_s(child)
 
 
 class CpuTimes:
