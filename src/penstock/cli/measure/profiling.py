@@ -362,9 +362,10 @@ def _traced(
         raise typer.BadParameter(f"--traced goes with --hf{without}")
     from penstock.executor.hugging_face.job import HuggingFaceJob
     from penstock.executor.profiling.analytic import analytic_profile
-    from penstock.executor.profiling.device_table import DEVICES
+    from penstock.executor.profiling.device_table import DEVICES, device_facts
     from penstock.planning.documents import find_shape, read_config
     from penstock.schemas.errors import UnsupportedRequest
+    from penstock.shapes.costs.library import explained
 
     refuse_unwritable(output)
     screen = _screen(output)
@@ -380,7 +381,9 @@ def _traced(
         progress=screen.progress,
     )
     with suppress(UnsupportedRequest):  # a family whose shape is not known has no tokens per second
-        found = found.model_copy(update={"shape": find_shape(values, job.length)})
+        shape = find_shape(values, job.length)
+        named = () if dtype == "fp32" else explained(values, shape, device_facts(found.device_kinds[0], level))
+        found = found.model_copy(update={"shape": shape, "assumptions": (*found.assumptions, *named)})
     screen.done()
     _written(screen, found, output, post)
 
