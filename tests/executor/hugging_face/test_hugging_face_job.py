@@ -137,7 +137,10 @@ def test_operators_are_named_of_other_settings_of_a_family(family: str, more: di
 def test_a_profile_says_by_which_operators_its_blocks_differ() -> None:
     dense, experts = explained(values("deepseek_v2"), shape("deepseek_v2"), device_facts("H100"))
     known = costs_of(case("deepseek_v2"))
-    kept = {role: traced("deepseek_v2").measurements[0].layers[first].stash_bytes for role, first in firsts("deepseek_v2").items()}
+    kept = {
+        role: traced("deepseek_v2").measurements[0].layers[first].stash_bytes
+        for role, first in firsts("deepseek_v2").items()
+    }
     for sentence, role in ((dense, "dense"), (experts, "experts")):
         less = 1 - kept[role] / known[role].stash_bytes  # type: ignore[index]
         assert f"keeps {less:.1%} less than the closed form of torch's own modules says: " in sentence
