@@ -80,7 +80,7 @@ def report(path: Path) -> int:
         large = rows[LARGE]
         head = f"{kind:6} {precision:9} {large.release:9} {large.pace:8.0f}"
         if any(row.fully_sharded for row in rows.values()):
-            print(f"{head}  not predicted: a row is fully sharded (FSDP), which plans are not")
+            print(f"{head}  not predicted: a row shards parameters (FSDP), which this formula has not")
             continue
         try:
             missed += _reported(head, rows, wanted=(kind, precision) == WANTED)

@@ -6,15 +6,15 @@ compared with them, and ``penstock fits`` answers for them.
 .. [1] Brown et al., Language Models are Few-Shot Learners (2020), table 2.1: GPT-3.
 .. [2] Dubey et al., The Llama 3 Herd of Models (2024), table 3.
 .. [3] ``config.json`` of mistralai/Mixtral-8x7B-v0.1, Qwen/Qwen3-30B-A3B, Qwen/Qwen3-235B-A22B, deepseek-ai/DeepSeek-V2
-   and -V3 (without the prediction of a further token), openai/gpt-oss-120b (of whose layers every second one attends to
-   128 positions, which is counted as all); samples have the 4,096 tokens of most of their pretraining.
+   and -V3 (without the prediction of a further token), openai/gpt-oss-120b (of whose layers every other one attends to
+   128 positions); samples have the 4,096 tokens of most of their pretraining.
 """
 
 from __future__ import annotations
 
 from functools import partial
 
-from penstock.schemas.transformers.shape import Experts, LatentAttention, TransformerShape
+from penstock.schemas.transformers.shape import Experts, LatentAttention, TransformerShape, Windows
 
 
 def _gpt(
@@ -117,7 +117,9 @@ _ALL = (
     _mixture(
         "gpt-oss-120b", 36, 2880, 64, 8, 201_088,
         Experts(number=128, per_token=4, ffn=2880, router_bias=True, biases=True),
-    ).model_copy(update={"head_width": 64, "attention_biases": "all", "sinks": True}),
+    ).model_copy(update={
+        "head_width": 64, "attention_biases": "all", "sinks": True, "windows": Windows(width=128, whole_every=2),
+    }),
     _bert("bert-base", 12, 768, 12),
     _large("bert-large", 24),
     _large("bert-48", 48),

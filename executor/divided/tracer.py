@@ -52,7 +52,7 @@ class DividedTracer(Tracer):
     """
 
     def __init__(self, whole: Tracer, runs: Mapping[int, Run], meshes: Meshes, modules: Sequence[str] = ()) -> None:
-        super().__init__(whole.chain, [], whole.dtype)
+        super().__init__(whole.chain, [], whole.dtype, counts_workspace=whole.counts_workspace and not modules)
         self._recomputed = modules
         self._gradients: dict[Hashable, dict[str, Gradient]] = {}
         self.runs = runs
@@ -118,6 +118,7 @@ class DividedTracer(Tracer):
                 self._check(index, shapes, given, rows)
             forward, backward = LocalRecorder(), LocalRecorder()
             results, kept = self.passes(index, given, env, storages, targets, forward, backward)
+            needed = self.workspace(index, given, env, targets, kept)
         written = results if last else [local(tensor) for tensor in results]
         self._refuse_mixed(index, given, written, rows)
         divided = not self._only_cuts and any(
@@ -137,7 +138,7 @@ class DividedTracer(Tracer):
         if summed:
             collectives.append(Collective(phase="step", operation="all_reduce", over="tensor", bytes_per_sample=summed))
         sent = tuple(forward.sent), tuple(backward.sent)
-        return written, LayerCost(forward.operations, backward.operations, kept, tuple(collectives), *sent)
+        return written, LayerCost(forward.operations, backward.operations, kept, needed, tuple(collectives), *sent)
 
     def _whole_inputs(self, index: int, given: Sequence[Tensor], rows: int) -> list[Tensor]:
         """What the whole layer ``index`` reads: as the batch has it, or its writers leave it."""

@@ -131,6 +131,7 @@ def _cost(cost: LayerCost, again: Mapping[str, LayerCost], device: DeviceFacts, 
         forward_ns=time_ns(cost.forward, device, dtype),
         backward_ns=time_ns(cost.backward, device, dtype),
         stash_bytes=cost.stash_bytes,
+        workspace_bytes=cost.workspace_bytes,
         collectives=cost.collectives,
         modules=tuple(each for each in modules if each.forward_ns or each.freed_bytes) or None,
     )

@@ -34,8 +34,8 @@ _ANY = 1 << 30
 class HuggingFaceJob(SimpleJob):
     """A job on random tokens, in global batches of any size.
 
-    ``values``: what the config.json holds. ``attention``: see ``pieces``; that which is costed knows no windows and
-    sinks, which change no cost. Raises MissingExtra without the library, InvalidDocument and UnsupportedRequest for a
+    ``values``: what the config.json holds. ``attention``: see ``pieces``; that which is costed knows no sinks, which
+    change no cost. Raises MissingExtra without the library, InvalidDocument and UnsupportedRequest for a
     configuration that makes no causal language model.
     """
 

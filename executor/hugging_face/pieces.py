@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 P = TypeVar("P", bound=nn.Module)
 
 COSTED = "penstock"
-"""The name that attention has in the library: scaled_dot_product_attention without the masks of padding."""
+"""The name that attention has in the library: what scaled_dot_product_attention costs, without masks of padding."""
 TRAINED = "penstock-trained"
 """The same with windows; what it does not compute, sinks and soft caps, is refused."""
 _LAYERS = ("layers", "h")
@@ -258,7 +258,7 @@ def _built(values: Mapping[str, Any], origin: str, attention: str) -> Any:
     family = values.get("model_type")
     if not isinstance(family, str):
         raise InvalidDocument(f"{origin} has no 'model_type', so it is no configuration of a Hugging Face model")
-    AttentionInterface.register(COSTED, _attention)
+    AttentionInterface.register(COSTED, _costed_attention)
     AttentionInterface.register(TRAINED, _exact_attention)
     ExpertsInterface.register(GROUPED, grouped)
     try:
@@ -286,9 +286,35 @@ def _attention(
     dropout: float = 0.0,
     **_others: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention over all positions, as a fused kernel computes it; sinks and windows change no cost."""
+    """Causal attention over all positions, as a fused kernel computes it."""
     out = functional.scaled_dot_product_attention(
         query, key, value, dropout_p=dropout, is_causal=True, scale=scaling, enable_gqa=True
+    )
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _costed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **_others: Any,
+) -> tuple[Tensor, None]:
+    """The same with the operations and bytes that a window leaves; sinks change no cost.
+
+    Of n positions in windows of w, each query is taken to see w·(2n - w)/n, twice what it does in the mean, as causal
+    attention is counted as the square. Parts of sequences that ranks share see all.
+    """
+    length = query.shape[-2]
+    if sliding_window is None or sliding_window >= length or whole_length(length) > length:
+        return _attention(module, query, key, value, attention_mask, scaling, dropout)
+    seen = -(-sliding_window * (2 * length - sliding_window) // length)
+    out = functional.scaled_dot_product_attention(
+        query, key[..., :seen, :], value[..., :seen, :], dropout_p=dropout, scale=scaling, enable_gqa=True
     )
     return out.transpose(1, 2).contiguous(), None
 

@@ -44,16 +44,18 @@ def analytic_profile(
     expert_degrees: Sequence[int] = (),
     update_kind: str | None = None,
     level: Level = "runs",
+    counts_workspace: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> ModelProfile:
     """The profile of ``job`` on one kind of device, or several, at each micro-batch size (samples).
 
     The loss belongs to the last layer, as the executor runs it. A layer has one update time for all kinds: that on
     ``update_kind``, or on the first. ``…_degrees``: those besides 1 at which the profile has costs, too, and at all
-    products of them whose groups nest. ``level``: of the efficiencies in the table of devices. Raises NotFound for a
-    kind that is not known at it, InvalidDocument for sizes, degrees or a dtype that make no sense, ModelMismatch for a
-    model that does not run on the meta device, UnsupportedRequest for a layer that cannot be divided so, Conflict for
-    degrees in a process that has a process group.
+    products of them whose groups nest. ``level``: of the efficiencies in the table of devices. ``counts_workspace``:
+    whether it has what layers need only while they run, as shipped profiles have not. Raises NotFound for a kind that
+    is not known at it, InvalidDocument for sizes, degrees or a dtype that make no sense, ModelMismatch for a model that
+    does not run on the meta device, UnsupportedRequest for a layer that cannot be divided so, Conflict for degrees in a
+    process that has a process group.
     """
     kinds = (device_kind,) if isinstance(device_kind, str) else tuple(device_kind)
     facts = [device_facts(kind, level) for kind in kinds]
@@ -62,7 +64,7 @@ def analytic_profile(
         raise InvalidDocument(f"the dtype {dtype!r} is none of {', '.join(TORCH_DTYPES)}")
     chain = Chain(job)
     modules = [chain.build_layer(i, device="meta").to(TORCH_DTYPES[dtype]) for i in range(len(chain.specs))]
-    tracer = Tracer(chain, modules, TORCH_DTYPES[dtype])
+    tracer = Tracer(chain, modules, TORCH_DTYPES[dtype], counts_workspace=counts_workspace)
     runs = _runs(tracer, sizes, progress)
     update_facts = device_facts(update_kind or kinds[0], level)
     plain = assemble(
@@ -131,4 +133,5 @@ def _measured(cost: LayerCost, device: DeviceFacts, dtype: Dtype) -> LayerMeasur
         forward_ns=time_ns(cost.forward, device, dtype),
         backward_ns=time_ns(cost.backward, device, dtype),
         stash_bytes=cost.stash_bytes,
+        workspace_bytes=cost.workspace_bytes,
     )

@@ -13,6 +13,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from torch import Tensor, UntypedStorage
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.profiler import profile, record_function
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
@@ -96,11 +97,12 @@ class LiveBytes(TorchDispatchMode):
 
     A storage counts until its last tensor is gone, in whichever thread that happens; of a tensor that ranks share this
     rank's part counts. What a kernel needs for itself while it runs is not seen. For opt-in measuring on a CPU: every
-    operation is slowed down.
+    operation is slowed down. ``on_meta``: storages of the meta device count, instead of those with numbers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, on_meta: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._on_meta = on_meta
         self._alive: dict[int, StorageWeakRef] = {}
         self._peak_bytes = 0
 
@@ -120,15 +122,17 @@ class LiveBytes(TorchDispatchMode):
         if any(map(is_traceable_wrapper_subclass_type, types)):
             return NotImplemented  # it takes the operation apart into those on its parts, which are seen
         result = func(*args, **(kwargs or {}))
+        if self._on_meta and (func.is_view or func._schema.is_mutable):
+            return result  # of a storage that was there: a parameter's, or a gradient's to which another one is added
         made = [self._note(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         if any(made):
             self._peak_bytes = max(self._peak_bytes, self.held_bytes())
         return result
 
     def _note(self, tensor: Tensor) -> bool:
-        """Whether its storage is a new one, with numbers."""
+        """Whether its storage is a new one that counts."""
         storage = tensor.untyped_storage()
-        if storage.device.type == "meta":
+        if (storage.device.type == "meta") != self._on_meta or isinstance(tensor, FakeTensor):
             return False
         reference = StorageWeakRef(storage)
         known = self._alive.get(reference.cdata)
@@ -136,6 +140,11 @@ class LiveBytes(TorchDispatchMode):
             return False
         self._alive[reference.cdata] = reference
         return True
+
+    def restart(self) -> int:
+        """Count the most from now on; the bytes that are alive."""
+        self._peak_bytes = self.held_bytes()
+        return self._peak_bytes
 
     def held_bytes(self, but: Container[int] = ()) -> int:
         """What is alive now; storages of these numbers (``_cdata``) are left out."""

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from penstock.executor.profiling.memory_use import LiveBytes
 from penstock.executor.profiling.meta_cost import (
     FusedKernels,
     Operation,
@@ -39,11 +40,15 @@ class Sent(NamedTuple):
 
 
 class LayerCost(NamedTuple):
-    """What a layer does for one micro-batch; ``sent_…``: its collectives one by one, which ``collectives`` sums up."""
+    """What a layer does for one micro-batch; ``sent_…``: its collectives one by one, which ``collectives`` sums up.
+
+    ``workspace_bytes``: needed only while it runs, where the tracer counts them.
+    """
 
     forward: list[Operation]
     backward: list[Operation]
     stash_bytes: int
+    workspace_bytes: int = 0
     collectives: tuple[Collective, ...] = ()
     sent_forward: tuple[Sent, ...] = ()
     sent_backward: tuple[Sent, ...] = ()
@@ -74,13 +79,19 @@ class _Traced(NamedTuple):
 class Tracer:
     """Runs the layers of a chain, whole, at any number of sizes; ``dtype`` None: in the types they are built in.
 
-    ``modules``: the layers by number; of those that are built alike the first will do.
+    ``modules``: the layers by number; of those that are built alike the first will do. ``counts_workspace``: layers
+    are run once more, for the bytes that they need only while they run.
     """
 
     def __init__(
-        self, chain: Chain, modules: Sequence[nn.Module] | Mapping[int, nn.Module], dtype: torch.dtype | None
+        self,
+        chain: Chain,
+        modules: Sequence[nn.Module] | Mapping[int, nn.Module],
+        dtype: torch.dtype | None,
+        *,
+        counts_workspace: bool = False,
     ) -> None:
-        self.chain, self.dtype = chain, dtype
+        self.chain, self.dtype, self.counts_workspace = chain, dtype, counts_workspace
         self._modules = modules
         self.alike = [(alike(spec.build), alike(spec.parallel)) for spec in chain.specs]
 
@@ -150,7 +161,42 @@ class Tracer:
             parameter.grad = torch.empty_like(parameter)
         forward, backward = OperationRecorder(), OperationRecorder()
         results, kept = self.passes(index, given, env, storages, targets, forward, backward)
-        return results, LayerCost(forward.operations, backward.operations, kept)
+        needed = self.workspace(index, given, env, targets, kept)
+        return results, LayerCost(forward.operations, backward.operations, kept, needed)
+
+    def workspace(self, index: int, given: list[Tensor], env: dict[str, Tensor], targets: Any, kept: int) -> int:
+        """Bytes that layer ``index`` needs only while it runs: the most of a pass, less what stays; 0 if not counted.
+
+        After a forward what is ``kept`` stays, or its results; a backward gives back what it uses up, and leaves the
+        gradients of its inputs. A gradient of a parameter is there beside the one that it is added to.
+        """
+        if not self.counts_workspace:
+            return 0
+        leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in given]
+        with LiveBytes(on_meta=True) as alive:
+            with FusedKernels():
+                results, roots = self._forward(index, leaves, env, targets)
+            if index == len(self.chain.specs) - 1:
+                results = roots  # what a loss has used up is gone
+            forward = alive.bytes - max(kept, held_once(results))
+            gradients = [torch.empty_like(root) for root in roots]
+            before = alive.restart()
+            if roots:
+                torch.autograd.backward(roots, gradients)
+            arrived = [leaf.grad for leaf in leaves if leaf.grad is not None]
+            backward = alive.bytes - before - held_once(arrived)
+        return max(0, forward, backward)
+
+    def _forward(
+        self, index: int, leaves: list[Tensor], env: dict[str, Tensor], targets: Any
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """What layer ``index`` writes, and where its backward begins: the loss, after the last layer."""
+        results = list(self.chain.call(index, self.module(index), leaves))
+        roots = [tensor for tensor in results if tensor.requires_grad]
+        if index == len(self.chain.specs) - 1:
+            known = env | dict(zip(self.chain.specs[index].writes, results, strict=True))
+            roots = _loss(self.chain, known, targets) or roots
+        return results, roots
 
     def passes(
         self,
@@ -163,19 +209,21 @@ class Tracer:
         backward: AbstractContextManager[Any],
     ) -> tuple[list[Tensor], int]:
         """Both passes of a layer, each within its context; what it writes, and the bytes that it newly keeps."""
-        chain, spec = self.chain, self.chain.specs[index]
         leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in given]
         with storages.counting() as kept:
             with FusedKernels(), forward:
-                results = list(chain.call(index, self.module(index), leaves))
-                roots = [tensor for tensor in results if tensor.requires_grad]
-                if index == len(chain.specs) - 1:
-                    roots = _loss(chain, env | dict(zip(spec.writes, results, strict=True)), targets) or roots
+                results, roots = self._forward(index, leaves, env, targets)
             stash_bytes = kept()
         with backward:
             if roots:
                 torch.autograd.backward(roots, [torch.empty_like(root) for root in roots])
         return results, stash_bytes
+
+
+def held_once(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the storages of this rank's parts, each once."""
+    storages = {storage._cdata: storage for storage in map(storage_of, tensors)}
+    return sum(storage.nbytes() for storage in storages.values())
 
 
 def _loss(chain: Chain, env: dict[str, Tensor], targets: Any) -> list[Tensor]:

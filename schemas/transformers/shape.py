@@ -57,8 +57,17 @@ class LatentAttention(Part):
     value_width: Width = Field(description="width per head of values")
 
 
+class Windows(Part):
+    """Sliding windows: layers whose attention sees a token's own position and the last ones before it alone."""
+
+    width: Width = Field(description="positions that a token sees, its own among them")
+    whole_every: Annotated[int, Field(strict=True, ge=2, le=MOST_LAYERS)] | None = Field(
+        default=None, description="of how many layers the last one sees all positions; left out: none does"
+    )
+
+
 class TransformerShape(Part):
-    """Widths of a transformer whose layers are alike, but for dense layers before layers with experts."""
+    """Widths of a transformer whose layers are alike, but for dense layers before those with experts, and windows."""
 
     name: Name
     layers: Annotated[int, Field(strict=True, ge=1, le=MOST_LAYERS)]
@@ -89,6 +98,7 @@ class TransformerShape(Part):
     dropout: Fraction = 0.0
     experts: Experts | None = None
     latent: LatentAttention | None = None
+    windows: Windows | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes import parameters
+from penstock.shapes.roles import windowed_layers
 
 
 def flops_per_sample(shape: TransformerShape) -> int:
@@ -15,17 +16,18 @@ def flops_per_sample(shape: TransformerShape) -> int:
 
     6 per token and weight of a matrix that the token goes through (of experts, those that it is sent to; the embedding
     is looked up), and 6 × 2 per pair of tokens and width of the heads for attention, half of it where attention is
-    causal.
+    causal; through a window of w positions w·(2s - w)/2 of a sequence's s² pairs.
     """
     weights = shape.hidden * (shape.outputs or shape.vocabulary)
     dense = parameters.dense_layers(shape)
     for is_dense, number in ((True, dense), (False, shape.layers - dense)):
         if number:
             weights += number * _weights(shape, dense=is_dense)
-    pairs = shape.sequence_length**2
-    causal = not shape.token_types
-    attention = 12 * shape.layers * shape.heads * _head_width(shape) * pairs
-    return 6 * weights * shape.sequence_length + (attention // 2 if causal else attention)
+    length, width = shape.sequence_length, shape.windows.width if shape.windows else 0
+    windowed = sum(windowed_layers(shape))
+    twice = (shape.layers - windowed) * length**2 * (2 if shape.token_types else 1)
+    twice += windowed * width * (2 * length - width)
+    return 6 * weights * length + 6 * shape.heads * _head_width(shape) * twice
 
 
 def _weights(shape: TransformerShape, *, dense: bool) -> int:

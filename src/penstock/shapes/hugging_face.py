@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
-from penstock.schemas.transformers.shape import Experts, LatentAttention, TransformerShape
+from penstock.schemas.transformers.shape import Experts, LatentAttention, TransformerShape, Windows
 
 USUAL_LENGTH = 8192
 """Tokens of a sample by default: this, or the model's longest sequence where that is shorter."""
@@ -131,12 +131,47 @@ def _llama(config: _Config) -> Fields:
     }
 
 
+def _windows(config: _Config, usual: int | None, whole_every: int | None = None) -> Windows | None:
+    """Sliding windows, of ``usual`` positions where nothing is said; of ``whole_every`` layers the last has none.
+
+    Raises UnsupportedRequest for windows in layers of no such pattern.
+    """
+    if config.values.get("sliding_window", usual) is None:
+        return None
+    width, types = config.number("sliding_window", usual), config.values.get("layer_types")
+    if types is None:
+        return Windows(width=width, whole_every=whole_every)
+    windowed = [each == "sliding_attention" for each in types]
+    if not any(windowed):
+        return None
+    every = None if all(windowed) else windowed.index(False) + 1
+    if every == 1 or windowed != [every is None or (number + 1) % every > 0 for number in range(len(windowed))]:
+        raise UnsupportedRequest(
+            f"{config.origin} has layer_types in another pattern than some sliding_attention and then one "
+            "full_attention, which alone is known"
+        )
+    return Windows(width=width, whole_every=every)
+
+
 def _mistral(config: _Config) -> Fields:
-    return {**_llama(config), "attention_biases": "none", "ffn_biases": False}
+    fields = {**_llama(config), "attention_biases": "none", "ffn_biases": False}
+    return {**fields, "windows": _windows(config, 4096 if config.values.get("model_type") == "mistral" else None)}
+
+
+def _qwen_windows(config: _Config, layers: int) -> Windows | None:
+    """Of layers from ``max_window_layers`` on. Raises UnsupportedRequest where there are others before these."""
+    if not config.flag("use_sliding_window", False):
+        return None
+    whole = config.values.get("max_window_layers", 28)
+    if whole and config.values.get("layer_types") is None:
+        types = ["full_attention"] * min(whole, layers) + ["sliding_attention"] * max(0, layers - whole)
+        return _windows(_Config({**config.values, "layer_types": types}, config.origin), 4096)
+    return _windows(config, 4096)
 
 
 def _qwen2(config: _Config) -> Fields:
-    return {**_llama(config), "attention_biases": "qkv", "ffn_biases": False}
+    fields = {**_llama(config), "attention_biases": "qkv", "ffn_biases": False}
+    return {**fields, "windows": _qwen_windows(config, fields["layers"])}
 
 
 def _qwen3(config: _Config) -> Fields:
@@ -145,7 +180,8 @@ def _qwen3(config: _Config) -> Fields:
 
 
 def _qwen3_layer(config: _Config) -> Fields:
-    return {**_llama(config), "ffn_biases": False, "query_key_norm": True}
+    fields = {**_llama(config), "ffn_biases": False, "query_key_norm": True}
+    return {**fields, "windows": _qwen_windows(config, fields["layers"])}
 
 
 def _gemma(config: _Config) -> Fields:
@@ -158,11 +194,13 @@ def _gemma(config: _Config) -> Fields:
 
 
 def _gemma2(config: _Config) -> Fields:
-    return {**_gemma(config), "norms_per_layer": 4}
+    return {**_gemma(config), "norms_per_layer": 4, "windows": _windows(config, 4096, 2)}
 
 
 def _gemma3(config: _Config) -> Fields:
-    return {**_gemma2(config), "query_key_norm": True}
+    """One layer of six sees all positions."""
+    every = config.number("sliding_window_pattern", 6)
+    return {**_gemma2(config), "query_key_norm": True, "windows": _windows(config, 4096, every)}
 
 
 def _phi(config: _Config) -> Fields:
@@ -181,7 +219,7 @@ def _phi(config: _Config) -> Fields:
 
 def _phi3(config: _Config) -> Fields:
     fields = {**_llama(config), "attention_biases": "none", "ffn_biases": False}
-    return {**fields, "dropout": config.share("resid_pdrop")}
+    return {**fields, "dropout": config.share("resid_pdrop"), "windows": _windows(config, None)}
 
 
 def _gpt2(config: _Config) -> Fields:
@@ -284,7 +322,7 @@ def _deepseek(config: _Config) -> Fields:
 
 
 def _gpt_oss(config: _Config) -> Fields:
-    """Every layer has experts with biases, attention has biases and a learned sink per head."""
+    """Every layer has experts with biases; attention has biases, a learned sink per head, and in turn a window."""
     fields = _llama(config)
     experts = Experts(
         number=config.number("num_local_experts"),
@@ -293,7 +331,8 @@ def _gpt_oss(config: _Config) -> Fields:
         router_bias=True,
         biases=True,
     )
-    return {**fields, "attention_biases": "all", "sinks": True, "experts": experts}
+    windows = _windows(config, 128, 2)
+    return {**fields, "attention_biases": "all", "sinks": True, "experts": experts, "windows": windows}
 
 
 FAMILIES: dict[str, Callable[[_Config], Fields]] = {

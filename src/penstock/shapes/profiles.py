@@ -41,7 +41,7 @@ from penstock.shapes.layout import Layout
 from penstock.shapes.measured_range import with_range
 from penstock.shapes.memory import vocabulary_rows
 from penstock.shapes.profiled_degrees import TENSOR_DEGREES, USUAL, Asked, layouts_of
-from penstock.shapes.roles import Role, roles_of
+from penstock.shapes.roles import Role, roles_of, windowed_layers
 
 UPDATE_KIND = "A100"
 """The kind on which updates are costed where a profile is computed for all kinds, as in the shipped ones."""
@@ -49,7 +49,14 @@ FRAMEWORK: Framework = "torch"
 """Whose kernels and memory a computed profile has where nothing is said, as the shipped ones do."""
 SIZES = (1, 2, 4, 8, 16)
 """Samples of a micro-batch."""
-_KINDS: dict[Role, str] = {"embedding": "Embedding", "dense": "Block", "experts": "ExpertBlock", "head": "Head"}
+_KINDS: dict[Role, str] = {
+    "embedding": "Embedding",
+    "dense": "Block",
+    "experts": "ExpertBlock",
+    "windowed dense": "WindowBlock",
+    "windowed experts": "WindowExpertBlock",
+    "head": "Head",
+}
 _KERNELS: dict[Framework, str] = {
     "megatron": "Megatron-Core with Transformer Engine's fused norms, activations, rotary positions and cross-entropy",
     "torch": "eager PyTorch modules with flash attention",
@@ -116,12 +123,22 @@ def profile_of(
         assumptions=(
             f"update_ns is one fused step of Adam on {kinds[0]}",
             "the loss belongs to the last layer; decoders compute half of each square of attention",
+            *_windows(shape),
             *assumed_level(kinds, level),
         ),
         source=_source(shape, kinds),
     )
     known = with_variants(plain, shape, framework, asked=asked, context_kind=context_kind, level=level)
     return with_range(known, level)
+
+
+def _windows(shape: TransformerShape) -> tuple[str, ...]:
+    """What is taken of layers whose attention sees a window, if there are any."""
+    number = sum(windowed_layers(shape))
+    if shape.windows is None or not number:
+        return ()
+    seen = f"{number} of {shape.layers} layers attend to {shape.windows.width} positions, and compute those alone"
+    return (f"{seen}; where GPUs share sequences they get the keys of all",)
 
 
 def _source(shape: TransformerShape, kinds: Sequence[str]) -> ProfileSource:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 from functools import cache
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -23,7 +23,7 @@ from penstock.shapes.costs.layers import costs_of, layers_of
 from penstock.shapes.costs.library import explained, kept_by_the_library
 from penstock.shapes.hugging_face import shape_of
 from penstock.shapes.layout import Layout
-from penstock.shapes.roles import roles_of
+from penstock.shapes.roles import Role, is_dense, is_windowed, roles_of
 
 LENGTH = 256
 LLAMA = {
@@ -59,7 +59,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
 DIVIDED = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi")
 """Those without experts, all of whose products the library divides."""
 DEGREES = (2, 4, 8)
-Ends = Literal["embedding", "dense", "experts", "head"]
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +83,7 @@ def traced(family: str, degrees: tuple[int, ...] = ()) -> ModelProfile:
     return analytic_profile(job, "H100", (1,), "bf16", tensor_degrees=degrees)
 
 
-def firsts(family: str) -> dict[Ends, int]:
+def firsts(family: str) -> dict[Role, int]:
     """The first layer of each role."""
     roles = roles_of(shape(family))
     return {role: roles.index(role) for role in dict.fromkeys(roles)}
@@ -141,8 +140,9 @@ def test_a_profile_says_by_which_operators_its_blocks_differ() -> None:
         role: traced("deepseek_v2").measurements[0].layers[first].stash_bytes
         for role, first in firsts("deepseek_v2").items()
     }
-    for sentence, role in ((dense, "dense"), (experts, "experts")):
-        less = 1 - kept[role] / known[role].stash_bytes  # type: ignore[index]
+    roles: tuple[tuple[str, Role], ...] = ((dense, "dense"), (experts, "experts"))
+    for sentence, role in roles:
+        less = 1 - kept[role] / known[role].stash_bytes
         assert f"keeps {less:.1%} less than the closed form of torch's own modules says: " in sentence
     assert dense.endswith(": norms -6.5%, rotary positions +0.3%")
     assert experts.endswith(
@@ -158,11 +158,13 @@ def test_flops_are_those_of_the_weights_that_tokens_meet(family: str) -> None:
     costs = Tracer(chain, modules, TORCH_DTYPES["bf16"]).run(1).costs
     model = shape(family)
     wide = model.head_width + (model.head_width if model.latent is None else model.latent.value_width)
-    attention = 2 * LENGTH * model.heads * wide
+    attention = 2 * model.heads * wide
+    width = model.windows.width if model.windows else 0
     for role, first in firsts(family).items():
         if role in ("embedding", "head"):
             continue
-        expected = 2 * _weights(model, dense=role == "dense") + attention
+        seen = width * (2 * LENGTH - width) / LENGTH if is_windowed(role) else LENGTH
+        expected = 2 * _weights(model, dense=is_dense(role)) + attention * seen
         found = sum(each.flops for each in costs[first].forward) / LENGTH
         assert found == pytest.approx(expected, rel=0.01), role
 

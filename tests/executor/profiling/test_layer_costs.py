@@ -33,6 +33,7 @@ from penstock.executor.profiling.rounds import (
 )
 from penstock.executor.profiling.share import make_shares
 from penstock.executor.profiling.stopwatch import BusyWatch
+from penstock.executor.profiling.tracing import Tracer
 from penstock.executor.run.chain import Chain
 from penstock.executor.run.job import Job, LayerSpec, load_job
 from penstock.executor.runtime.cpu import CPU
@@ -68,6 +69,23 @@ def test_workspace_is_what_neither_stash_nor_result_explains() -> None:
     assert flat == 0
     assert detour == pytest.approx(3 * WIDE_BYTES, rel=0.05)
     assert fc >= 4 * WIDTH * WIDTH, "its weight gradient, before it is added"
+
+
+@pytest.mark.parametrize("width", [8, 512], ids=["little of weights", "much of weights"])
+def test_workspace_on_the_meta_device_is_what_the_allocator_gives_out(width: int) -> None:
+    """Gradients of weights before they are added, tensors that nothing keeps, scores in the loss."""
+
+    def inner() -> nn.Module:
+        return nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, width), nn.GELU(), nn.Linear(width, WIDTH))
+
+    made = job(("inner", inner), ("detour", Detour), ("relu", nn.ReLU), ("head", partial(nn.Linear, WIDTH, WIDTH)))
+    (share,) = make_shares(made, 0, 4, [SAMPLES], CPU)
+    measured = workspace_bytes(share, kept_bytes(share).stash)
+    chain = Chain(made)
+    modules = [chain.build_layer(i, device="meta") for i in range(len(chain.specs))]
+    traced = Tracer(chain, modules, None, counts_workspace=True).run(SAMPLES).costs
+    assert [each.workspace_bytes for each in traced] == pytest.approx(measured, rel=0.02, abs=4096)
+    assert Tracer(chain, modules, None).run(SAMPLES).costs[1].workspace_bytes == 0, "unless it is asked for"
 
 
 class Sum(nn.Module):

@@ -295,6 +295,7 @@ def profile(
             context_degrees=contexts,
             expert_degrees=experts,
             level=known_level,
+            counts_workspace=True,
             progress=screen.progress,
         )
     else:
@@ -389,6 +390,7 @@ def _traced(
         context_degrees=degrees[1],
         expert_degrees=degrees[2],
         level=level,
+        counts_workspace=True,
         progress=screen.progress,
     )
     with suppress(UnsupportedRequest):  # a family whose shape is not known has no tokens per second

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -40,6 +41,16 @@ class Case:
         self.rows = vocabulary_rows(shape, layout)
         self.outputs = Fraction(shape.outputs or self.rows, layout.tensor)
         """Scores of a token on one GPU."""
+        self.seen: int | Fraction = shape.sequence_length * (2 if shape.token_types else 1)
+        """Twice the positions that a token attends to in the mean: half of them in a decoder, all in an encoder."""
+
+    def windowed(self) -> Case:
+        """The case of a layer whose attention sees a window, as wide as a sample at most."""
+        assert self.shape.windows is not None, "a shape without windows has no windowed layers"
+        made, length = copy(self), self.shape.sequence_length
+        width = min(self.shape.windows.width, length)
+        made.seen = Fraction(width * (2 * length - width), length)
+        return made
 
     @property
     def fused(self) -> bool:

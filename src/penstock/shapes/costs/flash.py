@@ -1,6 +1,7 @@
 """Flash attention of one GPU.
 
-Attention of decoders is causal: it does half of the square; an encoder (a shape with segment vectors) does all of it.
+Attention of decoders is causal: it does half of the square; an encoder (a shape with segment vectors) does all of it. A
+window of w positions leaves w·(2s - w)/2 of the s² pairs of a sample.
 """
 
 from __future__ import annotations
@@ -22,8 +23,7 @@ def flash(case: Case, heads: Heads) -> Times:
     kernel has those of the GPU, and an equal part of the products.
     """
     shape = case.shape
-    seen_twice = shape.sequence_length * (2 if shape.token_types else 1)
-    each = Fraction(seen_twice * case.tokens, kernels(case))
+    each = Fraction(case.seen * case.tokens, kernels(case))
     flops, latent = float(each * (heads.queries + heads.results)), shape.latent is not None
     rows = case.tokens * (shape.heads / case.layout.tensor)
     return Times(

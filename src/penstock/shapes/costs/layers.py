@@ -29,7 +29,7 @@ from penstock.shapes.costs.pieces import collectives_of, module_costs, times_of
 from penstock.shapes.costs.storage import stash_bytes, workspace_bytes
 from penstock.shapes.layout import Layout
 from penstock.shapes.memory import vocabulary_rows
-from penstock.shapes.roles import Role, roles_of
+from penstock.shapes.roles import WINDOWED, Role, is_dense, is_windowed, roles_of
 
 _ADAM_STATES = 2
 
@@ -72,12 +72,13 @@ def local_parameters(shape: TransformerShape, layout: Layout) -> dict[Role, Held
     head = parameters.head(shape, rows)
     if shape.tied:
         head = head._replace(dense=head.dense - rows * shape.hidden)
-    each = {
+    each: dict[Role, parameters.Parameters] = {
         "embedding": parameters.embedding(shape, rows),
         "dense": parameters.layer(shape, dense=True),
         "experts": parameters.layer(shape, dense=False),
         "head": head,
     }
+    each |= {windowed: each[role] for role, windowed in WINDOWED.items()}
     own = layout.expert * layout.expert_tensor
     return {
         role: Held(
@@ -97,8 +98,8 @@ def _cost(case: Case, role: Role) -> DividedCost:
     elif role == "head":
         times, collectives = head_times(case), head_collectives(case)
     else:
-        dense = role == "dense"
-        pieces = block(case, dense=dense)
+        dense = is_dense(role)
+        pieces = block(case.windowed() if is_windowed(role) else case, dense=dense)
         times, collectives = times_of(case, pieces), collectives_of(pieces)
         modules = module_costs(case, pieces, kept_by_modules(case.shape, case.layout, dense=dense))
     return DividedCost(

@@ -14,15 +14,12 @@ from penstock.schemas.transformers.shape import Experts, TransformerShape
 from penstock.shapes.costs.case import Case
 from penstock.shapes.costs.layers import costs_of
 from penstock.shapes.layout import Layout
-from penstock.shapes.roles import Role
+from penstock.shapes.roles import WINDOWED, Role, is_dense, roles_of
 
 _BF16, _FP32, _INT64, _MASK = 2, 4, 8, 1
 _GEMMA = ("gemma", "gemma2", "gemma3_text")
 _GIVEN_ON = ("deepseek_v2", "deepseek_v3")
 """Whose router works in fp32, as torchtitan's."""
-
-
-_BLOCKS: tuple[tuple[Role, str], ...] = (("dense", "a block without experts"), ("experts", "a block with experts"))
 
 
 class _At(NamedTuple):
@@ -54,9 +51,10 @@ def explained(values: Mapping[str, Any], shape: TransformerShape, facts: DeviceF
     """A sentence for each role of block: how much more or less it keeps on one GPU, by operators of 0.05 % and more."""
     found = []
     known = costs_of(Case(shape, Layout(framework="torch"), facts))
-    for role, name in _BLOCKS:
-        if role not in known:
-            continue
+    firsts: dict[str, Role] = {}
+    for role in roles_of(shape)[1:-1]:
+        firsts.setdefault(f"a block with{'out' if is_dense(role) else ''} experts", role)
+    for name, role in firsts.items():
         whole = known[role].stash_bytes
         parts = sorted(kept_by_the_library(values, shape, role).items(), key=lambda part: -abs(part[1]))
         total = sum(size for _, size in parts) / whole
@@ -69,6 +67,16 @@ def explained(values: Mapping[str, Any], shape: TransformerShape, facts: DeviceF
 def _per_token(of: Callable[[_At], int], *roles: Role) -> Callable[[_At], int]:
     """``of`` times the tokens of a sample, in layers of these roles."""
     return lambda at: of(at) * at.shape.sequence_length if at.role in roles else 0
+
+
+def _of_blocks(of: Callable[[_At], int]) -> Callable[[_At], int]:
+    """The same in all blocks."""
+    return _per_token(of, "dense", "experts", *WINDOWED.values())
+
+
+def _of_experts(of: Callable[[_At], int]) -> Callable[[_At], int]:
+    """The same in blocks with experts."""
+    return _per_token(of, "experts", WINDOWED["experts"])
 
 
 def _rotary(at: _At) -> int:
@@ -144,7 +152,7 @@ def _router_input(at: _At) -> int:
 
 def _router_weight(at: _At) -> int:
     """Its copy in fp32, the same for all tokens."""
-    if at.role != "experts" or at.family not in _GIVEN_ON:
+    if at.role not in ("experts", WINDOWED["experts"]) or at.family not in _GIVEN_ON:
         return 0
     return _FP32 * at.shape.hidden * _experts(at).number
 
@@ -192,19 +200,19 @@ def _returned(at: _At) -> int:
 
 OPERATORS: Operators = {
     "numbers of positions": _per_token(lambda at: _INT64 if at.shape.positions else 0, "embedding"),
-    "rotary positions": _per_token(_rotary, "dense", "experts"),
-    "norms": _per_token(_norms, "dense", "experts", "head"),
+    "rotary positions": _of_blocks(_rotary),
+    "norms": _per_token(_norms, "dense", "experts", *WINDOWED.values(), "head"),
     "weights of norms": _weights_of_norms,
-    "norms of heads": _per_token(_norms_of_heads, "dense", "experts"),
-    "result of attention": _per_token(_result_of_attention, "dense", "experts"),
-    "one product for queries, keys and values": _per_token(_one_product, "dense", "experts"),
-    "GELU": _per_token(_gelu, "dense", "experts"),
-    "input of the router": _per_token(_router_input, "experts"),
+    "norms of heads": _of_blocks(_norms_of_heads),
+    "result of attention": _of_blocks(_result_of_attention),
+    "one product for queries, keys and values": _of_blocks(_one_product),
+    "GELU": _of_blocks(_gelu),
+    "input of the router": _of_experts(_router_input),
     "weight of the router": _router_weight,
-    "choice of experts": _per_token(_choice, "experts"),
-    "groups of experts": _per_token(_groups, "experts"),
-    "weights of the chosen": _per_token(_normalised, "experts"),
-    "activation of experts": _per_token(_activation, "experts"),
-    "copies that come back": _per_token(_returned, "experts"),
+    "choice of experts": _of_experts(_choice),
+    "groups of experts": _of_experts(_groups),
+    "weights of the chosen": _of_experts(_normalised),
+    "activation of experts": _of_experts(_activation),
+    "copies that come back": _of_experts(_returned),
 }
 """By name, in a layer's order."""

@@ -8,7 +8,7 @@ from fractions import Fraction
 from penstock.shapes.activations import before_scores, context_buffers, norm_kept, per_token
 from penstock.shapes.costs.case import Case
 from penstock.shapes.memory import LOGITS, dummy_bytes
-from penstock.shapes.roles import Role, roles_of
+from penstock.shapes.roles import Role, is_dense, roles_of
 
 _IDS = 8
 """Bytes of a token's number."""
@@ -29,7 +29,7 @@ def stash_bytes(case: Case, role: Role) -> int:
     if role == "head":
         kept = _IDS + scale * before_scores(shape, layout) + LOGITS[layout.framework].kept * case.outputs
         return math.ceil(case.tokens * kept)
-    return math.ceil(case.tokens * scale * per_token(shape, layout, dense=role == "dense").kept)
+    return math.ceil(case.tokens * scale * per_token(shape, layout, dense=is_dense(role)).kept)
 
 
 def workspace_bytes(case: Case, role: Role) -> int:
@@ -43,7 +43,7 @@ def workspace_bytes(case: Case, role: Role) -> int:
     shape, layout = case.shape, case.layout
     block = roles_of(shape)[-2] if role == "head" else role
     outputs = (shape.outputs or case.rows) if role == "head" else None
-    dummies = dummy_bytes(shape, layout, kinds=[block == "dense"], outputs=outputs) * case.width // 2
+    dummies = dummy_bytes(shape, layout, kinds=[is_dense(block)], outputs=outputs) * case.width // 2
     if role == "head":
         return dummies + math.ceil(case.tokens * LOGITS[layout.framework].again * case.outputs)
     return dummies + math.ceil(case.tokens * Fraction(case.width, 2) * context_buffers(shape, layout))
