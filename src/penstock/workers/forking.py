@@ -67,7 +67,8 @@ class Forking:
     """Forks children as they are asked for over ``control``, and takes ``steps`` meanwhile."""
 
     def __init__(self, control: socket.socket, watch: int, steps: Iterator[Step]) -> None:
-        self._control, self._watch, self._steps = control, watch, steps
+        self._control, self._steps = control, steps
+        self._watch: int | None = watch
         self._running: dict[int, socket.socket] = {}
         self._apart: int | None = None
         """The child that takes a long step."""
@@ -100,7 +101,7 @@ class Forking:
                     self._warm_up()
 
     def _warm_up(self) -> None:
-        """Take the next step; after the last one share what was loaded, and have children end before this process."""
+        """Take the next step; after the last one share what was loaded."""
         try:
             step = next(self._steps, None)
             if step is not None and step.apart:
@@ -116,7 +117,16 @@ class Forking:
     def _end_warm_up(self) -> None:
         self._is_warm = True
         _share()
-        os.close(self._watch)
+        self._outlive_service()
+
+    def _outlive_service(self) -> None:
+        """From here on notice the end of the service between steps, and end the children with all that they started.
+
+        The kernel, which would end this process at once, ends children with it, but not what they have started.
+        """
+        if self._watch is not None:
+            os.close(self._watch)
+            self._watch = None
 
     def _forked_for(self, step: Step) -> int:
         parent = os.getpid()
@@ -138,7 +148,7 @@ class Forking:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for end in (self._control, self._wake, self._waker, *self._running.values()):
             end.close()
-        if not self._is_warm:
+        if self._watch is not None:
             os.close(self._watch)
 
     def _fork(self) -> bool:
@@ -150,6 +160,7 @@ class Forking:
         if not message:
             return False
         pipe, status = (socket.socket(fileno=fd) for fd in descriptors)
+        self._outlive_service()
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:

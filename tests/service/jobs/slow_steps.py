@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from penstock.solvers.solve.warm import Step
+from penstock.workers import forks
+from penstock.workers.child import die_with
 
 
 def endless() -> Iterator[Step]:
@@ -16,9 +22,23 @@ def endless() -> Iterator[Step]:
     raise AssertionError("the step before has ended")
 
 
+def starting() -> Iterator[Step]:
+    """Compile for ever, and let children start a process instead of a task."""
+    forks.serve_and_exit = _start
+    yield from endless()
+
+
 def failing() -> Iterator[Step]:
     """Fail at the first step."""
     yield Step(lambda: 1 // 0)
+
+
+def _start(pipe: socket.socket, parent: int) -> NoReturn:
+    die_with(parent)
+    started = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    Path(f"{os.environ['PIDS_FILE']}-started").write_text(str(started.pid))
+    while True:
+        signal.pause()
 
 
 def _pause() -> None:

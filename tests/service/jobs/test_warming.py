@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -36,11 +37,7 @@ def test_what_takes_long_holds_no_child_up_and_ends_with_the_forkserver(
     started: Callable[[str], Forkserver], tmp_path: Path
 ) -> None:
     forkserver = started("endless")
-    until = time.monotonic() + LIMIT_S
-    while not (tmp_path / "pids").exists() or not (tmp_path / "pids").read_text():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    compiling = psutil.Process(int((tmp_path / "pids").read_text()))
+    compiling = written(tmp_path / "pids")
     for _ in range(2):
         child = forkserver.spawn()
         child.pipe.close()
@@ -49,6 +46,36 @@ def test_what_takes_long_holds_no_child_up_and_ends_with_the_forkserver(
     assert compiling.is_running()
     forkserver.stop()
     assert psutil.wait_procs([compiling], LIMIT_S)[1] == []
+
+
+def test_what_children_have_started_ends_with_a_service_that_dies_before_all_is_warm(
+    started: Callable[[str], Forkserver], tmp_path: Path
+) -> None:
+    """As the kernel does when a process is killed: its pipes and sockets close, and nothing is said."""
+    forkserver = started("starting")
+    written(tmp_path / "pids")
+    child = forkserver.spawn()
+    beyond = written(tmp_path / "pids-started")
+    try:
+        assert forkserver._process is not None
+        assert forkserver._process.stdin is not None
+        assert forkserver._control is not None
+        forkserver._process.stdin.close()
+        forkserver._control.close()
+        assert psutil.wait_procs([beyond], LIMIT_S)[1] == []
+    finally:
+        child.close()
+        with suppress(psutil.NoSuchProcess):
+            beyond.kill()
+
+
+def written(path: Path) -> psutil.Process:
+    """The process whose id is written to a file."""
+    until = time.monotonic() + LIMIT_S
+    while not path.exists() or not path.read_text():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return psutil.Process(int(path.read_text()))
 
 
 def test_a_warm_up_that_fails_costs_no_child(
