@@ -31,6 +31,7 @@ NEEDED = {
 TESTS = (
     "tests/layouts/referees/test_megatron_core.py",
     "tests/layouts/referees/test_megatron_legality.py",
+    "tests/layouts/referees/test_megatron_flags.py",
     "tests/layouts/referees/test_torchtitan_split.py",
     "tests/layouts/referees/test_torchtitan_degrees.py",
     "tests/layouts/referees/test_torchtitan_models.py",
@@ -45,6 +46,7 @@ TESTS = (
 NAMES = {
     "test_megatron_core": "megatron-core",
     "test_megatron_legality": "megatron-core",
+    "test_megatron_flags": "megatron-core",
     "test_torchtitan_split": "torchtitan",
     "test_torchtitan_degrees": "torchtitan",
     "test_torchtitan_models": "torchtitan",
