@@ -18,21 +18,27 @@ WRITTEN_FOR = {
     "torchtitan": ("0.2.2", "0.3.0"),
     "deepspeed": ("0.19.8",),
     "ray": ("2.60.0",),
+    "common-expression-language": ("0.10.0",),
 }
-"""The releases that layouts are written for, and of Ray, that jobs are."""
+"""The releases that layouts are written for, and of Ray, that jobs are; an evaluator of Kubernetes' rules."""
 OTHERS = "PENSTOCK_TRAINER_RELEASES"
 """The variable that names others to tests."""
-NEEDED = {"deepspeed": ("hjson", "py-cpuinfo", "einops")}
+NEEDED = {
+    "deepspeed": ("hjson", "py-cpuinfo", "einops"),
+    "common-expression-language": ("prompt-toolkit", "wcwidth"),
+}
 """What a trainer imports at once and Penstock's own environment lacks."""
 TESTS = (
     "tests/layouts/referees/test_megatron_core.py",
     "tests/layouts/referees/test_megatron_legality.py",
+    "tests/layouts/referees/test_megatron_flags.py",
     "tests/layouts/referees/test_torchtitan_split.py",
     "tests/layouts/referees/test_torchtitan_degrees.py",
     "tests/layouts/referees/test_torchtitan_models.py",
     "tests/layouts/test_torch_orders.py",
     "tests/layouts/referees/test_deepspeed_modules.py",
     "tests/manifests/test_ray_runs.py",
+    "tests/manifests/test_limits.py",
     "tests/convert/test_torch_csv.py::test_torch_validates_and_lowers_what_is_exported",
     "tests/convert/test_torch_csv.py::test_pytorchs_runtime_loads_the_rows_of_replicas_and_of_what_recomputes",
     "tests/executor/run/test_torch_runtime.py",
@@ -40,11 +46,13 @@ TESTS = (
 NAMES = {
     "test_megatron_core": "megatron-core",
     "test_megatron_legality": "megatron-core",
+    "test_megatron_flags": "megatron-core",
     "test_torchtitan_split": "torchtitan",
     "test_torchtitan_degrees": "torchtitan",
     "test_torchtitan_models": "torchtitan",
     "test_deepspeed_modules": "deepspeed",
     "test_ray_runs": "ray",
+    "test_limits": "common-expression-language",
     "test_torch_orders": "torch",
     "test_torch_csv": "torch",
     "test_torch_runtime": "torch",

@@ -40,7 +40,8 @@ class Drawn:
     which differs from stage after stage where there are several ranks and replicas. ``sharding``: gradients, or
     parameters too, are sharded over the replicas, as is judged where these are all GPUs of the cluster;
     ``counted_whole``: what is said where they are not, and are counted whole. ``degrees``: GPUs that share a layer;
-    ``named``: how the file has each of them; ``modules``: those that every layer recomputes; ``sequence_parallel``:
+    ``named``: how the file has each of them, by place; ``sized``, ``launched``: likewise ranks and batch, and what says
+    how many processes start; ``modules``: those that every layer recomputes; ``sequence_parallel``:
     whether activations between layers are split too. None: not said.
     """
 
@@ -61,6 +62,8 @@ class Drawn:
     counted_whole: str = ""
     degrees: Degrees = ONE
     named: tuple[tuple[str, str], ...] = ()
+    sized: tuple[tuple[str, str], ...] = ()
+    launched: tuple[tuple[str, str], ...] = ()
     modules: Modules = ()
     sequence_parallel: bool | None = None
     assumptions: tuple[str, ...] = ()
@@ -148,10 +151,12 @@ def placed(problem: Problem, within: Within, drawn: Drawn, world: Sequence[int])
 
     Raises InvalidDocument where devices, ranks, batch and micro-batches do not fit each other.
     """
-    devices = len(world)
+    devices, each = len(world), len(problem.gpus(0))
     if drawn.ranks > devices or devices % drawn.ranks:
+        several = f"{devices * each} GPUs in groups of {each}, which is {devices} groups," if each > 1 else ""
         raise wrong(
-            f"{devices} devices cannot be {drawn.ranks} pipeline ranks with equally many replicas",
+            f"{several or f'{devices} devices'} cannot be {drawn.ranks} pipeline ranks with equally many replicas"
+            f"{_other_size(problem, drawn, world)}",
             "the nodes that the job runs on (--nodes), or another pipeline size",
         )
     replicas = devices // drawn.ranks
@@ -167,7 +172,7 @@ def placed(problem: Problem, within: Within, drawn: Drawn, world: Sequence[int])
         raise wrong(
             f"a global batch of {problem.batch_samples} samples is no multiple of {rows} samples × "
             f"{replicas * problem.samples_per_row} "
-            "replicas: micro-batches would not be equal",
+            f"replicas: micro-batches would not be equal{_other_size(problem, drawn, world)}",
             "another micro-batch size (--micro-batch-size) or global batch size",
         )
     if drawn.other_order:
@@ -203,9 +208,8 @@ def by_hand(problem: Problem, allocation: Allocation, orders: Orders, overlap: b
 def differing(problem: Problem, within: Within, drawn: Drawn, world: Sequence[int]) -> tuple[str, ...]:
     """What the layout's own numbers say otherwise than what is judged. Raises InvalidDocument for contradictions."""
     said = []
-    gpus = len(world) * len(problem.gpus(0))
-    if drawn.processes not in (None, gpus):
-        said.append(f"its flags start {drawn.processes} devices; judged is a job on {gpus}")
+    if other := _other_size(problem, drawn, world):
+        said.append(other.removeprefix("; "))
     said += _not_judged(problem, drawn)
     if drawn.local_rows is not None:
         replicas = len(world) // drawn.ranks
@@ -223,6 +227,23 @@ def differing(problem: Problem, within: Within, drawn: Drawn, world: Sequence[in
                 "(gradient accumulation); judged is one of them all, which waits less"
             )
     return tuple(said)
+
+
+def _other_size(problem: Problem, drawn: Drawn, world: Sequence[int]) -> str:
+    """What to add where the file starts another number of devices than the job has."""
+    gpus = len(world) * len(problem.gpus(0))
+    if drawn.processes in (None, gpus):
+        return ""
+    by = " and ".join(f"{name} ({place})" for name, place in drawn.launched) or "its flags"
+    return f"; {by} start {drawn.processes} devices; judged is a job on {gpus}"
+
+
+def in_file(error: InvalidDocument, source: str, drawn: Drawn) -> InvalidDocument:
+    """An error of a layout that does not fit, with the file, and by line the numbers that the layout has there."""
+    if error.faults:
+        return error
+    faults = tuple(Fault(place, name, "layout") for name, place in (*drawn.sized, *drawn.launched))
+    return InvalidDocument(f"{source}: {error.detail}", faults=faults, remedy=error.remedy)
 
 
 def _not_judged(problem: Problem, drawn: Drawn) -> list[str]:

@@ -13,7 +13,7 @@ from penstock.convert.explanations import to_layout
 from penstock.convert.requests import inline_documents
 from penstock.layouts import deepspeed, ranges
 from penstock.layouts.at_degrees import at_degrees, cells_in
-from penstock.layouts.drawn import Drawn, Reading, by_hand, differing, ordered, placed, world_of, wrong
+from penstock.layouts.drawn import Drawn, Reading, by_hand, differing, in_file, ordered, placed, world_of, wrong
 from penstock.layouts.limits import refuse_beyond
 from penstock.layouts.megatron import reading as megatron
 from penstock.layouts.megatron.flags import NO_GIVEN
@@ -22,6 +22,7 @@ from penstock.layouts.torchtitan import torchtitan
 from penstock.planning.solve import solve
 from penstock.report.words import amount, duration, percent
 from penstock.schemas.api.layouts import LayoutImported, LayoutRequest, Rival
+from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import FP32_GRADIENTS, MemoryModel, PlanRequest, Termination
 from penstock.solvers.bounds.coverage import allowed, features_of, whatever_is_pinned
@@ -146,9 +147,12 @@ def _read(asked: LayoutRequest, request: PlanRequest) -> _Read:
     within = problem.within
     request, problem = at_degrees(request, drawn, asked.source, len(gpus))
     world = cells_in(problem, gpus)
-    allocation = placed(problem, within, drawn, world)
-    orders = ordered(problem, within, drawn, allocation)
-    said = differing(problem, within, drawn, world)
+    try:
+        allocation = placed(problem, within, drawn, world)
+        orders = ordered(problem, within, drawn, allocation)
+        said = differing(problem, within, drawn, world)
+    except InvalidDocument as error:
+        raise in_file(error, asked.source, drawn) from None
     whole = "" if problem.choice is not None and problem.choice.in_one_stage else drawn.counted_whole
     said = (*drawn.assumptions, *said, *([whole] if whole else []))
     return _Read(request, problem, allocation, orders, replace(drawn, counted_whole=whole, assumptions=said))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import PurePath
 
 from penstock.layouts.megatron import reading
@@ -11,7 +12,7 @@ from penstock.layouts.megatron.model import context_kind_said, shape_said
 from penstock.layouts.torchtitan import models, torchtitan
 from penstock.layouts.torchtitan.settings import Settings
 from penstock.planning.documents import computed_profile
-from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.transformers.degrees import ContextKind, Framework
 from penstock.shapes.profiled_degrees import TENSOR_DEGREES, Asked
@@ -28,6 +29,28 @@ def degrees_said(
     if form == "torchtitan":
         return torchtitan.degrees_said(Settings(text, source, given, config))
     return reading.degrees_said(text, source, given, config) if form == "megatron" else Degrees()
+
+
+@contextmanager
+def naming_degrees(
+    form: str, text: str, source: str, given: Mapping[str, str] = NO_GIVEN, config: str | None = None
+) -> Iterator[None]:
+    """What a model cannot have is said of the file's own degrees, by line."""
+    try:
+        yield
+    except UnsupportedRequest as error:
+        if form == "torchtitan":
+            named = torchtitan.degrees_by_place(Settings(text, source, given, config))
+        else:
+            named = reading.degrees_by_place(text, source, given, config)
+        if not named:
+            raise
+        said = f"{source} has {', '.join(name for name, _place in named)}"
+        raise UnsupportedRequest(
+            f"{said}, and no trainer has such a layout: {error.detail}",
+            faults=tuple(Fault(place, name, "degree") for name, place in named),
+            remedy=error.remedy,
+        ) from None
 
 
 def profile_said(
@@ -58,9 +81,10 @@ def profile_said(
     else:
         shape = models.shape_said(Settings(text, source, given, config), source, config)
         kind = "all_gather" if stated.context > 1 else None
-    return computed_profile(
-        shape, TRAINERS[form], device_kinds, asked=asked_for(stated, compare=compare), context_kind=kind
-    )
+    with naming_degrees(form, text, source, given, config):
+        return computed_profile(
+            shape, TRAINERS[form], device_kinds, asked=asked_for(stated, compare=compare), context_kind=kind
+        )
 
 
 def asked_for(stated: Degrees, *, compare: bool) -> Asked:

@@ -62,3 +62,58 @@ def test_a_layout_that_cannot_be_simulated_is_65(
     asked = ["--from", "ranges", "--example", "gpt2-small", "--cluster", "1x2xV100", "-b", "8", "--alone"]
     assert main(["import", "layout", str(layout), *asked]) == 65
     assert "cannot be simulated: no path" in capsys.readouterr().err
+
+
+FLAGS = "pretrain_gpt.py --num-layers 32 --micro-batch-size 1 --global-batch-size 16 \\\n"
+BOTH = FLAGS + "--num-layers-per-virtual-pipeline-stage 2 \\\n--pipeline-model-parallel-layout 'Et*16|t*16L'"
+LARGE = "torchrun --nnodes 2 --nproc-per-node 8 " + FLAGS + "--tensor-model-parallel-size 4"
+
+
+@pytest.mark.parametrize(
+    ("flags", "cluster", "words"),
+    [
+        pytest.param(
+            FLAGS + "--tensor-model-parallel-size 3",
+            "1x6xH100",
+            ["train.sh has --tensor-model-parallel-size 3", "3 does not divide 32", "line 2, column 30"],
+            id="a product that the model cannot have",
+        ),
+        pytest.param(
+            BOTH,
+            "1x8xH100",
+            ["line 2", "--num-layers-per-virtual-pipeline-stage 2", "layout Et*16|t*16L (line 3, column 35)"],
+            id="contradicting flags",
+        ),
+        pytest.param(
+            FLAGS + "--pipeline-model-parallel-size 5",
+            "1x5xH100",
+            ["train.sh", "line 2", "--pipeline-model-parallel-size 5: 32 layers do not share evenly among 5"],
+            id="layers that do not share",
+        ),
+        pytest.param(
+            LARGE + " --pipeline-model-parallel-size 4",
+            "1x8xH100",
+            [
+                "train.sh: the layout does not fit: 8 GPUs in groups of 4, which is 2 groups, cannot be 4",
+                "--nnodes 2 (line 1, column 19) and --nproc-per-node 8",
+                "start 16 devices; judged is a job on 8",
+                "line 2, column 63: --pipeline-model-parallel-size 4",
+            ],
+            id="another size of the cluster",
+        ),
+        pytest.param(
+            FLAGS + "--hidden-size 2048",
+            "1x8xH100",
+            ["train.sh has 1 fault", "line 2, column 15: --hidden-size is 2048; the profile has 4096"],
+            id="another model",
+        ),
+    ],
+)
+def test_bad_input_is_said_with_file_line_flag_and_values(
+    flags: str, cluster: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.sh").write_text(flags)
+    asked = ["--from", "megatron", "--example", "llama-3-8b", "--cluster", cluster, "--alone"]
+    assert main(["import", "layout", str(tmp_path / "train.sh"), *asked]) == 65
+    said = capsys.readouterr().err
+    assert [each for each in words if each not in said] == [], said

@@ -37,7 +37,7 @@ def under(release: str, referee: str, asked: dict[str, Any], tier: str) -> Any:
         text=True,
         check=False,
         env=os.environ | {"PYTHONPATH": str(folder_of(release, tier))},
-        timeout=600,
+        timeout=1800,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.strip().rpartition("\n")[2])

@@ -252,7 +252,7 @@ def _model(
     from penstock.cli.plan.asking import profile_of_options, topology_of_options
     from penstock.examples import catalogue
     from penstock.examples.shapes import SHAPES
-    from penstock.layouts.models import TRAINERS, asked_for, degrees_said, profile_said
+    from penstock.layouts.models import TRAINERS, asked_for, degrees_said, naming_degrees, profile_said
     from penstock.solvers.model.degrees import Degrees
 
     if any(options[name] is not None for name in ("request", "profile")) or form not in TRAINERS:
@@ -271,12 +271,13 @@ def _model(
     if not known or (stated == Degrees() and options["example"] in catalogue.model_names() and form == "torchtitan"):
         return {}
     framework = options["framework"] or TRAINERS[form]
-    made = profile_of_options({**options, "framework": framework}, asked=asked_for(stated, compare=compare))
+    with naming_degrees(form, text, source, given, config):
+        made = profile_of_options({**options, "framework": framework}, asked=asked_for(stated, compare=compare))
     return {"made_profile": made, "example": None, "hf": None, "framework": None}
 
 
 def _own_kernels(options: Mapping[str, Any], asked: PlanRequest) -> str | None:
-    """A line where nobody said which kernels the costs of a transformer are those of."""
+    """A line where no option says which kernels the costs of a transformer are those of."""
     from penstock.schemas.profile import ModelProfile
 
     named = options["example"] or options["hf"]

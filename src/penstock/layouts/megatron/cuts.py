@@ -10,7 +10,7 @@ import re
 from penstock.layouts.files.shell import Value
 from penstock.layouts.megatron.flags import Flags
 from penstock.layouts.megatron.layout_string import read_layout
-from penstock.layouts.megatron.names import LAYOUT, OTHER_STACKS
+from penstock.layouts.megatron.names import LAYOUT, OTHER_STACKS, RANKS
 from penstock.layouts.roles import Roles
 from penstock.schemas.errors import InvalidDocument
 
@@ -101,9 +101,16 @@ def _refuse_both(flags: Flags) -> None:
         if flags.on(name):
             raise flags.wrong(
                 name,
-                f"--{name} together with --{LAYOUT}: Megatron takes one of them",
+                f"--{name}{_after(flags, name)} together with --{LAYOUT}{_after(flags, LAYOUT)} "
+                f"({flags.place(LAYOUT)}): Megatron takes one of them",
                 "leave out the one that does not count",
             )
+
+
+def _after(flags: Flags, name: str) -> str:
+    """A flag's value, after its name; nothing for a switch."""
+    said = flags.value(name)
+    return "" if said is None or said.text.lower() == "true" else f" {said.text[:60]}"
 
 
 def _counts(flags: Flags, layers: int, ranks: int) -> list[int]:
@@ -121,7 +128,8 @@ def _counts(flags: Flags, layers: int, ranks: int) -> list[int]:
     counts[-1] -= loss
     if left:  # a first or last stage without transformer layers holds embedding or head
         accounted = f", embedding and head counted, {layers + embedding + loss}" if embedding or loss else ""
-        raise _uneven(flags, None, f"{layers} layers{accounted} do not share evenly among {ranks * chunks} stages")
+        name = RANKS if RANKS in flags.found else None
+        raise _uneven(flags, name, f"{layers} layers{accounted} do not share evenly among {ranks * chunks} stages")
     return counts
 
 
@@ -158,4 +166,4 @@ def _uneven(flags: Flags, name: str | None, what: str) -> InvalidDocument:
         remedy = f"say it: --given {WITH_EMBEDDING}=true --given {WITH_LOSS}=true, or --given {LAYOUT}=…"
     if name is None:
         return InvalidDocument(f"{flags.source}: {what}", remedy=remedy)
-    return flags.wrong(name, f"--{name}: {what}", remedy)
+    return flags.wrong(name, f"--{name}{_after(flags, name)}: {what}", remedy)

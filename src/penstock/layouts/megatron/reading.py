@@ -40,6 +40,7 @@ from penstock.solvers.model.trainer_limits import Recomputing
 
 _SIZES: tuple[Size, ...] = ("hidden", "heads", "length", "experts", "vocabulary")
 """What the flags of ``SIZES`` say, in their order."""
+LAUNCHER = ("nnodes", "nproc-per-node")
 _LAYOUT_ALONE = re.compile(r"[^\s=:#-]{1,200000}")
 _MODULES: dict[str, Module | None] = {
     "core_attn": None,
@@ -95,6 +96,8 @@ def read(text: str, given: Reading) -> Drawn:
         other_order=flags.on(OTHER_ORDER),
         degrees=stated.degrees,
         named=stated.named,
+        sized=_by_place(flags, (RANKS, GROUP, "micro-batch-size", "global-batch-size")),
+        launched=_by_place(flags, LAUNCHER),
         modules=_modules(flags),
         sequence_parallel=flags.on(SEQUENCE),
         sharding=_FSDP.get(_fully_sharded(flags) or ""),
@@ -112,6 +115,14 @@ def batch_said(text: str, source: str, given: Mapping[str, str] = NO_GIVEN, conf
 def degrees_said(text: str, source: str, given: Mapping[str, str] = NO_GIVEN, config: str | None = None) -> Degrees:
     """The degrees of the flags, for a profile that has costs at them."""
     return _stated(Flags(text, source, given, config), experts=False)
+
+
+def degrees_by_place(
+    text: str, source: str, given: Mapping[str, str] = NO_GIVEN, config: str | None = None
+) -> tuple[tuple[str, str], ...]:
+    """How the flags have degrees above 1, by place."""
+    found = _by_place(Flags(text, source, given, config), DEGREES)
+    return tuple((name, at) for name, at in found if not name.endswith(" 1"))
 
 
 def _alone(text: str, given: Reading) -> Drawn:
@@ -167,11 +178,17 @@ def _modules(flags: Flags) -> tuple[Module, ...]:
 
 def _processes(flags: Flags, given: Reading) -> int | None:
     """Devices that the launcher's flags start: GPUs, or groups of them where a device represents one."""
-    nodes, each = flags.said("nnodes"), flags.said("nproc-per-node")
+    nodes, each = (flags.said(name) for name in LAUNCHER)
     if nodes is None or each is None:
         return None
     tensor, context = (flags.number(name) or 1 for name in DEGREES[:2])
     return nodes * each // (1 if given.gpus == 1 else tensor * context)
+
+
+def _by_place(flags: Flags, names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """How the text has each of these flags whose value can be read."""
+    known = [(name, flags.said(name)) for name in names]
+    return tuple((f"--{name} {value}", flags.place(name)) for name, value in known if value is not None)
 
 
 def _stated(flags: Flags, *, experts: bool) -> Degrees:

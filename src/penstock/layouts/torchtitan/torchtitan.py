@@ -339,6 +339,14 @@ def degrees_said(said: Settings) -> Degrees:
     return Degrees(*dense.values(), *experts.values())
 
 
+def degrees_by_place(said: Settings) -> tuple[tuple[str, str], ...]:
+    """How the settings have degrees above 1, by place."""
+    dense, experts = _groups(said)
+    return tuple(
+        (f"{name} {value}", f"line {said.line(name)}") for name, value in {**dense, **experts}.items() if value > 1
+    )
+
+
 def _gathered(said: Settings) -> str:
     """FSDP under a pipeline: ``fsdp_reshard_after_forward`` does not keep gradients sharded between micro-batches."""
     policy = said.get("parallelism", "fsdp_reshard_after_forward") or "default"

@@ -1,0 +1,131 @@
+"""Manifests within the limits of their CustomResourceDefinitions, whose rules an evaluator of CEL checks."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from limits import CEL, Held, broken, held
+from plans import plan_on
+from repository import ROOT
+from test_kubernetes import EQUAL, KINDS, ODD, RACKS, SITE
+from test_meshes_of_manifests import plan_at_tensor
+
+from penstock.manifests import make
+from penstock.schemas.launch import LaunchSettings
+
+sys.path.append(str(ROOT / "scripts"))
+from trainers import INSTALLED, RELEASES
+
+EVALUATOR = f"common-expression-language-{RELEASES['common-expression-language'][0]}"
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "any": {"nodes": "any"},
+    "odd": ODD,
+    "site": SITE,
+    "again": {"restarts": 2},
+}
+OWN = {"volcano": {"highest_tier": 2, "queue": "training"}, "kueue": {"queue": "gpus"}}
+LEAST = {"trainjob": 60, "pytorchjob": 20, "jobset": 25, "kueue": 25, "volcano": 60}
+"""Values that limits are for, in the manifests of a target: fewer would be a test of nothing."""
+BEYOND = {
+    "minimum": -1,
+    "maxLength": "a" * 2_000_000,
+    "minLength": "",
+    "maxItems": [{}] * 200,
+    "minItems": [],
+    "enum": "Sometimes",
+    "pattern": "1 Gi:",
+}
+"""For each keyword a value that no limit of it allows."""
+
+
+@cache
+def manifests(to: str) -> list[dict[str, Any]]:
+    """The jobs of a target, at degrees and with settings."""
+    found = []
+    for file in (plan_on(EQUAL, switches=RACKS), plan_at_tensor(2), plan_at_tensor(8)):
+        for more in VARIANTS.values():
+            said = {"model": "m:job", "steps": 3, "image": "registry.example/train:1", **OWN.get(to, {}), **more}
+            if to == "trainjob":  # whose runtime restarts
+                said.pop("restarts", None)
+            [written] = make(file, to, LaunchSettings.parse(said))
+            found.append(list(yaml.safe_load_all(written.text))[1])
+    return found
+
+
+def values(to: str) -> list[Held]:
+    return [each for job in manifests(to) for each in held(KINDS[to], job)]
+
+
+@pytest.mark.parametrize("to", KINDS)
+def test_every_value_is_within_its_limits(to: str) -> None:
+    known = [each for each in values(to) if each.keyword != CEL]
+    assert [each[:3] for each in known if broken(each)] == []
+    assert len(known) >= LEAST[to]
+
+
+def replaced(value: Any, path: list[str], by: Any) -> Any:
+    """The value, with another one in the first place of a path."""
+    if not path:
+        return by
+    inner = copy.copy(value)
+    key = path[0] if path[0] != "*" else (0 if isinstance(value, list) else next(iter(value)))
+    inner[key] = replaced(value[key], path[1:], by)
+    return inner
+
+
+@pytest.mark.parametrize("to", KINDS)
+def test_each_limit_refuses_what_is_beyond_it(to: str) -> None:
+    job = manifests(to)[3]
+    known = {(each.path, each.keyword) for each in held(KINDS[to], job) if each.keyword != CEL}
+    for path, keyword in known:
+        changed = replaced(job, path.split("/"), BEYOND[keyword])
+        assert any(broken(each) for each in held(KINDS[to], changed) if each[:2] == (path, keyword)), (path, keyword)
+
+
+def evaluated(rules: list[tuple[str, Any]], tier: str) -> list[Any]:
+    """What an evaluator of CEL says; without one a test is skipped, but in the full tier it fails."""
+    folder = INSTALLED / EVALUATOR
+    if not folder.is_dir():
+        (pytest.fail if tier == "everything" else pytest.skip)(f"{EVALUATOR} is not installed: scripts/trainers")
+    command = [sys.executable, str(Path(__file__).parent / "cel_rules.py")]
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    done = subprocess.run(
+        command, input=json.dumps(rules), capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: list[Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("to", ["trainjob", "jobset", "kueue"])
+def test_rules_in_cel_hold(to: str, pytestconfig: pytest.Config) -> None:
+    """Rules of a change (``oldSelf``) are left out; PyTorchJob and Volcano's Job have no others."""
+    tier = pytestconfig.getoption("tier")
+    rules = [(each.limit, each.value) for each in values(to) if each.keyword == CEL]
+    assert len(rules) >= len(manifests(to))
+    assert set(map(str, evaluated(rules, tier))) == {"True"}
+
+
+def test_rules_in_cel_refuse(pytestconfig: pytest.Config) -> None:
+    tier = pytestconfig.getoption("tier")
+    bad = {
+        "self.metadata.name.matches": {"metadata": {"name": "9-is-no-letter"}},
+        "size(self.metadata.name)": {"metadata": {"name": "a" * 64}},
+        "self >= 1": 0,
+    }
+    known = [each.limit for each in values("trainjob") if each.keyword == CEL]
+    rules = [(next(rule for rule in known if rule.startswith(begin)), value) for begin, value in bad.items()]
+    assert evaluated(rules, tier) == [False] * len(rules)
+    [startup] = {each.limit for each in values("jobset") if each.keyword == CEL}
+    policy = {"startupPolicy": {"startupPolicyOrder": "InOrder"}, "replicatedJobs": [{"dependsOn": []}]}
+    assert evaluated([(startup, policy)], tier) == [False]
