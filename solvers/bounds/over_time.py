@@ -52,8 +52,11 @@ class Before(NamedTuple):
 
 
 def over_time_bound(problem: Problem) -> Bound | None:
-    """Return a bound on the plans of a request that fit into memory; None where an update rule has no flush."""
-    if not problem.update_rules <= {"synchronous"}:
+    """Return a bound on the plans of a request that fit into memory; None where an update rule has no flush.
+
+    None also where no device has room besides a copy of all parameters and states: there is no such plan.
+    """
+    if not problem.update_rules <= {"synchronous"} or not room_bytes(problem):
         return None
     prices = Prices(problem)
     price, whole_ns = prices.best()
