@@ -12,6 +12,7 @@ the forward is over, at a price on the devices' time before, and on the bytes th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -52,14 +53,22 @@ class Before(NamedTuple):
 
 
 def over_time_bound(problem: Problem) -> Bound | None:
-    """Return a bound on the plans of a request that fit into memory; None where an update rule has no flush."""
-    if not problem.update_rules <= {"synchronous"}:
+    """Return a bound on the plans of a request that fit into memory; None where an update rule has no flush.
+
+    None also where no device has room besides a copy of all parameters and states: there is no such plan.
+    """
+    if not problem.update_rules <= {"synchronous"} or not room_bytes(problem):
         return None
-    prices = Prices(problem)
+    bound_ns, method = _largest(Prices(problem))
+    return class_bound(problem, fitting(problem), bound_ns, method)
+
+
+@lru_cache(maxsize=64)
+def _largest(prices: Prices) -> tuple[int, str]:
+    """Return the largest bound found, and its method; the same of choices that differ in their sharding alone."""
     price, whole_ns = prices.best()
     after_ns = prices.after_first_ns(price, whole_ns) if SHORT * prices.first_ns > whole_ns else 0
-    method = OVER_TIME if whole_ns >= after_ns else AFTER_FIRST
-    return class_bound(problem, fitting(problem), max(whole_ns, after_ns), method)
+    return max(whole_ns, after_ns), OVER_TIME if whole_ns >= after_ns else AFTER_FIRST
 
 
 class _Layer(NamedTuple):
@@ -86,15 +95,24 @@ class _Layer(NamedTuple):
 
 
 class Prices:
-    """The bound of every price on bytes times time."""
+    """The bound of every price on bytes times time; equal where all costs are."""
 
     def __init__(self, problem: Problem) -> None:
         self._rows, self._devices = problem.global_batch_size, problem.num_devices
         self._update_ns = int(problem.update_ns[-1])
         self._room = max(1, room_bytes(problem))
-        self._layers = _layers(problem)
+        self._layers, costs = _layers(problem)
         self._stash = np.cumsum([layer.stash_bytes for layer in self._layers])
         self.first_ns = first_slice_ns(problem)
+        self._key = costs, self._rows, self._devices, self._update_ns, self._room, self.first_ns
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether all costs are equal, so that all bounds are."""
+        return isinstance(other, Prices) and self._key == other._key
+
+    def __hash__(self) -> int:
+        """Return a hash of all costs."""
+        return hash(self._key)
 
     def best(self) -> tuple[float, int]:
         """Return the price of the largest bound found, and the bound: it rises up to that price, and falls after it."""
@@ -234,22 +252,22 @@ def _falling(values: np.ndarray) -> np.ndarray:
     return np.concatenate(([True], values[1:] < np.minimum.accumulate(values)[:-1]))
 
 
-def _layers(problem: Problem) -> list[_Layer]:
-    """Return all layers, those that are alike as one object."""
+def _layers(problem: Problem) -> tuple[list[_Layer], tuple[bytes, ...]]:
+    """Return all layers, those that are alike as one object, and what they are made of."""
     sizes = _sizes(problem)
     kinds = sorted({device.kind for device in problem.devices})
     tables = [_table(problem, kind, each) for kind in kinds for each in sizes]
     stacked = np.stack(tables)
     gradients = np.diff(problem.trainable_bytes) * problem.memory.gradient_factor
-    known: dict[bytes, _Layer] = {}
+    known: dict[bytes, tuple[_Layer, bytes]] = {}
     found = []
     for number in range(problem.num_layers):
         values = stacked[:, :, number]
         key = values.tobytes() + int(gradients[number]).to_bytes(8, "little")
         if key not in known:
-            known[key] = _layer(values, int(gradients[number]))
+            known[key] = _layer(values, int(gradients[number])), key
         found.append(known[key])
-    return found
+    return [layer for layer, _key in found], (str(stacked.shape).encode(), *(key for _layer, key in found))
 
 
 _PASSES = 9

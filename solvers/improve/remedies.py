@@ -7,11 +7,13 @@ replicas, a leaner optimizer. Every remedy named was tried: the changed problem 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
+from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.model.network import Cable, Network
 from penstock.solvers.model.problem import Problem
@@ -103,10 +105,11 @@ def _more_devices(problem: Problem) -> Iterator[Remedy]:
         kind = gpus.devices[-1].kind
         plural = "s" if copies > 1 else ""
         wider = extended(gpus, copies)
-        yield Remedy(
-            f"more stages: {copies} more node{plural} like {last!r} ({copies * size} devices of kind {kind!r})",
-            wider if problem.real is None or choice is None else contract(wider, choice),
-        )
+        with suppress(UnsupportedRequest):  # more cells than samples, where all of them share out one stage
+            yield Remedy(
+                f"more stages: {copies} more node{plural} like {last!r} ({copies * size} devices of kind {kind!r})",
+                wider if problem.real is None or choice is None else contract(wider, choice),
+            )
         copies = 2 * copies + 1
 
 

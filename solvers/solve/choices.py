@@ -80,7 +80,8 @@ class Searched:
     """What is known of one choice: the bound on all of its plans, and the result of its best search.
 
     ``gpus``: the request; ``load_ns``: what its load alone takes; ``tightest``: whether no bound is left to be asked;
-    ``far``: whether no plain layout was near the best plan of all choices.
+    ``far``: whether no plain layout was near the best plan of all choices; ``closely``: whether its last search was, so
+    that it tried remedies where it found no plan.
     """
 
     gpus: Problem
@@ -90,6 +91,7 @@ class Searched:
     result: Result | None = None
     tightest: bool = False
     far: bool = False
+    closely: bool = False
     _bound: Bound | None = None
 
     @cached_property
@@ -388,6 +390,7 @@ class Search:
                 self.refused[each.choice] = refused
             return
         each.take(result)
+        each.closely = asked["closely"]
         if each.value_ns is not None and (self.best_ns is None or each.value_ns < self.best_ns):
             self.best = each
 
@@ -468,12 +471,26 @@ class Search:
         late = Status.TIME_LIMIT in statuses or len(known) < len(taken)
         status = Status.INFEASIBLE if proven else Status.TIME_LIMIT if late else Status.NONE_FOUND
         nearest = min(known, key=_by_shortage)
-        assert nearest.result is not None
+        found = self._with_remedy(nearest)
         others = [(each.choice, each.result) for each in known if each is not nearest]
         causes = [f"{choice}: {result.why}" for choice, result in others if result is not None]
         more = f"; and {len(causes) - CAUSES} more choices" if len(causes) > CAUSES else ""
-        why = "; ".join([f"{nearest.choice}: {nearest.result.why}", *causes[:CAUSES]]) + more
-        return replace(nearest.result, status=status, why=why, seconds=self.deadline.seconds, choice=nearest.choice)
+        why = "; ".join([f"{nearest.choice}: {found.why}", *causes[:CAUSES]]) + more
+        return replace(found, status=status, why=why, seconds=self.deadline.seconds, choice=nearest.choice)
+
+    def _with_remedy(self, nearest: Searched) -> Result:
+        """Return the result of the choice that lacks least, with what would help; of no other choice is that asked."""
+        assert nearest.result is not None
+        if nearest.closely or nearest.result.shortage is None or self.deadline.passed:
+            return nearest.result
+        left_s = self.deadline.left_s
+        limit_ns = None if left_s is None else int(1e9 * left_s)
+        with suppress(UnsupportedRequest):  # plans with a flush are not asked for
+            found = driver.solve(
+                nearest.problem, QUICK, time_limit_ns=limit_ns, workers=1, schedule=self.asked.get("schedule", "auto")
+            )
+            return found if found.best is None else nearest.result
+        return nearest.result
 
 
 def _left_out(each: Searched) -> Iterator[str]:

@@ -50,7 +50,8 @@ def solve(
     before that; None: ``thorough``. ``on_incumbent`` is called with every improvement,
     ``on_progress`` with these, bounds, and who is at work. ``workers``: processes for a large request, by default as
     many as processors; the answer does not depend on it. ``known``: a plan that was found before, to be improved on.
-    ``closely``: whether bounds of classes of plans are looked for, and ``auto`` says what would help.
+    ``closely``: whether bounds of classes of plans are looked for, and what would help: remedies where there is no
+    plan, changes of the request where ``auto`` has one.
     Raises ``UnsupportedRequest`` and ``InvalidDocument`` as ``Planner.check`` does, and where the planner cannot take
     the request.
     """
@@ -69,7 +70,7 @@ def solve(
             state.offer(quick.incumbent.best)
     with workers_for(state, 0 if small else workers, one_planner=not row.asks_others) as workforce:
         run(state, rounds(state, row, values), workforce)
-        if state.best is None and state.shortage is not None and state.status is not Status.TIME_LIMIT:
+        if closely and state.best is None and state.shortage is not None and state.status is not Status.TIME_LIMIT:
             run(state, [[Remedy(row.name, values, feasible)]], workforce)
     state.choose_codecs()
     return state.result(why(state, closely=row.asks_others and closely, replanned_by=replanned_by))

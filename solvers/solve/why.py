@@ -175,6 +175,8 @@ def _lacking(state: State, short: Shortage) -> str:
         f"in the nearest one, {need} "
         f"{shortage(short.needed_bytes, short.available_bytes, f'device {problem.devices[short.device].name!r}')}"
     )
+    if not state.setting.closely:
+        return sentence
     if state.remedy:
         return f"{sentence}; this works: {state.remedy}"
     if state.setting.deadline.passed:

@@ -62,10 +62,12 @@ class Rank(NamedTuple):
 class Layout(NamedTuple):
     """A plan that recomputes in one of the ways of even stages, by its number.
 
-    Layouts are simulated in the order of their bound.
+    Layouts are simulated in the order of their bound. Before one is asked what it has to recompute to fit, it ``fits``
+    for all that is known, with as little as may be: no way takes less time.
     """
 
     bound_ns: int
+    fits: bool
     number: int
     way: int
     plan: Allocation
@@ -83,12 +85,23 @@ class Even:
     span: tuple[int, int]
     number: int
 
+    @cached_property
+    def plain(self) -> Layout:
+        """The layout with the least recomputation, whether it fits or not."""
+        plan = self._plan(0)
+        return Layout(least_ns(self.problem, plan), False, self.number, 0, plan, self)
+
+    @cached_property
+    def fitting(self) -> Layout | None:
+        """The layout with as little recomputation as may fit; None: none can."""
+        return self.layout(0)
+
     def layout(self, least: int) -> Layout | None:
         """Return the layout with as little recomputation as may fit, from a number of ``ways`` on; None: none can."""
         for number, way in enumerate(self.ways[least:], least):
             if self._may_fit(way):
                 plan = self._plan(way)
-                return Layout(least_ns(self.problem, plan), self.number, number, plan, self)
+                return Layout(least_ns(self.problem, plan), True, self.number, number, plan, self)
         return None
 
     def _may_fit(self, way: Way) -> bool:
@@ -168,8 +181,8 @@ class Even:
 
 def proposals(problem: Problem, _options: Mapping[str, object]) -> Iterator[Proposal]:
     """Yield the quickest even layouts that fit, the best first; where none does, some that lack the least."""
-    every, layouts = _listed(problem)
-    found = _quickest(problem, list(layouts))
+    every = _listed(problem)
+    found = _quickest(problem, every)
     for trial in found:
         yield _proposal(problem, trial.allocation, trial.orders)
     if found:
@@ -204,26 +217,42 @@ def savings(problem: Problem, layer: int, kinds: frozenset[str], share: int) -> 
 
 def least_layout_ns(problem: Problem) -> int | None:
     """Return a bound on all layouts that may fit, each with as little recomputation as that takes; None: none may."""
-    return min((layout.bound_ns for layout in _listed(problem)[1]), default=None)
+    waiting = _waiting(_listed(problem))
+    return heappop(waiting).bound_ns if _has_fitting(waiting) else None
 
 
 @lru_cache(maxsize=1)
-def _listed(problem: Problem) -> tuple[tuple[Even, ...], tuple[Layout, ...]]:
-    """Return all even stages, and of those that may fit the layouts, whether or not devices are connected."""
-    every = tuple(_every(problem))
-    return every, tuple(layout for even in every if (layout := even.layout(0)) is not None)
+def _listed(problem: Problem) -> tuple[Even, ...]:
+    """Return all even stages."""
+    return tuple(_every(problem))
+
+
+def _waiting(every: tuple[Even, ...]) -> list[Layout]:
+    """Return a heap of layouts, none of which has been asked whether it fits."""
+    waiting = [even.plain for even in every]
+    heapify(waiting)
+    return waiting
+
+
+def _has_fitting(waiting: list[Layout]) -> bool:
+    """Bring to the top the layout of least bound that may fit, if there is one."""
+    while waiting and not waiting[0].fits:
+        fitting = heappop(waiting).even.fitting
+        if fitting is not None:
+            heappush(waiting, fitting)
+    return bool(waiting)
 
 
 def _proposal(problem: Problem, plan: Allocation, orders: Orders) -> Proposal:
     return Proposal(plan, (orders.name,), overlaps=(problem.rules.overlap_all_reduce,), fixed=orders)
 
 
-def _quickest(problem: Problem, waiting: list[Layout]) -> list[Trial]:
+def _quickest(problem: Problem, every: tuple[Even, ...]) -> list[Trial]:
     """Return the quickest layouts that fit, simulated from the least bound on; one that does not makes the next."""
-    heapify(waiting)
+    waiting = _waiting(every)
     found: list[Trial] = []
     spent = 0
-    while waiting:
+    while _has_fitting(waiting):
         layout = heappop(waiting)
         last_ns = found[KEPT - 1].value_ns if len(found) >= KEPT else NEVER_NS
         if layout.bound_ns >= last_ns or (found and spent > MOST_OPERATIONS):
