@@ -12,7 +12,7 @@ from penstock.planning.plan_schedules import schedule_csv
 from penstock.report.bounds import bound_sentence, bound_sentences, widest
 from penstock.report.cluster_map import cluster_map, traffic_table
 from penstock.report.device_names import alike, idle_sentence, times
-from penstock.report.drawing.picture import Picture
+from penstock.report.drawing.picture import Picture, rows_in_words
 from penstock.report.explained import PARTS, SPANS, in_words, path_words, share_name
 from penstock.report.gists import cluster_words, devices_words, some, stages_words
 from penstock.report.memory import fullest, peaks
@@ -53,6 +53,7 @@ def view(file: PlanFile, found: Judged, explained: Explanation, drawn: Picture) 
         "said": list(_said(plan, topology, explained)),
         "bounds": list(bound_sentences(plan)),
         "subtitle": subtitle(plan, topology),
+        "rows_in_words": rows_in_words(plan, drawn),
         "gists": _gists(plan, topology, profile, explained, drawn),
         "in_words": in_words(explained),
         "sentences": explained.sentences,
@@ -70,7 +71,7 @@ def view(file: PlanFile, found: Judged, explained: Explanation, drawn: Picture) 
         "num_devices": len(alike(plan.prediction.devices)),
         "peaks": peaks(drawn),
         "cluster_map": cluster_map(plan, topology, flows),
-        "traffic": traffic_table(flows, [device.name for device in found.problem.devices]),
+        "traffic": traffic_table(plan, flows, [device.name for device in found.problem.devices]),
         "assumptions": [*plan.assumptions, *(a for a in profile.assumptions if a not in plan.assumptions)],
         "has_csv": _has_csv(file),
         "uses": USES,

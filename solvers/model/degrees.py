@@ -9,13 +9,14 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 Sharding = Literal["none", "optimizer", "gradients", "parameters", "parameters_kept"]
-_SHARDED: dict[Sharding, str] = {
+SHARDED: dict[Sharding, str] = {
     "none": "nothing sharded",
     "optimizer": "optimizer sharded",
     "gradients": "gradients sharded",
     "parameters": "parameters sharded",
     "parameters_kept": "parameters sharded and kept",
 }
+"""In words, as every headline and sentence has them."""
 IN_ONE_STAGE: tuple[Sharding, ...] = ("gradients", "parameters")
 """What moves with every micro-batch, and so is planned in one stage, on all GPUs."""
 Phase = Literal["forward", "backward", "step"]
@@ -126,7 +127,7 @@ class Choice(NamedTuple):
         """Return the choice in words, by which bounds name it: ``tensor 8, optimizer sharding``."""
         if self.sharding is None:
             return str(self.degrees)
-        return f"{self.degrees}, {_SHARDED[self.sharding]}"
+        return f"{self.degrees}, {SHARDED[self.sharding]}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,13 @@ from html.parser import HTMLParser
 
 import pytest
 
+from penstock.report.drawing.picture import picture_of_timeline, rows_in_words
 from penstock.report.page import html_report
 from penstock.report.sentences import subtitle, used
-from penstock.schemas.plan import PlanFile
+from penstock.schemas.plan import PlanFile, Stage
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.trace import Trace
+from penstock.schemas.transformers.degrees import Degrees
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.timeline import Timeline
 
@@ -112,3 +114,32 @@ def test_idle_devices_stand_beside_those_that_are_used(file: PlanFile) -> None:
     assert used(file.plan, topology) == used(file.plan, "sha256:0") == "2 stages on 3 devices"
     assert used(file.plan, doubled) == "2 stages on 3 devices; 3 of the cluster's 6 stay idle"
     assert subtitle(file.plan, doubled).startswith(used(file.plan, doubled) + "; a global batch of 2 in ")
+
+
+def test_the_headline_says_what_is_sharded_and_how_many_layers_are_recomputed(file: PlanFile) -> None:
+    """And of many different stages only how many recompute."""
+    stage = file.plan.pipelines[0].stages[0]
+    ranged = stage.model_copy(update={"layers": (0, 7), "recompute": ((0, 0), (3, 4))})
+
+    def said(*stages: Stage) -> str:
+        pipeline = file.plan.pipelines[0].model_copy(update={"stages": stages})
+        changed = {"pipelines": (pipeline,), "degrees": Degrees(), "sharding": "parameters"}
+        return subtitle(file.plan.model_copy(update=changed), "sha256:0").partition("; a global batch")[0]
+
+    assert said(ranged) == "one device, parameters sharded, recomputing 3 of 8 layers"
+    assert said(stage, ranged).endswith(", parameters sharded, recomputing 3 of 8 layers on 1 of 2 stages")
+    many = [ranged.model_copy(update={"recompute": ((0, last),)}) for last in range(5)]
+    assert said(*many).endswith(", recomputing some layers on every stage")
+
+
+def test_a_row_of_many_devices_says_so(file: PlanFile, page: str, problem: Problem, timeline: Timeline) -> None:
+    """Devices that hold a stage together share a row, which has the first one's name."""
+    assert "A row stands for" not in page
+    stages = tuple(
+        stage.model_copy(update={"devices": tuple(f"{name}{k}" for name in stage.devices for k in range(4))})
+        for stage in file.plan.pipelines[0].stages
+    )
+    pipeline = file.plan.pipelines[0].model_copy(update={"stages": stages})
+    plan = file.plan.model_copy(update={"pipelines": (pipeline,)})
+    said = rows_in_words(plan, picture_of_timeline(problem, timeline))
+    assert said == "A row stands for 4 devices that do the same at the same time, and has the name of the first."

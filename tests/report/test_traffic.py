@@ -11,6 +11,7 @@ from penstock.report.cluster_map import cluster_map, traffic_table
 from penstock.report.traffic import traffic
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.transformers.degrees import Degrees
 from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.model.problem import Problem
 
@@ -50,9 +51,22 @@ def test_the_map_has_every_flow(file: PlanFile, problem: Problem) -> None:
     drawn = cluster_map(file.plan, topology, flows)
     assert drawn.count('<path class="flow') == len(flows) == 6
     assert "node0/0 to node0/2: 1 B per global batch (activations 1 B)" in drawn
-    table = traffic_table(flows, [device.name for device in problem.devices])
+    table = traffic_table(file.plan, flows, [device.name for device in problem.devices])
     assert table.count("<tr>") == 1 + len(flows)
     assert " style=" not in drawn + table, "the service's pages allow no inline style"
+
+
+def test_what_moves_within_a_stage_is_said_not_to_be_drawn(file: PlanFile) -> None:
+    """GPUs that share layers exchange more than stages do: no data at all would be untrue."""
+    shared = file.plan.model_copy(update={"degrees": Degrees(tensor=2), "sharding": "parameters"})
+    assert traffic_table(file.plan, (), ()) == "<p>No data is sent between devices.</p>"
+    assert traffic_table(shared, (), ()) == (
+        "<p>No stage sends data to another.</p>"
+        '<p class="hint">What the GPUs of a stage exchange (TP 2, parameters sharded) is part of its computing, not '
+        "drawn.</p>"
+    )
+    only = file.plan.model_copy(update={"sharding": "optimizer"})
+    assert "No data is sent" in traffic_table(only, (), ()), "these are reduced as gradients are, which is drawn"
 
 
 def test_labels_stand_above_all_lines(file: PlanFile, problem: Problem) -> None:

@@ -14,6 +14,8 @@ from penstock.report.traffic import SORTS, Flow
 from penstock.report.words import amount, percent
 from penstock.schemas.plan import Plan
 from penstock.schemas.topology import ClusterTopology, Node
+from penstock.schemas.transformers.degrees import Degrees
+from penstock.solvers.model.degrees import SHARDED
 
 STAGE_COLOURS = 8
 """The number of stage colours (classes s0, s1, …); neighbours differ for every common kind of colour blindness."""
@@ -91,10 +93,15 @@ def _boxes_map(nodes: Sequence[Node], held: Mapping[str, list[int]], flows: Sequ
     )
 
 
-def traffic_table(flows: Sequence[Flow], names: Sequence[str]) -> str:
+def traffic_table(plan: Plan, flows: Sequence[Flow], names: Sequence[str]) -> str:
     """Return a table of the largest flows, as the map draws them. ``names`` of all devices in order."""
+    if within := _exchanged_within(plan):
+        hint = f'<p class="hint">What the GPUs of a stage exchange ({within}) is part of its computing, not drawn.</p>'
+    else:
+        hint = ""
     if not flows:
-        return "<p>No data is sent between devices.</p>"
+        nothing = "No stage sends data to another." if within else "No data is sent between devices."
+        return f"<p>{nothing}</p>{hint}"
     rows = [
         [names[f.source], names[f.target], *(amount(size) for size in (*f.sizes, f.bytes)), percent(f.utilisation)]
         for f in flows[:MAX_FLOW_ROWS]
@@ -106,7 +113,16 @@ def traffic_table(flows: Sequence[Flow], names: Sequence[str]) -> str:
     )
     heads = ["from", "to", *SORTS, "per global batch", "its busiest link is used"]
     shown = table(heads, rows, numeric=range(2, len(heads)))
-    return f"<details><summary>Traffic as a table</summary>{shown}{more}</details>"
+    return f"{hint}<details><summary>Traffic as a table</summary>{shown}{more}</details>"
+
+
+def _exchanged_within(plan: Plan) -> str:
+    """Return what moves among the GPUs of a stage and is part of its times: ``TP 4, parameters sharded``."""
+    degrees = plan.degrees or Degrees()
+    said = [degrees.initials] if degrees.gpus > 1 else []
+    if plan.sharding not in (None, "none", "optimizer"):
+        said.append(SHARDED[plan.sharding])
+    return ", ".join(said)
 
 
 def _box(place: _Place) -> str:

@@ -16,7 +16,7 @@ from penstock.report.device_names import alike, idle_sentence, times
 from penstock.report.drawing.assets import script, style
 from penstock.report.drawing.figure import embedded_figure
 from penstock.report.drawing.payload import Mark, payload
-from penstock.report.drawing.picture import NAMES, Picture, Piece, picture_of_timeline, picture_of_trace
+from penstock.report.drawing.picture import NAMES, Picture, Piece, picture_of_timeline, picture_of_trace, rows_in_words
 from penstock.report.explained import explained, in_words, marks
 from penstock.report.gists import cluster_words, devices_words, some, stages_words
 from penstock.report.memory import fullest, peaks
@@ -80,6 +80,7 @@ def html_report(
             picture,
             marks(explanation, plan, picture) if explanation else (),
             picture_of_trace(trace, plan) if trace is not None else None,
+            rows_in_words(plan, picture),
         ),
         *([explained(explanation)] if explanation is not None else []),
         _stages(plan, profile),
@@ -98,7 +99,7 @@ def _cluster(plan: Plan, topology: ClusterTopology, flows: Sequence[Flow], names
     key = "Numbers and colours are stages; pale squares are idle."
     key += " The thicker a line, the more data it carries." if small else ""
     drawn = f"<figure>{cluster_map(plan, topology, flows)}<figcaption>{key}</figcaption></figure>"
-    drawn += traffic_table(flows, names)
+    drawn += traffic_table(plan, flows, names)
     return part("cluster", "Cluster", cluster_words(plan, topology), drawn, opened=small)
 
 
@@ -142,12 +143,14 @@ def _figures(plan: Plan, trace: Trace | None) -> str:
     return f'<dl class="figures">{cells}</dl>'
 
 
-def _timeline(picture: Picture, path: Sequence[Mark], measured: Picture | None) -> str:
+def _timeline(picture: Picture, path: Sequence[Mark], measured: Picture | None, rows: str | None) -> str:
     """Return the heading, the figure, and the explanation of its marks."""
     title = "Timeline" if measured is None else "Predicted and measured timeline"
     notes = []
     if measured is not None:
         notes.append("Predicted blocks are above the measured ones of the same device; a block shows how they differ.")
+    if rows is not None:
+        notes.append(rows)
     if path:
         notes.append("The critical path is marked in red.")
     if picture.window is not None:

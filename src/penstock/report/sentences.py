@@ -11,7 +11,8 @@ from penstock.report.words import amount, duration, percent, ranges, recomputed
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.transformers.degrees import Degrees, Sharding
 from penstock.solvers.degrees.shares import exposed_share
-from penstock.solvers.model.plan_shape import in_words, is_data_parallel, micro_batches, shape
+from penstock.solvers.model.degrees import SHARDED
+from penstock.solvers.model.plan_shape import MOST_LISTED, in_words, is_data_parallel, micro_batches, shape
 
 if TYPE_CHECKING:
     from penstock.planning.judge import Judgement
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 def subtitle(plan: Plan, topology: ClusterTopology | str) -> str:
     """Return the plan in one line: its shape, the devices it leaves idle, its micro-batches, and its planner."""
     again = "" if plan.degrees is None else f", {_recomputation(plan)}"
+    shared = "" if plan.sharding in (None, "none") else f", {SHARDED[plan.sharding]}"
     return (
-        f"{used(plan, topology)}{again}; a global batch of {plan.global_batch_size} in "
+        f"{used(plan, topology)}{shared}{again}; a global batch of {plan.global_batch_size} in "
         f"{micro_batches(plan.num_micro_batches, plan.micro_batch_size)}; planner {plan.planner}, "
         f"schedule {plan.schedule.name}, {plan.update_rule.replace('_', ' ')} updates"
     )
@@ -144,8 +146,12 @@ def _on_stages(plan: Plan, counted: Callable[[Stage], bool]) -> str | None:
     """Return what the stages that count recompute, and how many of them; None where none counts."""
     stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
     found = Counter(recomputed(stage).replace("full", "all layers") for stage in stages if counted(stage))
+    if len(found) > MOST_LISTED:
+        found = Counter({"some layers": found.total()})
     said = [
-        f"{what} on {'every stage' if number == len(stages) else f'{number} of {len(stages)} stages'}"
+        what
+        if len(stages) == 1
+        else f"{what} on {'every stage' if number == len(stages) else f'{number} of {len(stages)} stages'}"
         for what, number in found.items()
     ]
     return ", ".join(said) or None

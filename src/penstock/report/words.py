@@ -36,11 +36,12 @@ def ranges(numbers: tuple[int, int]) -> str:
 
 
 def recomputed(stage: Stage) -> str:
-    """Return what a stage recomputes: ``none``, ``full``, ``2 ranges``, ``mlp and norm``."""
+    """Return what a stage recomputes: ``none``, ``full``, ``3 of 8 layers``, ``mlp and norm``."""
     if isinstance(stage.recompute, str):
         return stage.recompute
     if isinstance(stage.recompute, tuple):
-        return f"{len(stage.recompute)} ranges"
+        (first, last), held = stage.layers, stage.recompute
+        return f"{sum(high - low + 1 for low, high in held)} of {last - first + 1} layers"
     return " and ".join(stage.recompute.modules)
 
 

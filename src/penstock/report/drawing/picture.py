@@ -306,6 +306,15 @@ def last_traces(trace: Trace) -> list[RankTrace]:
     return [last[number] for number in sorted(last)]
 
 
+def rows_in_words(plan: Plan, picture: Picture) -> str | None:
+    """Return what a row of the picture stands for; None where that is one device."""
+    used = {device for devices in stage_devices(plan) for device in devices}
+    together = len(used) // max(1, len({lane.device for lane in picture.lanes}))
+    if together < 2:
+        return None
+    return f"A row stands for {together:,} devices that do the same at the same time, and has the name of the first."
+
+
 def stage_devices(plan: Plan) -> list[tuple[str, ...]]:
     """Return the devices of each stage number; numbers continue through the pipelines."""
     return [stage.devices for pipeline in plan.pipelines for stage in pipeline.stages]
