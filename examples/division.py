@@ -80,7 +80,7 @@ class OfWords(ParallelStyle):
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        distribute_module(module, device_mesh, _rows)
+        distribute_module(module, device_mesh, partial(_rows, self.src_data_rank))
         divided: Any = module  # whose method torch's types do not let go of
         divided.forward = partial(_looked_up, module, device_mesh)
         return module
@@ -99,12 +99,14 @@ class OfHeads(ParallelStyle):
     """Parameters with a row for each head: a GPU has those of its heads, which are dimension 1 of what is given."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        distribute_module(module, device_mesh, _rows)
+        distribute_module(module, device_mesh, partial(_rows, self.src_data_rank))
         module.register_forward_pre_hook(lambda _, given: DTensor.from_local(given[0], device_mesh, [Shard(1)]))
         module.register_forward_hook(lambda _module, _given, made: made.to_local())
         return module
 
 
-def _rows(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+def _rows(source: int | None, _name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+    """Give the parameters of a module in rows: those of rank ``source``, or where it is None each rank's own."""
     for name, parameter in list(module.named_parameters(recurse=False)):
-        module.register_parameter(name, nn.Parameter(distribute_tensor(parameter, mesh, [Shard(0)])))
+        part = distribute_tensor(parameter, mesh, [Shard(0)], src_data_rank=source)
+        module.register_parameter(name, nn.Parameter(part))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -47,14 +47,20 @@ class Document(Part):
 
         Raises InvalidDocument for free data with numbers that JSON's readers would change.
         """
+        return canonical_object(self.canonical_fields())
+
+    def canonical_fields(self) -> dict[str, bytes]:
+        """The canonical JSON of each field that is present. Raises as ``canonical_json``."""
         try:
-            return rfc8785.dumps(self.model_dump(mode="json", exclude_none=True))
+            return {
+                name: rfc8785.dumps(value) for name, value in self.model_dump(mode="json", exclude_none=True).items()
+            }
         except rfc8785.CanonicalizationError as error:
             raise InvalidDocument(f"{self.kind} has no canonical form: {error}") from None
 
     def content_hash(self) -> str:
         """``sha256:`` and the digest of the canonical JSON: the document's address."""
-        return "sha256:" + hashlib.sha256(self.canonical_json()).hexdigest()
+        return address_of(self.canonical_json())
 
     @classmethod
     def parse(cls, data: Any, *, units: bool = False, origin: str = "") -> Self:
@@ -93,6 +99,16 @@ class Document(Part):
     def text(self) -> str:
         """Indented JSON."""
         return json.dumps(self.model_dump(mode="json", exclude_none=True), indent=1, ensure_ascii=False)
+
+
+def canonical_object(fields: Mapping[str, bytes]) -> bytes:
+    """Return the canonical JSON of an object, given that of its fields, whose names are ASCII."""
+    return b"{%b}" % b",".join(b'"%b":%b' % (name.encode(), fields[name]) for name in sorted(fields))
+
+
+def address_of(canonical_json: bytes) -> str:
+    """Return ``sha256:`` and the digest: the address of a document with this canonical JSON."""
+    return "sha256:" + hashlib.sha256(canonical_json).hexdigest()
 
 
 def unreadable(error: OSError | UnicodeDecodeError) -> str:

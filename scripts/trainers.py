@@ -29,6 +29,7 @@ TESTS = (
     "tests/layouts/referees/test_megatron_legality.py",
     "tests/layouts/referees/test_torchtitan_split.py",
     "tests/layouts/referees/test_torchtitan_degrees.py",
+    "tests/layouts/referees/test_torchtitan_models.py",
     "tests/layouts/test_torch_orders.py",
     "tests/layouts/referees/test_deepspeed_modules.py",
     "tests/manifests/test_ray_runs.py",
@@ -41,6 +42,7 @@ NAMES = {
     "test_megatron_legality": "megatron-core",
     "test_torchtitan_split": "torchtitan",
     "test_torchtitan_degrees": "torchtitan",
+    "test_torchtitan_models": "torchtitan",
     "test_deepspeed_modules": "deepspeed",
     "test_ray_runs": "ray",
     "test_torch_orders": "torch",
@@ -100,9 +102,10 @@ def row(case: ElementTree.Element, releases: dict[str, tuple[str, ...]]) -> tupl
     name, _bracket, parameters = case.get("name", "").removesuffix("]").partition("[")
     trainer = NAMES[case.get("classname", "").rpartition(".")[2]]
     known = releases.get(trainer, (torch_release(),))
-    release = next((each for each in known if parameters and each.startswith(parameters)), known[0])
-    check = name.removeprefix("test_").replace("_", " ")
-    check += f" ({parameters})" if parameters and not release.startswith(parameters) else ""
+    first, _dash, others = parameters.partition("-")
+    release = next((each for each in known if "." in first and each.startswith(first)), known[0])
+    of = others if "." in first and release.startswith(first) else parameters
+    check = name.removeprefix("test_").replace("_", " ") + (f" ({of})" if of else "")
     failed = [each for each in case if each.tag in ("failure", "error", "skipped")]
     return (
         f"{trainer} {release}",

@@ -38,6 +38,11 @@ def positions(count: int, *, device: torch.device | None = None, dtype: torch.dt
     return torch.cat(parts)
 
 
+def whole_length(count: int) -> int:
+    """The positions of the whole sequence of which a layer of this rank is given ``count``."""
+    return count * _entered[-1].degree if _entered else count
+
+
 class Context(TorchFunctionMode):
     """The ranks of ``group``, a process group, share sequences, and this process is one of them.
 

@@ -1,7 +1,7 @@
 """The job of a Hugging Face model: embedding, decoder layers, head with the loss; divided as the library divides them.
 
 The library's own tensor parallelism (``base_model_tp_plan``) leaves whole tensors between layers: it has no sequence
-parallelism. It gathers all scores before the loss.
+parallelism. It gathers all scores before the loss. Sequences and experts are shared as those of other jobs are.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class HuggingFaceJob(SimpleJob):
         config = self._pieces.config
         name = str(values.get("_name_or_path") or values["model_type"])
         super().__init__(name, batch_size=_ANY)
+        self.sequences = ("x",)
         self.vocabulary = int(config.vocab_size)
         longest = getattr(config, "max_position_embeddings", None) or USUAL_LENGTH
         self.length = sequence_length or min(longest, USUAL_LENGTH)
@@ -67,7 +68,7 @@ class HuggingFaceJob(SimpleJob):
                 LayerSpec(
                     f"block.{i}",
                     partial(pieces.block, kind),
-                    parallel=self._divided("block"),
+                    parallel=self._divided("block", kind),
                     modules=pieces.modules(kind),
                 )
                 for i, kind in enumerate(kinds)
@@ -93,8 +94,8 @@ class HuggingFaceJob(SimpleJob):
         """AdamW."""
         return AdamW(params, lr=3e-4)
 
-    def _divided(self, piece: str) -> Any:
-        return partial(_styles, self._pieces, piece)
+    def _divided(self, piece: str, kind: int | None = None) -> Any:
+        return partial(_styles, self._pieces, piece, kind)
 
 
 def job_of(reference: str, directory: Path) -> HuggingFaceJob:
@@ -114,7 +115,8 @@ def job_of(reference: str, directory: Path) -> HuggingFaceJob:
     return HuggingFaceJob(values, sequence_length=int(length) if length else None, origin=repr(name), attention=TRAINED)
 
 
-def _styles(pieces: Pieces, piece: str) -> Mapping[str, ParallelStyle]:
+def _styles(pieces: Pieces, piece: str, kind: int | None) -> Mapping[str, ParallelStyle]:
+    """Of a block, whose ``kind`` is the first layer built alike, with its experts."""
     from torch.distributed.tensor.parallel import ParallelStyle
 
     class OfTheLibrary(ParallelStyle):
@@ -123,4 +125,4 @@ def _styles(pieces: Pieces, piece: str) -> Mapping[str, ParallelStyle]:
         def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
             return divide(module, device_mesh, pieces.styles(piece), pieces.config)
 
-    return {"": OfTheLibrary()}
+    return {"": OfTheLibrary(), **({} if kind is None else pieces.experts(kind))}

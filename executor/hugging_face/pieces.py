@@ -14,6 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from penstock.executor.divided.context import positions, whole_length
+from penstock.executor.divided.division import is_expert
+from penstock.executor.hugging_face.experts import GROUPED, LibraryExperts, grouped, in_parts
 from penstock.schemas.errors import InvalidDocument, MissingExtra, UnsupportedRequest
 
 if TYPE_CHECKING:
@@ -105,6 +108,11 @@ class Pieces:
             if name != "lm_head" and name.startswith(f"{self._layers}.") == inside
         }
 
+    def experts(self, index: int) -> dict[str, LibraryExperts]:
+        """How ranks share out the experts of a decoder layer, by their path in it; empty where it has none."""
+        found = (name for name, part in self.layers[index].named_modules() if _is_experts(part))
+        return {f"base.{self._layers}.0.{name}": LibraryExperts() for name in found}
+
     def modules(self, index: int) -> dict[str, str]:
         """Where in a decoder layer the modules are that plans recompute by themselves.
 
@@ -165,7 +173,8 @@ class Piece(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(samples, positions), or with the hidden width, to (samples, positions, width)."""
-        out: Tensor = self.base(**{self.name: x}, use_cache=False)[0]
+        places = positions(x.shape[1], device=x.device).unsqueeze(0)
+        out: Tensor = self.base(**{self.name: x}, position_ids=places, use_cache=False)[0]
         return out
 
 
@@ -192,11 +201,21 @@ class _Nothing(nn.Module):
 
 
 def divide(piece: nn.Module, mesh: DeviceMesh, styles: Mapping[str, str], config: Any) -> nn.Module:
-    """The piece as the library divides it. Raises ValueError where the library's plan says nothing of it."""
+    """The piece as the library divides it, but for experts that ranks share out already, which get parts of the tokens.
+
+    Raises ValueError where the library's plan says nothing of it.
+    """
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
+    shared = {name.rpartition(".")[0] for name, parameter in piece.named_parameters() if is_expert(parameter)}
+    for name in shared:
+        in_parts(piece.get_submodule(name), mesh)
     modules, parameters = dict(piece.named_modules()), dict(piece.named_parameters())
-    known = {name: style for name, style in styles.items() if name in modules or name in parameters}
+    known = {
+        name: style
+        for name, style in styles.items()
+        if (name in modules or name in parameters) and not {name, name.rpartition(".")[0]} & shared
+    }
     if not known:
         raise ValueError("the library has no tensor-parallel plan for it")
     for name in parameters:
@@ -205,6 +224,13 @@ def divide(piece: nn.Module, mesh: DeviceMesh, styles: Mapping[str, str], config
     piece.config = config
     divided: nn.Module = apply_tensor_parallelism(piece, mesh, known)
     return divided
+
+
+def _is_experts(part: nn.Module) -> bool:
+    """Whether it is a module of experts as the library calls them, with a row of parameters for each."""
+    own = [parameter for _name, parameter in part.named_parameters(recurse=False)]
+    number = getattr(part, "num_experts", None)
+    return len(own) > 1 and all(each.dim() > 1 and len(each) == number for each in own)
 
 
 def _sign(layer: nn.Module) -> tuple[object, ...]:
@@ -224,6 +250,7 @@ def _built(values: Mapping[str, Any], origin: str, attention: str) -> Any:
     """The model on the meta device. Raises MissingExtra without the library, InvalidDocument where it refuses."""
     try:
         from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+        from transformers.integrations.moe import ExpertsInterface
     except ImportError as error:
         raise MissingExtra(
             "tracing a Hugging Face model needs the library transformers", remedy="pip install 'penstock[hf]'"
@@ -233,12 +260,13 @@ def _built(values: Mapping[str, Any], origin: str, attention: str) -> Any:
         raise InvalidDocument(f"{origin} has no 'model_type', so it is no configuration of a Hugging Face model")
     AttentionInterface.register(COSTED, _attention)
     AttentionInterface.register(TRAINED, _exact_attention)
+    ExpertsInterface.register(GROUPED, grouped)
     try:
         config = AutoConfig.for_model(**values)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
             if model._can_set_experts_implementation():
-                model.set_experts_implementation("grouped_mm")
+                model.set_experts_implementation(GROUPED)
             return model
     except Exception as error:
         why = str(error).strip().splitlines()
@@ -285,10 +313,9 @@ def _exact_attention(
             f"attention of {type(module).__name__} {what}, which is not trained here",
             remedy="train it with the library, or plan without running",
         )
-    positions = query.shape[-2]
-    if sliding_window is None or sliding_window >= positions:
+    if sliding_window is None or sliding_window >= whole_length(query.shape[-2]):
         return _attention(module, query, key, value, attention_mask, scaling, dropout)
-    place = torch.arange(positions, device=query.device)
+    place = torch.arange(query.shape[-2], device=query.device)
     ahead = place[:, None] - place
     out = functional.scaled_dot_product_attention(
         *(query, key, value),

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.metadata import version
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ import sqlalchemy as sa
 from pydantic import ValidationError
 
 from penstock.schemas.api.jobs import DocumentOut, DocumentPage
-from penstock.schemas.document import OTHER_VERSION, Document, refusal
+from penstock.schemas.document import OTHER_VERSION, Document, address_of, canonical_object, refusal
 from penstock.schemas.errors import InvalidPlan, NotFound
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
@@ -46,6 +47,34 @@ WHERE_TO_POST = {
 
 
 WHERE_IT_IS = {"profile": "/v1/profiles", "topology": "/v1/topologies"}
+
+Rows = Mapping[str, tuple[Document, bytes]]
+"""Documents by their addresses, each with its body."""
+
+
+@dataclass(frozen=True)
+class Filed:
+    """A request as it is stored: each of its documents written out once.
+
+    ``address`` is its content hash, with profile and topology inline; its own body names them by their addresses.
+    """
+
+    address: str
+    profile: str
+    documents: Rows
+
+    @classmethod
+    def of(cls, request: PlanRequest) -> Filed:
+        """File a request whose profile and topology are inline."""
+        assert isinstance(request.profile, ModelProfile)
+        assert isinstance(request.topology, ClusterTopology)
+        parts: dict[str, Document] = {"profile": request.profile, "topology": request.topology}
+        bodies = {name: part.canonical_json() for name, part in parts.items()}
+        addresses = {name: address_of(body) for name, body in bodies.items()}
+        fields = request.model_copy(update=addresses).canonical_fields()
+        address = address_of(canonical_object(fields | bodies))
+        stored = {addresses[name]: (parts[name], bodies[name]) for name in parts}
+        return cls(address, addresses["profile"], {**stored, address: (request, canonical_object(fields))})
 
 
 class Stores:
@@ -82,22 +111,17 @@ class Store:
     def put(self, document: Document) -> str:
         """Keep a document; return its address."""
         body = document.canonical_json()
-        address = "sha256:" + hashlib.sha256(body).hexdigest()
+        address = address_of(body)
         self._insert({address: (document, body)})
         return address
 
-    def put_request(self, request: PlanRequest, address: str) -> str:
-        """Keep a request with inline documents under ``address``, its content hash; return its profile's address."""
-        assert isinstance(request.profile, ModelProfile)
-        assert isinstance(request.topology, ClusterTopology)
-        parts = {"profile": request.profile, "topology": request.topology}
-        rows: dict[str, tuple[Document, bytes]] = {}
-        for part in parts.values():
-            body = part.canonical_json()
-            rows["sha256:" + hashlib.sha256(body).hexdigest()] = (part, body)
-        referring = request.model_copy(update=dict(zip(parts, rows, strict=True)))
-        self._insert({**rows, address: (request, referring.canonical_json())})
-        return next(iter(rows))
+    def keep(self, filed: Filed) -> None:
+        """Keep a request with its documents."""
+        self._insert(filed.documents)
+
+    def keep_in(self, filed: Filed, connection: sa.Connection) -> None:
+        """Keep a request with its documents, in a writing transaction."""
+        self._insert_in(connection, filed.documents)
 
     def body(self, kind: str, address: str) -> bytes:
         """The canonical JSON at an address. Raises NotFound naming what to POST first."""
@@ -180,9 +204,8 @@ class Store:
 
     def answer(self, cache_key: str) -> bytes | None:
         """Return the finished job that answers a request as the JSON to send, or None if it was never asked before."""
-        query = sa.select(answers.c.body).where(self._mine(answers), answers.c.cache_key == cache_key)
         with self._database.read() as connection:
-            body = connection.scalar(query)
+            body = connection.scalar(_ANSWER, {"tenant": self.tenant, "cache_key": cache_key})
         return None if body is None else bytes(body)
 
     def _file_body(self, plan: bytes, request_address: str) -> bytes:
@@ -197,29 +220,29 @@ class Store:
             rest[1:],
         )
 
-    def _insert(self, rows: dict[str, tuple[Document, bytes]]) -> None:
+    def _insert(self, rows: Rows) -> None:
         with self._database.read() as connection:
-            old = rows.keys() - self._known(connection, rows, sa.not_(stored_before(now_ms() - FRESH_MS)))
-        if not old:
-            return
-        with self._database.write() as connection:
-            known = self._known(connection, old)
-            if known:
-                here = sa.and_(self._mine(documents), documents.c.hash.in_(known))
-                connection.execute(documents.update().where(here).values(used_ms=now_ms()))
-            if new := sorted(old - known):
-                insert = documents.insert().values(created_ms=now_ms())
-                connection.execute(insert, [self._row(address, *rows[address]) for address in new])
+            is_stale = self._known(connection, rows)
+        if rows.keys() - is_stale.keys() or any(is_stale.values()):
+            with self._database.write() as connection:
+                self._insert_in(connection, rows)
+
+    def _insert_in(self, connection: sa.Connection, rows: Rows) -> None:
+        is_stale = self._known(connection, rows)
+        if stale := [address for address, stale in is_stale.items() if stale]:
+            here = sa.and_(self._mine(documents), documents.c.hash.in_(stale))
+            connection.execute(documents.update().where(here).values(used_ms=now_ms()))
+        if new := sorted(rows.keys() - is_stale.keys()):
+            connection.execute(_NEW, [self._row(address, *rows[address]) for address in new])
 
     def _row(self, address: str, document: Document, body: bytes) -> dict[str, Any]:
         row: dict[str, Any] = {"tenant": self.tenant, "hash": address, "kind": document.kind, "body": body}
         return row | {"name": _name(document), "size_bytes": len(body)}
 
-    def _known(
-        self, connection: sa.Connection, addresses: Iterable[str], *conditions: sa.ColumnElement[bool]
-    ) -> set[str]:
-        query = sa.select(documents.c.hash).where(self._mine(documents), documents.c.hash.in_(list(addresses)))
-        return set(connection.scalars(query.where(*conditions)))
+    def _known(self, connection: sa.Connection, rows: Rows) -> dict[str, bool]:
+        """Return those of the addresses under which something is stored, and whether it was last stored long ago."""
+        found = connection.execute(_KNOWN, {"tenant": self.tenant, "addresses": list(rows)})
+        return {row.hash: bool(row.is_stale) for row in found}
 
     def _mine(self, table: sa.Table) -> sa.ColumnElement[bool]:
         return table.c.tenant == self.tenant
@@ -248,6 +271,15 @@ def _of_another_version(kind: type[Document], body: bytes, error: ValidationErro
 def stored_before(ms: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
     """Return whether a document was last stored before a moment."""
     return sa.func.coalesce(documents.c.used_ms, documents.c.created_ms) < ms
+
+
+_KNOWN = sa.select(documents.c.hash, stored_before(now_ms() - FRESH_MS).label("is_stale")).where(
+    documents.c.tenant == sa.bindparam("tenant"), documents.c.hash.in_(sa.bindparam("addresses", expanding=True))
+)
+_NEW = documents.insert().values(created_ms=now_ms())
+_ANSWER = sa.select(answers.c.body).where(
+    answers.c.tenant == sa.bindparam("tenant"), answers.c.cache_key == sa.bindparam("cache_key")
+)
 
 
 def _name(document: Document) -> str | None:

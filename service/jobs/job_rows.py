@@ -37,6 +37,10 @@ def record_event(connection: sa.Connection, job_id: str, kind: str, data: dict[s
     )
 
 
+FIRST_EVENT = job_events.insert().values(sequence=1, at_ms=now_ms())
+"""That of a new job."""
+
+
 def job_out(row: Any) -> JobOut:
     """Return a row as the document to send, with its result if the row has that column."""
     job_id, result = row["id"], row.get("result")

@@ -6,7 +6,9 @@ with the rows is in ``leases``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,7 +19,7 @@ from penstock.schemas.plan import Plan
 from penstock.service.db.database import Database
 from penstock.service.db.tables import ACTIVE, answers, iso, job_events, jobs, now_ms
 from penstock.service.http.requests.idempotency import Note
-from penstock.service.jobs.job_rows import BRIEF, IS_ACTIVE, job_out, new_id, record_event
+from penstock.service.jobs.job_rows import BRIEF, FIRST_EVENT, IS_ACTIVE, job_out, new_id, record_event
 from penstock.service.logs import request_id
 
 MIN_PRIORITY, MAX_PRIORITY = -100, 100
@@ -29,7 +31,8 @@ RETRY_AFTER_S = 5
 class NewJob:
     """A job to queue. ``key_id`` requests it and may have ``max_queued`` waiting jobs; higher priorities go first.
 
-    ``note`` is called with the id of the job that answers, in the transaction that queues it.
+    ``note`` is called with the id of the job that answers, in the transaction that queues it, and ``keep`` in that of a
+    new job, to store what it refers to.
     """
 
     request_hash: str
@@ -43,6 +46,7 @@ class NewJob:
     key_id: str | None = None
     max_queued: int | None = None
     note: Note | None = None
+    keep: Callable[[sa.Connection], None] | None = None
 
 
 class JobQueue:
@@ -59,8 +63,7 @@ class JobQueue:
         """
         job_id = new_id()
         with self._database.write() as connection:
-            active = sa.and_(jobs.c.tenant == tenant, jobs.c.cache_key == job.cache_key, IS_ACTIVE)
-            running = connection.scalar(sa.select(jobs.c.id).where(active))
+            running = connection.scalar(_ACTIVE_JOB, {"tenant": tenant, "cache_key": job.cache_key})
             if job.note is not None:
                 job.note(connection, running or job_id)
             if running is not None:
@@ -71,8 +74,10 @@ class JobQueue:
                 )
                 return running, False
             _refuse_more(connection, job)
-            connection.execute(jobs.insert().values(**_row(tenant, job_id, job)))
-            record_event(connection, job_id, "state", {"state": "queued"})
+            if job.keep is not None:
+                job.keep(connection)
+            connection.execute(_NEW_JOB, _row(tenant, job_id, job))
+            connection.execute(FIRST_EVENT, {"job_id": job_id, "kind": "state", "data": {"state": "queued"}})
         return job_id, True
 
     def job(self, tenant: str, job_id: str, *, with_result: bool = True) -> JobOut:
@@ -176,11 +181,21 @@ class JobQueue:
 
     @staticmethod
     def _row(connection: sa.Connection, tenant: str, job_id: str, *columns: sa.ColumnElement[Any]) -> Any:
-        query = sa.select(*columns).where(jobs.c.id == job_id, jobs.c.tenant == tenant)
-        row = connection.execute(query).mappings().first()
+        row = connection.execute(_one_job(*columns), {"id": job_id, "tenant": tenant}).mappings().first()
         if row is None:
             raise NotFound(f"there is no job {job_id!r}", remedy="GET /v1/jobs lists the jobs")
         return row
+
+
+@cache
+def _one_job(*columns: sa.ColumnElement[Any]) -> sa.Select[Any]:
+    return sa.select(*columns).where(jobs.c.id == sa.bindparam("id"), jobs.c.tenant == sa.bindparam("tenant"))
+
+
+_ACTIVE_JOB = sa.select(jobs.c.id).where(
+    jobs.c.tenant == sa.bindparam("tenant"), jobs.c.cache_key == sa.bindparam("cache_key"), IS_ACTIVE
+)
+_NEW_JOB = jobs.insert().values(created_ms=now_ms())
 
 
 def _refuse_more(connection: sa.Connection, job: NewJob) -> None:
@@ -211,7 +226,6 @@ def _row(tenant: str, job_id: str, job: NewJob) -> dict[str, Any]:
         "key_id": job.key_id,
         "request_id": request_id(),
         "limit_ms": job.limit_ms,
-        "created_ms": now_ms(),
         "attempt": 0,
         "lost": 0,
     }

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 
 from penstock.schemas.errors import Conflict, InvalidDocument
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
 from penstock.service import metrics
-from penstock.service.db.store import Store, Stores, cache_key
+from penstock.service.db.store import Filed, Store, Stores, cache_key
 from penstock.service.db.tables import ACTIVE
 from penstock.service.http.requests.idempotency import Note
 from penstock.service.jobs import judging
@@ -67,16 +67,16 @@ class Planning:
         if principal.scopes:
             self._sizes.check(request)
         inline = store.resolve(request)
-        address = inline.content_hash()
-        key = cache_key(address, planner_versions())
+        filed = Filed.of(inline)
+        key = cache_key(filed.address, planner_versions())
         answer = store.answer(key)
         metrics.cache_answers.labels("miss" if answer is None else "hit").inc()
         if answer is not None:
-            return Submitted(answer, address, key)
+            return Submitted(answer, filed.address, key)
         judging.check(inline)
         job = NewJob(
-            request_hash=address,
-            profile_hash=store.put_request(inline, address),
+            request_hash=filed.address,
+            profile_hash=filed.profile,
             cache_key=key,
             limit_ms=self._limit_ms(request),
             planner=request.planner,
@@ -86,9 +86,10 @@ class Planning:
             key_id=principal.key_id,
             max_queued=principal.max_queued,
             note=options.note,
+            keep=partial(store.keep_in, filed),
         )
         job_id, is_new = self._queue.enqueue(principal.tenant, job)
-        return Submitted(None, address, key, job_id, is_new)
+        return Submitted(None, filed.address, key, job_id, is_new)
 
     def _limit_ms(self, request: PlanRequest) -> int:
         limit_ns = request.termination.time_limit_ns
@@ -145,8 +146,10 @@ class TenantPlanning:
 
     def keep(self, file: PlanFile) -> str:
         """Store a plan file; return the plan's hash. Raises InvalidDocument for a plan of another request."""
-        address = file.request.content_hash()
-        if file.plan.request_hash != address:
-            raise InvalidDocument(f"the plan was made for request {file.plan.request_hash}, but comes with {address}")
-        self._store.put_request(file.request, address)
+        filed = Filed.of(file.request)
+        if file.plan.request_hash != filed.address:
+            raise InvalidDocument(
+                f"the plan was made for request {file.plan.request_hash}, but comes with {filed.address}"
+            )
+        self._store.keep(filed)
         return self._store.put(file.plan)

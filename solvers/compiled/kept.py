@@ -1,7 +1,8 @@
 """Where compiled kernels lie on disk, and whether all of them do. Numba is not imported for that.
 
 ``NUMBA_CACHE_DIR`` of the environment names the place. Without it there is one per version of ours in the user's
-cache, whatever the program that uses us has set for numba of its own functions.
+cache, whatever the program that uses us has set for numba of its own functions; all installations of that version
+share it.
 """
 
 from __future__ import annotations
@@ -27,12 +28,29 @@ def place() -> Path | None:
     if given := os.environ.get("NUMBA_CACHE_DIR"):
         return Path(given)
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path(os.environ.get("HOME", "/nonexistent"), ".cache"))
-    found = base / "penstock" / _version_of_kernels()
+    return _made(base / "penstock" / _version_of_kernels())
+
+
+@cache
+def _made(directory: Path) -> Path | None:
+    """Return the directory, made if need be; None where we may not write. Every kernel asks when it is imported."""
     try:
-        found.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
     except OSError:
         return None
-    return found if os.access(found, os.W_OK) else None
+    return directory if os.access(directory, os.W_OK) else None
+
+
+def folder(file: str) -> str | None:
+    """Return the name of the directory, in ``place()``, for the kernels of a source file.
+
+    It is the file's room within the package, wherever that is installed, where ``place()`` is of this version alone.
+    None where it is not, or for a file outside the package: these need a name made of the file's whole path.
+    """
+    if os.environ.get("NUMBA_CACHE_DIR"):
+        return None
+    rooms = Path(file).resolve().parent, Path(penstock.solvers.__path__[0]).resolve()
+    return ".".join(rooms[0].relative_to(rooms[1]).parts) if rooms[0].is_relative_to(rooms[1]) else None
 
 
 def kept() -> tuple[int, Path]:
@@ -56,12 +74,16 @@ def note_all_kept() -> None:
 
 @cache
 def _complete() -> str:
-    """The digest of what numba compiles for: what it is set to, or else this processor and what it can."""
+    """The digest of what numba compiles for: what it is set to, or else this processor and what it can.
+
+    Where installations do not share their kernels (``folder``), the digest is of this one alone.
+    """
     from llvmlite import binding  # type: ignore[import-untyped]
 
     given = os.environ.get("NUMBA_CPU_NAME"), os.environ.get("NUMBA_CPU_FEATURES")
     target = given if any(given) else (binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten())
-    words = "/".join((*(each or "" for each in target), _version_of_kernels()))
+    installed = penstock.solvers.__path__[0] if os.environ.get("NUMBA_CACHE_DIR") else ""
+    words = "/".join((*(each or "" for each in target), _version_of_kernels(), installed))
     return COMPLETE + hashlib.sha256(words.encode()).hexdigest()[:12]
 
 

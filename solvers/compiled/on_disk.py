@@ -13,7 +13,7 @@ from typing import Any
 
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, UserProvidedCacheLocator
 
-from penstock.solvers.compiled.kept import place
+from penstock.solvers.compiled.kept import folder, place
 
 
 class _Place(UserProvidedCacheLocator):
@@ -21,12 +21,12 @@ class _Place(UserProvidedCacheLocator):
 
     def __init__(self, function: Callable[..., Any], file: str) -> None:
         super().__init__(function, file)
-        self._cache_path = os.path.join(str(place()), self.get_suitable_cache_subpath(file))
+        self._cache_path = os.path.join(str(place()), folder(file) or self.get_suitable_cache_subpath(file))
 
     @classmethod
     def from_function(cls, function: Callable[..., Any], file: str) -> Any:
-        """Return the locator, or None where we may not write."""
-        return None if place() is None else super(UserProvidedCacheLocator, cls).from_function(function, file)
+        """Return the locator, or None where we may not write. The directory is made with the first kernel in it."""
+        return None if place() is None else cls(function, file)
 
 
 class _Results(CompileResultCacheImpl):

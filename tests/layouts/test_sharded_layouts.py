@@ -49,6 +49,7 @@ def test_a_plan_is_written_and_read_back(trainer: str, sharding: str) -> None:
     assert back.plan.pipelines == file.plan.pipelines
     assert (back.plan.micro_batch_size, back.plan.num_micro_batches) == (8, 2)
     assert plan_file(back).plan.prediction == file.plan.prediction
+    assert "per global batch of 16 samples" in back.sentences[0]
 
 
 def test_what_a_trainer_has_no_word_for_is_refused() -> None:

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.schemas.document import Document
+from penstock.schemas.document import Document, canonical_object
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
@@ -154,6 +155,16 @@ def test_canonical_json_has_one_address_whatever_the_layout() -> None:
     assert ModelProfile.parse_json(shuffled).content_hash() == profile.content_hash()
     assert ModelProfile.parse_json(profile.canonical_json()) == profile
     assert ModelProfile.parse(a_profile(4)).content_hash() != profile.content_hash()
+
+
+def test_canonical_json_is_that_of_rfc_8785() -> None:
+    """Also where a document is written field by field."""
+    request = PlanRequest.parse({"profile": a_profile(), "topology": a_topology(), "global_batch_size": 4, "seed": 7})
+    for document in (request, request.profile, request.topology):
+        assert isinstance(document, Document)
+        plain = document.model_dump(mode="json", exclude_none=True)
+        assert document.canonical_json() == rfc8785.dumps(plain)
+        assert canonical_object(document.canonical_fields()) == rfc8785.dumps(plain)
 
 
 def test_a_document_is_frozen() -> None:

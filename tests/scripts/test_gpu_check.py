@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 
 import pytest
 import torch
 from gpu_check import Check, Machine, Skipped, checks, main, run_check
 
+from repository import ROOT
+
 from penstock.schemas.errors import RunFailed, UnsupportedRequest
 
+SCRIPTS = ROOT / "scripts"
 HERE = Machine("cpu", 0)
 
 
@@ -50,6 +54,24 @@ def test_checks_without_a_run_say_what_they_measured(capsys: pytest.CaptureFixtu
     assert "GB/s" in said
     assert torch.__version__ in said
     assert "gloo-staged: send" in said
+
+
+def test_every_row_asserts_something() -> None:
+    """Itself, or by a function of its file, or by a refusal that it expects."""
+    tree = ast.parse((SCRIPTS / "gpu_checks.py").read_text(encoding="utf-8"))
+    functions = {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef)}
+    asserting = {"Refusal"}
+    while more := {name for name, one in functions.items() if name not in asserting and _asserts(one, asserting)}:
+        asserting |= more
+    rows = {getattr(check.run, "func", check.run).__name__ for check in checks()}
+    assert rows <= set(functions)
+    assert rows <= asserting, f"nothing could fail these: {sorted(rows - asserting)}"
+
+
+def _asserts(function: ast.FunctionDef, asserting: set[str]) -> bool:
+    inside = list(ast.walk(function))
+    called = {one.func.id for one in inside if isinstance(one, ast.Call) and isinstance(one.func, ast.Name)}
+    return any(isinstance(one, ast.Assert) for one in inside) or bool(called & asserting)
 
 
 def test_names_are_unique() -> None:

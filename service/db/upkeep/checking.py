@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from penstock.schemas.document import address_of
 from penstock.schemas.errors import PenstockError
 from penstock.service.db import migrations
 from penstock.service.db.database import Database
@@ -128,7 +128,7 @@ def _wrong_documents(database: Database) -> Iterator[str]:
             for tenant, address, kind, body in rows:
                 if kind == "plan request":
                     yield from _missing(connection, tenant, address, body)
-                elif "sha256:" + hashlib.sha256(body).hexdigest() != address:
+                elif address_of(body) != address:
                     yield f"{kind} {address} of tenant {tenant!r} has another content than its address says"
         if len(rows) < AT_A_TIME:
             return

@@ -34,15 +34,19 @@ def compared(profile: ModelProfile, roles: Roles | None, said: Mapping[Size, int
     known = known_shape(profile)
     if known is None:
         return _by_activations(profile, roles, said)
-    sizes: dict[Size, int] = {
-        "hidden": known.hidden,
-        "heads": known.heads,
-        "length": known.sequence_length,
-        "vocabulary": known.vocabulary,
-        "experts": 0 if known.experts is None else known.experts.number,
-    }
+    sizes = {**sizes_of(known), "length": known.sequence_length}
     differing = [size for size, value in said.items() if _differ(size, value, sizes[size])]
     return Compared({size: f"the profile has {sizes[size] or 'none'}" for size in differing}, ())
+
+
+def sizes_of(shape: TransformerShape) -> dict[Size, int]:
+    """The sizes of a model, without the length of a sample, which a job chooses."""
+    return {
+        "hidden": shape.hidden,
+        "heads": shape.heads,
+        "vocabulary": shape.vocabulary,
+        "experts": 0 if shape.experts is None else shape.experts.number,
+    }
 
 
 def known_shape(profile: ModelProfile) -> TransformerShape | None:

@@ -213,8 +213,8 @@ def differing(problem: Problem, within: Within, drawn: Drawn, world: Sequence[in
         times, left = divmod(problem.global_batch_size, flushed)
         if left or times == 0 or (times > 1 and within.trainer != "torchtitan"):
             raise wrong(
-                f"{drawn.local_rows} samples on each of {replicas} replicas are {flushed}, the request has "
-                f"{problem.global_batch_size}",
+                f"{drawn.local_rows} samples on each of {replicas * problem.samples_per_row} replicas are "
+                f"{flushed * problem.samples_per_row}, the request has {problem.batch_samples}",
                 "a global batch size that agrees, or the nodes that the job runs on (--nodes)",
             )
         if times > 1:

@@ -173,14 +173,16 @@ def _drawn(asked: LayoutRequest, request: PlanRequest) -> Drawn:
 
 def _sentences(problem: Problem, theirs: Candidate, missing_bytes: int, counted_whole: bool) -> tuple[str, ...]:
     value = theirs.value_ns
-    rate = problem.global_batch_size * 1e9 / value
+    samples = problem.batch_samples
+    rate = samples * 1e9 / value
     said = [
-        f"{duration(value)} per global batch of {problem.global_batch_size} samples, {rate:.4g} samples/s; "
+        f"{duration(value)} per global batch of {samples} samples, {rate:.4g} samples/s; "
         f"{percent(theirs.timeline.bubble)} of the devices' time is idle"
     ]
-    unused = problem.num_devices - len(theirs.timeline.uses)
-    if unused:
-        said.append(f"{unused} of {problem.num_devices} devices are not used")
+    used = sum(len(problem.gpus(device)) for device in theirs.timeline.uses)
+    devices = (problem.real or problem).num_devices
+    if used < devices:
+        said.append(f"{devices - used} of {devices} devices are not used")
     if missing_bytes and counted_whole:
         stage = theirs.allocation.stages[0]
         held = static_bytes(problem, stage)

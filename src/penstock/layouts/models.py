@@ -8,17 +8,25 @@ from pathlib import PurePath
 from penstock.layouts.megatron import reading
 from penstock.layouts.megatron.flags import NO_GIVEN, Flags
 from penstock.layouts.megatron.model import context_kind_said, shape_said
+from penstock.layouts.torchtitan import models, torchtitan
+from penstock.layouts.torchtitan.settings import Settings
 from penstock.planning.documents import computed_profile
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.profile import ModelProfile
+from penstock.schemas.transformers.degrees import ContextKind, Framework
 from penstock.shapes.profiled_degrees import TENSOR_DEGREES, Asked
 from penstock.solvers.model.degrees import Degrees
+
+TRAINERS: dict[str, Framework] = {"megatron": "megatron", "torchtitan": "torch"}
+"""Whose files may say the model, and whose kernels then compute it."""
 
 
 def degrees_said(
     form: str, text: str, source: str, given: Mapping[str, str] = NO_GIVEN, config: str | None = None
 ) -> Degrees:
     """The degrees of a file, for a profile that has costs at them; 1 each where it has none, or is not understood."""
+    if form == "torchtitan":
+        return torchtitan.degrees_said(Settings(text, source, given, config))
     return reading.degrees_said(text, source, given, config) if form == "megatron" else Degrees()
 
 
@@ -32,23 +40,26 @@ def profile_said(
     config: str | None = None,
     compare: bool = True,
 ) -> ModelProfile:
-    """The profile of the transformer that a file's flags describe, computed for these kinds of devices.
+    """The profile of the transformer that a file describes or names, computed for these kinds of devices.
 
     It has costs at the file's degrees, and with ``compare`` at the usual ones. Raises InvalidDocument where the file
     does not say all of a transformer, UnsupportedRequest for one whose costs are not computed.
     """
-    if form != "megatron":
+    if form not in TRAINERS:
         raise InvalidDocument(
-            f"{source} does not say the model: only Megatron's flags do", remedy="--example, --hf, or --profile"
+            f"{source} does not say the model: only Megatron's flags and torchtitan's configurations do",
+            remedy="--example, --hf, or --profile",
         )
-    flags = Flags(text, source, given, config)
-    stated = reading.degrees_said(text, source, given, config)
+    stated = degrees_said(form, text, source, given, config)
+    kind: ContextKind | None
+    if form == "megatron":
+        flags = Flags(text, source, given, config)
+        shape, kind = shape_said(flags, config or PurePath(source).stem), context_kind_said(flags)
+    else:
+        shape = models.shape_said(Settings(text, source, given, config), source, config)
+        kind = "all_gather" if stated.context > 1 else None
     return computed_profile(
-        shape_said(flags, config or PurePath(source).stem),
-        "megatron",
-        device_kinds,
-        asked=asked_for(stated, compare=compare),
-        context_kind=context_kind_said(flags),
+        shape, TRAINERS[form], device_kinds, asked=asked_for(stated, compare=compare), context_kind=kind
     )
 
 

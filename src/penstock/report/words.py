@@ -45,9 +45,9 @@ def recomputed(stage: Stage) -> str:
 
 
 def choice_words(degrees: Degrees | None, sharding: Sharding | None, stages: int | None) -> str:
-    """Format what a plan chose: ``TP 8 × 4 stages, sharded``; a dash where there is no plan."""
+    """Format what a plan chose: ``TP 8 × 4 stages, optimizer sharded``; a dash where there is no plan."""
     if stages is None:
         return "–"
     said = [degrees.initials] if degrees is not None and degrees.initials else []
-    shared = "" if sharding in (None, "none") else ", sharded"
+    shared = "" if sharding in (None, "none") else f", {sharding.replace('_kept', '')} sharded"
     return " × ".join([*said, f"{stages} stage{'s' if stages > 1 else ''}"]) + shared

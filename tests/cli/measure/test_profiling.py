@@ -55,12 +55,14 @@ def test_a_configuration_is_traced_from_the_modules_of_its_library(tmp_path: Pat
     config, target = tmp_path / "config.json", tmp_path / "p.json"
     small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
     config.write_text(json.dumps({"model_type": "llama", "vocab_size": 256, **small}))
-    said = ["--traced", "--sequence-length", "32", "--kind", "H100", "--tensor", "2"]
+    said = ["--traced", "--sequence-length", "32", "--kind", "H100", "--tensor", "2", "--context", "2"]
     assert main(["profile", "--hf", str(config), *said, "-o", str(target)]) == 0
     found = ModelProfile.read(target)
     assert found.shape is not None
     assert (found.framework, found.parameter_dtype, found.shape.sequence_length) == ("torch", "bf16", 32)
-    assert [(each.degrees.tensor, each.boundary) for each in found.variants or ()] == [(2, "whole")]
+    degrees = [(each.degrees.tensor, each.degrees.context, each.boundary) for each in found.variants or ()]
+    assert degrees == [(2, 1, "whole"), (1, 2, "sharded"), (2, 2, "whole")]
+    assert "a block without experts keeps" in found.assumptions[-1]
     assert [known.micro_batch_size for known in found.measurements] == [1, 2, 4, 8]
 
 
@@ -71,6 +73,7 @@ def test_a_configuration_is_traced_from_the_modules_of_its_library(tmp_path: Pat
         (["--job", "a:b", "--hf", "config.json"], "either --job or --hf, not both"),
         (["--example", "gpt2-small", "--hf", "config.json"], "either --example or --hf, not both"),
         (["--job", "a:b", "--expert", "auto"], "with --job it takes --analytic and numbers"),
+        (["--hf", "config.json", "--traced", "--context", "auto"], "with --traced it takes numbers such as 1,2,4"),
         (["--job", "a:b", "--framework", "torch"], "--framework and options like it go with --example or --hf"),
         (["--example", "gpt2-small", "--traced"], "--traced goes with --hf, without --example"),
         (["--hf", "config.json", "--traced", "--framework", "torch"], "--traced goes with --hf, without --framework"),

@@ -10,6 +10,7 @@ import rule_jobs
 import small_jobs
 import torch
 
+from penstock.executor.run import rank as rank_module
 from penstock.executor.run.chain import Chain
 from penstock.executor.run.check import (
     _COPIES,
@@ -22,6 +23,7 @@ from penstock.executor.run.check import (
     _Whole,
     worse,
 )
+from penstock.executor.run.rank import Rank
 from penstock.executor.run.reference import Recipe
 from penstock.executor.runtime.cpu import CPU
 from penstock.executor.stage.precision import FULL, Training
@@ -55,6 +57,26 @@ def run_of(job: Any, *, gpu: str | None, free_bytes: int = 0, training: Training
 def test_tolerances(job: Any, precision: Any, gpu: str | None, fits: bool, expected: float) -> None:
     assert (ON_GPUS, ACROSS) == (10, 100)
     assert _tolerance(run_of(job, gpu=gpu, training=Training(precision)), fits) == pytest.approx(expected)
+
+
+class _Asked(Exception):
+    """The device was asked for kernels that repeat themselves."""
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_a_rank_that_is_compared_asks_for_kernels_that_repeat_themselves(
+    monkeypatch: pytest.MonkeyPatch, check: bool
+) -> None:
+    def asked() -> None:
+        raise _Asked
+
+    runtime = SimpleNamespace(use_precision=lambda precision: None, reproducible=asked)
+    monkeypatch.setattr(rank_module, "open_device", lambda name: runtime)
+    monkeypatch.setattr(rank_module, "keep_freed_memory", lambda: None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    rank = Rank({"check": check}, lambda event: None, lambda error: None)
+    with pytest.raises(_Asked if check else KeyError):
+        rank.run()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-Kind = Literal["send", "receive", "all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather"]
+Kind = Literal["send", "receive", "all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "all_to_all"]
 """What a communicator does."""
 
 

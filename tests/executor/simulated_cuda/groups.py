@@ -2,8 +2,11 @@
 
 A communicator has a stream of its own, as in torch's group over NCCL: what it is given comes after what the current
 stream holds, and waiting for it makes the current stream wait; a collective that is not asynchronous runs in the
-current stream itself. Numbers travel through gloo. The group keeps no tensor: whoever sends one has to, until it has
-been sent (torch's group over NCCL keeps those of asynchronous calls itself).
+current stream itself. Numbers travel through gloo; without peers, each is taken to give what this rank gives. The group
+keeps the tensors of an asynchronous collective until it is waited for, as torch's group over NCCL does, but none of a
+message: whoever sends one has to, until it has been sent.
+
+Collectives within layers that ranks share come through ``torch.ops._c10d_functional``, which calls the same groups.
 """
 
 from __future__ import annotations
@@ -23,13 +26,19 @@ from simulated_cuda.recorder import Recorder, without_watching
 BACKEND = "simulated-nccl"
 
 
-class SimulatedWork:
-    """A kernel of a communicator on its way."""
+_Group: Any = dist.ProcessGroup  # torch calls what it declares otherwise
+_Work: Any = dist.Work
 
-    def __init__(self, recorder: Recorder, event: int, carried: Any) -> None:
+
+class SimulatedWork(_Work):  # type: ignore[misc]
+    """A kernel of a communicator on its way, with the tensors that it keeps."""
+
+    def __init__(self, recorder: Recorder, event: int, carried: Any, kept: Sequence[Tensor] = ()) -> None:
+        super().__init__()
         self._recorder = recorder
         self._event = event
         self._carried = carried
+        self._kept = kept
 
     def wait(self, *_: Any) -> bool:
         """Let the current stream wait; the numbers are there then."""
@@ -37,14 +46,12 @@ class SimulatedWork:
             without_watching(self._carried.wait)
             self._carried = None
         self._recorder.wait(self._recorder.current, self._event)
+        self._kept = ()
         return True
 
     def is_completed(self) -> bool:
         """As far as the host can know."""
         return self._recorder.ordering.is_over(self._event)
-
-
-_Group: Any = dist.ProcessGroup  # torch calls what it declares otherwise
 
 
 class SimulatedGroup(_Group):  # type: ignore[misc]
@@ -53,7 +60,7 @@ class SimulatedGroup(_Group):  # type: ignore[misc]
     def __init__(self, recorder: Recorder, name: str, rank: int, size: int, carrier: Any) -> None:
         super().__init__(rank, size)
         self._recorder = recorder
-        self._label = name
+        self._label = self._name = name
         self._size = size
         self._carrier = carrier
         self._stream = recorder.open(f"the stream of {name}")
@@ -63,13 +70,14 @@ class SimulatedGroup(_Group):  # type: ignore[misc]
 
     @property
     def group_name(self) -> str:
-        return self._label
+        return self._name
 
     def getBackendName(self) -> str:
         return BACKEND
 
     def _set_group_name(self, name: str) -> None:
-        """It has one."""
+        """By it torch finds the group for collectives within layers."""
+        self._name = name
 
     def _set_group_desc(self, name: str) -> None:
         """It has one."""
@@ -99,8 +107,29 @@ class SimulatedGroup(_Group):  # type: ignore[misc]
             "all_gather", [given], [output], lambda group: group._allgather_base(output, given, opts), opts
         )
 
+    def all_to_all_single(
+        self, output: Tensor, given: Tensor, taken_rows: list[int], given_rows: list[int], opts: Any
+    ) -> SimulatedWork:
+        return self._give(
+            "all_to_all",
+            [given],
+            [output],
+            lambda group: group.alltoall_base(output, given, taken_rows, given_rows, opts),
+            opts,
+        )
+
+    def all_gather_single_coalesced(self, outputs: list[Tensor], given: list[Tensor], opts: Any) -> SimulatedWork:
+        return self.all_gather_single(*outputs, *given, opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: list[Tensor], given: list[Tensor], opts: Any) -> SimulatedWork:
+        return self.reduce_scatter_single(*outputs, *given, opts)
+
+    # What torch called these before 2.13
     _reduce_scatter_base = reduce_scatter_single
     _allgather_base = all_gather_single
+    alltoall_base = all_to_all_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _give(
         self, kind: Kind, reads: list[Tensor], writes: list[Tensor], carry: Callable[[Any], Any], opts: Any = None
@@ -118,7 +147,18 @@ class SimulatedGroup(_Group):  # type: ignore[misc]
             carried = without_watching(lambda: carry(self._carrier))
         elif kind == "receive":
             without_watching(writes[0].zero_)
-        return SimulatedWork(recorder, recorder.record(stream), carried)
+        elif kind in ("all_gather", "reduce_scatter", "all_to_all"):
+            without_watching(lambda: _imagine(writes[0], reads[0]))
+        kept = () if kind in ("send", "receive") or not apart else (*reads, *writes)
+        return SimulatedWork(recorder, recorder.record(stream), carried, kept)
+
+
+def _imagine(output: Tensor, given: Tensor) -> None:
+    """Fill an output as if each peer gave what this rank gives, over and over."""
+    flat, numbers = output.view(-1), given.reshape(-1)
+    for at in range(0, len(flat), max(1, len(numbers))):
+        part = flat[at : at + len(numbers)]
+        part.copy_(numbers[: len(part)])
 
 
 _making: list[tuple[Recorder, str, bool]] = []

@@ -98,6 +98,12 @@ class Ordering:
             kept.append(one)
             self._touches[granule] = kept
 
+    def touch_nothing(self, stream: int, *, writes: bool, what: str) -> None:
+        """The stream's last launch reads or writes what has been let go of, and has no place any more."""
+        text = f"{what} in {self._names[stream]} {'writes' if writes else 'reads'} memory that was given back"
+        if text not in self.races:
+            self.races.append(text)
+
     def _race(self, one: Touch, other: Touch) -> None:
         text = (
             f"{one.what} in {self._names[one.stream]} {'writes' if one.writes else 'reads'} what {other.what} in "

@@ -28,7 +28,7 @@ from penstock.schemas.program import Program
 from simulated_cuda.entries import Log
 from simulated_cuda.groups import HostCollectives, tags_noted
 from simulated_cuda.runtime import SimulatedCuda
-from simulated_cuda.watch import Watch
+from simulated_cuda.watch import Watch, without_operations
 
 MakeRuntime = Callable[[int], SimulatedCuda]
 """The simulated GPU of a rank."""
@@ -68,6 +68,7 @@ class SimulatedRank(Rank):
             mock.patch.object(rank_module, "open_device", return_value=self.runtime),
             hosts.watching(),
             tags_noted(self.runtime.recorder),
+            without_operations(self.runtime.recorder),
             Watch(self.runtime.recorder),
         ):
             super().run()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import _disable_current_modes
 
 from simulated_cuda.allocator import Allocator
@@ -32,9 +32,9 @@ T = TypeVar("T")
 
 
 class _Held(NamedTuple):
-    """A storage that the device, or the host for its sake, holds: where its numbers would lie."""
+    """A storage that the device, or the host for its sake, holds: where its numbers would lie; None: it has none."""
 
-    address: int
+    address: int | None
     on_host: bool
 
 
@@ -166,7 +166,7 @@ class Recorder:
         found = [(one, False) for one in reads] + [(one, True) for one in writes]
         for tensor, is_written in found:
             held = self._held.get(_key(tensor))
-            if held is not None and held.on_host:
+            if held is not None and held.on_host and held.address is not None:
                 self.ordering.touch(HOST, *_span(held.address, tensor), writes=is_written, what="the host")
 
     # Memory
@@ -181,8 +181,8 @@ class Recorder:
         held = self._held.get(_key(tensor))
         return held is not None and held.on_host
 
-    def take(self, tensor: Tensor) -> int:
-        """Where a tensor's storage lies on the device, from now on if it was not there before."""
+    def take(self, tensor: Tensor) -> int | None:
+        """Where a tensor's storage lies on the device, from now on if it was not there before; None: it is empty."""
         key = _key(tensor)
         held = self._held.get(key)
         if held is None:
@@ -200,12 +200,24 @@ class Recorder:
 
     def keep(self, tensor: Tensor, stream: int) -> None:
         """The stream uses the tensor, up to what it is given before the tensor is gone."""
-        if self.is_of_device(tensor):
-            self.allocator.record(self.take(tensor), stream)
+        address = self.take(tensor) if self.is_of_device(tensor) else None
+        if address is not None:
+            self.allocator.record(address, stream)
+
+    def resized(self, storage: UntypedStorage) -> None:
+        """A storage has another size: what it had is given back, at once, and it lies elsewhere."""
+        key: int = storage._cdata
+        held = self._held.get(key)
+        if held is None or held.on_host:
+            return
+        if held.address is not None:
+            self.allocator.free(held.address)
+        size = storage.nbytes()
+        self._held[key] = _Held(self.allocator.allocate(size, self.current) if size else None, False)
 
     def _gone(self, key: int) -> None:
         held = self._held.pop(key)
-        if not held.on_host:
+        if not held.on_host and held.address is not None:
             self.allocator.free(held.address)
 
     def _touched(self, stream: int, reads: Iterable[Tensor], writes: Iterable[Tensor], what: str) -> None:
@@ -213,7 +225,10 @@ class Recorder:
             for tensor in tensors:
                 held = self._held.get(_key(tensor))
                 address = self.take(tensor) if held is None else held.address
-                self.ordering.touch(stream, *_span(address, tensor), writes=is_written, what=what)
+                if address is not None:
+                    self.ordering.touch(stream, *_span(address, tensor), writes=is_written, what=what)
+                elif tensor.numel():
+                    self.ordering.touch_nothing(stream, writes=is_written, what=what)
 
     # Errors
 

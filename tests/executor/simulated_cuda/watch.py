@@ -1,15 +1,25 @@
-"""Sees every operation of this thread, and tells the recorder which of them are the device's work."""
+"""Sees every operation of this thread, and tells the recorder which of them are the device's work.
+
+Two things that torch does without an operation are seen, too: storages that get another size, and ``Tensor.tolist``.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
+from unittest import mock
 
-from torch import Tensor
+from torch import Tensor, UntypedStorage
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from simulated_cuda.recorder import Recorder
+
+_OF_GROUPS = {"c10d", "_c10d_functional", "_c10d_functional_autograd"}
+"""Operations that call process groups, which tell the recorder themselves."""
 
 _READS_BACK = {"aten::_local_scalar_dense", "aten::equal", "aten::nonzero"}
 """Operations whose result the host needs, so that it waits for the stream."""
@@ -20,7 +30,7 @@ _WITHOUT_KERNEL = {"aten::empty", "aten::empty_like", "aten::empty_strided", "at
 
 class Watch(TorchDispatchMode):
     """An operation with a tensor of the device is its work, and so is what it makes; a number without dimensions may
-    be the host's all the same."""
+    be the host's all the same. Tensors that ranks share are taken apart by torch first."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -29,9 +39,11 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if any(issubclass(each, DTensor) for each in types):
+            return NotImplemented
         result = func(*args, **(kwargs or {}))
         is_view, written = _effects(func)
-        if is_view:
+        if is_view or func.namespace in _OF_GROUPS:
             return result
         recorder = self._recorder
         given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
@@ -51,6 +63,26 @@ class Watch(TorchDispatchMode):
             recorder.works(reads=of_device, writes=())
             recorder.host_waits(recorder.record(recorder.current))
         return result
+
+
+@contextmanager
+def without_operations(recorder: Recorder) -> Iterator[None]:
+    """Inside it the recorder is told of what no operation says."""
+    resize, tolist = UntypedStorage.resize_, Tensor.tolist
+
+    def resized(storage: UntypedStorage, size: int) -> Any:
+        result = resize(storage, size)
+        recorder.resized(storage)
+        return result
+
+    def listed(tensor: Tensor) -> Any:
+        if recorder.is_of_device(tensor):
+            recorder.works(reads=[tensor], writes=())
+            recorder.host_waits(recorder.record(recorder.current))
+        return tolist(tensor)
+
+    with mock.patch.object(UntypedStorage, "resize_", resized), mock.patch.object(Tensor, "tolist", listed):
+        yield
 
 
 @cache

@@ -15,7 +15,7 @@ from rank_pool import RankPool, differences
 from torch import Tensor
 from two_groups import two_groups
 
-from penstock.executor.runtime.cpu import CpuRuntime, Happened
+from penstock.executor.runtime.cpu import CpuRuntime, Happened, HostStream
 from penstock.executor.runtime.interface import Event
 from penstock.executor.runtime.nested import on_tensors
 from penstock.executor.runtime.opening import open_device
@@ -58,6 +58,16 @@ class Lost(CpuRuntime):
             raise RuntimeError("the device is lost")
 
         return Copied(fail)
+
+
+class Computing(HostStream):
+    """A stream that has something to do until it is waited for."""
+
+    def __init__(self, waited: threading.Event) -> None:
+        self._waited = waited
+
+    def synchronize(self) -> None:
+        self._waited.set()
 
 
 class Copied(Happened):
@@ -105,6 +115,17 @@ def test_a_staged_send_that_fails_is_told_at_the_drain(pair: tuple[object, objec
     transport.send(torch.zeros(1), 1, 1, 4)
     with pytest.raises(RuntimeError, match="the device is lost"):
         transport.drain()
+    transport.close()
+
+
+def test_a_staged_step_ends_when_the_device_has_ended_it(pair: tuple[object, object]) -> None:
+    """Else its last instructions would be timed in the next step."""
+    waited = threading.Event()
+    runtime = CpuRuntime()
+    runtime.compute = Computing(waited)
+    transport = StagedTransport(runtime, pair[0])
+    transport.drain()
+    assert waited.is_set()
     transport.close()
 
 

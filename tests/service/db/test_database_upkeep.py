@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from penstock.cli.main import main
 from penstock.schemas.plan import PlanFile
 from penstock.service.db.database import Database
-from penstock.service.db.store import Stores
+from penstock.service.db.store import Filed, Stores
 from penstock.service.db.tables import DEFAULT_TENANT, documents, job_events, jobs, workers
 from penstock.service.http.samples import tiny_plan_file
 from penstock.service.jobs.queue import JobQueue, NewJob
@@ -45,7 +45,7 @@ def filled(database: Database) -> Database:
     """A database with a plan, its documents and a job."""
     file = PlanFile.parse(tiny_plan_file())
     store = Stores(database).of(DEFAULT_TENANT)
-    store.put_request(file.request, file.request.content_hash())
+    store.keep(Filed.of(file.request))
     store.put(file.plan)
     add_job(database, "first")
     return database

@@ -9,7 +9,7 @@ from penstock.schemas.api.jobs import ResultOut
 from penstock.schemas.errors import NotFound, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.service.db.database import Database
-from penstock.service.db.store import Store, Stores
+from penstock.service.db.store import Filed, Store, Stores
 from penstock.service.db.tables import DEFAULT_TENANT, answers, documents, job_events, jobs, runs, sweeps
 from penstock.service.db.upkeep.pruning import Pruned, prune
 from penstock.service.http.samples import tiny_plan_file, tiny_topology
@@ -29,7 +29,7 @@ def ended_job(database: Database, file: PlanFile, key: str) -> tuple[str, str]:
     """A job that has found the plan of a file, whose answer is kept: its id, and the plan's hash."""
     store = Stores(database).of(DEFAULT_TENANT)
     request_hash = file.request.content_hash()
-    store.put_request(file.request, request_hash)
+    store.keep(Filed.of(file.request))
     plan_hash = store.put(file.plan)
     queue = JobQueue(database)
     leases = Leases(database, lease_s=30, max_attempts=2)
@@ -90,7 +90,7 @@ def test_what_is_over_and_named_by_nothing_goes(database: Database, store: Store
 def test_a_running_job_keeps_what_it_was_asked_with(database: Database, store: Store):
     file = file_with_seed(1)
     address = file.request.content_hash()
-    store.put_request(file.request, address)
+    store.keep(Filed.of(file.request))
     JobQueue(database).enqueue(DEFAULT_TENANT, NewJob(request_hash=address, cache_key="k", limit_ms=1000))
     age(database, 100)
     assert not prune(database, 90)
@@ -145,16 +145,16 @@ def test_a_sweep_keeps_its_jobs_and_plans_until_it_goes_itself(database: Databas
 def test_a_document_that_is_stored_again_is_young_again(database: Database, store: Store):
     file = file_with_seed(1)
     address = file.request.content_hash()
-    store.put_request(file.request, address)
+    store.keep(Filed.of(file.request))
     age(database, 100)
-    store.put_request(file.request, address)
+    store.keep(Filed.of(file.request))
     assert not prune(database, 90)
     assert store.request(address) == file.request
 
 
 def test_tenants_see_and_keep_only_their_own(database: Database, store: Store):
     file = file_with_seed(1)
-    store.put_request(file.request, file.request.content_hash())
+    store.keep(Filed.of(file.request))
     address = store.put(file.plan)
     other = Stores(database).of(OTHER)
     for ask in (lambda: other.plan(address), lambda: other.plan_file(address), lambda: other.body("plan", address)):

@@ -15,7 +15,8 @@ from penstock.schemas.api.jobs import ResultOut
 from penstock.schemas.errors import Conflict, InvalidDocument, NotFound, QuotaExceeded, Unreachable
 from penstock.schemas.request import PlanRequest
 from penstock.service.db.database import Database
-from penstock.service.db.tables import answers, api_keys, job_events, jobs, now_ms
+from penstock.service.db.store import Filed, Stores
+from penstock.service.db.tables import answers, api_keys, documents, job_events, jobs, now_ms
 from penstock.service.http.samples import tiny_request
 from penstock.service.jobs.duties import do_hourly
 from penstock.service.jobs.leases import Claim, Leases
@@ -52,6 +53,26 @@ def add(queue: JobQueue, key: str, tenant: str = OURS, **more: object) -> str:
     job_id, is_new = queue.enqueue(tenant, job(key, **more))
     assert is_new
     return job_id
+
+
+def test_a_job_and_what_it_refers_to_are_stored_together_or_not_at_all(database: Database, queue: JobQueue) -> None:
+    """A job that was answered with 202 is on disk with all that a worker needs; of a refused one nothing is."""
+    filed = Filed.of(PlanRequest.parse(tiny_request()))
+    store = Stores(database).of(OURS)
+
+    def broken(connection: sa.Connection) -> None:
+        store.keep_in(filed, connection)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        queue.enqueue(OURS, job("k", keep=broken))
+    with database.read() as connection:
+        assert not connection.execute(sa.select(jobs)).all()
+        assert not connection.execute(sa.select(documents)).all()
+    job_id, is_new = queue.enqueue(OURS, job("k", keep=lambda connection: store.keep_in(filed, connection)))
+    assert is_new
+    assert store.request(filed.address) == PlanRequest.parse(tiny_request())
+    assert [(event.sequence, event.data) for event in queue.events(OURS, job_id, 0)] == [(1, {"state": "queued"})]
 
 
 def claim(leases: Leases) -> Claim:

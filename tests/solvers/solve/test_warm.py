@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.solvers.compiled.kept import _complete, all_kept
+import penstock.solvers
+from penstock.solvers.compiled.kept import _complete, all_kept, folder
 from penstock.solvers.solve import warm as warm_up
 from penstock.solvers.solve.warm import warm
 
@@ -43,10 +44,45 @@ def test_what_a_program_tells_numba_moves_only_its_own_functions(tmp_path: Path)
     environment = bare | own
     command = [sys.executable, "-c", "import theirs"]
     subprocess.run(command, env=environment, cwd=tmp_path, timeout=300, check=True)
-    kernels = {path.name.partition("-")[0] for path in (tmp_path / "ours").rglob("*.nbi")}
-    assert kernels == {"cost_kernel.rounded_up"}
+    kernels = {(path.parent.name, path.name.partition("-")[0]) for path in (tmp_path / "ours").rglob("*.nbi")}
+    assert kernels == {("planners.dapple", "cost_kernel.rounded_up")}
     assert [path.name.partition("-")[0] for path in (tmp_path / "__pycache__").glob("*.nbi")] == ["theirs.half"]
     assert not list((tmp_path / "elsewhere").rglob("*"))
+
+
+def test_installations_of_one_version_share_their_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their place is made of what the sources say, so a kernel's name in it need not say where they are installed."""
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    here = Path(penstock.solvers.__path__[0])
+    (tmp_path / "solvers" / "judge").mkdir(parents=True)
+    assert folder(str(here / "judge" / "clocks" / "events.py")) == "judge.clocks"
+    assert folder(str(here.resolve() / "judge" / "clocks" / "events.py")) == "judge.clocks"
+    elsewhere = str(tmp_path / "solvers" / "judge" / "events.py")
+    assert folder(elsewhere) is None
+    monkeypatch.setattr(penstock.solvers, "__path__", [str(tmp_path / "solvers")])
+    assert folder(elsewhere) == "judge"
+
+
+def test_installations_that_share_no_place_do_not_vouch_for_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A place that the environment names holds kernels of any version, by the paths of their files."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))
+    here = Path(penstock.solvers.__path__[0])
+    assert folder(str(here / "judge" / "clocks" / "events.py")) is None
+    monkeypatch.setattr(warm_up, "_toys", list)
+    try:
+        _complete.cache_clear()
+        warm()
+        assert all_kept()
+        copied = tmp_path / "copied"
+        copied.symlink_to(here)
+        monkeypatch.setattr(penstock.solvers, "__path__", [str(copied)])
+        _complete.cache_clear()
+        assert not all_kept()
+    finally:
+        monkeypatch.undo()
+        _complete.cache_clear()
 
 
 THEIRS = """

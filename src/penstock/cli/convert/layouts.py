@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from penstock.cli.show import Screen
     from penstock.schemas.api.layouts import LayoutImported, LayoutRequest, Rival
     from penstock.schemas.plan import Plan
+    from penstock.schemas.request import PlanRequest
 
 
 LAYOUT = "Layout"
@@ -168,7 +169,7 @@ def import_layout(
     show_layout(screen, found)
     from penstock.cli.plan.asking import other_kernels_of
 
-    if (line := other_kernels_of(found.request)) is not None:
+    if (line := other_kernels_of(found.request) or _own_kernels(options, found.request)) is not None:
         screen.say(line)
     for target in filter(None, (output, best)):
         screen.say(f"written to {target}")
@@ -249,10 +250,12 @@ def _model(
 ) -> dict[str, Any]:
     """Options of the request that say the model: a profile with costs at the file's degrees, where one is computed."""
     from penstock.cli.plan.asking import profile_of_options, topology_of_options
-    from penstock.layouts.models import asked_for, degrees_said, profile_said
+    from penstock.examples import catalogue
+    from penstock.examples.shapes import SHAPES
+    from penstock.layouts.models import TRAINERS, asked_for, degrees_said, profile_said
     from penstock.solvers.model.degrees import Degrees
 
-    if any(options[name] is not None for name in ("request", "profile")) or form != "megatron":
+    if any(options[name] is not None for name in ("request", "profile")) or form not in TRAINERS:
         return {}
     topology = topology_of_options(options)
     if topology is None:
@@ -264,11 +267,25 @@ def _model(
         said = profile_said(form, text, source, kinds, given=given, config=config, compare=compare)
         return {"made_profile": said}
     stated = degrees_said(form, text, source, given, config)
-    if stated == Degrees():
+    known = options["example"] in SHAPES or options["hf"] is not None
+    if not known or (stated == Degrees() and options["example"] in catalogue.model_names() and form == "torchtitan"):
         return {}
-    framework = options["framework"] or "megatron"
+    framework = options["framework"] or TRAINERS[form]
     made = profile_of_options({**options, "framework": framework}, asked=asked_for(stated, compare=compare))
     return {"made_profile": made, "example": None, "hf": None, "framework": None}
+
+
+def _own_kernels(options: Mapping[str, Any], asked: PlanRequest) -> str | None:
+    """A line where nobody said which kernels the costs of a transformer are those of."""
+    from penstock.schemas.profile import ModelProfile
+
+    named = options["example"] or options["hf"]
+    profile = asked.profile
+    if named is None or options["framework"] is not None or not isinstance(profile, ModelProfile):
+        return None
+    if profile.framework != "megatron":
+        return None
+    return f"the costs of {named} are those of megatron's kernels; --framework torch has those of eager PyTorch"
 
 
 def _write(found: LayoutImported, output: str | None, best: str | None) -> None:

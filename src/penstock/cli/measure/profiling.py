@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -250,11 +251,16 @@ def profile(
     Example: penstock profile --job mytrain:job -o profile.json
     """
     degrees, known_level = _degrees(tensor), _level(level, measured=job is not None and not analytic)
-    contexts, experts = (_of_job(job, name, getattr(transformer, name), analytic) for name in ("context", "expert"))
+    traced = job is None and transformer.traced
+    contexts, experts = (
+        _to_trace(name, getattr(transformer, name), analytic, traced=traced) if job is not None or traced else ()
+        for name in ("context", "expert")
+    )
     if degrees and not (transformer.traced or (job is not None and analytic)):
         raise typer.BadParameter("--tensor goes with --job and --analytic, or with --traced", param_hint="--tensor")
-    if transformer.traced and job is None:
-        _traced(transformer, analytic, micro_batch_size, degrees, dtype or "bf16", known_level, output, post)
+    if traced:
+        asked = (degrees, contexts, experts)
+        _traced(transformer, analytic, micro_batch_size, asked, dtype or "bf16", known_level, output, post)
         return
     if job is None and dtype not in (None, "bf16"):
         raise typer.BadParameter(
@@ -347,14 +353,17 @@ def _traced(
     transformer: Transformer,
     kinds: list[str] | None,
     sizes: list[int] | None,
-    degrees: list[int],
+    degrees: tuple[Sequence[int], Sequence[int], Sequence[int]],
     dtype: str,
     level: Level,
     output: str,
     post: str | None,
 ) -> None:
-    """Raises typer.BadParameter where --traced has no model, or one of which there are no modules."""
-    meant = ("hf", "sequence_length", "traced")
+    """``degrees``: tensor, context and expert ones.
+
+    Raises typer.BadParameter where --traced has no model, or one of which there are no modules.
+    """
+    meant = ("hf", "sequence_length", "traced", "context", "expert")
     stated = (name for name, value in vars(transformer).items() if value is not None and value is not False)
     other = next((name for name in stated if name not in meant), None)
     if transformer.hf is None or other is not None:
@@ -362,9 +371,10 @@ def _traced(
         raise typer.BadParameter(f"--traced goes with --hf{without}")
     from penstock.executor.hugging_face.job import HuggingFaceJob
     from penstock.executor.profiling.analytic import analytic_profile
-    from penstock.executor.profiling.device_table import DEVICES
+    from penstock.executor.profiling.device_table import DEVICES, device_facts
     from penstock.planning.documents import find_shape, read_config
     from penstock.schemas.errors import UnsupportedRequest
+    from penstock.shapes.costs.library import explained
 
     refuse_unwritable(output)
     screen = _screen(output)
@@ -375,12 +385,16 @@ def _traced(
         kinds or tuple(DEVICES),
         sizes or TRACED_SIZES,
         dtype,  # type: ignore[arg-type]
-        tensor_degrees=degrees,
+        tensor_degrees=degrees[0],
+        context_degrees=degrees[1],
+        expert_degrees=degrees[2],
         level=level,
         progress=screen.progress,
     )
     with suppress(UnsupportedRequest):  # a family whose shape is not known has no tokens per second
-        found = found.model_copy(update={"shape": find_shape(values, job.length)})
+        shape = find_shape(values, job.length)
+        named = () if dtype == "fp32" else explained(values, shape, device_facts(found.device_kinds[0], level))
+        found = found.model_copy(update={"shape": shape, "assumptions": (*found.assumptions, *named)})
     screen.done()
     _written(screen, found, output, post)
 
@@ -410,15 +424,16 @@ def _level(text: str, *, measured: bool) -> Level:
     return next(each for each in LEVELS if each == text)
 
 
-def _of_job(
-    job: str | None, name: Literal["context", "expert"], text: str | None, analytic: list[str] | None
+def _to_trace(
+    name: Literal["context", "expert"], text: str | None, analytic: list[str] | None, *, traced: bool
 ) -> tuple[int, ...]:
-    """The context or expert degrees that a job is to be traced at."""
-    if job is None or text is None:
+    """The context or expert degrees that modules are to be traced at: of a job, or ``traced`` of the library's."""
+    if text is None:
         return ()
     found = degrees_of(text, name)
-    if found == "auto" or not analytic:
-        raise typer.BadParameter("with --job it takes --analytic and numbers such as 1,2,4", param_hint=f"--{name}")
+    if found == "auto" or not (analytic or traced):
+        given = "--traced it takes" if traced else "--job it takes --analytic and"
+        raise typer.BadParameter(f"with {given} numbers such as 1,2,4", param_hint=f"--{name}")
     return found
 
 

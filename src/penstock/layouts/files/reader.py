@@ -292,7 +292,8 @@ class Reader:
         for keyword in node.keywords:
             if keyword.arg in settings:
                 settings[keyword.arg] = (settings[keyword.arg][0], keyword.value.lineno)
-        return Thing(f"{ast.unparse(node.func)}()", settings)
+        plain = all(isinstance(each, str | int | float) for each in arguments)
+        return Thing(f"{ast.unparse(node.func)}()", settings, tuple(arguments) if plain else ())
 
 
 def _guarded(test: ast.expr) -> str:

@@ -15,10 +15,14 @@ class Unknown(NamedTuple):
 
 @dataclass(eq=False)
 class Thing:
-    """An object of another file's: ``said`` is the text that makes it; its settings come with their lines."""
+    """An object of another file's: ``said`` is the text that makes it; its settings come with their lines.
+
+    ``arguments``: what that text is called with in order, where the values are plain.
+    """
 
     said: str
     settings: dict[str, tuple[Any, int]] = field(default_factory=dict)
+    arguments: tuple[Any, ...] = ()
 
     def get(self, name: str, line: int) -> Any:
         """Return an attribute; one that is not set yet is another such object."""
@@ -41,12 +45,16 @@ class Setting(NamedTuple):
 
 
 def flattened(thing: Thing, deepest: int = 8) -> dict[str, Setting]:
-    """Return all settings by their dotted paths; an object without settings of its own is the text that makes it."""
+    """Return all settings by their dotted paths; an object without settings of its own is the text that makes it.
+
+    The arguments of that text are ``path.0``, ``path.1`` …
+    """
     found: dict[str, Setting] = {}
     for name, (value, line) in thing.settings.items():
         if isinstance(value, Thing):
             if value.said and not value.said.endswith(f".{name}"):
                 found[name] = Setting(Symbol(value.said), line)
+            found |= {f"{name}.{i}": Setting(each, line) for i, each in enumerate(value.arguments)}
             if deepest:
                 inner = flattened(value, deepest - 1)
                 found |= {f"{name}.{path}": setting for path, setting in inner.items()}

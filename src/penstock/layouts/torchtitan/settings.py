@@ -23,7 +23,12 @@ from penstock.schemas.errors import InvalidDocument
 
 NONE: Mapping[str, str] = MappingProxyType({})
 CHECKPOINT = "activation_checkpoint"
-TABLES = ("parallelism", "training", CHECKPOINT, "experimental")
+MODEL = "model"
+TABLES = ("parallelism", "training", CHECKPOINT, "experimental", MODEL)
+LENGTH = "max_context_length"
+"""How newer heads than 0.3 call the tokens of a sample."""
+_ARGUMENTS = {"model_spec.0": "flavor", "model_spec.flavor": "flavor", "model_spec.num_mtp_layers": "num_mtp_layers"}
+"""What ``model_registry("8B")`` of 0.3 says, by the names that ``[model]`` of 0.2 has."""
 _FLAG = re.compile(
     rf"--({'|'.join(TABLES)})\.([a-z_]+)(?:(?:[ \t]*=[ \t]*|[ \t]+)(?!--)(\"[^\"\n]*\"|'[^'\n]*'|[^\s'\"]+))?"
 )
@@ -61,7 +66,7 @@ class Settings:
     @property
     def empty(self) -> bool:
         """Whether it says nothing of what is asked for."""
-        return not any(self._tables.values())
+        return not any(table for name, table in self._tables.items() if name != MODEL)
 
     def get(self, table: str, name: str) -> Any:
         """Return the value; None where there is none."""
@@ -141,7 +146,7 @@ def _of_python(
 ) -> dict[str, Any]:
     """What a configuration of a Python module sets; ``remarks``: which one it is, and what is not followed."""
     known = {name: _plain(value) for name, value in given.items()}
-    one = configuration(text, source, config, known, lambda path, _setting: _table_of(path) is not None)
+    one = configuration(text, source, config, known, lambda path, _setting: (_table_of(path) or (MODEL,))[0] != MODEL)
     if one.name:
         remarks.append(f"the configuration {one.name}")
     if one.elsewhere:
@@ -160,9 +165,11 @@ def _of_python(
 def _table_of(path: str) -> tuple[str, str] | None:
     """The table and the name in it of a dotted path; None of what is neither."""
     *owners, name = path.split(".")
+    if path in _ARGUMENTS:
+        return MODEL, _ARGUMENTS[path]
     if owners[-1:] == [CHECKPOINT] and name != "mode":
         return None
-    if owners and owners[-1] in TABLES and "validator" not in owners:
+    if owners and owners[-1] in TABLES and "validator" not in owners and owners[0] != "model_spec":
         return owners[-1], name
     return (CHECKPOINT, "mode") if name == CHECKPOINT else None
 

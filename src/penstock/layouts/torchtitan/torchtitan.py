@@ -15,15 +15,16 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from penstock.layouts.compared import compared, unknown_sentence
+from penstock.layouts.compared import compared, sizes_of, unknown_sentence
 from penstock.layouts.degrees import Stated, degrees_in
 from penstock.layouts.drawn import NONE, Drawn, Expressed, Reading
 from penstock.layouts.roles import Roles
 from penstock.layouts.torchtitan import files as torchtitan_files
-from penstock.layouts.torchtitan.settings import Settings
+from penstock.layouts.torchtitan.models import FLAVORS, named, without_kernels
+from penstock.layouts.torchtitan.settings import LENGTH, Settings
 from penstock.schemas.errors import Fault, UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
-from penstock.solvers.model.degrees import Sharding
+from penstock.solvers.model.degrees import Degrees, Sharding
 from penstock.solvers.model.trainer_limits import Recomputing
 from penstock.solvers.schedules.trainer_orders import IN_A_V, ONE_STAGE
 
@@ -82,7 +83,7 @@ _UNLIKE: dict[Sharding, str] = {
     "the plan does either once a step, and counts gradients whole",
 }
 """What FSDP without a pipeline does otherwise than a plan."""
-TOKENS, LENGTH = "num_tokens_per_microbatch_per_dp_rank", "max_context_length"
+TOKENS = "num_tokens_per_microbatch_per_dp_rank"
 """How newer heads than 0.3 state micro-batches: in tokens."""
 FIRST_LESS, LAST_LESS = (f"pipeline_parallel_{end}_stage_less_layers" for end in ("first", "last"))
 
@@ -208,6 +209,8 @@ def read(text: str, given: Reading) -> Drawn:
     reduced = said.get("training", "mixed_precision_reduce")
     said.faults.stop()
     assumptions = [*degrees.assumptions, *unknown, *said.remarks]
+    if more := said.get("model", "num_mtp_layers"):
+        assumptions.append(f"num_mtp_layers {more}: judged without multi-token prediction, with which it would change")
     if mode == "selective":
         own = "" if stated else "no activation_checkpoint in the text, torchtitan's own is selective: "
         assumptions.append(f"{own}selective checkpoints are inside the profile's stashes, or they are not counted")
@@ -291,17 +294,22 @@ class _Degrees(NamedTuple):
 def _degrees(said: Settings, ranks: int, given: Reading) -> _Degrees:
     """Left out, the degree of sharding is -1: over all replicas that ``data_parallel_replicate_degree`` leaves.
 
+    FSDP's groups are data_parallel_shard_degree × context_parallel_degree GPUs, so that it shards with either above 1.
+
     Raises UnsupportedRequest for parallelism within layers that devices do not represent.
     """
     replicate, shard = (said.number("parallelism", f"data_parallel_{kind}_degree") for kind in ("replicate", "shard"))
-    groups, experts = (
-        {name: said.number("parallelism", name) or 1 for name in (f"{kind}_parallel_degree" for kind in kinds)}
-        for kinds in (("tensor", "context"), ("expert", "expert_tensor"))
-    )
+    groups, experts = _groups(said)
     stated = degrees_in(given.source, groups, experts, given.gpus, lambda name: f"line {said.line(name)}")
     assumptions = list(stated.remarks)
     sharding: Sharding | None = None
-    if shard != 1:
+    shards = shard != 1 or stated.degrees.context > 1
+    if shard == 1 and shards:
+        assumptions.append(
+            f"FSDP shards over the {stated.degrees.context} GPUs that share a sequence, though "
+            "data_parallel_shard_degree is 1"
+        )
+    if shards:
         if ranks == 1:
             kept = said.get("parallelism", "fsdp_reshard_after_forward") == "never"
             sharding = "gradients" if kept else "parameters"
@@ -312,7 +320,23 @@ def _degrees(said: Settings, ranks: int, given: Reading) -> _Degrees:
             assumptions.append(f"HSDP: states are shared out within each of {replicate} groups only; counted whole")
     processes = None if shard is None else ranks * (replicate or 1) * shard * stated.degrees.mesh
     in_all = replicate in (None, 1)
-    return _Degrees(processes, shard != 1, shard != 1 and in_all, sharding if in_all else None, stated, assumptions)
+    return _Degrees(processes, shards, shards and in_all, sharding if in_all else None, stated, assumptions)
+
+
+def _groups(said: Settings) -> tuple[dict[str, int], dict[str, int]]:
+    """Degrees by their names there: of tensor and context parallelism, and of experts."""
+    dense, experts = (
+        {name: said.number("parallelism", name) or 1 for name in (f"{kind}_parallel_degree" for kind in kinds)}
+        for kinds in (("tensor", "context"), ("expert", "expert_tensor"))
+    )
+    return dense, experts
+
+
+def degrees_said(said: Settings) -> Degrees:
+    """The degrees of the settings, for a profile that has costs at them."""
+    dense, experts = _groups(said)
+    said.faults.stop()
+    return Degrees(*dense.values(), *experts.values())
 
 
 def _gathered(said: Settings) -> str:
@@ -326,15 +350,27 @@ def _gathered(said: Settings) -> str:
 
 
 def _compared(said: Settings, given: Reading) -> tuple[str, ...]:
-    """The sequence length is all that these settings say of the model."""
+    """The length of a sample, and the sizes of the flavor that the configuration names, against the profile."""
     name = "seq_len" if said.get("training", LENGTH) is None else LENGTH
     length = said.number("training", name)
-    if length is None:
-        return ()
-    found = compared(given.profile, given.roles, {"length": length})
-    for words in found.wrong.values():
-        said.fault(name, f"training.{name} is {length}; {words}")
-    return unknown_sentence([f"training.{name} {length}"] if found.unknown else [])
+    unknown = []
+    if length is not None:
+        found = compared(given.profile, given.roles, {"length": length})
+        for words in found.wrong.values():
+            said.fault(name, f"training.{name} is {length}; {words}")
+        unknown += [f"training.{name} {length}"] if found.unknown else []
+    model = named(said, given.config)
+    shape = FLAVORS.get(model.family or "", {}).get(without_kernels(model.flavor or ""))
+    if shape is not None:
+        sizes = sizes_of(shape)
+        found = compared(given.profile, given.roles, sizes)
+        for size, words in found.wrong.items():
+            said.fault("flavor", f"model.flavor {model.flavor} of {model.family} has {size} {sizes[size]}; {words}")
+        if given.roles is not None and given.roles.number != shape.layers:
+            layers = f"{shape.layers} layers; the profile has {given.roles.number}"
+            said.fault("flavor", f"model.flavor {model.flavor} of {model.family} has {layers}")
+        unknown += [f"model.flavor {model.flavor}"] if found.unknown else []
+    return unknown_sentence(unknown)
 
 
 def _cut(said: Settings, schedule: str, given: Reading) -> tuple[int, tuple[tuple[int, int], ...]]:

@@ -1,0 +1,160 @@
+"""The models that torchtitan's registries know, by family and flavor, and which of them a configuration names.
+
+.. [1] torchtitan, ``models/llama3/__init__.py`` and its neighbours, of releases 0.2.2 and 0.3.0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.examples.shapes import SHAPES
+from penstock.layouts.torchtitan.settings import LENGTH, Settings
+from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+from penstock.schemas.transformers.shape import Experts, LatentAttention, TransformerShape
+
+_LENGTH = 2048
+"""Tokens of a sample where ``training.seq_len`` is left out, in both releases."""
+_WORDS = 128_256
+_SAME_SIZES = re.compile(r"_(flex|flex_attn|varlen|varlen_attn|non_fused_qkv)$")
+"""What a flavor's name has besides its size: how attention is computed."""
+_TIED = ("0.6B", "1.7B", "4B", "debugmodel")
+
+
+def _llama(layers: int, hidden: int, heads: int, ffn: int, **more: Any) -> TransformerShape:
+    given = {"kv_heads": 8, "vocabulary": _WORDS, **more}
+    return TransformerShape(
+        name="llama3",
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        head_width=hidden // heads,
+        ffn=ffn,
+        gated=True,
+        sequence_length=_LENGTH,
+        **given,
+    )
+
+
+def _qwen(layers: int, hidden: int, heads: int, ffn: int, *, tied: bool, words: int = 151_936) -> TransformerShape:
+    plain = _llama(layers, hidden, heads, ffn, vocabulary=words, tied=tied, query_key_norm=True)
+    return plain.model_copy(update={"head_width": 128})
+
+
+def _flavors() -> Iterator[tuple[str, str, TransformerShape]]:
+    yield "llama3", "debugmodel", _llama(6, 256, 16, 768, kv_heads=16, vocabulary=2048)
+    yield "llama3", "1B", _llama(16, 2048, 32, 8192, tied=True)
+    yield "llama3", "3B", _llama(28, 3072, 24, 8192, tied=True)
+    dense = {
+        "debugmodel": (8, 256, 16, 3072),
+        "0.6B": (28, 1024, 16, 3072),
+        "1.7B": (28, 2048, 16, 6144),
+        "4B": (36, 2560, 32, 9728),
+        "8B": (36, 4096, 32, 12_288),
+        "14B": (40, 5120, 40, 17_408),
+        "32B": (64, 5120, 64, 25_600),
+    }
+    for flavor, sizes in dense.items():
+        words = 2048 if flavor == "debugmodel" else 151_936
+        yield "qwen3", flavor, _qwen(*sizes, tied=flavor in _TIED, words=words)
+    experts = Experts(number=64, per_token=8, ffn=768)
+    small = _qwen(8, 256, 16, 3072, tied=False, words=2048)
+    yield "qwen3", "debugmodel_moe", small.model_copy(update={"experts": experts})
+    for family, flavor, name in (
+        ("llama3", "8B", "llama-3-8b"),
+        ("llama3", "70B", "llama-3-70b"),
+        ("llama3", "405B", "llama-3.1-405b"),
+        ("qwen3", "30B-A3B", "qwen3-30b-a3b"),
+        ("qwen3", "235B-A22B", "qwen3-235b-a22b"),
+        ("deepseek_v3", "236B", "deepseek-v2"),
+        ("deepseek_v3", "671B", "deepseek-v3"),
+        ("gpt_oss", "120b", "gpt-oss-120b"),
+    ):
+        yield family, flavor, SHAPES[name]
+    yield "deepseek_v3", "16B", _deepseek(27, 2048, 10_944, 102_400, Experts(number=64, per_token=6, ffn=1408))
+    yield "deepseek_v3", "debugmodel", _deepseek(6, 256, 1024, 2048, Experts(number=8, per_token=3, ffn=256))
+    yield "gpt_oss", "20b", _oss(24, 32)
+
+
+def _deepseek(layers: int, hidden: int, ffn: int, words: int, experts: Experts) -> TransformerShape:
+    """Sixteen heads whose queries are projected directly, one dense layer, two shared experts."""
+    shared = experts.model_copy(update={"shared_ffn": 2 * experts.ffn, "dense_layers": 1})
+    latent = LatentAttention(key_value_rank=512, plain_width=128, rotary_width=64, value_width=128)
+    plain = _llama(layers, hidden, 16, ffn, kv_heads=16, vocabulary=words)
+    return plain.model_copy(update={"head_width": 192, "experts": shared, "latent": latent})
+
+
+def _oss(layers: int, number: int) -> TransformerShape:
+    large = SHAPES["gpt-oss-120b"]
+    assert large.experts is not None
+    return large.model_copy(update={"layers": layers, "experts": large.experts.model_copy(update={"number": number})})
+
+
+FLAVORS: dict[str, dict[str, TransformerShape]] = {}
+"""By family and flavor; lengths of samples are a configuration's, not a flavor's."""
+for _family, _flavor, _shape in _flavors():
+    FLAVORS.setdefault(_family, {})[_flavor] = _shape.model_copy(update={"name": f"{_family}-{_flavor}"})
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a configuration says of its model; None: nothing."""
+
+    family: str | None
+    flavor: str | None
+
+
+def without_kernels(flavor: str) -> str:
+    """The flavor of the same sizes that says nothing of kernels: ``8B_flex`` is ``8B``."""
+    return _SAME_SIZES.sub("", flavor)
+
+
+def named(said: Settings, config: str | None) -> Named:
+    """The family and the flavor, of ``[model]`` or of ``model_registry("8B")`` in the module of a family."""
+    flavor, family = said.get("model", "flavor"), said.get("model", "name")
+    if flavor is None and family is None:
+        return Named(None, None)
+    names = (config or "", *said.remarks)
+    found = re.search(rf"\bmodels[./]({'|'.join(FLAVORS)}|llama4)\b", said.text)
+    if family is None and found is not None:
+        family = found[1]
+    if family is None:
+        begun = (each for each in FLAVORS for name in names if re.search(rf"\b{each}_", name))
+        classes = (each for each in FLAVORS if re.search(rf"\b{each.replace('_', '')}model\b", said.text.lower()))
+        family = next(begun, None) or next(classes, None)
+    return Named(None if family is None else str(family), None if flavor is None else str(flavor))
+
+
+def shape_said(said: Settings, source: str, config: str | None) -> TransformerShape:
+    """The shape of the model that a configuration names, for samples of its length.
+
+    Raises InvalidDocument where it names none or an unknown one, UnsupportedRequest for a family whose layers differ.
+    """
+    model = named(said, config)
+    if model.flavor is None or model.family is None:
+        lacking = "model.flavor" if model.flavor is None else "model.name"
+        raise InvalidDocument(
+            f"{source} does not say the model: it has no {lacking}",
+            remedy=f"say it: --given model.name={model.family or 'llama3'} --given model.flavor="
+            f"{model.flavor or '8B'}; or the model: --example, --hf, --profile",
+        )
+    line = said.line("flavor") or said.line(f'"{model.flavor}"')
+    at = source if line is None else f"{source}, line {line}"
+    if model.family == "llama4":
+        raise UnsupportedRequest(
+            f"{at}: llama4 {model.flavor} has layers of several kinds, of which no costs are computed",
+            remedy="a profile of it: --profile",
+        )
+    flavors = FLAVORS.get(model.family, {})
+    shape = flavors.get(without_kernels(model.flavor))
+    if shape is None:
+        known = FLAVORS if model.family not in FLAVORS else flavors
+        raise InvalidDocument(
+            f"{at}: the model {model.family} {model.flavor} is none that is known of torchtitan: {', '.join(known)}",
+            remedy="the model itself: --hf with its config.json, --example or --profile",
+        )
+    length = said.number("training", LENGTH) or said.number("training", "seq_len") or _LENGTH
+    said.faults.stop()
+    return shape.model_copy(update={"sequence_length": length})
