@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import sys
 from collections import Counter
@@ -30,6 +31,7 @@ LONGEST = (
 SHORTEST = "solvers"
 """A folder of many short files, which fill what is left at the end."""
 HERE = Path(__file__).parent
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded: its threads would wait for each other, spinning
 TOGETHER = re.compile(r'@pytest\.fixture\(scope="(?:module|package)".*\)\ndef (\w+)')
 STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system")
 """Audit events of a process that starts another one."""

@@ -96,15 +96,17 @@ class LiveBytes(TorchDispatchMode):
     """Counts the storages that operations of this thread make inside it, and that are still alive.
 
     A storage counts until its last tensor is gone, in whichever thread that happens; of a tensor that ranks share this
-    rank's part counts. What a kernel needs for itself while it runs is not seen. For opt-in measuring on a CPU: every
-    operation is slowed down. ``on_meta``: storages of the meta device count, instead of those with numbers.
+    rank's part counts. One that is resized is not expected to become larger than it has been. What a kernel needs for
+    itself while it runs is not seen. For opt-in measuring on a CPU: every operation is slowed down. ``on_meta``:
+    storages of the meta device count, instead of those with numbers.
     """
 
     def __init__(self, *, on_meta: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._on_meta = on_meta
-        self._alive: dict[int, StorageWeakRef] = {}
+        self._alive: dict[int, _Held] = {}
         self._peak_bytes = 0
+        self._most_bytes = 0
 
     @property
     def bytes(self) -> int:
@@ -124,22 +126,23 @@ class LiveBytes(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if self._on_meta and (func.is_view or func._schema.is_mutable):
             return result  # of a storage that was there: a parameter's, or a gradient's to which another one is added
-        made = [self._note(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        if any(made):
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._note(leaf)
+        if self._most_bytes > self._peak_bytes:
             self._peak_bytes = max(self._peak_bytes, self.held_bytes())
         return result
 
-    def _note(self, tensor: Tensor) -> bool:
-        """Whether its storage is a new one that counts."""
+    def _note(self, tensor: Tensor) -> None:
+        """Keep a storage that is a new one and counts."""
         storage = tensor.untyped_storage()
         if (storage.device.type == "meta") != self._on_meta or isinstance(tensor, FakeTensor):
-            return False
+            return
         reference = StorageWeakRef(storage)
         known = self._alive.get(reference.cdata)
-        if known is not None and not known.expired():
-            return False
-        self._alive[reference.cdata] = reference
-        return True
+        if known is None or known.reference.expired():
+            self._alive[reference.cdata] = _Held(reference, storage.nbytes())
+            self._most_bytes += storage.nbytes()
 
     def restart(self) -> int:
         """Count the most from now on; the bytes that are alive."""
@@ -147,12 +150,25 @@ class LiveBytes(TorchDispatchMode):
         return self._peak_bytes
 
     def held_bytes(self, but: Container[int] = ()) -> int:
-        """What is alive now; storages of these numbers (``_cdata``) are left out."""
-        self._alive = {key: one for key, one in self._alive.items() if not one.expired()}
-        return sum(_bytes_now(one) for key, one in self._alive.items() if key not in but)
+        """What is alive now; storages of these numbers (``_cdata``) are left out.
+
+        Also counts ``_most_bytes`` anew, above which nothing is until more is made: each storage with the most that it
+        has had, since what was resized to nothing may come back.
+        """
+        alive, held_bytes, self._most_bytes = {}, 0, 0
+        for key, held in self._alive.items():
+            storage: Any = UntypedStorage._new_with_weak_ptr(held.reference.cdata)
+            if storage is not None:
+                now_bytes = storage.nbytes()
+                alive[key] = held if now_bytes <= held.most_bytes else _Held(held.reference, now_bytes)
+                self._most_bytes += alive[key].most_bytes
+                held_bytes += 0 if key in but else now_bytes
+        self._alive = alive
+        return held_bytes
 
 
-def _bytes_now(reference: StorageWeakRef) -> int:
-    """Of a storage that is alive; it may have grown or shrunk."""
-    storage: Any = UntypedStorage._new_with_weak_ptr(reference.cdata)
-    return 0 if storage is None else int(storage.nbytes())
+class _Held(NamedTuple):
+    """A storage that may be alive, and the most bytes that it was seen to have."""
+
+    reference: StorageWeakRef
+    most_bytes: int

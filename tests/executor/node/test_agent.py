@@ -177,7 +177,8 @@ def test_a_run_from_prepare_to_its_end(service, project):
     assert {request.incarnation for request in service.requests} == {first.incarnation}
 
 
-def test_what_a_rank_is_given(service, project):
+def test_what_a_rank_is_given(service, project, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
     with running(service, project):
         start(service, ["hello", "wait never"], ["hello", "wait never"], hosts_store=True)
         service.wait_for("started")

@@ -16,7 +16,7 @@ from penstock.schemas.errors import PenstockError
 from penstock.solvers.bounds.first_backward import _per_sample, first_backward_ns, room_bytes
 from penstock.solvers.bounds.schedule_bound import MEMORY, request_bound
 from penstock.solvers.costs.memory import fits
-from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.judge.simulate import makespan_ns, simulate
 from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.model.degrees import Module
 from penstock.solvers.model.problem import Problem
@@ -53,8 +53,11 @@ def least_ns(problem: Problem) -> int | None:
         for warmup in product(most, repeat=len(plan.stages)):
             if any(after > before for before, after in pairwise(warmup)):
                 continue
+            orders = warmup_orders(plan, list(warmup))
             try:
-                timeline = simulate(problem, plan, warmup_orders(plan, list(warmup)))
+                if best is not None and makespan_ns(problem, plan, orders) >= best:
+                    continue
+                timeline = simulate(problem, plan, orders)
             except PenstockError:
                 continue
             if fits(problem, timeline) and (best is None or timeline.time_per_global_batch_ns < best):
