@@ -1,11 +1,13 @@
 """Ranks that share layers against a loop over DTensor and FSDP2 written by hand, and what both take of the processors.
 
-``python benchmarks/bench_divided.py [--runs N]``: one line per row: name, value, unit, target, ok or MISSED.
+``python benchmarks/bench_divided.py [--runs N] [--sharding S]``: one line per row: name, value, unit, target,
+ok or MISSED.
 
 Both train the same LLaMA on the same partition: each layer divided by `parallelize_module`, and, where there are
-replicas, gradients reduce-scattered and parameters gathered once a step. A run is a step of all micro-batches with its
-update. Runs alternate in the same processes; a row is the median of the ratios of neighbours, of the CPU seconds of all
-ranks together. Losses are compared after every run.
+replicas, what they share out: by ours as a plan's ``sharding`` says, by ``fully_shard`` with the settings that move the
+same (``SETTINGS``). A run is a step of all micro-batches with its update. Runs alternate in the same processes; a row
+is the median of the ratios of neighbours, of the CPU seconds of all ranks together. Losses are compared after every
+run.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -39,18 +41,42 @@ from penstock.executor.program.interpreter import Interpreter
 from penstock.executor.run.chain import Chain, TensorShape
 from penstock.executor.run.local import loopback_interface
 from penstock.executor.transport import GlooTransport, process_groups
-from penstock.schemas.program import Program
+from penstock.schemas.program import WITHIN_PASSES, Program
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology, Fabric, UniformCluster
 from penstock.solvers.degrees.contract import contract
+from penstock.solvers.degrees.replicas import on_replicas
 from penstock.solvers.lowering import lower
 from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.model.degrees import Choice, Degrees, Sharding
 from penstock.solvers.schedules.early_backward import one_f_one_b
 
 LLAMA = llama.Config(blocks=8, width=256, heads=4, key_value_heads=4, inner=512, length=64, vocabulary=1024)
-SHAPES = ((2, 2), (2, 1), (1, 2))
-"""Ranks that share a layer, and replicas that share the optimizer's states."""
+
+
+class Settings(NamedTuple):
+    """The settings of ``fully_shard`` that do what a sharding does.
+
+    ``reshards``: parameters are let go of after each forward and backward, not after the step's last backward.
+    ``sums_each``: gradients are summed in the backward of each micro-batch, not in the last one.
+    """
+
+    reshards: bool
+    sums_each: bool
+
+
+SETTINGS: dict[Sharding, Settings] = {
+    "optimizer": Settings(reshards=False, sums_each=False),
+    "gradients": Settings(reshards=False, sums_each=True),
+    "parameters": Settings(reshards=True, sums_each=True),
+    "parameters_kept": Settings(reshards=False, sums_each=False),
+}
+"""``fully_shard`` shares parameters out in each: under ``optimizer`` and ``gradients`` it, too, gathers once a step."""
+ROWS_OF_TABLE: tuple[tuple[int, int, Sharding], ...] = (
+    (2, 1, "none"),
+    *((tensor, 2, sharding) for sharding in SETTINGS for tensor in (2, 1)),
+)
+"""Ranks that share a layer, replicas, and what these share out."""
 TARGET = 1.05
 WARMUP = 2
 CLOSE = 1e-4
@@ -71,19 +97,18 @@ def job() -> Trained:
     return Trained(llama.layers(LLAMA), tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), token_loss)
 
 
-def programs(tensor: int, shards: int) -> list[dict[str, Any]]:
+def programs(tensor: int, replicas: int, sharding: Sharding) -> list[dict[str, Any]]:
     """One stage of all layers, micro-batch after micro-batch, as every rank runs it."""
     profile = analytic_profile(job(), "H100", (1, ROWS), tensor_degrees=(tensor,) if tensor > 1 else ())
     cluster = UniformCluster(
         nodes=1,
-        devices_per_node=tensor * shards,
+        devices_per_node=tensor * replicas,
         kind="H100",
         memory_bytes=2**40,
         fabric=Fabric(bandwidth_bytes_per_s=10**11),
     )
     topology = ClusterTopology(name="benchmark", uniform=cluster)
     degrees = Degrees(tensor=tensor)
-    sharding: Sharding = "optimizer" if shards > 1 else "none"
     request = PlanRequest.model_validate(
         {
             "profile": profile,
@@ -95,15 +120,16 @@ def programs(tensor: int, shards: int) -> list[dict[str, Any]]:
         }
     )
     cells = contract(to_problem(request), Choice(degrees, sharding))
-    stage = Stage(0, len(profile.layers) - 1, tuple(range(shards)))
-    allocation = single_pipeline((stage,), MICRO_BATCHES)
-    return [program.to_json() for program in lower(cells, allocation, one_f_one_b(cells, allocation))]
+    devices = 1 if sharding in WITHIN_PASSES else replicas
+    allocation = single_pipeline((Stage(0, len(profile.layers) - 1, tuple(range(devices))),), MICRO_BATCHES)
+    apart = on_replicas(cells, allocation, one_f_one_b(cells, allocation))
+    return [program.to_json() for program in lower(*apart)]
 
 
 class HandWritten:
     """What one writes without Penstock: each layer parallelised, then sharded over the replicas, and a loop."""
 
-    def __init__(self, chain: Chain, job: Trained, mesh: DeviceMesh, replica: int) -> None:
+    def __init__(self, chain: Chain, job: Trained, mesh: DeviceMesh, replica: int, sharding: Sharding) -> None:
         self._job, self._rows = job, ROWS // mesh.size(0)
         self._first = replica * self._rows
         layers = [chain.build_layer(i, SEED) for i in range(len(chain.specs))]
@@ -111,10 +137,11 @@ class HandWritten:
             if mesh.size(1) > 1 and callable(spec.parallel):
                 parallelize_module(layer, mesh["tensor"], dict(spec.parallel()), src_data_rank=None)
         self._model: Any = Sequential(layers)  # which FSDP2 gives more methods
-        self._is_sharded = mesh.size(0) > 1
-        if self._is_sharded:
+        self._settings = SETTINGS.get(sharding)
+        if self._settings is not None:
+            reshards = self._settings.reshards
             for module in (*layers, self._model):
-                sharded: Any = fully_shard(module, mesh=mesh["replicas"], reshard_after_forward=False)
+                sharded: Any = fully_shard(module, mesh=mesh["replicas"], reshard_after_forward=reshards)
                 sharded.set_gradient_divide_factor(1.0)
                 sharded.set_force_sum_reduction_for_comms(True)  # gloo has no other
         self._optimizer = job.optimizer(self._model.parameters())
@@ -125,10 +152,10 @@ class HandWritten:
         self._optimizer.zero_grad()
         total = torch.zeros(())
         for number in range(MICRO_BATCHES):
-            if self._is_sharded:
+            if self._settings is not None:
                 is_last = number == MICRO_BATCHES - 1
-                model.set_requires_gradient_sync(is_last)
-                model.set_reshard_after_backward(is_last)
+                model.set_requires_gradient_sync(is_last or self._settings.sums_each)
+                model.set_reshard_after_backward(is_last or self._settings.reshards)
                 model.set_is_last_backward(is_last)
             first = number * ROWS + self._first
             inputs, targets = job.batch(0, range(first, first + self._rows))
@@ -142,7 +169,11 @@ class HandWritten:
 
 
 def compare(
-    documents: Sequence[dict[str, Any]], shape: tuple[int, int], rank: int, world_size: int, runs: int
+    documents: Sequence[dict[str, Any]],
+    shape: tuple[int, int, Sharding],
+    rank: int,
+    world_size: int,
+    runs: int,
 ) -> dict[str, float]:
     """The ratio of CPU seconds, and each side's seconds of a run; all ranks have the same answer."""
     given = job()
@@ -160,10 +191,10 @@ def compare(
         division=division,
     )
     own.agree()
-    tensor, replicas = shape
+    tensor, replicas, sharding = shape
     ranks = torch.arange(world_size).view(replicas, tensor)
     mesh = DeviceMesh("cpu", ranks, mesh_dim_names=("replicas", "tensor"))
-    hand = HandWritten(chain, given, mesh, rank // tensor)
+    hand = HandWritten(chain, given, mesh, rank // tensor, sharding)
     sides: dict[str, Callable[[], float]] = {"own": lambda: own.step(0).loss, "hand": hand.step}
     taken: dict[str, list[float]] = {name: [] for name in sides}
     gc.collect()
@@ -190,17 +221,21 @@ def compare(
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--runs", type=int, default=9, help="alternated runs per row")
+    parser.add_argument("--sharding", choices=("none", *SETTINGS), help="only rows of this sharding")
     given = parser.parse_args(arguments)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
     os.environ.setdefault("PYTHONWARNINGS", "ignore")  # of what is written by hand, and of torch about itself
     good = True
-    for tensor, shards in SHAPES:
-        found = in_processes(partial(compare, programs(tensor, shards), (tensor, shards)), tensor * shards, given.runs)
+    for tensor, replicas, sharding in ROWS_OF_TABLE:
+        if given.sharding not in (None, sharding):
+            continue
+        shape = (tensor, replicas, sharding)
+        found = in_processes(partial(compare, programs(*shape), shape), tensor * replicas, given.runs)
         good &= found["ratio"] <= TARGET
-        name = f"LLaMA d=256, tensor {tensor} x {shards} replicas / DTensor and FSDP2 by hand"
+        name = f"LLaMA d=256, tensor {tensor} x {replicas} replicas, {sharding} / DTensor, FSDP2 by hand"
         seconds = f"{found['own']:.2f} / {found['hand']:.2f} s"
         verdict = "ok" if found["ratio"] <= TARGET else "MISSED"
-        print(f"{name:64s} {found['ratio']:8.3f} ratio  target <= {TARGET:<6g} {verdict} ({seconds})", flush=True)
+        print(f"{name:76s} {found['ratio']:8.3f} ratio  target <= {TARGET:<6g} {verdict} ({seconds})", flush=True)
     return 0 if good else 1
 
 

@@ -73,6 +73,24 @@ class Regression(SimpleJob):
 
 job = Regression("regression", batch_size=BATCH, seed=3)
 """.replace("LAYERS", str(LAYERS)).replace("BATCH", str(BATCH)),
+    "divided.py": """
+import time
+from functools import partial
+
+from penstock.examples import llama
+from penstock.examples.synthetic import TokenJob
+from training import GATE
+
+CONFIG = llama.Config(blocks=2, width=32, heads=4, key_value_heads=4, inner=64, length=16, vocabulary=64)
+
+class Gated(TokenJob):
+    def batch(self, step, rows):
+        while step >= 3 and GATE.exists():
+            time.sleep(0.01)
+        return super().batch(step, rows)
+
+job = Gated("llama", partial(llama.layers, CONFIG), batch_size=8, length=16, vocabulary=64)
+""",
 }
 
 
@@ -102,6 +120,7 @@ class Cluster:
 
     def start_agent(self, name: str) -> None:
         options = ["--server", self.url, "--name", name, "--cpu-devices", "2", "--job", "toy=training:job"]
+        options += ["--job", "llama=divided:job"]
         self._start(name, rf"({self.url}) answers", "agent", *options, "--directory", str(self.project))
 
     def _start(self, name: str, pattern: str, *arguments: str) -> str:
@@ -382,3 +401,61 @@ def test_a_model_whose_layers_are_not_the_plans_is_refused(cluster, request_for_
     assert "layer 0" in run.error.detail
     assert "'block0'" in run.error.detail
     assert "'other0'" in run.error.detail
+
+
+@pytest.fixture(scope="module")
+def request_at_tensor_2(cluster):
+    """A request for the two devices of host1, whose profile has costs at tensor 2; host0 has one."""
+    path = cluster.directory / "divided.json"
+    options = ["--job", "divided:job", "--directory", str(cluster.project), "--analytic", "H100", "--tensor", "2"]
+    subprocess.run(
+        [*COMMAND, "profile", *options, "--micro-batch-size", "1", "--micro-batch-size", "4", "-o", str(path)],
+        check=True,
+        cwd=cluster.directory,
+    )
+    path.write_text(path.read_text().replace('"H100"', '"cpu"'))
+    whole = topology(devices_per_node=2).expanded()
+    small, large = whole.nodes
+    few = whole.model_copy(update={"nodes": (small.model_copy(update={"devices": small.devices[:1]}), large)})
+    gone = small.devices[1].id
+    links = tuple(link for link in few.links if gone not in (link.a, link.b))
+    return PlanRequest.model_validate(
+        {
+            "profile": ModelProfile.read(path),
+            "topology": few.model_copy(update={"links": links}),
+            "global_batch_size": 8,
+            "micro_batch_sizes": (4,),
+            "planner": "gpipe",
+            "degrees": {"tensor": 2},
+            "sharding": "none",
+        }
+    )
+
+
+@pytest.mark.timeout(4 * LIMIT_S)
+def test_a_host_that_dies_costs_degrees_and_a_generation_and_nothing_that_was_saved(cluster, request_at_tensor_2):
+    """Two ranks share all layers; when their host is gone, one rank of the other goes on from what they have saved."""
+    result = ask(cluster, request_at_tensor_2).result
+    assert result.plan is not None, result.why
+    assert result.plan.degrees.tensor == 2
+    cluster.gate.touch()
+    options = {"checkpoint_directory": str(cluster.directory / "divided"), "checkpoint_every": 2}
+    run = cluster.start_run(result.plan_hash, model="llama", steps=6, options=options, recover={})
+    assert cluster.run_when(run, lambda run: run.steps_done >= 3).state == "running"
+    ranks = cluster.ranks("host1")
+    assert (len(ranks), len(cluster.ranks("host0"))) == (2, 0)
+    cluster.processes["host1"].kill()
+    cluster.processes["host1"].wait()
+    assert psutil.wait_procs(ranks, LIMIT_S)[1] == []
+    cluster.gate.unlink()
+    until = time.monotonic() + 2 * LIMIT_S
+    while (done := cluster.run_when(run, ended)).state == "recovering":
+        assert time.monotonic() < until, done
+        time.sleep(0.2)
+    assert done.state == "succeeded", done.error
+    assert (done.restarts, done.agents, len(done.losses)) == (1, ("host0",), 6)
+    events = cluster.client.get(f"/v1/runs/{run}/events", params={"poll": "true"}).json()["items"]
+    assert [one["data"]["step"] for one in events if one["kind"] == "resumed"] == [2]
+    again = cluster.run_when(cluster.start_run(done.generations[-1].plan_hash, model="llama", steps=6), ended)
+    assert again.state == "succeeded", again.error
+    assert done.losses == pytest.approx(again.losses, rel=1e-5)

@@ -44,6 +44,8 @@ def rehearse(
     for stage in stages.values():
         stage.clear_gradients()
         _miniature_step(stage, chain, runtime)
+        if stage.shards is not None:
+            stage.shards.forget_copies()
     forget_casts()
     runtime.synchronize()
 

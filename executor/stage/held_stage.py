@@ -276,7 +276,7 @@ class Holder:
     def _stage(self, held: Held, module: StageModule) -> HeldStage:
         parts, shards = share_out(self._parts(held), self.program, self.groups, self._modules)
         if shards is not None:
-            shards.enclose(module.modules)
+            shards.enclose(module.modules, lowered=self.training.lowered)
             if isinstance(module, LayerwiseStage):
                 module.shards = shards
         apart = [each.own for each in parts.pieces.values() if isinstance(each, RowPiece) or each.is_sharded]

@@ -14,7 +14,7 @@ parameters are gathered once a step, of a layer otherwise. Ranks move the padded
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from penstock.executor.stage.precision import Copied, Copies
 from penstock.schemas.program import Sharding
 
 if TYPE_CHECKING:
@@ -152,6 +153,7 @@ class Unit:
         self.rows = torch.zeros(0 if keeps_whole else at, dtype=first.dtype, device=first.device)
         self.summed = torch.zeros(at, dtype=first.dtype, device=first.device)
         self._views = self._viewed(members, self.whole)
+        self.copies = Copies(self.whole)
         self._users = 1
         self._gathering: tuple[Tensor, Any] | None = None
         for member, view in zip(members, self._views, strict=True):
@@ -194,8 +196,8 @@ class Unit:
         self._users += 1
 
     def start(self) -> None:
-        """Start to gather the parameters, which are going to be entered."""
-        if (self._users == 0 or self._keeps_whole) and self._gathering is None:
+        """Start to gather the parameters, which are going to be entered; also while the layer before has them."""
+        if self._gathering is None:
             made = self.whole.new_empty((self._ranks, len(self.summed)))
             work: Any = dist.all_gather_into_tensor(made.view(-1), self._sent(), group=self.group, async_op=True)
             self._gathering = made, work
@@ -205,6 +207,7 @@ class Unit:
         self._users -= 1
         if self._users == 0:
             _resize(self.whole, 0)
+            self.copies.empty()
 
     def gather(self) -> None:
         """Take all ranks' rows into the whole parameters."""
@@ -218,6 +221,7 @@ class Unit:
             for place, view in zip(self._places, self._views, strict=True):
                 for whole, ranks in place.moves(view, made):
                     whole.copy_(ranks)
+        self.copies.fill()
 
     def _sent(self) -> Tensor:
         """This rank's rows of all parameters, padded."""
@@ -299,6 +303,7 @@ class Shards:
         self.units = list(dict.fromkeys(unit for units in buckets.values() for unit in units))
         self._layers = layers
         self._ahead = _NOTHING
+        self._noted: set[int] = set()
         self._sums: list[Scatter] = []
         self._own = {id(piece.own) for unit in self.units for piece in unit.pieces.values()}
 
@@ -306,17 +311,19 @@ class Shards:
         """Whether a parameter is this rank's rows of one."""
         return id(parameter) in self._own
 
-    def enclose(self, modules: Mapping[int, nn.Module]) -> None:
-        """Let every forward of a layer gather its parameters first, and let go of them afterwards."""
-        if self.sharding != "parameters":
-            return
-        for index, module in modules.items():
-            if index in self._layers:
-                self._enclose(index, module)
+    def enclose(self, modules: Mapping[int, nn.Module], *, lowered: bool) -> None:
+        """Let every forward of a layer gather its parameters first, and let go of them afterwards.
 
-    def _enclose(self, index: int, module: nn.Module) -> None:
+        ``lowered``: layers run under autocast, whose copies of parameters that come and go do so, too.
+        """
+        if self.sharding == "parameters" or (lowered and self.sharding == "parameters_kept"):
+            for index, module in modules.items():
+                if index in self._layers:
+                    self._enclose(index, module, lowered=lowered)
+
+    def _enclose(self, index: int, module: nn.Module, *, lowered: bool) -> None:
         enclosed: Any = module
-        forward = module.forward
+        forward = self._noting(index, module.forward) if lowered else module.forward
 
         def run(*given: Any, **named: Any) -> Any:
             for unit in self._layers[index]:
@@ -328,7 +335,25 @@ class Shards:
                 unit.leave()
             return results
 
-        enclosed.forward = run
+        enclosed.forward = run if self.sharding == "parameters" else forward
+
+    def _noting(self, index: int, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """A layer's forward whose first run with gradients after an update notes what autocast copies."""
+
+        def run(*given: Any, **named: Any) -> Any:
+            if index in self._noted or not (torch.is_grad_enabled() and torch.is_autocast_cache_enabled()):
+                return forward(*given, **named)
+            self._noted.add(index)
+            with Copied([unit.copies for unit in self._layers[index]]):
+                return forward(*given, **named)
+
+        return run
+
+    def forget_copies(self) -> None:
+        """Note autocast's copies again, which forgets those that it has made (``precision.forget_casts``)."""
+        self._noted.clear()
+        for unit in self.units:
+            unit.copies.forget()
 
     def _start(self, layer: int) -> None:
         for unit in self._layers.get(layer, ()):
@@ -374,6 +399,7 @@ class Shards:
 
     def stepped(self) -> None:
         """Take over what other ranks have stepped, where parameters stay whole; when they are read, too."""
+        self.forget_copies()
         if self.sharding == "gradients":
             for unit in self.units:
                 unit.gather()

@@ -52,7 +52,7 @@ def share_out(
                 unit = Unit(same, group, sharding)
                 units[k].append(unit)
                 rows |= unit.pieces
-                for layer in holders[id(same[0].leaf)]:
+                for layer in dict.fromkeys(layer for member in same for layer in holders[id(member.leaf)]):
                     layers.setdefault(layer, []).append(unit)
     own = {id(part): rows[id(part)].own if id(part) in rows else part for part in parts.parameters}
     shared = replace(

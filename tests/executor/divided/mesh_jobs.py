@@ -57,9 +57,12 @@ _MOE = moe.Config(
     experts=4,
     per_token=2,
 )
+ADJACENT = ("block.1.feed_forward.0.weight", "block.2.feed_forward.0.weight")
+"""A parameter of two layers that are neighbours."""
 _LAYERS = {
     "gpt": (partial(gpt.layers, _GPT()), ()),
     "tied": (partial(gpt.layers, _GPT(tied=True)), (gpt.TIED,)),
+    "adjacent": (partial(gpt.layers, _GPT()), (ADJACENT,)),
     "llama": (partial(llama.layers, _LLAMA), ()),
     "moe": (partial(moe.layers, _MOE), ()),
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from mesh_cases import Case, lowered
-from rank_pool import RankPool
+from rank_pool import RankPool, differences
 
 from penstock.executor.divided.inventory import Expected, Ran, first_difference
 from penstock.executor.profiling.tracing import Sent
@@ -60,3 +60,15 @@ def test_ranks_whose_degrees_disagree_are_refused_before_any_step(world: RankPoo
         "that of rank 0 at tensor 2, context 1, expert 1, expert tensor 1"
     )
     assert done[1]["step"] is None
+
+
+@pytest.mark.parametrize(("tensor", "recompute"), [(1, "none"), (2, "none"), (1, "full")])
+def test_neighbours_that_have_one_parameter_gather_and_sum_it_as_predicted(
+    world: RankPool, tensor: int, recompute: str
+) -> None:
+    """A layer gathers ahead for its neighbour what it has itself at that moment."""
+    case = Case("adjacent", "float64", tensor, 1, 1, 2, 1, "parameters", "gpipe", recompute)
+    directory = str(Path(__file__).parent)
+    done = world.train(lowered(case).programs, "mesh_jobs:adjacent_float64", steps=2, directory=directory)
+    assert max(differences(done)) <= 1e-12
+    assert {one["collectives_differ"] for one in done} == {None}

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from mesh_cases import BATCH, MICRO_BATCHES, Case, lowered
+from mesh_cases import BATCH, MICRO_BATCHES, Case, contracted, lowered
 from rank_pool import RankPool
 
-from penstock.schemas.program import SHARDINGS, WITHIN_PASSES
+from penstock.schemas.program import SHARDINGS, WITHIN_PASSES, Program
 from penstock.solvers.costs.memory import activation_bytes, static_bytes, weight_bytes
+from penstock.solvers.model.allocation import Stage
+from penstock.solvers.model.problem import Problem
 
 HERE = Path(__file__).parent
 CLOSE = 0.03
@@ -49,16 +52,56 @@ def test_ranks_hold_what_is_counted_after_two_micro_batches_and_at_the_step(
         made.programs, f"mesh_jobs:{job}_float32", steps=2, directory=str(HERE), check=False, count_memory=True
     )
     (stage,) = made.allocation.stages
-    parts = static_bytes(made.cells, stage)
-    static = at_step = parts.total
-    if sharding == "parameters_kept":
-        own = weight_bytes(made.cells, stage).owned * made.cells.memory.gradient_factor
-        at_step = parts.optimizer + -(-own // replicas)
+    static = static_bytes(made.cells, stage).total
+    at_step = counted_at_step(made.cells, stage, case)
     rows = BATCH // MICRO_BATCHES // case.degrees.meshes // (replicas if sharding in WITHIN_PASSES else 1)
     each = activation_bytes(made.cells, stage, rows)
     for program, one in zip(made.programs, done, strict=True):
-        assert one["kind"] == "done", one
-        held = {index: size for step, index, size in one["held"] if step == 1}
-        kinds = [(word.kind, word.micro_batch) for word in program.instructions()]
-        assert held[kinds.index(("F", 2))] == pytest.approx(static + 2 * each, rel=CLOSE)
-        assert held[kinds.index(("STEP", 0))] == pytest.approx(at_step, rel=CLOSE)
+        held = held_by(program, one)
+        assert held["F", 2] == pytest.approx(static + 2 * each, rel=CLOSE)
+        assert held["STEP", 0] == pytest.approx(at_step, rel=CLOSE)
+
+
+def counted_at_step(cells: Problem, stage: Stage, case: Case) -> int:
+    """What the judge counts when the optimizer steps: parameters kept until then, and their gradients, are gone."""
+    parts = static_bytes(cells, stage)
+    if case.sharding != "parameters_kept":
+        return parts.total
+    own = weight_bytes(cells, stage).owned * cells.memory.gradient_factor
+    return parts.optimizer + -(-own // case.replicas)
+
+
+def held_by(program: Program, done: dict[str, Any]) -> dict[tuple[str, int], int]:
+    """The bytes that a rank held in its second step when each instruction began, by its kind and micro-batch."""
+    assert done["kind"] == "done", done
+    words = [(word.kind, word.micro_batch) for word in program.instructions()]
+    return {words[index]: size for step, index, size in done["held"] if step == 1 and index < len(words)}
+
+
+@pytest.mark.parametrize(("tensor", "recompute"), [(2, "none"), (1, "full")])
+def test_in_16_bits_autocasts_copies_come_and_go_with_parameters(world: RankPool, tensor: int, recompute: str) -> None:
+    """Losses are those of ranks that share out nothing, whose copies stay from the first micro-batch to the step.
+
+    What is counted is a mixed-precision trainer's: 16 bits of each parameter, and its master copy among the states.
+    """
+    losses = []
+    for sharding in ("none", "parameters_kept", "parameters"):
+        case = Case("llama", "float32", tensor, 1, 1, 2, 1, sharding, "gpipe", recompute)
+        made = lowered(case)
+        how = {"options": {"precision": "bf16"}, "check": False, "count_memory": sharding != "none"}
+        done = world.train(made.programs, "mesh_jobs:llama_float32", steps=2, directory=str(HERE), **how)
+        losses += [one["losses"] for one in done]
+        if sharding == "none":
+            continue
+        (stage,) = made.allocation.stages
+        cells = contracted(case, "bf16")
+        for program, one in zip(made.programs, done, strict=True):
+            held = held_by(program, one)
+            grown = [held["F", number] - held["F", number - 1] for number in (1, 2)]
+            if sharding == "parameters":
+                assert held["F", 0] == pytest.approx(static_bytes(cells, stage).total, rel=CLOSE)
+                assert grown[0] == pytest.approx(grown[1], rel=CLOSE)
+            elif recompute == "none":
+                assert grown[0] > 1.5 * grown[1]  # the copies
+            assert held["STEP", 0] == pytest.approx(counted_at_step(cells, stage, case), rel=CLOSE)
+    assert losses == [pytest.approx(losses[0], rel=1e-6)] * len(losses)
