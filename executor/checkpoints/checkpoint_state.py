@@ -174,7 +174,7 @@ class _Reader:
         try:
             self._has = self._reader.read_metadata().state_dict_metadata
         except Exception as error:
-            raise InvalidDocument(f"checkpoint {str(checkpoint.directory)!r} cannot be read: {error}") from error
+            raise _unreadable(checkpoint, error) from error
         self._by_parameter: dict[str, list[str]] = {}
         for name in self._has:
             self._by_parameter.setdefault(name.rpartition("/")[0] + "/", []).append(name)
@@ -227,7 +227,17 @@ class _Reader:
                 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
                 load(self.found, storage_reader=self._reader, planner=planner, no_dist=True)
         except (CheckpointException, Exception) as error:
-            raise InvalidDocument(f"checkpoint {str(self.checkpoint.directory)!r} cannot be read: {error}") from error
+            raise _unreadable(self.checkpoint, error) from error
+
+
+def _unreadable(checkpoint: Checkpoint, error: BaseException) -> InvalidDocument:
+    """What to say of a checkpoint whose files are damaged: the first sentence of the cause."""
+    cause = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
+    sentence = str(cause).partition("\n")[0].partition(". ")[0]
+    return InvalidDocument(
+        f"checkpoint {str(checkpoint.directory)!r} cannot be read: {type(cause).__name__}: {sentence}",
+        remedy="put its files back as they were written, or remove the directory, so that an older one is resumed",
+    )
 
 
 _KINDS = {"model": "parameter", "buffer": "buffer"}

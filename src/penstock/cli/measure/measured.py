@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.executor.run.local import RunReport
+    from penstock.schemas.api.jobs import RunOut
+    from penstock.schemas.api.run_options import RunOptions
     from penstock.schemas.plan import Plan
 
 
-def measured_lines(
-    plan: Plan, step_times_ns: Sequence[int], losses: Sequence[float | None], gradient_check: float | None
-) -> list[str]:
-    """Losses, the measured time against the predicted one, and the comparison with a single process."""
+def measured_lines(plan: Plan, ended: RunReport | RunOut, options: RunOptions) -> list[str]:
+    """Losses, the measured time against the predicted one, and the comparison with a single process.
+
+    In fp16 ranks compare the first loss alone (``executor.run.check``), and what they say of gradients is 0.
+    """
     from penstock.report.words import duration
 
+    step_times_ns, losses, gradient_check = ended.step_times_ns, ended.losses, ended.gradient_check
     lines = []
     if losses:
         first, last = ("unknown" if loss is None else f"{loss:.6f}" for loss in (losses[0], losses[-1]))
@@ -26,7 +30,9 @@ def measured_lines(
         if plan.prediction is not None:
             predicted = plan.prediction.time_per_global_batch_ns
             lines.append(f"predicted  {duration(predicted)}, {100 * (predicted / median - 1):+.1f} % against it")
-    if gradient_check is not None:
+    if gradient_check is not None and options.precision == "fp16":
+        lines.append("gradients  not compared in fp16, whose first steps may be skipped; the first loss was")
+    elif gradient_check is not None:
         lines.append(f"gradients  {gradient_check:.3g} apart from a single process, relative to the largest")
     return lines
 

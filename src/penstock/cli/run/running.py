@@ -143,7 +143,7 @@ def run(
         _write_traces(file, document, trace, chrome_trace)
         if as_json:
             print_json(ended)
-        for line in measured_lines(file.plan, ended.step_times_ns, ended.losses, ended.gradient_check):
+        for line in measured_lines(file.plan, ended, options):
             screen.say(line)
         return
     if job is not None:
@@ -173,7 +173,7 @@ def run(
     _write_traces(file, _document(file, report) if traced else None, trace, chrome_trace)
     if as_json:
         print_json(figures(file.plan, report))
-    for line in measured_lines(file.plan, report.step_times_ns, report.losses, report.gradient_check):
+    for line in measured_lines(file.plan, report, options):
         screen.say(line)
     for line in collective_lines(report):
         screen.say(line)
