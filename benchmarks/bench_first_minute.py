@@ -4,8 +4,8 @@ Each request has a process of its own, with compiled kernels from the warmed cac
 sample for each GPU, 64 at least. Seconds are those of the call: until the first plan, until one within 5 % of the
 answer, and in all. A gap is to the bound on every plan of the request. Above 5 % it is taken apart: ``network`` is what
 the plan takes less where links are wide and have no latency, ``memory`` what it takes less there if nothing is
-recomputed, ``fill`` what its GPUs idle on average even then, ``work`` what they compute beyond the bound: dearer
-slices, degrees, and copies of updates; less than 0 where the bound counts memory or fill itself.
+recomputed, ``fill`` what its GPUs idle on average even then, ``work`` what they compute beyond the bound, as
+slices or degrees that cost more; less than 0 where the bound counts memory or fill itself.
 Prints Markdown, and ``name value unit target ok|MISSED`` for what is wanted. With ``--rows FILE`` rows are kept there
 as they come, and requests that it has are not asked again.
 """

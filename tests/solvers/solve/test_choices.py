@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +15,12 @@ from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.coverage import allowed
 from penstock.solvers.bounds.schedule_bound import request_bound
 from penstock.solvers.degrees.contract import contract
+from penstock.solvers.improve import remedies
 from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.degrees import CellMeasured, Choice, Degrees, Sharding, Variant
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import CLASS_SCOPE, REQUEST_SCOPE, Result, Shortage, Status
-from penstock.solvers.solve import choices, driver
+from penstock.solvers.solve import choices, driver, tasks
 
 ONE, TWO, FOUR = Degrees(), Degrees(tensor=2), Degrees(tensor=4)
 HOLDS_ALL, HOLDS_NONE = 2**40, 10
@@ -130,6 +132,29 @@ def test_infeasible_is_said_only_where_every_choice_is() -> None:
     some = choices.solve(one, "dapple", max_plans=4)
     assert some.choice == Choice(FOUR)
     assert some.best is not None
+
+
+def test_a_remedy_is_looked_for_of_the_choice_that_lacks_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of others nothing is said of remedies; eight samples are too few for cells of two more nodes in one stage."""
+    tried: list[Choice | None] = []
+    look = remedies.find_remedy
+
+    def counted(problem: Problem, feasible: Callable[[Problem], bool]) -> str | None:
+        tried.append(problem.choice)
+        return look(problem, feasible)
+
+    monkeypatch.setattr(tasks, "find_remedy", counted)
+    shared = (Choice(ONE, "parameters"), Choice(ONE, "gradients"), Choice(TWO, "gradients"))
+    problem = open_problem(shared, memory_bytes=300, micro_batch_sizes=())
+    assert not any(each.sentence.startswith("more stages") for each in remedies.remedies(contract(problem, shared[0])))
+    none = choices.solve(problem, "auto", effort="quick")
+    assert none.status is Status.INFEASIBLE
+    assert none.choice is not None
+    assert tried == [none.choice]
+    nearest, *others = none.why.split("tensor ")[1:]
+    assert "this works: " in nearest or "no remedy tried here works" in nearest
+    assert others
+    assert not any("works" in each for each in others)
 
 
 def test_what_a_search_does_not_find_is_not_infeasible() -> None:
