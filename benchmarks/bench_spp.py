@@ -24,7 +24,7 @@ from penstock.solvers.planners.spp.tables import chain_of, windows
 MICRO_BATCHES = 32
 FIRST_CALL = """
 import time
-from penstock.solvers import warm
+from penstock.solvers.solve import warm
 from penstock.solvers.solve.driver import solve
 problem = warm._toy(True, "half")
 began = time.process_time()

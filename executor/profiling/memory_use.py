@@ -155,7 +155,8 @@ class LiveBytes(TorchDispatchMode):
         Also counts ``_most_bytes`` anew, above which nothing is until more is made: each storage with the most that it
         has had, since what was resized to nothing may come back.
         """
-        alive, held_bytes, self._most_bytes = {}, 0, 0
+        alive: dict[int, _Held] = {}
+        held_bytes = self._most_bytes = 0
         for key, held in self._alive.items():
             storage: Any = UntypedStorage._new_with_weak_ptr(held.reference.cdata)
             if storage is not None:
