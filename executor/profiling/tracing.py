@@ -168,7 +168,7 @@ class Tracer:
         """Bytes that layer ``index`` needs only while it runs: the most of a pass, less what stays; 0 if not counted.
 
         After a forward what is ``kept`` stays, or its results; a backward gives back what it uses up, and leaves the
-        gradients of its inputs. A gradient of a parameter is there beside the one that it is added to.
+        gradients of its inputs. A new gradient of a parameter is there with the one that it is added to.
         """
         if not self.counts_workspace:
             return 0
