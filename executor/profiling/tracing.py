@@ -173,7 +173,8 @@ class Tracer:
         if not self.counts_workspace:
             return 0
         leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in given]
-        with LiveBytes(on_meta=True) as alive:
+        alive = LiveBytes(on_meta=True)
+        with alive:
             with FusedKernels():
                 results, roots = self._forward(index, leaves, env, targets)
             if index == len(self.chain.specs) - 1:
