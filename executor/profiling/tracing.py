@@ -168,12 +168,13 @@ class Tracer:
         """Bytes that layer ``index`` needs only while it runs: the most of a pass, less what stays; 0 if not counted.
 
         After a forward what is ``kept`` stays, or its results; a backward gives back what it uses up, and leaves the
-        gradients of its inputs. A gradient of a parameter is there beside the one that it is added to.
+        gradients of its inputs. A new gradient of a parameter is there with the one that it is added to.
         """
         if not self.counts_workspace:
             return 0
         leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in given]
-        with LiveBytes(on_meta=True) as alive:
+        alive = LiveBytes(on_meta=True)
+        with alive:
             with FusedKernels():
                 results, roots = self._forward(index, leaves, env, targets)
             if index == len(self.chain.specs) - 1:

@@ -41,12 +41,15 @@ ELSEWHERE = {
 MEASURED = "each process loads torch; profiling.md measures, on two devices"
 TRAINED = "each rank loads torch; running.md trains the same plan"
 ADDED = "penstock plan --example gpt2-small --cluster 1x4xV100"
+HF = "transformers is slow to load; tests/executor/hugging_face traces smaller models"
 ADDS = "tests/docs/test_adding_pages.py runs it with what the page adds"
 
 NOT_RUN = {
     "penstock profile --hf config.json --traced --sequence-length 4096 --kind H100 --tensor 1,2,4,8 -o llama.json": (
         "transformers is slow to load; tests/cli/measure traces a smaller model"
     ),
+    "penstock profile --hf config.json --traced --sequence-length 4096 --kind H100 --context 2,4 -o long.json": HF,
+    "penstock profile --hf mixtral.json --traced --kind H100 --tensor 1,2 --expert 4,8 -o mixtral.json": HF,
     "penstock rank job.json --job mytrain:job --steps 1000 --report report.json": "a launcher starts it: tests/slurm",
     "penstock run plan.json --job mytrain:job --device cuda --check": "needs a GPU; tests/executor",
     "penstock profile --job mymodel:job --device cpu -o profile.json": MEASURED,

@@ -121,7 +121,7 @@ def _norms_of_heads(at: _At) -> int:
 
 
 def _result_of_attention(at: _At) -> int:
-    """It is in the order of the projection behind it already, where the closed form has a copy; Phi makes one."""
+    """It is in the order of the projection that follows already, where the closed form has a copy; Phi makes one."""
     shape, size = at.shape, _BF16 * at.shape.heads * at.shape.head_width
     if at.family == "phi":
         return size
