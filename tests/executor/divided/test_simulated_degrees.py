@@ -32,7 +32,7 @@ from penstock.executor.program.interpreter import Interpreter
 from penstock.executor.program.rehearsal import rehearse
 from penstock.executor.stage.sharded_parameters import Scatter
 from penstock.schemas.errors import PenstockError
-from penstock.schemas.program import SHARDINGS, WITHIN_PASSES, Instruction, Program
+from penstock.schemas.program import INPUT, SHARDINGS, WITHIN_PASSES, Instruction, Program
 from penstock.solvers.lowering import lower
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.degrees import Choice, Degrees
@@ -98,11 +98,15 @@ def lowered(rng: random.Random, name: str, degrees: Degrees, cells: int, shardin
         orders = rng.choice([gpipe, one_f_one_b])(problem, allocation)
         return lower(problem, allocation, orders, norm=norm, transport="nccl")
     allocation = random_allocation(rng, problem)
-    stages = [with_modules(rng, stage) for stage in allocation.stages]
-    allocation = single_pipeline(stages, allocation.num_micro_batches)
     if sharding in ("none", "optimizer") and rng.random() < 0.25:
         return _periodic(rng, problem, allocation)
-    return lower(problem, allocation, random_orders(rng, allocation), norm=norm, transport="nccl")
+    orders = random_orders(rng, allocation)
+    if not any(
+        (row.operations[:, 0] == INPUT).any() for row in orders.rows
+    ):  # halves of backwards recompute no modules
+        stages = [with_modules(rng, stage) for stage in allocation.stages]
+        allocation = single_pipeline(stages, allocation.num_micro_batches)
+    return lower(problem, allocation, orders, norm=norm, transport="nccl")
 
 
 def _periodic(rng: random.Random, problem: Problem, allocation: Allocation) -> list[Program]:
