@@ -337,6 +337,10 @@ class Program:
         classes = self.row_classes
         return int(len(classes) > 1 and micro_batch % self.num_micro_batches >= classes[0][1])
 
+    def size_of(self, micro_batch: int) -> int:
+        """The rows of a whole micro-batch."""
+        return self.row_classes[self.row_class(micro_batch)][0]
+
     def to_json(self, texts: Texts | None = None) -> dict[str, Any]:
         """Plain data for JSON; instructions and ranks as compact text. ``texts``: of programs that share them."""
         known = texts or Texts()

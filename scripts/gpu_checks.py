@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpu_machine import HERE, MICRO_BATCH_SIZE, RECURRENT, SMALL, STEPS, Machine, Refusal, Skipped
+from gpu_machine import EXPERTS, HERE, MICRO_BATCH_SIZE, RECURRENT, SMALL, STEPS, Machine, Refusal, Skipped
 
 if TYPE_CHECKING:
     from gpu_plans import Layout
@@ -42,6 +42,8 @@ def checks() -> Iterator[Check]:
     """All checks in the order of the table."""
     from gpu_plans import Layout
 
+    from penstock.solvers.model.degrees import Degrees
+
     two, four = ((0,), (1,)), ((0,), (1,), (2,), (3,))
     layouts = {
         "gpipe, 2 ranks": Layout(two, "gpipe"),
@@ -49,7 +51,15 @@ def checks() -> Iterator[Check]:
         "interleaved, 2 ranks": Layout((*two, *two), "interleaved"),
         "zero bubble, 2 ranks": Layout(two, "zero bubble"),
         "2 stages of 2 replicas": Layout(((0, 1), (2, 3)), "1f1b"),
-        "2 replicas, states shared out": Layout(((0, 1),), "1f1b", shared_out=True),
+        "2 replicas, states shared out": Layout(((0, 1),), sharding="optimizer"),
+        "2 replicas, gradients shared out": Layout(((0, 1),), sharding="gradients"),
+        "2 replicas, parameters shared out": Layout(((0, 1),), sharding="parameters"),
+        "2 stages of 2, parameters kept": Layout(((0, 1), (2, 3)), sharding="parameters_kept"),
+        "tensor 2": Layout(((0,),), degrees=Degrees(tensor=2)),
+        "tensor 2, 2 stages": Layout(two, degrees=Degrees(tensor=2)),
+        "context 2": Layout(((0,),), degrees=Degrees(context=2)),
+        "experts, 2 ranks": Layout(((0,),), degrees=Degrees(expert=2)),
+        "tensor 2, parameters shared out": Layout(((0, 1),), sharding="parameters", degrees=Degrees(tensor=2)),
     }
     yield Check("devices and versions", versions)
     for transport in ("gloo-staged", "nccl"):
@@ -132,13 +142,16 @@ def analytic(machine: Machine) -> str:
 
 def gradients(machine: Machine, transport: str, layout: Layout) -> str:
     """A run against the unsplit model."""
-    from gpu_jobs import small
+    from gpu_jobs import experts, small
     from gpu_plans import flushed
 
     if transport == "nccl" and machine.device == "cpu":
         raise Skipped("needs a GPU")
-    work = flushed(small, layout, "nccl" if transport == "nccl" else "gloo")
-    return compared(machine.train(work, transport, check=True))
+    job, reference = (experts, EXPERTS) if layout.degrees.expert > 1 else (small, SMALL)
+    work = flushed(job, layout, "nccl" if transport == "nccl" else "gloo")
+    report = machine.train(work, transport, job=reference, check=True)
+    assert report.collectives_differ is None, report.collectives_differ
+    return compared(report)
 
 
 def compared(report: RunReport) -> str:

@@ -4,11 +4,28 @@ from __future__ import annotations
 
 from functools import partial
 
-from penstock.examples import awd_lstm, gpt
+from penstock.examples import awd_lstm, gpt, moe
 from penstock.examples.synthetic import TokenJob
 
 small = gpt.make("gpt-check", gpt.Config(blocks=6, width=64, heads=2, length=32, vocabulary=128), batch_size=16)
 """Eight layers, so that it has stages enough for two on each of four ranks."""
+
+experts = moe.make(
+    "moe-check",
+    moe.Config(
+        blocks=2,
+        width=64,
+        heads=2,
+        key_value_heads=2,
+        inner=64,
+        length=32,
+        vocabulary=128,
+        experts=4,
+        per_token=2,
+    ),
+    batch_size=16,
+)
+"""Layers with experts, which ranks share out."""
 
 timed = gpt.make("gpt-timed", gpt.Config(blocks=8, width=1024, heads=16, length=512, vocabulary=8192), batch_size=32)
 """117 million parameters; a micro-batch of four samples is tens of milliseconds of an H100 in fp32."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.schemas.trace import Trace
 
 HERE = Path(__file__).parent
-SMALL, TIMED, RECURRENT = "gpu_jobs:small", "gpu_jobs:timed", "gpu_jobs:recurrent"
+SMALL, TIMED, RECURRENT, EXPERTS = "gpu_jobs:small", "gpu_jobs:timed", "gpu_jobs:recurrent", "gpu_jobs:experts"
 STEPS, TIMED_STEPS = 4, 12
 MICRO_BATCH_SIZE = 4
 HANGS_AFTER_S = 120.0

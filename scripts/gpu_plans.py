@@ -14,9 +14,13 @@ from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest, UpdateRule
 from penstock.schemas.topology import ClusterTopology
+from penstock.solvers.degrees.contract import contract
+from penstock.solvers.degrees.replicas import on_replicas
 from penstock.solvers.judge.shared_processor import parallel_pipelines
 from penstock.solvers.lowering import lower
 from penstock.solvers.model.allocation import Stage, single_pipeline
+from penstock.solvers.model.degrees import IN_ONE_STAGE, Choice, Degrees, Sharding
+from penstock.solvers.model.problem import Problem
 from penstock.solvers.schedules.advance_forward import advance_forward
 from penstock.solvers.schedules.early_backward import one_f_one_b
 from penstock.solvers.schedules.gpipe import gpipe
@@ -30,16 +34,21 @@ MICRO_BATCHES = 4
 
 
 class Layout(NamedTuple):
-    """Stages as the devices of each; layers are spread evenly. ``shared_out``: optimizer states, over replicas."""
+    """Stages as the devices of each; layers are spread evenly. Each device is a cell of GPUs at ``degrees`` above 1.
+
+    ``sharding``: what replicas share out, ``optimizer`` for its states. Of ``gradients`` and ``parameters``, which move
+    within passes, there is one stage.
+    """
 
     stages: Sequence[Sequence[int]]
     schedule: str = "1f1b"
-    shared_out: bool = False
+    sharding: Sharding = "none"
+    degrees: Degrees = Degrees()
 
     @property
     def ranks(self) -> int:
         """How many there are."""
-        return len({device for stage in self.stages for device in stage})
+        return len({device for stage in self.stages for device in stage}) * self.degrees.cell
 
 
 def cluster(kind: str, devices: int, memory_bytes: int = 2**40) -> ClusterTopology:
@@ -54,19 +63,24 @@ def cluster(kind: str, devices: int, memory_bytes: int = 2**40) -> ClusterTopolo
     return ClusterTopology.parse({"name": "gpu-check", "uniform": uniform})
 
 
-def _problem_and_stages(job: Job, layout: Layout) -> tuple[Any, tuple[Stage, ...]]:
+def _problem_and_stages(job: Job, layout: Layout) -> tuple[Problem, tuple[Stage, ...]]:
+    sizes: dict[str, Any] = {f"{name}_degrees": (size,) for name, size in layout.degrees._asdict().items() if size > 1}
     request = PlanRequest.model_validate(
         {
-            "profile": analytic_profile(job, "H100", (1,)),
+            "profile": analytic_profile(job, "H100", (1, job.batch_size // MICRO_BATCHES), **sizes),
             "topology": cluster("H100", layout.ranks),
             "global_batch_size": job.batch_size,
-            "memory": {"optimizer_sharding": "over_replicas" if layout.shared_out else "none"},
+            "memory": {"optimizer_sharding": "over_replicas" if layout.sharding == "optimizer" else "none"},
         }
     )
+    problem = to_problem(request)
+    if layout.degrees != Degrees() or layout.sharding not in ("none", "optimizer"):
+        problem = contract(problem, Choice(layout.degrees, layout.sharding))
     layers, count = len(list(job.layers())), len(layout.stages)
     edges = [layers * k // count for k in range(count + 1)]
-    stages = (Stage(edges[k], edges[k + 1] - 1, tuple(devices)) for k, devices in enumerate(layout.stages))
-    return to_problem(request), tuple(stages)
+    of_stages = [(0,)] if layout.sharding in IN_ONE_STAGE else layout.stages
+    stages = (Stage(edges[k], edges[k + 1] - 1, tuple(devices)) for k, devices in enumerate(of_stages))
+    return problem, tuple(stages)
 
 
 def flushed(job: Job, layout: Layout, transport: Literal["gloo", "nccl"], *, norm: bool = False) -> Work:
@@ -74,7 +88,7 @@ def flushed(job: Job, layout: Layout, transport: Literal["gloo", "nccl"], *, nor
     problem, stages = _problem_and_stages(job, layout)
     allocation = single_pipeline(stages, MICRO_BATCHES)
     orders = SCHEDULES[layout.schedule](problem, allocation)
-    return Work.of(lower(problem, allocation, orders, transport=transport, norm=norm))
+    return Work.of(lower(*on_replicas(problem, allocation, orders), transport=transport, norm=norm))
 
 
 def ruled(job: Job, rule: UpdateRule, steps: int) -> Work:

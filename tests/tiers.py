@@ -43,6 +43,7 @@ FEWER = {
     "test_request_bound.py::test_never_above_the_job_shop_of_any_plan": 2,
     "test_request_bound.py::test_no_planner_has_a_better_plan": 4,
     "test_spp_planner.py::test_memory_is_respected_or_the_reason_is_said": 4,
+    "test_simulated_degrees.py::test_ranks_that_share_layers_come_to_their_end": 4,
     "test_update_rules.py::test_periodic_rules_train_their_equations": 5,
     "test_update_rules_at_degrees.py::test_every_rule_trains_its_equations_at_degrees": 5,
 }

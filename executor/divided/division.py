@@ -256,8 +256,9 @@ def divide(spec: LayerSpec, module: nn.Module, meshes: Meshes) -> nn.Module:
         warnings.simplefilter("error")  # torch warns of a path without a module, and goes on
         try:
             for mesh, styles in ((meshes.expert, experts), (meshes.tensor, others)):
-                if mesh is not None and styles:
-                    parallelize_module(module, mesh, styles, src_data_rank=None)
+                for path, style in styles.items() if mesh is not None else ():
+                    # of a dictionary torch forgets for the module itself that there is no source
+                    parallelize_module(module, mesh, {path: style} if path else style, src_data_rank=None)
         except Exception as error:
             raise refused(spec, meshes, reason(error)) from error
     return module

@@ -144,7 +144,11 @@ class Interpreter:
 
     def rehearse(self) -> None:
         """Let the device load what the stages compute, before the first step over NCCL; after ``agree``."""
-        cells = [(number, cell) for bound in self._bound for (number, _), cell in bound.cells.items()]
+        cells = [
+            (number, bound.program.size_of(cell.number), cell)
+            for bound in self._bound
+            for (number, _), cell in bound.cells.items()
+        ]
         with self._whole():
             rehearse(cells, self.stages, self.shapes, self.chain, self.runtime)
 

@@ -29,17 +29,20 @@ Shapes = Sequence[Mapping[str, TensorShape]]
 
 
 def rehearse(
-    cells: Iterable[tuple[int, Cell]],
+    cells: Iterable[tuple[int, int, Cell]],
     stages: Mapping[int, HeldStage],
     shapes: Shapes,
     chain: Chain,
     runtime: Runtime,
 ) -> None:
-    """Run what a rank's stages compute, for each size of ``cells``, which come with their stages' numbers."""
+    """Run what a rank's stages compute, for each size of ``cells``.
+
+    They come with the numbers of their stages and the samples of their whole micro-batches.
+    """
     seen = set()
-    for number, cell in cells:
-        if len(cell.rows) and (number, len(cell.rows)) not in seen:
-            seen.add((number, len(cell.rows)))
+    for number, size, cell in cells:
+        if len(cell.rows) and (number, size) not in seen:
+            seen.add((number, size))
             _micro_batch(stages[number].module, cell, shapes, runtime)
     for stage in stages.values():
         stage.clear_gradients()

@@ -168,6 +168,14 @@ def _refuse_sharding(problem: Problem, allocation: Allocation, rule: UpdateRule)
             "micro-batches in turn",
             remedy="plan with --sharding parameters_kept, or with replicas that share the rows of a micro-batch",
         )
+    replicas = allocation.stages[0].replicas
+    fewest = min(rows for rows, _count in row_classes(problem.global_batch_size, allocation.num_micro_batches))
+    if fewest < replicas:
+        raise UnsupportedRequest(
+            f"with sharding {sharding} all {replicas} replicas work on each micro-batch together, and one of this "
+            f"plan has a row for {fewest} of them alone",
+            remedy="plan with fewer micro-batches, or with --sharding parameters_kept",
+        )
 
 
 def _refuse_stage(problem: Problem, allocation: Allocation, number: int, stage: Stage, batches: int) -> None:

@@ -117,7 +117,7 @@ def programs_of(
     stages = stages_of(parts)
     devices = sorted({device for part in parts for device in part.devices})
     problem = problem_of(job, len(devices), bucket_bytes=bucket_bytes, overlap=overlap, shard_states=shard_states)
-    problem = _of_cells(problem, tensor) if tensor > 1 else problem
+    problem = cells_of(problem, Degrees(tensor=tensor)) if tensor > 1 else problem
     if sharding is not None:
         problem = replace(problem, choice=Choice(Degrees(tensor=tensor), sharding))
     allocation = single_pipeline(stages, num_micro_batches)
@@ -134,12 +134,16 @@ def programs_of(
     return lower(problem, allocation, Orders("test", table), norm=norm, transport=transport)
 
 
-def _of_cells(problem: Problem, tensor: int) -> Problem:
-    """The problem with a cell of GPUs in the place of each device; nothing is timed at these degrees."""
-    gpus = [replace(device, name=f"{device.name}.{lane}") for device in problem.devices for lane in range(tensor)]
-    cells = tuple(tuple(range(first, first + tensor)) for first in range(0, len(gpus), tensor))
-    choice = Choice(Degrees(tensor=tensor))
-    return replace(problem, choice=choice, real=replace(problem, devices=tuple(gpus)), cells=cells)
+def cells_of(problem: Problem, degrees: Degrees) -> Problem:
+    """The problem with a cell of GPUs in the place of each device; nothing is timed at these degrees.
+
+    A row is a sample for each mesh of a cell.
+    """
+    size, rows = degrees.cell, problem.global_batch_size // degrees.meshes
+    gpus = [replace(device, name=f"{device.name}.{lane}") for device in problem.devices for lane in range(size)]
+    cells = tuple(tuple(range(first, first + size)) for first in range(0, len(gpus), size))
+    real = replace(problem, devices=tuple(gpus))
+    return replace(problem, choice=Choice(degrees), real=real, cells=cells, global_batch_size=rows)
 
 
 def stages_of(parts: Sequence[Part]) -> tuple[Stage, ...]:
@@ -165,7 +169,7 @@ def periodic_programs_of(
     """Programs without a flush, one list per number of global batches: WPipe's order, or PipeDream's and 2BW's."""
     problem = problem_of(job, len({device for part in parts for device in part.devices}))
     if tensor > 1:
-        problem = _of_cells(problem, tensor)
+        problem = cells_of(problem, Degrees(tensor=tensor))
     allocation = single_pipeline(stages_of(parts), num_micro_batches)
     if rule == "double_grouped":
         pattern = wpipe(problem, allocation)
@@ -189,7 +193,7 @@ def averaging_programs_of(
     """Programs of N equal pipelines on the same devices, under elastic averaging."""
     problem = problem_of(job, len({device for part in parts for device in part.devices}))
     if tensor > 1:
-        problem = _of_cells(problem, tensor)
+        problem = cells_of(problem, Degrees(tensor=tensor))
     allocation = parallel_pipelines(stages_of(parts), pipelines, num_micro_batches)
     orders = advance_forward(problem, allocation, delta=delta)
     return lower(problem, allocation, orders, update_rule="elastic_averaging", staleness=staleness)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 import torch
 from gpu_check import Check, Machine, Skipped, checks, main, run_check
-
 from repository import ROOT
 
 from penstock.schemas.errors import RunFailed, UnsupportedRequest
@@ -72,6 +71,15 @@ def _asserts(function: ast.FunctionDef, asserting: set[str]) -> bool:
     inside = list(ast.walk(function))
     called = {one.func.id for one in inside if isinstance(one, ast.Call) and isinstance(one.func, ast.Name)}
     return any(isinstance(one, ast.Assert) for one in inside) or bool(called & asserting)
+
+
+def test_the_page_says_of_every_row_when_it_ran() -> None:
+    page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+    _, _, table = page.partition("### What has run on a GPU")
+    table, _, _ = table.partition("```")
+    words = {check.name.split(": ")[-1].replace("update rule ", "").replace("precision ", "") for check in checks()}
+    missing = sorted(each for each in words if each not in table and each.rpartition(", ")[0] not in table)
+    assert not missing
 
 
 def test_names_are_unique() -> None:

@@ -81,11 +81,11 @@ class Cuda:
     def current_stream(self, device: Any) -> Stream:
         return Stream(self, f"the stream of {device}")
 
-    def Stream(self, device: Any) -> Stream:  # noqa: N802 - torch's name
+    def Stream(self, device: Any) -> Stream:
         self.streams += 1
         return Stream(self, f"stream {self.streams} of {device}")
 
-    def Event(self, **given: Any) -> Event:  # noqa: N802 - torch's name
+    def Event(self, **given: Any) -> Event:
         return Event(self, **given)
 
     @contextmanager

@@ -17,6 +17,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from penstock.executor.run import rank as rank_module
@@ -150,6 +151,7 @@ def _without_peers(program: Program, order: Sequence[Any]) -> Iterator[None]:
         "keep_freed_memory": lambda: None,
     }
     threads, state = torch.get_num_threads(), torch.default_generator.get_state()
+    _clear_sharding_prop_cache()  # in which torch takes the groups of equal meshes for the same
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore", FutureWarning)  # of torch, about names that the product has for older ones

@@ -55,8 +55,10 @@ class Watch(TorchDispatchMode):
         made = [one for one in tree_leaves(result) if isinstance(one, Tensor) and all(one is not w for w in writes)]
         of_device = [one for one in given if one.dim() > 0 or recorder.is_of_device(one)]
         name = func._schema.name
+        if name.endswith("_like") or name.startswith("aten::new_"):  # of which only shape and kind are read
+            of_device = []
         if name not in _WITHOUT_KERNEL:
-            recorder.loads(f"{func} of {', '.join(sorted({str(one.dtype) for one in of_device}))}")
+            recorder.loads(f"{func} of {', '.join(sorted({str(one.dtype) for one in [*of_device, *made]}))}")
         if name not in _READS_BACK:
             recorder.works(reads=of_device, writes=[*writes, *made])
         else:
