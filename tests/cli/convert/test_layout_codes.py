@@ -69,6 +69,21 @@ BOTH = FLAGS + "--num-layers-per-virtual-pipeline-stage 2 \\\n--pipeline-model-p
 LARGE = "torchrun --nnodes 2 --nproc-per-node 8 " + FLAGS + "--tensor-model-parallel-size 4"
 
 
+def test_all_that_a_script_leaves_open_is_asked_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ranks and degrees, the batch, and the sizes of the model where no option names one."""
+    script = tmp_path / "train.sh"
+    sizes = "--hidden-size $H --num-attention-heads 32 --seq-length 4096 --vocab-size 32000"
+    degrees = "--pipeline-model-parallel-size $1 --tensor-model-parallel-size ${TP}"
+    script.write_text(f"pretrain_gpt.py --num-layers 32 {sizes} {degrees} --micro-batch-size 1 --global-batch-size $B")
+    asked = ["import", "layout", str(script), "--from", "megatron", "--cluster", "1x8xH100", "--alone"]
+    assert main(asked) == 65
+    assert "--given 1=… --given TP=… --given B=… --given H=…;" in capsys.readouterr().err
+    assert main([*asked, "-b", "16", "--example", "llama-3-8b"]) == 65
+    assert "--given 1=… --given TP=…;" in capsys.readouterr().err
+    given = [word for name in ("1=2", "TP=2", "B=16", "H=4096") for word in ("--given", name)]
+    assert main([*asked, *given]) in (0, 3)
+
+
 @pytest.mark.parametrize(
     ("flags", "cluster", "words"),
     [

@@ -195,6 +195,7 @@ def _judged_by(server: str, asked: LayoutRequest, workers: int | None) -> Layout
 def _request(options: Mapping[str, Any], file: str, format: str, *, compare: bool) -> LayoutRequest:
     """The request; its batch is the layout's own where no option gives one."""
     from penstock.layouts.importing import batch_said
+    from penstock.layouts.models import ask
     from penstock.schemas.api.layouts import LayoutRequest
     from penstock.schemas.document import unreadable
 
@@ -210,6 +211,10 @@ def _request(options: Mapping[str, Any], file: str, format: str, *, compare: boo
     values = dict(_value(text) for text in options["given"] or ())
     known: dict[str, Any] = {"given": values, "config": options["config"]}
     own = options["global_batch_size"]
+    unnamed = all(options[name] is None for name in ("request", "profile", "example", "hf"))
+    ask(
+        format, text, source, values, options["config"], batch=own is None and options["request"] is None, model=unnamed
+    )
     if own is None and options["request"] is None:
         own = batch_said(format, text, source, **known)
     made = _model(options, format, text, source, compare=compare, **known)
