@@ -117,11 +117,11 @@ def named(said: Settings, config: str | None) -> Named:
     """The family and the flavor, of ``[model]`` or of ``model_registry("8B")`` in the module of a family."""
     flavor, family = said.get("model", "flavor"), said.get("model", "name")
     if flavor is not None and family is None:
-        family = _family(said, config)
+        family = _family_of(said, config)
     return Named(None if family is None else str(family), None if flavor is None else str(flavor))
 
 
-def _family(said: Settings, config: str | None) -> str | None:
+def _family_of(said: Settings, config: str | None) -> str | None:
     """The family that the configuration's name begins with, else the only one whose class or module is imported."""
     families = sorted({*FLAVORS, *_OTHERS}, key=len, reverse=True)
     names = (config or "", *(each.rpartition(" ")[2] for each in said.remarks))
