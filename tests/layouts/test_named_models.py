@@ -64,6 +64,21 @@ def test_a_configuration_of_either_release_names_its_model() -> None:
     assert said(f"[training]{bare}", given=given) == ("llama3-8B", 32, 4096)
 
 
+def test_a_family_is_not_taken_for_another_one() -> None:
+    """Names begin alike, and a file may import several families."""
+    python = PYTHON.format(model="Model", flavor="4B")
+    assert said(python.replace("def small", "def qwen3_small"), config="qwen3_small") == ("qwen3-4B", 36, 4096)
+    vision = python.replace("def small", "def qwen3_vl_small").replace("= small", "= qwen3_vl_small")
+    with pytest.raises(InvalidDocument, match="the model qwen3_vl 4B is none that is known"):
+        said(vision, config="qwen3_vl_small")
+    several = "from torchtitan.models.qwen3 import a\nfrom torchtitan.models.gpt_oss import b\n" + python
+    with pytest.raises(InvalidDocument, match=r"it has no model\.name"):
+        said(several, config="small")
+    assert said(several, config="small", given={"model.name": "qwen3"}) == ("qwen3-4B", 36, 4096)
+    fused = python.replace('"4B"', '"8B_flex_flash"')
+    assert said(fused.replace("Model\n", "Qwen3Model\n"), config="small") == ("qwen3-8B", 36, 4096)
+
+
 def test_without_a_length_a_sample_has_torchtitans_own() -> None:
     text = TOML.format(name="llama3", flavor="8B").replace("seq_len = 4096\n", "")
     assert said(text)[2] == 2048

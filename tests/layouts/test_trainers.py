@@ -259,6 +259,7 @@ def test_a_plan_beyond_a_trainer_says_which_stage_and_offers_the_target() -> Non
          [(0, 2), (3, 4), (5, 6), (7, 9)]),
         ("--num-layers 8", [(0, 9)]),
         ("--pipeline-model-parallel-size 2 \\\n  --pipeline-model-parallel-layout \"Et*5|t*3L\"", [(0, 5), (6, 9)]),
+        ("--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et*5\\|t*3L", [(0, 5), (6, 9)]),
         ("MODEL_ARGS:\n  --pipeline-model-parallel-size: 2\n  --pipeline-model-parallel-layout: Et*5|t*3L",
          [(0, 5), (6, 9)]),
     ],

@@ -44,8 +44,8 @@ class Said(NamedTuple):
     line: int
 
 
-def with_differences(text: str, to: str, own: str, source: str) -> str:
-    """The written layout below a line for each setting that the user's text has otherwise, or has not.
+def differences(text: str, to: str, own: str, source: str) -> list[str]:
+    """A line for each setting that the user's text has otherwise than the written layout, or has not.
 
     Raises InvalidDocument where the user's text has none of the settings.
     """
@@ -56,7 +56,15 @@ def with_differences(text: str, to: str, own: str, source: str) -> str:
             f"{source} has no setting that a layout for {to} has",
             remedy=f"the file that starts your training now, with settings such as {names[0]}",
         )
-    lines = [line for name in names if (line := _differing(name, ours.get(name), theirs.get(name), source))]
+    return [line for name in names if (line := _differing(name, ours.get(name), theirs.get(name), source))]
+
+
+def with_differences(text: str, to: str, own: str, source: str) -> str:
+    """The written layout below a line for each setting that the user's text has otherwise, or has not.
+
+    Raises InvalidDocument where the user's text has none of the settings.
+    """
+    lines = differences(text, to, own, source)
     head = f"differs from {source} in {len(lines)} settings:" if lines else f"{source} says the same of all settings"
     return "\n".join([f"# {head}", *(f"#   {line}" for line in lines), text])
 

@@ -14,6 +14,8 @@ from penstock.convert.requests import inline_documents
 from penstock.layouts import deepspeed, ranges
 from penstock.layouts.at_degrees import at_degrees, cells_in
 from penstock.layouts.drawn import Drawn, Reading, by_hand, differing, in_file, ordered, placed, world_of, wrong
+from penstock.layouts.exporting import layout_text
+from penstock.layouts.legal import legal_degrees
 from penstock.layouts.limits import refuse_beyond
 from penstock.layouts.megatron import reading as megatron
 from penstock.layouts.megatron.flags import NO_GIVEN
@@ -22,7 +24,7 @@ from penstock.layouts.torchtitan import torchtitan
 from penstock.planning.solve import solve
 from penstock.report.words import amount, duration, percent
 from penstock.schemas.api.layouts import LayoutImported, LayoutRequest, Rival
-from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import FP32_GRADIENTS, MemoryModel, PlanRequest, Termination
 from penstock.solvers.bounds.coverage import allowed, features_of, whatever_is_pinned
@@ -216,7 +218,7 @@ def _rivals(
     if target is not None:
         choices = {f"within what {target} can express": request, **choices}
     if problem.real is not None:
-        return _at_any_degrees(whole, target, theirs, workers, on_progress)
+        return _at_any_degrees(request, whole, theirs, workers, on_progress)
     bounds = dict(zip(choices, _of_all(problem, free), strict=False)) if target is not None else {}
     found = []
     for choice, wanted in choices.items():
@@ -228,22 +230,48 @@ def _rivals(
 
 def _at_any_degrees(
     request: PlanRequest,
-    target: str | None,
+    whole: PlanRequest,
     theirs: Candidate,
     workers: int | None,
     on_progress: Callable[[str], None],
 ) -> tuple[Rival, ...]:
-    """The best plain layout at all degrees that the profile knows; and the best plan, where a limit says how long."""
+    """The best plain layout at all degrees that the profile knows; the best plans, where a limit says how long.
+
+    First comes the best of those that the trainer expresses. ``whole``: the request without its target.
+    """
+    target = request.target
     memory = request.memory.model_copy(update={"optimizer_sharding": "none"})
-    free = request.model_copy(update={"degrees": "auto", "sharding": "auto", "memory": memory})
+    open_choices: dict[str, object] = {"degrees": "auto", "sharding": "auto", "memory": memory}
+    free = whole.model_copy(update=open_choices)
     choices = {f"plain layout of {target} at any degrees": free.model_copy(update={"planner": "even"})}
-    if free.termination != Termination():
-        choices["without limits"] = free
-    found = []
-    for choice, wanted in choices.items():
-        on_progress(f"the best plan {choice}")
-        found.append(_divided_rival(choice, wanted, theirs, workers))
+    limited = free.termination != Termination()
+    if limited and target is not None:
+        legal = legal_degrees(inline_documents(request)[0], target)
+        within = request.model_copy(update={**open_choices, "degrees": legal})
+        choices[f"within what {target} can express at any degrees"] = within
+    found = [_asked_for(choice, wanted, theirs, workers, on_progress) for choice, wanted in choices.items()]
+    found.sort(key=lambda rival: (not _expressed(rival, target), rival.time_ns or 0))
+    if limited:
+        found.append(_asked_for("without limits", free, theirs, workers, on_progress))
     return tuple(found)
+
+
+def _expressed(rival: Rival, target: str | None) -> bool:
+    """Whether there is a plan that the trainer has words for: a search from a plain layout may leave them."""
+    if rival.plan is None or rival.request is None or target is None:
+        return False
+    try:
+        layout_text(PlanFile(plan=rival.plan, request=rival.request), target)
+    except (UnsupportedRequest, InvalidPlan):
+        return False
+    return True
+
+
+def _asked_for(
+    choice: str, wanted: PlanRequest, theirs: Candidate, workers: int | None, on_progress: Callable[[str], None]
+) -> Rival:
+    on_progress(f"the best plan {choice}")
+    return _divided_rival(choice, wanted, theirs, workers)
 
 
 def _divided_rival(choice: str, request: PlanRequest, theirs: Candidate, workers: int | None) -> Rival:

@@ -11,6 +11,7 @@ from penstock.schemas.errors import Fault, UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.transformers.degrees import ContextKind
+from penstock.schemas.transformers.degrees import Degrees as StatedDegrees
 from penstock.shapes.layout import FRAMEWORKS, Layout
 from penstock.shapes.legality import broken
 from penstock.solvers.model.degrees import Degrees
@@ -61,6 +62,14 @@ def refuse_beyond_degrees(request: PlanRequest) -> None:
             faults=tuple(Fault("/degrees", f"{each}: {why}", "target") for each, why in refused),
             remedy="name the degrees that it has (--tensor, --expert …), or leave them at 1",
         )
+
+
+def legal_degrees(profile: ModelProfile, target: str) -> tuple[StatedDegrees, ...]:
+    """The degrees that a profile has costs at and a trainer trains, those of 1 first."""
+    known = [StatedDegrees(), *(variant.degrees for variant in profile.variants or ())]
+    return tuple(
+        each for each in dict.fromkeys(known) if _why_refused(profile, Degrees(**each.model_dump()), target) is None
+    )
 
 
 def _why_refused(profile: ModelProfile, degrees: Degrees, target: str) -> str | None:

@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 from penstock.layouts.megatron import reading
 from penstock.layouts.megatron.flags import NO_GIVEN, Flags
-from penstock.layouts.megatron.model import context_kind_said, shape_said
+from penstock.layouts.megatron.model import SHAPED_BY, context_kind_said, shape_said
 from penstock.layouts.torchtitan import models, torchtitan
 from penstock.layouts.torchtitan.settings import Settings
 from penstock.planning.documents import computed_profile
@@ -29,6 +29,18 @@ def degrees_said(
     if form == "torchtitan":
         return torchtitan.degrees_said(Settings(text, source, given, config))
     return reading.degrees_said(text, source, given, config) if form == "megatron" else Degrees()
+
+
+def ask(
+    form: str, text: str, source: str, given: Mapping[str, str], config: str | None, *, batch: bool, model: bool
+) -> None:
+    """Raise InvalidDocument for all at once that the file leaves open; ``batch``, ``model``: whether no option says it.
+
+    Only Megatron's scripts leave anything open that is asked for.
+    """
+    if form == "megatron":
+        names = ("global-batch-size",) * batch + SHAPED_BY * model
+        Flags(text, source, given, config).ask(dict.fromkeys((*reading.ASKED, *names)))
 
 
 @contextmanager

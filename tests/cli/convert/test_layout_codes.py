@@ -69,6 +69,48 @@ BOTH = FLAGS + "--num-layers-per-virtual-pipeline-stage 2 \\\n--pipeline-model-p
 LARGE = "torchrun --nnodes 2 --nproc-per-node 8 " + FLAGS + "--tensor-model-parallel-size 4"
 
 
+SMALL = (
+    "torchrun --nnodes 1 --nproc-per-node 4 pretrain_gpt.py \\\n"
+    "--num-layers 4 --hidden-size 256 --num-attention-heads 4 "
+    "--seq-length 512 --vocab-size 512 --bf16 --micro-batch-size 1 --global-batch-size 16 \\\n"
+    "--tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2"
+)
+
+
+def test_a_better_layout_is_said_in_the_files_own_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two GPUs for each layer of a small model are a waste; with a limit, all of the trainer's plans are searched."""
+    script, best, flags = tmp_path / "small.sh", tmp_path / "best.json", tmp_path / "best.sh"
+    script.write_text(SMALL)
+    asked = ["import", "layout", str(script), "--from", "megatron", "--cluster", "1x4xA100"]
+    assert main([*asked, "--max-plans", "3", "--best", str(best)]) == 0
+    said = capsys.readouterr().out
+    for choice in ("plain layout of megatron", "within what megatron can express at any degrees", "without limits"):
+        assert f"best {choice}" in said
+    assert "in small.sh for the best " in said
+    assert "--tensor-model-parallel-size 1: small.sh, line 3, has 2" in said
+    assert main(["export", str(best), "--to", "megatron", "--against", str(script), "-o", str(flags)]) == 0
+    changed = said.partition("in small.sh for the best ")[2].splitlines()[1:-1]
+    assert changed
+    assert all(line.strip() in flags.read_text() for line in changed)
+    assert main([*asked, "--alone"]) == 0
+    assert "in small.sh" not in capsys.readouterr().out
+
+
+def test_all_that_a_script_leaves_open_is_asked_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ranks and degrees, the batch, and the sizes of the model where no option names one."""
+    script = tmp_path / "train.sh"
+    sizes = "--hidden-size $H --num-attention-heads 32 --seq-length 4096 --vocab-size 32000"
+    degrees = "--pipeline-model-parallel-size $1 --tensor-model-parallel-size ${TP}"
+    script.write_text(f"pretrain_gpt.py --num-layers 32 {sizes} {degrees} --micro-batch-size 1 --global-batch-size $B")
+    asked = ["import", "layout", str(script), "--from", "megatron", "--cluster", "1x8xH100", "--alone"]
+    assert main(asked) == 65
+    assert "--given 1=… --given TP=… --given B=… --given H=…;" in capsys.readouterr().err
+    assert main([*asked, "-b", "16", "--example", "llama-3-8b"]) == 65
+    assert "--given 1=… --given TP=…;" in capsys.readouterr().err
+    given = [word for name in ("1=2", "TP=2", "B=16", "H=4096") for word in ("--given", name)]
+    assert main([*asked, *given]) in (0, 3)
+
+
 @pytest.mark.parametrize(
     ("flags", "cluster", "words"),
     [

@@ -167,6 +167,7 @@ def import_layout(
             )
         )
     show_layout(screen, found)
+    show_changes(screen, found, asked)
     from penstock.cli.plan.asking import other_kernels_of
 
     if (line := other_kernels_of(found.request) or _own_kernels(options, found.request)) is not None:
@@ -195,6 +196,7 @@ def _judged_by(server: str, asked: LayoutRequest, workers: int | None) -> Layout
 def _request(options: Mapping[str, Any], file: str, format: str, *, compare: bool) -> LayoutRequest:
     """The request; its batch is the layout's own where no option gives one."""
     from penstock.layouts.importing import batch_said
+    from penstock.layouts.models import ask
     from penstock.schemas.api.layouts import LayoutRequest
     from penstock.schemas.document import unreadable
 
@@ -210,6 +212,10 @@ def _request(options: Mapping[str, Any], file: str, format: str, *, compare: boo
     values = dict(_value(text) for text in options["given"] or ())
     known: dict[str, Any] = {"given": values, "config": options["config"]}
     own = options["global_batch_size"]
+    unnamed = all(options[name] is None for name in ("request", "profile", "example", "hf"))
+    ask(
+        format, text, source, values, options["config"], batch=own is None and options["request"] is None, model=unnamed
+    )
     if own is None and options["request"] is None:
         own = batch_said(format, text, source, **known)
     made = _model(options, format, text, source, compare=compare, **known)
@@ -325,6 +331,29 @@ def show_layout(screen: Screen, found: LayoutImported) -> None:
             screen.say(f"  {sentence}")
         if rival.comparison is not None:
             screen.say(f"  compared with the layout: {rival.comparison.sentence}")
+
+
+def show_changes(screen: Screen, found: LayoutImported, asked: LayoutRequest) -> None:
+    """What of the user's own file changes for the best plan that the trainer expresses, where that takes less time."""
+    from penstock.layouts.against import SETTINGS, differences
+    from penstock.layouts.exporting import layout_text
+    from penstock.layouts.files.configurations import is_python
+    from penstock.schemas.errors import PenstockError
+    from penstock.schemas.plan import PlanFile
+
+    best = next(iter(found.rivals), None)
+    form = "megatron-bridge" if asked.format == "megatron" and is_python(asked.layout) else asked.format
+    if best is None or best.plan is None or (best.saved or 0) <= 0 or form not in SETTINGS:
+        return
+    try:
+        text = layout_text(PlanFile(plan=best.plan, request=best.request or found.request), form)
+        lines = differences(text, form, asked.layout, asked.source)
+    except PenstockError as error:
+        lines = [str(error).partition("\n")[0]]
+    screen.say()
+    screen.say(f"in {asked.source} for the best {best.choice}:")
+    for line in lines:
+        screen.say(f"  {line}")
 
 
 def _in_short(plan: Plan) -> str:

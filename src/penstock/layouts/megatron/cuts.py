@@ -45,7 +45,7 @@ def stages_of(flags: Flags, roles: Roles, ranks: int, *, equal: bool = True) -> 
     layout = flags.value(LAYOUT)
     if layout is not None:
         _refuse_both(flags)
-        text = layout.text if roles.mtp else _without_mtp(flags, layout)
+        text = (layout.text if roles.mtp else _without_mtp(flags, layout)).replace("\\", "")  # of a shell within
         stages = read_layout(text, roles, flags.text, layout.at)
         each = flags.number(STAGES)
         if each is not None and len(stages) != ranks * each:

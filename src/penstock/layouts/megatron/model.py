@@ -26,10 +26,14 @@ _PATTERN = re.compile(r"\[([01](?:,[01])*)\](?:\*(\d{1,4}))?")
 _DROPOUT = 0.1
 
 
+SHAPED_BY = (*NEEDED, *WIDTHS, "num-experts", "vocab-size", "moe-layer-freq")
+"""What the shape of a model is asked by, where the text has it."""
+
+
 def shape_said(flags: Flags, name: str) -> TransformerShape:
     """The shape. Raises InvalidDocument for what the flags leave open, UnsupportedRequest for what no shape has."""
     _refuse_others(flags)
-    flags.ask((*NEEDED, *WIDTHS, "num-experts", "vocab-size", "moe-layer-freq"))
+    flags.ask(SHAPED_BY)
     missing = [needed for needed in NEEDED if flags.number(needed) is None]
     vocabulary = flags.number("padded-vocab-size") or flags.number("vocab-size")
     vocabulary = vocabulary or TOKENIZERS.get(flags.text_of("tokenizer-type") or "")

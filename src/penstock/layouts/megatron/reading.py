@@ -40,6 +40,8 @@ from penstock.solvers.model.trainer_limits import Recomputing
 
 _SIZES: tuple[Size, ...] = ("hidden", "heads", "length", "experts", "vocabulary")
 """What the flags of ``SIZES`` say, in their order."""
+ASKED = (*CUTS, LAYOUT, "recompute-granularity", "recompute-num-layers")
+"""What a layout is asked for, where the text has it."""
 LAUNCHER = ("nnodes", "nproc-per-node")
 _LAYOUT_ALONE = re.compile(r"[^\s=:#-]{1,200000}")
 _MODULES: dict[str, Module | None] = {
@@ -76,7 +78,7 @@ def read(text: str, given: Reading) -> Drawn:
                 remedy=f"say them: --given {RANKS}=… --given {TENSOR}=…",
             )
         return _alone(text, given)
-    flags.ask((*CUTS, LAYOUT, "recompute-granularity", "recompute-num-layers"))
+    flags.ask(ASKED)
     flags.drop_unread(("micro-batch-size", "global-batch-size", MODULES, STRATEGY, *SIZES, *WIDTHS))
     ranks = flags.number(RANKS) or given.ranks or 1
     stated = _degrees(flags, given)

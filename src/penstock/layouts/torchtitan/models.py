@@ -18,8 +18,10 @@ from penstock.schemas.transformers.shape import Experts, LatentAttention, Transf
 _LENGTH = 2048
 """Tokens of a sample where ``training.seq_len`` is left out, in both releases."""
 _WORDS = 128_256
-_SAME_SIZES = re.compile(r"_(flex|flex_attn|varlen|varlen_attn|non_fused_qkv)$")
+_SAME_SIZES = re.compile(r"(_(flex|flash|varlen|sdpa|attn|non|fused|qkv))+$")
 """What a flavor's name has besides its size: how attention is computed."""
+_OTHERS = ("flux", "kimi_k2_7", "llama3_ft", "llama4", "muse_glimmer", "qwen3_5", "qwen3_vl")
+"""Families whose layers are of several kinds, or which are not known here."""
 _TIED = ("0.6B", "1.7B", "4B", "debugmodel")
 
 
@@ -114,17 +116,22 @@ def without_kernels(flavor: str) -> str:
 def named(said: Settings, config: str | None) -> Named:
     """The family and the flavor, of ``[model]`` or of ``model_registry("8B")`` in the module of a family."""
     flavor, family = said.get("model", "flavor"), said.get("model", "name")
-    if flavor is None and family is None:
-        return Named(None, None)
-    names = (config or "", *said.remarks)
-    found = re.search(rf"\bmodels[./]({'|'.join(FLAVORS)}|llama4)\b", said.text)
-    if family is None and found is not None:
-        family = found[1]
-    if family is None:
-        begun = (each for each in FLAVORS for name in names if re.search(rf"\b{each}_", name))
-        classes = (each for each in FLAVORS if re.search(rf"\b{each.replace('_', '')}model\b", said.text.lower()))
-        family = next(begun, None) or next(classes, None)
+    if flavor is not None and family is None:
+        family = _family_of(said, config)
     return Named(None if family is None else str(family), None if flavor is None else str(flavor))
+
+
+def _family_of(said: Settings, config: str | None) -> str | None:
+    """The family that the configuration's name begins with, else the only one whose class or module is imported."""
+    families = sorted({*FLAVORS, *_OTHERS}, key=len, reverse=True)
+    names = (config or "", *(each.rpartition(" ")[2] for each in said.remarks))
+    begun = next((each for each in families for name in names if name.startswith(f"{each}_")), None)
+    if begun is not None:
+        return begun
+    low = said.text.lower()
+    classes = [each for each in families if re.search(rf"\b{each.replace('_', '')}model\b", low)]
+    modules = [each for each in families if re.search(rf"\bmodels[./]{each}\b", low)]
+    return next((only[0] for only in (classes, modules) if len(only) == 1), None)
 
 
 def shape_said(said: Settings, source: str, config: str | None) -> TransformerShape:
