@@ -67,7 +67,7 @@ def plan(problem: Problem) -> Result:
     Where degrees are a choice, it is the best of planner ``even`` at any of them.
     """
     if problem.choices:
-        return choices.solve(problem, choices.QUICK, workers=1)
+        return choices.quick(problem)
     return judged(problem, NAME, _proposals(problem, _best(problem) or [_deepest(problem)]), "early-backward")
 
 

@@ -191,6 +191,18 @@ def solve(
     return search.outcome()
 
 
+def quick(problem: Problem) -> Result:
+    """Return the best plan of planner ``QUICK`` over all choices, and the least of the bounds that were asked for.
+
+    Choices that are far from the best plan are left out, as in the first round of planner ``auto``, and nothing is
+    proven of single ones. Raises UnsupportedRequest where no choice can be made.
+    """
+    asked = {"planner": QUICK, "workers": 1, "closely": False}
+    search = Search(problem, Deadline(None), None, 0.0, None, None, asked)
+    search.rank()
+    return search.outcome()
+
+
 def problem_of(problem: Problem, result: Result) -> Problem:
     """Return the problem that a result's plan or shortage belongs to: the request's, at the choice of the result."""
     return problem if result.choice is None else contract(problem, result.choice)
@@ -240,7 +252,7 @@ class Search:
 
         In the first round choices of few cells come first: their plans are found soonest.
         """
-        left = sorted(self.choices, key=lambda each: (each.cells, each.load_ns))
+        left = self._by_cells()
         if not self._asks_others:
             self._run_one(left)
             return
@@ -253,6 +265,16 @@ class Search:
             self._round(left, asked, most, quick=plans is None)
             left = self._nearest(left, near, untried=plans is None)
         self._round(left[:1], self.asked, self.max_plans, final=True)
+
+    def rank(self) -> None:
+        """Ask planner ``QUICK`` alone, once; bounds that take as long as it does rule out none."""
+        for each in self._by_cells():
+            surpassed = self.best_ns is not None and each.bound.bound_ns >= self.best_ns
+            if not surpassed and not self._is_far(each):
+                self._search(each, self.asked)
+
+    def _by_cells(self) -> list[Searched]:
+        return sorted(self.choices, key=lambda each: (each.cells, each.load_ns))
 
     def _run_one(self, left: list[Searched]) -> None:
         """Give a planner's whole effort to the choices that are near the best of planner ``QUICK``.

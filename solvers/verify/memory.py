@@ -156,13 +156,15 @@ def _posted(track: Track) -> np.ndarray:
     """
     running = np.flatnonzero(track.operations[:, 0] != STEP)
     ends = np.concatenate((np.zeros(1, dtype=np.int64), track.end_ns[running]))
-    latest: dict[tuple[int, bool], int] = {}
+    kinds, stages, _batches = track.operations[running].T
+    reads = np.flatnonzero((kinds == FORWARD) | (kinds == BACKWARD) | (kinds == INPUT))
+    ways = 2 * stages[reads] + (kinds[reads] == FORWARD)
+    by_way = np.argsort(ways, kind="stable")
+    again = np.flatnonzero(np.diff(ways[by_way]) == 0)
+    previous = np.zeros(len(reads), dtype=np.int64)
+    previous[by_way[again + 1]] = reads[by_way[again]]
     posted = np.zeros(len(track.operations), dtype=np.int64)
-    for i, (kind, s, _m) in enumerate(track.operations[running].tolist()):
-        if kind in (FORWARD, BACKWARD, INPUT):
-            way = (s, kind == FORWARD)
-            posted[running[i]] = ends[max(latest.get(way, 0), i - LOOK_AHEAD, 0)]
-            latest[way] = i
+    posted[running[reads]] = ends[np.maximum(previous, reads - LOOK_AHEAD)]
     return posted
 
 

@@ -134,7 +134,7 @@ def test_the_headline_says_what_is_sharded_and_how_many_layers_are_recomputed(fi
 
 def test_a_row_of_many_devices_says_so(file: PlanFile, page: str, problem: Problem, timeline: Timeline) -> None:
     """Devices that hold a stage together share a row, which has the first one's name."""
-    assert "A row stands for" not in page
+    assert "A row shows" not in page
     stages = tuple(
         stage.model_copy(update={"devices": tuple(f"{name}{k}" for name in stage.devices for k in range(4))})
         for stage in file.plan.pipelines[0].stages
@@ -142,4 +142,4 @@ def test_a_row_of_many_devices_says_so(file: PlanFile, page: str, problem: Probl
     pipeline = file.plan.pipelines[0].model_copy(update={"stages": stages})
     plan = file.plan.model_copy(update={"pipelines": (pipeline,)})
     said = rows_in_words(plan, picture_of_timeline(problem, timeline))
-    assert said == "A row stands for 4 devices that do the same at the same time, and has the name of the first."
+    assert said == "A row shows 4 devices that do the same at the same time, under the name of the first."

@@ -307,12 +307,12 @@ def last_traces(trace: Trace) -> list[RankTrace]:
 
 
 def rows_in_words(plan: Plan, picture: Picture) -> str | None:
-    """Return what a row of the picture stands for; None where that is one device."""
+    """Return how many devices a row of the picture shows; None where that is one."""
     used = {device for devices in stage_devices(plan) for device in devices}
     together = len(used) // max(1, len({lane.device for lane in picture.lanes}))
     if together < 2:
         return None
-    return f"A row stands for {together:,} devices that do the same at the same time, and has the name of the first."
+    return f"A row shows {together:,} devices that do the same at the same time, under the name of the first."
 
 
 def stage_devices(plan: Plan) -> list[tuple[str, ...]]:
