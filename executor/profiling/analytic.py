@@ -53,7 +53,7 @@ def analytic_profile(
     ``update_kind``, or on the first. ``…_degrees``: those besides 1 at which the profile has costs, too, and at all
     products of them whose groups nest. ``level``: of the efficiencies in the table of devices. ``counts_workspace``: of
     what layers need only while they run, as shipped profiles do not. Raises NotFound for a kind that is not known at
-    the level, InvalidDocument for impossible sizes, degrees or dtype, ModelMismatch for a model that does not run on the meta
+    it, InvalidDocument for impossible sizes, degrees or dtype, ModelMismatch for a model that does not run on the meta
     device, UnsupportedRequest for a layer that cannot be divided so, Conflict for degrees in a process with a group.
     """
     kinds = (device_kind,) if isinstance(device_kind, str) else tuple(device_kind)
