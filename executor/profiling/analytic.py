@@ -51,11 +51,10 @@ def analytic_profile(
 
     The loss belongs to the last layer, as the executor runs it. A layer has one update time for all kinds: that on
     ``update_kind``, or on the first. ``…_degrees``: those besides 1 at which the profile has costs, too, and at all
-    products of them whose groups nest. ``level``: of the efficiencies in the table of devices. ``counts_workspace``:
-    whether it has what layers need only while they run, as shipped profiles have not. Raises NotFound for a kind that
-    is not known at it, InvalidDocument for sizes, degrees or a dtype that make no sense, ModelMismatch for a model that
-    does not run on the meta device, UnsupportedRequest for a layer that cannot be divided so, Conflict for degrees in a
-    process that has a process group.
+    products of them whose groups nest. ``level``: of the efficiencies in the table of devices. ``counts_workspace``: of
+    what layers need only while they run, as shipped profiles do not. Raises NotFound for a kind that is not known at
+    it, InvalidDocument for impossible sizes, degrees or dtype, ModelMismatch for a model that does not run on the meta
+    device, UnsupportedRequest for a layer that cannot be divided so, Conflict for degrees in a process with a group.
     """
     kinds = (device_kind,) if isinstance(device_kind, str) else tuple(device_kind)
     facts = [device_facts(kind, level) for kind in kinds]
