@@ -152,7 +152,7 @@ class LiveBytes(TorchDispatchMode):
     def held_bytes(self, but: Container[int] = ()) -> int:
         """What is alive now; storages of these numbers (``_cdata``) are left out.
 
-        Also counts ``_most_bytes`` anew, above which nothing is until more is made: each storage with the most that it
+        Also recounts ``_most_bytes``, above which nothing is until more is made: each storage with the most that it
         has had, since what was resized to nothing may come back.
         """
         alive: dict[int, _Held] = {}
