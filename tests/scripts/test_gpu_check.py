@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from types import SimpleNamespace as Of
+from typing import Any
 
+import gpu_checks
 import pytest
 import torch
 from gpu_check import Check, Machine, Skipped, checks, main, run_check
@@ -71,6 +74,40 @@ def _asserts(function: ast.FunctionDef, asserting: set[str]) -> bool:
     inside = list(ast.walk(function))
     called = {one.func.id for one in inside if isinstance(one, ast.Call) and isinstance(one.func, ast.Name)}
     return any(isinstance(one, ast.Assert) for one in inside) or bool(called & asserting)
+
+
+def measured(*, step: float = 1.0, peak: float = 1.0, apart: float | None = 0.0, passed: bool = True) -> Any:
+    """A run on a GPU that took so many times the predicted step and peak, and gradients this far apart."""
+    memory = Of(peak_memory_bytes=1100, memory=Of(context_bytes=100))
+    file = Of(plan=Of(prediction=Of(time_per_global_batch_ns=1000, devices=(memory,))))
+    report = Of(
+        peak_memory_bytes=(1000 * peak,), reserved_memory_bytes=(0,), step_times_ns=(1000 * step,), check_passed=passed
+    )
+    report.gradient_check, report.gradient_tolerance = apart, 1e-6
+    return Of(device="cuda", run=lambda precision="fp32": (file, report, None), report=report)
+
+
+def timed(machine: Any) -> str:
+    """The last part of the check ``calibrated``, which trains in between."""
+    return gpu_checks._timed(machine, *machine.run()[:2], gpu_checks.CALIBRATED)
+
+
+@pytest.mark.parametrize(
+    ("row", "within", "beyond"),
+    [
+        (lambda at: gpu_checks.memory(at, "fp32"), measured(peak=1.05), measured(peak=1.06)),
+        (lambda at: gpu_checks.memory(at, "bf16"), measured(peak=0.96), measured(peak=0.95)),
+        (lambda at: gpu_checks.prediction(at, "fp32"), measured(step=1.17), measured(step=1.18)),
+        (lambda at: gpu_checks.prediction(at, "bf16"), measured(step=0.87), measured(step=0.86)),
+        (timed, measured(step=1.05), measured(step=1.06)),
+        (lambda at: gpu_checks.compared(at.report), measured(), measured(passed=False)),
+        (lambda at: gpu_checks.compared(at.report), measured(), measured(apart=None)),
+    ],
+)
+def test_what_is_beyond_its_limit_fails_a_row(row: Callable[[Any], str], within: Any, beyond: Any) -> None:
+    assert row(within)
+    with pytest.raises(AssertionError):
+        row(beyond)
 
 
 def test_the_page_says_of_every_row_when_it_ran() -> None:
