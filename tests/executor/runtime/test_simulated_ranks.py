@@ -15,7 +15,7 @@ import torch
 from pipelines import Part, periodic_programs_of, problem_of, programs_of
 from rank_pool import RankPool, differences
 from simulated_cuda.engine import H100, run
-from simulated_cuda.entries import Joins, Records
+from simulated_cuda.entries import Awaits, Joins, Records
 from simulated_cuda.ranks import Logged, log_alone, logged_at
 from simulated_cuda.runtime import SimulatedCuda
 from simulated_cuda.watch import Watch
@@ -115,6 +115,17 @@ def trained(pool: RankPool, case: Case, directory: Path, **more: Any) -> tuple[l
 
 def faults(logged: list[Logged]) -> list[str]:
     return [*run([one.log for one in logged]).faults, *(race for one in logged for race in one.races)]
+
+
+def test_losses_stay_on_the_device_until_the_step_ends() -> None:
+    """With each micro-batch the last stage's host waits once: this job's loss reads its number of terms."""
+    waits = []
+    for count in (3, 6):
+        programs = flushed("small_jobs:plain", TWO, count).programs
+        logged = log_alone(programs, small_jobs.plain, steps=2)
+        waits.append([sum(isinstance(entry, Awaits) for entry in each.log) for each in logged])
+    few, more = waits
+    assert [b - a for a, b in zip(few, more, strict=True)] == [0, 2 * 3]
 
 
 @pytest.mark.parametrize("name", CASES)
