@@ -20,10 +20,13 @@ IS_ACTIVE = jobs.c.state.in_(sa.bindparam("active", ACTIVE, expanding=True, lite
 
 
 def new_id() -> str:
-    """Return a text id that sorts by the time it was made (UUID version 7)."""
-    value = (time.time_ns() // 1_000_000) << 80 | secrets.randbits(80)
-    value = value & ~(0xF << 76) | 0x7 << 76
-    value = value & ~(0x3 << 62) | 0x2 << 62
+    """Return a text id that sorts by the time it was made, also within a millisecond.
+
+    It is a UUID of version 7 with a finer clock: RFC 9562, section 6.2, method 3.
+    """
+    milliseconds, rest_ns = divmod(time.time_ns(), 1_000_000)
+    fraction = (rest_ns << 12) // 1_000_000
+    value = milliseconds << 80 | 0x7 << 76 | fraction << 64 | 0x2 << 62 | secrets.randbits(62)
     text = f"{value:032x}"
     return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 

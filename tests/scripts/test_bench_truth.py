@@ -95,7 +95,7 @@ def test_bridge_takes_the_newest_rows_and_leaves_out_what_is_fully_sharded(
     assert report(1.0) == 0
     said = capsys.readouterr().out
     assert "calibrates 1.50 ×" in said
-    assert "not predicted: a row is fully sharded (FSDP)" in said
+    assert "not predicted: a row shards parameters (FSDP)" in said
     assert "Qwen" not in said
     assert report(1.2) == 1
 

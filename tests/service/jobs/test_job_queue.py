@@ -103,6 +103,13 @@ def test_higher_priority_first_then_older_first(queue: JobQueue, leases: Leases)
     assert leases.claim("me") is None
 
 
+def test_ids_sort_by_the_time_they_were_made():
+    ids = [new_id() for _ in range(1000)]
+    assert ids == sorted(ids)
+    assert {uuid.UUID(each).version for each in ids} == {7}
+    assert {uuid.UUID(each).variant for each in ids} == {uuid.RFC_4122}
+
+
 def test_the_tenant_with_fewer_running_jobs_goes_first(queue: JobQueue, leases: Leases):
     """Its queue is younger, and yet it need not wait for all that the other tenant has asked before."""
     ours = [add(queue, f"ours{i}") for i in range(3)]
