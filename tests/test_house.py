@@ -55,6 +55,13 @@ def _parsed() -> None:
         _tree(path)
 
 
+def test_files_of_tests_have_names_of_their_own() -> None:
+    """Without packages, pytest imports them by their names alone."""
+    files = (path for path in (ROOT / "tests").rglob("*.py") if path.name not in {"__init__.py", "conftest.py"})
+    names = Counter(path.name for path in files)
+    assert not [name for name, count in names.items() if count > 1]
+
+
 def _rooms() -> dict[str, list[Path]]:
     files = sorted(_modules().values(), key=lambda path: path.parent.as_posix())
     return {room.relative_to(ROOT).as_posix(): list(held) for room, held in groupby(files, lambda path: path.parent)}

@@ -88,15 +88,6 @@ def add_key(database: Database, name: str, tenant: str = OURS, **limits: int) ->
     return name
 
 
-def test_ids_sort_by_the_time_they_were_made(monkeypatch: pytest.MonkeyPatch):
-    made = []
-    for milliseconds in (1, 2, 1_700_000_000_000, 1_700_000_000_001):
-        monkeypatch.setattr("time.time_ns", lambda at=milliseconds: at * 1_000_000)
-        made.append(new_id())
-    assert made == sorted(made)
-    assert {uuid.UUID(one).version for one in made} == {7}
-
-
 def test_higher_priority_first_then_older_first(queue: JobQueue, leases: Leases):
     low, high, middle = add(queue, "a", priority=-7), add(queue, "b", priority=5), add(queue, "c")
     assert [claim(leases).job_id for _ in range(3)] == [high, middle, low]
