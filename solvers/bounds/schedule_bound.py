@@ -88,7 +88,7 @@ def request_bound(problem: Problem, *, fits: bool = True) -> Bound:
 
 MOST_LABELLED = 256
 """The most devices for which the label search of ``one_pipeline_bound`` takes no longer than planners do."""
-MOST_SPLIT, SPLIT_EFFORT = 64, 10_000_000
+MOST_SPLIT, SPLIT_EFFORT = 64, 16_000_000
 """The most devices of the search over plans with stages apart and split backwards, and its points of labels."""
 
 

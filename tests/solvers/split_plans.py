@@ -9,6 +9,7 @@ from itertools import product
 
 import numpy as np
 from drawn_problems import random_request
+from problems import make_problem
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT
 from penstock.solvers.bounds.stage_times import StageTimes
@@ -34,6 +35,31 @@ def with_weights(problem: Problem, rng: random.Random) -> Problem:
 def split_request(seed: int, layers: int = 4, devices: int = 3) -> Problem:
     """One of ``random_request`` with weight gradients of any length."""
     return with_weights(random_request(seed, layers, devices), random.Random(seed))
+
+
+def cabled_request(seed: int) -> Problem:
+    """Three or four layers on three nodes of one device, in a shared network that is slow for what is sent."""
+    rng = random.Random(seed)
+    count = rng.randint(3, 4)
+    problem = make_problem(
+        [rng.randint(5, 30) for _ in range(count)],
+        [rng.randint(10, 50) for _ in range(count)],
+        [rng.randint(20, 60) for _ in range(count - 1)],
+        [rng.choice([50, 1000]) for _ in range(count)],
+        backward_bytes=[rng.randint(20, 60) for _ in range(count - 1)],
+        update_ns=rng.randint(0, 5),
+        nodes=(1,) * 3,
+        latency_ns=rng.choice([0, 0, 3]),
+        full_duplex=rng.random() < 0.6,
+        global_batch_size=rng.randint(4, 8),
+        micro_batch_sizes=rng.choice([(1,), (2,)]),
+        shared=True,
+        transfer="nic",
+        all_reduce=rng.choice(["flat", "hierarchical"]),
+        bucket_bytes=rng.choice([1, 60, 10**6]),
+        overlap_all_reduce=rng.random() < 0.7,
+    )
+    return with_weights(problem, rng)
 
 
 def split_backwards(allocation: Allocation) -> Orders:

@@ -32,6 +32,8 @@ class Pieces(NamedTuple):
     Where backwards may be split, ``backward`` is the input gradient's time, ``weight`` the least of a weight gradient,
     which may run later, and ``work`` what has to be done before a stage's last input gradient ends, of all that it
     does: ``whole_work``. Where they are whole, ``weight`` is 0 and both are the same.
+    ``carried`` [replicas, first, after]: ns from when a stage can begin until all is through that its devices' own
+    links carry for it, at least; 0 where links are not known to be a device's own.
     """
 
     forward: np.ndarray
@@ -41,6 +43,7 @@ class Pieces(NamedTuple):
     weight: np.ndarray
     limit: np.ndarray
     after: np.ndarray
+    carried: np.ndarray
     sent: np.ndarray
     rate: np.ndarray
     latency_ns: np.ndarray
@@ -81,6 +84,7 @@ def put(
     after = pieces.weight[variant, replicas, first, stop] + rest
     done = pieces.whole_work[variant, replicas, first, stop] + rest
     later = batches * pieces.weight[variant, replicas, first, stop] + rest
+    carried = pieces.carried[replicas, first, stop]
     ends, gone = points + few, points + 2 * few
     around = label[gone]
     turn = forward + around + backward
@@ -100,10 +104,10 @@ def put(
         last = (batches - 1) * max(grid.early_forward[j], forward)
         if most < batches:
             last = max(last, (batches - 1) // most * turn + (batches - 1) % most * forward)
-        # Before the first backward there are only forwards, of as many micro-batches as may be in flight: of the
+        # Before the first backward there are only forwards, of the micro-batches that may be in flight: of the
         # quicker size, as is what comes with them.
         idle = max(0, forward + around - most * forward)
-        end = max(fresh[points + j] + after, done, batches * (forward + backward) + idle + later)
+        end = max(fresh[points + j] + after, done, carried, batches * (forward + backward) + idle + later)
         fresh[ends + j] = max(end, forward + label[ends + reach.early[j]], last + trip)
         if j == 0 and not may_be_below(pieces, grid, fresh, first, left, below_ns):
             return False

@@ -103,6 +103,13 @@ class Links:
         return plain and all(ends.count(name) <= 1 for name in network.node_names)
 
     @cached_property
+    def own_cables(self) -> bool:
+        """True if each node has one device, and one cable of one lane that all of the device's traffic uses."""
+        network = self.problem.network
+        plain = all(cable.lanes == 1 for cable in network.cables) and not network.has_cards
+        return self.problem.rules.shared and self.node_size == 1 and self.leaf_nodes and plain and self.between[0] > 0
+
+    @cached_property
     def one_way(self) -> bool:
         """True if all traffic from one node to another uses the same cables."""
         return self.problem.network.matrix_bytes_per_s is None and not any(self.problem.network.has_own_nic)

@@ -13,6 +13,7 @@ import numpy as np
 from penstock.solvers.bounds.contiguous.exposure_kernel import exposures
 from penstock.solvers.bounds.contiguous.label_steps import Pieces
 from penstock.solvers.bounds.contiguous.links import Links
+from penstock.solvers.bounds.contiguous.own_links import carried_ns
 from penstock.solvers.costs.infinity import FAR_NS
 from penstock.solvers.costs.memory import free_bytes
 from penstock.solvers.costs.tables.stage_table import StageTable, crossing_bytes, prefix_sums
@@ -41,6 +42,8 @@ def make_pieces(problem: Problem, batch: Batch, links: Links, *, split: bool = F
     for r, stages in enumerate(each, start=1):
         after[:, r] = np.minimum(stages.after(), FAR_NS)
     shape = _shapes(most, links)
+    sent = np.stack([crossing_bytes(problem, direction) for direction in (0, 1)])
+    rate = links.rates(rows, most)
     return Pieces(
         forward=tables[0],
         backward=tables[1],
@@ -49,8 +52,9 @@ def make_pieces(problem: Problem, batch: Batch, links: Links, *, split: bool = F
         weight=tables[5] if split else np.zeros_like(tables[2]),
         limit=tables[3],
         after=after,
-        sent=np.stack([crossing_bytes(problem, direction) for direction in (0, 1)]),
-        rate=links.rates(rows, most),
+        carried=carried_ns(links, sent, rate, tables[0].min(axis=0), batch.num_micro_batches),
+        sent=sent,
+        rate=rate,
         latency_ns=links.latencies(),
         channel=links.channels(),
         least_forward=_quickest([stages.least(0) for stages in each], problem.num_devices),
@@ -111,7 +115,7 @@ class Stages:
             return np.triu(np.stack([forward, backward, work, self._limit(recompute, backward)]))
         weight = self._ranked([np.min([table.weight_ns for table in tables], axis=0) for tables in self.tables])
         limit = self._limit(recompute, weight)
-        # At most so many wait for their weight gradients when the last input gradient ends.
+        # No more than the limit wait for their weight gradients when the last input gradient ends.
         first = self._before_last_input(recompute) + np.maximum(0, self.batches - limit) * weight
         return np.triu(np.stack([forward, self._input_gradients(recompute), first, limit, work, weight]))
 
