@@ -72,7 +72,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "lowering": ("test_lowering", "test_lowering_kinds", "test_lowering_periodic", "test_lowering_random",
                  "test_programs"),
     "convert": ("test_convert", "test_convert_periodic", "test_api", "test_codecs", "test_documents",
-                "test_explanation"),
+                "test_explanation", "test_explanations"),
 }  # fmt: skip
 """Files of the tests that should kill a group's mutants; those that import the mutated module itself come first."""
 
