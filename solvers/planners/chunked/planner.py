@@ -242,7 +242,7 @@ def _batches(problem: Problem, ranks: int, width: int) -> list[Batch]:
 
 
 def _expected_ns(problem: Problem, allocation: Allocation, batch: Batch) -> int:
-    """The busiest rank, p - 1 waits for a part, transfers there and back, the longest all-reduce.
+    """The busiest rank, p - 1 waits for a part, the round trip of its transfers, the longest all-reduce.
 
     Several pipelines fill each other's waits.
     """
