@@ -19,7 +19,7 @@ from penstock.solvers.bounds.schedule_bound import MEMORY, request_bound
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.model.problem import Measured, Problem
 from penstock.solvers.model.result import REQUEST_SCOPE, Candidate
-from penstock.solvers.solve.choices import Searched
+from penstock.solvers.solve.searched import Searched
 
 REQUESTS = 1200
 LISTED = 5

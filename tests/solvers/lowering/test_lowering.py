@@ -149,6 +149,19 @@ def test_tags_are_unique_between_two_ranks() -> None:
     assert abs(tags[0][1] - tags[1][1]) >= 5 * 64
 
 
+def test_each_pair_of_ranks_counts_its_tags_from_one() -> None:
+    """Two replicas before one: rank 2 receives from both, each with tags of its own."""
+    problem = make_problem([1, 1], boundary_bytes=4, global_batch_size=2)
+    allocation = chain([(1, [0, 1]), (1, [2])], 1)
+    programs = lower(problem, allocation, gpipe(allocation))
+    assert [(c.kind, c.peer, c.tag) for c in programs[2].channels] == [
+        ("F", 0, 1),
+        ("F", 1, 1),
+        ("B", 0, 1),
+        ("B", 1, 1),
+    ]
+
+
 def test_the_result_does_not_depend_on_the_order_of_rows() -> None:
     problem = make_problem([1, 1, 1], boundary_bytes=4, nodes=(6,), global_batch_size=10)
     allocation = chain([(1, [4]), (1, [1, 0, 3]), (1, [2])], 3)

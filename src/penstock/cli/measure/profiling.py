@@ -213,11 +213,11 @@ def profile(
         ),
     ] = None,
     tensor: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            metavar="T,…",
+            metavar="N[,N...]",
             help="Numbers of GPUs that share each layer, such as 1,2,4,8: --analytic and --traced compute the costs at "
-            "these, too, as the job's layers, or the library's plan, say that they are divided.",
+            "these, too, as the job's layers, or the library's plan, say that they are divided. Repeatable.",
             rich_help_panel=MEASUREMENT,
         ),
     ] = None,
@@ -409,11 +409,13 @@ def _written(screen: Screen, found: ModelProfile, output: str, post: str | None)
         post_document(screen, found, post)
 
 
-def _degrees(text: str | None) -> list[int]:
-    values = [] if text is None else text.split(",")
-    if not all(value.strip().isdecimal() for value in values):
-        raise typer.BadParameter(f"{text!r} is no list of numbers such as 1,2,4,8", param_hint="--tensor")
-    return [int(value) for value in values]
+def _degrees(given: list[str] | None) -> list[int]:
+    if not given:
+        return []
+    found = degrees_of(given, "tensor")
+    if found == "auto":
+        raise typer.BadParameter("a profile takes numbers such as 1,2,4,8", param_hint="--tensor")
+    return list(found)
 
 
 def _level(text: str, *, measured: bool) -> Level:
@@ -427,12 +429,12 @@ def _level(text: str, *, measured: bool) -> Level:
 
 
 def _to_trace(
-    name: Literal["context", "expert"], text: str | None, analytic: list[str] | None, *, traced: bool
+    name: Literal["context", "expert"], texts: list[str] | None, analytic: list[str] | None, *, traced: bool
 ) -> tuple[int, ...]:
     """The context or expert degrees that modules are to be traced at: of a job, or ``traced`` of the library's."""
-    if text is None:
+    if not texts:
         return ()
-    found = degrees_of(text, name)
+    found = degrees_of(texts, name)
     if found == "auto" or not (analytic or traced):
         given = "--traced it takes" if traced else "--job it takes --analytic and"
         raise typer.BadParameter(f"with {given} numbers such as 1,2,4", param_hint=f"--{name}")

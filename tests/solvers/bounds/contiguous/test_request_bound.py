@@ -245,6 +245,20 @@ def test_tables_are_those_of_the_stages(seed: int) -> None:
                     assert _way_is_possible(costs, pieces, stage, other)
 
 
+def test_a_ring_over_two_nodes_has_the_steps_inside_them() -> None:
+    """Two nodes of four: 2 ÷ 2 of the bytes at 0.1 GB/s and 2 × 3 ÷ 4 at 1 GB/s; two steps of 6 ns, six of 3 ns."""
+    links = Links(make_problem([1], nodes=(4, 4), latency_ns=3, between_bytes_per_s=10**8, all_reduce="hierarchical"))
+    assert links.ring(8, True) == (10.0 + 1.5, 2 * 6 + 6 * 3)
+
+
+def test_only_more_replicas_than_a_node_holds_span_nodes() -> None:
+    """Where links do not count one by one: four replicas have shapes by the run of devices in a node, five by none."""
+    problem = make_problem([1], nodes=(4, 4), global_batch_size=8, micro_batch_sizes=(8,))
+    (batch,) = candidates(problem)
+    shape = make_pieces(problem, batch, Links(problem)).shape
+    assert [(shape[r] >= 0).tolist() for r in (4, 5)] == [[False] * 4 + [True], [True] + [False] * 4]
+
+
 def _way_is_possible(costs: ChainCosts, pieces: Pieces, source: Stage, target: Stage) -> bool:
     """Whether the table has a way between two stages that is no longer than the real one, and no less free."""
     if target.replicas >= pieces.limit.shape[1]:
