@@ -137,7 +137,7 @@ def contracted(case: Case, dtype: Dtype = "fp32") -> Problem:
 
 def lowered(case: Case) -> Lowered:
     """The case's plan and its programs."""
-    profile = profile_of(case.job, case.expert)
+    profile = profile_of(case.job, case.expert, "fp32")
     cells = contracted(case)
     judged = case._replace(replicas=1) if case.sharding in WITHIN_PASSES else case
     allocation = single_pipeline(_stages(judged, len(profile.layers)), MICRO_BATCHES)
@@ -148,7 +148,7 @@ def lowered(case: Case) -> Lowered:
 
 
 @cache
-def profile_of(job: str, expert: int, dtype: Dtype = "fp32") -> ModelProfile:
+def profile_of(job: str, expert: int, dtype: Dtype) -> ModelProfile:
     """What the layers of a job cost, alone and shared: profiles have no fp64."""
     return analytic_profile(
         JOBS[f"{job}_float32"],
