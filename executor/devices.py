@@ -158,9 +158,9 @@ def _ask(*arguments: str) -> str:
 # GPUs that a process sees
 
 
-def visible_gpus(environ: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
-    """The GPUs that a process with this environment sees, in the order in which CUDA numbers them."""
-    return visible(machine_gpus(), environ)
+def visible_gpus() -> tuple[Gpu, ...]:
+    """The GPUs that this process sees, in the order in which CUDA numbers them."""
+    return visible(machine_gpus(), os.environ)
 
 
 def visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
@@ -213,16 +213,16 @@ def torch_names(gpus: Sequence[Gpu]) -> list[str]:
     return [f"cuda:{number}" for number in range(count)]
 
 
-def visible_numbers(environ: Mapping[str, str] = os.environ) -> list[int]:
-    """The node's numbers of the GPUs that a process sees, in CUDA's order; empty where nvidia-smi shows none.
+def visible_numbers() -> list[int]:
+    """The node's numbers of the GPUs that this process sees, in CUDA's order; empty where nvidia-smi shows none.
 
     Slurm may show a job its GPUs alone, numbered from 0; SLURM_STEP_GPUS or SLURM_JOB_GPUS then has their numbers.
     """
     shown = machine_gpus()
-    own = sorted(_expanded(environ.get("SLURM_STEP_GPUS") or environ.get("SLURM_JOB_GPUS") or ""))
+    own = sorted(_expanded(os.environ.get("SLURM_STEP_GPUS") or os.environ.get("SLURM_JOB_GPUS") or ""))
     numbers = [gpu.number for gpu in shown]
     of_node = dict(zip(numbers, own if len(own) == len(numbers) else numbers, strict=True))
-    return [of_node[gpu.number] for gpu in visible(shown, environ)]
+    return [of_node[gpu.number] for gpu in visible(shown, os.environ)]
 
 
 def _expanded(text: str) -> list[int]:

@@ -165,7 +165,7 @@ def update_workspace(share: Share, job: Job) -> UpdateWorkspace:
 
 
 def joined(shares: Sequence[tuple[int, int]], parts: Sequence[UpdateWorkspace]) -> UpdateWorkspace:
-    """Of all layers, from those of shares of them; in turn where one saw that, and none the contrary."""
+    """The workspace of all layers from that of their shares; in turn where one share saw that and none the contrary."""
     pairs = list(zip(shares, parts, strict=True))
     sizes = {first + k: size for (first, _last), part in pairs for k, size in enumerate(part.layers_bytes)}
     seen = {part.in_turn for part in parts}

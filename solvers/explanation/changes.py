@@ -319,9 +319,6 @@ def _in_micro_batches(allocation: Allocation, number: int) -> Allocation:
     return Allocation((replace(pipeline, micro_batches=(0, number - 1)),), number)
 
 
-Where = Literal["never", "here", "everywhere"]
-
-
 def _recompute(problem: Problem, plan: Candidate, value: str) -> Change:
     if value not in ("never", "here", "everywhere"):
         raise InvalidDocument(f"recompute={value!r} is not known", remedy="recompute=never, here or everywhere")

@@ -52,7 +52,10 @@ def changed(name: str, forward_ns: int | None) -> Row:
 def test_the_change_that_helps_most_is_named(times: dict[str, int | None], link_ns: int, said: str) -> None:
     plan = planned(request())
     rows = [changed(name, forward_ns) for name, forward_ns in times.items()]
-    found = [Sensitivity("link", "a faster link", link_ns, "re-timed"), Sensitivity("latency", "no latency", 1, "re-timed")]
+    found = [
+        Sensitivity("link", "a faster link", link_ns, "re-timed"),
+        Sensitivity("latency", "no latency", 1, "re-timed"),
+    ]
     least_ns = min([link_ns, *(row.plan.value_ns for row in rows if row.plan is not None)])
     sentence = most_helpful(plan, rows, found)
     assert sentence.startswith(said)

@@ -233,6 +233,9 @@ def test_messages_are_received_in_the_order_of_their_sends_where_they_have_no_ta
         pytest.param((([0], "0B0 0F0:2 0B1"), ([1], "1F0:2 1B0:2")), "F comes before B", id="backward-first"),
         pytest.param((([0], "0F0:2 0I0:2"), ([1], "1F0:2 1B0:2")), "runs 0W0 0 times", id="half-a-backward"),
         pytest.param((([0], "0F0:2 0R0:2 0R0 0B0:2"), ([1], "1F0:2 1B0:2")), "runs 0R0 2 times", id="recomputed-twice"),
+        pytest.param(
+            (([0], "0F0:2 0R0 0B0:2"), ([1], "1F0:2 1B0:2")), "stage 0 recomputes nothing", id="nothing-again"
+        ),
         pytest.param((([0], "0F0:2 0B0:2"), ([1], "1F0 1B0")), "rank 1 (n0/1) runs 1F1 0 times", id="not-all"),
         pytest.param((([0], "0F0:2 0B0:2"), ([1], "0F0:2 0B0:2")), "it holds stages [1]", id="another's-stage"),
         pytest.param((([0], "0F0:2 0B0:2"), ([1], "1F0:3 1B0:2")), "there are 2 micro-batches", id="too-many"),
