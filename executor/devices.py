@@ -77,10 +77,7 @@ def discover(agent: str, *, cpu_devices: int, cpu_kind: str = "cpu") -> tuple[Lo
             "asked for",
             remedy="penstock agent --cpu-devices 2",
         )
-    return tuple(
-        LocalDevice(_offer(f"{agent}/{i}", gpu.kind, gpu.memory_bytes), gpu)
-        for i, gpu in enumerate(found)
-    )
+    return tuple(LocalDevice(_offer(f"{agent}/{i}", gpu.kind, gpu.memory_bytes), gpu) for i, gpu in enumerate(found))
 
 
 def cpu_shares(agent: str, count: int, memory_bytes: int, kind: str) -> tuple[LocalDevice, ...]:
