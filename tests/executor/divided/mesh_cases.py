@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -103,12 +104,15 @@ def all_products() -> list[Case]:
 
 
 def pairwise() -> list[Case]:
-    """Cases with every pair of values that a legal case has: each the one with most new pairs, the first of equals."""
+    """Cases with every pair of values that a legal case has: each the one with most new pairs, the first of equals.
+
+    Pairs count for less where more ranks have to run (by the root of their number), which is what a case costs.
+    """
     cases = all_products()
     pairs = {case: _pairs(case) for case in cases}
     missing, chosen = set().union(*pairs.values()), []
     while missing:
-        best = max(cases, key=lambda case: len(pairs[case] & missing))
+        best = max(cases, key=lambda case: len(pairs[case] & missing) / math.sqrt(case.ranks))
         chosen.append(best)
         missing -= pairs[best]
     return chosen
