@@ -36,8 +36,8 @@ from penstock.schemas.trace import Trace
 from penstock.solvers.costs.memory import shortages
 from penstock.solvers.explanation.binding import binding, sensitivities
 from penstock.solvers.explanation.changes import Change, change, default_changes
-from penstock.solvers.explanation.hints import MAX_OPERATIONS
 from penstock.solvers.explanation.critical_path import path_of_run
+from penstock.solvers.explanation.hints import MAX_OPERATIONS
 from penstock.solvers.explanation.idle import Piece, idle_pieces, idle_split
 from penstock.solvers.explanation.layout import Layout, compare_layout
 from penstock.solvers.explanation.run import Run
@@ -89,7 +89,8 @@ def explain(
 
     ``what_if``: changes to try, such as ``bandwidth=2``, ``devices=+8``, ``recompute=here``; ``default``: the
     usual ones, if the plan has at most ``MAX_OPERATIONS`` operations; ``all``: the usual ones for every plan. Single
-    changes are tried under the same condition, or with ``all``; ``untried`` of the answer says if not. ``planner``: plan again for every change, with at most ``max_plans`` plans; else ``relax`` does so where
+    changes are tried under the same condition, or with ``all``; ``untried`` of the answer says where they are not.
+    ``planner``: plan again for every change, with at most ``max_plans`` plans; else ``relax`` does so where
     the plan itself cannot tell, if it has a flush. ``layout``: cuts of one's own, or the fields of a
     ``Layout``, to be judged in addition to the plan. ``why_not``: other choices of degrees and sharding, each the best
     of those that it names: ``tensor=4``, ``sharding=none``, ``tensor=4,sharding=none``; ``next``: the next best one,
@@ -210,8 +211,8 @@ def _changes(problem: Problem, plan: Candidate, asked: Sequence[str]) -> Iterato
 
 def _untried(operations: int) -> str:
     return (
-        f"with {operations:,} operations, more than {MAX_OPERATIONS:,}, changes are tried only when they are asked for: "
-        f"by name, such as bandwidth=2, or all usual ones by {EVERY!r}"
+        f"with {operations:,} operations, more than {MAX_OPERATIONS:,}, changes are tried only when they are asked "
+        f"for: by name, such as bandwidth=2, or all usual ones by {EVERY!r}"
     )
 
 
