@@ -31,6 +31,7 @@ from typing import Protocol
 from penstock.schemas.coverage import Covers
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.device_count import bound as device_count
+from penstock.solvers.bounds.over_time import MOST_LAYERS, over_time_bound
 from penstock.solvers.bounds.schedule_bound import MOST_LABELLED, one_pipeline_bound, request_bound
 from penstock.solvers.bounds.trainer import within_bounds
 from penstock.solvers.improve.neighbourhood import flushed, steady
@@ -219,7 +220,7 @@ class OptimiseOrder:
 class Prove:
     """The bound of all plans of one pipeline, whatever their devices hold; of many devices, of stages apart.
 
-    With a target, also of its plans.
+    Also of all plans that fit into memory, unless layers are many, and with a target of its plans.
     """
 
     name: str = "bound"
@@ -231,7 +232,9 @@ class Prove:
             bound = device_count.bounds(setting.problem, request_bound(setting.problem).bound_ns, link.proven)
         else:
             bound = one_pipeline_bound(setting.problem)
-        found = (bound, *(within_bounds(setting.problem) if setting.problem.within is not None else ()))
+        over_time = over_time_bound(setting.problem) if setting.problem.num_layers <= MOST_LAYERS else None
+        of_target = within_bounds(setting.problem) if setting.problem.within is not None else ()
+        found = (bound, *filter(None, [over_time]), *of_target)
         for each in found:
             link.proven(each)
         return Outcome(proven=found)
