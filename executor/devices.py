@@ -15,9 +15,12 @@ import subprocess
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from penstock.schemas.api.agents import AgentDevice
 from penstock.schemas.errors import InvalidDocument
+
+if TYPE_CHECKING:
+    from penstock.schemas.api.agents import AgentDevice
 
 VISIBLE, ORDER, BUS = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
 
@@ -74,16 +77,19 @@ def discover(agent: str, *, cpu_devices: int, cpu_kind: str = "cpu") -> tuple[Lo
             "asked for",
             remedy="penstock agent --cpu-devices 2",
         )
-    return tuple(
-        LocalDevice(AgentDevice(id=f"{agent}/{i}", kind=gpu.kind, memory_bytes=gpu.memory_bytes), gpu)
-        for i, gpu in enumerate(found)
-    )
+    return tuple(LocalDevice(_offer(f"{agent}/{i}", gpu.kind, gpu.memory_bytes), gpu) for i, gpu in enumerate(found))
 
 
 def cpu_shares(agent: str, count: int, memory_bytes: int, kind: str) -> tuple[LocalDevice, ...]:
     """``count`` CPU devices that share ``memory_bytes`` evenly."""
     share = memory_bytes // count
-    return tuple(LocalDevice(AgentDevice(id=f"{agent}/{i}", kind=kind, memory_bytes=share)) for i in range(count))
+    return tuple(LocalDevice(_offer(f"{agent}/{i}", kind, share)) for i in range(count))
+
+
+def _offer(name: str, kind: str, memory_bytes: int) -> AgentDevice:
+    from penstock.schemas.api.agents import AgentDevice  # with all documents, which ranks do without
+
+    return AgentDevice(id=name, kind=kind, memory_bytes=memory_bytes)
 
 
 def machine_memory_bytes(meminfo: str = "/proc/meminfo", limit: str = "/sys/fs/cgroup/memory.max") -> int:

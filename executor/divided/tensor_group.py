@@ -7,6 +7,7 @@ collectives send nothing. What is recorded is one rank's: its matrices, its stor
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -71,6 +72,7 @@ def first_of(degrees: Degrees) -> Iterator[Meshes]:
     log = logging.getLogger("torch._subclasses.fake_tensor")
     level = log.level
     log.setLevel(logging.CRITICAL)  # it prints a traceback for each operation that fails, which the error says, too
+    hook = sys.excepthook  # which torch wraps in another one for each group
     dist.init_process_group("fake", rank=0, world_size=degrees.gpus)
     try:
         tensor = degrees.tensor
@@ -84,6 +86,7 @@ def first_of(degrees: Degrees) -> Iterator[Meshes]:
     finally:
         dist.destroy_process_group()
         log.setLevel(level)
+        sys.excepthook = hook
 
 
 class LocalMode(TorchDispatchMode):

@@ -92,7 +92,7 @@ def analytic_profile(
         return plain
     from penstock.executor.divided.variants import with_variants
 
-    return with_variants(plain, tracer, runs, degrees, facts, update_facts, progress)
+    return with_variants(plain, tracer, sizes, degrees, facts, update_facts, progress)
 
 
 def _source(kinds: Sequence[str], dtype: Dtype) -> ProfileSource:

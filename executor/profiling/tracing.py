@@ -62,25 +62,34 @@ class Held(NamedTuple):
 
 
 class Run(NamedTuple):
-    """All layers at one micro-batch size; ``written``: the shapes of what each writes."""
+    """All layers at one micro-batch size; shapes of the batch's ``inputs``, and of what each layer has ``written``."""
 
     costs: list[LayerCost]
     shapes: list[dict[str, TensorShape]]
     written: list[list[tuple[int, ...]]]
+    inputs: dict[str, tuple[int, ...]]
 
 
-class _Traced(NamedTuple):
+Maker = Callable[[list[Tensor], SavedStorages], Tensor]
+"""Makes a result of a layer of what it reads, and of the storages that are kept."""
+
+
+Key = tuple[Hashable, bool, Hashable]
+"""How a layer is built and divided, whether it is the last one, and what it is given."""
+
+
+class Traced(NamedTuple):
     """The cost of all layers alike; ``made`` says how to make their results, where that is known."""
 
     cost: LayerCost
-    made: list[Callable[[list[Tensor]], Tensor]] | None
+    made: list[Maker] | None
 
 
 class Tracer:
     """Runs the layers of a chain, whole, at any number of sizes; ``dtype`` None: in the types they are built in.
 
     ``modules``: the layers by number; of those that are built alike the first will do. ``counts_workspace``: layers
-    are run once more, for the bytes that they need only while they run.
+    are run once more, for the bytes that they need only while they run. ``traced``: the layers that have run, by size.
     """
 
     def __init__(
@@ -94,6 +103,9 @@ class Tracer:
         self.chain, self.dtype, self.counts_workspace = chain, dtype, counts_workspace
         self._modules = modules
         self.alike = [(alike(spec.build), alike(spec.parallel)) for spec in chain.specs]
+        self.traced: dict[int, dict[Key, Traced]] = {}
+        self._runs: dict[int, Run] = {}
+        self._held: dict[Hashable, Held] = {}
 
     def module(self, index: int) -> nn.Module:
         """The layer, or the first one that is built alike."""
@@ -101,7 +113,13 @@ class Tracer:
 
     def held(self, index: int) -> Held:
         """What one GPU has of layer ``index``."""
-        module = self.module(index)
+        key = self.alike[index]
+        if key not in self._held:
+            self._held[key] = self.held_of(self.module(index))
+        return self._held[key]
+
+    def held_of(self, module: nn.Module) -> Held:
+        """What one GPU has of a layer."""
         each = {name: parameter.numel() * parameter.itemsize for name, parameter in module.named_parameters()}
         return Held(each, update_bytes(self.chain.job, module.parameters()))
 
@@ -111,22 +129,27 @@ class Tracer:
         return {name: _as(tensor, self.dtype) for name, tensor in inputs.items()}, _to_meta(targets)
 
     def run(self, size: int) -> Run:
-        """All layers at ``size`` samples. Raises ModelMismatch or UnsupportedRequest for one that does not run."""
+        """All layers at ``size`` samples, run once. Raises ModelMismatch or UnsupportedRequest for one that cannot."""
+        if size not in self._runs:
+            self._runs[size] = self._run(size)
+        return self._runs[size]
+
+    def _run(self, size: int) -> Run:
         chain = self.chain
         env, targets = self.batch(size)
         storages = SavedStorages()
-        known: dict[Hashable, _Traced] = {}
-        found = Run([], [], [])
+        known = self.traced.setdefault(size, {})
+        found = Run([], [], [], {name: tuple(tensor.shape) for name, tensor in env.items()})
         for i, spec in enumerate(chain.specs):
             given = [env[name] for name in spec.reads]
-            key = (self.alike[i], i == len(chain.specs) - 1, _seen(given, storages))
+            key: Key = (self.alike[i], i == len(chain.specs) - 1, _seen(given, storages))
             traced = known.get(key)
             if traced is not None and traced.made is not None:
-                results = [make(given) for make in traced.made]
+                results = [make(given, storages) for make in traced.made]
             else:
                 storages.leave_out([*self.module(i).parameters(), *self.module(i).buffers()])
                 results, cost = self._checked(i, given, env, storages, targets)
-                traced = known[key] = _Traced(cost, _makers(given, results, storages))
+                traced = known[key] = Traced(cost, _makers(given, results, storages))
             found.costs.append(traced.cost)
             found.written.append([tuple(tensor.shape) for tensor in results])
             for name, tensor in zip(spec.writes, results, strict=True):
@@ -255,11 +278,9 @@ def _seen(given: Sequence[Tensor], storages: SavedStorages) -> Hashable:
     )
 
 
-def _makers(
-    given: Sequence[Tensor], results: Sequence[Tensor], storages: SavedStorages
-) -> list[Callable[[list[Tensor]], Tensor]] | None:
+def _makers(given: Sequence[Tensor], results: Sequence[Tensor], storages: SavedStorages) -> list[Maker] | None:
     """How each result of another layer alike is made: new, or one of its inputs again; None where it is neither."""
-    makers: list[Callable[[list[Tensor]], Tensor]] = []
+    makers: list[Maker] = []
     inputs = [storage_of(tensor)._cdata for tensor in given]
     own = [storage_of(tensor)._cdata for tensor in results]
     for result, place in zip(results, own, strict=True):
@@ -268,17 +289,17 @@ def _makers(
         elif place in inputs or own.count(place) > 1 or storage_of(result).nbytes() != result.numel() * result.itemsize:
             return None
         else:
-            makers.append(partial(_new, like=result, storages=storages if result in storages else None))
+            makers.append(partial(_new, like=result, is_kept=result in storages))
     return makers
 
 
-def _input(given: list[Tensor], index: int) -> Tensor:
+def _input(given: list[Tensor], _storages: SavedStorages, index: int) -> Tensor:
     return given[index]
 
 
-def _new(given: list[Tensor], like: Tensor, storages: SavedStorages | None) -> Tensor:
+def _new(_given: list[Tensor], storages: SavedStorages, like: Tensor, is_kept: bool) -> Tensor:
     made = torch.empty_like(like.detach()).requires_grad_(like.requires_grad)
-    if storages is not None:
+    if is_kept:
         storages.leave_out([made])
     return made
 

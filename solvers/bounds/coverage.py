@@ -168,14 +168,15 @@ def whatever_is_pinned(bound: Bound) -> Bound:
     return replace(bound, covers=replace(bound.covers, pins=every("pins")["pins"]))
 
 
-def one_pipeline(problem: Problem) -> Covers:
+def one_pipeline(problem: Problem, *, split: bool = False) -> Covers:
     """Return the flushed plans of one pipeline, with replicas by rows, whole backwards and nothing encoded.
 
-    Devices may hold several stages, which may recompute.
+    Devices may hold several stages, which may recompute. ``split``: the same with backwards whole or split.
     """
     free = every("devices", "recompute", "recompute_runs", "all_reduce", "replica_order", "memory")
     return Covers(
         **free,
+        backward=_backwards(split),
         recompute_modules=modules_known(problem),
         trainer=None,
         degrees=_degrees(problem),
@@ -205,6 +206,10 @@ def planned_apart(problem: Problem) -> Covers:
     return replace(stages_apart(problem), recompute=_modes(problem), recompute_runs=again)
 
 
+def _backwards(split: bool) -> Values:
+    return every("backward")["backward"] if split else _one("whole")
+
+
 def modules_known(problem: Problem) -> Values:
     """Return whether plans may recompute single modules: at degrees where the profile knows their costs."""
     degrees = {choice.degrees for choice in problem.choices}
@@ -217,14 +222,15 @@ def _modes(problem: Problem) -> Values:
     return frozenset({"never": {"none"}, "always": {"stage"}}.get(problem.recompute, {"none", "stage"}))
 
 
-def contiguous(problem: Problem, numbers: Iterable[int]) -> Covers:
+def contiguous(problem: Problem, numbers: Iterable[int], *, split: bool = False) -> Covers:
     """Return the plans of ``one_pipeline`` with each stage on devices of its own, recomputing inside the backwards.
 
-    Stages recompute whole or not at all, as the request says. Without overlap in the request, the bounds of this class
-    hold for all-reduces after the last backward only.
+    ``split``: with backwards whole or split. Stages recompute whole or not at all, as the request says. Without overlap
+    in the request, the bounds of this class hold for all-reduces after the last backward only.
     """
     return Covers(
         **every("replica_order"),
+        backward=_backwards(split),
         recompute=_modes(problem),
         all_reduce=_reductions(problem),
         trainer=None,

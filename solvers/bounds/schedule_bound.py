@@ -26,13 +26,23 @@ all-reduces (``all_plans``).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
 
-from penstock.solvers.bounds.coverage import class_bound, every_plan, features_of, fitting, one_pipeline, orders_of
+from penstock.solvers.bounds.contiguous.least_bound import least_bound_ns
+from penstock.solvers.bounds.coverage import (
+    class_bound,
+    contiguous,
+    every_plan,
+    features_of,
+    fitting,
+    one_pipeline,
+    orders_of,
+)
 from penstock.solvers.bounds.first_backward import first_backward_ns
 from penstock.solvers.bounds.one_pipeline.bound import TimeBisection
 from penstock.solvers.bounds.one_pipeline.confined import holders
@@ -45,7 +55,7 @@ from penstock.solvers.bounds.suffix.table import suffix_bound_ns
 from penstock.solvers.costs.stage import least_update_ns, stage_costs, update_ns
 from penstock.solvers.costs.utilisation import WHOLE, rank_share, utilisation_ppm
 from penstock.solvers.model.allocation import Allocation
-from penstock.solvers.model.micro_batches import row_classes
+from penstock.solvers.model.micro_batches import batches_tried, row_classes
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import SCHEDULE_SCOPE, Bound
 from penstock.solvers.model.schedule import Orders, Pattern, Schedule
@@ -65,7 +75,7 @@ def request_bound(problem: Problem, *, fits: bool = True) -> Bound:
     """
     share = _least_share(problem) if "elastic_averaging" in problem.update_rules else Fraction(1)
     flushed = problem.update_rules <= {"synchronous"}
-    heads = _before(problem)._replace(tail_ns=[0] * problem.num_layers) if flushed else None
+    heads = _around(problem, tails=False) if flushed else None
     load, path = load_ns(problem, share, heads), _path_ns(problem) if flushed else 0
     working = LOAD_OF_PINNED if problem.pins else LOAD
     method = working if load >= path else "fill: one slice through all layers"
@@ -78,17 +88,39 @@ def request_bound(problem: Problem, *, fits: bool = True) -> Bound:
 
 MOST_LABELLED = 256
 """The most devices for which the label search of ``one_pipeline_bound`` takes no longer than planners do."""
+MOST_SPLIT, SPLIT_EFFORT = 64, 10_000_000
+"""The most devices of the search over plans with stages apart and split backwards, and its points of labels."""
 
 
-def one_pipeline_bound(problem: Problem) -> Bound:
+def one_pipeline_bound(problem: Problem, *, split: bool = False, fits: bool = True) -> Bound:
     """Return a bound on flushed plans of one pipeline with replicas by rows and whole backwards.
 
     A device may hold any number of stages, which may recompute, in any place and any order; the bound holds for every
-    number of micro-batches that the request allows.
+    number of micro-batches that the request allows. ``split``: backwards are whole or split. ``fits``: of the plans
+    that fit into memory, else of all.
     """
-    known = max(load_ns(problem, Fraction(1), _before(problem)), _path_ns(problem))
+    known = max(load_ns(problem, Fraction(1), _around(problem, tails=not split)), _path_ns(problem))
+    search = TimeBisection(problem, split=split, fits=fits)
+    bound_ns, covers = search.bound_ns(known), one_pipeline(problem, split=split)
+    if search.priced:
+        covers = replace(covers, memory=fitting(problem).memory)
     method = "label search over the devices' lowest layers"
-    return class_bound(problem, one_pipeline(problem), TimeBisection(problem).bound_ns(known), method)
+    return class_bound(problem, covers, bound_ns, method + (", backwards split" if split else ""))
+
+
+def split_apart_bound(problem: Problem, stopped: Callable[[], bool] = lambda: False) -> Bound | None:
+    """Return a bound on plans of one pipeline with stages apart whose backwards are whole or split.
+
+    It covers the numbers of micro-batches that planners try; ``stopped``: whether to leave it at what is proven. None:
+    there is no such plan, or there are too many devices to search.
+    """
+    few = problem.num_devices <= MOST_SPLIT
+    bound_ns = least_bound_ns(problem, SPLIT_EFFORT, split=True, stopped=stopped) if few else None
+    if not bound_ns:
+        return None
+    numbers = (batch.num_micro_batches for batch in batches_tried(problem))
+    method = "label search over all plans, backwards split"
+    return class_bound(problem, contiguous(problem, numbers, split=True), bound_ns, method)
 
 
 def first_slice_ns(problem: Problem) -> int:
@@ -106,16 +138,17 @@ def _path_ns(problem: Problem) -> int:
     return int(there_and_back.sum()) + int(_least_held(problem, weight)[0]) + int(least_update_ns(problem)[1])
 
 
-def _before(problem: Problem) -> Around:
+def _around(problem: Problem, *, tails: bool) -> Around:
     """Return for each layer the cheapest slice through earlier layers; and, whole, back through them, and the update.
 
-    Nothing of a layer can begin in a flushed step before a first slice has come there. With whole backwards, a device's
-    last operation for a layer after others is a backward, whose gradient travels back through those.
+    Nothing of a layer can begin in a flushed step before a first slice has come there. With whole backwards (``tails``)
+    a device's last operation for a layer after others is a backward, whose gradient travels back through those.
     """
     forward, gradient, weight = _slices(problem)
     there = np.concatenate(([0], np.cumsum(_least_held(problem, forward))[:-1]))
-    back = np.concatenate(([0], np.cumsum(_least_held(problem, gradient + weight))[:-1]))
-    back[1:] += int(least_update_ns(problem)[1])
+    back = np.zeros_like(there)
+    if tails:
+        back[1:] = np.cumsum(_least_held(problem, gradient + weight))[:-1] + int(least_update_ns(problem)[1])
     return Around(there.tolist(), back.tolist())
 
 

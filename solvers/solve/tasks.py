@@ -30,8 +30,10 @@ from typing import Protocol
 
 from penstock.schemas.coverage import Covers
 from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.bounds.coverage import allowed
 from penstock.solvers.bounds.device_count import bound as device_count
-from penstock.solvers.bounds.schedule_bound import MOST_LABELLED, one_pipeline_bound, request_bound
+from penstock.solvers.bounds.over_time import MOST_LAYERS, over_time_bound
+from penstock.solvers.bounds.schedule_bound import MOST_LABELLED, one_pipeline_bound, request_bound, split_apart_bound
 from penstock.solvers.bounds.trainer import within_bounds
 from penstock.solvers.improve.neighbourhood import flushed, steady
 from penstock.solvers.improve.order import optimise_order
@@ -217,9 +219,10 @@ class OptimiseOrder:
 
 @dataclass(frozen=True)
 class Prove:
-    """The bound of all plans of one pipeline, whatever their devices hold; of many devices, of stages apart.
+    """The bounds of all plans of one pipeline, whatever their devices hold; of many devices, of stages apart.
 
-    With a target, also of its plans.
+    Also of all plans that fit into memory, unless layers are many; where backwards may be split, of these plans; with a
+    target, of its plans.
     """
 
     name: str = "bound"
@@ -227,14 +230,29 @@ class Prove:
 
     def run(self, setting: Setting, link: Link) -> Outcome:
         """Return the bounds."""
-        if setting.problem.num_devices > MOST_LABELLED:
-            bound = device_count.bounds(setting.problem, request_bound(setting.problem).bound_ns, link.proven)
+        found: list[Bound] = []
+        for bounds in self._bounds(setting, link):
+            for each in bounds:
+                link.proven(each)
+            found += bounds
+            if setting.deadline.passed:
+                break
+        return Outcome(proven=tuple(found))
+
+    def _bounds(self, setting: Setting, link: Link) -> Iterator[list[Bound]]:
+        problem = setting.problem
+        if problem.num_devices > MOST_LABELLED:
+            yield [device_count.bounds(problem, request_bound(problem).bound_ns, link.proven)]
         else:
-            bound = one_pipeline_bound(setting.problem)
-        found = (bound, *(within_bounds(setting.problem) if setting.problem.within is not None else ()))
-        for each in found:
-            link.proven(each)
-        return Outcome(proven=found)
+            yield [one_pipeline_bound(problem)]
+        over_time = over_time_bound(problem) if problem.num_layers <= MOST_LAYERS else None
+        yield [] if over_time is None else [over_time]
+        if problem.within is not None:
+            yield list(within_bounds(problem))
+        if problem.num_devices <= MOST_LABELLED and "split" in allowed(problem).backward:
+            yield [one_pipeline_bound(problem, split=True)]
+            apart = split_apart_bound(problem, lambda: setting.deadline.passed)
+            yield [] if apart is None else [apart]
 
 
 Feasible = Callable[[Setting, str, Mapping[str, object]], bool]

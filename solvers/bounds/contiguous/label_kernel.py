@@ -181,7 +181,7 @@ def _stage(pieces: Pieces, grid: Grid, work: Work, cap: int, at: int) -> int:
     steps = 0
     for r in range(1, pieces.limit.shape[1]):
         for first in range(at - 1, -1, -1):
-            if pieces.work[0, r, first, at] >= work.best[VALUE]:
+            if pieces.whole_work[0, r, first, at] >= work.best[VALUE]:
                 work.best[CUT] = 1
                 break
             for variant in range(pieces.limit.shape[0]):

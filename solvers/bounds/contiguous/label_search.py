@@ -70,6 +70,7 @@ Path = tuple[Part, ...]
 class BatchSearch:
     """The search over plans of one number of micro-batches. No plan takes less than ``bound_ns``.
 
+    ``split``: backwards may be split into input and weight gradients, so that work may wait for its turn.
     ``closed``: the bound will not rise any more. ``empty``: there is no plan at all.
     ``cap``: labels of a state before they are merged. ``own_bound_ns``: the exact bound of the plan found last.
     """
@@ -77,6 +78,7 @@ class BatchSearch:
     problem: Problem
     batch: Batch
     links: Links
+    split: bool = False
     bound_ns: int = 0
     prepared: bool = False
     closed: bool = False
@@ -89,7 +91,7 @@ class BatchSearch:
     @cached_property
     def pieces(self) -> Pieces:
         """The tables of all stages."""
-        return make_pieces(self.problem, self.batch, self.links)
+        return make_pieces(self.problem, self.batch, self.links, split=self.split)
 
     def step(self, below_ns: int) -> Generator[None, None, Path | None]:
         """Raise the bound, at most to ``below_ns``; return the plan that it belongs to, if it is below.
@@ -179,6 +181,7 @@ def chains_of(pieces: Pieces, path: Path) -> Chains:
     for part, following in [*pairwise(path), (path[-1], None)]:
         at = (part.variant, part.replicas, part.first, part.stop)
         after = int(pieces.after[0 if part.in_node else 1, part.replicas, part.first, part.stop])
+        after += int(pieces.weight[at])
         out, back, channel = (0, 0, FREE) if following is None else hop(pieces, part, following)
         row = [pieces.forward[at], pieces.backward[at], out, back, channel, after, 0, pieces.limit[at], pieces.work[at]]
         for column, value in zip(columns, row, strict=True):

@@ -28,11 +28,17 @@ class Pieces(NamedTuple):
     ``least_backward`` [devices, layers]: the layers before, once through, with so many devices; ``least_work`` (L + 1,)
     their ns times devices. ``shape`` [replicas, devices of the node run]: numbers below ``shapes`` of the pairs that
     there are, else -1. ``spans``: whether stages that a node could hold count apart when they span nodes.
+
+    Where backwards may be split, ``backward`` is the input gradient's time, ``weight`` the least of a weight gradient,
+    which may run later, and ``work`` what has to be done before a stage's last input gradient ends, of all that it
+    does: ``whole_work``. Where they are whole, ``weight`` is 0 and both are the same.
     """
 
     forward: np.ndarray
     backward: np.ndarray
     work: np.ndarray
+    whole_work: np.ndarray
+    weight: np.ndarray
     limit: np.ndarray
     after: np.ndarray
     sent: np.ndarray
@@ -71,7 +77,10 @@ def put(
     backward = pieces.backward[variant, replicas, first, stop]
     work = pieces.work[variant, replicas, first, stop]
     limit = pieces.limit[variant, replicas, first, stop]
-    after = pieces.after[where, replicas, first, stop]
+    rest = pieces.after[where, replicas, first, stop]
+    after = pieces.weight[variant, replicas, first, stop] + rest
+    done = pieces.whole_work[variant, replicas, first, stop] + rest
+    later = batches * pieces.weight[variant, replicas, first, stop] + rest
     ends, gone = points + few, points + 2 * few
     around = label[gone]
     turn = forward + around + backward
@@ -91,7 +100,11 @@ def put(
         last = (batches - 1) * max(grid.early_forward[j], forward)
         if most < batches:
             last = max(last, (batches - 1) // most * turn + (batches - 1) % most * forward)
-        fresh[ends + j] = max(fresh[points + j] + after, forward + label[ends + reach.early[j]], last + trip)
+        # Before the first backward there are only forwards, of as many micro-batches as may be in flight: of the
+        # quicker size, as is what comes with them.
+        idle = max(0, forward + around - most * forward)
+        end = max(fresh[points + j] + after, done, batches * (forward + backward) + idle + later)
+        fresh[ends + j] = max(end, forward + label[ends + reach.early[j]], last + trip)
         if j == 0 and not may_be_below(pieces, grid, fresh, first, left, below_ns):
             return False
     return True

@@ -22,17 +22,20 @@ from penstock.solvers.model.pins import devices_allowed
 from penstock.solvers.model.problem import Problem
 
 
-def make_pieces(problem: Problem, batch: Batch, links: Links) -> Pieces:
-    """Return the tables of a number of micro-batches: arrays (variants, replicas + 1, L + 1, L + 1), see ``Pieces``."""
+def make_pieces(problem: Problem, batch: Batch, links: Links, *, split: bool = False) -> Pieces:
+    """Return the tables of a number of micro-batches: arrays (variants, replicas + 1, L + 1, L + 1), see ``Pieces``.
+
+    ``split``: backwards may be split into input and weight gradients.
+    """
     most = min(problem.num_devices, batch.replicas_fed(problem.min_slice))
-    each = [Stages(problem, batch, links, r) for r in range(1, most + 1)]
+    each = [Stages(problem, batch, links, r, split=split) for r in range(1, most + 1)]
     rows = tuple(size for size, _count in row_classes(problem.global_batch_size, batch.num_micro_batches))
     plain = np.stack([stages.table() for stages in each])
     variants = [plain] if problem.recompute == "never" else [np.stack([s.table(recompute=True) for s in each])]
     if problem.recompute == "auto":
         variants[0][:, 3][plain[:, 3] == batch.num_micro_batches] = 0
         variants.insert(0, plain)
-    tables = np.zeros((4, len(variants), most + 1, *plain.shape[2:]), dtype=np.int64)
+    tables = np.zeros((plain.shape[1], len(variants), most + 1, *plain.shape[2:]), dtype=np.int64)
     tables[:, :, 1:] = np.minimum(np.stack(variants), FAR_NS).transpose(2, 0, 1, 3, 4)
     after = np.zeros((2, most + 1, *plain.shape[2:]), dtype=np.int64)
     for r, stages in enumerate(each, start=1):
@@ -42,6 +45,8 @@ def make_pieces(problem: Problem, batch: Batch, links: Links) -> Pieces:
         forward=tables[0],
         backward=tables[1],
         work=tables[2],
+        whole_work=tables[4] if split else tables[2],
+        weight=tables[5] if split else np.zeros_like(tables[2]),
         limit=tables[3],
         after=after,
         sent=np.stack([crossing_bytes(problem, direction) for direction in (0, 1)]),
@@ -80,10 +85,10 @@ def _shapes(most: int, links: Links) -> np.ndarray:
 
 
 class Stages:
-    """The tables of all stages on a number of replicas."""
+    """The tables of all stages on a number of replicas; ``split``: backwards may be split."""
 
-    def __init__(self, problem: Problem, batch: Batch, links: Links, replicas: int) -> None:
-        self.problem, self.links, self.replicas = problem, links, replicas
+    def __init__(self, problem: Problem, batch: Batch, links: Links, replicas: int, *, split: bool = False) -> None:
+        self.problem, self.links, self.replicas, self.split = problem, links, replicas, split
         self.batches = batch.num_micro_batches
         classes = row_classes(problem.global_batch_size, self.batches)
         self.counts = [count for _rows, count in classes]
@@ -97,14 +102,46 @@ class Stages:
         self.held = [sum(device.kind == kind for device in problem.devices) for kind in kinds]
 
     def table(self, recompute: bool = False) -> np.ndarray:
-        """Return (4, L + 1, L + 1): forward, backward, work and limit; limit 0 where there is no such stage."""
+        """Return (4, L + 1, L + 1): forward, backward, work and limit; limit 0 where there is no such stage.
+
+        Where backwards may be split, (6, L + 1, L + 1): then all work, and the weight gradient of a micro-batch.
+        """
         forward, backward, work = (self._ranked(self._times(which, recompute)) for which in range(3))
-        return np.triu(np.stack([forward, backward, work, self._limit(recompute, backward)]))
+        if not self.split:
+            return np.triu(np.stack([forward, backward, work, self._limit(recompute, backward)]))
+        weight = self._ranked([np.min([table.weight_ns for table in tables], axis=0) for tables in self.tables])
+        limit = self._limit(recompute, weight)
+        # At most so many wait for their weight gradients when the last input gradient ends.
+        first = self._before_last_input(recompute) + np.maximum(0, self.batches - limit) * weight
+        return np.triu(np.stack([forward, self._input_gradients(recompute), first, limit, work, weight]))
+
+    def _input_gradients(self, recompute: bool) -> np.ndarray:
+        """Return the least time of an input gradient, with what it recomputes, on any kind of device.
+
+        On several kinds a stage's is the longest backward less the longest weight gradient: that kind's or more.
+        """
+        found = [
+            table.backward_ns - table.weight_ns + (table.forward_ns if recompute else 0)
+            for tables in self.tables
+            for table in tables
+        ]
+        return np.asarray(np.maximum(0, np.min(found, axis=0)))
+
+    def _before_last_input(self, recompute: bool) -> np.ndarray:
+        """Return the least work of all micro-batches without their weight gradients, on any kind of device."""
+        each = [
+            np.sum(
+                [count * (t.work_ns(recompute) - t.weight_ns) for count, t in zip(self.counts, tables, strict=True)],
+                axis=0,
+            )
+            for tables in self.tables
+        ]
+        return np.asarray(np.maximum(0, np.min(each, axis=0)))
 
     def least(self, which: int) -> np.ndarray:
         """Return (L,) each layer's forward, backward or work on the quickest kind; with recomputation if always."""
         again = self.problem.recompute == "always"
-        tables = self._times(which, again)
+        tables = [self._input_gradients(again)] if which == 1 and self.split else self._times(which, again)
         return np.asarray(np.min([np.diagonal(table, 1) for table in tables], axis=0))
 
     def _times(self, which: int, recompute: bool) -> list[np.ndarray]:
@@ -132,14 +169,17 @@ class Stages:
         kind = np.take_along_axis(order, place[None], axis=0)
         return np.asarray(np.take_along_axis(stacked, kind, axis=0)[0])
 
-    def _limit(self, recompute: bool, backward: np.ndarray) -> np.ndarray:
-        """Return the limit of ``StageTimes.in_flight``, at most M; 0 where no micro-batch fits (``shortage_of``)."""
+    def _limit(self, recompute: bool, last: np.ndarray) -> np.ndarray:
+        """Return the limit of ``StageTimes.in_flight``, at most M; 0 where no micro-batch fits (``shortage_of``).
+
+        ``last``: the time of what ends a micro-batch on the stage, which needs a workspace if it takes any.
+        """
         problem, sent = self.problem, [crossing_bytes(self.problem, way, self.share) for way in (0, 1)]
         each = [table for tables in self.tables for table in tables]
         kept = np.min([table.kept_bytes for table in each], axis=0)
         flying = np.zeros_like(kept) if recompute else kept
         workspace = np.min([table.workspace_bytes + (table.kept_bytes if recompute else 0) for table in each], axis=0)
-        workspace = np.where(backward > 0, workspace, 0)
+        workspace = np.where(last > 0, workspace, 0)
         gradient = np.zeros(problem.num_layers + 1, dtype=np.int64)
         if problem.memory.count_buffers or recompute:
             flying = flying + sent[0][:, None]

@@ -8,12 +8,14 @@ is found by bisection; effort is counted in steps, so that the answer is always 
 
 from __future__ import annotations
 
+from itertools import product
 from math import isqrt
 
 import numpy as np
 
 from penstock.solvers.bounds.one_pipeline.confined import holders
 from penstock.solvers.bounds.one_pipeline.crossings import Crossings, crossings
+from penstock.solvers.bounds.one_pipeline.held_bytes import held_bytes
 from penstock.solvers.bounds.one_pipeline.label_kernel import Labels, Terms, least_cost
 from penstock.solvers.bounds.one_pipeline.layer_costs import Holding, Numbers, Option, numbers_of
 from penstock.solvers.bounds.one_pipeline.layer_runs import possible_work
@@ -33,48 +35,84 @@ NEAR = 5, 4
 
 WEIGHTS = ((2, 0), (1, 1), (0, 2))
 """Weights of the time after a device's last backward, and of its updates; see ``Terms``."""
+LITTLE = 0, 64, 16
+"""Layers in front that have no more than such a part of all work may be left out: any device may begin with them."""
+
+
+BY_LAYER = ("forward", "gradient", "work", "after", "update", "cuttable", "out", "back", "out_same", "back_same")
+BY_LAYER += ("closed", "closed_same")
+"""The terms of which each layer has its own."""
 
 
 class Piece:
-    """A range of numbers of micro-batches, and the least costs of plans with them."""
+    """A range of numbers of micro-batches, and the least costs of plans with them.
 
-    def __init__(self, holding: Holding, numbers: Numbers) -> None:
+    ``split``: backwards may be split into input and weight gradients. ``fits``: only plans that fit into memory count.
+    """
+
+    def __init__(self, holding: Holding, numbers: Numbers, *, split: bool = False, fits: bool = False) -> None:
         self._devices = holding.problem.num_devices
         self._options = holding.options
         times = [holding.times(numbers, option) for option in self._options]
         least = least_of(times)
-        around = np.concatenate(([0], np.cumsum(least.forward + least.backward)))
+        self._back = least.gradient if split else least.backward
+        around = np.concatenate(([0], np.cumsum(least.forward + self._back)))
+        self._least = least
         self._least_work_ns = int(least.work.sum())
-        self._filled_ns = max(int(around[-1]), _filled_ns(least, self._devices))
+        self._filled_ns = max(int(around[-1]), _filled_ns(least, self._devices, split))
         found = crossings(holding, numbers)
         self._busy = tuple(np.where(busy > 0, busy + around[:-1], 0) for busy in (found.busy, found.busy_same))
         self._terms = _terms(holding, self._options, times, found)
-        self._last = 0
+        self._held = held_bytes(holding.problem, self._options, least, split=split) if fits else None
+        price = 0.0 if self._held is None else self._held.best_price(self._least_work_ns, self._devices)
+        self.priced = price > 0
+        prices = (0.0, price) if self.priced else (0.0,)
+        self._ways = list(product(prices, WEIGHTS[-1:] if split else WEIGHTS))
+        self._firsts = self._starts(holding)
+
+    def _starts(self, holding: Holding) -> list[int]:
+        """Return the first layers that the search may begin with: all, or without some in front of little work."""
+        before = np.concatenate(([0], np.cumsum(self._least.work)[:-1]))
+        most = [self._least_work_ns // part if part else 0 for part in LITTLE]
+        return sorted({0, *(int(np.searchsorted(before, each, side="right")) - 1 for each in most)})
 
     def proves(self, time_ns: int) -> bool:
         """Return True if no plan with these numbers of micro-batches takes less than ``time_ns``."""
         if self._filled_ns >= time_ns:
             return True
-        terms = self._within(time_ns)
-        fewest = max(1, -(-self._least_work_ns // time_ns))
-        return all(self._refuted(terms, used, time_ns) for used in range(self._devices, fewest - 1, -1))
+        for at, first in enumerate(self._firsts):
+            terms = {price: self._within(time_ns, price, first) for price, _weights in self._ways}
+            fewest = max(1, -(-int(self._least.work[first:].sum()) // time_ns))
+            if all(self._refuted(terms, used, time_ns) for used in range(self._devices, fewest - 1, -1)):
+                self._firsts.insert(0, self._firsts.pop(at))
+                return True
+        return False
 
-    def _within(self, time_ns: int) -> Terms:
-        """Return the terms without the options that take ``time_ns`` by themselves."""
+    def _within(self, time_ns: int, price: float, first: int) -> Terms:
+        """Return the terms of layers from ``first`` on, without the options that take ``time_ns`` by themselves.
+
+        What samples and copies hold costs ``price`` ns for each byte and ns.
+        """
         closed, closed_same = (busy >= time_ns for busy in self._busy)
         cuts = self._terms.cuttable
         work = possible_work(self._terms.work, self._options, closed & closed_same, cuts, time_ns)
-        return self._terms._replace(work=work, closed=closed, closed_same=closed_same)
+        if price > 0 and self._held is not None:
+            work = work + self._held.priced(price, time_ns)
+        head, tail = int(self._least.forward[:first].sum()), int(self._back[:first].sum())
+        every = self._terms._replace(work=work, closed=closed, closed_same=closed_same)
+        of_layers = {name: np.ascontiguousarray(getattr(every, name)[..., first:]) for name in BY_LAYER}
+        if first > 0:
+            tail += int(every.after[1, 0])
+        return every._replace(**of_layers, head=head, tail=tail)
 
-    def _refuted(self, terms: Terms, devices: int, time_ns: int) -> bool:
-        """Return True if plans on ``devices`` devices take at least ``time_ns``; successful weights come first next."""
-        most = 2 * devices * (time_ns - 1)
-        for i in range(len(WEIGHTS)):
-            which = (self._last + i) % len(WEIGHTS)
-            rest, update = WEIGHTS[which]
-            weighted = terms._replace(rest_weight=rest, update_weight=update)
+    def _refuted(self, terms: dict[float, Terms], devices: int, time_ns: int) -> bool:
+        """Return True if plans on ``devices`` devices take at least ``time_ns``; what succeeds comes first next."""
+        for at, (price, (rest, update)) in enumerate(self._ways):
+            held = self._held.most_ns(price, time_ns - 1) if price > 0 and self._held is not None else 0
+            most = 2 * (devices * (time_ns - 1) + held)
+            weighted = terms[price]._replace(rest_weight=rest, update_weight=update)
             if least_cost(weighted, _room(devices, len(self._options)), devices, most + 1) > most:
-                self._last = which
+                self._ways.insert(0, self._ways.pop(at))
                 return True
         return False
 
@@ -82,8 +120,8 @@ class Piece:
 class TimeBisection:
     """Bisect on the step time: find the times that no plan reaches, for any number of micro-batches of a request."""
 
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
+    def __init__(self, problem: Problem, *, split: bool = False, fits: bool = False) -> None:
+        self._problem, self._split, self._fits = problem, split, fits
         self._holding = Holding(problem)
         self._pieces: dict[Numbers, Piece] = {}
         self._open: Numbers | None = None
@@ -115,18 +153,25 @@ class TimeBisection:
             waiting += [Numbers(numbers.least, middle), Numbers(middle + 1, numbers.most)]
         return True
 
+    @property
+    def priced(self) -> bool:
+        """True if memory counted: what is proven holds of plans that fit."""
+        return any(piece.priced for piece in self._pieces.values())
+
     def _piece(self, numbers: Numbers) -> Piece:
         if numbers not in self._pieces:
-            self._pieces[numbers] = Piece(self._holding, numbers)
+            self._pieces[numbers] = Piece(self._holding, numbers, split=self._split, fits=self._fits)
         return self._pieces[numbers]
 
 
-def _filled_ns(least: Times, devices: int) -> int:
+def _filled_ns(least: Times, devices: int, split: bool) -> int:
     """Return the least step time, ns: work plus idle time of filling and draining, shared by all devices.
 
-    Until a first micro-batch reaches layer j, devices only run forwards before j; the same holds mirrored in time."""
-    total = 0
-    for each, work in ((least.forward, least.work - least.backward_work), (least.backward, least.backward_work)):
+    Until a first micro-batch reaches layer j, devices only run forwards before j; the same holds mirrored in time,
+    unless weight gradients may wait (``split``)."""
+    total = int(least.backward_work.sum()) if split else 0
+    sides = ((least.forward, least.work - least.backward_work), (least.backward, least.backward_work))
+    for each, work in sides[:1] if split else sides:
         idle = np.concatenate(([0], np.cumsum(devices * each - work)))
         total += int(work.sum() + idle.max())
     return -(-total // devices)
@@ -148,6 +193,8 @@ def _terms(holding: Holding, options: list[Option], times: list[Times], found: C
         back_same=found.back_same,
         closed=np.zeros_like(found.out, dtype=np.bool_),
         closed_same=np.zeros_like(found.out, dtype=np.bool_),
+        head=0,
+        tail=0,
         rest_weight=2,
         update_weight=0,
     )

@@ -30,6 +30,8 @@ class Terms(NamedTuple):
     begin there. [o before, o, l]: ``out`` and ``back``: a transfer to a new device and back; ``out_same`` and
     ``back_same``: where none is new; ``closed`` and ``closed_same``: where that cannot be.
 
+    ``head`` and ``tail``: the way of a slice through what comes before these layers, and back through it to the end.
+
     ``rest_weight`` + ``update_weight`` = 2, in halves: of what follows a device's last backward and of its own updates.
     The larger of them counts, so that any mean of them holds.
     """
@@ -48,6 +50,8 @@ class Terms(NamedTuple):
     back_same: np.ndarray
     closed: np.ndarray
     closed_same: np.ndarray
+    head: int
+    tail: int
     rest_weight: int
     update_weight: int
 
@@ -99,9 +103,10 @@ def least_cost(terms: Terms, labels: Labels, devices: int, below: int) -> int:
     best = below
     for o in range(options):
         if terms.least[o] <= devices:
-            rest = terms.after[terms.least[o], 0]
+            rest = max(terms.tail, terms.after[terms.least[o], 0])
             new = min(terms.most[o], devices)
-            cost = _held(terms, o, 0, terms.least[o], devices - new) + terms.rest_weight * rest * devices
+            cost = _held(terms, o, 0, terms.least[o], devices - new)
+            cost += (2 * terms.head + terms.rest_weight * rest) * devices
             if cost + tail < best:
                 if new == devices:
                     best = cost + tail

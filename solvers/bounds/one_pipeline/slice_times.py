@@ -79,7 +79,8 @@ class Slices:
             for forward, backward, weight in self._at(size):
                 work = np.maximum(0, forward + backward - 2 * slack) * rows // size
                 back = np.maximum(0, backward - slack) * rows // size
-                found.append((forward, backward, backward - weight, work, back))
+                gradient = np.maximum(0, backward - weight - 2 * slack)
+                found.append((forward, backward, gradient, work, back))
         return least_of([Times(*each) for each in found])
 
     def _at(self, size: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:

@@ -157,6 +157,11 @@ class StageTable:
         """Return the time of one backward, without recomputation."""
         return _slowest([between(sums.backward_ns[self.places]) for sums in self._sums])
 
+    @property
+    def weight_ns(self) -> np.ndarray:
+        """Return the time of a weight gradient, ns: a part of the backward."""
+        return _slowest([between(sums.weight_ns[self.places]) for sums in self._sums])
+
     def work_ns(self, again: bool) -> np.ndarray:
         """Return the time of a forward and a backward on one kind; ``again``: with recomputation of the stage."""
         return _slowest(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.contiguous.devices_of_labels import allocations
 from penstock.solvers.bounds.contiguous.label_search import BatchSearch
+from penstock.solvers.bounds.contiguous.least_bound import further_ns
 from penstock.solvers.bounds.contiguous.links import Links
 from penstock.solvers.bounds.coverage import class_bound, contiguous
 from penstock.solvers.improve.order import optimise_order
@@ -30,8 +31,6 @@ from penstock.solvers.schedules.support.fitting import Trial, best_order
 EFFORT = Option("effort", 30, "labels times grid points of all searches together, in millions", low=1)
 OPTIONS = (EFFORT,)
 MILLION = 1_000_000
-FURTHER, SLOWER = 4, 8
-"""A search goes up to 1/4 above the bound that is known; with more devices than 32, up to ``SLOWER`` / devices."""
 LONGEST_NS = 2**52
 """Longer than any plan: 52 days."""
 MOST_DEVICES = 256
@@ -93,8 +92,7 @@ class Relaxation:
         return [BatchSearch(self.problem, batch, links) for batch in batches]
 
     def _look(self, search: BatchSearch) -> Iterator[None]:
-        further = max(FURTHER, self.problem.num_devices // SLOWER)
-        below_ns = min(self.value_ns, search.bound_ns + search.bound_ns // further + 1)
+        below_ns = min(self.value_ns, further_ns(self.problem, search.bound_ns))
         path = yield from search.step(below_ns)
         for plan in () if path is None else allocations(self.problem, path, search.batch.num_micro_batches):
             if unreachable(self.problem, plan) is None:

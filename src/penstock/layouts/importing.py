@@ -324,7 +324,7 @@ def _free_bounds(problem: Problem, *, keeping: bool) -> list[Bound]:
         return [whatever_is_pinned(bound) for bound in _free_bounds(replace(problem, pins=()), keeping=True)]
     found = [request_bound(problem, fits=False)]
     if problem.num_devices <= MOST_LABELLED:
-        found.append(one_pipeline_bound(problem))
+        found.append(one_pipeline_bound(problem, fits=False))
     return found
 
 

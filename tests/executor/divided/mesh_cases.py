@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -103,12 +104,15 @@ def all_products() -> list[Case]:
 
 
 def pairwise() -> list[Case]:
-    """Cases with every pair of values that a legal case has: each the one with most new pairs, the first of equals."""
+    """Cases with every pair of values that a legal case has: each the one with most new pairs, the first of equals.
+
+    Pairs count for less where more ranks have to run (by the root of their number), which is what a case costs.
+    """
     cases = all_products()
     pairs = {case: _pairs(case) for case in cases}
     missing, chosen = set().union(*pairs.values()), []
     while missing:
-        best = max(cases, key=lambda case: len(pairs[case] & missing))
+        best = max(cases, key=lambda case: len(pairs[case] & missing) / math.sqrt(case.ranks))
         chosen.append(best)
         missing -= pairs[best]
     return chosen
@@ -137,7 +141,7 @@ def contracted(case: Case, dtype: Dtype = "fp32") -> Problem:
 
 def lowered(case: Case) -> Lowered:
     """The case's plan and its programs."""
-    profile = profile_of(case.job, case.expert)
+    profile = profile_of(case.job, case.expert, "fp32")
     cells = contracted(case)
     judged = case._replace(replicas=1) if case.sharding in WITHIN_PASSES else case
     allocation = single_pipeline(_stages(judged, len(profile.layers)), MICRO_BATCHES)
@@ -148,7 +152,7 @@ def lowered(case: Case) -> Lowered:
 
 
 @cache
-def profile_of(job: str, expert: int, dtype: Dtype = "fp32") -> ModelProfile:
+def profile_of(job: str, expert: int, dtype: Dtype) -> ModelProfile:
     """What the layers of a job cost, alone and shared: profiles have no fp64."""
     return analytic_profile(
         JOBS[f"{job}_float32"],

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import combinations
 
 import numpy as np
 import pytest
 from drawn_problems import random_request
 from problems import chain, make_problem
+from split_plans import variants
 
 from penstock.schemas.coverage import NEUTRAL, claim
 from penstock.schemas.errors import UnsupportedRequest
@@ -24,7 +25,6 @@ from penstock.solvers.bounds.coverage import contiguous, features_of_candidate
 from penstock.solvers.bounds.schedule_bound import schedule_bound
 from penstock.solvers.bounds.stage_times import StageTimes
 from penstock.solvers.costs.infinity import NEVER_NS
-from penstock.solvers.costs.shortages import shortage_of
 from penstock.solvers.improve.job_shop import Question, solve
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, candidates
@@ -33,7 +33,6 @@ from penstock.solvers.planners.contiguous_bound.planner import Relaxation, propo
 from penstock.solvers.planners.contiguous_bound.warm_ups import climb
 from penstock.solvers.planners.exact.chain_tables import WHOLE_BACKWARDS, ChainTables
 from penstock.solvers.planners.exact.enumeration import Space
-from penstock.solvers.planners.proposal import unreachable
 from penstock.solvers.schedules.support.fitting import best_order, judged
 from penstock.solvers.solve import driver
 
@@ -91,21 +90,6 @@ def _least(space: Space, batch: Batch) -> int:
             for plan in variants(space.problem, space.allocation(batch, partitions[cut], fed[p])):
                 least = min(least, schedule_bound(space.problem, plan, WHOLE_BACKWARDS).bound_ns)
     return least
-
-
-def variants(problem: Problem, plan: Allocation) -> Iterator[Allocation]:
-    """The plan with every set of stages recomputing that the request allows, where one micro-batch fits."""
-    if unreachable(problem, plan) is not None:
-        return
-    choices = {"never": (False,), "always": (True,), "auto": (False, True)}[problem.recompute]
-    for chosen in product(choices, repeat=len(plan.stages)):
-        stages = tuple(
-            replace(stage, recompute=((stage.first, stage.last),)) if again else stage
-            for stage, again in zip(plan.stages, chosen, strict=True)
-        )
-        variant = single_pipeline(stages, plan.num_micro_batches)
-        if shortage_of(problem, variant, (1,) * len(stages)) is None:
-            yield variant
 
 
 @pytest.mark.parametrize("block", range(4))

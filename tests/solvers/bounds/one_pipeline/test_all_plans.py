@@ -14,7 +14,7 @@ from problems import make_network, make_problem
 from random_plans import random_allocation, random_orders, random_problem
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.bounds.coverage import class_bound, contiguous, features_of, features_of_candidate, one_pipeline
+from penstock.solvers.bounds.coverage import class_bound, contiguous, features_of, features_of_candidate
 from penstock.solvers.bounds.one_pipeline.bound import Piece, TimeBisection
 from penstock.solvers.bounds.one_pipeline.label_kernel import Labels, Terms, least_cost
 from penstock.solvers.bounds.one_pipeline.layer_costs import Holding, Numbers, numbers_of, options_of
@@ -39,16 +39,19 @@ def test_never_above_random_plans_of_one_pipeline(block: int) -> None:
         rng = random.Random(seed)
         problem = random_problem(rng) if seed % 2 else random_request(seed, 6, 4)
         problem = replace(problem, micro_batch_sizes=())
-        bound = max(one_pipeline_bound(problem).bound_ns, request_bound(problem).bound_ns)
+        bounds = [one_pipeline_bound(problem, split=split, fits=False) for split in (False, True)]
+        bounds.append(request_bound(problem, fits=False))
         for _ in range(4):
             drawn = random_allocation(rng, problem)
             stages = tuple(replace(stage, dispatch="rows") for stage in drawn.stages)
             allocation = single_pipeline(stages, drawn.num_micro_batches)
             orders = random_orders(rng, allocation)
-            if features_of(problem, allocation, orders) <= one_pipeline(problem):
-                seen += 1
-                assert bound <= makespan_ns(problem, allocation, orders), seed
-    assert seen > 40
+            time_ns = makespan_ns(problem, allocation, orders)
+            for bound in bounds:
+                if features_of(problem, allocation, orders, fits=False) <= bound.covers:
+                    seen += 1
+                    assert bound.bound_ns <= time_ns, (seed, bound.method)
+    assert seen > 160
 
 
 @pytest.mark.parametrize("seed", range(50_000, 50_008))
@@ -58,7 +61,7 @@ def test_never_above_any_planners_plan(seed: int) -> None:
     problem = replace(random_request(seed, 6, 3), min_slice=rng.choice([1, 1, 2]))
     if rng.random() < 0.6:
         problem = replace(problem, micro_batch_sizes=())
-    bounds = one_pipeline_bound(problem), request_bound(problem)
+    bounds = one_pipeline_bound(problem), one_pipeline_bound(problem, split=True), request_bound(problem)
     compared = found = 0
     for name, planner in PLANNERS.items():
         if name in ("auto", "exact") or "synchronous" not in planner.supports:
@@ -160,6 +163,8 @@ def random_terms(rng: random.Random) -> Terms:
         back_same=table(count, count, layers),
         closed=draw.random((count, count, layers)) < 0.2,
         closed_same=draw.random((count, count, layers)) < 0.2,
+        head=rng.choice([0, 0, 7]),
+        tail=rng.choice([0, 0, 15]),
         rest_weight=weight,
         update_weight=2 - weight,
     )
@@ -182,8 +187,8 @@ def _listed(terms: Terms, devices: int) -> int:
 
 
 def _cost(terms: Terms, devices: int, plan: tuple[tuple[int, int], ...]) -> int:
-    used, head, cost = 0, 0, 0
-    rest = 0
+    used, cost = 0, 0
+    head, rest = terms.head, terms.tail
     for layer, (o, new) in enumerate(plan):
         number = max(new, int(terms.least[o]))
         done = used == devices

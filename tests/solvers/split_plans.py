@@ -1,0 +1,89 @@
+"""Small requests with weight gradients of any length, their plans, and the optimum of each by CP-SAT."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+from drawn_problems import random_request
+
+from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT
+from penstock.solvers.bounds.stage_times import StageTimes
+from penstock.solvers.costs.shortages import shortage_of
+from penstock.solvers.improve.job_shop import Question, solve, whole_backwards
+from penstock.solvers.model.allocation import Allocation, single_pipeline
+from penstock.solvers.model.problem import Measured, Problem
+from penstock.solvers.model.schedule import Orders, Row
+from penstock.solvers.planners.exact.enumeration import Space
+from penstock.solvers.planners.proposal import unreachable
+
+
+def with_weights(problem: Problem, rng: random.Random) -> Problem:
+    """The problem with a weight gradient of any part of each layer's backward, from none to all of it."""
+
+    def drawn(point: Measured) -> Measured:
+        part = [rng.choice([0, b // 2, b, rng.randint(0, b)]) for b in point.backward_ns.tolist()]
+        return replace(point, weight_ns=np.asarray(part, dtype=np.int64))
+
+    return replace(problem, measured={kind: tuple(map(drawn, points)) for kind, points in problem.measured.items()})
+
+
+def split_request(seed: int, layers: int = 4, devices: int = 3) -> Problem:
+    """One of ``random_request`` with weight gradients of any length."""
+    return with_weights(random_request(seed, layers, devices), random.Random(seed))
+
+
+def split_backwards(allocation: Allocation) -> Orders:
+    """The rows of ``whole_backwards`` with each backward in two parts."""
+    rows = []
+    for row in whole_backwards(allocation).rows:
+        own = row.operations
+        parts = [own[own[:, 0] == FORWARD]]
+        for kind in (INPUT, WEIGHT):
+            part = own[own[:, 0] == BACKWARD].copy()
+            part[:, 0] = kind
+            parts.append(part)
+        rows.append(Row(row.devices, np.concatenate(parts)))
+    return Orders("split", tuple(rows))
+
+
+def optima(problem: Problem, plans: Iterator[Allocation], effort: float = 5.0) -> Iterator[tuple[Allocation, int]]:
+    """Each plan that has an order, with the least time of any order of split backwards."""
+    for plan in plans:
+        orders = split_backwards(plan)
+        times = StageTimes(problem, plan, orders)
+        work = sum(cost.forward_ns + cost.backward_ns + cost.recompute_ns for costs in times.costs for cost in costs)
+        moved = sum(sum(use.load_ns for use in uses) for uses in times.resources.values())
+        hops = plan.num_micro_batches * 2 * (sum(times.out) + sum(times.back))
+        longest = plan.num_micro_batches * work + moved + hops + sum(times.exposed) + sum(times.update) + 1
+        answer = solve(Question(problem, plan, longest, schedule=orders, effort=effort))
+        if answer.proven and answer.orders is not None:
+            yield plan, answer.bound_ns
+
+
+def variants(problem: Problem, plan: Allocation) -> Iterator[Allocation]:
+    """The plan with every set of stages recomputing that the request allows, where one micro-batch fits."""
+    if unreachable(problem, plan) is not None:
+        return
+    choices = {"never": (False,), "always": (True,), "auto": (False, True)}[problem.recompute]
+    for chosen in product(choices, repeat=len(plan.stages)):
+        stages = tuple(
+            replace(stage, recompute=((stage.first, stage.last),)) if again else stage
+            for stage, again in zip(plan.stages, chosen, strict=True)
+        )
+        variant = single_pipeline(stages, plan.num_micro_batches)
+        if shortage_of(problem, variant, (1,) * len(stages)) is None:
+            yield variant
+
+
+def every_plan(space: Space) -> Iterator[Allocation]:
+    """Every plan with stages apart that has room for one micro-batch."""
+    for batch in space.batches:
+        for stages in range(1, space.most_stages + 1):
+            for placement in space.placements(stages):
+                if max(map(len, placement)) <= batch.replicas_fed(space.problem.min_slice):
+                    for firsts in space.partitions(stages):
+                        yield from variants(space.problem, space.allocation(batch, firsts, placement))
