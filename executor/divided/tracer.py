@@ -52,7 +52,8 @@ class DividedTracer(Tracer):
     """
 
     def __init__(self, whole: Tracer, runs: Mapping[int, Run], meshes: Meshes, modules: Sequence[str] = ()) -> None:
-        super().__init__(whole.chain, [], whole.dtype, counts_workspace=whole.counts_workspace and not modules)
+        counts = whole.counts_workspace and not modules
+        super().__init__(whole.chain, [], whole.dtype, counts_workspace=counts, training=whole.training)
         self._recomputed = modules
         self._gradients: dict[Hashable, dict[str, Gradient]] = {}
         self.runs = runs
@@ -77,14 +78,14 @@ class DividedTracer(Tracer):
             if self.dtype is not None:
                 whole = whole.to(self.dtype)
             spec = self.chain.specs[index]
-            self._divided[key] = divide(spec, whole, self._meshes)
+            self._divided[key] = divide(spec, self.numberless.module(whole), self._meshes)
             recompute_modules(spec, whole, self._recomputed, self._enclosing)
         return self._divided[key]
 
     @contextmanager
     def _enclosing(self) -> Iterator[None]:
         """What a module runs within when it is recomputed: as the layer did."""
-        with FusedKernels(), self._context or nullcontext():
+        with FusedKernels(), self.numberless.layers(), self._context or nullcontext():
             yield
 
     def held(self, index: int) -> Held:
@@ -111,9 +112,11 @@ class DividedTracer(Tracer):
         rows = env[next(iter(env))].shape[0]
         self._refuse_parts(index, given, rows)
         module, shapes = self.module(index), ModuleShapes()
-        with loss_parallel() if last and self._meshes.tensor is not None else nullcontext():
+        parallel = loss_parallel() if last and self._meshes.tensor is not None else nullcontext()
+        with parallel, self.copying(index) as copies:
             with nullcontext() if self._recomputed else shapes.watching(module):  # run again, they would count twice
-                self.passes(index, given, env, SavedStorages(), targets, nullcontext(), nullcontext())
+                self.passes(index, given, env, SavedStorages(), targets, copies, nullcontext())
+            storages.leave_out(copies.copies)
             if not self._recomputed:
                 self._check(index, shapes, given, rows)
             forward, backward = LocalRecorder(), LocalRecorder()
@@ -138,7 +141,8 @@ class DividedTracer(Tracer):
         if summed:
             collectives.append(Collective(phase="step", operation="all_reduce", over="tensor", bytes_per_sample=summed))
         sent = tuple(forward.sent), tuple(backward.sent)
-        return written, LayerCost(forward.operations, backward.operations, kept, needed, tuple(collectives), *sent)
+        passes = forward.operations, backward.operations
+        return written, LayerCost(*passes, kept, needed, tuple(collectives), *sent, copies.copied_bytes)
 
     def _whole_inputs(self, index: int, given: Sequence[Tensor], rows: int) -> list[Tensor]:
         """What the whole layer ``index`` reads: as the batch has it, or its writers leave it."""
@@ -147,7 +151,7 @@ class DividedTracer(Tracer):
             shapes.update(zip(spec.writes, written, strict=True))
         reads = self.chain.specs[index].reads
         return [
-            torch.empty(shapes[name], dtype=tensor.dtype, device="meta")
+            self.numberless.tensor(torch.empty(shapes[name], dtype=tensor.dtype, device="meta"))
             for name, tensor in zip(reads, given, strict=True)
         ]
 

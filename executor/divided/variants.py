@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,7 +10,7 @@ from penstock.executor.divided.tensor_group import expert_bytes, first_of
 from penstock.executor.divided.tracer import DividedTracer, divided_runs
 from penstock.executor.profiling.device_table import DeviceFacts, Dtype
 from penstock.executor.profiling.meta_cost import time_ns
-from penstock.executor.profiling.tracing import LayerCost, Run, Tracer
+from penstock.executor.profiling.tracing import LayerCost, Run, Tracer, update_ns
 from penstock.executor.run.chain import Chain
 from penstock.executor.stage.recomputed_modules import recomputable
 from penstock.schemas.profile import DividedCost, DividedLayer, DividedMeasurement, ModelProfile, Variant
@@ -73,9 +72,9 @@ def _at(
     with first_of(degrees) as meshes:
         refuse_without_experts(tracer.chain, meshes)
         divided, made = divided_runs(tracer, runs, meshes)
-        layers = _layers(divided, update_facts)
         again = {name: divided_runs(tracer, runs, meshes, (name,))[1] for name in recomputable(tracer.chain.specs)}
-    size, run = next(iter(made.items()))
+        size, run = next(iter(made.items()))
+        layers = _layers(divided, run, update_facts)
     return _At(
         degrees,
         _is_sharded(tracer.chain, run, divided.runs[size]),
@@ -96,7 +95,7 @@ def _at(
     )
 
 
-def _layers(tracer: DividedTracer, device: DeviceFacts) -> list[DividedLayer]:
+def _layers(tracer: DividedTracer, run: Run, device: DeviceFacts) -> list[DividedLayer]:
     """What a GPU holds of each layer; a tied parameter counts in the first of its layers alone."""
     chain = tracer.chain
     experts = [expert_bytes(tracer.module(i)) for i in range(len(chain.specs))]
@@ -110,9 +109,10 @@ def _layers(tracer: DividedTracer, device: DeviceFacts) -> list[DividedLayer]:
         DividedLayer(
             parameter_bytes=sum(each.values()),
             expert_bytes=shared or None,
-            update_ns=math.ceil(own.update_bytes / device.bytes_per_s() * 1e9),
+            copied_bytes=cost.copied_bytes or None,
+            update_ns=update_ns(own, cost, device),
         )
-        for own, each, shared in zip(held, sizes, experts, strict=True)
+        for own, each, shared, cost in zip(held, sizes, experts, run.costs, strict=True)
     ]
 
 

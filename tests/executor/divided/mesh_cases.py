@@ -10,7 +10,7 @@ from mesh_jobs import BATCH, JOBS
 
 from penstock.convert import to_problem
 from penstock.executor.profiling.analytic import analytic_profile
-from penstock.executor.profiling.device_table import Dtype
+from penstock.executor.runtime.interface import Precision
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.program import SHARDINGS, WITHIN_PASSES, Program
 from penstock.schemas.request import PlanRequest
@@ -129,9 +129,9 @@ class Lowered(NamedTuple):
     programs: list[Program]
 
 
-def contracted(case: Case, dtype: Dtype = "fp32") -> Problem:
-    """The case's cells, with the costs of the tracer, as of a model in ``dtype``."""
-    request = _request(case, profile_of(case.job, case.expert, dtype))
+def contracted(case: Case, precision: Precision = "fp32") -> Problem:
+    """The case's cells, with the costs of the tracer, of a run in ``precision``."""
+    request = _request(case, profile_of(case.job, case.expert, precision))
     return contract(to_problem(request), Choice(case.degrees, case.sharding))
 
 
@@ -148,13 +148,13 @@ def lowered(case: Case) -> Lowered:
 
 
 @cache
-def profile_of(job: str, expert: int, dtype: Dtype = "fp32") -> ModelProfile:
+def profile_of(job: str, expert: int, precision: Precision = "fp32") -> ModelProfile:
     """What the layers of a job cost, alone and shared: profiles have no fp64."""
     return analytic_profile(
         JOBS[f"{job}_float32"],
         "H100",
         (1, BATCH // MICRO_BATCHES),
-        dtype,
+        precision=precision,
         tensor_degrees=(2,),
         context_degrees=(2,),
         expert_degrees=(expert,),
@@ -169,13 +169,12 @@ def _request(case: Case, profile: ModelProfile) -> PlanRequest:
         memory_bytes=2**36,
         fabric=Fabric(bandwidth_bytes_per_s=10**11),
     )
-    in_fp32 = profile.parameter_dtype == "fp32"
     return PlanRequest.model_validate(
         {
             "profile": profile,
             "topology": ClusterTopology(name="world", uniform=uniform),
             "global_batch_size": BATCH,
-            "memory": {"precision": "full"} if in_fp32 else {"precision": "mixed", "gradient": "fp32"},
+            "memory": {"precision": "full"},
             "network": {"bucket_bytes": 20_000},
             "degrees": case.degrees._asdict(),
             "sharding": case.sharding,
