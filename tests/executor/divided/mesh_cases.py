@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -102,20 +103,25 @@ def all_products() -> list[Case]:
     return [case for case in map(Case._make, itertools.product(*VALUES.values())) if case.is_legal]
 
 
-def pairwise() -> list[Case]:
-    """Cases with every pair of values that a legal case has: each the one with most new pairs, the first of equals."""
+def covering(size: int, seed: int | None = None) -> list[Case]:
+    """Cases with every combination of ``size`` values that a legal case has: each the one with most new combinations.
+
+    Of equals it is the first, in the order that ``seed`` draws: other seeds choose other cases.
+    """
     cases = all_products()
-    pairs = {case: _pairs(case) for case in cases}
-    missing, chosen = set().union(*pairs.values()), []
+    if seed is not None:
+        random.Random(seed).shuffle(cases)
+    bits: dict[tuple[tuple[int, Any], ...], int] = {}
+    has = {
+        case: sum(1 << bits.setdefault(each, len(bits)) for each in itertools.combinations(enumerate(case), size))
+        for case in cases
+    }
+    missing, chosen = (1 << len(bits)) - 1, []
     while missing:
-        best = max(cases, key=lambda case: len(pairs[case] & missing))
+        best = max(cases, key=lambda case: (has[case] & missing).bit_count())
         chosen.append(best)
-        missing -= pairs[best]
+        missing &= ~has[best]
     return chosen
-
-
-def _pairs(case: Case) -> set[tuple[tuple[int, Any], tuple[int, Any]]]:
-    return set(itertools.combinations(enumerate(case), 2))
 
 
 class Lowered(NamedTuple):
