@@ -49,7 +49,8 @@ class DividedTracer(Tracer):
     """
 
     def __init__(self, whole: Tracer, meshes: Meshes) -> None:
-        super().__init__(whole.chain, [], whole.dtype, counts_workspace=whole.counts_workspace)
+        super().__init__(whole.chain, [], whole.dtype, counts_workspace=whole.counts_workspace, training=whole.training)
+        self.numberless = whole.numberless
         self._gradients: dict[Hashable, dict[str, Gradient]] = {}
         self.whole, self._meshes, self._context = whole, meshes, meshes.sequences
         self._only_cuts = meshes.tensor is None and meshes.expert is None
@@ -75,7 +76,7 @@ class DividedTracer(Tracer):
             whole = self.chain.build_layer(index, device="meta")
             if self.dtype is not None:
                 whole = whole.to(self.dtype)
-            self._divided[key] = divide(self.chain.specs[index], whole, self._meshes)
+            self._divided[key] = divide(self.chain.specs[index], self.numberless.module(whole), self._meshes)
         return self._divided[key]
 
     def held_of(self, module: nn.Module) -> Held:
@@ -101,9 +102,12 @@ class DividedTracer(Tracer):
         rows = env[next(iter(env))].shape[0]
         self._refuse_parts(index, given, rows)
         module = self.module(index)
-        with loss_parallel() if last and self._meshes.tensor is not None else nullcontext():
-            if any(each.requires_grad and each.grad is None for each in module.parameters()):
-                self.passes(index, given, env, SavedStorages(), targets, nullcontext(), nullcontext())
+        parallel = loss_parallel() if last and self._meshes.tensor is not None else nullcontext()
+        with parallel, self.copying(index) as copies:
+            added_to = all(each.grad is not None for each in module.parameters() if each.requires_grad)
+            if self.numberless.lowered or not added_to:
+                self.passes(index, given, env, SavedStorages(), targets, copies, nullcontext())
+            storages.leave_out(copies.copies)
             forward, backward = LocalRecorder(), LocalRecorder()
             with self._checking(index, given, rows):
                 results, kept = self.passes(index, given, env, storages, targets, forward, backward)
@@ -128,7 +132,8 @@ class DividedTracer(Tracer):
         if summed:
             collectives.append(Collective(phase="step", operation="all_reduce", over="tensor", bytes_per_sample=summed))
         sent = tuple(forward.sent), tuple(backward.sent)
-        return written, LayerCost(forward.operations, backward.operations, kept, needed, tuple(collectives), *sent)
+        passes = forward.operations, backward.operations
+        return written, LayerCost(*passes, kept, needed, tuple(collectives), *sent, copies.copied_bytes)
 
     def _whole_inputs(self, index: int, given: Sequence[Tensor], rows: int) -> list[Tensor]:
         """What the whole layer ``index`` reads: as the batch has it, or its writers leave it."""
@@ -137,7 +142,7 @@ class DividedTracer(Tracer):
             shapes.update(zip(spec.writes, written, strict=True))
         reads = self.chain.specs[index].reads
         return [
-            torch.empty(shapes[name], dtype=tensor.dtype, device="meta")
+            self.numberless.tensor(torch.empty(shapes[name], dtype=tensor.dtype, device="meta"))
             for name, tensor in zip(reads, given, strict=True)
         ]
 
@@ -225,7 +230,7 @@ class _Recomputing(DividedTracer):
     @contextmanager
     def _enclosing(self) -> Iterator[None]:
         """What a module runs within when it is recomputed: as the layer did."""
-        with FusedKernels(), self._context or nullcontext():
+        with FusedKernels(), self.numberless.layers(), self._context or nullcontext():
             yield
 
     def _run(self, size: int) -> Run:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,7 +10,7 @@ from penstock.executor.divided.tensor_group import expert_bytes, first_of
 from penstock.executor.divided.tracer import DividedTracer, divided
 from penstock.executor.profiling.device_table import DeviceFacts, Dtype
 from penstock.executor.profiling.meta_cost import time_ns
-from penstock.executor.profiling.tracing import LayerCost, Run, Tracer
+from penstock.executor.profiling.tracing import LayerCost, Run, Tracer, update_ns
 from penstock.executor.run.chain import Chain
 from penstock.executor.stage.recomputed_modules import recomputable
 from penstock.schemas.profile import DividedCost, DividedLayer, DividedMeasurement, ModelProfile, Variant
@@ -74,7 +73,7 @@ def _at(
         refuse_without_experts(whole.chain, meshes)
         shared = divided(whole, meshes)
         runs = {size: shared.run(size) for size in sizes}
-        layers = _layers(shared, update_facts)
+        layers = _layers(shared, runs[sizes[0]], update_facts)
         recomputing = {name: shared.recomputing((name,)) for name in recomputable(whole.chain.specs)}
         again = {name: {size: each.run(size) for size in sizes} for name, each in recomputing.items()}
         sharded = _is_sharded(whole.chain, runs[sizes[0]], shared.whole.run(sizes[0]))
@@ -98,7 +97,7 @@ def _at(
     )
 
 
-def _layers(tracer: DividedTracer, device: DeviceFacts) -> list[DividedLayer]:
+def _layers(tracer: DividedTracer, run: Run, device: DeviceFacts) -> list[DividedLayer]:
     """What a GPU holds of each layer; a tied parameter counts in the first of its layers alone."""
     chain = tracer.chain
     experts = [expert_bytes(tracer.module(i)) for i in range(len(chain.specs))]
@@ -112,9 +111,10 @@ def _layers(tracer: DividedTracer, device: DeviceFacts) -> list[DividedLayer]:
         DividedLayer(
             parameter_bytes=sum(each.values()),
             expert_bytes=shared or None,
-            update_ns=math.ceil(own.update_bytes / device.bytes_per_s() * 1e9),
+            copied_bytes=cost.copied_bytes or None,
+            update_ns=update_ns(own, cost, device),
         )
-        for own, each, shared in zip(held, sizes, experts, strict=True)
+        for own, each, shared, cost in zip(held, sizes, experts, run.costs, strict=True)
     ]
 
 

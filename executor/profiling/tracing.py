@@ -5,14 +5,16 @@ Of layers that are built alike, and read tensors alike, only the first is run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from penstock.executor.profiling.device_table import DeviceFacts
 from penstock.executor.profiling.memory_use import LiveBytes
 from penstock.executor.profiling.meta_cost import (
     FusedKernels,
@@ -21,8 +23,11 @@ from penstock.executor.profiling.meta_cost import (
     SavedStorages,
     storage_of,
 )
+from penstock.executor.profiling.numberless import Copying, Numberless
 from penstock.executor.run.chain import Chain, TensorShape, tensor_shape
 from penstock.executor.run.job import Job, alike
+from penstock.executor.runtime.nested import on_tensors
+from penstock.executor.stage.precision import FULL, Training
 from penstock.schemas.errors import ModelMismatch, PenstockError
 from penstock.schemas.transformers.degrees import Collective
 from penstock.schemas.transformers.degrees import Operation as LayersCollective
@@ -42,7 +47,8 @@ class Sent(NamedTuple):
 class LayerCost(NamedTuple):
     """What a layer does for one micro-batch; ``sent_…``: its collectives one by one, which ``collectives`` sums up.
 
-    ``workspace_bytes``: needed only while it runs, where the tracer counts them.
+    ``workspace_bytes``: needed only while it runs, where the tracer counts them. ``copied_bytes``: of its parameters'
+    copies in 16 bits, which autocast keeps for all micro-batches.
     """
 
     forward: list[Operation]
@@ -52,6 +58,7 @@ class LayerCost(NamedTuple):
     collectives: tuple[Collective, ...] = ()
     sent_forward: tuple[Sent, ...] = ()
     sent_backward: tuple[Sent, ...] = ()
+    copied_bytes: int = 0
 
 
 class Held(NamedTuple):
@@ -88,8 +95,9 @@ class Traced(NamedTuple):
 class Tracer:
     """Runs the layers of a chain, whole, at any number of sizes; ``dtype`` None: in the types they are built in.
 
-    ``modules``: the layers by number; of those that are built alike the first will do. ``counts_workspace``: layers
-    are run once more, for the bytes that they need only while they run. ``traced``: the layers that have run, by size.
+    ``modules``: the layers by number, on the meta device; of those that are built alike the first will do.
+    ``counts_workspace``: layers are run once more, for the bytes that they need only while they run. ``training``:
+    layers and loss run under its autocast, as ranks run them. ``traced``: the layers that have run, by size.
     """
 
     def __init__(
@@ -99,9 +107,11 @@ class Tracer:
         dtype: torch.dtype | None,
         *,
         counts_workspace: bool = False,
+        training: Training = FULL,
     ) -> None:
-        self.chain, self.dtype, self.counts_workspace = chain, dtype, counts_workspace
-        self._modules = modules
+        self.chain, self.dtype, self.counts_workspace, self.training = chain, dtype, counts_workspace, training
+        self.numberless = Numberless(training)
+        self._modules = {index: self.numberless.module(modules[index]) for index in _numbers(modules)}
         self.alike = [(alike(spec.build), alike(spec.parallel)) for spec in chain.specs]
         self.traced: dict[int, dict[Key, Traced]] = {}
         self._runs: dict[int, Run] = {}
@@ -124,9 +134,10 @@ class Tracer:
         return Held(each, update_bytes(self.chain.job, module.parameters()))
 
     def batch(self, size: int) -> tuple[dict[str, Tensor], Any]:
-        """Inputs and targets of ``size`` samples on the meta device."""
+        """Inputs and targets of ``size`` samples, without numbers."""
         inputs, targets = self.chain.batch_inputs(range(size)), self.chain.job.batch(0, range(size))[1]
-        return {name: _as(tensor, self.dtype) for name, tensor in inputs.items()}, _to_meta(targets)
+        here = self.numberless.tensor
+        return {name: here(_as(each, self.dtype)) for name, each in inputs.items()}, on_tensors(here, targets)
 
     def run(self, size: int) -> Run:
         """All layers at ``size`` samples, run once. Raises ModelMismatch or UnsupportedRequest for one that cannot."""
@@ -183,9 +194,22 @@ class Tracer:
         for parameter in self.module(index).parameters():
             parameter.grad = torch.empty_like(parameter)
         forward, backward = OperationRecorder(), OperationRecorder()
-        results, kept = self.passes(index, given, env, storages, targets, forward, backward)
-        needed = self.workspace(index, given, env, targets, kept)
-        return results, LayerCost(forward.operations, backward.operations, kept, needed)
+        with self.copying(index) as copies:
+            if self.numberless.lowered:
+                self.passes(index, given, env, SavedStorages(), targets, copies, nullcontext())
+            storages.leave_out(copies.copies)
+            results, kept = self.passes(index, given, env, storages, targets, forward, backward)
+            needed = self.workspace(index, given, env, targets, kept)
+        return results, LayerCost(
+            forward.operations, backward.operations, kept, needed, copied_bytes=copies.copied_bytes
+        )
+
+    def copying(self, index: int) -> AbstractContextManager[Copying]:
+        """Inside it autocast keeps its copies of the parameters of layer ``index``, which it has made none of before.
+
+        Its first run, within what this gives, makes them; those after it find them.
+        """
+        return self.numberless.copying(self.module(index).parameters())
 
     def workspace(self, index: int, given: list[Tensor], env: dict[str, Tensor], targets: Any, kept: int) -> int:
         """Bytes that layer ``index`` needs only while it runs: the most of a pass, less what stays; 0 if not counted.
@@ -215,11 +239,12 @@ class Tracer:
         self, index: int, leaves: list[Tensor], env: dict[str, Tensor], targets: Any
     ) -> tuple[list[Tensor], list[Tensor]]:
         """What layer ``index`` writes, and where its backward begins: the loss, after the last layer."""
-        results = list(self.chain.call(index, self.module(index), leaves))
-        roots = [tensor for tensor in results if tensor.requires_grad]
-        if index == len(self.chain.specs) - 1:
-            known = env | dict(zip(self.chain.specs[index].writes, results, strict=True))
-            roots = _loss(self.chain, known, targets) or roots
+        with self.numberless.layers():
+            results = list(self.chain.call(index, self.module(index), leaves))
+            roots = [tensor for tensor in results if tensor.requires_grad]
+            if index == len(self.chain.specs) - 1:
+                known = env | dict(zip(self.chain.specs[index].writes, results, strict=True))
+                roots = _loss(self.chain, known, targets) or roots
         return results, roots
 
     def passes(
@@ -269,6 +294,11 @@ def update_bytes(job: Job, parameters: Iterable[nn.Parameter]) -> int:
     return 3 * held + 2 * sum(state.numel() * state.itemsize for state in states)
 
 
+def update_ns(held: Held, cost: LayerCost, device: DeviceFacts) -> int:
+    """One optimizer step over a layer, and autocast's copies of its parameters, which are made again: 4 bytes to 2."""
+    return math.ceil((held.update_bytes + 3 * cost.copied_bytes) / device.bytes_per_s() * 1e9)
+
+
 def _seen(given: Sequence[Tensor], storages: SavedStorages) -> Hashable:
     """What a layer's costs depend on besides itself: the tensors that it reads, and which of them are kept already."""
     places = [storage_of(tensor)._cdata for tensor in given]
@@ -304,8 +334,8 @@ def _new(_given: list[Tensor], storages: SavedStorages, like: Tensor, is_kept: b
     return made
 
 
-def _to_meta(targets: Any) -> Any:
-    return torch.utils._pytree.tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, targets)
+def _numbers(modules: Sequence[nn.Module] | Mapping[int, nn.Module]) -> Iterable[int]:
+    return modules if isinstance(modules, Mapping) else range(len(modules))
 
 
 def _as(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:

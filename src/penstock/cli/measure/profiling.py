@@ -207,8 +207,9 @@ def profile(
     dtype: Annotated[
         str | None,
         typer.Option(
-            metavar="fp32|tf32|bf16|fp16",
-            help="Width of the parameters for --analytic (default: fp32) and --traced (bf16).",
+            metavar="fp32|bf16|fp16",
+            help="Type of all tensors for --analytic and --traced (default: fp32; bf16 for --traced without "
+            "--precision).",
             rich_help_panel=MEASUREMENT,
         ),
     ] = None,
@@ -225,7 +226,8 @@ def profile(
         str,
         typer.Option(
             metavar="fp32|tf32|bf16|fp16",
-            help="Precision of the computation by autocast, as the run will train.",
+            help="Precision in which the run will train, by autocast over parameters of fp32: measured, or for "
+            "--analytic and --traced (bf16 and fp16) computed.",
             rich_help_panel=MEASUREMENT,
         ),
     ] = "fp32",
@@ -260,8 +262,15 @@ def profile(
         raise typer.BadParameter("--tensor goes with --job and --analytic, or with --traced", param_hint="--tensor")
     if traced:
         asked = (degrees, contexts, experts)
-        _traced(transformer, analytic, micro_batch_size, asked, dtype or "bf16", known_level, output, post)
+        how = dtype or ("bf16" if precision == "fp32" else "fp32"), precision
+        _traced(transformer, analytic, micro_batch_size, asked, how, known_level, output, post)
         return
+    if job is None and precision != "fp32":
+        raise typer.BadParameter(
+            f"--example and --hf compute costs in bf16 with a master copy, not under autocast in {precision}; --job "
+            "and --traced take a precision",
+            param_hint="--precision",
+        )
     if job is None and dtype not in (None, "bf16"):
         raise typer.BadParameter(
             f"--example and --hf compute costs in bf16, not in {dtype}; --traced takes fp32, bf16 and fp16",
@@ -291,6 +300,7 @@ def profile(
             analytic,
             sizes,
             dtype or "fp32",  # type: ignore[arg-type]
+            precision=precision,  # type: ignore[arg-type]
             tensor_degrees=degrees,
             context_degrees=contexts,
             expert_degrees=experts,
@@ -355,12 +365,12 @@ def _traced(
     kinds: list[str] | None,
     sizes: list[int] | None,
     degrees: tuple[Sequence[int], Sequence[int], Sequence[int]],
-    dtype: str,
+    how: tuple[str, str],
     level: Level,
     output: str,
     post: str | None,
 ) -> None:
-    """``degrees``: tensor, context and expert ones.
+    """``degrees``: tensor, context and expert ones; ``how``: the type of all tensors, and the precision of autocast.
 
     Raises typer.BadParameter where --traced has no model, or one of which there are no modules.
     """
@@ -385,7 +395,8 @@ def _traced(
         job,
         kinds or tuple(DEVICES),
         sizes or TRACED_SIZES,
-        dtype,  # type: ignore[arg-type]
+        how[0],  # type: ignore[arg-type]
+        precision=how[1],  # type: ignore[arg-type]
         tensor_degrees=degrees[0],
         context_degrees=degrees[1],
         expert_degrees=degrees[2],
@@ -395,7 +406,7 @@ def _traced(
     )
     with suppress(UnsupportedRequest):  # a family whose shape is not known has no tokens per second
         shape = find_shape(values, job.length)
-        named = () if dtype == "fp32" else explained(values, shape, device_facts(found.device_kinds[0], level))
+        named = () if how[0] == "fp32" else explained(values, shape, device_facts(found.device_kinds[0], level))
         found = found.model_copy(update={"shape": shape, "assumptions": (*found.assumptions, *named)})
     screen.done()
     _written(screen, found, output, post)
