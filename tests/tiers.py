@@ -37,6 +37,7 @@ FEWER = {
     "test_mesh_memory.py::test_ranks_hold_what_is_counted_after_two_micro_batches_and_at_the_step": 8,
     "test_mesh_memory.py::test_under_autocast_ranks_hold_what_is_counted": 4,
     "test_over_time.py::test_no_plan_is_quicker_in_the_memory_that_it_takes": 2,
+    "test_over_time.py::test_no_plan_is_quicker_where_larger_slices_are_cheaper": 1,
     "test_overtaking.py::test_no_longer_than_published_in_the_same_room": 7,
     "test_overtaking.py::test_orders_found_run_and_keep_to_the_room": 3,
     "test_portfolio.py::test_auto_gives_the_same_bytes_with_any_number_of_workers": 1,

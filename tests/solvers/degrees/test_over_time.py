@@ -73,7 +73,7 @@ def test_no_plan_is_quicker_in_the_memory_that_it_takes(part: int) -> None:
     for seed in range(part, REQUESTS, 12):
         met += compared(seed)
     assert met["plans"] > 2 * REQUESTS // 12
-    assert met["binding"] > met["plans"] // 50
+    assert met["binding"] > met["plans"] // 120
     assert met["before the first backward"] > met["plans"] // 200
     assert met["after the first backward"] > met["plans"] // 200
 
@@ -279,7 +279,7 @@ def test_no_plan_is_quicker_where_larger_slices_are_cheaper(part: int) -> None:
     met = violations(range(part, REQUESTS, 10))
     assert met["quicker"] == 0
     assert met["plans"] > 2 * REQUESTS // 10
-    assert met["binding"] > met["plans"] // 5
+    assert met["binding"] > met["plans"] // 12
 
 
 def test_the_battery_finds_a_time_before_which_there_are_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
