@@ -198,4 +198,5 @@ def _versions_used(allocation: Allocation, rule: UpdateRule, s: int, update_roun
     if version_used(rule, group, 0) is None:
         return None
     rounds = range(int(update_round.max(initial=0)) + 1)
-    return np.asarray([version_used(rule, group, each) for each in rounds], dtype=np.int64)[update_round]
+    versions = np.asarray([version_used(rule, group, each) for each in rounds], dtype=np.int64)
+    return np.asarray(versions[update_round])
