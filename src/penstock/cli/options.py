@@ -260,16 +260,19 @@ def costed_degrees(context: Sequence[str] | None, expert: Sequence[str] | None, 
 
 
 def degrees_of(texts: Sequence[str], name: str) -> tuple[int, ...] | Literal["auto"]:
-    """The numbers of an option such as ``1,2,4``, given once or several times, or auto.
+    """The numbers of an option (``numbers_of``), or auto."""
+    return "auto" if list(texts) == ["auto"] else numbers_of(texts, name, "neither auto nor numbers")
+
+
+def numbers_of(texts: Sequence[str], name: str, is_not: str = "no list of numbers") -> tuple[int, ...]:
+    """The numbers of an option such as ``1,2,4``, given once or several times.
 
     Raises typer.BadParameter, by the option's name.
     """
     text = ",".join(texts)
-    if text == "auto":
-        return "auto"
     values = text.split(",")
     if not all(value.strip().isdecimal() and int(value) > 0 for value in values):
-        raise typer.BadParameter(f"{text!r} is neither auto nor numbers such as 1,2,4,8", param_hint=f"--{name}")
+        raise typer.BadParameter(f"{text!r} is {is_not} such as 1,2,4,8", param_hint=f"--{name}")
     return tuple(int(value) for value in values)
 
 

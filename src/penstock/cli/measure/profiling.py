@@ -33,6 +33,7 @@ from penstock.cli.options import (
     SequenceLength,
     costed_degrees,
     degrees_of,
+    numbers_of,
 )
 from penstock.cli.panels import MEASURE
 from penstock.cli.service.remote import Post
@@ -252,7 +253,8 @@ def profile(
 
     Example: penstock profile --job mytrain:job -o profile.json
     """
-    degrees, known_level = _degrees(tensor), _level(level, measured=job is not None and not analytic)
+    degrees = list(numbers_of(tensor, "tensor")) if tensor else []
+    known_level = _level(level, measured=job is not None and not analytic)
     traced = job is None and transformer.traced
     contexts, experts = (
         _to_trace(name, getattr(transformer, name), analytic, traced=traced) if job is not None or traced else ()
@@ -418,15 +420,6 @@ def _written(screen: Screen, found: ModelProfile, output: str, post: str | None)
         _summary(screen, found, output)
     if post is not None:
         post_document(screen, found, post)
-
-
-def _degrees(given: list[str] | None) -> list[int]:
-    if not given:
-        return []
-    found = degrees_of(given, "tensor")
-    if found == "auto":
-        raise typer.BadParameter("a profile takes numbers such as 1,2,4,8", param_hint="--tensor")
-    return list(found)
 
 
 def _level(text: str, *, measured: bool) -> Level:
