@@ -28,6 +28,7 @@ from penstock.cli.run.training_options import (
     run_options,
 )
 from penstock.cli.service.remote import Server, refuse_here
+from penstock.schemas.errors import RunFailed
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
@@ -121,7 +122,6 @@ def run(
     for target in (trace, chrome_trace, *([metrics] if server is None else [])):
         refuse_unwritable(target)
     from penstock.cli.show import Screen
-    from penstock.schemas.errors import RunFailed
 
     refuse_other_jobs(job, hf, server)
     flags = given(training, checkpoints, measured)
