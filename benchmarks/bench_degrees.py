@@ -47,7 +47,7 @@ from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.even.planner import least_ns
-from penstock.solvers.solve.choices import least_bound
+from penstock.solvers.solve.searched import least_bound
 from penstock.solvers.solve.warm import warm
 
 BEST = 10

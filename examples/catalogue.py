@@ -175,5 +175,5 @@ def _assumed(node: Hardware, devices: int) -> Iterator[str]:
 
 def _remedy(name: str, known: Iterable[str]) -> str:
     known = list(known)
-    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4) or known
+    near = difflib.get_close_matches(name.lower(), known, n=3) or known
     return ", ".join(near)

@@ -15,9 +15,12 @@ import subprocess
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from penstock.schemas.api.agents import AgentDevice
 from penstock.schemas.errors import InvalidDocument
+
+if TYPE_CHECKING:
+    from penstock.schemas.api.agents import AgentDevice
 
 VISIBLE, ORDER, BUS = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
 
@@ -74,16 +77,19 @@ def discover(agent: str, *, cpu_devices: int, cpu_kind: str = "cpu") -> tuple[Lo
             "asked for",
             remedy="penstock agent --cpu-devices 2",
         )
-    return tuple(
-        LocalDevice(AgentDevice(id=f"{agent}/{i}", kind=gpu.kind, memory_bytes=gpu.memory_bytes), gpu)
-        for i, gpu in enumerate(found)
-    )
+    return tuple(LocalDevice(_offer(f"{agent}/{i}", gpu.kind, gpu.memory_bytes), gpu) for i, gpu in enumerate(found))
 
 
 def cpu_shares(agent: str, count: int, memory_bytes: int, kind: str) -> tuple[LocalDevice, ...]:
     """``count`` CPU devices that share ``memory_bytes`` evenly."""
     share = memory_bytes // count
-    return tuple(LocalDevice(AgentDevice(id=f"{agent}/{i}", kind=kind, memory_bytes=share)) for i in range(count))
+    return tuple(LocalDevice(_offer(f"{agent}/{i}", kind, share)) for i in range(count))
+
+
+def _offer(name: str, kind: str, memory_bytes: int) -> AgentDevice:
+    from penstock.schemas.api.agents import AgentDevice  # with all documents, which ranks do without
+
+    return AgentDevice(id=name, kind=kind, memory_bytes=memory_bytes)
 
 
 def machine_memory_bytes(meminfo: str = "/proc/meminfo", limit: str = "/sys/fs/cgroup/memory.max") -> int:
@@ -158,9 +164,9 @@ def _ask(*arguments: str) -> str:
 # GPUs that a process sees
 
 
-def visible_gpus(environ: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
-    """The GPUs that a process with this environment sees, in the order in which CUDA numbers them."""
-    return visible(machine_gpus(), environ)
+def visible_gpus() -> tuple[Gpu, ...]:
+    """The GPUs that this process sees, in the order in which CUDA numbers them."""
+    return visible(machine_gpus(), os.environ)
 
 
 def visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
@@ -213,16 +219,16 @@ def torch_names(gpus: Sequence[Gpu]) -> list[str]:
     return [f"cuda:{number}" for number in range(count)]
 
 
-def visible_numbers(environ: Mapping[str, str] = os.environ) -> list[int]:
-    """The node's numbers of the GPUs that a process sees, in CUDA's order; empty where nvidia-smi shows none.
+def visible_numbers() -> list[int]:
+    """The node's numbers of the GPUs that this process sees, in CUDA's order; empty where nvidia-smi shows none.
 
     Slurm may show a job its GPUs alone, numbered from 0; SLURM_STEP_GPUS or SLURM_JOB_GPUS then has their numbers.
     """
     shown = machine_gpus()
-    own = sorted(_expanded(environ.get("SLURM_STEP_GPUS") or environ.get("SLURM_JOB_GPUS") or ""))
+    own = sorted(_expanded(os.environ.get("SLURM_STEP_GPUS") or os.environ.get("SLURM_JOB_GPUS") or ""))
     numbers = [gpu.number for gpu in shown]
     of_node = dict(zip(numbers, own if len(own) == len(numbers) else numbers, strict=True))
-    return [of_node[gpu.number] for gpu in visible(shown, environ)]
+    return [of_node[gpu.number] for gpu in visible(shown, os.environ)]
 
 
 def _expanded(text: str) -> list[int]:

@@ -92,6 +92,9 @@ class DividedLayer(Part):
     expert_bytes: Bytes | None = Field(
         default=None, description="the part of parameter_bytes that are experts', which fewer GPUs have copies of"
     )
+    copied_bytes: Bytes | None = Field(
+        default=None, description="copies of the GPU's parameters that stay with them, as of a layer; left out: none"
+    )
     update_ns: Nanoseconds = Field(default=0, description="one optimizer step over the GPU's own parameters")
 
     @model_validator(mode="after")

@@ -29,7 +29,7 @@ from penstock.service.metrics import DatabaseCollector
 from penstock.service.runs.agents import Agents
 from penstock.service.runs.recovery import Recovery
 from penstock.service.runs.runs import Runs
-from penstock.service.security.door import Authenticator
+from penstock.service.security.authenticator import Authenticator
 from penstock.service.security.sizes import Sizes
 from penstock.service.settings import Settings
 from penstock.solvers.solve.processors import available_processors

@@ -162,7 +162,7 @@ class Settings(BaseSettings):
         """``database`` as a SQLAlchemy URL."""
         return self.database if "://" in self.database else f"sqlite:///{Path(self.database).absolute()}"
 
-    def refuse_open_doors(self) -> None:
+    def refuse_unprotected(self) -> None:
         """Raise UnsupportedRequest when the service would be open to other hosts although no setting allows it."""
         if self.security == "keys" or self.allow_unauthenticated or is_loopback(self.host):
             return

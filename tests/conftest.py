@@ -9,6 +9,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,13 @@ STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.sys
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--tier", choices=TIERS, default="standard", help="which tests run, and with how many seeds")
+    parser.addoption(
+        "--mesh-seed",
+        type=int,
+        default=date.today().toordinal(),
+        help="where everything runs, draws the cases of the matrix of meshes, with every triple of its values: the day",
+    )
+    parser.addoption("--all-meshes", action="store_true", help="every product of that matrix: half a day of CPU time")
 
 
 def pytest_configure(config: pytest.Config) -> None:

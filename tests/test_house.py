@@ -22,6 +22,12 @@ MIRRORED = ("solvers", "executor", "service", "src/penstock/cli", "src/penstock/
 OF_TESTS = {"solvers": {"audit", "judge/page"}}
 """Rooms of tests about several rooms of the sources: claims of all planners, and a page that is a simulator."""
 MOST_LINES = 60
+MOST_LINES_OF_A_FILE = 500
+LONG_FILES = {
+    "schemas/program.py": "what a program is and how it is written, in one file without dependencies",
+    "src/penstock/client/async_resources.py": "a class for each resource, a method for each of its routes",
+    "src/penstock/client/resources.py": "made of the one before",
+}
 COMPILED = re.compile(r"kernels?\.py$|/clocks/|/compiled/")
 LONG = {
     "service/db/migrations/versions": "a migration is a list",
@@ -117,6 +123,15 @@ def test_functions_are_short() -> None:
         if lines > MOST_LINES and not COMPILED.search(path) and not path.startswith(tuple(LONG))
     ]
     assert long == []
+
+
+def test_files_are_short() -> None:
+    """Those of compiled kernels may be longer: what is compiled together is read together."""
+    lines = {
+        path.relative_to(ROOT).as_posix(): len(path.read_text("utf-8").splitlines()) for path in _modules().values()
+    }
+    long = {name for name, number in lines.items() if number > MOST_LINES_OF_A_FILE and not COMPILED.search(name)}
+    assert long == LONG_FILES.keys()
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

@@ -94,6 +94,13 @@ def test_the_agent_loads_no_torch() -> None:
     assert "torch" not in _loaded(["penstock.executor.node.agent"])
 
 
+def test_ranks_load_no_documents_but_their_program_and_options() -> None:
+    """Those of plans, runs and agents take a tenth of a rank's start."""
+    loaded = _loaded(["penstock.executor.run.rank"])
+    assert {"penstock.schemas.program", "penstock.schemas.api.run_options"} <= loaded
+    assert not loaded & {"penstock.schemas.plan", "penstock.schemas.profile", "penstock.schemas.api.agents"}
+
+
 def test_the_service_loads_no_torch_and_no_executor() -> None:
     """Examples by name bring the table of devices, which is data."""
     loaded = _loaded(_modules("penstock.service"))

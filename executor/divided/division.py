@@ -169,8 +169,7 @@ def is_expert(parameter: nn.Parameter) -> bool:
 class Division:
     """How this rank shares layers: its place in a ``mesh``, and the process groups of the run by number.
 
-    Of `layout` are ``gradients``, of each layer's parameters by name, and ``traced``, runs by number of samples and
-    recomputed modules.
+    Of `layout` are ``gradients``, of each layer's parameters by name, and ``tracer``, which runs the layers so.
     """
 
     def __init__(self, mesh: Mesh, groups: Sequence[Any], device: torch.device | str = "cpu") -> None:
@@ -183,7 +182,7 @@ class Division:
         )
         self.context = self.meshes.sequences
         self.gradients: dict[int, Mapping[str, Gradient]] = {}
-        self.traced: dict[Any, Any] = {}
+        self.tracer: Any = None
         self._in_loss = False
 
     @property

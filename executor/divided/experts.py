@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
 
+from penstock.executor.divided.routing import has_numbers
 from penstock.executor.stage.split_backward import WITHIN_EXCHANGE
 
 
@@ -86,7 +87,7 @@ class _Exchange:
         )
         mine = mesh.get_local_rank() * own
         # a tensor without numbers says nothing: then ranks are taken to send alike
-        received = [*counts[mine : mine + own]] * ranks if arriving.is_meta else arriving.tolist()
+        received = arriving.tolist() if has_numbers(tokens) else [*counts[mine : mine + own]] * ranks
         self._taken = [sum(received[rank * own : (rank + 1) * own]) for rank in range(ranks)]
         self._received: list[int] = received
         self._places = [rank * own + expert for expert in range(own) for rank in range(ranks)]

@@ -12,8 +12,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from penstock.executor.divided.division import Division, is_expert, refuse_without_experts
-from penstock.executor.divided.tracer import DividedTracer, divided_runs
-from penstock.executor.profiling.tracing import Run, Sent, Tracer
+from penstock.executor.divided.tracer import DividedTracer, divided
+from penstock.executor.profiling.tracing import Sent, Tracer
 from penstock.executor.run.chain import Chain, TensorShape
 from penstock.executor.run.job import alike
 from penstock.schemas.program import Program
@@ -30,9 +30,9 @@ def divided_shapes(
     if not division.meshes.shares:
         return tuple(shapes)
     refuse_without_experts(chain, division.meshes)
-    divided, run = _traced(chain, division, size, ())
-    own = run.shapes
-    division.gradients = {index: divided.gradients(index) for index in range(len(chain.specs))}
+    tracer = _tracer(chain, division)
+    own = tracer.run(size).shapes
+    division.gradients = {index: tracer.gradients(index) for index in range(len(chain.specs))}
     return tuple(
         {name: shape._replace(sample_shape=mine[name].sample_shape) for name, shape in cut.items()}
         for cut, mine in zip(shapes, own, strict=True)
@@ -46,15 +46,13 @@ def sizes_of(program: Program) -> list[int]:
     return sorted(sizes - {0})
 
 
-def _traced(chain: Chain, division: Division, size: int, modules: tuple[str, ...]) -> tuple[DividedTracer, Run]:
-    """The layers as ranks share them, run at ``size`` samples, once; ``modules``: those that are recomputed."""
-    if (size, modules) not in division.traced:
+def _tracer(chain: Chain, division: Division) -> DividedTracer:
+    """What runs the layers as ranks share them; the same one for a division."""
+    if division.tracer is None:
         kinds = [(alike(spec.build), alike(spec.parallel)) for spec in chain.specs]
         layers = {index: chain.build_layer(index, device="meta") for index in sorted(set(map(kinds.index, kinds)))}
-        whole = Tracer(chain, layers, None)
-        divided, runs = divided_runs(whole, {size: whole.run(size)}, division.meshes, modules)
-        division.traced[size, modules] = divided, runs[size]
-    found: tuple[DividedTracer, Run] = division.traced[size, modules]
+        division.tracer = divided(Tracer(chain, layers, None), division.meshes)
+    found: DividedTracer = division.tracer
     return found
 
 
@@ -97,17 +95,18 @@ def traced_layers(
 ) -> dict[int, list[TracedLayer]]:
     """All layers at each number of samples, as this rank shares them, where these modules are recomputed."""
     names = {place: tie.name for tie in chain.ties for place in tie.places}
+    tracer = None
+    if division is not None and division.meshes.shares:
+        tracer = _tracer(chain, division).recomputing(modules)
     found = {}
     for size in sizes:
         sent: list[tuple[tuple[Sent, ...], tuple[Sent, ...]]] = [((), ())] * len(chain.specs)
-        divided = None
-        if division is not None and division.meshes.shares:
-            divided, run = _traced(chain, division, size, modules)
-            sent = [(cost.sent_forward, cost.sent_backward) for cost in run.costs]
+        if tracer is not None:
+            sent = [(cost.sent_forward, cost.sent_backward) for cost in tracer.run(size).costs]
         layers = []
         for index, (forward, backward) in enumerate(sent):
-            module = chain.build_layer(index, device="meta") if divided is None else divided.module(index)
-            parts = {} if divided is None else divided.gradients(index)
+            module = chain.build_layer(index, device="meta") if tracer is None else tracer.module(index)
+            parts = {} if tracer is None else tracer.gradients(index)
             parameters = {}
             for name, parameter in module.named_parameters():
                 own = parameter._local_tensor if isinstance(parameter, DTensor) else parameter

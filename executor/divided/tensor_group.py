@@ -7,6 +7,7 @@ collectives send nothing. What is recorded is one rank's: its matrices, its stor
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,13 +15,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from penstock.executor.divided.division import Meshes, is_expert
 from penstock.executor.profiling.meta_cost import OperationRecorder
+from penstock.executor.profiling.numberless import is_foreign
 from penstock.executor.profiling.tracing import CollectiveKind, Sent
 from penstock.schemas.errors import Conflict
 from penstock.schemas.transformers.degrees import Degrees
@@ -71,6 +72,7 @@ def first_of(degrees: Degrees) -> Iterator[Meshes]:
     log = logging.getLogger("torch._subclasses.fake_tensor")
     level = log.level
     log.setLevel(logging.CRITICAL)  # it prints a traceback for each operation that fails, which the error says, too
+    hook = sys.excepthook  # which torch wraps in another one for each group
     dist.init_process_group("fake", rank=0, world_size=degrees.gpus)
     try:
         tensor = degrees.tensor
@@ -84,6 +86,7 @@ def first_of(degrees: Degrees) -> Iterator[Meshes]:
     finally:
         dist.destroy_process_group()
         log.setLevel(level)
+        sys.excepthook = hook
 
 
 class LocalMode(TorchDispatchMode):
@@ -133,7 +136,7 @@ class LocalRecorder(LocalMode, OperationRecorder):
 
 def _has_no_numbers(*tensors: Any) -> bool:
     """Whether torch ran an operation on tensors without numbers, of the whole shape, to see how it is divided."""
-    return any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(tensors))
+    return any(map(is_foreign, tree_leaves(tensors)))
 
 
 def _group(args: tuple[Any, ...]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, get_args
 
@@ -17,7 +17,7 @@ from penstock.executor.divided.module_shapes import ModuleShapes, Shape, misfit
 from penstock.executor.divided.tensor_group import LocalRecorder, local_bytes, own_parameters
 from penstock.executor.profiling.meta_cost import FusedKernels, SavedStorages
 from penstock.executor.profiling.tracing import Held, LayerCost, Run, Sent, Tracer, update_bytes
-from penstock.executor.stage.recomputed_modules import recompute_modules
+from penstock.executor.stage.recomputed_modules import has_modules, recompute_modules
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.transformers.degrees import Collective, Operation
 
@@ -28,41 +28,41 @@ _OVER: tuple[Over, ...] = get_args(Over)
 _REMEDY = "ask for a degree that divides heads, widths and the sequence, or mend the layer's `parallel`"
 
 
-def divided_runs(
-    whole: Tracer, runs: Mapping[int, Run], meshes: Meshes, modules: Sequence[str] = ()
-) -> tuple[DividedTracer, Mapping[int, Run]]:
-    """The layers of ``whole`` as ranks share them, run at the sizes of ``runs``, which are those of whole layers.
+def divided(whole: Tracer, meshes: Meshes) -> DividedTracer:
+    """The layers of ``whole`` as ranks share them: sequences are cut first, then layers are divided.
 
-    ``modules``: those that layers recompute in backward. Sequences are cut first, then layers are divided: each is
-    checked against what it is made of. Raises UnsupportedRequest naming the layer that ranks cannot share so, and why.
+    Each run is checked against what it is made of, and raises UnsupportedRequest naming the layer that ranks cannot
+    share so, and why.
     """
     tracer = whole
     for each in dict.fromkeys((Meshes(context=meshes.context), meshes)):
         if each.shares:
-            tracer = DividedTracer(tracer, runs, each, modules if each == meshes else ())
-            runs = {size: tracer.run(size) for size in runs}
+            tracer = DividedTracer(tracer, each)
     assert isinstance(tracer, DividedTracer), "ranks share nothing"
-    return tracer, runs
+    return tracer
 
 
 class DividedTracer(Tracer):
-    """Runs the layers of ``whole`` as ``meshes`` divide them; ``runs`` are those of ``whole``, by size.
+    """Runs the layers of ``whole`` as ``meshes`` divide them.
 
-    Where ``meshes`` divide layers, ``whole`` has the parts of sequences that these have. Layers recompute ``modules``.
+    Where ``meshes`` divide layers, ``whole`` has the parts of sequences that these have.
     """
 
-    def __init__(self, whole: Tracer, runs: Mapping[int, Run], meshes: Meshes, modules: Sequence[str] = ()) -> None:
-        super().__init__(whole.chain, [], whole.dtype, counts_workspace=whole.counts_workspace and not modules)
-        self._recomputed = modules
+    def __init__(self, whole: Tracer, meshes: Meshes) -> None:
+        super().__init__(whole.chain, [], whole.dtype, counts_workspace=whole.counts_workspace, training=whole.training)
+        self.numberless = whole.numberless
         self._gradients: dict[Hashable, dict[str, Gradient]] = {}
-        self.runs = runs
-        self._whole, self._meshes, self._context = whole, meshes, meshes.sequences
+        self.whole, self._meshes, self._context = whole, meshes, meshes.sequences
         self._only_cuts = meshes.tensor is None and meshes.expert is None
         self._degree = meshes.size("context" if self._only_cuts else "tensor")
         self._over: dict[str, Over] = {
             mesh.get_group().group_name: name for name, mesh in zip(_OVER, meshes, strict=True) if mesh is not None
         }
         self._divided: dict[Hashable, nn.Module] = {}
+
+    def recomputing(self, modules: Sequence[str]) -> DividedTracer:
+        """The same layers where these modules are recomputed in backward."""
+        return _Recomputing(self, modules) if modules else self
 
     def batch(self, size: int) -> tuple[dict[str, Tensor], Any]:
         """Inputs and targets of ``size`` samples on the meta device: of sequences a rank's part."""
@@ -76,20 +76,11 @@ class DividedTracer(Tracer):
             whole = self.chain.build_layer(index, device="meta")
             if self.dtype is not None:
                 whole = whole.to(self.dtype)
-            spec = self.chain.specs[index]
-            self._divided[key] = divide(spec, whole, self._meshes)
-            recompute_modules(spec, whole, self._recomputed, self._enclosing)
+            self._divided[key] = divide(self.chain.specs[index], self.numberless.module(whole), self._meshes)
         return self._divided[key]
 
-    @contextmanager
-    def _enclosing(self) -> Iterator[None]:
-        """What a module runs within when it is recomputed: as the layer did."""
-        with FusedKernels(), self._context or nullcontext():
-            yield
-
-    def held(self, index: int) -> Held:
-        """What one GPU has of layer ``index``."""
-        module = self.module(index)
+    def held_of(self, module: nn.Module) -> Held:
+        """What one GPU has of a layer, its own part."""
         return Held(local_bytes(module), update_bytes(self.chain.job, own_parameters(module)))
 
     def gradients(self, index: int) -> dict[str, Gradient]:
@@ -105,24 +96,27 @@ class DividedTracer(Tracer):
     ) -> tuple[list[Tensor], LayerCost]:
         """Forward and backward of layer ``index`` on one GPU.
 
-        They run twice: gradients are accumulated in the second pass, parts of sums as parts of sums.
+        They run twice at first: gradients are added to others, parts of sums to parts of sums.
         """
         last = index == len(self.chain.specs) - 1
         rows = env[next(iter(env))].shape[0]
         self._refuse_parts(index, given, rows)
-        module, shapes = self.module(index), ModuleShapes()
-        with loss_parallel() if last and self._meshes.tensor is not None else nullcontext():
-            with nullcontext() if self._recomputed else shapes.watching(module):  # run again, they would count twice
-                self.passes(index, given, env, SavedStorages(), targets, nullcontext(), nullcontext())
-            if not self._recomputed:
-                self._check(index, shapes, given, rows)
+        module = self.module(index)
+        parallel = loss_parallel() if last and self._meshes.tensor is not None else nullcontext()
+        with parallel, self.copying(index) as copies:
+            added_to = all(each.grad is not None for each in module.parameters() if each.requires_grad)
+            if self.numberless.lowered or not added_to:
+                self.passes(index, given, env, SavedStorages(), targets, copies, nullcontext())
+            storages.leave_out(copies.copies)
             forward, backward = LocalRecorder(), LocalRecorder()
-            results, kept = self.passes(index, given, env, storages, targets, forward, backward)
+            with self._checking(index, given, rows):
+                results, kept = self.passes(index, given, env, storages, targets, forward, backward)
             needed = self.workspace(index, given, env, targets, kept)
         written = results if last else [local(tensor) for tensor in results]
         self._refuse_mixed(index, given, written, rows)
+        shapes = self.whole.run(rows).written[index]
         divided = not self._only_cuts and any(
-            tuple(tensor.shape) != shape for tensor, shape in zip(written, self.runs[rows].written[index], strict=True)
+            tuple(tensor.shape) != shape for tensor, shape in zip(written, shapes, strict=True)
         )
         unnamed = divided and self.chain.specs[index].parallel != "replicated"
         gradients = self._gradients[self.alike[index]] = gradients_of(module, unnamed=unnamed)
@@ -138,16 +132,17 @@ class DividedTracer(Tracer):
         if summed:
             collectives.append(Collective(phase="step", operation="all_reduce", over="tensor", bytes_per_sample=summed))
         sent = tuple(forward.sent), tuple(backward.sent)
-        return written, LayerCost(forward.operations, backward.operations, kept, needed, tuple(collectives), *sent)
+        passes = forward.operations, backward.operations
+        return written, LayerCost(*passes, kept, needed, tuple(collectives), *sent, copies.copied_bytes)
 
     def _whole_inputs(self, index: int, given: Sequence[Tensor], rows: int) -> list[Tensor]:
         """What the whole layer ``index`` reads: as the batch has it, or its writers leave it."""
-        shapes: dict[str, Shape] = {name: tuple(each.shape) for name, each in self._whole.batch(rows)[0].items()}
-        for spec, written in zip(self.chain.specs[:index], self.runs[rows].written, strict=False):
+        shapes: dict[str, Shape] = dict(self.whole.run(rows).inputs)
+        for spec, written in zip(self.chain.specs[:index], self.whole.run(rows).written, strict=False):
             shapes.update(zip(spec.writes, written, strict=True))
         reads = self.chain.specs[index].reads
         return [
-            torch.empty(shapes[name], dtype=tensor.dtype, device="meta")
+            self.numberless.tensor(torch.empty(shapes[name], dtype=tensor.dtype, device="meta"))
             for name, tensor in zip(reads, given, strict=True)
         ]
 
@@ -165,12 +160,15 @@ class DividedTracer(Tracer):
                     remedy=_REMEDY,
                 )
 
-    def _check(self, index: int, shapes: ModuleShapes, given: Sequence[Tensor], rows: int) -> None:
+    @contextmanager
+    def _checking(self, index: int, given: Sequence[Tensor], rows: int) -> Iterator[None]:
         """Raise UnsupportedRequest where the divided layer's modules work on other tensors than the whole layer's."""
-        whole = ModuleShapes()
-        module = self._whole.module(index)
+        shapes, whole = ModuleShapes(), ModuleShapes()
+        with shapes.watching(self.module(index)):
+            yield
+        module, inputs = self.whole.module(index), self._whole_inputs(index, given, rows)
         with whole.watching(module), torch.no_grad():
-            self.chain.call(index, module, self._whole_inputs(index, given, rows))
+            self.chain.call(index, module, inputs)
         wrong = misfit(whole.seen, shapes.seen, self._degree)
         if wrong is not None:
             raise refused(self.chain.specs[index], self._meshes, wrong, remedy=_REMEDY)
@@ -181,7 +179,7 @@ class DividedTracer(Tracer):
         if not self._only_cuts or all(one.shape == other.shape for one, other in zip(given, whole, strict=True)):
             return
         spec = self.chain.specs[index]
-        for name, tensor, shape in zip(spec.writes, written, self.runs[rows].written[index], strict=True):
+        for name, tensor, shape in zip(spec.writes, written, self.whole.run(rows).written[index], strict=True):
             if tuple(tensor.shape) == shape:
                 raise refused(
                     spec,
@@ -206,3 +204,44 @@ class DividedTracer(Tracer):
                 bytes_per_sample=math.ceil(sum(sizes) / rows),
                 count=len(sizes),
             )
+
+
+class _Recomputing(DividedTracer):
+    """Runs the layers of ``kept``, which keep everything, where they recompute modules: only layers that have such.
+
+    Gradients are added to those of ``kept``.
+    """
+
+    def __init__(self, kept: DividedTracer, modules: Sequence[str]) -> None:
+        super().__init__(kept.whole, kept._meshes)
+        self.counts_workspace = False
+        self._kept, self._recomputed = kept, modules
+
+    def module(self, index: int) -> nn.Module:
+        """The layer as it is divided and recomputes its modules, or the first one that is built alike."""
+        key = self.alike[index]
+        if key not in self._divided:
+            layer = super().module(index)
+            recompute_modules(self.chain.specs[index], layer, self._recomputed, self._enclosing)
+            for name, parameter in self._kept.module(index).named_parameters():
+                layer.get_parameter(name).grad = parameter.grad
+        return self._divided[key]
+
+    @contextmanager
+    def _enclosing(self) -> Iterator[None]:
+        """What a module runs within when it is recomputed: as the layer did."""
+        with FusedKernels(), self.numberless.layers(), self._context or nullcontext():
+            yield
+
+    def _run(self, size: int) -> Run:
+        self._kept.run(size)
+        self._gradients |= self._kept._gradients
+        kinds = {self.alike[i] for i, spec in enumerate(self.chain.specs) if has_modules(spec, self._recomputed)}
+        known = self._kept.traced[size]
+        self.traced[size] = {key: traced for key, traced in known.items() if key[0] not in kinds}
+        return super()._run(size)
+
+    @contextmanager
+    def _checking(self, index: int, given: Sequence[Tensor], rows: int) -> Iterator[None]:
+        """Modules that run again would count twice; ``kept`` has been checked."""
+        yield

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.executor.divided.division import refuse_without_experts
 from penstock.executor.divided.tensor_group import expert_bytes, first_of
-from penstock.executor.divided.tracer import DividedTracer, divided_runs
+from penstock.executor.divided.tracer import DividedTracer, divided
 from penstock.executor.profiling.device_table import DeviceFacts, Dtype
 from penstock.executor.profiling.meta_cost import time_ns
-from penstock.executor.profiling.tracing import LayerCost, Run, Tracer
+from penstock.executor.profiling.tracing import LayerCost, Run, Tracer, update_ns
 from penstock.executor.run.chain import Chain
 from penstock.executor.stage.recomputed_modules import recomputable
 from penstock.schemas.profile import DividedCost, DividedLayer, DividedMeasurement, ModelProfile, Variant
@@ -29,14 +28,14 @@ class _At(NamedTuple):
 
 def with_variants(
     profile: ModelProfile,
-    tracer: Tracer,
-    runs: Mapping[int, Run],
+    whole: Tracer,
+    sizes: Sequence[int],
     degrees: Sequence[Degrees],
     facts: Sequence[DeviceFacts],
     update_facts: DeviceFacts,
     progress: Callable[[str], None] | None = None,
 ) -> ModelProfile:
-    """The profile with its costs at each of ``degrees``; ``runs`` are those of whole layers, by micro-batch size.
+    """The profile with its costs at each of ``degrees``; ``whole`` runs whole layers, at these micro-batch sizes.
 
     Raises UnsupportedRequest for a layer that cannot be divided so, Conflict in a process with a process group.
     """
@@ -44,7 +43,7 @@ def with_variants(
     for each in degrees:
         if progress is not None:
             progress(f"{profile.name}: {len(profile.layers)} layers at {each} on the meta device")
-        found.append(_at(profile, tracer, runs, each, facts, update_facts))
+        found.append(_at(profile, whole, sizes, each, facts, update_facts))
     classes, firsts = _classes(found)
     assumed = [
         "at degrees above 1 torch's DTensor divides layers as the job's `parallel` says; numbers are of the GPU with"
@@ -64,21 +63,23 @@ def with_variants(
 
 def _at(
     profile: ModelProfile,
-    tracer: Tracer,
-    runs: Mapping[int, Run],
+    whole: Tracer,
+    sizes: Sequence[int],
     degrees: Degrees,
     facts: Sequence[DeviceFacts],
     update_facts: DeviceFacts,
 ) -> _At:
     with first_of(degrees) as meshes:
-        refuse_without_experts(tracer.chain, meshes)
-        divided, made = divided_runs(tracer, runs, meshes)
-        layers = _layers(divided, update_facts)
-        again = {name: divided_runs(tracer, runs, meshes, (name,))[1] for name in recomputable(tracer.chain.specs)}
-    size, run = next(iter(made.items()))
+        refuse_without_experts(whole.chain, meshes)
+        shared = divided(whole, meshes)
+        runs = {size: shared.run(size) for size in sizes}
+        layers = _layers(shared, runs[sizes[0]], update_facts)
+        recomputing = {name: shared.recomputing((name,)) for name in recomputable(whole.chain.specs)}
+        again = {name: {size: each.run(size) for size in sizes} for name, each in recomputing.items()}
+        sharded = _is_sharded(whole.chain, runs[sizes[0]], shared.whole.run(sizes[0]))
     return _At(
         degrees,
-        _is_sharded(tracer.chain, run, divided.runs[size]),
+        sharded,
         layers,
         {
             (device.kind, size): [
@@ -91,12 +92,12 @@ def _at(
                 for i, cost in enumerate(run.costs)
             ]
             for device in facts
-            for size, run in made.items()
+            for size, run in runs.items()
         },
     )
 
 
-def _layers(tracer: DividedTracer, device: DeviceFacts) -> list[DividedLayer]:
+def _layers(tracer: DividedTracer, run: Run, device: DeviceFacts) -> list[DividedLayer]:
     """What a GPU holds of each layer; a tied parameter counts in the first of its layers alone."""
     chain = tracer.chain
     experts = [expert_bytes(tracer.module(i)) for i in range(len(chain.specs))]
@@ -110,9 +111,10 @@ def _layers(tracer: DividedTracer, device: DeviceFacts) -> list[DividedLayer]:
         DividedLayer(
             parameter_bytes=sum(each.values()),
             expert_bytes=shared or None,
-            update_ns=math.ceil(own.update_bytes / device.bytes_per_s() * 1e9),
+            copied_bytes=cost.copied_bytes or None,
+            update_ns=update_ns(own, cost, device),
         )
-        for own, each, shared in zip(held, sizes, experts, strict=True)
+        for own, each, shared, cost in zip(held, sizes, experts, run.costs, strict=True)
     ]
 
 

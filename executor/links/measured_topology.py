@@ -26,7 +26,6 @@ def topology_of_hosts(
     hosts: Sequence[Host],
     pairs: Pairs,
     *,
-    name: str = "measured",
     collectives: tuple[MeasuredCollective, ...] | None = None,
 ) -> ClusterTopology:
     """Hosts with their devices, linked as measured: ``pairs`` by the places of the hosts.
@@ -45,12 +44,12 @@ def topology_of_hosts(
         for host in hosts
     )
     if len(hosts) == 1:
-        return ClusterTopology(name=name, nodes=nodes, links_from="measured", collectives=collectives)
+        return ClusterTopology(name="measured", nodes=nodes, links_from="measured", collectives=collectives)
     cables = star_of(hosts, pairs)
     if cables is not None:
         assumption = f"one link per host explains every measured pair within {STAR_ERROR:.0%}"
         return ClusterTopology(
-            name=name,
+            name="measured",
             nodes=nodes,
             switches=("switch",),
             links=cables,
@@ -59,7 +58,7 @@ def topology_of_hosts(
             collectives=collectives,
         )
     return ClusterTopology(
-        name=name,
+        name="measured",
         nodes=nodes,
         matrix=_matrix(hosts, pairs),
         assumptions=("each pair of hosts was measured alone: devices that share a host's link may get less",),

@@ -18,6 +18,9 @@ from penstock.executor.transport.gloo import GlooTransport
 from penstock.executor.transport.staged import StagedTransport
 
 _ROUND = 64
+"""Messages of a round."""
+_ROUNDS = 30
+_TIMEOUT = timedelta(seconds=30)
 
 
 class IssueCost(NamedTuple):
@@ -27,13 +30,13 @@ class IssueCost(NamedTuple):
     receive_ns: int
 
 
-def pair_of_groups(timeout_s: float = 30.0) -> Sequence[Any]:
+def pair_of_groups() -> Sequence[Any]:
     """The gloo process groups of two ranks that are both in this process."""
     store = HashStore()
     groups: dict[int, Any] = {}
 
     def make(rank: int) -> None:
-        groups[rank] = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=timeout_s))
+        groups[rank] = dist.ProcessGroupGloo(store, rank, 2, _TIMEOUT)
 
     threads = [threading.Thread(target=make, args=(rank,)) for rank in range(2)]
     for thread in threads:
@@ -43,7 +46,7 @@ def pair_of_groups(timeout_s: float = 30.0) -> Sequence[Any]:
     return groups[0], groups[1]
 
 
-def issue_cost(runtime: Runtime, size_bytes: int, *, staged: bool, rounds: int = 30) -> IssueCost:
+def issue_cost(runtime: Runtime, size_bytes: int, *, staged: bool) -> IssueCost:
     """Send and receive rounds of messages of ``size_bytes``; the first round is not counted."""
     groups = pair_of_groups()
     ends = [StagedTransport(runtime, group) if staged else GlooTransport(group) for group in groups]
@@ -51,7 +54,7 @@ def issue_cost(runtime: Runtime, size_bytes: int, *, staged: bool, rounds: int =
     buffers = [torch.empty_like(tensor) for _ in range(_ROUND)]
     sends, receives = [], []
     try:
-        for _ in range(rounds + 1):
+        for _ in range(_ROUNDS + 1):
             start = time.thread_time_ns()
             arrivals = [ends[1].receive(buffer, 0, tag) for tag, buffer in enumerate(buffers)]
             between = time.thread_time_ns()

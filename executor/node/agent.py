@@ -70,14 +70,14 @@ def penstock_command(process: Process) -> list[str]:
     return [sys.executable, "-P", "-m", f"penstock.executor.{module}"]
 
 
-def run_agent(settings: AgentSettings, *, say: Callable[[str], None] | None = None) -> None:
+def run_agent(settings: AgentSettings) -> None:
     """Offer this machine to the service until SIGINT or SIGTERM; leaves no process behind.
 
-    ``say`` gets a line for people whenever something changes (default: stderr). Raises Conflict when another agent of
+    Says a line on standard error whenever something changes. Raises Conflict when another agent of
     this name is alive, InvalidDocument when there is no device, Unreachable when the server is no Penstock service.
     """
     devices = discover(settings.name, cpu_devices=settings.cpu_devices, cpu_kind=settings.cpu_kind)
-    asyncio.run(Agent(settings, devices, say=say or _to_stderr).run())
+    asyncio.run(Agent(settings, devices, say=_to_stderr).run())
 
 
 def _peer_of(settings: AgentSettings, devices: tuple[LocalDevice, ...]) -> Peer | None:

@@ -139,13 +139,6 @@ def lost_a_peer(reason: str) -> bool:
     return any(words in reason.lower() for words in _PEER_LOST)
 
 
-def where(step: int | None, index: int | None, instruction: str | None) -> str | None:
-    """An instruction in words, with its step and its index in the program where they are known."""
-    if instruction is None or step is None or index is None:
-        return instruction
-    return f"step {step}, instruction {index} ({instruction})"
-
-
 class ImpossibleStateError(RuntimeError):
     """A step broke an invariant: our mistake. Its text ends with the stimuli that led there."""
 

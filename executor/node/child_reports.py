@@ -9,11 +9,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from penstock.executor.node.agent_state import ASKED_TO_END, Phase, Record, State, Suspect, where
+from penstock.executor.node.agent_state import ASKED_TO_END, Phase, Record, State, Suspect
 from penstock.executor.node.assignments import start_if_prepared, stopped
 from penstock.executor.node.changes import change, first_rank, queue_event, report_failure
 from penstock.executor.node.outbox import RankKey
 from penstock.executor.node.stimuli import STORE, Action, Exited, Said, SetTimer, Stop
+from penstock.executor.program.mark import where
 from penstock.schemas.api.agents import Checkpointed, Climbed, Evaluated, RankDone, StepReported, Traced, Warned
 from penstock.schemas.document import faults_of
 

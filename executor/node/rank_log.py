@@ -14,9 +14,10 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from penstock.executor.node.stimuli import Process
+if TYPE_CHECKING:  # ranks, which load this, do without the documents
+    from penstock.executor.node.stimuli import Process
 
 
 def log_path(directory: Path, run: str, generation: int, process: Process) -> Path:

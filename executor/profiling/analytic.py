@@ -7,7 +7,6 @@ operations are those of one of the GPUs that share each layer, and its collectiv
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from itertools import product
 
@@ -23,9 +22,11 @@ from penstock.executor.profiling.device_table import (
     device_facts,
 )
 from penstock.executor.profiling.meta_cost import time_ns
-from penstock.executor.profiling.tracing import LayerCost, Run, Tracer
+from penstock.executor.profiling.tracing import LayerCost, Run, Tracer, update_ns
 from penstock.executor.run.chain import Chain
 from penstock.executor.run.job import Job
+from penstock.executor.runtime.interface import Precision
+from penstock.executor.stage.precision import Training
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.profile import LayerMeasurement, Measurement, ModelProfile, ProfileSource
 from penstock.schemas.transformers.degrees import Degrees
@@ -39,6 +40,7 @@ def analytic_profile(
     micro_batch_sizes: Sequence[int],
     dtype: Dtype = "fp32",
     *,
+    precision: Precision = "fp32",
     tensor_degrees: Sequence[int] = (),
     context_degrees: Sequence[int] = (),
     expert_degrees: Sequence[int] = (),
@@ -49,56 +51,75 @@ def analytic_profile(
 ) -> ModelProfile:
     """The profile of ``job`` on one kind of device, or several, at each micro-batch size (samples).
 
+    ``dtype``: of all its tensors. ``precision``: bf16 or fp16 where layers run under autocast over parameters in fp32,
+    as ranks run them; then norms, sums and losses have what autocast leaves them.
     The loss belongs to the last layer, as the executor runs it. A layer has one update time for all kinds: that on
     ``update_kind``, or on the first. ``…_degrees``: those besides 1 at which the profile has costs, too, and at all
     products of them whose groups nest. ``level``: of the efficiencies in the table of devices. ``counts_workspace``: of
     what layers need only while they run, as shipped profiles do not. Raises NotFound for a kind that is not known at
-    it, InvalidDocument for impossible sizes, degrees or dtype, ModelMismatch for a model that does not run on the meta
-    device, UnsupportedRequest for a layer that cannot be divided so, Conflict for degrees in a process with a group.
+    it, InvalidDocument for impossible sizes, degrees, dtype or precision, ModelMismatch for a model that does not run
+    on the meta device, UnsupportedRequest for a layer that cannot be divided so, Conflict for degrees in a process with
+    a group.
     """
     kinds = (device_kind,) if isinstance(device_kind, str) else tuple(device_kind)
     facts = [device_facts(kind, level) for kind in kinds]
     sizes, degrees = checked_sizes(micro_batch_sizes), _products(tensor_degrees, context_degrees, expert_degrees)
     if dtype not in TORCH_DTYPES:
         raise InvalidDocument(f"the dtype {dtype!r} is none of {', '.join(TORCH_DTYPES)}")
+    training = _training(dtype, precision)
     chain = Chain(job)
     modules = [chain.build_layer(i, device="meta").to(TORCH_DTYPES[dtype]) for i in range(len(chain.specs))]
-    tracer = Tracer(chain, modules, TORCH_DTYPES[dtype], counts_workspace=counts_workspace)
+    tracer = Tracer(chain, modules, TORCH_DTYPES[dtype], counts_workspace=counts_workspace, training=training)
     runs = _runs(tracer, sizes, progress)
     update_facts = device_facts(update_kind or kinds[0], level)
     plain = assemble(
         chain,
         modules,
         runs[sizes[-1]].shapes,
-        [_update_ns(tracer.held(i).update_bytes, update_facts) for i in range(len(modules))],
-        [
-            Measurement(
-                device_kind=device.kind,
-                micro_batch_size=size,
-                layers=tuple(_measured(cost, device, dtype) for cost in run.costs),
-            )
-            for device in facts
-            for size, run in runs.items()
-        ],
-        source=_source(kinds, dtype),
+        [update_ns(tracer.held(i), cost, update_facts) for i, cost in enumerate(runs[sizes[-1]].costs)],
+        [_measurement(size, run, device, dtype) for device in facts for size, run in runs.items()],
+        source=_source(kinds, dtype, precision),
         dtype=dtype,
         assumptions=(
             f"update_ns is one fused step of the job's optimizer on {update_facts.kind}",
             "the loss belongs to the last layer; attention and LSTMs run as fused kernels",
+            *_assumed_autocast(training),
             *assumed_level(kinds, level),
         ),
+        copied_bytes=[cost.copied_bytes for cost in runs[sizes[-1]].costs],
     )
     if not degrees:
         return plain
     from penstock.executor.divided.variants import with_variants
 
-    return with_variants(plain, tracer, runs, degrees, facts, update_facts, progress)
+    return with_variants(plain, tracer, sizes, degrees, facts, update_facts, progress)
 
 
-def _source(kinds: Sequence[str], dtype: Dtype) -> ProfileSource:
+def _training(dtype: Dtype, precision: Precision) -> Training:
+    """What layers are traced under. Raises InvalidDocument for a precision that no trace has, or not with ``dtype``."""
+    training = Training(precision)
+    if training.precision == "tf32":
+        raise InvalidDocument(
+            "no table has the rates of tf32, so that no profile is computed for it",
+            remedy="measure the profile with `--precision tf32` instead of computing it",
+        )
+    if training.lowered and dtype != "fp32":
+        raise InvalidDocument(
+            f"precision {precision} is autocast over parameters in fp32, and dtype {dtype} asks for all tensors in it",
+            remedy="give one of them: precision as `penstock run` trains, dtype as trainers with a master copy do",
+        )
+    return training
+
+
+def _assumed_autocast(training: Training) -> tuple[str, ...]:
+    return ("tensors have the types that autocast on CPUs gives them",) if training.lowered else ()
+
+
+def _source(kinds: Sequence[str], dtype: Dtype, precision: Precision) -> ProfileSource:
+    how = dtype if precision == "fp32" else f"{dtype} under autocast in {precision}"
     return ProfileSource(
         method="analytic",
-        description=f"operations on the meta device in {dtype}, times from the table of {', '.join(kinds)}",
+        description=f"operations on the meta device in {how}, times from the table of {', '.join(kinds)}",
         expected_error=ANALYTIC_EXPECTED_ERROR,
     )
 
@@ -123,8 +144,12 @@ def _products(tensor: Sequence[int], context: Sequence[int], expert: Sequence[in
     return [each for each in found if each.gpus > 1 and each.gpus % min(each.tensor * each.context, each.expert) == 0]
 
 
-def _update_ns(update_bytes: int, device: DeviceFacts) -> int:
-    return math.ceil(update_bytes / device.bytes_per_s() * 1e9)
+def _measurement(size: int, run: Run, device: DeviceFacts, dtype: Dtype) -> Measurement:
+    return Measurement(
+        device_kind=device.kind,
+        micro_batch_size=size,
+        layers=tuple(_measured(cost, device, dtype) for cost in run.costs),
+    )
 
 
 def _measured(cost: LayerCost, device: DeviceFacts, dtype: Dtype) -> LayerMeasurement:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -16,10 +15,10 @@ from torch.optim import Optimizer
 
 from penstock.executor.profiling.memory_use import MemoryWatch, held_bytes
 from penstock.executor.profiling.meta_cost import SavedStorages
+from penstock.executor.profiling.numberless import Copying
 from penstock.executor.profiling.share import Share, leaf
 from penstock.executor.profiling.stopwatch import Stopwatch, times_ns
 from penstock.executor.run.job import Job
-from penstock.executor.runtime.nested import on_tensors
 from penstock.executor.stage.precision import forget_casts
 from penstock.executor.stage.split_backward import Recorded, SplitBackward
 
@@ -38,30 +37,31 @@ class Kept(NamedTuple):
 
 
 def kept_bytes(share: Share) -> Kept:
-    """What the layers of a share keep. Of two forwards the second finds the copies that the first one has kept."""
+    """What the layers of a share keep. Of two forwards the second finds the copies that the first one has kept.
+
+    Copies that it makes again are of its own, and a part of its stash.
+    """
     storages = SavedStorages()
     for module in share.modules:
         storages.leave_out([*module.parameters(), *module.buffers()])
-    if not share.training.lowered:
-        stash = _newly_kept(share, storages)
-        return Kept(stash, [0] * len(stash))
-    with_copies = _newly_kept(share, storages)
-    stash = _newly_kept(_on_other_tensors(share), storages)
-    return Kept(stash, [both - own for both, own in zip(with_copies, stash, strict=True)])
+    made: list[int] = []
+    if share.training.lowered:
+        forget_casts()
+    parameters = [each for module in share.modules for each in module.parameters()]
+    first, second = (Copying(parameters, share.training.dtype) for _ in range(2))
+    with first:
+        share.forward(lambda index, results: made.append(first.copied_bytes))
+    storages.leave_out(first.copies)
+    kept: list[int] = []
+    copied: list[int] = []
+    with second, storages.counting() as total:
 
+        def after(index: int, results: list[Tensor]) -> None:
+            kept.append(total())
+            copied.append(made[index] - second.copied_bytes)
 
-def _on_other_tensors(share: Share) -> Share:
-    """The share on copies of what it reads: two forwards have nothing in common but weights and copies of these."""
-    env = {name: tensor.detach().clone().requires_grad_(tensor.requires_grad) for name, tensor in share.env.items()}
-    return replace(share, env=env, targets=on_tensors(torch.clone, share.targets))
-
-
-def _newly_kept(share: Share, storages: SavedStorages) -> list[int]:
-    """Bytes of the storages that each layer of a forward keeps and that are not in ``storages``, where they go."""
-    totals: list[int] = []
-    with storages.counting() as kept:
-        share.forward(lambda index, results: totals.append(kept()))
-    return [b - a for a, b in pairwise([0, *totals])]
+        share.forward(after)
+    return Kept(*([b - a for a, b in pairwise([0, *totals])] for totals in (kept, copied)))
 
 
 def workspace_bytes(share: Share, stash: Sequence[int]) -> list[int]:
@@ -165,7 +165,7 @@ def update_workspace(share: Share, job: Job) -> UpdateWorkspace:
 
 
 def joined(shares: Sequence[tuple[int, int]], parts: Sequence[UpdateWorkspace]) -> UpdateWorkspace:
-    """Of all layers, from those of shares of them; in turn where one saw that, and none the contrary."""
+    """The workspace of all layers from that of their shares; in turn where one share saw that and none the contrary."""
     pairs = list(zip(shares, parts, strict=True))
     sizes = {first + k: size for (first, _last), part in pairs for k, size in enumerate(part.layers_bytes)}
     seen = {part.in_turn for part in parts}

@@ -13,12 +13,12 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from torch import Tensor, UntypedStorage
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.profiler import profile, record_function
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
+from penstock.executor.profiling.numberless import is_foreign
 from penstock.executor.runtime.interface import Runtime
 
 _MEMORY = "[memory]"
@@ -136,7 +136,7 @@ class LiveBytes(TorchDispatchMode):
     def _note(self, tensor: Tensor) -> None:
         """Keep a storage that is a new one and counts."""
         storage = tensor.untyped_storage()
-        if (storage.device.type == "meta") != self._on_meta or isinstance(tensor, FakeTensor):
+        if (storage.device.type == "meta") != self._on_meta or is_foreign(tensor):
             return
         reference = StorageWeakRef(storage)
         known = self._alive.get(reference.cdata)

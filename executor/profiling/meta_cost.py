@@ -33,20 +33,26 @@ _ATTENTION = {
     *(_aten._scaled_dot_product_flash_attention, _aten._scaled_dot_product_flash_attention_backward),
     *(_aten._scaled_dot_product_efficient_attention, _aten._scaled_dot_product_efficient_attention_backward),
 }
+_OF_16_BITS: dict[torch.dtype, Dtype] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _FREE = {_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided}
 
 
 class Operation(NamedTuple):
-    """One kernel: floating-point operations, and bytes read and written."""
+    """One kernel: floating-point operations, and bytes read and written.
+
+    ``dtype``: that of its factors where they have 16 bits; None: whatever the model is in.
+    """
 
     flops: int
     bytes: int
+    dtype: Dtype | None = None
 
 
 def time_ns(operations: Iterable[Operation], device: DeviceFacts, dtype: Dtype) -> int:
     """The roofline of all operations on a device, at least one launch each; rounded up."""
-    flops_per_s, bytes_per_s, launch_s = device.flops_per_s(dtype), device.bytes_per_s(), device.launch_ns / 1e9
-    seconds = sum(max(launch_s, op.flops / flops_per_s, op.bytes / bytes_per_s) for op in operations)
+    bytes_per_s, launch_s = device.bytes_per_s(), device.launch_ns / 1e9
+    flops_per_s = {each: device.flops_per_s(each or dtype) for each in (None, *_OF_16_BITS.values())}
+    seconds = sum(max(launch_s, op.flops / flops_per_s[op.dtype], op.bytes / bytes_per_s) for op in operations)
     return math.ceil(seconds * 1e9)
 
 
@@ -69,7 +75,7 @@ class OperationRecorder(TorchDispatchMode):
         traffic = _traffic(func, args, kwargs or {}, result)
         flops = _flops(func, args, kwargs or {}, result)
         if traffic or flops:
-            self.operations.append(Operation(flops, traffic))
+            self.operations.append(Operation(flops, traffic, _factors(args) if flops else None))
 
 
 class FusedKernels(TorchFunctionMode):
@@ -221,6 +227,12 @@ def _grouped_flops(left: Tensor, right: Tensor) -> int:
     """Products of groups of rows, as of experts, each with a matrix of its own: every row is in one group."""
     rows = left[0] if left.dim() > right.dim() else left
     return 2 * rows.numel() * right.shape[-1]
+
+
+def _factors(args: tuple[Any, ...]) -> Dtype | None:
+    """The type of 16 bits that the first tensor has; None where it has another one."""
+    first = next((leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)), None)
+    return None if first is None else _OF_16_BITS.get(first.dtype)
 
 
 def _traffic(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:

@@ -12,7 +12,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from penstock.executor.node.agent_state import where
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.program import Program
 
@@ -74,3 +73,10 @@ def _program_at(programs: Sequence[Program], segments: Sequence[int], step: int)
         if step < end:
             return programs[number]
     return programs[0]
+
+
+def where(step: int | None, index: int | None, instruction: str | None) -> str | None:
+    """An instruction in words, with its step and its index in the program where they are known."""
+    if instruction is None or step is None or index is None:
+        return instruction
+    return f"step {step}, instruction {index} ({instruction})"

@@ -49,6 +49,12 @@ def recomputable(specs: Sequence[LayerSpec]) -> tuple[str, ...]:
     return tuple(name for name in (named[0] if named else ()) if all(name in each for each in named))
 
 
+def has_modules(spec: LayerSpec, names: Sequence[str]) -> bool:
+    """Whether a layer has one of these modules. Raises UnsupportedRequest as ``recompute_modules`` does."""
+    found = [_paths(spec, name) for name in names]
+    return any(found)
+
+
 def _paths(spec: LayerSpec, name: str) -> Sequence[str]:
     if spec.modules is None:
         raise _refused(spec, name, "it does not say which of its modules that is")

@@ -82,13 +82,17 @@ def scaler_exponent(peak: float) -> int:
     return max(_SMALLEST_EXPONENT, min(0, lifted))
 
 
-def conversion_bytes_per_s(runtime: Runtime, size_bytes: int, *, rounds: int = 20) -> tuple[float, float]:
-    """Bytes of fp32 that are encoded, and that are decoded, per second: the median of ``rounds`` measurements."""
+_ROUNDS = 20
+"""How often a conversion is measured."""
+
+
+def conversion_bytes_per_s(runtime: Runtime, size_bytes: int) -> tuple[float, float]:
+    """Bytes of fp32 that are encoded, and that are decoded, per second: the median of ``_ROUNDS`` measurements."""
     tensor = torch.randn(max(1, size_bytes // 4), device=runtime.device)
     message, _ = encode(tensor)
     conversions: tuple[Callable[[], object], ...] = (partial(encode, tensor), partial(decode, message, tensor))
     times: tuple[list[int], list[int]] = ([], [])
-    for _ in range(rounds + 1):
+    for _ in range(_ROUNDS + 1):
         for k, convert in enumerate(conversions):
             start = time.perf_counter_ns()
             convert()

@@ -167,3 +167,4 @@ class Explanation(Part):
     what_ifs: tuple[WhatIf, ...] = ()
     layout: LayoutComparison | None = None
     why_not: tuple[WhyNot, ...] = ()
+    untried: str = Field(default="", description="why no change was tried that was not named; empty where they were")

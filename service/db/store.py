@@ -157,13 +157,13 @@ class Store:
         more = len(rows) == limit
         return DocumentPage(items=items, next_cursor=f"{rows[-1].created_ms}-{rows[-1].hash}" if more else None)
 
-    def newest_topologies(self, limit: int = TOPOLOGIES_KEPT) -> Iterator[ClusterTopology]:
-        """Return at most ``limit`` of the POSTed topologies, the newest first."""
+    def newest_topologies(self) -> Iterator[ClusterTopology]:
+        """Return at most ``TOPOLOGIES_KEPT`` of the POSTed topologies, the newest first."""
         query = (
             sa.select(documents.c.body)
             .where(self._mine(documents), documents.c.kind == ClusterTopology.kind)
             .order_by(documents.c.created_ms.desc())
-            .limit(limit)
+            .limit(TOPOLOGIES_KEPT)
         )
         with self._database.read() as connection:
             bodies = connection.scalars(query).all()

@@ -120,7 +120,7 @@ def serve(settings: Settings | None = None, forkserver: Forkserver | None = None
     the database or the port cannot be used.
     """
     settings = settings or Settings.load()
-    settings.refuse_open_doors()
+    settings.refuse_unprotected()
     logs.configure(settings.log_format, settings.log_level)
     connections = wire.options(settings)
     app = create_app(settings, forkserver)

@@ -15,7 +15,7 @@ from starlette.convertors import Convertor, register_url_convertor
 
 from penstock.service.http.requests.access import every_route, scope_of, service_of
 from penstock.service.http.requests.once import Handle, OnceRoute
-from penstock.service.security.door import require
+from penstock.service.security.authenticator import require
 
 
 class OldForm(NamedTuple):

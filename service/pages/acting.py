@@ -145,11 +145,11 @@ def what_if(sources: Sources, plan_or_job: str, changes: Sequence[str], choices:
     file = sources.store.plan_file(address)
     asked = [text for change in changes for text in change.split()]
     others = [text for choice in choices for text in choice.split()]
-    usual = [] if asked or others else ["default"]
+    usual = not asked and not others
     found: Explanation | None = None
     error: PenstockError | None = None
     try:
-        found = sources.explanation(file, asked or usual, others or usual)
+        found = sources.explanation(file, asked or (["all"] if usual else []), others or (["default"] if usual else []))
     except NotFound:
         raise
     except PenstockError as problem:

@@ -32,6 +32,8 @@ Row = Mapping[str, Any] | sa.RowMapping
 
 LIVE = ("preparing", "running", "recovering")
 """States of runs that hold their devices, or will again."""
+MOST_EVENTS = 1000
+"""Events of a run in one answer."""
 
 WISHES = {"prepare": "prepare", "prepared": "prepare", "start": "start", "save": "stop", "stop": "stop"}
 """What an agent is asked for in each phase of its part of a generation; ``released``: it holds nothing any more."""
@@ -67,13 +69,13 @@ def record_event(connection: sa.Connection, run_id: str, kind: str, **data: Any)
     )
 
 
-def events_after(connection: sa.Connection, run_id: str, after: int, limit: int = 1000) -> list[RunEvent]:
-    """Return the run's events after event ``after``."""
+def events_after(connection: sa.Connection, run_id: str, after: int) -> list[RunEvent]:
+    """Return the run's events after event ``after``, at most ``MOST_EVENTS``."""
     query = (
         sa.select(run_events)
         .where(run_events.c.run_id == run_id, run_events.c.sequence > after)
         .order_by(run_events.c.sequence)
-        .limit(limit)
+        .limit(MOST_EVENTS)
     )
     return [
         RunEvent(sequence=row["sequence"], kind=row["kind"], at=iso(row["at_ms"]), data=row["data"])

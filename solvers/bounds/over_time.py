@@ -6,7 +6,8 @@ long as the step takes: a price on bytes times time says what each row costs at 
 
 Before the first backward there are only forwards, and what they leave for later is in memory, or computed once more
 (section 14). So the time until then is counted by itself, and what a row costs, after it (section 16): of some layers
-the forward is over, at a price on the devices' time before, and on the bytes that are kept at that moment.
+the forward is over, at a price on the devices' time before, and on the bytes that are kept at that moment. No row has
+come further by then than its slices, one after the other, could: large ones have not, and small ones are not as quick.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from penstock.solvers.model.result import Bound
 
 OVER_TIME = "memory over time: what forwards keep until their backwards, and how long"
 AFTER_FIRST = "memory over time, from the first backward on: what is kept, and how long, or computed again"
+MOST_LAYERS = 256
+"""The most layers for which the bound takes no longer than planners do: some ms for each."""
 LESS = 1 - 1e-9
 """Covers what rounding adds to the sums."""
 SINGLE = 16
@@ -37,6 +40,9 @@ PRICES = 2.0**-10, 4.0
 """The least and the largest price, in all devices' time for all their room."""
 FINEST = 2**0.2
 """The last factor by which the search for the best price changes it."""
+START = 1.0, 0.25, 0.5, 0.25
+"""Where the search for these prices begins: the first one in units of the best price where that time does not count by
+itself, the others in what the devices' time, all of their room, and the time of all rows before it are worth."""
 STEPS = 40
 """Prices that are tried where the time before the first backward counts by itself."""
 MERGED = 48
@@ -46,10 +52,15 @@ SHORT = 64
 
 
 class Before(NamedTuple):
-    """What is paid at the first backward for forwards that are over: for each ns, and for each byte that is kept."""
+    """What is paid at the first backward for forwards that are over.
+
+    ``time``: for each ns of a device, ``byte``: for each byte that is kept, ``way``: for each ns that the row's slices
+    took one after the other.
+    """
 
     time: float
     byte: float
+    way: float
 
 
 def over_time_bound(problem: Problem) -> Bound | None:
@@ -128,12 +139,12 @@ class Prices:
     def after_first_ns(self, price: float, known_ns: int) -> int:
         """Return the largest bound found above ``known_ns`` that counts the time before the first backward by itself.
 
-        ``price``: the best one where that time counts like any other, which says how far to look. The bound of three
+        ``price``: the best one where that time counts like any other, which says how far to look. The bound of four
         prices is a concave function over a linear one, so what lies on the other side of a tangent plane is no better:
         the ellipsoid method with deep cuts (Bland, Goldfarb and Todd 1981), for ``STEPS`` prices or until none is left.
         """
-        scale = np.asarray([price, 1.0, 1.0])
-        at, shape, best = np.asarray([1.0, 0.5, 0.5]), np.eye(3), known_ns
+        scale = np.asarray([price, 1.0, 1.0, 1.0])
+        at, shape, best = np.asarray(START), np.eye(4), known_ns
         for _ in range(STEPS):
             if at.min() < 0:
                 slope, depth_ns = (at == at.min()).astype(np.float64), float(-at.min())
@@ -144,25 +155,28 @@ class Prices:
             if depth_ns >= length:
                 break
             depth, along = max(0.0, depth_ns / length), shape @ slope / length
-            at = at + (1 + 3 * depth) / 4 * along
-            shape = 9 / 8 * (1 - depth**2) * (shape - (1 + 3 * depth) / (2 + 2 * depth) * np.outer(along, along))
+            at = at + (1 + 4 * depth) / 5 * along
+            cut = (2 + 8 * depth) / (5 + 5 * depth) * np.outer(along, along)
+            shape = 16 / 15 * (1 - depth**2) * (shape - cut)
         return best
 
     def _sloped(self, prices: np.ndarray, known_ns: int) -> tuple[int, np.ndarray, float]:
-        """Return the bound of three prices, the slope of its excess over a known one, and how much it is below that.
+        """Return the bound of four prices, the slope of its excess over a known one, and how much it is below that.
 
         Both of the numerator, in ns of a device.
         """
         price, before_ns = float(prices[0]), self._devices * self.first_ns
-        before = Before(float(prices[1]), float(prices[2]))
-        row = self._row(price * self._devices / self._room, before._replace(byte=before.byte * before_ns / self._room))
-        all_ns = self._rows * row.cost_ns * LESS + self._update_ns - (before.time + before.byte) * before_ns / LESS
+        time, byte, way = map(float, prices[1:])
+        paid = Before(time, byte * before_ns / self._room, way * self._devices / self._rows)
+        row = self._row(price * self._devices / self._room, paid)
+        all_ns = self._rows * row.cost_ns * LESS + self._update_ns - (time + byte + way) * before_ns / LESS
         bound_ns = self.first_ns + max(0, int(LESS * all_ns / (self._devices * (1 + price))))
         over_ns = self._devices * max(0, known_ns - self.first_ns)
         slope = (
             self._rows * row.area * self._devices / self._room - over_ns,
             self._rows * row.before_ns - before_ns,
             (self._rows * row.kept_bytes / self._room - 1) * before_ns,
+            self._devices * row.way_ns - before_ns,
         )
         return bound_ns, np.asarray(slope), over_ns * (1 + price) - all_ns
 
@@ -177,7 +191,7 @@ class Prices:
         A label is a cost of the layers from one on, and the way through them and back that earlier layers wait for.
         ``before``: what is paid of layers whose forward is over at the first backward; these are the first ones.
         """
-        later = over = _Labels(np.zeros(1), np.zeros(1), np.zeros((1, 3)))
+        later = over = _Labels(np.zeros(1), np.zeros(1), np.zeros((1, len(_Row._fields) - 1)))
         number = MOST if before is None else MERGED
         for index in range(len(self._layers) - 1, -1, -1):
             layer = self._layers[index]
@@ -193,16 +207,20 @@ class Prices:
 
 
 class _Row(NamedTuple):
-    """What a row costs; of it, bytes times ns, and what is over and kept at the first backward."""
+    """What a row costs; of it, bytes times ns, and what is over and kept at the first backward.
+
+    Of the forwards that are over, ``before_ns`` is the row's part of its slices' times, ``way_ns`` all of them.
+    """
 
     cost_ns: float
     area: float
     before_ns: float
     kept_bytes: float
+    way_ns: float
 
 
 class _Labels(NamedTuple):
-    """(N,) costs of the layers from one on and ways through them, and (N, 3) what a ``_Row`` says of the costs."""
+    """(N,) costs of the layers from one on and ways through them, and (N, 4) what a ``_Row`` says of the costs."""
 
     cost: np.ndarray
     way: np.ndarray
@@ -218,7 +236,8 @@ class _Labels(NamedTuple):
             own, held, there = layer.work_ns, layer.held, layer.forward_ns[:, None] + self.way
             each = price * there
         else:
-            own, held = layer.backward_ns + before.time * layer.forward_of_row_ns, layer.held_after
+            own = layer.backward_ns + before.time * layer.forward_of_row_ns + before.way * layer.forward_ns
+            held = layer.held_after
             there = np.broadcast_to(self.way, (len(own), len(self.way)))
             each = price * there + before.byte
         ways = layer.again_ns[..., None] + layer.kept_bytes[..., None] * each[:, None]
@@ -226,11 +245,12 @@ class _Labels(NamedTuple):
         kept = np.take_along_axis(layer.kept_bytes, least, axis=1)
         cost = np.take_along_axis(ways, least[:, None], axis=1)[:, 0] + (own + price * held)[:, None] + self.cost
         way = (layer.way_ns if before is None else layer.back_ns)[:, None] + self.way
-        spent = np.zeros((*cost.shape, 3))
+        spent = np.zeros((*cost.shape, self.spent.shape[1]))
         spent[..., 0] = kept * there + held[:, None]
         if before is not None:
             spent[..., 1], spent[..., 2] = layer.forward_of_row_ns[:, None], kept
-        return _Labels(cost.ravel(), way.ravel(), (spent + self.spent).reshape(-1, 3))
+            spent[..., 3] = layer.forward_ns[:, None]
+        return _Labels(cost.ravel(), way.ravel(), (spent + self.spent).reshape(-1, self.spent.shape[1]))
 
     def undominated(self, most: float, number: int) -> _Labels:
         """Return the labels but those than which another one stays cheaper: a way of one ns costs ``most`` at the most.

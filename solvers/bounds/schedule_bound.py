@@ -68,6 +68,7 @@ LOAD, LOAD_OF_PINNED = (
 MEMORY = "memory: what is computed before the first backward is kept, or computed twice"
 
 
+@lru_cache(maxsize=4)
 def request_bound(problem: Problem, *, fits: bool = True) -> Bound:
     """Return a bound that no plan of the request beats, under any update rule that it allows.
 

@@ -42,12 +42,13 @@ def stage_rows(stage: Stage, rows: int) -> int:
     return rows if stage.dispatch == "round_robin" else largest_slice(rows, stage.replicas)
 
 
+@lru_cache(maxsize=8192)
 def stage_costs(problem: Problem, stage: Stage, rows: int) -> StageCosts:
     """Return the costs of a micro-batch of ``rows`` samples on the stage's slowest device (its largest slice)."""
     share = stage_rows(stage, rows)
     kinds = {problem.devices[d].kind for d in stage.devices}
-    each = [_slice_costs(problem, stage, kind, share) for kind in sorted(kinds)]
-    return StageCosts(*(max(column) for column in zip(*each, strict=True)))
+    each = [_slice_costs(problem, stage, kind, share) for kind in kinds]
+    return each[0] if len(each) == 1 else StageCosts(*(max(column) for column in zip(*each, strict=True)))
 
 
 def _slice_costs(problem: Problem, stage: Stage, kind: str, rows: int) -> StageCosts:

@@ -110,6 +110,7 @@ def _apart(problem: Problem, choice: Choice, cells: Cells) -> Problem:
         copies=copies,
         step_collectives_ns=step,
         update_workspace_bytes=_own_update_workspace(problem, variant, copies, memory),
+        copied_bytes=variant.copied_bytes,
         _costs={},
     )
 

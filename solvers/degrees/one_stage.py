@@ -30,7 +30,7 @@ from penstock.solvers.costs.collectives import group_of
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.degrees.inner_times import STATED, InnerTimes, Times, scaled
 from penstock.solvers.degrees.planned import whole_rows
-from penstock.solvers.degrees.sharding import Parts, parts
+from penstock.solvers.degrees.sharding import Parts, copied_bytes, parts
 from penstock.solvers.model.degrees import Choice, Operation, Variant
 from penstock.solvers.model.micro_batches import num_micro_batches
 from penstock.solvers.model.network import Network
@@ -83,6 +83,7 @@ def joined(problem: Problem, apart: Problem, variant: Variant | None, choice: Ch
         real=problem,
         cells=(tuple(gpu for cell in cells for gpu in cell),),
         copies=None,
+        copied_bytes=None,
         _costs={},
     )
 
@@ -105,7 +106,7 @@ def _moved(apart: Problem, choice: Choice, own: Parts, variant: Variant | None, 
 
     A layer that uses another's parameter gathers it as well.
     """
-    whole, trained = np.diff(apart.parameter_bytes), np.diff(apart.trainable_bytes)
+    whole, trained = np.diff(apart.parameter_bytes - copied_bytes(apart)), np.diff(apart.trainable_bytes)
     tied = np.zeros_like(whole)
     for _name, layers, size in apart.shared_parameters:
         tied[[layer for layer in layers if layer != layers[0]]] += size
@@ -180,7 +181,7 @@ def _together_ns(apart: Problem, computing_ns: np.ndarray, moving_ns: np.ndarray
 
 
 def _gathered_bytes(apart: Problem, choice: Choice) -> int:
-    """Return what is whole while operations run: two layers' parameters, and the gradients of one."""
+    """Return what is whole while operations run: two layers' parameters with their copies, and one's gradients."""
     gathered = 2 * int(np.diff(apart.parameter_bytes).max()) if choice.sharding == "parameters" else 0
     return gathered + int(np.diff(apart.trainable_bytes).max()) * apart.memory.gradient_factor
 

@@ -5,6 +5,8 @@ Of parameters P, gradients G and optimizer states O over D replicas: ``none`` P 
 parameters, or where states have no copy in fp32 the parameters' own width besides; ``gradients`` P + (G + O)/D;
 ``parameters`` (G + O)/D, and where states have no such copy, or the trainer keeps both, P/D. Layers that are not
 trained have no states: each replica keeps its part of them, under ``parameters_kept`` all of it besides the copy.
+Copies of parameters in 16 bits, which autocast makes, are made by each replica of the whole ones that it has, and let
+go of with these: none moves, and none is shared out.
 """
 
 from __future__ import annotations
@@ -36,19 +38,24 @@ def sharded_rules(memory: MemoryRules, sharding: Sharding | None) -> MemoryRules
 
 
 def held_bytes(model: Problem | Variant, choice: Choice) -> np.ndarray:
-    """Return prefix sums (L + 1,) of the parameters that a replica of a stage holds all the time."""
+    """Return prefix sums (L + 1,) of the parameters that a replica of a stage holds all the time, with their copies."""
     if choice.sharding != "parameters_kept":
         return model.parameter_bytes
-    return frozen(2 * model.parameter_bytes - model.trainable_bytes)
+    return frozen(2 * model.parameter_bytes - copied_bytes(model) - model.trainable_bytes)
+
+
+def copied_bytes(model: Problem | Variant) -> np.ndarray:
+    """Return prefix sums (L + 1,) of the copies that are among the parameters."""
+    return np.zeros_like(model.parameter_bytes) if model.copied_bytes is None else model.copied_bytes
 
 
 def parts(apart: Problem, replicas: int, choice: Choice) -> Parts:
     """Return what one of the replicas that share out one stage has of each layer."""
-    whole, trained, owned = (
-        np.diff(each) for each in (apart.parameter_bytes, apart.trainable_bytes, apart.owned_bytes)
+    whole, copied, trained, owned = (
+        np.diff(each) for each in (apart.parameter_bytes, copied_bytes(apart), apart.trainable_bytes, apart.owned_bytes)
     )
     holders = 1 if apart.copies is None else apart.copies.holders
-    untrained = -(-(whole - trained) // holders)
+    untrained = -(-(whole - copied - trained) // holders)
     held = whole
     if choice.sharding == "parameters":
         held = -(-(owned * apart.memory.shard_factor + untrained) // replicas)

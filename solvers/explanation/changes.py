@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
@@ -51,23 +52,17 @@ def change(problem: Problem, plan: Candidate, text: str) -> Change:
     return CHANGES[name].make(problem, plan, value.strip())
 
 
-def default_changes(problem: Problem, plan: Candidate) -> list[str]:
-    """Return the changes to try when none is named, as far as they apply to this request."""
+def default_changes(problem: Problem, plan: Candidate) -> Iterator[Change]:
+    """Yield the changes to try when none is named, as far as they apply to this request, each made when it is taken."""
     node = last_node_size(problem)
     asked = ["bandwidth=1/2", "bandwidth=2", "bandwidth=4", "memory=1/2", "memory=2"]
     asked += [f"devices=-{node}"] if node < (problem.real or problem).num_devices else []
     asked += [f"devices=+{node}"]
     asked += ["micro-batches=1/2", "micro-batches=2"]
     asked += ["recompute=never", "recompute=here", "recompute=everywhere", "speed=2"]
-    return [text for text in asked if _is_possible(problem, plan, text)]
-
-
-def _is_possible(problem: Problem, plan: Candidate, text: str) -> bool:
-    try:
-        change(problem, plan, text)
-    except UnsupportedRequest:
-        return False
-    return True
+    for text in asked:
+        with suppress(UnsupportedRequest):
+            yield change(problem, plan, text)
 
 
 def _of_gpus(problem: Problem, changed: Problem) -> Problem:
@@ -317,9 +312,6 @@ def _micro_batches(problem: Problem, plan: Candidate, value: str) -> Change:
 def _in_micro_batches(allocation: Allocation, number: int) -> Allocation:
     (pipeline,) = allocation.pipelines
     return Allocation((replace(pipeline, micro_batches=(0, number - 1)),), number)
-
-
-Where = Literal["never", "here", "everywhere"]
 
 
 def _recompute(problem: Problem, plan: Candidate, value: str) -> Change:

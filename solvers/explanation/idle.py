@@ -79,11 +79,14 @@ class Piece(NamedTuple):
     end_ns: int
 
 
-def idle_split(run: Run) -> tuple[Idle, ...]:
-    """Return one entry for the devices of each row (where pipelines share devices: of all their rows)."""
+def idle_split(run: Run, known: dict[tuple[int, ...], list[Piece]] | None = None) -> tuple[Idle, ...]:
+    """Return one entry for the devices of each row (where pipelines share devices: of all their rows).
+
+    ``known``: the run's ``idle_pieces``, where they are at hand.
+    """
     first, last = run.timeline.window_ns
     found = []
-    for devices, pieces in idle_pieces(run).items():
+    for devices, pieces in (idle_pieces(run) if known is None else known).items():
         parts = dict.fromkeys(Idle._fields[2:], 0)
         for piece in pieces:
             parts[piece.part] += max(0, min(piece.end_ns, last) - max(piece.start_ns, first))

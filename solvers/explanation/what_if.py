@@ -7,7 +7,7 @@ The fastest that fits in memory counts; ties go to the first of these. All times
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Literal, NamedTuple
 
@@ -15,7 +15,7 @@ from penstock.schemas.amounts import shortage
 from penstock.schemas.errors import InvalidPlan
 from penstock.solvers.bounds.schedule_bound import request_bound
 from penstock.solvers.costs.memory import largest_shortage, spare_bytes
-from penstock.solvers.explanation.changes import Change, change
+from penstock.solvers.explanation.changes import Change
 from penstock.solvers.explanation.reordering import best_order, can_be_reordered, schedules_of
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation
@@ -44,7 +44,7 @@ class Row(NamedTuple):
 
 
 def what_if(
-    problem: Problem, plan: Candidate, asked: Sequence[str], replan: Replan | None, replan_all: bool = False
+    problem: Problem, plan: Candidate, changes: Iterable[Change], replan: Replan | None, replan_all: bool = False
 ) -> Iterator[Row]:
     """Yield a row for each change, as they are found; first the plan as it is.
 
@@ -57,7 +57,6 @@ def what_if(
     yield Row("", "as it is", "as it is", plan, room, bound, lacks(problem, short))
     if replan is not None and replan_all and (again := replan(problem)) is not None:
         yield Row("", "as it is, planned again", "re-planned", again, headroom(problem, again), bound)
-    changes = [change(problem, plan, text) for text in asked]
     for changed in changes:
         yield tried(changed, plan, replan, replan_all or changed.name.startswith("devices"))
 

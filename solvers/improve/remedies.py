@@ -1,7 +1,8 @@
 """What would make an infeasible request feasible: changes tried in order, the first that works is named.
 
-ALGORITHMS B.2: recompute → more stages, hence more devices → smaller micro-batches → optimizer states shared by the
-replicas, a leaner optimizer. Every remedy named was tried: the changed problem has a plan.
+ALGORITHMS B.2: recompute → more devices, for more stages or for more replicas that share out one → smaller
+micro-batches → optimizer states shared by the replicas, a leaner optimizer.
+Every remedy named was tried: the changed problem has a plan.
 """
 
 from __future__ import annotations
@@ -103,11 +104,12 @@ def _more_devices(problem: Problem) -> Iterator[Remedy]:
         if (gpus.num_devices + (copies // 2) * size) // each >= problem.num_layers:
             return
         kind = gpus.devices[-1].kind
-        plural = "s" if copies > 1 else ""
+        number = copies * size
+        nodes, devices = "s" if copies > 1 else "", "s" if number > 1 else ""
         wider = extended(gpus, copies)
         with suppress(UnsupportedRequest):  # more cells than samples, where all of them share out one stage
             yield Remedy(
-                f"more stages: {copies} more node{plural} like {last!r} ({copies * size} devices of kind {kind!r})",
+                f"more devices: {copies} more node{nodes} like {last!r} ({number} device{devices} of kind {kind!r})",
                 wider if problem.real is None or choice is None else contract(wider, choice),
             )
         copies = 2 * copies + 1

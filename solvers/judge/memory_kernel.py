@@ -83,9 +83,8 @@ def all_peaks(
     peaks = np.zeros((num_lanes, 4), dtype=np.int64)
     spent = np.zeros((num_lanes, 2), dtype=np.int64)
     walk = _new_walk(streams)
-    empty = np.empty((2, 0), dtype=np.int64)
     for lane in range(num_lanes):
-        _merge(lanes, streams, costs, posted, times, walk, lane, empty)
+        _find_peak(lanes, streams, costs, posted, times, walk, lane)
         peaks[lane] = walk.peak
         spent[lane, 0], spent[lane, 1] = _communication(lanes, streams, costs, times, walk, lane, begin, last)
     return peaks, spent
@@ -99,7 +98,7 @@ def lane_curve(lanes: Any, streams: Any, costs: Any, posted: Any, times: Any, la
     length = 2 * operations + 1 + costs.change_begin[lane + 1] - costs.change_begin[lane]
     length += (streams.stop[low:high] - streams.first[low:high]).sum()
     curve = np.empty((2, length), dtype=np.int64)
-    written = _merge(lanes, streams, costs, posted, times, _new_walk(streams), lane, curve)
+    written = _write_curve(lanes, streams, costs, posted, times, _new_walk(streams), lane, curve)
     return curve[:, :written].copy()
 
 
@@ -133,80 +132,130 @@ def _least(walk: Any, low: int, high: int) -> tuple[int, int]:
 
 
 @loop
-def _merge(
-    lanes: Any, streams: Any, costs: Any, posted: Any, times: Any, walk: Any, lane: int, curve: np.ndarray
-) -> int:
-    """Walk through a lane's events in time; writes the curve where it has room, and the first peak.
+def _find_peak(lanes: Any, streams: Any, costs: Any, posted: Any, times: Any, walk: Any, lane: int) -> None:
+    """Write what a lane holds at its first peak.
 
-    Only the lane's own operations can raise what it holds, so a peak is looked for at their starts and ends alone; and
-    without a curve, which send buffers have vanished only where they could be a peak if none had.
+    Only its own operations and steps can raise what it holds, so a peak is looked for where these start and end alone.
     """
     low, high = streams.begin[lane], streams.received[lane]
     for k in range(low, high):
         walk.place[k] = streams.first[k]
         _head(streams, posted.freed, posted.order, walk, k)
-    i, stop = lanes.lane_start[lane], lanes.lane_start[lane + 1]
+    first, stop = lanes.lane_start[lane], lanes.lane_start[lane + 1]
     change = costs.change_begin[lane]
-    gradients, kept, buffers, work, stepping, running = 0, 0, posted.first[lane], 0, 0, 0
-    static, written, highest = costs.static[lane], 0, -1
-    own = times.start[i] if i < stop else costs.changes[change, 0]
+    fixed, kept, buffers, work, stepping, highest = costs.static[lane], 0, posted.first[lane], 0, 0, -1
+    static = fixed
     walk.peak[:] = 0
-    if own > 0:
+    if (times.start[first] if first < stop else costs.changes[change, 0]) > 0:
         highest = static + buffers
         walk.peak[BUFFERS] = buffers
-    if curve.shape[1] > 0:
-        curve[0, 0], curve[1, 0], written = 0, static + buffers, 1
-    which, other = _least(walk, low, high) if curve.shape[1] > 0 else (-1, NEVER_NS)
+    for i in range(first, stop):
+        line, t = 2 * lanes.row[i], times.start[i]
+        change, fixed, stepping = _changed(costs, change, t, fixed, stepping)
+        kept += costs.size[line, ADDED_KEPT]
+        buffers += costs.size[line, ADDED_BUFFERS]
+        work = costs.size[line, WORKSPACE]
+        end = t + lanes.table[lanes.row[i], DURATION]
+        if t < end and fixed + kept + buffers + work + stepping > highest:
+            buffers = _without_sent(streams, posted, walk, low, high, t, buffers)
+            highest = _note_peak(walk, highest, static, fixed - static, kept, buffers, work + stepping)
+        change, fixed, stepping = _changed(costs, change, end, fixed, stepping)
+        kept += costs.size[line + 1, ADDED_KEPT]
+        buffers += costs.size[line + 1, ADDED_BUFFERS] + posted.size[i]
+        work = costs.size[line + 1, WORKSPACE]
+        following = times.start[i + 1] if i + 1 < stop else costs.changes[change, 0]
+        if end < following and fixed + kept + buffers + work + stepping > highest:
+            buffers = _without_sent(streams, posted, walk, low, high, end, buffers)
+            highest = _note_peak(walk, highest, static, fixed - static, kept, buffers, work + stepping)
+    while costs.changes[change, 0] < NEVER_NS:
+        t = costs.changes[change, 0]
+        change, fixed, stepping = _changed(costs, change, t, fixed, stepping)
+        if fixed + kept + buffers + work + stepping > highest:
+            buffers = _without_sent(streams, posted, walk, low, high, t, buffers)
+            highest = _note_peak(walk, highest, static, fixed - static, kept, buffers, work + stepping)
+
+
+@inner
+def _changed(costs: Any, change: int, t: int, fixed: int, stepping: int) -> tuple[int, int, int]:
+    """Go past the changes of gradients and of what steps need at ``t``: the next one, and both sizes from then on."""
+    while costs.changes[change, 0] == t:
+        fixed += costs.changes[change, 1]
+        stepping += costs.changes[change, 2]
+        change += 1
+    return change, fixed, stepping
+
+
+@inner
+def _without_sent(streams: Any, posted: Any, walk: Any, low: int, high: int, t: int, buffers: int) -> int:
+    """What of the buffers is left when those of messages that have passed by ``t`` have vanished."""
+    for k in range(low, high):
+        while walk.head[k] <= t:
+            buffers -= streams.size[k]
+            walk.place[k] += 1
+            _head(streams, posted.freed, posted.order, walk, k)
+    return buffers
+
+
+@inner
+def _note_peak(walk: Any, highest: int, static: int, gradients: int, kept: int, buffers: int, work: int) -> int:
+    """Write the parts of what a lane holds if that is more than ``highest``; the new highest."""
+    reached = static + gradients + kept + buffers + work
+    if reached <= highest:
+        return highest
+    walk.peak[GRADIENTS], walk.peak[KEPT], walk.peak[BUFFERS], walk.peak[WORK] = gradients, kept, buffers, work
+    return reached
+
+
+@loop
+def _write_curve(
+    lanes: Any, streams: Any, costs: Any, posted: Any, times: Any, walk: Any, lane: int, curve: np.ndarray
+) -> int:
+    """Write what a lane holds from each time on at which that changes; how many such times there are."""
+    low, high = streams.begin[lane], streams.received[lane]
+    for k in range(low, high):
+        walk.place[k] = streams.first[k]
+        _head(streams, posted.freed, posted.order, walk, k)
+    i, stop = lanes.lane_start[lane], lanes.lane_start[lane + 1]
+    change, running = costs.change_begin[lane], 0
+    held, work = costs.static[lane] + posted.first[lane], 0
+    own = times.start[i] if i < stop else costs.changes[change, 0]
+    curve[0, 0], curve[1, 0], written = 0, held, 1
+    which, other = _least(walk, low, high)
     while True:
         t = min(own, NEVER_NS - 1)
         while other <= t:
             freed = other
-            buffers -= streams.size[which]
+            held -= streams.size[which]
             walk.place[which] += 1
             _head(streams, posted.freed, posted.order, walk, which)
             which, other = _least(walk, low, high)
             if freed < min(t, other):
-                written = _note(curve, written, freed, static + gradients + kept + buffers + work + stepping)
+                written = _note(curve, written, freed, held + work)
         if own == NEVER_NS:
             return written
         while costs.changes[change, 0] == t:
-            gradients += costs.changes[change, 1]
-            stepping += costs.changes[change, 2]
+            held += costs.changes[change, 1] + costs.changes[change, 2]
             change += 1
         if i == stop:
             own = costs.changes[change, 0]
         else:
-            row = lanes.row[i]
-            kept += costs.size[2 * row + running, ADDED_KEPT]
-            buffers += costs.size[2 * row + running, ADDED_BUFFERS]
-            work = costs.size[2 * row + running, WORKSPACE]
-            own = t + lanes.table[row, DURATION]
+            line = 2 * lanes.row[i] + running
+            held += costs.size[line, ADDED_KEPT] + costs.size[line, ADDED_BUFFERS]
+            work = costs.size[line, WORKSPACE]
+            own = t + lanes.table[lanes.row[i], DURATION]
             if running:
-                buffers += posted.size[i]
+                held += posted.size[i]
                 i += 1
                 own = times.start[i] if i < stop else costs.changes[change, 0]
             running = 1 - running
-        if own == t:
-            continue
-        reached = static + gradients + kept + buffers + work + stepping
-        if reached > highest:
-            for k in range(low, high):
-                while walk.head[k] <= t:
-                    buffers -= streams.size[k]
-                    walk.place[k] += 1
-                    _head(streams, posted.freed, posted.order, walk, k)
-            reached = static + gradients + kept + buffers + work + stepping
-        if reached > highest:
-            highest = reached
-            walk.peak[GRADIENTS], walk.peak[KEPT], walk.peak[BUFFERS] = gradients, kept, buffers
-            walk.peak[WORK] = work + stepping
-        written = _note(curve, written, t, reached)
+        if own > t:
+            written = _note(curve, written, t, held + work)
 
 
 @inner
 def _note(curve: np.ndarray, written: int, t: int, reached: int) -> int:
-    """Write what the lane holds from ``t`` on where that is news and the curve, begun at 0, is wanted; its new end."""
-    if written == 0 or curve[1, written - 1] == reached:
+    """Write what the lane holds from ``t`` on where that is news; the curve's new end."""
+    if curve[1, written - 1] == reached:
         return written
     written -= 1 if curve[0, written - 1] == t else 0
     curve[0, written], curve[1, written] = t, reached

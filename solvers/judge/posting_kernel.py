@@ -33,7 +33,7 @@ class Posted(NamedTuple):
 
     ``freed``, at the places of the transfers and in order of time within each flow: when a message has passed, which
     takes its transfer's duration from when the transfer has started and all lanes that receive it have posted that.
-    ``order``: the micro-batches of ``freed``.
+    ``order``: the micro-batches of ``freed``; that of ``times`` where messages pass as they are sent.
     """
 
     size: np.ndarray
@@ -92,7 +92,8 @@ def _ways(lines: int) -> np.ndarray:
 def _freed(flows: Any, times: Any, when: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """``Posted.freed`` and ``Posted.order``; ``when``: the last posting for each place of ``arrived``."""
     total = flows.base[flows.base.size - 1]
-    freed, order, sent, held = np.empty_like(times.sent), times.order.copy(), times.sent, flows.flow_ns
+    freed, order, sent, held = np.empty_like(times.sent), times.order, times.sent, flows.flow_ns
+    as_sent = True
     for flow in range(flows.flow_ns.size):
         low, high = flows.flow_offset[flow], flows.flow_offset[flow + 1]
         direction = flows.flow_direction[flow]
@@ -104,6 +105,8 @@ def _freed(flows: Any, times: Any, when: np.ndarray) -> tuple[np.ndarray, np.nda
             freed[k] = max(sent[k], when[base + order[k]]) + held[flow]
             sorted_so_far = sorted_so_far and (k == low or freed[k - 1] <= freed[k])
         if not sorted_so_far:
+            if as_sent:
+                order, as_sent = order.copy(), False
             _sort(freed[low:high], order[low:high])
     return freed, order
 

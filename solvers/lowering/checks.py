@@ -85,6 +85,7 @@ class _Check:
         return np.zeros(len(self.wiring.table), dtype=np.int64)
 
     def run(self, transport: Transport) -> None:
+        self.check_recomputed()
         passes = [(False, False)] if transport == "gloo" else [(False, True), (True, False)]
         for rendezvous, ordered in passes:
             found = kernel.advance(
@@ -199,6 +200,23 @@ class _Check:
         peer = int(wiring.ends[wiring.ends[where, END_PARTNER], END_RANK])
         word = "FB"[wiring.ends[where, END_DIRECTION]]
         return InvalidPlan(f"{self.name(rank)} runs {stage}SEND_{word}{detail}, which {self.name(peer)} never receives")
+
+    def check_recomputed(self) -> None:
+        """Check that R is of stages that recompute layers: modules by themselves run again within their backward."""
+        if not (self.codes[:, 0] == _WORD["R"]).any():
+            return
+        for rank, program in enumerate(self.programs):
+            codes = self.codes[self.starts[rank] : self.starts[rank + 1]]
+            without = [held.stage for held in program.stages if not held.recompute]
+            wrong = codes[(codes[:, 0] == _WORD["R"]) & np.isin(codes[:, 1], without)]
+            if wrong.size:
+                one = instruction(wrong[0])
+                modules = next(held.modules for held in program.stages if held.stage == one.stage)
+                again = f"only {', '.join(modules)} of each layer, within its backward" if modules else "nothing"
+                raise InvalidPlan(
+                    f"{self.name(rank)} cannot run {one}: stage {one.stage} recomputes {again}",
+                    remedy="leave R out of the order, or recompute layers of the stage",
+                )
 
     def check_passes(self) -> None:
         """Check that ranks that sum or gather inside their operations run these in the same order."""

@@ -174,7 +174,7 @@ class Variant:
     """A model at some degrees, seen from one GPU; L layers, sizes in bytes, times in ns.
 
     ``parameter_bytes``, ``trainable_bytes``, ``update_ns``: prefix sums (L + 1,) of what one GPU holds and updates;
-    ``expert_bytes``: the part of the trainable ones that are experts'.
+    ``expert_bytes``: the part of the trainable ones that are experts'. ``copied_bytes``: as of problems.
     ``boundary_tensors``: for each cut its tensors' names and what one lane carries of them per sample, both ways.
     """
 
@@ -186,6 +186,7 @@ class Variant:
     boundary_tensors: tuple[tuple[tuple[str, int, int], ...], ...]
     shared_parameters: tuple[tuple[str, tuple[int, ...], int], ...]
     measured: dict[str, tuple[CellMeasured, ...]]
+    copied_bytes: np.ndarray | None = None
 
     @property
     def modules(self) -> Modules:

@@ -210,7 +210,8 @@ class PipelineRun:
 class Problem:
     """A request, frozen. L layers, V devices; times in ns, sizes in bytes.
 
-    ``parameter_bytes``, ``trainable_bytes``, ``update_ns`` are prefix sums (L + 1,); ``forward_bytes`` and
+    ``parameter_bytes``, ``trainable_bytes``, ``update_ns`` are prefix sums (L + 1,), and ``copied_bytes``: the part of
+    the first that are copies of parameters, which every device makes for itself (None: nothing). ``forward_bytes`` and
     ``backward_bytes`` (L - 1,) are what one sample sends over the cut after each layer; ``cuttable`` (L - 1,).
     ``codec``: whether plans may encode tensors; ``codec_speeds`` by device kind; ``encodable``: for each cut, the
     bytes and the number of one sample's tensors that the codec can encode. ``within``: the trainer that has to be able
@@ -267,6 +268,7 @@ class Problem:
     step_collectives_ns: np.ndarray | None = None
     update_workspace_bytes: np.ndarray | None = None
     update_in_turn: bool = False
+    copied_bytes: np.ndarray | None = None
     _costs: dict[tuple[str, int], Costs] = field(default_factory=dict, repr=False)
 
     @property

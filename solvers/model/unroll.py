@@ -194,7 +194,9 @@ def _steps(allocation: Allocation, operations: np.ndarray, rule: UpdateRule, s: 
 
 def _versions_used(allocation: Allocation, rule: UpdateRule, s: int, update_round: np.ndarray) -> np.ndarray | None:
     """Return ``version_used`` of many rounds; None where forwards use the newest version."""
+    group = group_of(allocation, s)
+    if version_used(rule, group, 0) is None:
+        return None
     rounds = range(int(update_round.max(initial=0)) + 1)
-    used = [version_used(rule, group_of(allocation, s), each) for each in rounds]
-    versions = [each for each in used if each is not None]
-    return np.asarray(versions, dtype=np.int64)[update_round] if len(versions) == len(used) else None
+    versions = np.asarray([version_used(rule, group, each) for each in rounds], dtype=np.int64)
+    return np.asarray(versions[update_round])

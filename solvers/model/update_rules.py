@@ -25,7 +25,10 @@ def group_of(allocation: Allocation, stage: int) -> int:
 
 
 def version_used(rule: UpdateRule, group: int, update_round: int) -> int | None:
-    """Return the version that forwards and backwards of a round use; None: the newest when the forward starts."""
+    """Return the version that forwards and backwards of a round use.
+
+    None: the newest when the forward starts, of every round or of none.
+    """
     if rule == "weight_stashing":
         return None
     if rule == "double_buffered" or (rule == "double_grouped" and group == 0):

@@ -31,6 +31,7 @@ from penstock.solvers.placement.families import Families
 from penstock.solvers.placement.limits import PlacementLimits
 from penstock.solvers.placement.site import Chosen, Site
 from penstock.solvers.solve import choices
+from penstock.solvers.solve.searched import least_bound
 
 SMALL = 6_000
 """Layers × devices × numbers of micro-batches × choices of degrees up to which planners are asked without a limit."""
@@ -348,7 +349,7 @@ def _bound_ns(problem: Problem) -> int:
     if not problem.choices:
         return request_bound(problem).bound_ns
     try:
-        return choices.least_bound(problem).bound_ns
+        return least_bound(problem).bound_ns
     except UnsupportedRequest:
         return NEVER_NS
 

@@ -1,12 +1,14 @@
 """GPipe's block partition: the contiguous partition whose largest block is smallest (ALGORITHMS 7.2).
 
-Binary search on the largest block with a greedy test, O(L log total); among the optima the lexicographically
-smallest cut vector. The largest block is at most the mean plus the largest layer (Bárány and Grinberg).
+Binary search on the largest block with a greedy test, which moves both ends to sums of blocks, O(S log L log total);
+among the optima the lexicographically smallest cut vector. The largest block is at most the mean plus the largest
+layer (Bárány and Grinberg).
 By time on devices of several kinds each stage counts with its own device's speed: a dynamic program, O(S L^2).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
@@ -52,15 +54,14 @@ def smallest_largest(
     ``cuttable[i]``: whether a block may end after element i. Ties go to the lexicographically smallest bounds.
     """
     prefix = np.concatenate(([0], np.cumsum(np.asarray(weights, dtype=np.int64))))
-    places = [0, *(i + 1 for i in range(len(weights) - 1) if cuttable[i]), len(weights)]
-    load = [int(prefix[p]) for p in places]
-    low, high = -(-load[-1] // blocks), load[-1]
+    places = [0, *(np.flatnonzero(np.asarray(cuttable)[: len(weights) - 1]) + 1).tolist(), len(weights)]
+    load = prefix[places].tolist()
+    mean, largest = -(-load[-1] // blocks), int(np.diff(load).max())
+    low, high = max(mean, largest), min(mean + largest, load[-1])
     while low < high:
         middle = (low + high) // 2
-        if _blocks_needed(load, middle) <= blocks:
-            high = middle
-        else:
-            low = middle + 1
+        suffices, other = _filled(load, blocks, middle)
+        low, high = (low, other) if suffices else (other, high)
     return [places[i] for i in _earliest(load, blocks, low)]
 
 
@@ -84,15 +85,20 @@ def smallest_largest_on(weights: Sequence[np.ndarray], cuttable: Sequence[bool] 
     return [int(places[i]) for i in reversed(bounds)]
 
 
-def _blocks_needed(load: list[int], most: int) -> int:
-    """Fewest blocks of at most ``most``; more than there are elements when one element is larger."""
-    needed, start = 1, 0
-    for i in range(1, len(load)):
-        if load[i] - load[i - 1] > most:
-            return len(load)
-        if load[i] - load[start] > most:
-            needed, start = needed + 1, i - 1
-    return needed
+def _filled(load: list[int], blocks: int, most: int) -> tuple[bool, int]:
+    """Whether ``blocks`` blocks of at most ``most`` hold all elements, none of which is larger; filled one by one.
+
+    With it the largest block so filled, or else the least ``most`` that fills them otherwise.
+    """
+    start, largest, other = 0, 0, load[-1]
+    for _block in range(blocks):
+        end = bisect_right(load, load[start] + most)
+        largest = max(largest, load[end - 1] - load[start])
+        if end == len(load):
+            return True, largest
+        other = min(other, load[end] - load[start])
+        start = end - 1
+    return False, other
 
 
 def _earliest(load: list[int], blocks: int, most: int) -> list[int]:

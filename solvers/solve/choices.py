@@ -1,42 +1,34 @@
 """A request that leaves degrees of parallelism open: every choice is an ordinary problem (``degrees.contract``).
 
-First every choice gets a bound on all of its plans, from its load; those of least load get a tighter one, and then the
-tightest, of the room that activations take over time, until it is known which is least: that is the request's, before
-the first search. Then ``auto`` searches the choices in rounds:
-planner ``even``, which takes little time, then all planners with few plans, then with more. A choice whose bound is not
-below the best plan is ruled out, and after each round only those go on that are near the best (successive halving, with
-the distance instead of the half), of large requests only the best ones. The best one gets the whole effort of the
-request. Another planner gives it to all choices that are near the best of ``even``. The certificate is the minimum over
-the choices of the best bound of each: a choice that was left out of a round keeps its own.
+Before the first search the least of the choices' bounds is the request's (``searched``). Then ``auto`` searches the
+choices in rounds: planner ``even``, which takes little time, then all planners with few plans, then with more. A choice
+whose bound is not below the best plan is ruled out, and after each round only those go on that are near the best
+(successive halving, with the distance instead of the half), of large requests only the best ones. The best one gets the
+whole effort of the request. Another planner gives it to all choices that are near the best of ``even``. The certificate
+is the minimum over the choices of the best bound of each: a choice that was left out of a round keeps its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from penstock.schemas.coverage import CLASS_SCOPE, REQUEST_SCOPE, SCHEDULE_SCOPE
+from penstock.schemas.coverage import CLASS_SCOPE, SCHEDULE_SCOPE
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.bounds.coverage import allowed
-from penstock.solvers.bounds.over_time import over_time_bound
-from penstock.solvers.bounds.schedule_bound import LOAD, request_bound
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.degrees.contract import contract
-from penstock.solvers.degrees.loads import Loads
-from penstock.solvers.degrees.planned import planned_cells
 from penstock.solvers.model.deadline import Deadline
-from penstock.solvers.model.degrees import Choice, Degrees
-from penstock.solvers.model.micro_batches import size_of
+from penstock.solvers.model.degrees import Choice
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, Candidate, Progress, Result, Status
 from penstock.solvers.planners.catalogue import EXCLUDE, PHASES, PLANNERS, Tier, resolve
 from penstock.solvers.planners.even.planner import least_layout_ns
 from penstock.solvers.solve import driver
 from penstock.solvers.solve.effort import LARGE, effort_of
+from penstock.solvers.solve.searched import Searched, choices_of, least_of
 
 QUICK = "even"
 """The planner that ranks the choices first."""
@@ -53,8 +45,6 @@ class Round(NamedTuple):
 
 ROUNDS = (Round(None, 1.4), Round(1, 1.12), Round(8, 1.03))
 """Of planner ``auto``; of an effort that does not compare choices by all planners, the first."""
-LACKING = 0.1
-"""Which part of a device's memory a choice may lack in its nearest plan and go on, where others have plans."""
 NEAR = 1.12
 """How near the best of planner ``QUICK`` a choice is that gets the whole effort of another planner."""
 _QUICK: MutableMapping[Problem, dict[Choice, int]] = WeakKeyDictionary()
@@ -62,8 +52,6 @@ _QUICK: MutableMapping[Problem, dict[Choice, int]] = WeakKeyDictionary()
 MOST = 160_000
 """The effort of the rounds of all planners: the sizes (``micro_batches.size_of``) of the choices searched, added up."""
 PROVING = tuple(row.name for row in PLANNERS.values() if row.tier is Tier.PROOF and row.least_devices == 1)
-MOST_RAISED = 32
-"""How often the bound of the choice with the least one is tightened each time that the least of all is asked for."""
 CAUSES = 3
 """How many choices without a plan a sentence gives the reason for."""
 
@@ -73,98 +61,6 @@ class Found(NamedTuple):
 
     problem: Problem
     plan: Candidate
-
-
-@dataclass
-class Searched:
-    """What is known of one choice: the bound on all of its plans, and the result of its best search.
-
-    ``gpus``: the request; ``load_ns``: what its load alone takes; ``tightest``: whether no bound is left to be asked;
-    ``far``: whether no plain layout was near the best plan of all choices; ``closely``: whether its last search was, so
-    that it tried remedies where it found no plan.
-    """
-
-    gpus: Problem
-    choice: Choice
-    cells: int
-    load_ns: int
-    result: Result | None = None
-    tightest: bool = False
-    far: bool = False
-    closely: bool = False
-    _bound: Bound | None = None
-
-    @cached_property
-    def problem(self) -> Problem:
-        """The choice as a problem, made when first asked for: of many choices most are ruled out by their load."""
-        return contract(self.gpus, self.choice)
-
-    @property
-    def size(self) -> int:
-        """What the planners' work grows with (``micro_batches.size_of``)."""
-        return size_of(self.gpus) * self.cells // self.gpus.num_devices
-
-    @property
-    def bound(self) -> Bound:
-        """The highest known bound."""
-        if self._bound is None:
-            self._bound = request_bound(self.problem)
-        return self._bound
-
-    @property
-    def least_ns(self) -> int:
-        """The bound, or the load as long as no bound was asked for."""
-        return self.load_ns if self._bound is None else self._bound.bound_ns
-
-    def tighten(self) -> None:
-        """Ask for the next bound, which takes longer than those before."""
-        self.tightest = self._bound is not None
-        if self.tightest:
-            self._keep(over_time_bound(self.problem))
-        else:
-            self._bound = request_bound(self.problem)
-
-    def is_below(self, limit_ns: float) -> bool:
-        """Return whether no bound rules out plans below a time; asks for them as far as needed."""
-        while self.least_ns < limit_ns and not self.tightest:
-            self.tighten()
-        return self.least_ns < limit_ns
-
-    def _keep(self, *found: Bound | None) -> None:
-        self._bound = max((self.bound, *filter(None, found)), key=lambda each: each.bound_ns)
-
-    @property
-    def by_load(self) -> bool:
-        """Whether no bound but the load was asked for."""
-        return self._bound is None
-
-    @property
-    def value_ns(self) -> int | None:
-        """The time of its best plan; None as long as there is none."""
-        return None if self.result is None or self.result.best is None else self.result.best.value_ns
-
-    @property
-    def is_one(self) -> bool:
-        """Whether no GPUs share a layer."""
-        return self.choice.degrees == Degrees()
-
-    @property
-    def lacks_much(self) -> bool:
-        """Whether no plan was found, and the nearest one lacks more than ``LACKING`` of a device's memory."""
-        short = None if self.result is None or self.result.best is not None else self.result.shortage
-        return short is not None and short.missing_bytes > LACKING * short.available_bytes
-
-    @property
-    def impossible(self) -> bool:
-        """Whether it is proven that it has no plan."""
-        return self.result is not None and self.result.status is Status.INFEASIBLE
-
-    def take(self, result: Result) -> None:
-        """Keep the higher bound, and the result of the last search whose plan is not worse than the known one."""
-        self._keep(*(each for each in result.bounds if each.scope == REQUEST_SCOPE))
-        known = self.value_ns
-        if known is None or (result.best is not None and result.best.value_ns <= known):
-            self.result = result
 
 
 def solve(
@@ -208,17 +104,6 @@ def problem_of(problem: Problem, result: Result) -> Problem:
     return problem if result.choice is None else contract(problem, result.choice)
 
 
-def least_bound(problem: Problem) -> Bound:
-    """Return the bound on every plan of a request that leaves choices open, from the load of each.
-
-    Raises UnsupportedRequest where no choice can be made.
-    """
-    search = Search(problem, Deadline(None), None, 0.0, None, None, {})
-    if not search.choices:
-        raise next(iter(search.refused.values()))
-    return search.bound()
-
-
 class Search:
     """The rounds of a solve over choices."""
 
@@ -236,16 +121,7 @@ class Search:
         self.on_incumbent, self.on_progress = on_incumbent, on_progress
         self.best: Searched | None = None
         self._spent = 0
-        self.refused: dict[Choice, UnsupportedRequest] = {}
-        self.choices: list[Searched] = []
-        loads = Loads(problem)
-        for choice in problem.choices:
-            try:
-                cells = planned_cells(problem, choice)
-            except UnsupportedRequest as refused:
-                self.refused[choice] = refused
-            else:
-                self.choices.append(Searched(problem, choice, len(cells), loads.least_ns(choice, cells)))
+        self.choices, self.refused = choices_of(problem)
 
     def run(self) -> None:
         """Search until one choice is left and has had its effort, or none can hold a better plan.
@@ -423,20 +299,8 @@ class Search:
     # ---- what came of it ---------------------------------------------------------------------------------------------
 
     def bound(self) -> Bound:
-        """Return the least of the choices' bounds: no plan of the request takes less.
-
-        A choice that the planner cannot take may have plans all the same.
-        """
-        possible = [each for each in self.choices if not each.impossible] or self.choices
-        for _ in range(MOST_RAISED):
-            least = min(possible, key=lambda each: each.least_ns)
-            if least.tightest:
-                break
-            least.tighten()
-        least = min(possible, key=lambda each: each.least_ns)
-        covers = allowed(self.problem)
-        method, tolerance_ns = (LOAD, 0) if least.by_load else (least.bound.method, least.bound.tolerance_ns)
-        return Bound(REQUEST_SCOPE, covers, least.least_ns, f"the least, of {least.choice}: {method}", tolerance_ns)
+        """Return the least of the choices' bounds: no plan of the request takes less."""
+        return least_of(self.problem, self.choices)
 
     def outcome(self) -> Result:
         """Return the answer. Raises UnsupportedRequest where every choice is refused."""

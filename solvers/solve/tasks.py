@@ -32,6 +32,7 @@ from penstock.schemas.coverage import Covers
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.coverage import allowed
 from penstock.solvers.bounds.device_count import bound as device_count
+from penstock.solvers.bounds.over_time import MOST_LAYERS, over_time_bound
 from penstock.solvers.bounds.schedule_bound import MOST_LABELLED, one_pipeline_bound, request_bound, split_apart_bound
 from penstock.solvers.bounds.trainer import within_bounds
 from penstock.solvers.improve.neighbourhood import flushed, steady
@@ -220,7 +221,8 @@ class OptimiseOrder:
 class Prove:
     """The bounds of all plans of one pipeline, whatever their devices hold; of many devices, of stages apart.
 
-    Where backwards may be split, also of these plans. With a target, of its plans.
+    Also of all plans that fit into memory, unless layers are many; where backwards may be split, of these plans; with a
+    target, of its plans.
     """
 
     name: str = "bound"
@@ -243,6 +245,8 @@ class Prove:
             yield [device_count.bounds(problem, request_bound(problem).bound_ns, link.proven)]
         else:
             yield [one_pipeline_bound(problem)]
+        over_time = over_time_bound(problem) if problem.num_layers <= MOST_LAYERS else None
+        yield [] if over_time is None else [over_time]
         if problem.within is not None:
             yield list(within_bounds(problem))
         if problem.num_devices <= MOST_LABELLED and "split" in allowed(problem).backward:

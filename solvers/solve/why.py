@@ -193,4 +193,7 @@ def _quicker(state: State) -> str:
 
 
 def _limit(state: State) -> str:
-    return "the time limit" if state.setting.deadline.passed else f"the limit of {state.setting.max_plans} plans"
+    if state.setting.deadline.passed:
+        return "the time limit"
+    number = state.setting.max_plans
+    return f"the limit of {number} plan{'' if number == 1 else 's'}"

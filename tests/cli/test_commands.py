@@ -322,7 +322,7 @@ def test_agent_settings_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
     assert "key=module:attribute" in capsys.readouterr().err
 
 
-def test_serve_refuses_open_doors(capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_refuses_to_be_open_to_others(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--host", "0.0.0.0"]) == 65
     assert "can be reached from other machines" in capsys.readouterr().err
 

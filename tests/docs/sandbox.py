@@ -75,7 +75,7 @@ class Sandbox:
             given = parse(shlex.split(self._here(piece.text), comments=True)[1:])
             if words[1] == "serve" and given["settings"] is None:
                 options = {name: given[name] for name in ("host", "port", "database", "slots")}
-                Settings.load(**{name: one for name, one in options.items() if one is not None}).refuse_open_doors()
+                Settings.load(**{name: one for name, one in options.items() if one is not None}).refuse_unprotected()
         else:
             self._run(piece)
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from forked import Forked, ForkedProcesses
 from torch._C._distributed_c10d import TCPStore
+from torch.utils._pytree import tree_map_only
 
 from penstock.schemas.program import Program
 
@@ -86,7 +89,7 @@ class RankPool:
         if any(one["kind"] != "done" for one in results):
             self.close()
             raise AssertionError(results)
-        return [torch.load(file) for file in files]
+        return [_recorded(file) for file in files]
 
     def close(self) -> None:
         """End the ranks; others are started when they are needed."""
@@ -109,6 +112,12 @@ def differences(results: list[dict[str, Any]]) -> tuple[float, float]:
 def _of_rank(more: dict[str, Any], rank: int) -> dict[str, Any]:
     """Arguments given as one value per rank."""
     return {key.removesuffix("_of_rank"): value[rank] for key, value in more.items() if key.endswith("_of_rank")}
+
+
+def _recorded(file: Path) -> dict[str, Any]:
+    """What a rank has recorded, as tensors."""
+    record: dict[str, Any] = tree_map_only(np.ndarray, torch.from_numpy, pickle.loads(file.read_bytes()))
+    return record
 
 
 def _last_event(worker: Forked) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Draws mutants of what judges, proves, lowers and converts, and runs the tests that should notice each of them.
 
     scripts/mutants               runs those without a result, for ``--minutes``; goes on when it is run again
-    scripts/mutants --again       runs those that were killed once more, after files have moved; 1 where one survives
+    scripts/mutants --again       runs those that were killed once more, after files have moved; 1 where one survives.
+                                  The test that killed one comes first, if it passes where nothing is changed
     scripts/mutants --draw        draws the list anew, without results
 
 Each mutant is applied to a copy of this checkout in a temporary folder; kernels that are compiled here serve the copy.
@@ -23,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "lowering": ("test_lowering", "test_lowering_kinds", "test_lowering_periodic", "test_lowering_random",
                  "test_programs"),
     "convert": ("test_convert", "test_convert_periodic", "test_api", "test_codecs", "test_documents",
-                "test_explanation"),
+                "test_explanation", "test_explanations"),
 }  # fmt: skip
 """Files of the tests that should kill a group's mutants; those that import the mutated module itself come first."""
 
@@ -149,11 +150,12 @@ def copied(directory: Path) -> dict[str, str]:
         target = directory / "tree" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, target, follow_symlinks=False)
-    from penstock.solvers.compiled.kept import kept
+    from penstock.solvers.compiled import kept
 
-    cache, (_number, known) = directory / "kernels", kept()
+    cache, (_number, known) = directory / "kernels", kept.kept()
     for folder, _folders, _names in os.walk(ROOT / "src" / "penstock", followlinks=True):
-        if (compiled := known / _cache_name(Path(folder))).is_dir():
+        own_name = kept.folder(str(Path(folder, "any.py"))) or _cache_name(Path(folder))
+        if (compiled := known / own_name).is_dir():
             there = directory / "tree" / Path(folder).relative_to(ROOT)
             shutil.copytree(compiled, cache / _cache_name(there))
     own = {"PYTHONPATH": str(directory / "tree" / "src"), "NUMBA_CACHE_DIR": str(cache), "PYTHONDONTWRITEBYTECODE": ""}
@@ -168,36 +170,51 @@ def _cache_name(folder: Path) -> str:
     return name
 
 
-def run(entry: Entry, tree: Path, environment: dict[str, str]) -> Entry:
-    """The result of a mutant's tests: by which it was killed, or that it survived. The copy is as before afterwards."""
+def run(entry: Entry, tree: Path, environment: dict[str, str], first: str = "") -> Entry:
+    """The result of a mutant's tests: by which it was killed, or that it survived. The copy is as before afterwards.
+
+    ``first``: a test that is asked before all others, which are not asked if it kills the mutant.
+    """
     path, text = place_of(entry, tree)
     before, stamp = path.read_bytes(), path.stat().st_mtime_ns
     path.write_text(text)
     try:
-        return tested(chosen_tests(entry, tree), tree, environment)
+        result = tested([first], tree, environment) if first else {"status": "survived"}
+        return result if result["status"] == "killed" else tested(chosen_tests(entry, tree), tree, environment)
     finally:
         path.write_bytes(before)
         os.utime(path, ns=(stamp, stamp))
 
 
+def passing(tests: Iterable[str], tree: Path, environment: dict[str, str]) -> frozenset[str]:
+    """Those of the tests that are there and pass in the copy as it is: one that fails anyway kills no mutant."""
+    files = sorted({test.partition("::")[0] for test in tests})
+    listed = _pytest(["--collect-only", *files], tree, environment).stdout.splitlines()
+    done = _pytest(["-rp", *sorted(set(tests) & set(listed))], tree, environment)
+    return frozenset(re.findall(r"^PASSED (.+)$", done.stdout, re.MULTILINE))
+
+
 def tested(tests: Sequence[str], tree: Path, environment: dict[str, str]) -> Entry:
-    """What pytest finds, up to the first failure."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=no"]
-    command += [f"--timeout={TEST_LIMIT_S}", *tests]
+    """What pytest finds, up to the first failure. Raises RuntimeError where it does not come to run the tests."""
     started = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
-        command, cwd=tree, env=environment, capture_output=True, text=True, check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S)),
-    )  # fmt: skip
+    done = _pytest(["-x", f"--timeout={TEST_LIMIT_S}", *tests], tree, environment)
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = round(ended.ru_utime + ended.ru_stime - started.ru_utime - started.ru_stime)
     if done.returncode == 0:
         return {"status": "survived", "tests": list(tests), "cpu_s": seconds}
-    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
-    if failed is None and done.returncode < 0:
+    if failed := re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE):
+        return {"status": "killed", "by": failed[1], "cpu_s": seconds}
+    if done.returncode < 0:
         return {"status": "out of time", "tests": list(tests), "cpu_s": seconds}
-    by = failed[1] if failed else re.sub(r"\s+", " ", (done.stdout + done.stderr)[-200:])
-    return {"status": "killed", "by": by, "cpu_s": seconds}
+    raise RuntimeError(f"pytest ended with {done.returncode}: {(done.stdout + done.stderr)[-2000:]}")
+
+
+def _pytest(words: Sequence[str], tree: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no", *words],
+        cwd=tree, env=environment, capture_output=True, text=True, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S)),
+    )  # fmt: skip
 
 
 def write(entries: Sequence[Entry]) -> None:
@@ -220,13 +237,16 @@ def main() -> int:
     only = {int(number) for number in given.only.split(",") if number}
     until, survivors = time.monotonic() + 60 * given.minutes, 0
     with tempfile.TemporaryDirectory(prefix="penstock-mutants-") as directory:
-        environment = copied(Path(directory))
+        environment, tree = copied(Path(directory)), Path(directory, "tree")
+        killers = [each["result"]["by"] for each in entries if "by" in (each["result"] or {})] if given.again else []
+        known = passing(killers, tree, environment) if killers else frozenset()
         for number, entry in enumerate(entries):
             was = (entry["result"] or {}).get("status")
             wanted = number in only if only else was == ("killed" if given.again else None)
             if not wanted or time.monotonic() > until:
                 continue
-            result = run(entry, Path(directory, "tree"), environment)
+            by = (entry["result"] or {}).get("by", "")
+            result = run(entry, tree, environment, first=by if by in known else "")
             print(number, entry["module"], entry["function"], entry["kind"], result, flush=True)
             survivors += was == "killed" != result["status"]
             if not given.again:

@@ -10,7 +10,7 @@ import pytest
 from penstock.examples.models import MODELS
 from penstock.examples.shapes import SHAPES
 from penstock.executor.divided.tensor_group import first_of
-from penstock.executor.divided.tracer import DividedTracer, divided_runs
+from penstock.executor.divided.tracer import DividedTracer, divided
 from penstock.executor.profiling.analytic import TORCH_DTYPES, analytic_profile
 from penstock.executor.profiling.device_table import device_facts
 from penstock.executor.profiling.tracing import LayerCost, Tracer
@@ -124,11 +124,10 @@ def operations(name: str, degree: int) -> list[LayerCost]:
     model = MODELS[name]
     chain, dtype = Chain(load_job(model.reference)), TORCH_DTYPES[model.dtype]
     tracer = Tracer(chain, [chain.build_layer(i, device="meta").to(dtype) for i in range(len(chain.specs))], dtype)
-    runs = {1: tracer.run(1)}
     if degree == 1:
-        return _ends(runs[1].costs)
+        return _ends(tracer.run(1).costs)
     with first_of(Degrees(tensor=degree)) as meshes:
-        return _ends(DividedTracer(tracer, runs, meshes).run(1).costs)
+        return _ends(DividedTracer(tracer, meshes).run(1).costs)
 
 
 def _ends(costs: list[LayerCost]) -> list[LayerCost]:
@@ -165,16 +164,16 @@ def test_parts_of_sequences_are_those_of_the_closed_form(degrees: Degrees) -> No
     chain, dtype = Chain(load_job(model.reference)), TORCH_DTYPES[model.dtype]
     tracer = Tracer(chain, [chain.build_layer(i, device="meta").to(dtype) for i in range(len(chain.specs))], dtype)
     with first_of(degrees) as meshes:
-        _tracer, made = divided_runs(tracer, {1: tracer.run(1)}, meshes)
+        made = divided(tracer, meshes).run(1)
     layout = Layout(tensor=degrees.tensor, context=degrees.context, context_kind="all_gather", framework="torch")
     known = costs_of(Case(SHAPES[name], layout, FACTS, model.dtype))
-    for role, cost in zip(ROLES, _ends(made[1].costs), strict=True):
+    for role, cost in zip(ROLES, _ends(made.costs), strict=True):
         expected = known[role].collectives  # type: ignore[index]
         for over in ("tensor", "context"):
             own, other = (tuple(each for each in every if each.over == over) for every in (cost.collectives, expected))
             assert totals(own, "forward", "backward") == totals(other, "forward", "backward"), (role, over)
     whole = operations(name, 1)[1]
-    block = _ends(made[1].costs)[1]
+    block = _ends(made.costs)[1]
     for found, alone in ((block.forward, whole.forward), (block.backward, whole.backward)):
         assert sum(each.flops for each in found) == pytest.approx(sum(each.flops for each in alone) / gpus, rel=1e-6)
     assert block.stash_bytes == pytest.approx(known["dense"].stash_bytes, rel=0.03)

@@ -19,7 +19,7 @@ from penstock.service.http.problems import problems
 from penstock.service.http.requests.access import every_route, scope_of, service_of
 from penstock.service.http.requests.bodies import body_of
 from penstock.service.http.requests.idempotency import LONGEST_KEY, Doing, Kept, Made, Note, WrongKey
-from penstock.service.security.door import require
+from penstock.service.security.authenticator import require
 from penstock.service.security.principals import Principal
 from penstock.service.services import Service
 

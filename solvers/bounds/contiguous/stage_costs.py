@@ -115,7 +115,7 @@ class Stages:
             return np.triu(np.stack([forward, backward, work, self._limit(recompute, backward)]))
         weight = self._ranked([np.min([table.weight_ns for table in tables], axis=0) for tables in self.tables])
         limit = self._limit(recompute, weight)
-        # No more than the limit wait for their weight gradients when the last input gradient ends.
+        # The most that wait for their weight gradients when the last input gradient ends.
         first = self._before_last_input(recompute) + np.maximum(0, self.batches - limit) * weight
         return np.triu(np.stack([forward, self._input_gradients(recompute), first, limit, work, weight]))
 

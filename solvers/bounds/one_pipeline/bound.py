@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from itertools import product
 from math import isqrt
+from typing import Any
 
 import numpy as np
 
@@ -39,8 +40,10 @@ LITTLE = 0, 64, 16
 """Layers in front that have no more than such a part of all work may be left out: any device may begin with them."""
 
 
-BY_LAYER = ("forward", "gradient", "work", "after", "update", "cuttable", "out", "back", "out_same", "back_same")
-BY_LAYER += ("closed", "closed_same")
+BY_LAYER = (
+    *("forward", "gradient", "work", "after", "update", "cuttable"),
+    *("out", "back", "out_same", "back_same", "closed", "closed_same"),
+)
 """The terms of which each layer has its own."""
 
 
@@ -100,7 +103,7 @@ class Piece:
             work = work + self._held.priced(price, time_ns)
         head, tail = int(self._least.forward[:first].sum()), int(self._back[:first].sum())
         every = self._terms._replace(work=work, closed=closed, closed_same=closed_same)
-        of_layers = {name: np.ascontiguousarray(getattr(every, name)[..., first:]) for name in BY_LAYER}
+        of_layers: dict[str, Any] = {name: np.ascontiguousarray(getattr(every, name)[..., first:]) for name in BY_LAYER}
         if first > 0:
             tail += int(every.after[1, 0])
         return every._replace(**of_layers, head=head, tail=tail)

@@ -102,15 +102,22 @@ def _cheapest(problem: Problem) -> list[list[Fraction]]:
 
 
 def least_per_sample(problem: Problem, kind: Source, value: Callable[[Measured], np.ndarray]) -> list[Fraction]:
-    """Return each layer's least value per sample, over all sizes of a slice, as measured on the source of a kind."""
+    """Return each layer's least value per sample, over all sizes of a slice, as measured on the source of a kind.
+
+    Of layers with the same values it is computed once.
+    """
     numbers = numbers_of(problem)
     whole = Numbers(numbers[0].least, numbers[-1].most)
     _least, most = whole.rows(problem.global_batch_size)
-    points = [(point.rows, value(point).tolist()) for point in problem.measured[kind[0]]]
-    return [
-        _per_sample([(rows, values[layer]) for rows, values in points], most, problem.linear)
-        for layer in range(problem.num_layers)
-    ]
+    measured = problem.measured[kind[0]]
+    sizes = [point.rows for point in measured]
+    known: dict[tuple[int, ...], Fraction] = {}
+    found = []
+    for values in zip(*(value(point).tolist() for point in measured), strict=True):
+        if values not in known:
+            known[values] = _per_sample(list(zip(sizes, values, strict=True)), most, problem.linear)
+        found.append(known[values])
+    return found
 
 
 def _per_sample(points: list[tuple[int, int]], most: int, linear: bool) -> Fraction:

@@ -22,7 +22,7 @@ from penstock.solvers.judge.clocks.batch import Plans, private_makespans
 from penstock.solvers.judge.clocks.batch_shared import Wants, shared_makespans
 from penstock.solvers.judge.clocks.channels import FREE, FULL, HALF
 from penstock.solvers.judge.simulate import makespan_ns
-from penstock.solvers.model.allocation import Allocation, single_pipeline
+from penstock.solvers.model.allocation import single_pipeline
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.schedules.early_backward import early_backward
 
@@ -107,13 +107,6 @@ class Catalogue(ChainCosts):
     def _any(self, rows: Rows, flags: np.ndarray) -> np.ndarray:
         inside = np.arange(flags.shape[1]) < rows.lengths[:, None]
         return np.asarray(((flags > 0) & inside).any(axis=1))
-
-
-def makespans_ns(problem: Problem, allocation: Allocation, warmups: np.ndarray, threads: int = 1) -> np.ndarray:
-    """(N,) the times of one allocation under each of the warm-ups (N, S); see ``Catalogue.makespans_ns``."""
-    catalogue = Catalogue(problem, allocation.num_micro_batches)
-    rows = catalogue.rows([allocation.stages])
-    return catalogue.makespans_ns(rows.of(np.zeros(len(warmups), dtype=np.int64)), warmups, threads)
 
 
 class Lists:

@@ -177,15 +177,28 @@ def _run(lanes: Any, walk: Walk, channel: int, lane: int, waiting: int) -> int:
             continue
         end = t
         if lanes.table[row, FLOW] >= 0:
+            takes, at = lanes.table[row, FLOW_NS], _channel(lanes, row)
             if channel == HALF:
-                put(walk.channels, _channel(lanes, row), t, place)
-                continue
-            takes = lanes.table[row, FLOW_NS]
-            end = takes + (t if channel == FREE else carry(walk.channels, _channel(lanes, row), t, takes))
+                if not _is_alone(lanes, walk, at):
+                    put(walk.channels, at, t, place)
+                    continue
+                at &= ~1
+            end = takes + (t if channel == FREE else carry(walk.channels, at, t, takes))
         waiting = _arrive(walk, lanes.slot_lane[lanes.table[row, OTHER]], place, end, waiting)
     walk.position[lane] = i
     walk.time[lane] = t
     return waiting
+
+
+@inner
+def _is_alone(lanes: Any, walk: Walk, channel: int) -> bool:
+    """Whether ``_settle`` would carry a transfer over ``channel`` (2 edge + way) at once.
+
+    Nothing waits for the edge, and who could send the other way waits for what comes this way.
+    """
+    blocked = walk.blocked[lanes.slot_lane[channel // 2 + 1 - (channel & 1)]]
+    nothing = walk.channels.first[channel] == NEVER_NS and walk.channels.first[channel ^ 1] == NEVER_NS
+    return nothing and walk.places[channel, 0] <= blocked < walk.places[channel, 1]
 
 
 @inner

@@ -12,7 +12,6 @@ from bisect import insort
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import NamedTuple
 
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.solvers.bounds.feasibility import proof_of_infeasibility
@@ -49,13 +48,6 @@ MAX_SHAPES = 24
 MAX_OPERATIONS = 60_000
 MAX_OVERTAKING = 3
 OVERTAKING_OPERATIONS = 8_000
-
-
-class Expected(NamedTuple):
-    """An allocation, and how long a step may take by the formulas for equal times."""
-
-    time_ns: int
-    allocation: Allocation
 
 
 def interleaved_proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
@@ -250,7 +242,7 @@ def _batches(problem: Problem, ranks: int, width: int) -> list[Batch]:
 
 
 def _expected_ns(problem: Problem, allocation: Allocation, batch: Batch) -> int:
-    """The busiest rank, p - 1 waits for a part, transfers there and back, the longest all-reduce.
+    """The busiest rank, p - 1 waits for a part, the round trip of its transfers, the longest all-reduce.
 
     Several pipelines fill each other's waits.
     """

@@ -98,6 +98,8 @@ class Even:
 
     def layout(self, least: int) -> Layout | None:
         """Return the layout with as little recomputation as may fit, from a number of ``ways`` on; None: none can."""
+        if any(rank.most_bytes < 0 for rank in self._room):
+            return None
         for number, way in enumerate(self.ways[least:], least):
             if self._may_fit(way):
                 plan = self._plan(way)

@@ -71,7 +71,7 @@ def groupings_for_pins(problem: Problem) -> Iterator[tuple[tuple[int, ...], ...]
     """Workers with equally many of the devices that each set of pins allows; none without pins."""
     alike: dict[tuple[bool, ...], list[int]] = {}
     for device in (device for node in problem.nodes() for device in node) if problem.pins else ():
-        alike.setdefault(sort_of(problem, device).pinned, []).append(device)
+        alike.setdefault(sorts_of(problem)[device].pinned, []).append(device)
     if alike:
         sets = [tuple(own) for own in alike.values()]
         yield from _spread(sets, [sets])
@@ -119,9 +119,13 @@ class Sort(NamedTuple):
     pinned: tuple[bool, ...]
 
 
-def sort_of(problem: Problem, device: int) -> Sort:
-    """That of a device."""
-    return Sort(problem.devices[device].kind, tuple(device in pin.devices for pin in problem.pins))
+@lru_cache(maxsize=8)
+def sorts_of(problem: Problem) -> tuple[Sort, ...]:
+    """Those of all devices."""
+    return tuple(
+        Sort(each.kind, tuple(device in pin.devices for pin in problem.pins))
+        for device, each in enumerate(problem.devices)
+    )
 
 
 class Wire(NamedTuple):
@@ -147,7 +151,8 @@ class Partitions:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._layers = Layers(problem)
-        self._sorts = sorted({sort_of(problem, device) for device in range(problem.num_devices)})
+        self._sorts = sorted(set(sorts_of(problem)))
+        self._rooms = [free_bytes(problem, [device]) for device in range(problem.num_devices)]
         self._known: dict[tuple[tuple[Position, ...], Batch, Hold], tuple[list[int], int] | None] = {}
         self._costs: dict[tuple[Batch, bool], tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         self._hops: dict[tuple[Wire, Batch], np.ndarray] = {}
@@ -189,12 +194,11 @@ class Partitions:
         return rule == "always" or (rule == "auto" and hold == "one")
 
     def _positions(self, used: tuple[int, ...]) -> tuple[Position, ...]:
-        problem = self._problem
-        found = []
-        for device, after in zip(used, (*used[1:], None), strict=True):
-            room = free_bytes(problem, [device])
-            found.append(Position(sort_of(problem, device), room, None if after is None else self._wire(device, after)))
-        return tuple(found)
+        sorts = sorts_of(self._problem)
+        return tuple(
+            Position(sorts[device], self._rooms[device], None if after is None else self._wire(device, after))
+            for device, after in zip(used, (*used[1:], None), strict=True)
+        )
 
     def _wire(self, u: int, v: int) -> Wire:
         """What a transfer between single devices depends on in every mode; the first two that have it represent all."""
@@ -243,7 +247,7 @@ class Partitions:
     def _broken(self, sort: Sort) -> np.ndarray:
         """(n, n) where a stage between two places has layers that pins keep from devices of this sort."""
         places, problem = self._layers.places, self._problem
-        alike = next(d for d in range(problem.num_devices) if sort_of(problem, d) == sort)
+        alike = sorts_of(problem).index(sort)
         return np.asarray(places[None, :] > last_ends(problem, (alike,))[places][:, None])
 
     def _hop_ns(self, wire: Wire, batch: Batch) -> np.ndarray:
@@ -264,7 +268,7 @@ def orders(problem: Problem, devices: tuple[int, ...]) -> list[tuple[int, ...]]:
     """
     by_sort: dict[Sort, list[int]] = {}
     for device in devices:
-        by_sort.setdefault(sort_of(problem, device), []).append(device)
+        by_sort.setdefault(sorts_of(problem)[device], []).append(device)
     counts = tuple(len(own) for own in by_sort.values())
     groups = list(by_sort.values())
     if len(devices) <= MAX_ORDERED and _number_of_orders(counts) <= MAX_ORDERS:

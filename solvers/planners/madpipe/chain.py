@@ -1,7 +1,7 @@
 """``Chain``: what MadPipe's searches see of a request, for one micro-batch size and one number of replicas.
 
 Symbols (section 4.1): u_F, u_B -> ``forward_ns``, ``load_ns``; U(k, l) -> ``load_ns[l] - load_ns[k - 1]``;
-C(k) -> ``hop_ns[:, k]``, there and back; Mem(k, l, g) -> ``bytes_of``; M -> ``available_bytes``; P -> ``processors``.
+C(k) -> ``hop_ns[:, k]``, a round trip; Mem(k, l, g) -> ``bytes_of``; M -> ``available_bytes``; P -> ``processors``.
 Layers that no cut may separate are one element of the chain; ``cuts[i]`` is the first layer after boundary i.
 
 Differs from the paper: a stage may recompute its activations (``again``), which is a second variant of every stage

@@ -107,7 +107,7 @@ class Pieces:
 
     @cached_property
     def hop_ns(self) -> np.ndarray:
-        """(K, L): there and back over the cut before each layer, between a stage and its like; 0 before layer 0."""
+        """(K, L): the round trip over the cut before each layer, between two stages alike; 0 before layer 0."""
         per_sample = self.problem.forward_bytes + self.problem.backward_bytes
         cards = self.problem.network.cards_at(self.problem.devices[self.line[0]].node)
         lanes = np.maximum(1, self.replicas * cards // self._node_size)

@@ -85,7 +85,7 @@ def simplest_plans(problem: Problem, simple: tuple[Simple, ...]) -> Iterator[Pro
     """Without pins the simplest plans of each allowed rule, flushed ones with P_A's micro-batches in flight."""
     for each in _allowed(problem, simple) if not problem.pins and problem.num_devices <= MOST_DEVICES else ():
         if each.unpinned:
-            for plan in _simplest(problem, each):
+            for plan in _simplest(problem, each.lines, each.in_turn):
                 yield from (proposal._replace(policy="A") for proposal in each.judged(problem, plan.allocation))
 
 
@@ -131,11 +131,12 @@ def _every_line(problem: Problem, lines: str, in_turn: bool) -> list[_Ranked]:
     return _by_promise(problem, found)
 
 
-def _simplest(problem: Problem, simple: Simple) -> list[_Ranked]:
+@lru_cache(maxsize=8)
+def _simplest(problem: Problem, lines: str, in_turn: bool) -> list[_Ranked]:
     """Of each number and width of stages the most promising one, then the next best ones."""
     found: list[tuple[Batch, Line]] = []
     for batch in candidates(problem, dapple_replicas(problem)):
-        replicas = 1 if simple.lines == "straight" else _most_replicas(problem, batch, simple.in_turn)
+        replicas = 1 if lines == "straight" else _most_replicas(problem, batch, in_turn)
         found += [(batch, line) for line in simple_lines(problem, batch, replicas)]
     ranked = _by_promise(problem, found)
     best = {_shape(each): each for each in reversed(ranked)}

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.solvers.costs.memory import free_bytes
 from penstock.solvers.costs.memory_budget import needed_bytes
-from penstock.solvers.costs.stage import stage_costs
+from penstock.solvers.costs.stage import stage_costs, stage_rows
 from penstock.solvers.costs.tables.stage_table import static_sums
 from penstock.solvers.model.allocation import Stage
 from penstock.solvers.model.micro_batches import Batch
@@ -86,10 +86,16 @@ def may_fit(problem: Problem, batch: Batch, line: Line) -> bool:
 
 
 def largest_ns(problem: Problem, batch: Batch, line: Line) -> tuple[int, int]:
-    """Computation of a micro-batch in the stage that takes longest, then in all of them."""
-    costs = [stage_costs(problem, stage, batch.most_rows) for stage in line]
-    each = [cost.forward_ns + cost.backward_ns for cost in costs]
-    return max(each), sum(each)
+    """Computation of a micro-batch in the stage that takes longest, then in all of them; lines encode nothing."""
+    kinds = {problem.devices[device].kind for stage in line for device in stage.devices}
+    shares = {stage_rows(stage, batch.most_rows) for stage in line}
+    if len(kinds) == len(shares) == 1:
+        costs, bounds = problem.costs(kinds.pop(), shares.pop()), [0, *(stage.last + 1 for stage in line)]
+        each = np.diff((costs.forward_ns + costs.backward_ns)[bounds])
+        return int(each.max()), int(each.sum())
+    apart = [stage_costs(problem, stage, batch.most_rows) for stage in line]
+    times = [cost.forward_ns + cost.backward_ns for cost in apart]
+    return max(times), sum(times)
 
 
 def _listed(space: Space, replicas: int, folds: int) -> Iterator[Line]:

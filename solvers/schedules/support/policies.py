@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.schedules import early_backward as early
 from penstock.solvers.schedules.pipeline_execution import execution_warmup
 
-Policy = Literal["A", "B", "acr", "pe", "near", "best"]
 SINGLE = {"A": early.policy_a, "B": early.policy_b, "acr": early.by_acr, "pe": execution_warmup}
 """Policies of one vector."""
 

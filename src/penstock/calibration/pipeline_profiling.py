@@ -46,7 +46,6 @@ def profile_pipeline(
     *,
     batches: int = 20,
     directory: Path,
-    seed: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> PipelineProfile:
     """Run the plan for ``batches`` global batches (after one warm-up batch), and measure each stage's rank.
@@ -78,7 +77,7 @@ def profile_pipeline(
             job,
             directory=directory,
             steps=batches + _WARM_UP,
-            seed=seed,
+            seed=0,
             trace_steps=batches,
             layers=[layer.name for layer in profile.layers],
             on_progress=on_progress,

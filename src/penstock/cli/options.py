@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -203,22 +203,22 @@ ContextKind = Annotated[
     ),
 ]
 Context = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         metavar="N[,N...]|auto",
         help="Groups of GPUs that share each sequence of a transformer: 4, or several to choose from, 1,2,4 (default: "
-        "auto from 32,768 tokens on, else 1).",
+        "auto from 32,768 tokens on, else 1). Repeatable.",
         rich_help_panel=TRAINING,
     ),
 ]
 
 
 Expert = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         metavar="N[,N...]|auto",
         help="GPUs that share the experts of a layer: 8, or several to choose from, 1,8,16 (default: auto, powers of "
-        "two up to 64 that divide them).",
+        "two up to 64 that divide them). Repeatable.",
         rich_help_panel=TRAINING,
     ),
 ]
@@ -248,24 +248,31 @@ CapacityFactor = Annotated[
 ]
 
 
-def costed_degrees(context: str | None, expert: str | None, expert_tensor: int | None) -> Asked:
+def costed_degrees(context: Sequence[str] | None, expert: Sequence[str] | None, expert_tensor: int | None) -> Asked:
     """The degrees besides tensor at which a computed profile is to have costs."""
     from penstock.shapes.profiled_degrees import Asked
 
     return Asked(
-        context=None if context is None else degrees_of(context, "context"),
-        expert=None if expert is None else degrees_of(expert, "expert"),
+        context=None if not context else degrees_of(context, "context"),
+        expert=None if not expert else degrees_of(expert, "expert"),
         expert_tensor=expert_tensor or 1,
     )
 
 
-def degrees_of(text: str, name: str) -> tuple[int, ...] | Literal["auto"]:
-    """The numbers of an option such as ``1,2,4``, or auto. Raises typer.BadParameter, by the option's name."""
-    if text == "auto":
-        return "auto"
+def degrees_of(texts: Sequence[str], name: str) -> tuple[int, ...] | Literal["auto"]:
+    """The numbers of an option (``numbers_of``), or auto."""
+    return "auto" if list(texts) == ["auto"] else numbers_of(texts, name, "neither auto nor numbers")
+
+
+def numbers_of(texts: Sequence[str], name: str, is_not: str = "no list of numbers") -> tuple[int, ...]:
+    """The numbers of an option such as ``1,2,4``, given once or several times.
+
+    Raises typer.BadParameter, by the option's name.
+    """
+    text = ",".join(texts)
     values = text.split(",")
     if not all(value.strip().isdecimal() and int(value) > 0 for value in values):
-        raise typer.BadParameter(f"{text!r} is neither auto nor numbers such as 1,2,4,8", param_hint=f"--{name}")
+        raise typer.BadParameter(f"{text!r} is {is_not} such as 1,2,4,8", param_hint=f"--{name}")
     return tuple(int(value) for value in values)
 
 
@@ -368,11 +375,11 @@ class Degrees:
     PANEL: ClassVar[str] = TRAINING
 
     tensor: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             metavar="N[,N...]|auto",
             help="GPUs that split each layer: 8, or several to choose from, 1,2,4,8 (default, as of the other "
-            "degrees: auto, all that the profile has costs at; 1 with --target or --codec).",
+            "degrees: auto, all that the profile has costs at; 1 with --target or --codec). Repeatable.",
         ),
     ] = None
     context: Context = None

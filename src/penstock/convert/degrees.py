@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.schemas.plan import Plan
-from penstock.schemas.profile import WITH_DEGREES, DividedCost, DividedMeasurement, ModelProfile
+from penstock.schemas.profile import WITH_DEGREES, DividedCost, DividedLayer, DividedMeasurement, Layer, ModelProfile
 from penstock.schemas.profile import Variant as ProfileVariant
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
@@ -186,7 +186,7 @@ def _variant(profile: ModelProfile, variant: ProfileVariant) -> Variant:
     points = sorted(variant.measurements, key=lambda each: each.micro_batch_size)
     return Variant(
         degrees=degrees,
-        parameter_bytes=prefix(each.parameter_bytes for each in held),
+        parameter_bytes=prefix(each.parameter_bytes + (each.copied_bytes or 0) for each in held),
         trainable_bytes=prefix(each.parameter_bytes * own for each, own in zip(held, trainable, strict=True)),
         expert_bytes=prefix((each.expert_bytes or 0) * own for each, own in zip(held, trainable, strict=True)),
         update_ns=prefix(each.update_ns for each in held),
@@ -199,7 +199,14 @@ def _variant(profile: ModelProfile, variant: ProfileVariant) -> Variant:
             kind: tuple(_measured(each, classes) for each in points if each.device_kind == kind)
             for kind in profile.device_kinds
         },
+        copied_bytes=copied_bytes(held),
     )
+
+
+def copied_bytes(layers: Sequence[Layer | DividedLayer]) -> np.ndarray | None:
+    """Return prefix sums (L + 1,) of the copies of layers' parameters; None where there are none."""
+    sizes = [layer.copied_bytes or 0 for layer in layers]
+    return prefix(sizes) if any(sizes) else None
 
 
 def _measured(given: DividedMeasurement, classes: np.ndarray) -> CellMeasured:

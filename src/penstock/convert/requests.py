@@ -8,7 +8,7 @@ from difflib import get_close_matches
 import networkx as nx
 import numpy as np
 
-from penstock.convert.degrees import choices_of, variants_of
+from penstock.convert.degrees import choices_of, copied_bytes, variants_of
 from penstock.layouts.limits import within_of
 from penstock.layouts.roles import transformer_of
 from penstock.schemas import topology as wire
@@ -92,6 +92,7 @@ def to_problem(request: PlanRequest) -> Problem:
         choices=choices_of(request, profile, topology),
         update_workspace_bytes=_update_workspace(profile),
         update_in_turn=bool(profile.update_in_turn),
+        copied_bytes=copied_bytes(profile.layers),
     )
 
 

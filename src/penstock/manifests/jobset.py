@@ -66,7 +66,7 @@ def _jobset(job: Job, jobs: list[Manifest], *, suspend: bool = False, labels: di
 
 def _replicated(job: Job, name: str, group: Group, first: str, annotations: dict[str, str] | None = None) -> Manifest:
     """Return one indexed job: torchrun's rendezvous is at the first pod of the ``first`` job."""
-    meeting = {"MASTER_ADDR": f"{pods.name_of(job)}-{first}-0-0.{pods.name_of(job)}", "MASTER_PORT": str(job.port)}
+    rendezvous = {"MASTER_ADDR": f"{pods.name_of(job)}-{first}-0-0.{pods.name_of(job)}", "MASTER_PORT": str(job.port)}
     command = pods.command(job, *pods.launcher(job, group, NUMBER))
     return {
         "name": name,
@@ -77,7 +77,7 @@ def _replicated(job: Job, name: str, group: Group, first: str, annotations: dict
                 "completions": len(group.nodes),
                 "parallelism": len(group.nodes),
                 "backoffLimit": 0,
-                "template": pods.pod_template(job, group, command, variables=meeting, annotations=annotations),
+                "template": pods.pod_template(job, group, command, variables=rendezvous, annotations=annotations),
             }
         },
     }

@@ -155,12 +155,12 @@ def launcher(job: Job, group: Group, number: str) -> tuple[list[str], str | None
     ``MASTER_ADDR``.
     """
     words = ["torchrun", f"--nnodes={len(job.layout.nodes)}", f"--nproc-per-node={group.num_ranks}"]
-    meeting = ["--master-addr=$(MASTER_ADDR)", "--master-port=$(MASTER_PORT)"]
+    rendezvous = ["--master-addr=$(MASTER_ADDR)", "--master-port=$(MASTER_PORT)"]
     groups = job.layout.groups
     before = sum(len(other.nodes) for other in groups[: groups.index(group)])
     if before == 0:
-        return [*words, f"--node-rank=$({number})", *meeting], None
-    return [*words, *meeting], f"$(({before} + {number}))"
+        return [*words, f"--node-rank=$({number})", *rendezvous], None
+    return [*words, *rendezvous], f"$(({before} + {number}))"
 
 
 def group_names(job: Job) -> dict[str, Group]:

@@ -49,12 +49,12 @@ def _has_partitions(job: Job) -> bool:
 
 
 def _task(job: Job, name: str, group: Group, first: str) -> Manifest:
-    meeting = {"MASTER_ADDR": f"{pods.name_of(job)}-{first}-0.{pods.name_of(job)}", "MASTER_PORT": str(job.port)}
+    rendezvous = {"MASTER_ADDR": f"{pods.name_of(job)}-{first}-0.{pods.name_of(job)}", "MASTER_PORT": str(job.port)}
     command = pods.command(job, *pods.launcher(job, group, NUMBER))
     made: Manifest = {
         "name": name,
         "replicas": len(group.nodes),
-        "template": pods.pod_template(job, group, command, variables=meeting),
+        "template": pods.pod_template(job, group, command, variables=rendezvous),
     }
     if _has_partitions(job):
         size = job.layout.slice_size

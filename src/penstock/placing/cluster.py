@@ -50,7 +50,7 @@ class Cluster:
 
     def _named(self, texts: Sequence[str], where: str) -> frozenset[int]:
         found: set[int] = set()
-        unknown: list[Fault] = []
+        unknown: dict[Fault, str] = {}
         for place, text in enumerate(texts):
             for name in [text] if text in self.number_of else expand(text):
                 if name in self._by_node:
@@ -58,20 +58,20 @@ class Cluster:
                 elif name in self.number_of:
                     found.add(self.number_of[name])
                 else:
-                    unknown.append(Fault(f"/{where}/{place}", f"{name!r} is no node and no device", "unknown-node"))
+                    fault = Fault(f"/{where}/{place}", f"{name!r} is no node and no device", "unknown-node")
+                    unknown[fault] = name
         if unknown:
             self._refuse(unknown, where)
         return frozenset(found)
 
-    def _refuse(self, unknown: list[Fault], where: str) -> None:
+    def _refuse(self, unknown: Mapping[Fault, str], where: str) -> None:
         count = len(unknown)
-        name = unknown[0].detail.split("'")[1]
-        near = get_close_matches(name, self._by_node, n=1)
+        near = get_close_matches(next(iter(unknown.values())), self._by_node, n=1)
         first = self.topology.nodes[0].name
         raise InvalidDocument(
             f"{where!r} names {count} node{'s' if count > 1 else ''} that the topology {self.topology.name!r} lacks"
             + (f"; the first {MOST_TOLD} follow" if count > MOST_TOLD else ""),
-            faults=tuple(unknown[:MOST_TOLD]),
+            faults=tuple(unknown)[:MOST_TOLD],
             remedy=f"did you mean {near[0]!r}?"
             if near
             else f"nodes are named like {first!r}, devices {first + '/0'!r}",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.convert.degrees import choice_of
 from penstock.convert.explanations import (
@@ -32,9 +35,10 @@ from penstock.schemas.plan import PlanFile
 from penstock.schemas.trace import Trace
 from penstock.solvers.costs.memory import shortages
 from penstock.solvers.explanation.binding import binding, sensitivities
-from penstock.solvers.explanation.changes import default_changes
+from penstock.solvers.explanation.changes import Change, change, default_changes
 from penstock.solvers.explanation.critical_path import path_of_run
-from penstock.solvers.explanation.idle import idle_pieces, idle_split
+from penstock.solvers.explanation.hints import MAX_OPERATIONS
+from penstock.solvers.explanation.idle import Piece, idle_pieces, idle_split
 from penstock.solvers.explanation.layout import Layout, compare_layout
 from penstock.solvers.explanation.run import Run
 from penstock.solvers.explanation.what_if import Replan, lacks, what_if
@@ -47,15 +51,28 @@ MAX_WHAT_IFS = 64
 MAX_WHY_NOTS = 16
 MAX_PLANS = 20
 DEFAULT = "default"
-"""Represents the usual table among what-ifs."""
+"""Represents the usual table among what-ifs, for plans of at most ``MAX_OPERATIONS`` operations."""
+EVERY = "all"
+"""Represents the usual table among what-ifs, for every plan."""
 
 
-class Judged(NamedTuple):
+@dataclass(frozen=True)
+class Judged:
     """A judged plan in the solver core's types."""
 
     judgement: Judgement
     problem: Problem
     plan: Candidate
+
+    @cached_property
+    def run(self) -> Run:
+        """Return its nodes, and what each may have waited for."""
+        return Run(self.problem, self.plan)
+
+    @cached_property
+    def idle(self) -> dict[tuple[int, ...], list[Piece]]:
+        """Return why devices wait, piece by piece."""
+        return idle_pieces(self.run)
 
 
 def explain(
@@ -71,7 +88,9 @@ def explain(
     """Explain a plan file, by value or by its path. Raises InvalidPlan where it cannot be simulated.
 
     ``what_if``: changes to try, such as ``bandwidth=2``, ``devices=+8``, ``recompute=here``; ``default``: the
-    usual ones. ``planner``: plan again for every change, with at most ``max_plans`` plans; else ``relax`` does so where
+    usual ones, if the plan has at most ``MAX_OPERATIONS`` operations; ``all``: the usual ones for every plan. Single
+    changes are tried under the same condition, or with ``all``; ``untried`` of the answer says where they are not.
+    ``planner``: plan again for every change, with at most ``max_plans`` plans; else ``relax`` does so where
     the plan itself cannot tell, if it has a flush. ``layout``: cuts of one's own, or the fields of a
     ``Layout``, to be judged in addition to the plan. ``why_not``: other choices of degrees and sharding, each the best
     of those that it names: ``tensor=4``, ``sharding=none``, ``tensor=4,sharding=none``; ``next``: the next best one,
@@ -147,19 +166,24 @@ def explanation(
     on_progress: Callable[[str], None],
 ) -> Explanation:
     """Explain a plan that was judged already, as ``explain`` does."""
-    judgement, problem, plan = found
+    judgement, problem, plan = found.judgement, found.problem, found.plan
     assert judgement.timeline is not None
     on_progress("the critical path")
-    run = Run(problem, plan)
-    path, idle = path_of_run(run), idle_split(run)
+    path, idle = path_of_run(found.run), idle_split(found.run, found.idle)
     compared = None if layout is None else to_layout(problem, plan, compare_layout(problem, plan, layout))
-    on_progress("sensitivities")
-    sensible = list(sensitivities(run, path))
+    large = found.run.first_transfer > MAX_OPERATIONS and EVERY not in asked
+    if large:
+        asked = [name for name in asked if name != DEFAULT]
+    sensible = []
+    if not large:
+        on_progress("sensitivities")
+        sensible = list(sensitivities(found.run, path))
     rows = []
-    changes = [text for name in asked for text in (default_changes(problem, plan) if name == DEFAULT else [name])]
-    for row in what_if(problem, plan, changes, _replan(plan, planner, max_plans), planner is not None):
-        rows.append(row)
-        on_progress(f"what if … ({len(rows)} of {len(changes) + 1 + (planner is not None)}): {row.sentence}")
+    if asked:
+        replan = _replan(plan, planner, max_plans)
+        for row in what_if(problem, plan, _changes(problem, plan, asked), replan, planner is not None):
+            rows.append(row)
+            on_progress(f"what if … ({len(rows)}): {row.sentence}")
     overfull = tuple(lacks(problem, short) for short in shortages(problem, plan.allocation, plan.timeline))
     return Explanation(
         plan_hash=file.plan.content_hash(),
@@ -172,8 +196,23 @@ def explanation(
         path=to_path(problem, plan, path),
         idle=tuple(to_idle(problem, plan, each) for each in idle),
         sensitivities=tuple(to_sensitivity(plan, each) for each in sensible),
-        what_ifs=tuple(to_what_if(plan, row) for row in rows) if changes else (),
+        what_ifs=tuple(to_what_if(plan, row) for row in rows),
         layout=compared,
+        untried=_untried(found.run.first_transfer) if large else "",
+    )
+
+
+def _changes(problem: Problem, plan: Candidate, asked: Sequence[str]) -> Iterator[Change]:
+    """Yield the changes: the named ones are made at once, as they may be refused, the usual ones as they are taken."""
+    usual = (DEFAULT, EVERY)
+    named = [() if name in usual else (change(problem, plan, name),) for name in asked]
+    return chain.from_iterable(made or default_changes(problem, plan) for made in named)
+
+
+def _untried(operations: int) -> str:
+    return (
+        f"with {operations:,} operations, more than {MAX_OPERATIONS:,}, changes are tried only when they are asked "
+        f"for: by name, such as bandwidth=2, or all usual ones by {EVERY!r}"
     )
 
 
@@ -195,7 +234,7 @@ def page(file: PlanFile, trace: Trace | None = None) -> str:
         trace=trace,
         faults=judgement.faults,
         explanation=explanation(file, found, (), None, 1, None, lambda _words: None),
-        idle=idle_pieces(Run(found.problem, found.plan)),
+        idle=found.idle,
     )
 
 
@@ -203,8 +242,7 @@ def picture(found: Judged) -> Picture:
     """Return the timeline of a judged plan as a picture that includes why devices idle."""
     judgement = found.judgement
     assert judgement.timeline is not None
-    idle = idle_pieces(Run(found.problem, found.plan))
-    return picture_of_timeline(judgement.problem, judgement.timeline, judgement.allocation, idle)
+    return picture_of_timeline(judgement.problem, judgement.timeline, judgement.allocation, found.idle)
 
 
 def svg(file: PlanFile, trace: Trace | None = None) -> str:

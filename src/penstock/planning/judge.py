@@ -25,7 +25,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import REQUEST_SCOPE, Candidate
 from penstock.solvers.model.schedule import Orders, Schedule
 from penstock.solvers.model.timeline import Timeline
-from penstock.solvers.solve.choices import least_bound
+from penstock.solvers.solve.searched import least_bound
 from penstock.solvers.verify.verifier import check_allocation, check_rows, check_rule, verify
 
 TIME_TOLERANCE = 1e-6

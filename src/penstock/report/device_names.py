@@ -39,10 +39,7 @@ def named(devices: Collection[str], nodes: Sequence[Node]) -> str:
 def _pieces(chosen: set[str], nodes: Sequence[Node]) -> Iterator[str]:
     """Yield a piece for neighbouring nodes of which every device is chosen, and one for each device of the others."""
 
-    def share(node: Node) -> int:
-        return sum(device.id in chosen for device in node.devices)
-
-    for whole, group in groupby(nodes, key=lambda node: share(node) == len(node.devices)):
+    for whole, group in groupby(nodes, key=lambda node: all(device.id in chosen for device in node.devices)):
         held = list(group)
         if whole:
             yield held[0].name if len(held) == 1 else f"{held[0].name} … {held[-1].name}"

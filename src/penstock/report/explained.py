@@ -54,6 +54,11 @@ def marks(found: Explanation, plan: Plan, picture: Picture) -> tuple[Mark, ...]:
     return tuple(made)
 
 
+def as_sentence(words: str) -> str:
+    """Return words as a sentence: with a capital letter and a full stop."""
+    return f"{words[:1].upper()}{words[1:]}."
+
+
 def in_words(found: Explanation) -> str:
     """Return what binds, and what would help."""
     helps = f" Of the changes that were tried, this helps most: {found.helps}." if found.helps else ""
@@ -114,6 +119,8 @@ def _idle(found: Explanation) -> str:
 
 
 def _sensitivities(found: Explanation) -> str:
+    if found.untried:
+        return f"<h3>Effect of single changes</h3><p>{escape(as_sentence(found.untried))}</p>"
     rows = [[each.sentence, duration(each.time_ns), percent(each.ratio), each.how] for each in found.sensitivities]
     return "<h3>Effect of single changes</h3>" + table(
         ["change", "time", "of this plan's", "how"], rows, numeric=(1, 2)

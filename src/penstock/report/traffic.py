@@ -56,13 +56,15 @@ def traffic(
         for u, v, parts in problem.network.ring(tie.devices) if count > 1 else ():
             sizes[u, v][2] += 2 * (count - 1) * tie.bytes // (count * parts)
     load: Counter[int] = Counter()
+    ways = {pair: _way(problem, pair) for pair in sizes}
     for pair, own in sizes.items():
-        for resource in _way(problem, pair):
-            load[resource] += own.total()
+        total = own.total()
+        for resource in ways[pair]:
+            load[resource] += total
     rates = problem.network.resources
     busy = {r: size / rates[r].bandwidth_bytes_per_s * 1e9 / time_ns for r, size in load.items()}
     flows = [
-        Flow(*pair, (own[0], own[1], own[2]), max((busy[r] for r in _way(problem, pair)), default=0.0))
+        Flow(*pair, (own[0], own[1], own[2]), max((busy[r] for r in ways[pair]), default=0.0))
         for pair, own in sizes.items()
         if own.total()
     ]

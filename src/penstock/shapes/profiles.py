@@ -107,7 +107,7 @@ def profile_of(
     plain = ModelProfile(
         name=shape.name,
         layers=tuple(
-            Layer(name=name, kind=_KINDS[role], **held[role].model_dump(exclude={"expert_bytes"}))
+            Layer(name=name, kind=_KINDS[role], **held[role].model_dump(exclude={"expert_bytes", "copied_bytes"}))
             for name, role in zip(names, roles, strict=True)
         ),
         boundaries=tuple(
@@ -269,6 +269,7 @@ def _layer(own: Layer, alone: DividedLayer, shared: DividedLayer) -> DividedLaye
     return DividedLayer(
         parameter_bytes=_scaled(own.parameter_bytes, alone.parameter_bytes, shared.parameter_bytes),
         expert_bytes=None if experts is None else own.parameter_bytes * experts // alone.parameter_bytes,
+        copied_bytes=_scaled(own.copied_bytes or 0, alone.parameter_bytes, shared.parameter_bytes) or None,
         update_ns=_scaled(own.update_ns, alone.update_ns, shared.update_ns),
     )
 

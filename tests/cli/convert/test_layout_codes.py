@@ -44,6 +44,11 @@ def test_layouts(
     assert words in said.out + said.err
 
 
+def test_an_unknown_trainer_is_said_before_what_its_layout_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["import", "layout", "train.sh", "--from", "megatrn", "--cluster", "1x2xV100"]) == 64
+    assert "'megatrn' is none of megatron, torchtitan, deepspeed, ranges" in capsys.readouterr().err
+
+
 def test_a_layout_that_does_not_fit_is_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     last = len(catalogue.profile("gpt2-xl").layers) - 1
     layout = tmp_path / "layout.json"

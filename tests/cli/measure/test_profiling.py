@@ -39,7 +39,7 @@ def test_a_configuration_of_a_hugging_face_model(tmp_path: Path) -> None:
 def test_a_job_at_degrees(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Planned from, as a computed profile is."""
     target, plan = tmp_path / "p.json", tmp_path / "plan.json"
-    said = ["--job", "examples.llama:tiny", "--analytic", "H100", "--tensor", "2,1"]
+    said = ["--job", "examples.llama:tiny", "--analytic", "H100", "--tensor", "2", "--tensor", "1"]
     assert main(["profile", *said, "-o", str(target)]) == 0
     assert [each.degrees.tensor for each in ModelProfile.read(target).variants or ()] == [2]
     said = ["--profile", str(target), "--cluster", "1x4xH100", "-b", "16", "--tensor", "2", "--planner", "even"]

@@ -13,10 +13,14 @@ import pytest
 import penstock
 from penstock.cli import show
 from penstock.cli.main import main
+from penstock.planning import explain as explaining
 from penstock.schemas.api.explanation import Explanation
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
 from penstock.service.http.samples import tiny_plan_file
+from penstock.solvers.explanation import changes
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Candidate
 
 
 @pytest.fixture
@@ -43,6 +47,48 @@ def test_the_usual_table(
         assert words in out
     assert "re-planned" in out
     assert "re-drafted" in out
+
+
+def test_of_a_large_plan_changes_are_tried_when_they_are_asked_for(
+    data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As if two stages of four micro-batches were many operations."""
+    path = written(data, tmp_path)
+    small = penstock.explain(path)
+    assert small.untried == ""
+    assert small.what_ifs
+    assert small.sensitivities
+    monkeypatch.setattr(explaining, "MAX_OPERATIONS", 15)
+    large = penstock.explain(path)
+    assert (large.what_ifs, large.sensitivities) == ((), ())
+    assert "16 operations, more than 15" in large.untried
+    assert large.model_copy(update={"untried": ""}) == penstock.explain(path, what_if=()).model_copy(
+        update={"untried": ""}
+    )
+    assert [row.name for row in penstock.explain(path, what_if=["bandwidth=2"]).what_ifs] == ["", "bandwidth=2"]
+    assert penstock.explain(path, what_if=["all"]) == small
+    assert main(["explain", path]) == 0
+    out, _err = capsys.readouterr()
+    assert "changes are tried only when they are asked for" in " ".join(out.split())
+    assert "twice as wide" not in out
+    assert "changes are tried only when" in explaining.page(PlanFile.read(path))
+
+
+def test_each_of_the_usual_changes_is_made_once(
+    data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def counted(problem: Problem, plan: Candidate, text: str) -> changes.Change:
+        made.append(text)
+        return change(problem, plan, text)
+
+    change = changes.change
+    monkeypatch.setattr(changes, "change", counted)
+    found = penstock.explain(written(data, tmp_path))
+    named = [row.name for row in found.what_ifs[1:]]
+    assert named == [text for text in made if text in named]
+    assert len(set(made)) == len(made)
 
 
 def test_json_is_what_the_python_api_gives(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import random
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -10,7 +12,7 @@ from mesh_jobs import BATCH, JOBS
 
 from penstock.convert import to_problem
 from penstock.executor.profiling.analytic import analytic_profile
-from penstock.executor.profiling.device_table import Dtype
+from penstock.executor.runtime.interface import Precision
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.program import SHARDINGS, WITHIN_PASSES, Program
 from penstock.schemas.request import PlanRequest
@@ -102,20 +104,26 @@ def all_products() -> list[Case]:
     return [case for case in map(Case._make, itertools.product(*VALUES.values())) if case.is_legal]
 
 
-def pairwise() -> list[Case]:
-    """Cases with every pair of values that a legal case has: each the one with most new pairs, the first of equals."""
+def covering(size: int, seed: int | None = None) -> list[Case]:
+    """Cases with every combination of ``size`` values that a legal case has: each the one with most new combinations.
+
+    Combinations count for less where more ranks have to run (by the root of their number), which is what a case costs.
+    Of equals it is the first, in the order that ``seed`` draws: other seeds choose other cases.
+    """
     cases = all_products()
-    pairs = {case: _pairs(case) for case in cases}
-    missing, chosen = set().union(*pairs.values()), []
+    if seed is not None:
+        random.Random(seed).shuffle(cases)
+    bits: dict[tuple[tuple[int, Any], ...], int] = {}
+    has = {
+        case: sum(1 << bits.setdefault(each, len(bits)) for each in itertools.combinations(enumerate(case), size))
+        for case in cases
+    }
+    missing, chosen = (1 << len(bits)) - 1, []
     while missing:
-        best = max(cases, key=lambda case: len(pairs[case] & missing))
+        best = max(cases, key=lambda case: (has[case] & missing).bit_count() / math.sqrt(case.ranks))
         chosen.append(best)
-        missing -= pairs[best]
+        missing &= ~has[best]
     return chosen
-
-
-def _pairs(case: Case) -> set[tuple[tuple[int, Any], tuple[int, Any]]]:
-    return set(itertools.combinations(enumerate(case), 2))
 
 
 class Lowered(NamedTuple):
@@ -129,15 +137,15 @@ class Lowered(NamedTuple):
     programs: list[Program]
 
 
-def contracted(case: Case, dtype: Dtype = "fp32") -> Problem:
-    """The case's cells, with the costs of the tracer, as of a model in ``dtype``."""
-    request = _request(case, profile_of(case.job, case.expert, dtype))
+def contracted(case: Case, precision: Precision = "fp32") -> Problem:
+    """The case's cells, with the costs of the tracer, of a run in ``precision``."""
+    request = _request(case, profile_of(case.job, case.expert, precision))
     return contract(to_problem(request), Choice(case.degrees, case.sharding))
 
 
 def lowered(case: Case) -> Lowered:
     """The case's plan and its programs."""
-    profile = profile_of(case.job, case.expert)
+    profile = profile_of(case.job, case.expert, "fp32")
     cells = contracted(case)
     judged = case._replace(replicas=1) if case.sharding in WITHIN_PASSES else case
     allocation = single_pipeline(_stages(judged, len(profile.layers)), MICRO_BATCHES)
@@ -148,13 +156,13 @@ def lowered(case: Case) -> Lowered:
 
 
 @cache
-def profile_of(job: str, expert: int, dtype: Dtype = "fp32") -> ModelProfile:
+def profile_of(job: str, expert: int, precision: Precision) -> ModelProfile:
     """What the layers of a job cost, alone and shared: profiles have no fp64."""
     return analytic_profile(
         JOBS[f"{job}_float32"],
         "H100",
         (1, BATCH // MICRO_BATCHES),
-        dtype,
+        precision=precision,
         tensor_degrees=(2,),
         context_degrees=(2,),
         expert_degrees=(expert,),
@@ -169,13 +177,12 @@ def _request(case: Case, profile: ModelProfile) -> PlanRequest:
         memory_bytes=2**36,
         fabric=Fabric(bandwidth_bytes_per_s=10**11),
     )
-    in_fp32 = profile.parameter_dtype == "fp32"
     return PlanRequest.model_validate(
         {
             "profile": profile,
             "topology": ClusterTopology(name="world", uniform=uniform),
             "global_batch_size": BATCH,
-            "memory": {"precision": "full"} if in_fp32 else {"precision": "mixed", "gradient": "fp32"},
+            "memory": {"precision": "full"},
             "network": {"bucket_bytes": 20_000},
             "degrees": case.degrees._asdict(),
             "sharding": case.sharding,

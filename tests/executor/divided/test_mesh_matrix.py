@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import combinations
 from pathlib import Path
 
 import pytest
-from mesh_cases import MICRO_BATCHES, Case, Lowered, all_products, lowered, pairwise
+from mesh_cases import MICRO_BATCHES, Case, Lowered, all_products, covering, lowered
 from rank_pool import RankPool, differences
 
 from penstock.convert.degrees import degrees_of
@@ -14,16 +15,22 @@ from penstock.solvers.model.degrees import Degrees
 
 HERE = Path(__file__).parent
 STEPS = 2
-FIRST = 9
-"""Of the cases that have every pair, which come in the order of how many pairs they add."""
+FIRST = 13
+"""Of the cases that have every pair, which come in the order of how many pairs they add for their ranks."""
 TOLERANCE = {"float64": 1e-12, "float32": 1e-6}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """The first cases in the standard tier, every product where everything runs."""
+    """The first that have every pair in the standard tier; where everything runs the day's of every triple, or all."""
     if "case" in metafunc.fixturenames:
-        everything = metafunc.config.getoption("--tier") == "everything"
-        metafunc.parametrize("case", all_products() if everything else pairwise()[:FIRST], ids=str)
+        option = metafunc.config.getoption
+        if option("--all-meshes"):
+            cases = all_products()
+        elif option("--tier") == "everything":
+            cases = covering(3, option("--mesh-seed"))
+        else:
+            cases = covering(2)[:FIRST]
+        metafunc.parametrize("case", cases, ids=str)
 
 
 def test_a_mesh_trains_what_one_process_trains_with_the_collectives_that_are_charged(
@@ -59,13 +66,22 @@ def _charged(made: Lowered, layers: set[int]) -> dict[str, int]:
     return dict(found)
 
 
+def _combinations(cases: list[Case], size: int) -> set[tuple[tuple[int, object], ...]]:
+    return {each for case in cases for each in combinations(enumerate(case), size)}
+
+
 def test_the_pairs_are_those_of_all_products() -> None:
     """By brute force: no pair of values that go together is missing."""
-
-    def pairs(cases: list[Case]) -> set[tuple[tuple[int, object], tuple[int, object]]]:
-        return {(a, b) for case in cases for a in enumerate(case) for b in enumerate(case) if a[0] < b[0]}
-
-    chosen = pairwise()
-    assert pairs(chosen) == pairs(all_products())
+    chosen = covering(2)
+    assert _combinations(chosen, 2) == _combinations(all_products(), 2)
     assert len(chosen) <= 60
-    assert len(pairs(chosen[:FIRST])) >= len(pairs(chosen)) * 3 // 4
+    assert len(_combinations(chosen[:FIRST], 2)) >= len(_combinations(chosen, 2)) * 5 // 6
+
+
+def test_every_days_cases_have_all_triples_and_are_others() -> None:
+    triples = _combinations(all_products(), 3)
+    days = [covering(3, day) for day in (1, 2)]
+    for chosen in days:
+        assert _combinations(chosen, 3) == triples
+        assert len(chosen) <= 300
+    assert len(set(days[0]) & set(days[1])) <= len(days[0]) // 2

@@ -16,6 +16,7 @@ from penstock.solvers.model.problem import Problem
 
 HERE = Path(__file__).parent
 CLOSE = 0.03
+_ALL = ("none", "optimizer", *SHARDINGS)
 _SHARED = [
     (2, 1, 1, 1, "none"),
     (2, 1, 1, 2, "none"),
@@ -78,12 +79,39 @@ def held_by(program: Program, done: dict[str, Any]) -> dict[tuple[str, int], int
     return {words[index]: size for step, index, size in done["held"] if step == 1 and index < len(words)}
 
 
+@pytest.mark.parametrize(
+    ("job", "tensor", "expert", "replicas", "sharding", "recompute"),
+    [
+        *((*at, 1, 2, how, "none") for at in (("llama", 2), ("gpt", 2), ("llama", 1)) for how in _ALL),
+        ("tied", 2, 1, 1, "none", "none"),
+        ("moe", 1, 2, 1, "none", "none"),
+        ("moe", 1, 2, 1, "gradients", "none"),
+        ("llama", 2, 1, 1, "none", "attention"),
+        ("llama", 1, 1, 2, "parameters", "full"),
+    ],
+)
+def test_under_autocast_ranks_hold_what_is_counted(
+    world: RankPool, job: str, tensor: int, expert: int, replicas: int, sharding: str, recompute: str
+) -> None:
+    """Parameters in fp32, their copies in 16 bits, and what autocast leaves of activations, which profiles trace."""
+    case = Case(job, "float32", tensor, 1, expert, replicas, 1, sharding, "gpipe", recompute)
+    made = lowered(case)
+    how = {"options": {"precision": "bf16"}, "check": False, "count_memory": True}
+    done = world.train(made.programs, f"mesh_jobs:{job}_float32", steps=2, directory=str(HERE), **how)
+    (stage,) = made.allocation.stages
+    cells = contracted(case, "bf16")
+    static = static_bytes(cells, stage).total
+    rows = BATCH // MICRO_BATCHES // case.degrees.meshes // (replicas if sharding in WITHIN_PASSES else 1)
+    each = activation_bytes(cells, stage, rows)
+    for program, one in zip(made.programs, done, strict=True):
+        held = held_by(program, one)
+        assert held["F", 2] == pytest.approx(static + 2 * each, rel=CLOSE)
+        assert held["STEP", 0] == pytest.approx(counted_at_step(cells, stage, case), rel=CLOSE)
+
+
 @pytest.mark.parametrize(("tensor", "recompute"), [(2, "none"), (1, "full")])
 def test_in_16_bits_autocasts_copies_come_and_go_with_parameters(world: RankPool, tensor: int, recompute: str) -> None:
-    """Losses are those of ranks that share out nothing, whose copies stay from the first micro-batch to the step.
-
-    What is counted is a mixed-precision trainer's: 16 bits of each parameter, and its master copy among the states.
-    """
+    """Losses are those of ranks that share out nothing, whose copies stay from the first micro-batch to the step."""
     losses = []
     for sharding in ("none", "parameters_kept", "parameters"):
         case = Case("llama", "float32", tensor, 1, 1, 2, 1, sharding, "gpipe", recompute)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from penstock.examples import gpt, llama
 from penstock.examples.synthetic import ImageJob
 from penstock.executor.profiling.assembly import assemble
 from penstock.executor.profiling.layer_costs import (
@@ -88,6 +89,21 @@ def test_workspace_on_the_meta_device_is_what_the_allocator_gives_out(width: int
     assert Tracer(chain, modules, None).run(SAMPLES).costs[1].workspace_bytes == 0, "unless it is asked for"
 
 
+@pytest.mark.parametrize("model", [gpt.tiny, llama.tiny])
+def test_what_a_trace_under_autocast_keeps_is_what_torch_keeps(model: Job) -> None:
+    """Storages, and copies of weights, of each layer under torch's autocast on a CPU, in tensors with numbers."""
+    training, size = Training("bf16"), 2
+    chain = Chain(model)
+    (share,) = make_shares(model, 0, len(chain.specs) - 1, [size], CPU, training)
+    with kept_casts():
+        measured = kept_bytes(share)
+    modules = [chain.build_layer(i, device="meta") for i in range(len(chain.specs))]
+    run = Tracer(chain, modules, None, training=training).run(size)
+    assert [cost.copied_bytes for cost in run.costs] == measured.copied
+    assert [cost.stash_bytes for cost in run.costs] == pytest.approx(measured.stash, rel=0.01, abs=200)
+    assert run.shapes == list(chain.infer_shapes(range(size), training, "cpu"))
+
+
 class Sum(nn.Module):
     """Adds what an early layer wrote."""
 
@@ -159,10 +175,11 @@ def test_copies_of_weights_are_kept_once_and_are_no_stash() -> None:
     with kept_casts():
         kept, again = kept_bytes(share), kept_bytes(share)
     assert kept == again
-    assert kept.copied == [0, 0, 2 * WIDTH * WIDTH], "the first's input needs no gradient, so its copy is not kept"
+    assert kept.copied == [0, *[2 * WIDTH * WIDTH] * 2], "autocast keeps a copy also where autograd needs none"
     apart = kept_bytes(share)
     assert apart.copied == [0, 0, 0], "where each forward makes its own copies"
-    assert apart.stash == [stash + copied for stash, copied in zip(*kept, strict=True)]
+    flat, first, second = kept.stash
+    assert apart.stash == [flat, first, second + 2 * WIDTH * WIDTH], "the first's input needs no gradient"
 
 
 def test_a_profile_has_the_copies_with_their_layers() -> None:

@@ -1,7 +1,7 @@
 """One of the ranks of a loop with torch's ``fully_shard``: run as ``RANK WORLD STORE JOB DIRECTORY ROWS``.
 
-Each layer is a unit, as torchtitan has it. Prints a line of JSON: the collectives of one forward and backward with
-their bytes, and of each parameter, by full name, the shape of this rank's rows.
+Each layer is a unit, as torchtitan has it. Prints a line of JSON: for each sharding the collectives of a step of
+``MICRO_BATCHES``, up to its end, with their bytes; and of each parameter, by full name, the shape of this rank's rows.
 """
 
 from __future__ import annotations
@@ -20,6 +20,11 @@ from penstock.executor.profiling.tracing import Sent
 from penstock.executor.run.chain import Chain
 from penstock.executor.run.job import load_job
 
+MICRO_BATCHES = 2
+RESHARDED = {"parameters": True, "parameters_kept": False, "gradients": False}
+"""Whether whole parameters go after each pass. Gradients are summed in every backward, or those of
+``parameters_kept`` in the last one, as torch's pipelines do it."""
+
 
 class Ran(LocalMode):
     """Notes every collective: its kind and its bytes."""
@@ -34,26 +39,41 @@ class Ran(LocalMode):
 
 
 def main(rank: int, world: int, store: str, reference: str, directory: str, rows: int) -> None:
-    """Run the layers once over this rank's samples."""
+    """Run the layers over this rank's samples, sharded in every way."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     mesh = init_device_mesh("cpu", (world,))
     chain = Chain(load_job(reference, directory))
-    layers: list[Any] = [chain.build_layer(i) for i in range(len(chain.specs))]
-    for layer in layers:
-        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
-        layer.set_gradient_divide_factor(1.0)
-    env, targets = chain.job.batch(0, range(rank * rows, (rank + 1) * rows))
-    with Ran() as ran:
-        for i, (spec, layer) in enumerate(zip(chain.specs, layers, strict=True)):
-            env.update(zip(spec.writes, chain.call(i, layer, [env[name] for name in spec.reads]), strict=True))
-        total, _ = chain.job.loss({name: env[name] for name in chain.outputs}, targets)
-        total.backward()
+    collectives = {}
+    for sharding, resharded in RESHARDED.items():
+        layers: list[Any] = [chain.build_layer(i) for i in range(len(chain.specs))]
+        for layer in layers:
+            fully_shard(layer, mesh=mesh, reshard_after_forward=resharded)
+            layer.set_gradient_divide_factor(1.0)
+            layer.set_reshard_after_backward(resharded)
+        with Ran() as ran:
+            for number in range(MICRO_BATCHES):
+                for layer in layers:
+                    layer.set_requires_gradient_sync(sharding != "parameters_kept" or number == MICRO_BATCHES - 1)
+                first = (number * world + rank) * rows
+                _passes(chain, layers, range(first, first + rows))
+        collectives[sharding] = ran.seen
+        for layer in layers:
+            layer.reshard()
     held = {}
     for spec, layer in zip(chain.specs, layers, strict=True):
         for name, parameter in layer.named_parameters():
             held[f"{spec.name}.{name}"] = list(parameter.to_local().shape)
-    sys.stdout.write(json.dumps({"collectives": ran.seen, "held": held}) + "\n")
+    sys.stdout.write(json.dumps({"collectives": collectives, "held": held}) + "\n")
     dist.destroy_process_group()
+
+
+def _passes(chain: Chain, layers: list[Any], samples: range) -> None:
+    """A micro-batch, forward and backward."""
+    env, targets = chain.job.batch(0, samples)
+    for i, (spec, layer) in enumerate(zip(chain.specs, layers, strict=True)):
+        env.update(zip(spec.writes, chain.call(i, layer, [env[name] for name in spec.reads]), strict=True))
+    total, _ = chain.job.loss({name: env[name] for name in chain.outputs}, targets)
+    total.backward()
 
 
 if __name__ == "__main__":

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import tensor_jobs
 import torch
+from fsdp2_rank import MICRO_BATCHES, RESHARDED
 from peers import printed_by_ranks
 from pipelines import Part, programs_of
 
 from penstock.executor.divided.inventory import Prediction
 from penstock.executor.divided.layout import traced_layers
 from penstock.executor.run.chain import Chain
+from penstock.schemas.program import Sharding
 
 WORLD, ROWS = 3, 1
 """Of three ranks none has equally many rows of the jobs' matrices."""
@@ -30,14 +32,20 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads(each[-1]) for each in lines]
 
 
-def test_collectives_are_those_of_fsdp2(ran: list[dict[str, Any]]) -> None:
-    """Of one micro-batch: what runs is compared with this prediction wherever ranks are checked."""
+@pytest.mark.parametrize("sharding", RESHARDED)
+def test_collectives_are_those_of_fsdp2(ran: list[dict[str, Any]], sharding: Sharding) -> None:
+    """Of a step: what runs is compared with this prediction wherever ranks are checked.
+
+    Kept parameters move by buckets, of which one layer's are one here. FSDP2 gathers what a step has changed in the
+    next forward, ranks that share out gradients when they have stepped.
+    """
     job = tensor_jobs.llama
-    programs = programs_of(job, [Part(len(Chain(job).specs), tuple(range(WORLD)))], 1, sharding="parameters")
+    parts = [Part(len(Chain(job).specs), tuple(range(WORLD)))]
+    programs = programs_of(job, parts, MICRO_BATCHES, sharding=sharding, bucket_bytes=1)
     for program, one in zip(programs, ran, strict=True):
         names = {f"group {number}": number for number in range(len(program.groups))}
         predicted = Prediction(program, Chain(job), None, names).collectives()
-        assert Counter(map(tuple, one["collectives"])) == Counter(each.sent[::2] for each in predicted)
+        assert Counter(map(tuple, one["collectives"][sharding])) == Counter(each.sent[::2] for each in predicted)
 
 
 def test_each_rank_has_the_rows_that_fsdp2_gives_it(ran: list[dict[str, Any]]) -> None:

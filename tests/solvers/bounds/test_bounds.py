@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -12,11 +13,13 @@ from problems import chain, early_backward, gpipe, make_problem, straight, warmu
 from penstock.solvers.bounds.schedule_bound import request_bound, schedule_bound
 from penstock.solvers.bounds.stage_times import StageTimes
 from penstock.solvers.bounds.stage_windows import window_bound_ns
+from penstock.solvers.bounds.trainer import within_bounds
 from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.trainer_limits import Span, Within
 
 
 @pytest.mark.parametrize("seed", range(120))
@@ -185,3 +188,10 @@ def test_a_shared_bus_bounds_by_its_load() -> None:
     assert bound.method == "load of a link or channel"
     assert bound.bound_ns == 1 + 6 * 4 * 50 + 2
     assert simulate(problem, allocation, gpipe(allocation)).time_per_global_batch_ns >= bound.bound_ns
+
+
+def test_the_first_layer_steps_after_its_last_backward() -> None:
+    """Two stages: 10 ns until the second one works 4 × 300, then the first one's backward, 20, and its step, 50."""
+    within = Within("megatron", ("early-backward",), False, (), False, Span(0, 1), (True,))
+    problem = make_problem([10, 100], [20, 200], update_ns=[50, 1], nodes=(2,), global_batch_size=4)
+    assert {bound.bound_ns for bound in within_bounds(replace(problem, within=within))} == {10 + 4 * 300 + 20 + 50}

@@ -131,3 +131,12 @@ def test_a_v_with_room_for_one_micro_batch_idles_on_both_devices() -> None:
     times = StageTimes(problem, plan, whole_backwards(plan))
     assert shared_device_ns(times, 0) == 40 - 2 * 10 + times.device_ns(0)
     assert whole_backwards(plan).rows[0].operations[:, 0].tolist().count(BACKWARD) == 6
+
+
+def test_a_stage_of_one_nanosecond_is_a_stage_of_its_device() -> None:
+    """Stages of 1 + 0, 10 + 20 and 10 + 20 ns in a V: forwards of 11 ns, the first backward after 1 + 10 + 10."""
+    problem = make_problem([1, 10, 10], [0, 20, 20], nodes=(2,), global_batch_size=1)
+    plan = chain([(1, [0]), (1, [1]), (1, [0])], 1)
+    times = StageTimes(problem, plan, whole_backwards(plan))
+    assert times.device_ns(0) == 1 + 30
+    assert shared_device_ns(times, 0) == 1 + 30 + (21 - 11)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from bulk_times import makespans_ns
 from problems import make_problem
 from random_plans import (
     random_allocation,
@@ -27,7 +28,6 @@ from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.ties import bytes_of_spans, tied_sums
 from penstock.solvers.explanation.critical_path import critical_path
 from penstock.solvers.improve.job_shop.solve import Question, solve
-from penstock.solvers.improve.neighbourhood.batch import makespans_ns
 from penstock.solvers.improve.tabu import improve
 from penstock.solvers.judge.simulate import makespan_ns, simulate
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage, single_pipeline

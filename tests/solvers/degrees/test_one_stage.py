@@ -98,6 +98,22 @@ def test_layers_that_are_not_trained_are_gathered_and_not_summed() -> None:
     assert kept.parameters == 1240 + 800, "each replica has them whole besides the gathered copy"
 
 
+def test_copies_are_made_by_each_replica_of_the_whole_parameters_that_it_has() -> None:
+    """They neither move nor are shared out: all costs are as without them, but for the memory of whole parameters."""
+    plain, copies = three_layers(), np.asarray([0, 200, 600, 600])
+    problem = replace(plain, parameter_bytes=plain.parameter_bytes + copies, copied_bytes=copies)
+    for sharding in ("gradients", "parameters"):
+        without, cells = (stage_costs(shared(each, sharding), WHOLE, 1) for each in (plain, problem))
+        assert (cells.forward_ns, cells.backward_ns) == (without.forward_ns, without.backward_ns)
+        assert update_ns(shared(problem, sharding), WHOLE) == update_ns(shared(plain, sharding), WHOLE)
+    assert static_bytes(shared(problem, "gradients"), WHOLE) == (1240 + 600, 2 * 310, 6 * 310)
+    assert static_bytes(shared(problem, "parameters"), WHOLE) == (310, 2 * 310, 6 * 310), "gone with whole parameters"
+    assert cells.workspace_bytes == 2 * (800 + 400) + 2 * 800
+    stage = Stage(0, 2, (0, 1, 2, 3))
+    assert static_bytes(shared(problem, "parameters_kept"), stage) == (1240 + 600, 2 * 1240, 7 * 310)
+    assert static_bytes(shared(problem, "optimizer"), stage) == (1240 + 600, 2 * 1240, 6 * 310)
+
+
 def test_a_step_needs_a_part_of_its_workspace() -> None:
     problem = three_layers(update_workspace_bytes=[40, 80, 4])
     assert step_bytes(shared(problem, "parameters"), WHOLE) == 31

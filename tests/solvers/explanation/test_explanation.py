@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
@@ -18,7 +19,7 @@ from penstock.solvers.explanation.hints import hints
 from penstock.solvers.explanation.idle import idle_split
 from penstock.solvers.explanation.layout import Layout, allocation_of, compare_layout
 from penstock.solvers.explanation.run import Run
-from penstock.solvers.explanation.what_if import retime, what_if
+from penstock.solvers.explanation.what_if import Replan, Row, retime, what_if
 from penstock.solvers.judge.simulate import makespan_ns, simulate
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Pin, Problem
@@ -43,6 +44,11 @@ def judged(problem: Problem, allocation: Allocation | None = None) -> Candidate:
     return Candidate("test", allocation, orders, simulate(problem, allocation, orders))
 
 
+def asked_of(problem: Problem, plan: Candidate, asked: Sequence[str], replan: Replan | None = None) -> Iterator[Row]:
+    """Return the rows of the changes that are named."""
+    return what_if(problem, plan, [change(problem, plan, text) for text in asked], replan)
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_what_ifs_are_what_another_simulation_gives(shared: bool) -> None:
     """The changed problems are built here from scratch."""
@@ -55,7 +61,7 @@ def test_what_ifs_are_what_another_simulation_gives(shared: bool) -> None:
         small(shared=shared, memory_bytes=2**41), small(shared=shared, kinds=["fast"] * 4, speed={"fast": 2.0}),
         small(shared=shared, nodes=(2, 2, 2)),
     )  # fmt: skip
-    rows = list(what_if(small(shared=shared), plan, asked, None))
+    rows = list(asked_of(small(shared=shared), plan, asked))
     assert [row.name for row in rows] == ["", *asked]
     for row, problem in zip(rows[1:], same, strict=True):
         own = makespan_ns(problem, plan.allocation, plan.schedule)
@@ -71,7 +77,7 @@ def test_fewer_devices_and_other_micro_batches_are_planned_anew() -> None:
     problem = make_problem([100] * 4, boundary_bytes=1, nodes=(1, 1), global_batch_size=8)
     plan = judged(problem, chain([(2, [0]), (2, [1])], 4))
     asked = ["devices=-1", "devices=+2", "micro-batches=2"]
-    fewer, more, batches = list(what_if(problem, plan, asked, replanned_by("relax", 10)))[1:]
+    fewer, more, batches = list(asked_of(problem, plan, asked, replanned_by("relax", 10)))[1:]
     assert (fewer.how, more.how, batches.how) == ("re-planned", "re-planned", "re-drafted")
     assert fewer.plan is not None
     assert more.plan is not None
@@ -80,13 +86,13 @@ def test_fewer_devices_and_other_micro_batches_are_planned_anew() -> None:
     assert fewer.plan.value_ns > plan.value_ns > more.plan.value_ns
     assert batches.plan.allocation.num_micro_batches == 8
     assert batches.plan.allocation.stages == plan.allocation.stages
-    assert [row.how for row in what_if(problem, plan, ["devices=-1"], None)] == ["as it is", "none"]
+    assert [row.how for row in asked_of(problem, plan, ["devices=-1"])] == ["as it is", "none"]
 
 
 def test_too_little_memory_says_which_stage_lacks_how_much() -> None:
     problem = small(memory_bytes=256)
     plan = judged(problem)
-    row = list(what_if(problem, plan, ["memory=1/8"], None))[1]
+    row = list(asked_of(problem, plan, ["memory=1/8"]))[1]
     assert (row.how, row.plan) == ("none", None)
     worst = max(plan.timeline.uses.values(), key=lambda use: use.memory.total).memory.total
     assert f"need {worst} B on " in row.why
@@ -119,13 +125,13 @@ def test_changes_that_are_none_are_refused(text: str, error: type[Exception], wo
 
 def test_the_default_changes_are_those_that_can_be() -> None:
     problem = small()
-    assert default_changes(problem, judged(problem))[5:9] == [
+    assert [made.name for made in default_changes(problem, judged(problem))][5:9] == [
         "devices=-2", "devices=+2", "micro-batches=1/2", "micro-batches=2",
     ]  # fmt: skip
     alone = small(nodes=(4,), shared=False)
     matrix = np.full((4, 4), 10**9) * ~np.eye(4, dtype=bool)
     wired = replace(alone, network=replace(alone.network, matrix_bytes_per_s=matrix))
-    named = default_changes(wired, judged(wired))
+    named = [made.name for made in default_changes(wired, judged(wired))]
     assert not any(name.startswith("devices") for name in named)
 
 
@@ -300,7 +306,7 @@ def test_recomputation_is_retimed_in_the_plans_own_order() -> None:
     problem = make_problem([10, 20, 30, 40], stash_bytes=10, nodes=(2,), global_batch_size=4)
     allocation = chain([(4, [0])], 4)
     plan = judged(problem, allocation)
-    never, here = list(what_if(problem, plan, ["recompute=never", "recompute=here"], None))[1:]
+    never, here = list(asked_of(problem, plan, ["recompute=never", "recompute=here"]))[1:]
     assert never.plan is not None
     assert here.plan is not None
     assert (never.plan.value_ns, never.how) == (plan.value_ns, "re-timed")

@@ -149,6 +149,19 @@ def test_tags_are_unique_between_two_ranks() -> None:
     assert abs(tags[0][1] - tags[1][1]) >= 5 * 64
 
 
+def test_each_pair_of_ranks_counts_its_tags_from_one() -> None:
+    """Two replicas before one: rank 2 receives from both, each with tags of its own."""
+    problem = make_problem([1, 1], boundary_bytes=4, global_batch_size=2)
+    allocation = chain([(1, [0, 1]), (1, [2])], 1)
+    programs = lower(problem, allocation, gpipe(allocation))
+    assert [(c.kind, c.peer, c.tag) for c in programs[2].channels] == [
+        ("F", 0, 1),
+        ("F", 1, 1),
+        ("B", 0, 1),
+        ("B", 1, 1),
+    ]
+
+
 def test_the_result_does_not_depend_on_the_order_of_rows() -> None:
     problem = make_problem([1, 1, 1], boundary_bytes=4, nodes=(6,), global_batch_size=10)
     allocation = chain([(1, [4]), (1, [1, 0, 3]), (1, [2])], 3)
@@ -220,6 +233,9 @@ def test_messages_are_received_in_the_order_of_their_sends_where_they_have_no_ta
         pytest.param((([0], "0B0 0F0:2 0B1"), ([1], "1F0:2 1B0:2")), "F comes before B", id="backward-first"),
         pytest.param((([0], "0F0:2 0I0:2"), ([1], "1F0:2 1B0:2")), "runs 0W0 0 times", id="half-a-backward"),
         pytest.param((([0], "0F0:2 0R0:2 0R0 0B0:2"), ([1], "1F0:2 1B0:2")), "runs 0R0 2 times", id="recomputed-twice"),
+        pytest.param(
+            (([0], "0F0:2 0R0 0B0:2"), ([1], "1F0:2 1B0:2")), "stage 0 recomputes nothing", id="nothing-again"
+        ),
         pytest.param((([0], "0F0:2 0B0:2"), ([1], "1F0 1B0")), "rank 1 (n0/1) runs 1F1 0 times", id="not-all"),
         pytest.param((([0], "0F0:2 0B0:2"), ([1], "0F0:2 0B0:2")), "it holds stages [1]", id="another's-stage"),
         pytest.param((([0], "0F0:2 0B0:2"), ([1], "1F0:3 1B0:2")), "there are 2 micro-batches", id="too-many"),

@@ -138,6 +138,15 @@ def test_recomputed_modules_are_in_the_program_of_their_stage() -> None:
     assert [held.modules for program in (first, second) for held in program.stages] == [(), ("norm", "mlp")]
 
 
+def test_modules_are_not_recomputed_by_an_instruction_of_its_own() -> None:
+    """They run again within the backward; a rank has nothing to do ahead of it."""
+    problem = make_problem([1] * 2)
+    allocation = single_pipeline((Stage(0, 0, (0,)), Stage(1, 1, (1,), modules=("norm", "mlp"))), 2)
+    rows = Row((0,), as_operations(parse_row("0F0:2 0B0:2"))), Row((1,), as_operations(parse_row("1F0:2 1R0 1B0:2")))
+    with pytest.raises(InvalidPlan, match=r"cannot run 1R0: stage 1 recomputes only norm, mlp of each layer"):
+        lower(problem, allocation, Orders("by hand", rows))
+
+
 def test_halves_and_recomputation_are_operations_of_their_own() -> None:
     problem = make_problem([1, 1, 1], boundary_bytes=4, global_batch_size=2)
     stages = Stage(0, 1, (0,), recompute=((1, 1),)), Stage(2, 2, (1,))

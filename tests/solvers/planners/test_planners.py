@@ -265,7 +265,7 @@ def test_infeasible_names_stage_device_bytes_and_remedy() -> None:
         assert (short.first_layer, short.last_layer, short.device) == (0, 3, 0)
         assert (short.needed_bytes, short.available_bytes, short.missing_bytes) == (800, 700, 100)
         if planner.name != "dp":
-            assert short.remedy == "more stages: 1 more node like 'n0' (1 devices of kind 'cpu')"
+            assert short.remedy == "more devices: 1 more node like 'n0' (1 device of kind 'cpu')"
             assert short.remedy in result.why
         for word in ("layers 0–3", "'n0/0'", "100 bytes are missing"):
             assert word in result.why
@@ -277,7 +277,7 @@ REMEDIES: list[tuple[str, dict[str, Any], str]] = [
         {"stash_bytes": 60, "recompute": "never", "memory_bytes": 1100, "global_batch_size": 4},
         "allow recomputation: recompute auto (--recompute auto)",
     ),
-    ("gpipe", {"memory_bytes": 300}, "more stages: 3 more nodes like 'n0' (3 devices of kind 'cpu')"),
+    ("gpipe", {"memory_bytes": 300}, "more devices: 3 more nodes like 'n0' (3 devices of kind 'cpu')"),
     (
         "dp",
         {"forward_ns": [1], "workspace_bytes": 300, "micro_batch_sizes": (4,), "memory_bytes": 500},

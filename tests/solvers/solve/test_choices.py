@@ -21,6 +21,7 @@ from penstock.solvers.model.degrees import CellMeasured, Choice, Degrees, Shardi
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import CLASS_SCOPE, REQUEST_SCOPE, Result, Shortage, Status
 from penstock.solvers.solve import choices, driver, tasks
+from penstock.solvers.solve import searched as one_choice
 
 ONE, TWO, FOUR = Degrees(), Degrees(tensor=2), Degrees(tensor=4)
 HOLDS_ALL, HOLDS_NONE = 2**40, 10
@@ -391,7 +392,7 @@ def test_choices_whose_load_takes_longer_than_the_best_plan_are_never_made(monke
         made.append(choice)
         return contract(problem, choice)
 
-    monkeypatch.setattr(choices, "contract", counted)
+    monkeypatch.setattr(one_choice, "contract", counted)
     problem = open_problem(asked(TWO, FOUR))
     slow = replace(problem, variants=(divided(problem, TWO, 50.0), divided(problem, FOUR, 1.0)))
     assert choices.solve(slow, "dapple").choice == Choice(FOUR)

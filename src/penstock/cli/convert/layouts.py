@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
 
 import typer
 
@@ -197,9 +197,11 @@ def _request(options: Mapping[str, Any], file: str, format: str, *, compare: boo
     """The request; its batch is the layout's own where no option gives one."""
     from penstock.layouts.importing import batch_said
     from penstock.layouts.models import ask
-    from penstock.schemas.api.layouts import LayoutRequest
+    from penstock.schemas.api.layouts import LayoutFormat, LayoutRequest
     from penstock.schemas.document import unreadable
 
+    if format not in (known_formats := get_args(LayoutFormat)):
+        raise typer.BadParameter(f"{format!r} is none of {', '.join(known_formats)}", param_hint="--from")
     try:
         text = sys.stdin.read() if file == STANDARD else Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -33,6 +33,7 @@ from penstock.cli.options import (
     SequenceLength,
     costed_degrees,
     degrees_of,
+    numbers_of,
 )
 from penstock.cli.panels import MEASURE
 from penstock.cli.service.remote import Post
@@ -207,17 +208,18 @@ def profile(
     dtype: Annotated[
         str | None,
         typer.Option(
-            metavar="fp32|tf32|bf16|fp16",
-            help="Width of the parameters for --analytic (default: fp32) and --traced (bf16).",
+            metavar="fp32|bf16|fp16",
+            help="Type of all tensors for --analytic and --traced (default: fp32; bf16 for --traced without "
+            "--precision).",
             rich_help_panel=MEASUREMENT,
         ),
     ] = None,
     tensor: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            metavar="T,…",
+            metavar="N[,N...]",
             help="Numbers of GPUs that share each layer, such as 1,2,4,8: --analytic and --traced compute the costs at "
-            "these, too, as the job's layers, or the library's plan, say that they are divided.",
+            "these, too, as the job's layers, or the library's plan, say that they are divided. Repeatable.",
             rich_help_panel=MEASUREMENT,
         ),
     ] = None,
@@ -225,7 +227,8 @@ def profile(
         str,
         typer.Option(
             metavar="fp32|tf32|bf16|fp16",
-            help="Precision of the computation by autocast, as the run will train.",
+            help="Precision in which the run will train, by autocast over parameters of fp32: measured, or for "
+            "--analytic and --traced (bf16 and fp16) computed.",
             rich_help_panel=MEASUREMENT,
         ),
     ] = "fp32",
@@ -250,7 +253,8 @@ def profile(
 
     Example: penstock profile --job mytrain:job -o profile.json
     """
-    degrees, known_level = _degrees(tensor), _level(level, measured=job is not None and not analytic)
+    degrees = list(numbers_of(tensor, "tensor")) if tensor else []
+    known_level = _level(level, measured=job is not None and not analytic)
     traced = job is None and transformer.traced
     contexts, experts = (
         _to_trace(name, getattr(transformer, name), analytic, traced=traced) if job is not None or traced else ()
@@ -260,8 +264,15 @@ def profile(
         raise typer.BadParameter("--tensor goes with --job and --analytic, or with --traced", param_hint="--tensor")
     if traced:
         asked = (degrees, contexts, experts)
-        _traced(transformer, analytic, micro_batch_size, asked, dtype or "bf16", known_level, output, post)
+        how = dtype or ("bf16" if precision == "fp32" else "fp32"), precision
+        _traced(transformer, analytic, micro_batch_size, asked, how, known_level, output, post)
         return
+    if job is None and precision != "fp32":
+        raise typer.BadParameter(
+            f"--example and --hf compute costs in bf16 with a master copy, not under autocast in {precision}; --job "
+            "and --traced take a precision",
+            param_hint="--precision",
+        )
     if job is None and dtype not in (None, "bf16"):
         raise typer.BadParameter(
             f"--example and --hf compute costs in bf16, not in {dtype}; --traced takes fp32, bf16 and fp16",
@@ -291,6 +302,7 @@ def profile(
             analytic,
             sizes,
             dtype or "fp32",  # type: ignore[arg-type]
+            precision=precision,  # type: ignore[arg-type]
             tensor_degrees=degrees,
             context_degrees=contexts,
             expert_degrees=experts,
@@ -355,12 +367,12 @@ def _traced(
     kinds: list[str] | None,
     sizes: list[int] | None,
     degrees: tuple[Sequence[int], Sequence[int], Sequence[int]],
-    dtype: str,
+    how: tuple[str, str],
     level: Level,
     output: str,
     post: str | None,
 ) -> None:
-    """``degrees``: tensor, context and expert ones.
+    """``degrees``: tensor, context and expert ones; ``how``: the type of all tensors, and the precision of autocast.
 
     Raises typer.BadParameter where --traced has no model, or one of which there are no modules.
     """
@@ -385,7 +397,8 @@ def _traced(
         job,
         kinds or tuple(DEVICES),
         sizes or TRACED_SIZES,
-        dtype,  # type: ignore[arg-type]
+        how[0],  # type: ignore[arg-type]
+        precision=how[1],  # type: ignore[arg-type]
         tensor_degrees=degrees[0],
         context_degrees=degrees[1],
         expert_degrees=degrees[2],
@@ -395,7 +408,7 @@ def _traced(
     )
     with suppress(UnsupportedRequest):  # a family whose shape is not known has no tokens per second
         shape = find_shape(values, job.length)
-        named = () if dtype == "fp32" else explained(values, shape, device_facts(found.device_kinds[0], level))
+        named = () if how[0] == "fp32" else explained(values, shape, device_facts(found.device_kinds[0], level))
         found = found.model_copy(update={"shape": shape, "assumptions": (*found.assumptions, *named)})
     screen.done()
     _written(screen, found, output, post)
@@ -409,13 +422,6 @@ def _written(screen: Screen, found: ModelProfile, output: str, post: str | None)
         post_document(screen, found, post)
 
 
-def _degrees(text: str | None) -> list[int]:
-    values = [] if text is None else text.split(",")
-    if not all(value.strip().isdecimal() for value in values):
-        raise typer.BadParameter(f"{text!r} is no list of numbers such as 1,2,4,8", param_hint="--tensor")
-    return [int(value) for value in values]
-
-
 def _level(text: str, *, measured: bool) -> Level:
     from penstock.executor.profiling.device_table import LEVELS
 
@@ -427,12 +433,12 @@ def _level(text: str, *, measured: bool) -> Level:
 
 
 def _to_trace(
-    name: Literal["context", "expert"], text: str | None, analytic: list[str] | None, *, traced: bool
+    name: Literal["context", "expert"], texts: list[str] | None, analytic: list[str] | None, *, traced: bool
 ) -> tuple[int, ...]:
     """The context or expert degrees that modules are to be traced at: of a job, or ``traced`` of the library's."""
-    if text is None:
+    if not texts:
         return ()
-    found = degrees_of(text, name)
+    found = degrees_of(texts, name)
     if found == "auto" or not (analytic or traced):
         given = "--traced it takes" if traced else "--job it takes --analytic and"
         raise typer.BadParameter(f"with {given} numbers such as 1,2,4", param_hint=f"--{name}")

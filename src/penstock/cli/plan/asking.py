@@ -101,9 +101,7 @@ def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
 def _named_degrees(options: Mapping[str, Any]) -> dict[str, tuple[int, ...] | str]:
     """The degrees that options name, each with its values or auto."""
     texts = {name: options.get(name) for name in ("tensor", "context", "expert")}
-    found: dict[str, tuple[int, ...] | str] = {
-        name: degrees_of(text, name) for name, text in texts.items() if text is not None
-    }
+    found: dict[str, tuple[int, ...] | str] = {name: degrees_of(given, name) for name, given in texts.items() if given}
     if (one := options.get("expert_tensor")) is not None:
         found["expert_tensor"] = (one,)
     return found

@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from penstock.cli.show import shown_devices
-from penstock.report.explained import PARTS, SPANS, share_name
+from penstock.report.explained import PARTS, SPANS, as_sentence, share_name
 from penstock.report.words import amount, duration, percent
 
 if TYPE_CHECKING:
@@ -112,6 +112,8 @@ def _show_plan(screen: Screen, found: wire.Explanation) -> None:
     if found.sensitivities:
         screen.say("effect of single changes")
         screen.table(_sensitivities(found.sensitivities))
+    if found.untried:
+        screen.say(as_sentence(found.untried))
 
 
 def _table(*heads: tuple[str, bool]) -> Table:

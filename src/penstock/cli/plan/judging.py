@@ -146,7 +146,8 @@ def explain(
             "--what-if",
             metavar="CHANGE",
             help="Change to try: bandwidth=2, latency=0, memory=1/2, devices=+8, micro-batches=2, recompute=here or "
-            "speed=2; 'default' is the usual table, 'none' no change. Repeatable.",
+            "speed=2; 'default' is the usual table, if the plan has at most 50,000 operations, 'all' that of any plan, "
+            "'none' no change. Repeatable.",
             rich_help_panel=WHAT_IF,
         ),
     ] = None,

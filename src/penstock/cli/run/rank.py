@@ -273,7 +273,7 @@ def _say(text: str) -> None:
 
 
 def _end(code: int) -> None:
-    """Leave at once: threads of torch and of the meeting may still wait for ranks that are gone."""
+    """Leave at once: threads of torch and of the rendezvous may still wait for ranks that are gone."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

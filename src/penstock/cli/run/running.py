@@ -28,6 +28,7 @@ from penstock.cli.run.training_options import (
     run_options,
 )
 from penstock.cli.service.remote import Server, refuse_here
+from penstock.schemas.errors import RunFailed
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
@@ -121,7 +122,6 @@ def run(
     for target in (trace, chrome_trace, *([metrics] if server is None else [])):
         refuse_unwritable(target)
     from penstock.cli.show import Screen
-    from penstock.schemas.errors import RunFailed
 
     refuse_other_jobs(job, hf, server)
     flags = given(training, checkpoints, measured)
@@ -179,14 +179,21 @@ def run(
         screen.say(line)
     for line in memory_lines(file.plan, report) if measure_memory else ():
         screen.say(line)
+    _refuse_other_training(report)
+
+
+def _refuse_other_training(report: RunReport) -> None:
+    """Raise RunFailed where a checked run trained or communicated otherwise than it should; of both it says both."""
+    differs = report.collectives_differ
     if report.check_passed is False:
         raise RunFailed(
             f"the run does not train like a single process: gradients {report.gradient_check:.3g} apart, loss "
             f"{report.loss_check:.3g}, where {report.gradient_tolerance:.3g} would be rounding"
+            + ("" if differs is None else f"; the first collective that is not the one that was predicted: {differs}")
         )
-    if report.collectives_differ is not None:
+    if differs is not None:
         raise RunFailed(
-            f"a collective is not the one that was predicted: {report.collectives_differ}",
+            f"a collective is not the one that was predicted: {differs}",
             remedy="report it: the costs of the plan leave it out, or count another one",
         )
 

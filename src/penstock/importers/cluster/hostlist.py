@@ -19,6 +19,8 @@ from penstock.schemas.errors import InvalidDocument
 
 MOST_NAMES = 1_000_000
 LONGEST_NAME = 255
+SHORT = 100
+"""Characters of a hostlist that a message quotes whole."""
 _MOST_DIGITS = 18
 
 _MEMBER = re.compile(r"(?:[^\s,\[\]]++|\[[^\[\]]*+\])++")
@@ -90,10 +92,10 @@ def fold(names: Iterable[str]) -> str:
     return ",".join(text for _, text in sorted(members))
 
 
-def fold_shortly(names: Sequence[str], most: int = 100) -> str:
-    """The hostlist of these names for a message; how many there are, where it has more than ``most`` characters."""
+def fold_shortly(names: Sequence[str]) -> str:
+    """The hostlist of these names for a message; how many there are, where it has more than ``SHORT`` characters."""
     text = fold(names)
-    return text if len(text) <= most else f"{_shortened(text, most // 2)} ({len(names):,} names)"
+    return text if len(text) <= SHORT else f"{_shortened(text, SHORT // 2)} ({len(names):,} names)"
 
 
 def natural_order(name: str) -> NaturalKey:

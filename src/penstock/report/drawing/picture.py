@@ -186,13 +186,12 @@ def picture_of_timeline(
 
     ``allocation`` gives the stages that reduce together where there are several pipelines; ``idle`` why devices wait.
     """
-    members = _members(problem, allocation) if timeline.reductions else {}
-    copies = _copies(problem, allocation)
+    reduced = _reduced(timeline, _members(problem, allocation), _copies(problem, allocation))
     strips, lanes, transfers = [], [], _moved(timeline)
     for track in timeline.tracks:
         operations = np.asarray(track.operations, dtype=np.int64)
         stages = tuple(np.unique(operations[:, 1]).tolist())
-        strip = _strip(track, operations, stages, timeline, transfers, (members, copies))
+        strip = _strip(track, operations, stages, timeline, transfers, reduced)
         strips.append(strip._replace(idle=_idle((idle or {}).get(track.devices, ()))))
         kept = _Kept(*timeline.activations_curve(track.devices[0]))
         lanes += [(stages, d, _lane(problem, timeline, d, kept, len(strips) - 1, stages)) for d in track.devices]
@@ -268,6 +267,7 @@ Members = dict[tuple[int, int], tuple[int, ...]]
 
 
 def _members(problem: Problem, allocation: Allocation | None) -> Members:
+    """Return the stages of each bucket of all-reduces that several pipelines take part in."""
     found: Members = {}
     if allocation is None or len(allocation.pipelines) == 1:
         return found
@@ -326,29 +326,35 @@ def _strip(
     stages: tuple[int, ...],
     timeline: Timeline,
     transfers: np.ndarray,
-    together: tuple[Members, tuple[tuple[int, ...], ...]],
+    reduced: Mapping[int, Mapping[int, tuple[int, ...]]],
 ) -> Strip:
-    members, copies = together
     rows = np.column_stack((operations, track.start_ns, track.end_ns))
     rows[operations[:, 0] == STEP, 2] = -1
     updates: list[tuple[int, ...]] = []
     if not (operations[:, 0] == STEP).any():
         updates = [(UPDATE, i.stage, i.bucket, i.start_ns, i.end_ns) for i in timeline.updates if i.stage in stages]
-    reduced = [
-        (2, i.stage, i.bucket, i.start_ns, i.end_ns)
-        for i in timeline.reductions
-        if any(s in stages for s in members.get((i.stage, i.bucket), (i.stage,)))
-    ]
-    reduced += [
-        (2, i.stage, TIED, i.start_ns, i.end_ns)
-        for i in timeline.ties
-        if i.bucket < len(copies) and any(s in stages for s in copies[i.bucket])
-    ]
+    own = {number: row for s in stages for number, row in reduced.get(s, {}).items()}
     moved = _transfers(operations[operations[:, 0] != STEP], transfers)
     return Strip(
         Blocks.from_rows(LETTERS, np.vstack((rows, np.array(updates, dtype=np.int64).reshape(-1, 5)))),
-        Blocks.from_rows(_COMMUNICATION, np.vstack((moved, np.array(reduced, dtype=np.int64).reshape(-1, 5)))),
+        Blocks.from_rows(
+            _COMMUNICATION, np.vstack((moved, np.array([own[n] for n in sorted(own)], dtype=np.int64).reshape(-1, 5)))
+        ),
     )
+
+
+def _reduced(
+    timeline: Timeline, members: Members, copies: Sequence[Sequence[int]]
+) -> dict[int, dict[int, tuple[int, ...]]]:
+    """Return the all-reduces that each stage takes part in, as rows of blocks by their place in the timeline."""
+    found: dict[int, dict[int, tuple[int, ...]]] = defaultdict(dict)
+    for number, i in enumerate(timeline.reductions):
+        for s in members.get((i.stage, i.bucket), (i.stage,)):
+            found[s][number] = (2, i.stage, i.bucket, i.start_ns, i.end_ns)
+    for number, i in enumerate(timeline.ties, len(timeline.reductions)):
+        for s in copies[i.bucket] if i.bucket < len(copies) else ():
+            found[s][number] = (2, i.stage, TIED, i.start_ns, i.end_ns)
+    return found
 
 
 def _moved(timeline: Timeline) -> np.ndarray:

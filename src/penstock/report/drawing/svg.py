@@ -22,13 +22,11 @@ _TONES = {
     "ground": ("#ffffff", "#14181d"), "text": ("#1c2128", "#e7eaee"), "faint": ("#56606c", "#a3adb8"),
     "line": ("#d5d9e0", "#37404a"), "limit": ("#b3261e", "#ff8a80"),
 }  # fmt: skip
-_LABEL, _LANE, _THIN, _FOOT, _RIGHT = 120, 30, 5, 54, 10
+_WIDTH, _LABEL, _LANE, _THIN, _FOOT, _RIGHT = 960, 120, 30, 5, 54, 10
 LEAST_PX = 0.1
 
 
-def svg_timeline(
-    picture: Picture, path: Sequence[Mark] = (), *, measured: Picture | None = None, width: int = 960
-) -> str:
+def svg_timeline(picture: Picture, path: Sequence[Mark] = (), *, measured: Picture | None = None) -> str:
     """Draw the picture, without blocks narrower than a tenth of a pixel. ``measured``: lanes below the predicted ones.
 
     Where there are many devices, those with the same order share a lane.
@@ -37,12 +35,12 @@ def svg_timeline(
     picture, lane_of = folded(picture)
     path = [mark._replace(lane=lane_of[mark.lane]) for mark in path]
     end_ns = max(picture.end_ns, measured.end_ns if measured else 0)
-    scale = (width - _LABEL - _RIGHT) / end_ns
-    parts = list(_lanes(picture, 0, scale, width, "predicted" if measured else ""))
+    scale = (_WIDTH - _LABEL - _RIGHT) / end_ns
+    parts = list(_lanes(picture, 0, scale, _WIDTH, "predicted" if measured else ""))
     parts += _path(picture, path, scale)
     count = len(picture.lanes)
     if measured is not None:
-        parts += _lanes(measured, count, scale, width, "measured")
+        parts += _lanes(measured, count, scale, _WIDTH, "measured")
         count += len(measured.lanes)
     if picture.window is not None:
         parts.append(_window(picture.window, scale, len(picture.lanes) * _LANE))
@@ -51,10 +49,10 @@ def svg_timeline(
     parts.append(_legend([picture, *([measured] if measured else [])], bottom + 34, bool(path)))
     height = bottom + _FOOT
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" '
         'font-family="DejaVu Sans, Verdana, sans-serif" font-size="11" role="img">\n'
         f"<title>Timeline of {num_devices} devices, {duration(picture.end_ns)}</title>\n"
-        f'<style>{_style()}</style>\n<rect class="ground" width="{width}" height="{height}"/>\n'
+        f'<style>{_style()}</style>\n<rect class="ground" width="{_WIDTH}" height="{height}"/>\n'
         + "\n".join(parts)
         + "\n</svg>\n"
     )

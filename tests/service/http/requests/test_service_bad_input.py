@@ -267,8 +267,8 @@ def test_a_wrong_setting_is_named(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_service_for_everybody_has_to_be_wanted():
     with pytest.raises(UnsupportedRequest, match=r"'0\.0\.0\.0' can be reached from other machines") as caught:
-        Settings(host="0.0.0.0").refuse_open_doors()
+        Settings(host="0.0.0.0").refuse_unprotected()
     assert "allow_unauthenticated" in (caught.value.remedy or "")
-    Settings(host="0.0.0.0", allow_unauthenticated=True).refuse_open_doors()
+    Settings(host="0.0.0.0", allow_unauthenticated=True).refuse_unprotected()
     for loopback in ("127.0.0.1", "::1", "localhost"):
-        Settings(host=loopback).refuse_open_doors()
+        Settings(host=loopback).refuse_unprotected()

@@ -17,7 +17,7 @@ from penstock.schemas.coverage import NEUTRAL, claim
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.chain_costs import BACK, EXPOSED, KIND, OUT, UPDATE, WORK, ChainCosts
 from penstock.solvers.bounds.contiguous.label_pool import ALONE, JOINED, SPANNING
-from penstock.solvers.bounds.contiguous.label_search import BatchSearch, Part, Path, hop
+from penstock.solvers.bounds.contiguous.label_search import BatchSearch, Part, Path, chains_of, hop
 from penstock.solvers.bounds.contiguous.label_steps import Pieces
 from penstock.solvers.bounds.contiguous.links import Links
 from penstock.solvers.bounds.contiguous.stage_costs import make_pieces
@@ -227,6 +227,29 @@ def test_tables_are_those_of_the_stages(seed: int) -> None:
                 for target in range(1, places - r + 1) if stop < problem.num_layers else ():
                     other = Stage(stop, stop, tuple(range(target)))
                     assert _way_is_possible(costs, pieces, stage, other)
+
+
+def test_a_plan_s_transfers_back_are_those_to_the_stage_before() -> None:
+    """Three layers on three devices of a node at 1 GB/s, micro-batches of one sample."""
+    problem = make_problem([10] * 3, boundary_bytes=[5, 7], backward_bytes=[20, 30], nodes=(3,), global_batch_size=2)
+    (batch,) = candidates(problem)
+    path = tuple(Part(layer, layer + 1, 1, JOINED if layer < 2 else ALONE, 0) for layer in range(3))
+    chains = chains_of(make_pieces(problem, batch, Links(problem)), path)
+    assert (chains.out.tolist(), chains.back.tolist()) == ([[5, 7, 0]], [[0, 20, 30]])
+
+
+def test_a_ring_over_two_nodes_has_the_steps_inside_them() -> None:
+    """Two nodes of four: 2 ÷ 2 of the bytes at 0.1 GB/s and 2 × 3 ÷ 4 at 1 GB/s; two steps of 6 ns, six of 3 ns."""
+    links = Links(make_problem([1], nodes=(4, 4), latency_ns=3, between_bytes_per_s=10**8, all_reduce="hierarchical"))
+    assert links.ring(8, True) == (10.0 + 1.5, 2 * 6 + 6 * 3)
+
+
+def test_only_more_replicas_than_a_node_holds_span_nodes() -> None:
+    """Where links do not count one by one: four replicas have shapes by the run of devices in a node, five by none."""
+    problem = make_problem([1], nodes=(4, 4), global_batch_size=8, micro_batch_sizes=(8,))
+    (batch,) = candidates(problem)
+    shape = make_pieces(problem, batch, Links(problem)).shape
+    assert [(shape[r] >= 0).tolist() for r in (4, 5)] == [[False] * 4 + [True], [True] + [False] * 4]
 
 
 def _way_is_possible(costs: ChainCosts, pieces: Pieces, source: Stage, target: Stage) -> bool:

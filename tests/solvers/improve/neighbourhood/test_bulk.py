@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bulk_times import makespans_ns
 from problems import chain, make_problem
 from random_plans import random_problem
 from reference_simulator import run_reference
 
 from penstock.solvers.costs.infinity import NEVER_NS
-from penstock.solvers.improve.neighbourhood.batch import MANY, Catalogue, makespans_ns
+from penstock.solvers.improve.neighbourhood.batch import MANY, Catalogue
 from penstock.solvers.judge.simulate import makespan_ns, simulate
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.network import Network

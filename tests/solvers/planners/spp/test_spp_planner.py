@@ -1,4 +1,4 @@
-"""The planner ``spp`` through the one door: what it proposes, judges, respects and refuses."""
+"""The planner ``spp`` as a solve asks it: what it proposes, judges, respects and refuses."""
 
 from __future__ import annotations
 

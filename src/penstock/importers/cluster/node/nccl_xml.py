@@ -262,7 +262,7 @@ def _over_pci(
     a: Element, b: Element, bandwidths: Mapping[int, int | None]
 ) -> tuple[Literal["pcie-switch", "pcie", "host-bridge", "socket"], int | None]:
     """Where the ways of two devices meet, and the narrowest link on them. What joins processors is not in the file."""
-    top = _meeting(a, b)
+    top = _common_ancestor(a, b)
     if top.tag == "system":
         return "socket", None
     way = [one for end in (a, b) for one in (*end.ancestors(), end) if one.tag == "pci" and not _is_around(one, top)]
@@ -273,7 +273,7 @@ def _over_pci(
     return ("pcie-switch" if len(way) <= 2 else "pcie"), narrowest
 
 
-def _meeting(a: Element, b: Element) -> Element:
+def _common_ancestor(a: Element, b: Element) -> Element:
     both = zip((*a.ancestors(), a), (*b.ancestors(), b), strict=False)
     return list(takewhile(lambda pair: pair[0] is pair[1], both))[-1][0]
 
@@ -300,7 +300,7 @@ def _nics(root: Element, gpus: Sequence[_Gpu], faults: Faults) -> Iterator[NicFa
 
 def _near(card: Element, gpus: Sequence[_Gpu]) -> tuple[int, ...]:
     """The devices whose way to the card is the shortest; none where all lead over another processor."""
-    depths = {gpu.index: len(_meeting(card, gpu.at).ancestors()) for gpu in gpus}
+    depths = {gpu.index: len(_common_ancestor(card, gpu.at).ancestors()) for gpu in gpus}
     deepest = max(depths.values(), default=0)
     return tuple(index for index, depth in depths.items() if depth == deepest) if deepest else ()
 

@@ -1,0 +1,164 @@
+"""One choice of a request that leaves degrees open, as far as it is known: its bounds, and its best plan.
+
+Every choice has a bound on all of its plans from its load. Those of least load get a tighter one, and then the
+tightest, from the memory that activations take over time, until it is known which is least: that is the request's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from penstock.schemas.coverage import REQUEST_SCOPE
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.bounds.coverage import allowed
+from penstock.solvers.bounds.over_time import over_time_bound
+from penstock.solvers.bounds.schedule_bound import LOAD, request_bound
+from penstock.solvers.degrees.contract import contract
+from penstock.solvers.degrees.loads import Loads
+from penstock.solvers.degrees.planned import planned_cells
+from penstock.solvers.model.degrees import Choice, Degrees
+from penstock.solvers.model.micro_batches import size_of
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Bound, Result, Status
+
+LACKING = 0.1
+"""Which part of a device's memory a choice may lack in its nearest plan and go on, where others have plans."""
+MOST_RAISED = 32
+"""How often the bound of the choice with the least one is tightened each time that the least of all is asked for."""
+
+
+@dataclass
+class Searched:
+    """What is known of one choice: the bound on all of its plans, and the result of its best search.
+
+    ``gpus``: the request; ``load_ns``: what its load alone takes; ``tightest``: whether no bound is left to be asked;
+    ``far``: whether no plain layout was near the best plan of all choices; ``closely``: whether its last search was, so
+    that it tried remedies where it found no plan.
+    """
+
+    gpus: Problem
+    choice: Choice
+    cells: int
+    load_ns: int
+    result: Result | None = None
+    tightest: bool = False
+    far: bool = False
+    closely: bool = False
+    _bound: Bound | None = None
+
+    @cached_property
+    def problem(self) -> Problem:
+        """The choice as a problem, made when first asked for: of many choices most are ruled out by their load."""
+        return contract(self.gpus, self.choice)
+
+    @property
+    def size(self) -> int:
+        """What the planners' work grows with (``micro_batches.size_of``)."""
+        return size_of(self.gpus) * self.cells // self.gpus.num_devices
+
+    @property
+    def bound(self) -> Bound:
+        """The highest known bound."""
+        if self._bound is None:
+            self._bound = request_bound(self.problem)
+        return self._bound
+
+    @property
+    def least_ns(self) -> int:
+        """The bound, or the load as long as no bound was asked for."""
+        return self.load_ns if self._bound is None else self._bound.bound_ns
+
+    def tighten(self) -> None:
+        """Ask for the next bound, which takes longer than those before."""
+        self.tightest = self._bound is not None
+        if self.tightest:
+            self._keep(over_time_bound(self.problem))
+        else:
+            self._bound = request_bound(self.problem)
+
+    def is_below(self, limit_ns: float) -> bool:
+        """Return whether no bound rules out plans below a time; asks for them as far as needed."""
+        while self.least_ns < limit_ns and not self.tightest:
+            self.tighten()
+        return self.least_ns < limit_ns
+
+    def _keep(self, *found: Bound | None) -> None:
+        self._bound = max((self.bound, *filter(None, found)), key=lambda each: each.bound_ns)
+
+    @property
+    def by_load(self) -> bool:
+        """Whether no bound but the load was asked for."""
+        return self._bound is None
+
+    @property
+    def value_ns(self) -> int | None:
+        """The time of its best plan; None as long as there is none."""
+        return None if self.result is None or self.result.best is None else self.result.best.value_ns
+
+    @property
+    def is_one(self) -> bool:
+        """Whether no GPUs share a layer."""
+        return self.choice.degrees == Degrees()
+
+    @property
+    def lacks_much(self) -> bool:
+        """Whether no plan was found, and the nearest one lacks more than ``LACKING`` of a device's memory."""
+        short = None if self.result is None or self.result.best is not None else self.result.shortage
+        return short is not None and short.missing_bytes > LACKING * short.available_bytes
+
+    @property
+    def impossible(self) -> bool:
+        """Whether it is proven that it has no plan."""
+        return self.result is not None and self.result.status is Status.INFEASIBLE
+
+    def take(self, result: Result) -> None:
+        """Keep the higher bound, and the result of the last search whose plan is not worse than the known one."""
+        self._keep(*(each for each in result.bounds if each.scope == REQUEST_SCOPE))
+        known = self.value_ns
+        if known is None or (result.best is not None and result.best.value_ns <= known):
+            self.result = result
+
+
+def choices_of(problem: Problem) -> tuple[list[Searched], dict[Choice, UnsupportedRequest]]:
+    """Return the choices of a request, and those that cannot be made, each with its reason."""
+    found: list[Searched] = []
+    refused: dict[Choice, UnsupportedRequest] = {}
+    loads = Loads(problem)
+    for choice in problem.choices:
+        try:
+            cells = planned_cells(problem, choice)
+        except UnsupportedRequest as reason:
+            refused[choice] = reason
+        else:
+            found.append(Searched(problem, choice, len(cells), loads.least_ns(choice, cells)))
+    return found, refused
+
+
+def least_of(problem: Problem, choices: Sequence[Searched]) -> Bound:
+    """Return the least of the choices' bounds: no plan of the request takes less.
+
+    A choice that the planner cannot take may have plans all the same.
+    """
+    possible = [each for each in choices if not each.impossible] or choices
+    for _ in range(MOST_RAISED):
+        least = min(possible, key=lambda each: each.least_ns)
+        if least.tightest:
+            break
+        least.tighten()
+    least = min(possible, key=lambda each: each.least_ns)
+    method, tolerance_ns = (LOAD, 0) if least.by_load else (least.bound.method, least.bound.tolerance_ns)
+    sentence = f"the least, of {least.choice}: {method}"
+    return Bound(REQUEST_SCOPE, allowed(problem), least.least_ns, sentence, tolerance_ns)
+
+
+def least_bound(problem: Problem) -> Bound:
+    """Return the bound on every plan of a request that leaves choices open, from the load of each.
+
+    Raises UnsupportedRequest where no choice can be made.
+    """
+    choices, refused = choices_of(problem)
+    if not choices:
+        raise next(iter(refused.values()))
+    return least_of(problem, choices)
