@@ -221,12 +221,13 @@ class OptimiseOrder:
 class Prove:
     """The bounds of all plans of one pipeline, whatever their devices hold; of many devices, of stages apart.
 
-    Also of all plans that fit into memory, unless layers are many; where backwards may be split, of these plans; with a
-    target, of its plans.
+    Also of all plans that fit into memory, unless layers are many; with a target, of its plans. ``split``: instead, of
+    plans whose backwards may be split, which takes longer and spares fewer planners.
     """
 
     name: str = "bound"
     makes: Covers | None = None
+    split: bool = False
 
     def run(self, setting: Setting, link: Link) -> Outcome:
         """Return the bounds."""
@@ -241,6 +242,11 @@ class Prove:
 
     def _bounds(self, setting: Setting, link: Link) -> Iterator[list[Bound]]:
         problem = setting.problem
+        if self.split:
+            yield [one_pipeline_bound(problem, split=True)]
+            apart = split_apart_bound(problem, lambda: setting.deadline.passed)
+            yield [] if apart is None else [apart]
+            return
         if problem.num_devices > MOST_LABELLED:
             yield [device_count.bounds(problem, request_bound(problem).bound_ns, link.proven)]
         else:
@@ -249,10 +255,6 @@ class Prove:
         yield [] if over_time is None else [over_time]
         if problem.within is not None:
             yield list(within_bounds(problem))
-        if problem.num_devices <= MOST_LABELLED and "split" in allowed(problem).backward:
-            yield [one_pipeline_bound(problem, split=True)]
-            apart = split_apart_bound(problem, lambda: setting.deadline.passed)
-            yield [] if apart is None else [apart]
 
 
 Feasible = Callable[[Setting, str, Mapping[str, object]], bool]
@@ -285,14 +287,16 @@ def rounds(state: State, planner: Planner, values: Mapping[str, object]) -> Iter
     Raises ``UnsupportedRequest`` where a planner that is asked alone cannot take the request.
     """
     setting = state.setting
-    bounds: list[Task] = [] if setting.first_feasible or not setting.closely else [Prove()]
+    proves = setting.closely and not setting.first_feasible
+    bounds: list[Task] = [Prove()] if proves else []
+    of_split: list[Task] = [Prove(split=True)] if proves and _may_split(setting.problem) else []
     if planner.proposals is not None:
-        yield [Ask(planner.name, values), *bounds]
+        yield [Ask(planner.name, values), *bounds, *of_split]
         if state.refused:
             raise state.refused[0]
         return
     excluded = _excluded(EXCLUDE.of(values))
-    yield [*bounds, *asked(setting, _rows(setting, excluded))]
+    yield [*bounds, *asked(setting, _rows(setting, excluded)), *of_split]
     only_planners = setting.first_feasible or setting.problem.within is not None
     optimised: set[object] = set()
     effort = _effort(setting)
@@ -310,6 +314,11 @@ def rounds(state: State, planner: Planner, values: Mapping[str, object]) -> Iter
         yield following
     if not only_planners:
         yield from _selective(state, excluded)
+
+
+def _may_split(problem: Problem) -> bool:
+    """Return whether plans may have split backwards, and devices are few enough for bounds of these."""
+    return problem.num_devices <= MOST_LABELLED and "split" in allowed(problem).backward
 
 
 def _selective(state: State, excluded: set[str]) -> Iterator[list[Task]]:

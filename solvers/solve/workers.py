@@ -314,7 +314,7 @@ class Workers:
 
 def _early(task: Task) -> bool:
     """Return whether processes begin a task first: others need its bound to stop."""
-    return isinstance(task, Prove) or (isinstance(task, Ask) and task.early)
+    return task.early if isinstance(task, Ask) else isinstance(task, Prove) and not task.split
 
 
 def one_thread() -> bool:
