@@ -9,7 +9,7 @@ from penstock.service.http import samples
 
 FEW_PLANS = {"termination": {"max_plans": 20}}
 STORED = {"profile": "{profile}", "topology": "{topology}"}
-WAIT = {"Prefer": "wait=60"}
+WAIT = {"Prefer": "wait=300"}
 JSON = "application/json"
 NOTHING: Mapping[str, str] = {}
 

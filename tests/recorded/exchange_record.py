@@ -16,13 +16,13 @@ from normalised import Normaliser
 from service_process import Server
 
 ENDS = ("succeeded", "failed", "cancelled")
-PATIENCE_S = 120
+PATIENCE_S = 360
 TITLE = re.compile(r"<title>(.*?)</title>", re.DOTALL)
 
 
 def exchanged(directory: Path, exchanges: Iterable[Exchange] = EXCHANGES) -> dict[str, Record]:
     """The normalised answers of a new service, by the name of the exchange."""
-    server = Server(directory / "recorded.sqlite", slots=1, max_wait_s=60, agent_timeout_s=600)
+    server = Server(directory / "recorded.sqlite", slots=1, max_wait_s=300, agent_timeout_s=600)
     try:
         kept: dict[str, str] = {}
         with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
