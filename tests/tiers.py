@@ -4,8 +4,8 @@ quick        no processes, browsers, database servers, torch or whole searches; 
 standard     all but Slurm, soaking and the documentation's commands; a sample of the seeds
 everything   all of it, every seed, and new draws of hypothesis
 
-No test is put into a tier by hand; ``FEWER`` and ``SLOW`` name those that run fewer cases or may take longer. A test that
-uses something dear without loading one of the names below is found when it runs: the quick tier refuses to start
+No test is put into a tier by hand; ``FEWER`` and ``SLOW`` name those that run fewer cases or may take longer. A test
+that uses something dear without loading one of the names below is found when it runs: the quick tier refuses to start
 processes, and fails where a test takes more than ``LIMIT_S`` of CPU time.
 """
 

@@ -16,8 +16,8 @@ BYTES = {"parameter_bytes", "trainable_bytes", "stash_bytes", "capacity_bytes", 
 INFINITY = re.compile(r"_?(NEVER|FAR|UNLIMITED|ENDLESS|INFINITE|UNREACH|FOREVER)(_(NS|BYTES|COUNT))?$")
 
 ALLOWED = {
-    "bounds/first_backward.py bounds/one_pipeline/held_bytes.py": "take the least per sample of what is measured, before "
-    "sizes between are rounded up",
+    "bounds/first_backward.py bounds/one_pipeline/held_bytes.py": "take the least per sample of what is measured, "
+    "before sizes between are rounded up",
     "bounds/over_time.py": "takes the least per sample of what single layers keep, over all sizes of micro-batches",
     "degrees/contract.py degrees/one_stage.py degrees/sharding.py degrees/times.py": "make the problem of cells: they "
     "write the sizes that others read",
