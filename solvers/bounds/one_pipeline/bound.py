@@ -121,10 +121,15 @@ class Piece:
 
 
 class TimeBisection:
-    """Bisect on the step time: find the times that no plan reaches, for any number of micro-batches of a request."""
+    """Bisect on the step time: find the times that no plan reaches, for any number of micro-batches of a request.
+
+    ``split`` and ``fits``: as of ``Piece``; where layers may recompute single modules memory does not count.
+    """
 
     def __init__(self, problem: Problem, *, split: bool = False, fits: bool = False) -> None:
-        self._problem, self._split, self._fits = problem, split, fits
+        # what a layer keeps whose modules are computed again by themselves lies between all and nothing
+        is_priced = problem.recompute == "never" or not problem.modules
+        self._problem, self._split, self._fits = problem, split, fits and is_priced
         self._holding = Holding(problem)
         self._pieces: dict[Numbers, Piece] = {}
         self._open: Numbers | None = None

@@ -16,7 +16,7 @@ from problems import make_problem, with_just_enough_memory
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds import over_time
 from penstock.solvers.bounds.over_time import AFTER_FIRST, OVER_TIME, Before, Prices, over_time_bound
-from penstock.solvers.bounds.schedule_bound import MEMORY, first_slice_ns, request_bound
+from penstock.solvers.bounds.schedule_bound import MEMORY, first_slice_ns, one_pipeline_bound, request_bound
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.model.problem import Measured, Problem
 from penstock.solvers.model.result import REQUEST_SCOPE, Candidate
@@ -305,3 +305,23 @@ def test_the_battery_finds_rows_that_are_given_too_little_time(monkeypatch: pyte
 
     monkeypatch.setattr(over_time.Prices, "_row", overpaid)
     assert violations(range(60))["quicker"]
+
+
+def test_memory_counts_in_one_pipeline_unless_single_modules_may_be_recomputed() -> None:
+    """Of such a layer the bound knows neither what it keeps nor what it computes again."""
+    met: Counter[str] = Counter()
+    for seed in range(24):
+        problem = replace(open_request(seed, experts=False), update_rules=frozenset({"synchronous"}))
+        for choice in problem.choices:
+            try:
+                cells = contract(problem, choice)
+            except UnsupportedRequest:
+                continue
+            for plan in plans_of(cells, seed, 2):
+                tight = in_no_more_memory(cells, plan)
+                known = "modules" if tight.modules and tight.recompute != "never" else "plain"
+                raised = one_pipeline_bound(tight) != one_pipeline_bound(tight, fits=False)
+                met[f"{known}, raised" if raised else known] += 1
+    assert met["modules"] > 0
+    assert met["plain, raised"] > 0
+    assert met["modules, raised"] == 0
