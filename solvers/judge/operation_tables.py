@@ -114,12 +114,6 @@ class Tables:
     step_bytes: tuple[int, ...]
     memory: tuple[tuple[StageMemory, ...], ...]
     unreachable: tuple[str, ...]
-    exclusive: bool
-
-    @property
-    def num_transfers(self) -> int:
-        """Return the number of transfers of one step."""
-        return int(self.flows.flow_offset[-1])
 
 
 @lru_cache(maxsize=32)
@@ -169,7 +163,6 @@ def cost_tables(
             for s in range(len(stages))
         ),
         unreachable=_unreachable(problem, allocation, moves, groups, made, sums),
-        exclusive=problem.rules.shared or problem.rules.channel != "none",
     )
 
 
