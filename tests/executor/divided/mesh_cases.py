@@ -139,13 +139,13 @@ class Lowered(NamedTuple):
 
 def contracted(case: Case, precision: Precision = "fp32") -> Problem:
     """The case's cells, with the costs of the tracer, of a run in ``precision``."""
-    request = _request(case, profile_of(case.job, case.expert, precision))
+    request = _request(case, profile_of(case.job, case.degrees, precision))
     return contract(to_problem(request), Choice(case.degrees, case.sharding))
 
 
 def lowered(case: Case) -> Lowered:
     """The case's plan and its programs."""
-    profile = profile_of(case.job, case.expert, "fp32")
+    profile = profile_of(case.job, case.degrees, "fp32")
     cells = contracted(case)
     judged = case._replace(replicas=1) if case.sharding in WITHIN_PASSES else case
     allocation = single_pipeline(_stages(judged, len(profile.layers)), MICRO_BATCHES)
@@ -156,16 +156,16 @@ def lowered(case: Case) -> Lowered:
 
 
 @cache
-def profile_of(job: str, expert: int, precision: Precision) -> ModelProfile:
-    """What the layers of a job cost, alone and shared: profiles have no fp64."""
+def profile_of(job: str, degrees: Degrees, precision: Precision) -> ModelProfile:
+    """What the layers of a job cost, alone and at these degrees: profiles have no fp64."""
     return analytic_profile(
         JOBS[f"{job}_float32"],
         "H100",
         (1, BATCH // MICRO_BATCHES),
         precision=precision,
-        tensor_degrees=(2,),
-        context_degrees=(2,),
-        expert_degrees=(expert,),
+        tensor_degrees=(degrees.tensor,),
+        context_degrees=(degrees.context,),
+        expert_degrees=(degrees.expert,),
     )
 
 
