@@ -279,6 +279,10 @@ class PlanFile(Document):
 
     plan: Plan
     request: PlanRequest
+    why: str | None = Field(
+        default=None,
+        description="what the search said of it: its gaps, and which planners were not asked, with reasons",
+    )
 
     @model_validator(mode="after")
     def _inline(self) -> Self:

@@ -32,7 +32,7 @@ from penstock.service.runs.runs import Runs
 from penstock.service.security.authenticator import Authenticator
 from penstock.service.security.sizes import Sizes
 from penstock.service.settings import Settings
-from penstock.solvers.solve.processors import available_processors
+from penstock.solvers.solve.processes import available_processors
 from penstock.workers.forkserver import Forkserver
 
 WATCH_AGAIN_S = 1.0

@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from penstock.schemas.document import faults_of
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.service import configuration
-from penstock.solvers.solve.processors import available_processors
+from penstock.solvers.solve.processes import available_processors
 
 SHORTEST_DAYS = 2
 """A document that was stored within the last day is not marked again when it is read."""

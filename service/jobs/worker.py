@@ -32,7 +32,7 @@ from penstock.service.jobs.leases import Claim, Leases
 from penstock.service.jobs.worker_registry import WorkerRegistry
 from penstock.service.logs import about
 from penstock.service.settings import Settings
-from penstock.solvers.solve.processors import available_processors
+from penstock.solvers.solve.processes import available_processors
 from penstock.workers.child import Child
 from penstock.workers.cut_off import best_so_far
 from penstock.workers.forkserver import Forkserver

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -114,6 +115,7 @@ class Result:
     """A planner's result. ``best`` is None if infeasible, if no plan was found, or if the limit was reached first.
 
     ``choice``: the degrees and the sharding of the problem that the best plan, or the shortage, belongs to.
+    ``not_asked``: of ``auto``, the planners that were not asked, each with the reason.
     """
 
     status: Status
@@ -124,3 +126,4 @@ class Result:
     seconds: float = 0.0
     unfinished: tuple[str, ...] = ()
     choice: Choice | None = None
+    not_asked: Mapping[str, str] = field(default_factory=dict)

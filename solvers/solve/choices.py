@@ -10,6 +10,7 @@ is the minimum over the choices of the best bound of each: a choice that was lef
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import replace
@@ -24,9 +25,10 @@ from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.degrees import Choice
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, Candidate, Progress, Result, Status
-from penstock.solvers.planners.catalogue import EXCLUDE, PHASES, PLANNERS, Tier, resolve
+from penstock.solvers.planners.catalogue import PHASES, PLANNERS, Tier, resolve
 from penstock.solvers.planners.even.planner import least_layout_ns
 from penstock.solvers.solve import driver
+from penstock.solvers.solve.asking import not_asked, too_large
 from penstock.solvers.solve.effort import LARGE, effort_of
 from penstock.solvers.solve.searched import Searched, choices_of, least_of
 
@@ -52,6 +54,8 @@ _QUICK: MutableMapping[Problem, dict[Choice, int]] = WeakKeyDictionary()
 MOST = 160_000
 """The effort of the rounds of all planners: the sizes (``micro_batches.size_of``) of the choices searched, added up."""
 PROVING = tuple(row.name for row in PLANNERS.values() if row.tier is Tier.PROOF and row.least_devices == 1)
+NO_PLAN = "no plan of theirs was found to fit"
+EXACT = tuple(row.name for row in PLANNERS.values() if row.exact)
 CAUSES = 3
 """How many choices without a plan a sentence gives the reason for."""
 
@@ -79,12 +83,15 @@ def solve(
     The parameters are those of ``driver.solve``; ``on_incumbent`` is called with the problem of each plan as well.
     Raises UnsupportedRequest where no choice can be made, or the planner can take none of them.
     """
+    alone = ""
     if problem.within is not None and resolve(planner).asks_others:
         planner = TARGETED
+        alone = f"; planner {TARGETED} alone was asked, as others' plans are not kept within {problem.within.trainer}'s"
     deadline, asked = Deadline(time_limit_ns), {"planner": planner, **more}
     search = Search(problem, deadline, max_plans, gap, on_incumbent, on_progress, asked)
     search.run()
-    return search.outcome()
+    result = search.outcome()
+    return result if result.status is Status.INFEASIBLE else replace(result, why=result.why + alone)
 
 
 def quick(problem: Problem) -> Result:
@@ -240,13 +247,17 @@ class Search:
                 return (stays or (untried and not each.far)) and not each.lacks_much
             return stays or each.value_ns <= limit_ns
 
-        return list(filter(goes_on, ranked))
+        for each in ranked:
+            slow = f"their plans by then took more than {near:g} times as long as the best"
+            each.dropped = "" if goes_on(each) else NO_PLAN if each.value_ns is None else slow
+        return [each for each in ranked if not each.dropped]
 
     def _afforded(self, ranked: list[Searched]) -> list[Searched]:
         """Return the best choice, and those after it for which effort is left, for degrees of 1 all of their own."""
         found: list[Searched] = []
         for each in ranked:
             if found and self._spent + (each.size if each.is_one else 0) >= MOST:
+                each.dropped = f"the sizes of better ones add up to {MOST:,} already"
                 continue
             found.append(each)
             self._spent += each.size
@@ -273,7 +284,7 @@ class Search:
                 self.on_progress(Progress(min(known, default=None), self.bound(), working))
 
         if resolve(asked["planner"]).asks_others:
-            asked = _without(asked, *_left_out(each))
+            asked = _without(asked, _left_out(each))
         try:
             result = driver.solve(
                 each.problem,
@@ -289,12 +300,19 @@ class Search:
             return
         each.take(result)
         each.closely = asked["closely"]
+        if resolve(asked["planner"]).asks_others:
+            each.not_asked = result.not_asked
         if each.value_ns is not None and (self.best_ns is None or each.value_ns < self.best_ns):
             self.best = each
 
     def _planners_only(self) -> dict[str, Any]:
-        """Return what is asked of the rounds before the last: planners in this process, without a search afterwards."""
-        return {**_without(self.asked, *PHASES), "workers": 1}
+        """Return what is asked of the rounds before the last: planners in this process, without a search afterwards.
+
+        With an effort that ends planners none that is exact is asked: it goes on for its proof whatever it has found.
+        """
+        proofs = EXACT if effort_of(self.asked.get("effort")).patience is not None else ()
+        others = dict.fromkeys(PHASES, "") | dict.fromkeys(proofs, "proofs are looked for at the best choice alone")
+        return {**_without(self.asked, others), "workers": 1}
 
     # ---- what came of it ---------------------------------------------------------------------------------------------
 
@@ -322,7 +340,7 @@ class Search:
         return replace(
             result,
             status=Status.OPTIMAL if optimal else Status.FEASIBLE,
-            why="; ".join([f"{choice}: {result.why}", *self._others(result.best.value_ns, bound)]),
+            why="; ".join([f"{choice}: {result.why}", *self._others(result.best.value_ns, bound), *self._spared()]),
             bounds=(bound, *own),
             seconds=self.deadline.seconds,
             choice=choice,
@@ -346,6 +364,35 @@ class Search:
             more = f", and {len(self.refused) - 1} more" if len(self.refused) > 1 else ""
             yield f"left out: {choice} ({why.detail}){more}"
 
+    def _spared(self) -> Iterator[str]:
+        """Yield which planners were not asked, at how many of the choices that planners were asked for, and the others.
+
+        Where a planner is named, or the target's is taken, there is nothing to be said.
+        """
+        if not self._asks_others:
+            return
+        searched = [each.not_asked for each in self.choices if each.not_asked is not None]
+        yield from not_asked(searched, len(searched))
+        counts = Counter(self._why_unsearched(each) for each in self.choices if each.not_asked is None)
+        if counts:
+            told = ", ".join(f"{number} as {why}" for why, number in counts.most_common())
+            where = f"{len(searched)} of {_choices(len(self.choices))}"
+            yield f"planners but {QUICK} were asked at {where}, the rest spared: {told}"
+
+    def _why_unsearched(self, each: Searched) -> str:
+        """Return why a choice was searched by planner ``QUICK`` at most."""
+        if each.choice in self.refused or each.impossible:
+            return NO_PLAN
+        if not self._is_open(each):
+            return "bounds show that none of their plans is better"
+        if each.far:
+            return f"no plain layout of theirs is within {ROUNDS[0].near:g} times the best"
+        if each.dropped:
+            return each.dropped
+        if self.deadline.passed:
+            return "the time limit came first"
+        return f"effort {self.asked.get('effort')} asks them at the best one alone"
+
     def _nothing(self) -> Result:
         """Return why there is no plan: proven only where it is proven of every choice."""
         known = [each for each in self.choices if each.result is not None]
@@ -361,7 +408,8 @@ class Search:
         others = [(each.choice, each.result) for each in known if each is not nearest]
         causes = [f"{choice}: {result.why}" for choice, result in others if result is not None]
         more = f"; and {len(causes) - CAUSES} more choices" if len(causes) > CAUSES else ""
-        why = "; ".join([f"{nearest.choice}: {found.why}", *causes[:CAUSES]]) + more
+        spared = () if proven else self._spared()
+        why = "; ".join([f"{nearest.choice}: {found.why}", *causes[:CAUSES]]) + "; ".join([more, *spared])
         return replace(found, status=status, why=why, seconds=self.deadline.seconds, choice=nearest.choice)
 
     def _with_remedy(self, nearest: Searched) -> Result:
@@ -379,19 +427,15 @@ class Search:
         return nearest.result
 
 
-def _left_out(each: Searched) -> Iterator[str]:
-    """Yield the planners that a choice is not given to: the one that was asked first; for a large one ``PROVING``."""
-    if each.result is not None and QUICK not in each.result.unfinished:
-        yield QUICK
-    if each.size > LARGE:
-        yield from PROVING
+def _left_out(each: Searched) -> dict[str, str]:
+    """Return the planners that a choice is not given to: the one that was asked first; for a large one ``PROVING``."""
+    first = {QUICK: ""} if each.result is not None and QUICK not in each.result.unfinished else {}
+    return first | dict.fromkeys(PROVING if each.size > LARGE else (), too_large(each.size))
 
 
-def _without(asked: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Return what is asked of ``auto`` without these planners or phases."""
-    options = asked.get("options") or {}
-    excluded = ",".join((*filter(None, [options.get(EXCLUDE.name)]), *names))
-    return {**asked, "options": {**options, EXCLUDE.name: excluded}}
+def _without(asked: Mapping[str, Any], others: Mapping[str, str]) -> dict[str, Any]:
+    """Return what is asked of ``auto`` without these planners or phases; of each the reason that the answer gives."""
+    return {**asked, "without": {**asked.get("without", {}), **others}}
 
 
 def _by_value(each: Searched) -> tuple[bool, int, int]:

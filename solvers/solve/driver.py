@@ -19,12 +19,13 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Candidate, Progress, Result, Status
 from penstock.solvers.planners.catalogue import PLANNERS, resolve
 from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.solve.asking import not_asked
 from penstock.solvers.solve.effort import THOROUGH, effort_of
 from penstock.solvers.solve.incumbent import Found, State
 from penstock.solvers.solve.judging import Judge
 from penstock.solvers.solve.setting import Setting
 from penstock.solvers.solve.tasks import Remedy, Task, first_tasks, rounds
-from penstock.solvers.solve.why import why
+from penstock.solvers.solve.why import reasons, why
 from penstock.solvers.solve.workers import Here, Workforce, is_small, workers_for
 
 
@@ -41,6 +42,7 @@ def solve(
     workers: int | None = None,
     known: Candidate | None = None,
     closely: bool = True,
+    without: Mapping[str, str] | None = None,
     on_incumbent: Callable[[Candidate], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Result:
@@ -51,14 +53,17 @@ def solve(
     ``on_progress`` with these, bounds, and who is at work. ``workers``: processes for a large request, by default as
     many as processors; the answer does not depend on it. ``known``: a plan that was found before, to be improved on.
     ``closely``: whether bounds of classes of plans are looked for, and what would help: remedies where there is no
-    plan, changes of the request where ``auto`` has one.
+    plan, changes of the request where ``auto`` has one. ``without``: as in ``Setting``.
     Raises ``UnsupportedRequest`` and ``InvalidDocument`` as ``Planner.check`` does, and where the planner cannot take
     the request.
     """
     row = resolve(planner)
     values = row.check(problem.update_rules, schedule, options or {})
     known_effort = THOROUGH if effort is None else effort_of(effort)
-    setting = Setting(problem, Deadline(time_limit_ns), gap, schedule, max_plans, closely=closely, effort=known_effort)
+    deadline = Deadline(time_limit_ns)
+    setting = Setting(
+        problem, deadline, gap, schedule, max_plans, closely=closely, effort=known_effort, without=without or {}
+    )
     state = State(setting, on_incumbent, on_progress)
     small = is_small(setting)
     if known is not None:
@@ -73,7 +78,13 @@ def solve(
         if closely and state.best is None and state.shortage is not None and state.status is not Status.TIME_LIMIT:
             run(state, [[Remedy(row.name, values, feasible)]], workforce)
     state.choose_codecs()
-    return state.result(why(state, closely=row.asks_others and closely, replanned_by=replanned_by))
+    said = why(state, closely=row.asks_others and closely, replanned_by=replanned_by)
+    if not row.asks_others:
+        return state.result(said)
+    others = reasons(state)
+    if problem.choice is None and state.refuted is None:  # over choices of degrees they are said once for all
+        said = "; ".join([said, *not_asked([others])])
+    return state.result(said, others)
 
 
 def run(state: State, every_round: Iterable[list[Task]], workforce: Workforce) -> None:

@@ -6,7 +6,7 @@ forwards, then the plan that was offered first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Generic, NamedTuple, TypeVar
@@ -254,7 +254,8 @@ class State:
 
     ``on_incumbent`` is called with every better plan, ``on_progress`` also with bounds and the tasks at work.
     ``plain``: the best of plain plans (``Found.plain``). ``unfinished`` and ``weary``: tasks that a limit or the effort
-    has ended. ``spared``: planners that were not asked, with the bound that shows that none of their plans is better.
+    has ended. ``left_out``: planners that do not go with the request, with the reason (``asking``); ``refused``: those
+    that cannot take it, with their error; ``spared``: those of no better plans, with the bound that shows it.
     ``lost``: tasks whose process died, and of what. ``remedy``: what makes an infeasible request feasible.
     ``codec_note``: what codecs save.
     """
@@ -273,7 +274,8 @@ class State:
     spared: dict[str, Bound] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
-    refused: list[UnsupportedRequest] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, UnsupportedRequest] = field(default_factory=dict)
     remedy: str | None = None
     codec_note: str = ""
 
@@ -298,7 +300,7 @@ class State:
         if outcome.order_bound is not None:
             self.order_bounds.append(outcome.order_bound)
         if outcome.refused is not None:
-            self.refused.append(outcome.refused)
+            self.refused[name] = outcome.refused
         self.remedy = self.remedy or outcome.remedy
         self.obstacles.add(outcome.obstacles)
         for bound in outcome.proven:
@@ -384,11 +386,11 @@ class State:
         short = self.obstacles.shortage or (None if self.refuted is None else self.refuted.shortage)
         return short and replace(short, remedy=self.remedy)
 
-    def result(self, why: str) -> Result:
+    def result(self, why: str, not_asked: Mapping[str, str] | None = None) -> Result:
         """Return the answer. Raises ``InvalidPlan`` where the verifier refuses the incumbent (our bug)."""
-        unfinished, seconds = tuple(self.unfinished), self.setting.deadline.seconds
+        unfinished, seconds, others = tuple(self.unfinished), self.setting.deadline.seconds, not_asked or {}
         if self.best is None:
-            return Result(self.status, why, None, (), self.shortage, seconds, unfinished)
+            return Result(self.status, why, None, (), self.shortage, seconds, unfinished, not_asked=others)
         best = self.best
         faults = verify(
             self.problem,
@@ -410,4 +412,4 @@ class State:
         sound = all(best.value_ns >= bound.bound_ns for bound in bounds)
         optimal = sound and best.value_ns <= bounds[0].bound_ns + bounds[0].tolerance_ns
         status = Status.OPTIMAL if optimal else Status.FEASIBLE
-        return Result(status, why, best, bounds, None, self.setting.deadline.seconds, unfinished)
+        return Result(status, why, best, bounds, None, seconds, unfinished, not_asked=others)

@@ -6,7 +6,7 @@ tightest, from the memory that activations take over time, until it is known whi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -35,7 +35,8 @@ class Searched:
 
     ``gpus``: the request; ``load_ns``: what its load alone takes; ``tightest``: whether no bound is left to be asked;
     ``far``: whether no plain layout was near the best plan of all choices; ``closely``: whether its last search was, so
-    that it tried remedies where it found no plan.
+    that it tried remedies where it found no plan. ``not_asked``: the planners that its last search by many did not ask,
+    with the reasons; None where there was no such search, and ``dropped`` is why, if no bound is.
     """
 
     gpus: Problem
@@ -46,6 +47,8 @@ class Searched:
     tightest: bool = False
     far: bool = False
     closely: bool = False
+    not_asked: Mapping[str, str] | None = None
+    dropped: str = ""
     _bound: Bound | None = None
 
     @cached_property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from penstock.solvers.model.deadline import Deadline
@@ -18,7 +19,8 @@ class Setting:
     enough. ``max_plans``: how many plans of one planner are simulated; a count, so the answer is the same on every
     machine. ``first_feasible``: stop at the first plan that fits. ``closely``: look for bounds of classes of plans.
     ``whole``: a bound on every plan of the request, where it is known already. ``effort``: when planners end by
-    themselves.
+    themselves. ``without``: planners and phases that ``auto`` does not ask, each with the reason that the answer gives,
+    empty where there is nothing to be said.
     """
 
     problem: Problem
@@ -30,3 +32,4 @@ class Setting:
     closely: bool = True
     whole: Bound | None = None
     effort: Effort = THOROUGH
+    without: Mapping[str, str] = field(default_factory=dict)

@@ -7,9 +7,8 @@ returns how it ended.
 A planner that is asked alone has one round: its proposals, and the bound on all plans of one pipeline. ``auto`` has
 three:
 
-1. every planner that goes with the request, each as if it were asked alone with the same limits, so that ``auto`` is
-   never worse than any of them. Planners whose update rules the request does not allow, those that ``exclude`` names,
-   and those that cannot take the request are left out; with a target only those that stay within it are asked;
+1. every planner that goes with the request (``asking``), each as if it were asked alone with the same limits, so that
+   ``auto`` is never worse than any of them;
 2. a neighbourhood search from the best plan, while its order is improved or proven;
 3. the same improvement or proof for what that search has made of the plan.
 
@@ -24,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from itertools import chain
 from typing import Protocol
 
@@ -39,18 +37,17 @@ from penstock.solvers.improve.neighbourhood import flushed, steady
 from penstock.solvers.improve.order import optimise_order
 from penstock.solvers.improve.remedies import find_remedy
 from penstock.solvers.improve.selective import lighter
-from penstock.solvers.model.micro_batches import size_of
 from penstock.solvers.model.network import MAX_DENSE_DEVICES
 from penstock.solvers.model.options import checked
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.update_rules import PERIODIC_RULES
-from penstock.solvers.planners.catalogue import EXCLUDE, PHASES, PLANNERS, Planner, Tier
+from penstock.solvers.planners.catalogue import EXCLUDE, PLANNERS, Planner, Tier
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.planners.simple.candidates import first_plans, last_plans, simplest_plans, unlimited
 from penstock.solvers.schedules.catalogue import tried_with
-from penstock.solvers.solve.effort import LARGE
+from penstock.solvers.solve.asking import chosen, excluded_by, reach, why_unsearched
 from penstock.solvers.solve.incumbent import Found, OrderBound, Outcome, State
 from penstock.solvers.solve.judging import Judge, Link
 from penstock.solvers.solve.setting import Setting
@@ -61,8 +58,6 @@ SHARE = 8
 """With one, it gets 1/8 of the limit."""
 LOCAL_SEARCH = 3
 """The local search's effort, as a multiple of that of optimising an order."""
-MOST_CELLS = 1024
-"""Where degrees are a choice, more cells are for planners of any number of devices alone: others take minutes each."""
 ORDER_ROUNDS = 2
 """Rounds of order optimisation: of the planners' best plan, and of what the local search makes of it."""
 
@@ -293,16 +288,19 @@ def rounds(state: State, planner: Planner, values: Mapping[str, object]) -> Iter
     if planner.proposals is not None:
         yield [Ask(planner.name, values), *bounds, *of_split]
         if state.refused:
-            raise state.refused[0]
+            raise state.refused[planner.name]
         return
-    excluded = _excluded(EXCLUDE.of(values))
-    yield [*bounds, *asked(setting, _rows(setting, excluded)), *of_split]
+    excluded = excluded_by(setting, EXCLUDE.of(values))
+    rows, state.left_out = chosen(setting, excluded)
+    effort = _effort(setting)
+    unsearched = why_unsearched(setting) or ("" if effort else f"effort {setting.effort.name} has none of it")
+    if unsearched:
+        state.left_out |= {name: unsearched for name in (LocalSearch.name, OptimiseOrder.name) if name not in excluded}
+        excluded |= {LocalSearch.name, OptimiseOrder.name}
+    yield [*bounds, *asked(setting, rows), *of_split]
     only_planners = setting.first_feasible or setting.problem.within is not None
     optimised: set[object] = set()
-    effort = _effort(setting)
-    if not effort:
-        excluded |= {LocalSearch.name, OptimiseOrder.name}
-    for number in range(0 if only_planners or _reach(setting.problem) > MAX_DENSE_DEVICES else ORDER_ROUNDS):
+    for number in range(0 if only_planners or reach(setting.problem) > MAX_DENSE_DEVICES else ORDER_ROUNDS):
         yield from _selective(state, excluded)
         following: list[Task] = []
         for start in _starts(state):
@@ -337,7 +335,7 @@ def _selective(state: State, excluded: set[str]) -> Iterator[list[Task]]:
 
 def first_tasks(setting: Setting, values: Mapping[str, object]) -> list[Task]:
     """Return the simple planners, one of which gives a first plan before worker processes are there."""
-    rows = _rows(setting, _excluded(EXCLUDE.of(values)))
+    rows, _ = chosen(setting, excluded_by(setting, EXCLUDE.of(values)))
     wide = [row for row in rows if row.least_devices > 1]
     return asked(setting, wide or [row for row in rows if row.tier is Tier.SIMPLE])
 
@@ -351,37 +349,6 @@ def asked(setting: Setting, rows: list[Planner]) -> list[Task]:
         values = checked(row.name, row.options, {})
         tasks.append(Ask(row.name, values, tuple(each.name for each in also), makes, row.early))
     return tasks
-
-
-def _rows(setting: Setting, excluded: set[str]) -> list[Planner]:
-    """Return the planners that a request is given to, in the order in which they are asked and ties are decided.
-
-    Where the first plan that fits is enough, none that is exact; with an effort that ends planners, none that proves
-    what is best of a small request, if this one is large.
-    """
-    problem, size = setting.problem, setting.problem.num_devices
-    targeted = problem.within is not None
-    rows = [row for row in PLANNERS.values() if row.proposals is not None and row.target == targeted]
-    rows = [row for row in rows if row.name not in excluded and row.least_devices <= size]
-    if setting.first_feasible:
-        rows = [row for row in rows if not row.exact]
-    elif setting.effort.patience is not None and size_of(problem) > LARGE:
-        rows = [row for row in rows if row.tier is not Tier.PROOF or row.least_devices > 1]
-    unlimited = [row for row in rows if _reach(problem) <= row.most_devices and row.supports & problem.update_rules]
-    rows = [row for row in unlimited or rows if _goes_with(setting, row)]
-    return sorted(rows, key=lambda row: (row.least_devices == 1, row.tier))
-
-
-def _reach(problem: Problem) -> int:
-    """Return the number of devices that planners have to take, and searches from their plans."""
-    many = problem.choice is not None and problem.num_devices > MOST_CELLS
-    return max(problem.num_devices, MAX_DENSE_DEVICES + 1) if many else problem.num_devices
-
-
-def _goes_with(setting: Setting, row: Planner) -> bool:
-    """Return whether a planner knows the schedule that is asked for, or makes its own, and one of the update rules."""
-    knows = setting.schedule == "auto" or setting.schedule in row.accepts
-    return knows and bool(row.supports & setting.problem.update_rules)
 
 
 def _starts(state: State) -> list[Found]:
@@ -405,16 +372,3 @@ def _effort(setting: Setting) -> float:
     if asked is not None:
         return EFFORT * asked
     return EFFORT if limit_s is None else limit_s / SHARE
-
-
-def _excluded(names: str) -> set[str]:
-    """Return the planners named. Raises ``UnsupportedRequest`` for one that is not contained."""
-    known = {*(row.name for row in PLANNERS.values() if row.proposals is not None), *PHASES}
-    excluded = {name.strip() for name in names.split(",") if name.strip()}
-    for name in sorted(excluded - known):
-        near = get_close_matches(name, known, n=1)
-        raise UnsupportedRequest(
-            f"planner 'auto' contains no {name!r}; it contains {', '.join(sorted(known))}",
-            remedy=f"did you mean {near[0]!r}?" if near else None,
-        )
-    return excluded

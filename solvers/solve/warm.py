@@ -31,7 +31,7 @@ from penstock.solvers.planners.madpipe.labels import special_optimum
 from penstock.solvers.planners.madpipe.paper import first_phase
 from penstock.solvers.planners.wpipe.partition import Demand, partition
 from penstock.solvers.solve.driver import solve
-from penstock.solvers.solve.processors import available_processors
+from penstock.solvers.solve.processes import available_processors
 
 PLANS = 12
 """Of each planner, judged: enough to meet every kernel."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from penstock.schemas.amounts import doubtful_memory, shortage
 from penstock.solvers.bounds.schedule_bound import MOST_LABELLED
@@ -15,6 +15,7 @@ from penstock.solvers.model.result import REQUEST_SCOPE, Bound, Candidate, Short
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.schedules.catalogue import SCHEDULES
 from penstock.solvers.schedules.early_backward import ACR_THRESHOLD, activation_communication_ratio
+from penstock.solvers.solve.asking import refusal
 from penstock.solvers.solve.incumbent import State
 
 SHOWN = 8
@@ -49,7 +50,6 @@ def _found(state: State, best: Candidate, replan: Replan | None) -> str:
     parts += [_distance(best, bound, _whose(state, bound)) for bound in state.proofs.shown(best) if bound.bound_ns > 0]
     if replan is not None and not state.setting.deadline.passed:
         parts += hints(state.problem, best, replan)
-    parts += _not_asked(state)
     if state.weary:
         parts.append(f"with effort {state.setting.effort.name} {_ended(state)}")
     if state.unfinished:
@@ -57,14 +57,18 @@ def _found(state: State, best: Candidate, replan: Replan | None) -> str:
     return "; ".join(parts)
 
 
-def _not_asked(state: State) -> Iterator[str]:
-    """Yield which planners were not asked, by the bound that shows that they have no better plan."""
-    by_bound: dict[Bound, list[str]] = {}
-    for name, bound in state.spared.items():
-        by_bound.setdefault(bound, []).append(name)
+def reasons(state: State) -> dict[str, str]:
+    """Return the planners that ``auto`` did not ask, each with the reason.
+
+    Where degrees are a choice, bounds are told without them, so that one reason serves all choices.
+    """
+    found = dict(state.left_out)
+    found |= {name: refusal(error.detail) for name, error in state.refused.items()}
     better = "better by more than the gap" if state.setting.gap else "better"
-    for bound, names in by_bound.items():
-        yield f"not asked, as their plans are no {better} than the bound on {_whose(state, bound)}: {', '.join(names)}"
+    for name, bound in state.spared.items():
+        whose = f"the bound on {bound.model}" if state.problem.choice is None else "a bound on all of them"
+        found[name] = f"their plans are no {better} than {whose}"
+    return found
 
 
 def _ended(state: State) -> str:

@@ -23,9 +23,8 @@ from typing import Protocol
 from penstock.solvers.compiled.progress import tell
 from penstock.solvers.model.micro_batches import size_of
 from penstock.solvers.model.result import Bound
-from penstock.solvers.solve.ending import end_with
 from penstock.solvers.solve.incumbent import Found, Outcome, State
-from penstock.solvers.solve.processors import available_processors
+from penstock.solvers.solve.processes import available_processors, end_with
 from penstock.solvers.solve.setting import Setting
 from penstock.solvers.solve.tasks import Ask, Prove, Remedy, Task
 from penstock.solvers.solve.worker_process import Compiling, Crash, serve
@@ -35,7 +34,7 @@ SMALL = 1_500
 MOST_WORKERS = 8
 """Beyond that many processes each of them would have little left to do."""
 LAUNCH = """import sys
-from penstock.solvers.solve.ending import end_with
+from penstock.solvers.solve.processes import end_with
 end_with(int(sys.argv[2]))
 from penstock.solvers.solve.worker_process import main
 main(int(sys.argv[1]))

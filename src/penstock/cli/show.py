@@ -121,7 +121,7 @@ def show_result(screen: Screen, request: PlanRequest, result: ResultOut) -> None
 
     judgement = judge(PlanFile(plan=result.plan, request=request))
     show_plan(screen, request, judgement)
-    screen.say(f"{result.status} after {result.seconds:.2f} s: {result.why}")
+    _say_why(screen, result)
 
 
 def show_answer(screen: Screen, request: PlanRequest, result: ResultOut) -> None:
@@ -131,7 +131,12 @@ def show_answer(screen: Screen, request: PlanRequest, result: ResultOut) -> None
         _show_nothing(screen, result)
         return
     show_found(screen, request, result.plan)
-    screen.say(f"{result.status} after {result.seconds:.2f} s: {result.why}")
+    _say_why(screen, result)
+
+
+def _say_why(screen: Screen, result: ResultOut) -> None:
+    """Say how the search ended, what it proved and whom it did not ask: a line for each clause."""
+    screen.say(f"{result.status} after {result.seconds:.2f} s: " + result.why.replace("; ", "\n  "))
 
 
 def _show_nothing(screen: Screen, result: ResultOut) -> None:

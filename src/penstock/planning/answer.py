@@ -46,7 +46,7 @@ class Answer:
         """Return the plan with its request inline. Raises InvalidPlan when there is none, with the reason."""
         if self.result.plan is None:
             raise InvalidPlan(f"there is no plan: {self.result.why}")
-        return PlanFile(plan=self.result.plan, request=self.request)
+        return PlanFile(plan=self.result.plan, request=self.request, why=self.result.why)
 
     @property
     def seconds_per_global_batch(self) -> float:

@@ -89,6 +89,7 @@ def html_report(
         _devices(plan),
         _certificates(plan),
         _operations(picture),
+        _search(file.why) if file.why else "",
         _origin(plan, profile),
     ]
     return _page(title, "\n".join(sections))
@@ -248,6 +249,12 @@ def _operations(picture: Picture) -> str:
 
 def _cut(count: int) -> str:
     return f'<p class="hint">{MAX_TABLE_ROWS} of {count:,} rows are shown.</p>' if count > MAX_TABLE_ROWS else ""
+
+
+def _search(why: str) -> str:
+    first, *clauses = why.split("; ")
+    listed = "".join(f"<li>{escape(clause)}</li>" for clause in clauses)
+    return part("search", "How it was found", first, f"<ul>{listed}</ul>")
 
 
 def _origin(plan: Plan, profile: ModelProfile) -> str:

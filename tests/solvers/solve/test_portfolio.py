@@ -181,7 +181,7 @@ def test_fresh_interpreters_take_refuse_and_tell(problem: Problem, plans: list[F
     run(state, [Late("late", tuple(plans)), Refusing("refusing", ())], 2)
     assert state.best is not None
     assert state.best.value_ns == plans[-1].value_ns
-    assert [str(refused.remedy) for refused in state.refused] == ["another"]
+    assert [str(refused.remedy) for refused in state.refused.values()] == ["another"]
 
 
 @pytest.mark.usefixtures("forking")

@@ -125,7 +125,8 @@ def _solved_here(
         elif reporter.best is not None:
             screen.say(f"the best plan so far, by {reporter.best.planner}, is lost: -o FILE would have kept it")
         raise
-    return result, None if result.plan is None else PlanFile(plan=result.plan, request=asked)
+    found = None if result.plan is None else PlanFile(plan=result.plan, request=asked, why=result.why)
+    return result, found
 
 
 def _solved_by(server: str, asked: PlanRequest, screen: Screen) -> tuple[ResultOut, PlanFile | None]:

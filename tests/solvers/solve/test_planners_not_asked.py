@@ -1,0 +1,150 @@
+"""Which planners ``auto`` does not ask: each reason appears in an answer, with the values that decided."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from drawn_problems import instance
+from problems import make_problem
+from test_choices import FOUR, ONE, TWO, asked, open_problem
+
+from penstock.solvers.degrees.contract import contract
+from penstock.solvers.model.degrees import Choice
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Status
+from penstock.solvers.model.trainer_limits import Span, Within
+from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.solve import asking, choices, driver
+from penstock.solvers.solve.asking import chosen, gathered, not_asked
+from penstock.solvers.solve.effort import NORMAL
+from penstock.solvers.solve.setting import Setting
+
+EVERY = {row.name for row in PLANNERS.values() if row.proposals is not None}
+
+
+def devices(number: int, layers: int = 4) -> Problem:
+    return make_problem([100] * layers, nodes=(8,) * (number // 8), global_batch_size=8)
+
+
+@pytest.mark.parametrize("number", [8, 256, 264, 2048, 2056])
+def test_every_planner_is_asked_or_has_a_reason(number: int) -> None:
+    rows, reasons = chosen(Setting(devices(number)), set())
+    assert {row.name for row in rows} | set(reasons) == EVERY
+    assert not {row.name for row in rows} & set(reasons)
+
+
+def test_update_rules_targets_and_fewer_devices_are_said() -> None:
+    why = driver.solve(devices(8), "auto", effort="quick").why
+    assert "; not asked, as the request names no target: uniform" in why
+    rule = "; not asked, as the request allows only update rule synchronous: pipedream-2bw, wpipe, avgpipe, madpipe"
+    assert rule in why
+    assert "; not asked, as 8 devices are fewer than the 257 from which on it is asked: spread" in why
+    allowed = driver.solve(replace(devices(8), update_rules=frozenset({"double_buffered"})), "auto", max_plans=1).why
+    assert "; not asked, as the request allows only update rule double_buffered: dp, gpipe" in allowed
+    assert "madpipe" not in allowed.partition("not asked")[2]
+
+
+def test_more_devices_than_a_planner_takes_are_said() -> None:
+    said = "; not asked, as 264 devices are more than the 256 up to which they are asked: relax"
+    assert said in driver.solve(devices(264), "auto", effort="quick", max_plans=1).why
+    many = driver.solve(devices(2056, 2), "auto", effort="quick", max_plans=1).why
+    assert "; not asked, as 2,056 devices are more than the 2,048 up to which they are asked: dp, gpipe" in many
+    assert "; not asked, as 2,056 devices are more than the 2,048 up to which it follows: polish, closing" in many
+
+
+def test_many_cells_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "MOST_CELLS", 2)
+    cells = contract(open_problem(asked(TWO)), Choice(TWO))
+    reasons = chosen(Setting(cells), set()).left_out
+    assert reasons["spread"] == "4 cells are fewer than the 257 from which on it is asked"
+    wide = {**PLANNERS, "spread": replace(PLANNERS["spread"], least_devices=3)}
+    monkeypatch.setattr(asking, "PLANNERS", wide)
+    rows, reasons = chosen(Setting(cells), set())
+    assert [row.name for row in rows] == ["spread"]
+    assert reasons["dapple"] == "4 cells are more than the 2 up to which they are asked"
+
+
+def test_the_schedule_and_the_exclusions_are_said() -> None:
+    why = driver.solve(devices(8), "auto", schedule="gpipe", effort="quick", options={"exclude": "dapple,polish"}).why
+    assert "; not asked, as they do not make schedule 'gpipe': model-parallel, even, " in why
+    assert "; not asked, as option exclude names them: dapple, polish" in why
+
+
+def test_a_planner_that_cannot_take_the_request_is_named_with_its_own_words() -> None:
+    one_node = make_problem([100] * 4, nodes=(4,), global_batch_size=8)
+    why = driver.solve(one_node, "auto", max_plans=1).why
+    own = "HetPipe forms virtual workers across several nodes, the cluster has one, of 4 devices: hetpipe"
+    assert f"; not asked, as {own}" in why
+    alone = driver.solve(one_node, "dapple").why
+    assert "not asked" not in alone, "a planner that is asked by name asks no others"
+
+
+def test_bounds_that_spare_planners_are_said() -> None:
+    why = driver.solve(instance(0, 4), "auto", gap=10.0).why
+    assert "; not asked, as their plans are no better by more than the gap than the bound on every plan" in why
+
+
+def test_what_takes_too_long_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "LARGE", 10)
+    why = driver.solve(devices(8), "auto", effort="quick").why
+    large = "layers × devices × numbers of micro-batches are 32, above the 10 up to which they are asked"
+    assert f"; not asked, as {large}: relax, exact" in why
+    assert "; not asked, as effort quick has none of it: polish, closing" in why
+    thorough = chosen(Setting(devices(8)), set()).left_out
+    assert "relax" not in thorough
+    assert chosen(Setting(devices(8), effort=NORMAL), set()).left_out["relax"] == large
+
+
+def test_with_a_target_all_others_are_said() -> None:
+    within = Within("megatron", ("early-backward",), True, (), True, Span(0, 3), (True,) * 3)
+    limited = replace(devices(8), within=within)
+    why = driver.solve(limited, "auto", max_plans=1).why
+    assert "; not asked, as their plans are not kept within what target megatron can express: dp, gpipe" in why
+    assert "; not asked, as it makes plans beyond target megatron: polish, closing" in why
+    open_degrees = replace(open_problem(asked(ONE, TWO)), within=within)
+    among = choices.solve(open_degrees, "auto", max_plans=1).why
+    assert "; planner uniform alone was asked, as others' plans are not kept within megatron's" in among
+    assert "alone was asked" not in choices.solve(open_degrees, "uniform", max_plans=1).why
+
+
+def test_over_choices_each_reason_is_said_once_with_its_count() -> None:
+    problem = open_problem(asked(ONE, TWO, FOUR), 1.0)
+    result = choices.solve(problem, "auto", max_plans=2)
+    assert result.why.count("the request names no target: uniform") == 1
+    clauses = result.why.split("; ")
+    (few,) = [each for each in clauses if "from which on it is asked: spread" in each]
+    assert few.startswith("not asked, as 2 to 8 cells are fewer than the 257"), "the least and the most of all choices"
+    assert len(clauses) == len(set(clauses))
+
+
+def test_choices_that_are_not_searched_are_counted_with_the_reason() -> None:
+    bounded = choices.solve(open_problem(asked(ONE, TWO, FOUR), 3.0), "auto").why
+    assert "the rest spared: " in bounded
+    assert "as bounds show that none of their plans is better" in bounded
+    quick = choices.solve(open_problem(asked(ONE, TWO, FOUR)), "auto", effort="quick").why
+    assert "planners but even were asked at 1 of 3 choices of degrees, the rest spared: " in quick
+    assert "the rest spared" not in choices.solve(open_problem(asked(ONE, TWO, FOUR), 3.0), "dapple", max_plans=2).why
+
+
+def test_efforts_that_are_spent_on_better_choices_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "MOST", 1)
+    why = choices.solve(open_problem(asked(ONE, TWO, FOUR)), "auto").why
+    assert "as the sizes of better ones add up to 1 already" in why
+
+
+def test_no_plan_says_who_was_not_asked_unless_it_is_proven() -> None:
+    none = choices.solve(open_problem(asked(ONE, FOUR), memory_bytes=10), "auto")
+    assert none.status is Status.INFEASIBLE
+    assert "not asked" not in none.why
+
+
+def test_reasons_that_differ_in_numbers_are_one() -> None:
+    reasons = [f"{number:,} devices are more than the 256 that gpu-1 takes in 0.5 s" for number in (512, 4096, 1024)]
+    assert gathered(reasons) == "512 to 4,096 devices are more than the 256 that gpu-1 takes in 0.5 s"
+    searches = [{"relax": reason} for reason in reasons] + [{}]
+    assert list(not_asked(searches, 4)) == [f"not asked at 3 of 4 choices, as {gathered(reasons)}: relax"]
+    assert list(not_asked([{"a": "so"}, {"a": "so", "b": "so"}], 2)) == [
+        "not asked, as so: a",
+        "not asked at 1 of 2 choices, as so: b",
+    ]
