@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -96,6 +97,17 @@ def quick(problem: Problem) -> Result:
     asked = {"planner": QUICK, "workers": 1, "closely": False}
     search = Search(problem, Deadline(None), None, 0.0, None, None, asked)
     search.rank()
+    return search.outcome()
+
+
+def certified(
+    problem: Problem, known: list[Searched], refused: dict[Choice, UnsupportedRequest], result: Result
+) -> Result:
+    """Return the plan of one choice with the bounds over all choices, of which some are ``known``, or tightened here."""
+    search = Search(problem, Deadline(None), None, 0.0, None, None, {"planner": QUICK})
+    search.choices, search.refused = [copy(each) for each in known], refused
+    search.best = next(each for each in search.choices if each.choice == result.choice)
+    search.best.take(result)
     return search.outcome()
 
 

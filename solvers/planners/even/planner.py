@@ -184,9 +184,9 @@ class Even:
 def proposals(problem: Problem, _options: Mapping[str, object]) -> Iterator[Proposal]:
     """Yield the quickest even layouts that fit, the best first; where none does, some that lack the least."""
     every = _listed(problem)
-    found = _quickest(problem, every)
+    found = Layouts(problem).quickest(problem)
     for trial in found:
-        yield _proposal(problem, trial.allocation, trial.orders)
+        yield proposal_of(problem, trial)
     if found:
         return
     if not every and problem.pins:  # the judge says which pin they break
@@ -196,6 +196,11 @@ def proposals(problem: Problem, _options: Mapping[str, object]) -> Iterator[Prop
         plan = even.leanest()
         with suppress(UnsupportedRequest):  # micro-batches that do not go into groups
             yield _proposal(problem, plan, even.orders(plan))
+
+
+def proposal_of(problem: Problem, trial: Trial) -> Proposal:
+    """Return a simulated layout as a proposal."""
+    return _proposal(problem, trial.allocation, trial.orders)
 
 
 @lru_cache(maxsize=256)
@@ -219,8 +224,55 @@ def savings(problem: Problem, layer: int, kinds: frozenset[str], share: int) -> 
 
 def least_layout_ns(problem: Problem) -> int | None:
     """Return a bound on all layouts that may fit, each with as little recomputation as that takes; None: none may."""
-    waiting = _waiting(_listed(problem))
-    return heappop(waiting).bound_ns if _has_fitting(waiting) else None
+    least_ns = Layouts(problem).least_ns(NEVER_NS)
+    return None if least_ns == NEVER_NS else least_ns
+
+
+class Layouts:
+    """All layouts of a problem, from the least bound on."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._waiting = [even.plain for even in _listed(problem)]
+        heapify(self._waiting)
+
+    def least_ns(self, below_ns: int) -> int:
+        """Return a bound on all layouts that may fit, each with as little recomputation as that takes.
+
+        It is looked for as far as it is below a time; NEVER_NS where no layout may fit.
+        """
+        _bring_fitting(self._waiting, below_ns)
+        return self._waiting[0].bound_ns if self._waiting else NEVER_NS
+
+    def quickest(self, problem: Problem, below_ns: int = NEVER_NS, kept: int = KEPT) -> list[Trial]:
+        """Return the quickest layouts that fit and take less than a time, at most ``kept``, the best first.
+
+        They are simulated from the least bound on; one that does not fit makes the next. ``problem``: that of the
+        layouts, or one that differs from it by how its nodes are joined, and not in the costs of its layers.
+        """
+        waiting = list(self._waiting)
+        found: list[Trial] = []
+        last_ns, spent = below_ns, 0
+        while _bring_fitting(waiting, last_ns) and (spent <= MOST_OPERATIONS or not (found or below_ns < NEVER_NS)):
+            layout = heappop(waiting)
+            if unreachable(problem, layout.plan) is not None:
+                continue
+            spent += len(layout.plan.stages) * layout.plan.num_micro_batches
+            with suppress(UnsupportedRequest):
+                outcome = judged(problem, layout.plan, layout.even.orders(layout.plan), last_ns)
+                found = sorted([*found, *filter(None, [outcome.trial])], key=lambda each: each.value_ns)[:kept]
+                last_ns = found[-1].value_ns if len(found) == kept else below_ns
+                if outcome.short and (more := layout.even.layout(layout.way + 1)) is not None:
+                    heappush(waiting, more)
+        return found
+
+
+def _bring_fitting(waiting: list[Layout], below_ns: int) -> bool:
+    """Bring to the top of a heap the layout of least bound that may fit; return whether that is below a time."""
+    while waiting and not waiting[0].fits and waiting[0].bound_ns < below_ns:
+        fitting = heappop(waiting).even.fitting
+        if fitting is not None:
+            heappush(waiting, fitting)
+    return bool(waiting) and waiting[0].bound_ns < below_ns
 
 
 @lru_cache(maxsize=1)
@@ -229,45 +281,8 @@ def _listed(problem: Problem) -> tuple[Even, ...]:
     return tuple(_every(problem))
 
 
-def _waiting(every: tuple[Even, ...]) -> list[Layout]:
-    """Return a heap of layouts, none of which has been asked whether it fits."""
-    waiting = [even.plain for even in every]
-    heapify(waiting)
-    return waiting
-
-
-def _has_fitting(waiting: list[Layout]) -> bool:
-    """Bring to the top the layout of least bound that may fit, if there is one."""
-    while waiting and not waiting[0].fits:
-        fitting = heappop(waiting).even.fitting
-        if fitting is not None:
-            heappush(waiting, fitting)
-    return bool(waiting)
-
-
 def _proposal(problem: Problem, plan: Allocation, orders: Orders) -> Proposal:
     return Proposal(plan, (orders.name,), overlaps=(problem.rules.overlap_all_reduce,), fixed=orders)
-
-
-def _quickest(problem: Problem, every: tuple[Even, ...]) -> list[Trial]:
-    """Return the quickest layouts that fit, simulated from the least bound on; one that does not makes the next."""
-    waiting = _waiting(every)
-    found: list[Trial] = []
-    spent = 0
-    while _has_fitting(waiting):
-        layout = heappop(waiting)
-        last_ns = found[KEPT - 1].value_ns if len(found) >= KEPT else NEVER_NS
-        if layout.bound_ns >= last_ns or (found and spent > MOST_OPERATIONS):
-            break
-        if unreachable(problem, layout.plan) is not None:
-            continue
-        spent += len(layout.plan.stages) * layout.plan.num_micro_batches
-        with suppress(UnsupportedRequest):
-            outcome = judged(problem, layout.plan, layout.even.orders(layout.plan), last_ns)
-            found = sorted([*found, *filter(None, [outcome.trial])], key=lambda each: each.value_ns)[:KEPT]
-            if outcome.short and (more := layout.even.layout(layout.way + 1)) is not None:
-                heappush(waiting, more)
-    return found
 
 
 def _ranks(plan: Allocation) -> int:
