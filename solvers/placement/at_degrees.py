@@ -14,13 +14,16 @@ from heapq import heapify, heappop, heappush
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.costs.infinity import NEVER_NS, UNLIMITED
+from penstock.solvers.bounds.feasibility import proof_of_infeasibility
 from penstock.solvers.degrees.contract import contract
+from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.degrees.planned import planned_cells
 from penstock.solvers.model.degrees import Choice
 from penstock.solvers.model.network import Cable, Network
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import SCHEDULE_SCOPE, Result, Status
-from penstock.solvers.planners.even.planner import Layouts, proposal_of
+from penstock.solvers.model.result import Candidate, Result, Status
+from penstock.solvers.planners.even.planner import Layouts
+from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.schedules.support.fitting import Trial
 from penstock.solvers.solve import choices, driver
 from penstock.solvers.solve.searched import Searched, choices_of, least_of
@@ -107,10 +110,16 @@ class Hosts:
                 heappush(waiting, (each.least_ns, number))
                 continue
             best = self._asked(problem, each, below_ns) or best
-        if best is None:
-            everything = all(limit > NEVER_NS for limit in limits)
-            return choices.quick(problem) if everything else None
-        return _result(*best)
+        if best is not None:
+            return _result(*best)
+        return self._nothing(problem) if all(limit > NEVER_NS for limit in limits) else None
+
+    def _nothing(self, problem: Problem) -> Result:
+        """Return that no regular plan fits: proven of all plans where that is quickly proven of every choice."""
+        proofs = [proof_of_infeasibility(each.known.problem) for each in self.open]
+        if not self.open or None in proofs:
+            return choices.quick(problem)
+        return Result(Status.INFEASIBLE, "no choice of degrees fits in memory")
 
     def _asked(self, problem: Problem, each: _Open, below_ns: int) -> tuple[Problem, Trial] | None:
         """Return the quickest layout of a choice that takes less than a time."""
@@ -134,16 +143,19 @@ class Hosts:
         return False
 
     def certified(self, problem: Problem, result: Result) -> Result:
-        """Return a plan's result with the highest known bounds on all plans, and on those of its choice."""
-        return choices.certified(problem, [each.known for each in self.open], self.refused, result)
+        """Return a regular plan, verified, with the highest bounds on all plans, and on those of its choice."""
+        assert result.best is not None
+        assert result.choice is not None
+        known, plan = [each.known for each in self.open], result.best
+        proposal = Proposal(plan.allocation, (), overlaps=(plan.overlap_all_reduce,), fixed=plan.schedule)
+        return choices.certified(problem, known, self.refused, proposal, result.choice)
 
 
 def _result(own: Problem, trial: Trial) -> Result:
-    """Return a verified plan, with the bound on orders of its allocation alone."""
-    result = driver.judged(own, choices.QUICK, [proposal_of(own, trial)])
-    assert result.best is not None
-    bounds = tuple(each for each in result.bounds if each.scope == SCHEDULE_SCOPE)
-    return replace(result, status=Status.FEASIBLE, bounds=bounds, choice=own.choice)
+    """Return a plan that is still to be verified, and has no bound."""
+    timeline = simulate(own, trial.allocation, trial.orders, overlap=own.rules.overlap_all_reduce)
+    plan = Candidate(choices.QUICK, trial.allocation, trial.orders, timeline, own.rules.overlap_all_reduce, "synchronous")
+    return Result(Status.FEASIBLE, "", plan, choice=own.choice)
 
 
 def _free(network: Network) -> Network:

@@ -199,7 +199,9 @@ class Chooser:
             self._between(families)
         self._others(families.every_set)
         cut_short = self._ask()
-        self._certify()
+        if self.asker.has_choices:
+            self._explain()
+            self._certify()
         unplanned = sum(not option.settled and self._can_win(option) for option in self.options)
         return Choice(self.limits, self.options, families.every_set, self.best, cut_short, unplanned)
 
@@ -245,13 +247,19 @@ class Chooser:
             option.bound_ns = max(option.bound_ns, hosts.tighten() if tightest else hosts.bound_ns())
             option.tightest = tightest
 
+    def _explain(self) -> None:
+        """Look for what the nearest plans lack, where there is none on any set."""
+        for option in self.options:
+            found = option.result
+            if self.best is None and found is not None and found.best is None and found.shortage is None:
+                problem = self._problem(option.chosen)
+                self._take(option, problem, partial(choices.quick, problem))
+
     def _certify(self) -> None:
         """Raise the bounds that say most: of the sets that may cost least, as long as these are few, and of the plan.
 
         All of them where sets are small.
         """
-        if not self.asker.has_choices:
-            return
         for option in self.options:
             self._raise_bound(option, tightest=_is_small(self._hosts(option.chosen).problem))
         for _ in range(MOST_RAISED):

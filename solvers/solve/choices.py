@@ -27,6 +27,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, Candidate, Progress, Result, Status
 from penstock.solvers.planners.catalogue import EXCLUDE, PHASES, PLANNERS, Tier, resolve
 from penstock.solvers.planners.even.planner import least_layout_ns
+from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.solve import driver
 from penstock.solvers.solve.effort import LARGE, effort_of
 from penstock.solvers.solve.searched import Searched, choices_of, least_of
@@ -101,13 +102,16 @@ def quick(problem: Problem) -> Result:
 
 
 def certified(
-    problem: Problem, known: list[Searched], refused: dict[Choice, UnsupportedRequest], result: Result
+    problem: Problem, known: list[Searched], refused: dict[Choice, UnsupportedRequest], proposal: Proposal, choice: Choice
 ) -> Result:
-    """Return the plan of one choice with the bounds over all choices, of which some are ``known``, or tightened here."""
+    """Return a plan of planner ``QUICK`` at one choice, verified, with its bounds and those over all choices.
+
+    ``known``: what is known of the choices, whose bounds are tightened here.
+    """
     search = Search(problem, Deadline(None), None, 0.0, None, None, {"planner": QUICK})
     search.choices, search.refused = [copy(each) for each in known], refused
-    search.best = next(each for each in search.choices if each.choice == result.choice)
-    search.best.take(result)
+    search.best = next(each for each in search.choices if each.choice == choice)
+    search.best.take(driver.judged(contract(problem, choice), QUICK, [proposal]))
     return search.outcome()
 
 
