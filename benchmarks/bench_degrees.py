@@ -40,13 +40,14 @@ from penstock.shapes.layout import FULL, Layout, divisors
 from penstock.shapes.legality import broken
 from penstock.shapes.profiles import profile_of
 from penstock.solvers.costs.memory import activation_bytes, free_bytes, shortages, static_bytes
+from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model import degrees as solver_degrees
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.planners.even.planner import least_ns
+from penstock.solvers.planners.proposal import whole_backwards_bound_ns
 from penstock.solvers.solve.searched import least_bound
 from penstock.solvers.solve.warm import warm
 
@@ -95,6 +96,16 @@ class Judged(NamedTuple):
         said += f" VP{one.virtual_stages}" if one.virtual_stages > 1 else ""
         said += " sharded" if one.sharding == "optimizer" else ""
         return said + (" recomputing" if one.recompute else "")
+
+
+def least_ns(problem: Problem, plan: Allocation) -> int:
+    """A bound on the plan's time: the busiest rank's work, or what ``whole_backwards_bound_ns`` says."""
+    work: dict[tuple[int, ...], int] = {}
+    for stage in plan.stages:
+        cost = stage_costs(problem, stage, most_rows(problem, plan))
+        each = cost.forward_ns + cost.backward_ns + cost.recompute_ns
+        work[stage.devices] = work.get(stage.devices, 0) + plan.num_micro_batches * each
+    return max(max(work.values()), whole_backwards_bound_ns(problem, plan))
 
 
 class Uniform:

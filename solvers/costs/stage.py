@@ -5,6 +5,7 @@ Times are in ns and sizes in bytes; a stage on devices of several kinds is as sl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -155,4 +156,23 @@ def kept_alike(problem: Problem, kinds: frozenset[str], share: int) -> tuple[int
     for kind in sorted(kinds):
         costs = problem.costs(kind, share)
         rows += [np.diff(costs.stash_bytes), *(freed for _time_ns, freed in costs.modules.values())]
+    return _numbered(rows)
+
+
+@lru_cache(maxsize=256)
+def costs_alike(problem: Problem, kinds: frozenset[str], share: int) -> tuple[int, ...]:
+    """Return a number for each layer, equal where passes of ``share`` rows take equally long on all ``kinds``.
+
+    Whole, and each recomputed module of it.
+    """
+    rows: list[np.ndarray] = []
+    for kind in sorted(kinds):
+        costs = problem.costs(kind, share)
+        rows += [np.diff(costs.forward_ns), np.diff(costs.backward_ns)]
+        rows += [time_ns for time_ns, _freed in costs.modules.values()]
+    return _numbered(rows)
+
+
+def _numbered(rows: Sequence[np.ndarray]) -> tuple[int, ...]:
+    """Return a number for each column, equal where columns are."""
     return tuple(np.unique(np.stack(rows), axis=1, return_inverse=True)[1].ravel().tolist())

@@ -15,7 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate
 from typing import Protocol
 
@@ -27,16 +27,20 @@ from penstock.solvers.model.micro_batches import candidates
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import REQUEST_SCOPE, Candidate, Result, Status
 from penstock.solvers.placement import regular
+from penstock.solvers.placement.at_degrees import Hosts
 from penstock.solvers.placement.families import Families
 from penstock.solvers.placement.limits import PlacementLimits
 from penstock.solvers.placement.site import Chosen, Site
 from penstock.solvers.solve import choices
-from penstock.solvers.solve.searched import least_bound
 
 SMALL = 6_000
 """Layers × devices × numbers of micro-batches × choices of degrees up to which planners are asked without a limit."""
 EFFORT = 3_072
 """Total devices of the sets that get a regular plan in addition to the most compact ones."""
+KEPT = 8
+"""Problems that are kept for the next time they are asked for."""
+MOST_RAISED = 4
+"""How many numbers of hosts have the bound raised as far as possible after the search."""
 ASKED = 2
 """A regular plan for n devices without limits counts as n / 2 devices."""
 SPARE = 2
@@ -54,6 +58,10 @@ class Asker(Protocol):
     def drawn(self) -> bool:
         """Return whether regular plans are valid for the job: one flushed pipeline, no other trainer's limits."""
 
+    @property
+    def has_choices(self) -> bool:
+        """Return whether the job leaves degrees of parallelism open."""
+
     def problem(self, chosen: Chosen) -> Problem:
         """Return the job's problem on these devices."""
 
@@ -65,7 +73,7 @@ class Asker(Protocol):
 class Option:
     """A set of ``number`` hosts that fragments a number of switches; no plan for it takes less than ``bound_ns``.
 
-    ``least``: hosts that are kept, used or not. ``place``: rank among the sets of this many hosts, most compact first.
+    ``tightest``: whether no higher bound can be found. ``least``: hosts that are kept, used or not. ``place``: rank among the sets of this many hosts, most compact first.
     ``cells``: the GPUs of each device of the result's plan, where degrees are a choice. ``surpassed``: its regular
     plans would lose even with unlimited bandwidth.
     """
@@ -80,6 +88,7 @@ class Option:
     cells: tuple[tuple[int, ...], ...] = ()
     asked: bool = False
     surpassed: bool = False
+    tightest: bool = False
 
     @property
     def settled(self) -> bool:
@@ -90,6 +99,11 @@ class Option:
     def best(self) -> Candidate | None:
         """Return the set's plan."""
         return None if self.result is None else self.result.best
+
+    @property
+    def certified(self) -> bool:
+        """Return whether its result has a bound on every plan."""
+        return self.result is not None and any(each.scope == REQUEST_SCOPE for each in self.result.bounds)
 
     @property
     def devices(self) -> int:
@@ -167,6 +181,10 @@ class Chooser:
     best: Option | None = None
     _bounds: dict[object, int] = field(default_factory=dict)
     _fast: dict[object, bool] = field(default_factory=dict)
+    _known: dict[object, Hosts] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._problem = lru_cache(maxsize=KEPT)(self.asker.problem)
 
     def run(self) -> Choice:
         """Run all three steps."""
@@ -181,6 +199,9 @@ class Chooser:
             self._between(families)
         self._others(families.every_set)
         cut_short = self._ask()
+        if self.asker.has_choices:
+            self._explain()
+            self._certify()
         unplanned = sum(not option.settled and self._can_win(option) for option in self.options)
         return Choice(self.limits, self.options, families.every_set, self.best, cut_short, unplanned)
 
@@ -197,12 +218,62 @@ class Chooser:
         return list(added.values())
 
     def _bound_ns(self, chosen: Chosen) -> int:
-        """Return the bound on every plan; it depends only on the devices' kinds and the numbers on the hosts."""
+        """Return the bound on every plan; it depends only on the devices' kinds and the numbers on the hosts.
+
+        Where degrees are a choice, it is raised once it matters.
+        """
+        if self.asker.has_choices:
+            return self._hosts(chosen).bound_ns()
         kinds = tuple(sorted(self.site.devices[device].kind for device in self.site.devices_of(chosen)))
         key = kinds, tuple(sorted(count for _host, count in chosen))
         if key not in self._bounds:
-            self._bounds[key] = _bound_ns(self.asker.problem(chosen))
+            self._bounds[key] = request_bound(self._problem(chosen)).bound_ns
         return self._bounds[key]
+
+    def _hosts(self, chosen: Chosen) -> Hosts:
+        """Return what is known of the choices of degrees on hosts like these, in this order."""
+        key: tuple[object, ...] = tuple((self.site.hosts[host].group, count) for host, count in chosen)
+        joined = not self.site.is_tree or bool(self._problem(chosen).collectives)
+        if joined:
+            key = self.site.alike(chosen), key
+        if key not in self._known:
+            self._known[key] = Hosts(self._problem(chosen), joined)
+        return self._known[key]
+
+    def _raise_bound(self, option: Option, *, tightest: bool = False) -> None:
+        """Raise the bound of a set where degrees are a choice: to the highest that is known, or that can be found."""
+        if self.asker.has_choices and not option.tightest:
+            hosts = self._hosts(option.chosen)
+            option.bound_ns = max(option.bound_ns, hosts.tighten() if tightest else hosts.bound_ns())
+            option.tightest = tightest
+
+    def _explain(self) -> None:
+        """Look for what the nearest plans lack, where there is none on any set."""
+        for option in self.options:
+            found = option.result
+            if self.best is None and found is not None and found.best is None and found.shortage is None:
+                problem = self._problem(option.chosen)
+                self._take(option, problem, partial(choices.quick, problem))
+
+    def _certify(self) -> None:
+        """Raise the bounds that say most: of the sets that may cost least, as long as these are few, and of the plan.
+
+        All of them where sets are small.
+        """
+        for option in self.options:
+            self._raise_bound(option, tightest=_is_small(self._hosts(option.chosen).problem))
+        for _ in range(MOST_RAISED):
+            possible = [each for each in self.options if self.limits.keeps(each.bound_ns)]
+            least = min(possible, key=lambda each: self.limits.cost(each.bound_ns, each.devices), default=None)
+            if least is None or least.tightest:
+                break
+            for option in self.options:
+                if self._hosts(option.chosen) is self._hosts(least.chosen):
+                    self._raise_bound(option, tightest=True)
+        best = self.best
+        if best is not None and best.result is not None and not best.certified:
+            problem = self._problem(best.chosen)
+            best.result = self._hosts(best.chosen).certified(problem, best.result)
 
     def _between(self, families: Families) -> None:
         """Bisect between a number of hosts that keeps the deadline and the next smaller one that does not."""
@@ -224,7 +295,7 @@ class Chooser:
                 return
             known = len(self._fast)
             if self._may_win(option):
-                self._plan(option)
+                self._plan(option, self._longest_ns)
                 left -= option.devices
             else:
                 option.surpassed = True
@@ -244,24 +315,31 @@ class Chooser:
         """Return whether a regular plan would win with unlimited bandwidth; computed once for hosts that are alike."""
         if not self.asker.drawn:
             return True
+        if self.asker.has_choices:
+            return self._hosts(option.chosen).may_take(self._longest_ns)
         key = tuple((self.site.hosts[host].group, count) for host, count in option.chosen)
         if key not in self._fast:
             ends = list(accumulate(count for _host, count in option.chosen))
             self._fast[key] = regular.may_take(
-                self.asker.problem(option.chosen),
+                self._problem(option.chosen),
                 lambda devices: self._longest_ns(ends[bisect_left(ends, devices)]),
             )
         return self._fast[key]
 
-    def _plan(self, option: Option) -> None:
+    def _plan(self, option: Option, longest_ns: Callable[[int], int] = lambda _devices: NEVER_NS) -> None:
+        """Plan a set; where degrees are a choice, with a regular plan only if that takes no longer than a time."""
         if option.result is not None or self._late:
             return
-        problem = self.asker.problem(option.chosen)
+        problem = self._problem(option.chosen)
         if not self.asker.drawn:
             option.asked = True
             self._take(option, problem, partial(self.asker.solve, problem, self._left_ns(SPARE)))
             return
-        self._take(option, problem, partial(regular.plan, problem))
+        if self.asker.has_choices:
+            self._take(option, problem, partial(self._hosts(option.chosen).plan, problem, longest_ns))
+            self._raise_bound(option)
+        else:
+            self._take(option, problem, partial(regular.plan, problem))
 
     def _longest_ns(self, devices: int) -> int:
         """Return the longest step time with which a plan on this many devices may win."""
@@ -272,9 +350,12 @@ class Chooser:
     def _ask(self) -> str:
         """Run the job's planner on the sets that can win; return why not on all of them."""
         for option in sorted(self.options, key=self._rank):
-            if not self._can_win(option) or option.asked:
+            if option.asked or not self._can_win(option):
                 continue
-            problem = self.asker.problem(option.chosen)
+            self._raise_bound(option, tightest=True)
+            if not self._can_win(option):
+                continue
+            problem = self._problem(option.chosen)
             if not (self.deadline.limited or self.asker.limited or _is_small(problem)):
                 return "so large a set keeps its regular plan unless there is a time limit"
             if self.deadline.passed:
@@ -283,9 +364,13 @@ class Chooser:
             self._take(option, problem, partial(self.asker.solve, problem, self._left_ns(1)))
         return ""
 
-    def _take(self, option: Option, problem: Problem, solve: Callable[[], Result]) -> None:
+    def _take(self, option: Option, problem: Problem, solve: Callable[[], Result | None]) -> None:
         try:
             result = solve()
+            if result is None:
+                option.surpassed = True
+                self.on_progress(self)
+                return
         except UnsupportedRequest as refused:
             if not problem.choices:
                 raise
@@ -342,16 +427,6 @@ def _is_refuted(limits: PlacementLimits, option: Option) -> bool:
 def _least_cost(limits: PlacementLimits, option: Option) -> int | None:
     """Return the set's least possible cost; None where no plan for the set keeps the deadline."""
     return limits.cost(option.bound_ns, option.devices) if limits.keeps(option.bound_ns) else None
-
-
-def _bound_ns(problem: Problem) -> int:
-    """Return the bound on every plan; NEVER_NS where degrees are a choice, and devices fill the cells of none."""
-    if not problem.choices:
-        return request_bound(problem).bound_ns
-    try:
-        return least_bound(problem).bound_ns
-    except UnsupportedRequest:
-        return NEVER_NS
 
 
 def _is_small(problem: Problem) -> bool:

@@ -27,7 +27,6 @@ from penstock.solvers.model.network import Inside, Network
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Result
 from penstock.solvers.planners.proposal import Proposal
-from penstock.solvers.solve import choices
 from penstock.solvers.solve.driver import judged
 from penstock.solvers.solve.judging import Judge
 from penstock.solvers.solve.setting import Setting
@@ -62,22 +61,12 @@ class Shape(NamedTuple):
 
 
 def plan(problem: Problem) -> Result:
-    """Return the best regular plan that was simulated, with its bound; or the shortage of the nearest one.
-
-    Where degrees are a choice, it is the best of planner ``even`` at any of them.
-    """
-    if problem.choices:
-        return choices.quick(problem)
+    """Return the best regular plan that was simulated, with its bound; or the shortage of the nearest one."""
     return judged(problem, NAME, _proposals(problem, _best(problem) or [_deepest(problem)]), "early-backward")
 
 
 def may_take(problem: Problem, longest_ns: Longest) -> bool:
-    """Return whether a regular plan may take ``longest_ns`` with unlimited bandwidth; if not, no network allows it.
-
-    Where degrees are a choice, that is not looked at.
-    """
-    if problem.choices:
-        return True
+    """Return whether a regular plan may take ``longest_ns`` with unlimited bandwidth; if not, no network allows it."""
     free = replace(problem, network=_unlimited(problem), rules=replace(problem.rules, **UNLIMITED_RULES))
     return any(_takes(free, shape, longest_ns(shape.depth * shape.replicas)) for shape in _best(free, longest_ns))
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -27,6 +28,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, Candidate, Progress, Result, Status
 from penstock.solvers.planners.catalogue import PHASES, PLANNERS, Tier, resolve
 from penstock.solvers.planners.even.planner import least_layout_ns
+from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.solve import driver
 from penstock.solvers.solve.asking import not_asked, too_large
 from penstock.solvers.solve.effort import LARGE, effort_of
@@ -103,6 +105,20 @@ def quick(problem: Problem) -> Result:
     asked = {"planner": QUICK, "workers": 1, "closely": False}
     search = Search(problem, Deadline(None), None, 0.0, None, None, asked)
     search.rank()
+    return search.outcome()
+
+
+def certified(
+    problem: Problem, known: list[Searched], refused: dict[Choice, UnsupportedRequest], proposal: Proposal, choice: Choice
+) -> Result:
+    """Return a plan of planner ``QUICK`` at one choice, verified, with its bounds and those over all choices.
+
+    ``known``: what is known of the choices, whose bounds are tightened here.
+    """
+    search = Search(problem, Deadline(None), None, 0.0, None, None, {"planner": QUICK})
+    search.choices, search.refused = [copy(each) for each in known], refused
+    search.best = next(each for each in search.choices if each.choice == choice)
+    search.best.take(driver.judged(contract(problem, choice), QUICK, [proposal]))
     return search.outcome()
 
 

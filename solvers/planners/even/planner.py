@@ -8,7 +8,7 @@ with degrees of parallelism run (Narayanan et al., SC 2021, section 3), and what
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -19,14 +19,14 @@ from typing import NamedTuple
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import activation_bytes, free_bytes, static_bytes
-from penstock.solvers.costs.stage import input_bytes, kept_alike, layers_alike, stage_costs, stage_rows
+from penstock.solvers.costs.stage import costs_alike, input_bytes, kept_alike, layers_alike, stage_costs, stage_rows
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.degrees import Modules
-from penstock.solvers.model.micro_batches import Batch, most_rows
+from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders
-from penstock.solvers.planners.proposal import Proposal, unreachable, whole_backwards_bound_ns
+from penstock.solvers.planners.proposal import Proposal, unreachable
 from penstock.solvers.planners.trainer.planner import batches
 from penstock.solvers.schedules.support.fitting import Trial, judged
 from penstock.solvers.schedules.trainer_orders import order_of
@@ -70,8 +70,12 @@ class Layout(NamedTuple):
     fits: bool
     number: int
     way: int
-    plan: Allocation
     even: Even
+
+    @property
+    def plan(self) -> Allocation:
+        """The plan itself."""
+        return self.even.plan(self.even.ways[self.way] if self.fits else 0)
 
 
 @dataclass(frozen=True)
@@ -88,8 +92,7 @@ class Even:
     @cached_property
     def plain(self) -> Layout:
         """The layout with the least recomputation, whether it fits or not."""
-        plan = self._plan(0)
-        return Layout(least_ns(self.problem, plan), False, self.number, 0, plan, self)
+        return Layout(self.bound_ns(0), False, self.number, 0, self)
 
     @cached_property
     def fitting(self) -> Layout | None:
@@ -102,43 +105,73 @@ class Even:
             return None
         for number, way in enumerate(self.ways[least:], least):
             if self._may_fit(way):
-                plan = self._plan(way)
-                return Layout(least_ns(self.problem, plan), True, self.number, number, plan, self)
+                return Layout(self.bound_ns(way), True, self.number, number, self)
         return None
+
+    def bound_ns(self, way: Way) -> int:
+        """Return a bound on a plan's time: the busiest rank's work, or what ``whole_backwards_bound_ns`` says.
+
+        Micro-batches are equal, and stages of equal costs are costed once.
+        """
+        costs = [
+            stage_costs(self.problem, self._again(self.stages[first], way), self.batch.most_rows)
+            for first in self._first_of(self._costed)
+        ]
+        each = [cost.forward_ns + cost.backward_ns + cost.recompute_ns for cost in costs]
+        heads = [cost.forward_ns + cost.backward_ns for cost in costs]
+        head, most_ns, number = 0, 0, self.batch.num_micro_batches
+        for kind in self._costed:
+            most_ns = max(most_ns, head + number * each[kind])
+            head += heads[kind]
+        if self.parts > 1:
+            ranks = len(self.stages) // self.parts
+            work = (sum(each[kind] for kind in self._costed[rank::ranks]) for rank in range(ranks))
+            most_ns = max(most_ns, number * max(work))
+        return most_ns
 
     def _may_fit(self, way: Way) -> bool:
         """Return whether every rank can hold its states, and the micro-batches in flight at its first backward."""
-        kept = [activation_bytes(self.problem, self._again(stage, way), self.batch.most_rows) for stage in self._kinds]
+        rows = self.batch.most_rows
+        firsts = (self.stages[first] for first in self._first_of(self._kept))
+        kept = [activation_bytes(self.problem, self._again(stage, way), rows) for stage in firsts]
         return all(min(kept[kind] for kind in rank.kinds) <= rank.most_bytes for rank in self._room)
 
     @cached_property
-    def _kind_of(self) -> list[int]:
+    def _kept(self) -> list[int]:
         """The kind of each stage, by number; those of a kind keep the same, however they recompute."""
-        rows, known = self.batch.most_rows, dict[object, int]()
-        found = []
-        for stage in self.stages:
-            kinds = frozenset(self.problem.devices[d].kind for d in stage.devices)
-            layers = kept_alike(self.problem, kinds, stage_rows(stage, rows))[stage.first : stage.last + 1]
-            alike = max(self.span[0] - stage.first, 0), min(self.span[1] - stage.first, len(layers))
-            found.append(known.setdefault((kinds, alike, layers), len(known)))
-        return found
+        return self._numbered(kept_alike)
 
     @cached_property
-    def _kinds(self) -> list[Stage]:
-        """The first stage of each kind."""
-        return [self.stages[self._kind_of.index(kind)] for kind in range(max(self._kind_of) + 1)]
+    def _costed(self) -> list[int]:
+        """The kind of each stage, by number; those of a kind take the same time, however they recompute."""
+        return self._numbered(costs_alike)
+
+    def _numbered(self, alike: Callable[[Problem, frozenset[str], int], tuple[int, ...]]) -> list[int]:
+        """Return a number for each stage, equal where its layers are alike, and those that may be recomputed."""
+        known, found, ranks = dict[object, int](), [], len(self.stages) // self.parts
+        kinds_of = [_kinds(self.problem, stage.devices) for stage in self.stages[:ranks]]
+        for number, stage in enumerate(self.stages):
+            kinds = kinds_of[number % ranks]
+            layers = alike(self.problem, kinds, stage_rows(stage, self.batch.most_rows))[stage.first : stage.last + 1]
+            inside = max(self.span[0] - stage.first, 0), min(self.span[1] - stage.first, len(layers))
+            found.append(known.setdefault((kinds, inside, layers), len(known)))
+        return found
+
+    def _first_of(self, kinds: list[int]) -> list[int]:
+        """Return the first stage of each kind."""
+        return [kinds.index(kind) for kind in range(max(kinds) + 1)]
 
     @cached_property
     def _room(self) -> list[Rank]:
         """What each rank has for a micro-batch of its stage that keeps least, once its states are there."""
-        places = len({stage.devices for stage in self.stages})
+        places = len(self.stages) // self.parts
         number, found = self.batch.num_micro_batches, []
         for rank in range(places):
             own, later = self.stages[rank::places], places - rank - 1
             ahead = later if self.parts == 1 else 2 * later + (self.parts - 1) * places
             held = sum(static_bytes(self.problem, stage).total for stage in own)
             most = (free_bytes(self.problem, own[0].devices) - held) // min(ahead + 1, number * self.parts)
-            found.append(Rank(frozenset(self._kind_of[rank::places]), most))
+            found.append(Rank(frozenset(self._kept[rank::places]), most))
         return found
 
     @cached_property
@@ -150,7 +183,7 @@ class Even:
         layers = tuple(range(longest + 1))
         if not self.problem.module_sets:
             return layers
-        kinds = frozenset(self.problem.devices[d].kind for d in self.stages[0].devices)
+        kinds = _kinds(self.problem, self.stages[0].devices)
         each = savings(self.problem, self.span[0], kinds, stage_rows(self.stages[0], self.batch.most_rows))
         saved: dict[Way, Saved] = {number: each[()].times(number) for number in layers}
         saved |= {modules: each[modules].times(longest) for modules in self.problem.module_sets}
@@ -166,9 +199,10 @@ class Even:
 
     def leanest(self) -> Allocation:
         """Return the plan that recomputes all layers, where the request allows that."""
-        return self._plan(0 if self.problem.recompute == "never" else self.problem.num_layers)
+        return self.plan(0 if self.problem.recompute == "never" else self.problem.num_layers)
 
-    def _plan(self, way: Way) -> Allocation:
+    def plan(self, way: Way) -> Allocation:
+        """Return the plan that recomputes in some way."""
         return single_pipeline(tuple(self._again(stage, way) for stage in self.stages), self.batch.num_micro_batches)
 
     def _again(self, stage: Stage, way: Way) -> Stage:
@@ -184,7 +218,7 @@ class Even:
 def proposals(problem: Problem, _options: Mapping[str, object]) -> Iterator[Proposal]:
     """Yield the quickest even layouts that fit, the best first; where none does, some that lack the least."""
     every = _listed(problem)
-    found = _quickest(problem, every)
+    found = Layouts(problem).quickest(problem)
     for trial in found:
         yield _proposal(problem, trial.allocation, trial.orders)
     if found:
@@ -219,8 +253,56 @@ def savings(problem: Problem, layer: int, kinds: frozenset[str], share: int) -> 
 
 def least_layout_ns(problem: Problem) -> int | None:
     """Return a bound on all layouts that may fit, each with as little recomputation as that takes; None: none may."""
-    waiting = _waiting(_listed(problem))
-    return heappop(waiting).bound_ns if _has_fitting(waiting) else None
+    least_ns = Layouts(problem).least_ns(NEVER_NS)
+    return None if least_ns == NEVER_NS else least_ns
+
+
+class Layouts:
+    """All layouts of a problem, from the least bound on."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._waiting = [even.plain for even in _listed(problem)]
+        heapify(self._waiting)
+
+    def least_ns(self, below_ns: int) -> int:
+        """Return a bound on all layouts that may fit, each with as little recomputation as that takes.
+
+        It is looked for as far as it is below a time; NEVER_NS where no layout may fit.
+        """
+        _bring_fitting(self._waiting, below_ns)
+        return self._waiting[0].bound_ns if self._waiting else NEVER_NS
+
+    def quickest(self, problem: Problem, below_ns: int = NEVER_NS, kept: int = KEPT) -> list[Trial]:
+        """Return the quickest layouts that fit and take less than a time, at most ``kept``, the best first.
+
+        They are simulated from the least bound on; one that does not fit makes the next. ``problem``: that of the
+        layouts, or one that differs from it by how its nodes are joined, and not in the costs of its layers.
+        """
+        waiting = list(self._waiting)
+        found: list[Trial] = []
+        last_ns, spent = below_ns, 0
+        while _bring_fitting(waiting, last_ns) and (spent <= MOST_OPERATIONS or not (found or below_ns < NEVER_NS)):
+            layout = heappop(waiting)
+            plan = layout.plan
+            if unreachable(problem, plan) is not None:
+                continue
+            spent += len(plan.stages) * plan.num_micro_batches
+            with suppress(UnsupportedRequest):
+                outcome = judged(problem, plan, layout.even.orders(plan), last_ns)
+                found = sorted([*found, *filter(None, [outcome.trial])], key=lambda each: each.value_ns)[:kept]
+                last_ns = found[-1].value_ns if len(found) == kept else below_ns
+                if outcome.short and (more := layout.even.layout(layout.way + 1)) is not None:
+                    heappush(waiting, more)
+        return found
+
+
+def _bring_fitting(waiting: list[Layout], below_ns: int) -> bool:
+    """Bring to the top of a heap the layout of least bound that may fit; return whether that is below a time."""
+    while waiting and not waiting[0].fits and waiting[0].bound_ns < below_ns:
+        fitting = heappop(waiting).even.fitting
+        if fitting is not None:
+            heappush(waiting, fitting)
+    return bool(waiting) and waiting[0].bound_ns < below_ns
 
 
 @lru_cache(maxsize=1)
@@ -229,45 +311,13 @@ def _listed(problem: Problem) -> tuple[Even, ...]:
     return tuple(_every(problem))
 
 
-def _waiting(every: tuple[Even, ...]) -> list[Layout]:
-    """Return a heap of layouts, none of which has been asked whether it fits."""
-    waiting = [even.plain for even in every]
-    heapify(waiting)
-    return waiting
-
-
-def _has_fitting(waiting: list[Layout]) -> bool:
-    """Bring to the top the layout of least bound that may fit, if there is one."""
-    while waiting and not waiting[0].fits:
-        fitting = heappop(waiting).even.fitting
-        if fitting is not None:
-            heappush(waiting, fitting)
-    return bool(waiting)
-
-
 def _proposal(problem: Problem, plan: Allocation, orders: Orders) -> Proposal:
     return Proposal(plan, (orders.name,), overlaps=(problem.rules.overlap_all_reduce,), fixed=orders)
 
 
-def _quickest(problem: Problem, every: tuple[Even, ...]) -> list[Trial]:
-    """Return the quickest layouts that fit, simulated from the least bound on; one that does not makes the next."""
-    waiting = _waiting(every)
-    found: list[Trial] = []
-    spent = 0
-    while _has_fitting(waiting):
-        layout = heappop(waiting)
-        last_ns = found[KEPT - 1].value_ns if len(found) >= KEPT else NEVER_NS
-        if layout.bound_ns >= last_ns or (found and spent > MOST_OPERATIONS):
-            break
-        if unreachable(problem, layout.plan) is not None:
-            continue
-        spent += len(layout.plan.stages) * layout.plan.num_micro_batches
-        with suppress(UnsupportedRequest):
-            outcome = judged(problem, layout.plan, layout.even.orders(layout.plan), last_ns)
-            found = sorted([*found, *filter(None, [outcome.trial])], key=lambda each: each.value_ns)[:KEPT]
-            if outcome.short and (more := layout.even.layout(layout.way + 1)) is not None:
-                heappush(waiting, more)
-    return found
+@lru_cache(maxsize=4096)
+def _kinds(problem: Problem, devices: tuple[int, ...]) -> frozenset[str]:
+    return frozenset(problem.devices[d].kind for d in devices)
 
 
 def _ranks(plan: Allocation) -> int:
@@ -288,8 +338,7 @@ def _every(problem: Problem) -> Iterator[Even]:
                 if ends is None:
                     continue
                 stages = tuple(Stage(i, j - 1, places[s % ranks]) for s, (i, j) in enumerate(pairwise(ends)))
-                plain = single_pipeline(stages, batch.num_micro_batches)
-                if broken_pin(problem, plain) is None:
+                if not problem.pins or broken_pin(problem, single_pipeline(stages, batch.num_micro_batches)) is None:
                     number += 1
                     yield Even(problem, stages, batch, parts, (first, first + blocks), number)
 
@@ -324,13 +373,3 @@ def _ends(problem: Problem, first: int, blocks: int, number: int) -> list[int] |
     cuts = [end - 1 for end in ends[1:-1]]
     filled = all(i < j for i, j in pairwise(ends))
     return ends if filled and bool(problem.cuttable[cuts].all()) else None
-
-
-def least_ns(problem: Problem, plan: Allocation) -> int:
-    """Return a bound on the plan's time: the busiest rank's work, or what ``whole_backwards_bound_ns`` says."""
-    work: dict[tuple[int, ...], int] = {}
-    for stage in plan.stages:
-        cost = stage_costs(problem, stage, most_rows(problem, plan))
-        each = cost.forward_ns + cost.backward_ns + cost.recompute_ns
-        work[stage.devices] = work.get(stage.devices, 0) + plan.num_micro_batches * each
-    return max(max(work.values()), whole_backwards_bound_ns(problem, plan))

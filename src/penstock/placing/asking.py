@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
+from penstock.convert.degrees import choices_of
 from penstock.convert import to_plan, to_problem
 from penstock.placing.cluster import Cluster
 from penstock.planning.solve import refuse_unsupported
@@ -82,6 +83,12 @@ class Job:
         asked = self.asked
         plain = asked.planner == "auto" and asked.schedule in ("auto", "early-backward") and not asked.options
         return plain and "synchronous" in asked.update_rules and asked.target is None
+
+    @cached_property
+    def has_choices(self) -> bool:
+        """Return whether the job leaves degrees of parallelism open."""
+        whole = self._request(self.cluster.topology)
+        return bool(choices_of(whole, self.profile, self.cluster.topology))
 
     def request(self, chosen: Chosen) -> PlanRequest:
         """Return the plan request of the job on a set of hosts."""

@@ -12,6 +12,7 @@ import pytest
 from problems import make_problem
 
 from penstock.solvers.costs.memory import activation_bytes, fits, free_bytes, static_bytes
+from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import most_rows
@@ -19,6 +20,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Status
 from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.even.planner import _every
+from penstock.solvers.planners.proposal import whole_backwards_bound_ns
 from penstock.solvers.schedules.trainer_orders import order_of
 from penstock.solvers.solve.driver import solve
 
@@ -113,10 +115,33 @@ def test_what_may_fit_is_what_ranks_hold_stage_by_stage() -> None:
     for problem in (*map(drawn, range(12)), *map(with_modules, range(12))):
         for even in _every(problem):
             for way in even.ways:
-                fits_so = holds(problem, even._plan(way), even.parts)
+                fits_so = holds(problem, even.plan(way), even.parts)
                 assert even._may_fit(way) == fits_so
                 answers[fits_so] += 1
     assert min(answers.values()) > 100
+
+
+def test_the_bound_is_what_stages_take_added_up_one_by_one() -> None:
+    """Stages that cost alike are costed once; here each is costed by itself, however it recomputes."""
+    checked = 0
+    for problem in (*map(drawn, range(12)), *map(with_modules, range(12))):
+        for even in _every(problem):
+            for way in even.ways:
+                plan = even.plan(way)
+                busiest = max(work_ns(problem, plan).values())
+                assert even.bound_ns(way) == max(busiest, whole_backwards_bound_ns(problem, plan))
+                checked += 1
+    assert checked > 200
+
+
+def work_ns(problem: Problem, plan: Allocation) -> dict[tuple[int, ...], int]:
+    """What the stages of each rank compute in a step."""
+    found: dict[tuple[int, ...], int] = {}
+    for stage in plan.stages:
+        cost = stage_costs(problem, stage, most_rows(problem, plan))
+        each = cost.forward_ns + cost.backward_ns + cost.recompute_ns
+        found[stage.devices] = found.get(stage.devices, 0) + plan.num_micro_batches * each
+    return found
 
 
 def with_modules(seed: int) -> Problem:

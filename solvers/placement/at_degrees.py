@@ -1,0 +1,164 @@
+"""Regular plans where degrees are a choice: the best of planner ``even`` at any of them, and bounds on all plans.
+
+What plans of a choice take at least does not depend on how nodes are joined: it is found once for hosts of the same
+groups, with cables that take no time, and holds for every set of such hosts. Choices are asked in the order of these
+bounds, each time for one that takes longer to find, until none is below the best plan. The plan so is the best of all
+choices, as if each had been asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.costs.infinity import NEVER_NS, UNLIMITED
+from penstock.solvers.bounds.feasibility import proof_of_infeasibility
+from penstock.solvers.degrees.contract import contract
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.degrees.planned import planned_cells
+from penstock.solvers.model.degrees import Choice
+from penstock.solvers.model.network import Cable, Network
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Candidate, Result, Status
+from penstock.solvers.planners.even.planner import Layouts
+from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.schedules.support.fitting import Trial
+from penstock.solvers.solve import choices, driver
+from penstock.solvers.solve.searched import Searched, choices_of, least_of
+
+CORE = "anywhere"
+"""The switch that joins all nodes in no time."""
+
+
+@dataclass
+class _Open:
+    """A choice on hosts, whatever joins them: ``known``: its bounds, ``layouts``: None as long as none was asked for."""
+
+    known: Searched
+    least_ns: int
+    layouts: Layouts | None = None
+
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs in the choice's cells."""
+        return sum(map(len, planned_cells(self.known.gpus, self.known.choice)))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether no collective inside a pass leaves a node, so that layers cost the same whatever joins the nodes."""
+        node_of = self.known.gpus.network.node_of
+        cells = self.known.problem.cells
+        return not self.known.choice.in_one_stage and all(len({node_of[gpu] for gpu in cell}) == 1 for cell in cells)
+
+    def raised(self, below_ns: int) -> bool:
+        """Ask for the next bound on regular plans; return whether it is higher than the last one.
+
+        The last one is looked for as far as it is below a time.
+        """
+        before_ns = self.least_ns
+        if self.known.by_load:
+            self.least_ns = max(before_ns, self.known.bound.bound_ns)
+        if self.least_ns == before_ns:
+            self.layouts = self.layouts or Layouts(self.known.problem)
+            self.least_ns = max(before_ns, self.layouts.least_ns(below_ns))
+        return self.least_ns > before_ns
+
+
+@dataclass
+class Hosts:
+    """The choices of a job on hosts of the same groups, whatever joins them; ``problem``: that of one such set.
+
+    ``joined``: whether that set's own network counts, since what is known of it does not follow from its nodes.
+    """
+
+    problem: Problem
+    joined: bool
+    open: list[_Open] = field(init=False)
+    refused: dict[Choice, UnsupportedRequest] = field(init=False)
+
+    def __post_init__(self) -> None:
+        free = self.problem if self.joined else replace(self.problem, network=_free(self.problem.network), _costs={})
+        found, self.refused = choices_of(free)
+        self.open = [_Open(each, each.load_ns) for each in found]
+
+    def bound_ns(self) -> int:
+        """Return a bound on every plan, from the load of each choice; NEVER_NS where hosts fill the cells of none."""
+        return min((each.known.least_ns for each in self.open), default=NEVER_NS)
+
+    def tighten(self) -> int:
+        """Return the highest bound on every plan that can be found."""
+        return least_of(self.problem, [each.known for each in self.open]).bound_ns if self.open else NEVER_NS
+
+    def plan(self, problem: Problem, longest_ns: Callable[[int], int]) -> Result | None:
+        """Return the best regular plan on such hosts; None if none takes ``longest_ns``, by the number of GPUs, or less.
+
+        Where there is none at all, the result is why. Raises UnsupportedRequest where no choice can be made.
+        """
+        limits = [longest_ns(each.gpus) + 1 for each in self.open]
+        waiting = [(each.least_ns, number) for number, each in enumerate(self.open)]
+        heapify(waiting)
+        best: tuple[Problem, Trial] | None = None
+        while waiting:
+            least_ns, number = heappop(waiting)
+            below_ns = min(limits[number], NEVER_NS if best is None else best[1].value_ns)
+            if least_ns >= below_ns:
+                continue
+            each = self.open[number]
+            if each.raised(below_ns):
+                heappush(waiting, (each.least_ns, number))
+                continue
+            best = self._asked(problem, each, below_ns) or best
+        if best is not None:
+            return _result(*best)
+        return self._nothing(problem) if all(limit > NEVER_NS for limit in limits) else None
+
+    def _nothing(self, problem: Problem) -> Result:
+        """Return that no regular plan fits: proven of all plans where that is quickly proven of every choice."""
+        proofs = [proof_of_infeasibility(each.known.problem) for each in self.open]
+        if not self.open or None in proofs:
+            return choices.quick(problem)
+        return Result(Status.INFEASIBLE, "no choice of degrees fits in memory")
+
+    def _asked(self, problem: Problem, each: _Open, below_ns: int) -> tuple[Problem, Trial] | None:
+        """Return the quickest layout of a choice that takes less than a time."""
+        assert each.layouts is not None
+        try:
+            own = contract(problem, each.known.choice)
+        except UnsupportedRequest:  # nothing connects the cells
+            return None
+        layouts = each.layouts if each.is_local else Layouts(own)
+        found = layouts.quickest(own, below_ns, 1)
+        return (own, found[0]) if found else None
+
+    def may_take(self, longest_ns: Callable[[int], int]) -> bool:
+        """Return whether a regular plan may take ``longest_ns``, or less, however the hosts are joined."""
+        for each in self.open:
+            below_ns = longest_ns(each.gpus) + 1
+            while each.least_ns < below_ns and each.raised(below_ns):
+                pass
+            if each.least_ns < below_ns:
+                return True
+        return False
+
+    def certified(self, problem: Problem, result: Result) -> Result:
+        """Return a regular plan, verified, with the highest bounds on all plans, and on those of its choice."""
+        assert result.best is not None
+        assert result.choice is not None
+        known, plan = [each.known for each in self.open], result.best
+        proposal = Proposal(plan.allocation, (), overlaps=(plan.overlap_all_reduce,), fixed=plan.schedule)
+        return choices.certified(problem, known, self.refused, proposal, result.choice)
+
+
+def _result(own: Problem, trial: Trial) -> Result:
+    """Return a plan that is still to be verified, and has no bound."""
+    timeline = simulate(own, trial.allocation, trial.orders, overlap=own.rules.overlap_all_reduce)
+    plan = Candidate(choices.QUICK, trial.allocation, trial.orders, timeline, own.rules.overlap_all_reduce, "synchronous")
+    return Result(Status.FEASIBLE, "", plan, choice=own.choice)
+
+
+def _free(network: Network) -> Network:
+    """Return the network with all nodes at one switch, over cables that take no time."""
+    cables = tuple(Cable(CORE, name, UNLIMITED, 0, True) for name in network.node_names)
+    return Network(network.device_names, network.node_names, network.node_of, network.insides, cables)
