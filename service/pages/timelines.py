@@ -9,6 +9,7 @@ import json
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from penstock.collector import no_collection
 from penstock.schemas.errors import NotFound
 from penstock.service.jobs import judging
 from penstock.service.pages.sources import Sources
@@ -81,6 +82,7 @@ def run_report(sources: Sources, run_id: str) -> str:
 
 
 @lru_cache(maxsize=8)
+@no_collection()
 def _drawn(sources: Sources, address: str) -> _Drawn:
     from penstock.planning.explain import explanation, judged, picture
     from penstock.report.explained import marks

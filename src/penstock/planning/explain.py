@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from penstock.collector import no_collection
 from penstock.convert.degrees import choice_of
 from penstock.convert.explanations import (
     most_helpful,
@@ -139,7 +140,8 @@ def layout_of(fields: Mapping[str, Any]) -> Layout:
 
 def judged(file: PlanFile) -> Judged:
     """Return the judgement of a plan that can be simulated. Raises InvalidPlan for any other."""
-    judgement = judge(file)
+    with no_collection():
+        judgement = judge(file)
     if judgement.timeline is None or judgement.allocation is None or judgement.schedule is None:
         raise InvalidPlan(
             "the plan cannot be simulated", faults=tuple(Fault("plan", sentence) for sentence in judgement.faults)
@@ -216,6 +218,7 @@ def _untried(operations: int) -> str:
     )
 
 
+@no_collection()
 def page(file: PlanFile, trace: Trace | None = None) -> str:
     """Return the HTML report of a plan with its explanation. Raises InvalidPlan where it cannot be simulated.
 
@@ -245,6 +248,7 @@ def picture(found: Judged) -> Picture:
     return picture_of_timeline(judgement.problem, judgement.timeline, judgement.allocation, found.idle)
 
 
+@no_collection()
 def svg(file: PlanFile, trace: Trace | None = None) -> str:
     """Return a plan's timeline as an SVG file, with its critical path. Raises as ``page``."""
     _check_trace(file, trace)

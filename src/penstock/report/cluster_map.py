@@ -86,7 +86,7 @@ def _boxes_map(nodes: Sequence[Node], held: Mapping[str, list[int]], flows: Sequ
     names = [device.id for node in nodes for device in node.devices]
     between, inside = _arrows(flows, names, squares, home, boxes, [node.name for node in nodes])
     return (
-        '<div class="scroll" tabindex="0" role="region" aria-label="Cluster map">'
+        '<div class="scroll map" tabindex="0" role="region" aria-label="Cluster map">'
         f'<svg class="map-svg" viewBox="-2 -2 {_WIDTH + 4} {y + row_height + 4:.0f}" role="img" '
         f'aria-label="cluster map: {len(names)} devices in {len(nodes)} nodes">'
         f"{''.join([*between, *parts, *inside, *labels])}</svg></div>"

@@ -21,8 +21,9 @@ _SMALLEST = 5
 """The side of a device's square, by the largest number of nodes for which it is taken; the smallest for more, where a
 node whose devices are alike is a single rectangle."""
 _ACROSS = 4
-_LETTER = 8.4
-"""The width of a letter of a name; a digit of a stage's number has 6."""
+_LETTER, _NARROW, _DIGIT = 8.4, 6.8, 6
+"""The width of a letter of a node's name, of one of a title, which has narrow ones, and of a stage's digit."""
+_MOST_ABREAST = 4
 
 Held = Mapping[str, Sequence[int]]
 
@@ -57,18 +58,63 @@ def rack_map(topology: ClusterTopology, held: Held, colours: int) -> str:
     """
     side = next((size for most, size in _CELLS if len(topology.nodes) <= most), _SMALLEST)
     drawing = _Drawing(side, held, colours)
-    for rack in racks(topology):
-        drawing.add(rack)
+    shown = racks(topology)
+    abreast = _abreast(shown, side)
+    for start in range(0, len(shown), abreast):
+        drawing.add(shown[start : start + abreast], abreast)
     count = sum(len(node.devices) for node in topology.nodes)
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="Cluster map"><svg class="map-svg large" '
+        f'<div class="scroll map" tabindex="0" role="region" aria-label="Cluster map"><svg class="map-svg large" '
         f'viewBox="-2 -2 {WIDTH + 4} {drawing.y + 4:.0f}" role="img" aria-label="cluster map: {count:,} devices in '
         f'{len(topology.nodes):,} nodes">{"".join([*drawing.boxes, *drawing.squares(), *drawing.texts])}</svg></div>'
     )
 
 
+class _Form(NamedTuple):
+    """How a rack is drawn in a box of a certain width: squares of a node, nodes of a row, and all sizes."""
+
+    across: int
+    down: int
+    columns: int
+    left: float
+    height: float
+
+    @classmethod
+    def of(cls, rack: Rack, side: int, width: float) -> _Form:
+        """Return the form of a rack; names of nodes are on the left where the rack has none of its own."""
+        across = min(_ACROSS, max(len(node.devices) for node in rack.nodes))
+        down = max(-(-len(node.devices) // across) for node in rack.nodes)
+        left = _MARGIN + (0 if rack.name else _LETTER * max(len(node.name) for node in rack.nodes))
+        columns = max(1, int((width - left - _MARGIN) // (across * side + _GAP)))
+        rows = -(-len(rack.nodes) // columns)
+        head = _HEAD if rack.name else _MARGIN
+        return cls(across, down, columns, left, head + rows * (down * side + _GAP) + _MARGIN - _GAP)
+
+
+def _title(rack: Rack) -> str:
+    """Return the name of a rack with those of its first and last node."""
+    first, last = rack.nodes[0].name, rack.nodes[-1].name
+    return f"{rack.name}: {first if len(rack.nodes) == 1 else f'{first} … {last} ({len(rack.nodes)} nodes)'}"
+
+
+def _width(abreast: int) -> float:
+    return (WIDTH - (abreast - 1) * _GAP) / abreast
+
+
+def _abreast(shown: Sequence[Rack], side: int) -> int:
+    """Return how many racks side by side make the drawing least high, of those numbers at which titles have room."""
+    longest = max(len(_title(rack)) for rack in shown) * _NARROW + 2 * _MARGIN
+
+    def height(abreast: int) -> float:
+        heights = [_Form.of(rack, side, _width(abreast)).height for rack in shown]
+        return sum(max(heights[start : start + abreast]) + _GAP for start in range(0, len(shown), abreast))
+
+    possible = [n for n in range(1, min(_MOST_ABREAST, len(shown)) + 1) if n == 1 or longest <= _width(n)]
+    return min(possible, key=height)
+
+
 class _Drawing:
-    """Racks one below the other; squares are collected by stage."""
+    """Racks side by side, in lines one below the other; squares are collected by stage."""
 
     def __init__(self, side: int, held: Held, colours: int) -> None:
         self.side, self.held, self.colours = side, held, colours
@@ -77,41 +123,44 @@ class _Drawing:
         self.texts: list[str] = []
         self._paths: dict[int, list[str]] = defaultdict(list)
         self._devices: dict[int, list[str]] = defaultdict(list)
+        self._places: dict[int, list[int]] = defaultdict(list)
         self._nodes: list[Node] = []
 
-    def add(self, rack: Rack) -> None:
-        """Draw the nodes of a rack below what is there."""
-        self._nodes += rack.nodes
-        across = min(_ACROSS, max(len(node.devices) for node in rack.nodes))
-        down = max(-(-len(node.devices) // across) for node in rack.nodes)
-        wide, high = across * self.side + _GAP, down * self.side + _GAP
-        room = 0 if rack.name else _LETTER * max(len(node.name) for node in rack.nodes)
-        left = _MARGIN + room
-        columns = max(1, int((WIDTH - left - _MARGIN) // wide))
-        top = self.y + (_HEAD if rack.name else _MARGIN)
-        rows = -(-len(rack.nodes) // columns)
-        height = top - self.y + rows * high + _MARGIN - _GAP
-        self.boxes.append(f'<rect class="node" x="0" y="{self.y:g}" width="{WIDTH}" height="{height:g}" rx="5"/>')
+    def add(self, line: Sequence[Rack], abreast: int) -> None:
+        """Draw racks side by side, below what is there."""
+        width = _width(abreast)
+        forms = [_Form.of(rack, self.side, width) for rack in line]
+        height = max(form.height for form in forms)
+        for number, (rack, form) in enumerate(zip(line, forms, strict=True)):
+            x = number * (width + _GAP)
+            self.boxes.append(
+                f'<rect class="node" x="{x:g}" y="{self.y:g}" width="{width:g}" height="{height:g}" rx="5"/>'
+            )
+            self._rack(rack, form, x)
+        self.y += height + _GAP
+
+    def _rack(self, rack: Rack, form: _Form, x: float) -> None:
         if rack.name:
-            first, last = rack.nodes[0].name, rack.nodes[-1].name
-            own = first if len(rack.nodes) == 1 else f"{first} … {last} ({len(rack.nodes)} nodes)"
-            self._text(_MARGIN, self.y + 15, f"{rack.name}: {own}")
+            self._text(x + _MARGIN, self.y + 15, _title(rack))
+        top = self.y + (_HEAD if rack.name else _MARGIN)
+        wide, high = form.across * self.side + _GAP, form.down * self.side + _GAP
         before: int | None = None
         for number, node in enumerate(rack.nodes):
-            row, column = divmod(number, columns)
-            x, y = left + column * wide, top + row * high
+            row, column = divmod(number, form.columns)
+            y = top + row * high
             if column == 0:
                 before = None
                 if not rack.name:
-                    self._text(_MARGIN, y + high / 2 + 2, node.name)
-            before = self._node(node, x, y, across, before)
-        self.y += height + _GAP
+                    self._text(x + _MARGIN, y + high / 2 + 2, node.name)
+            before = self._node(node, x + form.left + column * wide, y, form.across, before)
 
     def _node(self, node: Node, x: float, y: float, across: int, before: int | None) -> int | None:
         """Draw a node's squares; return its stage where all of its devices hold the same one."""
         firsts = [next(iter(self.held.get(device.id, ())), -1) for device in node.devices]
         for device, stage in zip(node.devices, firsts, strict=True):
             self._devices[stage].append(device.id)
+            self._places[stage].append(len(self._nodes))
+        self._nodes.append(node)
         alike = len(set(firsts)) == 1
         if alike and self.side == _SMALLEST:
             self._square(firsts[0], x, y, min(across, len(firsts)), -(-len(firsts) // across))
@@ -122,11 +171,16 @@ class _Drawing:
             return None
         stage, down = firsts[0], -(-len(firsts) // across)
         label = str(stage) if stage >= 0 else "idle"
-        if stage != before and len(label) * 6 <= across * self.side and down * self.side >= 10:
-            x += (min(across, len(firsts)) * self.side - 1) / 2
-            look = f"on h{stage % self.colours}" if stage >= 0 else "off"
-            self._text(x, y + down * self.side / 2 + 3, label, look)
+        if stage != before and len(label) * _DIGIT <= across * self.side and down * self.side >= 10:
+            self._label(label, stage, x + (min(across, len(firsts)) * self.side - 1) / 2, y + down * self.side / 2)
         return stage
+
+    def _label(self, label: str, stage: int, x: float, y: float) -> None:
+        """Write a node's stage, on a plate of its colour where it is made of squares, whose gaps would cross it."""
+        if self.side > _SMALLEST:
+            wide, colour = len(label) * _DIGIT + 4, f"s{stage % self.colours}" if stage >= 0 else "unused"
+            self.texts.append(f'<rect class="{colour}" x="{x - wide / 2:g}" y="{y - 6:g}" width="{wide}" height="11"/>')
+        self._text(x, y + 3, label, f"on h{stage % self.colours}" if stage >= 0 else "off")
 
     def _square(self, stage: int, x: float, y: float, across: int = 1, down: int = 1) -> None:
         wide, high = across * self.side - 1, down * self.side - 1
@@ -142,8 +196,9 @@ class _Drawing:
         for stage, parts in sorted(self._paths.items()):
             look = f"s{stage % self.colours}" if stage >= 0 else "unused"
             what = f"stage {stage}" if stage >= 0 else "not used"
-            devices = self._devices[stage]
-            words = f"{what}: {named(devices, self._nodes)} ({len(devices):,} device{'s' if len(devices) > 1 else ''})"
+            devices, places = self._devices[stage], self._places[stage]
+            names = named(devices, self._nodes[places[0] : places[-1] + 1])
+            words = f"{what}: {names} ({len(devices):,} device{'s' if len(devices) > 1 else ''})"
             made.append(
                 f'<g><title>{escape(words)}</title><path class="device {look}" data-devices="{len(devices)}" '
                 f'd="{"".join(parts)}"/></g>'

@@ -271,12 +271,15 @@ def _page_of(plan: str, server: str | None) -> str:
 
 
 def _reported(plan: str, trace: str | None, *, svg: bool) -> str:
-    file = read_plan(plan)
-    from penstock.planning import explain as explaining
+    from penstock.collector import no_collection
     from penstock.schemas.trace import Trace
 
-    measured = None if trace is None else read_document(Trace, trace)
-    return (explaining.svg if svg else explaining.page)(file, measured)
+    with no_collection():
+        file = read_plan(plan)
+        from penstock.planning import explain as explaining
+
+        measured = None if trace is None else read_document(Trace, trace)
+        return (explaining.svg if svg else explaining.page)(file, measured)
 
 
 def _judged(file: PlanFile) -> tuple[Judgement, Timeline]:

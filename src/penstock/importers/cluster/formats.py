@@ -5,15 +5,14 @@ A new format is a module with ``read_<format>(text, source) -> SourceFacts`` and
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 import re2
 
+from penstock.collector import no_collection
 from penstock.importers.cluster.facts import SourceFacts
 from penstock.importers.cluster.merging.merge import merge
 from penstock.schemas.api.topology_import import Format, ImportOptions, ImportSource, TopologyImport, TopologyImported
@@ -108,23 +107,11 @@ def import_topology(
     if not sources:
         raise InvalidDocument("there is no source to import", remedy="give a file, a text, or - for standard input")
     options = options or ImportOptions()
-    with _no_collection():
+    with no_collection():
         read = [_read(number, source, options.topology) for number, source in enumerate(sources)]
         if options.topology is not None and all(facts.format != "slurm-yaml" for facts in read):
             raise InvalidDocument(f"no source is a topology.yaml, which would have the topology {options.topology!r}")
         return merge(read, [source.nodes for source in sources], options, most_devices)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Without the collector, which looks again and again through objects that all live: twice the time at 80,000."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def recognised(source: ImportSource, number: int = 0) -> Format:
