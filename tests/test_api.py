@@ -241,6 +241,12 @@ def test_a_time_limit_is_a_duration_or_seconds(limit: str | float) -> None:
     assert answer.plan is answer.file.plan
 
 
+@pytest.mark.parametrize("limit", [float("nan"), float("inf"), True])
+def test_a_time_limit_that_is_no_duration_is_refused(limit: float) -> None:
+    with pytest.raises(penstock.errors.InvalidDocument, match=f"time_limit is {limit}, which is no duration"):
+        penstock.plan("gpt2-small", "1x1xV100", global_batch_size=8, time_limit=limit)
+
+
 def test_errors_are_importable_from_the_front() -> None:
     assert penstock.errors.InvalidPlan is InvalidPlan
 

@@ -32,7 +32,7 @@ from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.solve import driver
 from penstock.solvers.solve.asking import not_asked, too_large
 from penstock.solvers.solve.effort import LARGE, effort_of
-from penstock.solvers.solve.searched import Searched, choices_of, least_of
+from penstock.solvers.solve.searched import MOST_RAISED, Searched, choices_of, least_of
 
 QUICK = "even"
 """The planner that ranks the choices first."""
@@ -166,11 +166,15 @@ class Search:
         self._round(left[:1], self.asked, self.max_plans, final=True)
 
     def rank(self) -> None:
-        """Ask planner ``QUICK`` alone, once; bounds that take as long as it does rule out none."""
+        """Ask planner ``QUICK`` alone, once."""
         for each in self._by_cells():
-            surpassed = self.best_ns is not None and each.bound.bound_ns >= self.best_ns
-            if not surpassed and not self._is_far(each):
+            if not self._is_surpassed(each) and not self._is_far(each):
                 self._search(each, self.asked)
+
+    def _is_surpassed(self, each: Searched) -> bool:
+        """Return whether a bound that takes less time than planner ``QUICK`` shows that no plan is better."""
+        limit_ns = None if self.best_ns is None else self.best_ns / (1.0 + self.gap)
+        return limit_ns is not None and (each.least_ns >= limit_ns or each.bound.bound_ns >= limit_ns)
 
     def _by_cells(self) -> list[Searched]:
         return sorted(self.choices, key=lambda each: (each.cells, each.load_ns))
@@ -227,18 +231,34 @@ class Search:
     ) -> None:
         """Search the open choices; of the time left each gets as much as those that wait, and later rounds half.
 
-        After the ``final`` round there are none. The ``quick`` one leaves out choices that are far from the best plan.
+        After the ``final`` round there are none. The ``quick`` one leaves out choices that are far from the best plan;
+        it asks for no bounds that take longer than its planner.
         """
         for number, each in enumerate(left):
             left_s = self.deadline.left_s
             parts = (1 if final else 2) * (len(left) - number)
             limit_ns = None if left_s is None else int(1e9 * left_s / parts)
-            if self._is_open(each) and not self.deadline.passed and not (quick and self._is_far(each)):
-                self._search(each, {**asked, "time_limit_ns": limit_ns, "max_plans": most, "closely": final})
+            if quick and (self._is_far(each) or self._is_surpassed(each)):
+                continue
+            if (quick or self._is_open(each)) and not self.deadline.passed:
+                limits = {"time_limit_ns": limit_ns, "max_plans": most}
+                if not (quick or final):
+                    limits["longest_ns"] = self._longest_ns
+                self._search(each, {**asked, **limits, "closely": final})
+
+    @property
+    def _longest_ns(self) -> int | None:
+        """How long plans may take that choices are compared by, with an effort that ends planners.
+
+        Others would be far from the best plan, so that their choice does not go on.
+        """
+        if self.best_ns is None or effort_of(self.asked.get("effort")).patience is None:
+            return None
+        return int(ROUNDS[0].near * self.best_ns)
 
     def _is_far(self, each: Searched) -> bool:
         """Return whether no plain layout of a choice can be near the best plan; degrees of 1 are not left out so."""
-        if self.best_ns is None or each.is_one:
+        if self.best_ns is None or each.is_one or each.least_ns >= self.best_ns:
             return False
         least = least_layout_ns(each.problem)
         each.far = least is not None and least > ROUNDS[0].near * self.best_ns
@@ -251,9 +271,8 @@ class Search:
         that ends planners until all of them have been asked: a plan without groups of GPUs is not missed because
         planner ``QUICK`` has a slow one. Neither stays if it lacks much memory.
         """
-        ranked = sorted(filter(self._is_open, left), key=_by_value)
         if self.best_ns is None:
-            return ranked
+            return sorted(filter(self._is_open, left), key=_by_value)
         limit_ns = near * self.best_ns
         plain = untried or effort_of(self.asked.get("effort")).patience is None
 
@@ -263,17 +282,23 @@ class Search:
                 return (stays or (untried and not each.far)) and not each.lacks_much
             return stays or each.value_ns <= limit_ns
 
-        for each in ranked:
+        for each in left:
             slow = f"their plans by then took more than {near:g} times as long as the best"
             each.dropped = "" if goes_on(each) else NO_PLAN if each.value_ns is None else slow
-        return [each for each in ranked if not each.dropped]
+        near_best = [each for each in left if not each.dropped]  # before bounds are asked for, which take longer
+        return sorted(filter(self._is_open, near_best), key=_by_value)
 
     def _afforded(self, ranked: list[Searched]) -> list[Searched]:
-        """Return the best choice, and those after it for which effort is left, for degrees of 1 all of their own."""
+        """Return the best choice, and those after it for which effort is left, for degrees of 1 all of their own.
+
+        With an effort that ends planners half of it is left for choices that have no plan yet.
+        """
         found: list[Searched] = []
+        halved = effort_of(self.asked.get("effort")).patience is not None
         for each in ranked:
-            if found and self._spent + (each.size if each.is_one else 0) >= MOST:
-                each.dropped = f"the sizes of better ones add up to {MOST:,} already"
+            most = MOST // 2 if halved and each.value_ns is None else MOST
+            if found and self._spent + (each.size if each.is_one else 0) >= most:
+                each.dropped = f"the sizes of better ones add up to {most:,} already"
                 continue
             found.append(each)
             self._spent += each.size
@@ -347,7 +372,8 @@ class Search:
         assert result.best is not None
         while not self.best.tightest:
             self.best.tighten()
-        bound, wide = self.bound(), self.best.bound
+        raised = MOST_RAISED if self.deadline.passed else 2 * len(self.choices)
+        bound, wide = least_of(self.problem, self.choices, raised), self.best.bound
         own = [each for each in result.bounds if each.scope == SCHEDULE_SCOPE or each.bound_ns > wide.bound_ns]
         if wide.bound_ns > bound.bound_ns:
             own.insert(0, replace(wide, scope=CLASS_SCOPE))
@@ -399,7 +425,7 @@ class Search:
         """Return why a choice was searched by planner ``QUICK`` at most."""
         if each.choice in self.refused or each.impossible:
             return NO_PLAN
-        if not self._is_open(each):
+        if not each.dropped and not self._is_open(each):
             return "bounds show that none of their plans is better"
         if each.far:
             return f"no plain layout of theirs is within {ROUNDS[0].near:g} times the best"
@@ -424,7 +450,7 @@ class Search:
         others = [(each.choice, each.result) for each in known if each is not nearest]
         causes = [f"{choice}: {result.why}" for choice, result in others if result is not None]
         more = f"; and {len(causes) - CAUSES} more choices" if len(causes) > CAUSES else ""
-        spared = () if proven else self._spared()
+        spared = self._spared() if status is Status.NONE_FOUND else ()
         why = "; ".join([f"{nearest.choice}: {found.why}", *causes[:CAUSES]]) + "; ".join([more, *spared])
         return replace(found, status=status, why=why, seconds=self.deadline.seconds, choice=nearest.choice)
 

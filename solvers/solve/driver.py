@@ -43,6 +43,7 @@ def solve(
     known: Candidate | None = None,
     closely: bool = True,
     without: Mapping[str, str] | None = None,
+    longest_ns: int | None = None,
     on_incumbent: Callable[[Candidate], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Result:
@@ -53,7 +54,7 @@ def solve(
     ``on_progress`` with these, bounds, and who is at work. ``workers``: processes for a large request, by default as
     many as processors; the answer does not depend on it. ``known``: a plan that was found before, to be improved on.
     ``closely``: whether bounds of classes of plans are looked for, and what would help: remedies where there is no
-    plan, changes of the request where ``auto`` has one. ``without``: as in ``Setting``.
+    plan, changes of the request where ``auto`` has one. ``without`` and ``longest_ns``: as in ``Setting``.
     Raises ``UnsupportedRequest`` and ``InvalidDocument`` as ``Planner.check`` does, and where the planner cannot take
     the request.
     """
@@ -62,7 +63,15 @@ def solve(
     known_effort = THOROUGH if effort is None else effort_of(effort)
     deadline = Deadline(time_limit_ns)
     setting = Setting(
-        problem, deadline, gap, schedule, max_plans, closely=closely, effort=known_effort, without=without or {}
+        problem,
+        deadline,
+        gap,
+        schedule,
+        max_plans,
+        closely=closely,
+        effort=known_effort,
+        without=without or {},
+        longest_ns=longest_ns,
     )
     state = State(setting, on_incumbent, on_progress)
     small = is_small(setting)

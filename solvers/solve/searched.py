@@ -139,13 +139,13 @@ def choices_of(problem: Problem) -> tuple[list[Searched], dict[Choice, Unsupport
     return found, refused
 
 
-def least_of(problem: Problem, choices: Sequence[Searched]) -> Bound:
-    """Return the least of the choices' bounds: no plan of the request takes less.
+def least_of(problem: Problem, choices: Sequence[Searched], raised: int = MOST_RAISED) -> Bound:
+    """Return the least of the choices' bounds, after it was tightened ``raised`` times or as far as it can be.
 
-    A choice that the planner cannot take may have plans all the same.
+    No plan of the request takes less: a choice that the planner cannot take may have plans all the same.
     """
     possible = [each for each in choices if not each.impossible] or choices
-    for _ in range(MOST_RAISED):
+    for _ in range(raised):
         least = min(possible, key=lambda each: each.least_ns)
         if least.tightest:
             break

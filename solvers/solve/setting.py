@@ -20,7 +20,8 @@ class Setting:
     machine. ``first_feasible``: stop at the first plan that fits. ``closely``: look for bounds of classes of plans.
     ``whole``: a bound on every plan of the request, where it is known already. ``effort``: when planners end by
     themselves. ``without``: planners and phases that ``auto`` does not ask, each with the reason that the answer gives,
-    empty where there is nothing to be said.
+    empty where there is nothing to be said. ``longest_ns``: plans that take longer need not be looked for, which
+    planners of ``auto`` are told as an option; None: no limit.
     """
 
     problem: Problem
@@ -33,3 +34,4 @@ class Setting:
     whole: Bound | None = None
     effort: Effort = THOROUGH
     without: Mapping[str, str] = field(default_factory=dict)
+    longest_ns: int | None = None

@@ -44,6 +44,7 @@ from penstock.solvers.model.result import Bound
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.update_rules import PERIODIC_RULES
 from penstock.solvers.planners.catalogue import EXCLUDE, PLANNERS, Planner, Tier
+from penstock.solvers.planners.dapple.planner import LONGEST
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.planners.simple.candidates import first_plans, last_plans, simplest_plans, unlimited
 from penstock.solvers.schedules.catalogue import tried_with
@@ -341,12 +342,13 @@ def first_tasks(setting: Setting, values: Mapping[str, object]) -> list[Task]:
 
 
 def asked(setting: Setting, rows: list[Planner]) -> list[Task]:
-    """Return the planners with their default options, and the schedules that name them."""
+    """Return the planners with their default options, the limit of the setting, and the schedules that name them."""
+    limit = {} if setting.longest_ns is None else {LONGEST: setting.longest_ns}
     tasks: list[Task] = []
     for row in rows:
         also = [each for each in tried_with(row.name) if each.for_any_stages]
         makes = row.makes(setting.problem) if row.makes and not any(each.split for each in also) else None
-        values = checked(row.name, row.options, {})
+        values = {**checked(row.name, row.options, {}), **limit}
         tasks.append(Ask(row.name, values, tuple(each.name for each in also), makes, row.early))
     return tasks
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 
@@ -45,6 +46,8 @@ BEAM = Option("beam", 1, "prefixes kept per memo entry", low=1, high=256)
 MAX_STAGES = Option("max_stages", 0, "largest number of stages; 0: no limit", low=0)
 ALLOW_UNUSED = Option("allow_unused", True, "whether devices may be left over; the paper uses all")
 OPTIONS = (POLICY, PLACEMENT, PIVOT, FORMULA, STRICT, RANK, BEAM, MAX_STAGES, ALLOW_UNUSED)
+LONGEST = "longest_ns"
+"""The latency by the formula beyond which no plan is looked for: ``auto`` gives it where it compares problems."""
 AT_ONCE = 2
 AFTERWARDS = 24
 TIGHT_BATCHES = 6
@@ -76,13 +79,14 @@ def _proposal(problem: Problem, allocation: Allocation, policy: str) -> Proposal
 def _searches(problem: Problem, options: Mapping[str, object]) -> Iterator[list[Found]]:
     """The search for every batch; where memory is short, again for given numbers of stages and what they hold.
 
-    When nothing fits by the memory estimate, once more without buffers in it.
+    When nothing fits by the memory estimate, once more without buffers in it, unless the latency is limited.
     """
     placement, strict = PLACEMENT.of(options), STRICT.of(options)
     policies = POLICIES if placement == "all" else tuple(p for p in POLICIES if p == placement)
     base = shape(problem, policies, strict)
     singles = shape(problem, policies, strict, (1,))
-    for lenient in (False, True):
+    longest = cast(int, options.get(LONGEST, NEVER_NS))
+    for lenient in (False, True) if longest == NEVER_NS else (False,):
         rules = Rules(
             policies,
             PIVOT.of(options),
@@ -95,17 +99,17 @@ def _searches(problem: Problem, options: Mapping[str, object]) -> Iterator[list[
             lenient,
         )
         best_of: dict[Batch, Found] = {}
-        yield from _every_batch(problem, rules, base, singles, best_of)
+        yield from _every_batch(problem, rules, base, singles, best_of, longest)
         if best_of:
-            yield from _by_stages(problem, rules, base, best_of)
+            yield from _by_stages(problem, rules, base, best_of, longest)
             return
 
 
 def _every_batch(
-    problem: Problem, rules: Rules, base: Shape, singles: Shape, best_of: dict[Batch, Found]
+    problem: Problem, rules: Rules, base: Shape, singles: Shape, best_of: dict[Batch, Found], longest: int
 ) -> Iterator[list[Found]]:
     """The plans of each batch, the most promising batch first; ``best_of`` gets each one's best."""
-    best = NEVER_NS
+    best = longest
     for batch in sorted(candidates(problem, dapple_replicas(problem)), key=lambda b: _work_ns(problem, b)):
         plans = straight(problem, batch, _limited(rules, best), singles).plans
         plans = tuple(p for p in plans if rules.allow_unused or len(p.allocation.stages) == problem.num_devices)
@@ -117,14 +121,16 @@ def _every_batch(
         yield _ascending(plans)
 
 
-def _by_stages(problem: Problem, rules: Rules, base: Shape, best_of: dict[Batch, Found]) -> Iterator[list[Found]]:
+def _by_stages(
+    problem: Problem, rules: Rules, base: Shape, best_of: dict[Batch, Found], longest: int
+) -> Iterator[list[Found]]:
     """Plans whose stages hold what P_A keeps in flight, where the plans found so far do not.
 
     The number of stages has to be known for that: the search runs for the one found, its halves and doubles.
     """
     ranked = sorted(best_of.items(), key=lambda item: (item[1].latency_ns, item[0].num_micro_batches))[:TIGHT_BATCHES]
     most = rules.max_stages or problem.num_devices
-    best = NEVER_NS
+    best = longest
     for batch, found in ranked:
         if not _is_tight(problem, batch, found.allocation):
             continue

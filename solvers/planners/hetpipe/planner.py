@@ -62,7 +62,7 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
 
 def _refuse_pins(problem: Problem) -> None:
     """Every worker holds every layer, and no device is in two of them."""
-    for layer, own in enumerate(holders(problem)):
+    for layer, own in enumerate(holders(problem) if problem.pins else ()):
         if len(own) < 2 and proof_of_infeasibility(problem) is None:
             name = problem.devices[min(own)].name
             raise UnsupportedRequest(

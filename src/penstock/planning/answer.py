@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from penstock.planning.documents import find_profile, find_topology, with_effort
 from penstock.planning.judge import Judgement, judge
 from penstock.planning.solve import solve
 from penstock.schemas.api.jobs import ResultOut
-from penstock.schemas.errors import InvalidPlan
+from penstock.schemas.errors import InvalidDocument, InvalidPlan
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile, PipelineProfile
 from penstock.schemas.quantities import Scalar
@@ -196,5 +197,14 @@ def plan(
 
 
 def _nanoseconds(limit: str | float | None) -> str | int | None:
-    """Convert a duration for ``Termination.time_limit_ns``, which parses texts with units; numbers are seconds."""
-    return limit if limit is None or isinstance(limit, str) else round(limit * 1e9)
+    """Convert a duration for ``Termination.time_limit_ns``, which parses texts with units; numbers are seconds.
+
+    Raises InvalidDocument for what is no number of seconds.
+    """
+    if limit is None or isinstance(limit, str):
+        return limit
+    if isinstance(limit, bool) or not isfinite(limit):
+        raise InvalidDocument(
+            f"time_limit is {limit}, which is no duration", remedy='a number of seconds, a text such as "10s", or None'
+        )
+    return round(limit * 1e9)
