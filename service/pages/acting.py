@@ -11,6 +11,7 @@ from fastapi import Request
 
 from penstock.planning.documents import with_open_degrees, with_quick_planner
 from penstock.report.drawing.figure import fetched_figure
+from penstock.report.words import clauses
 from penstock.schemas.amounts import exact
 from penstock.schemas.api.explanation import Explanation
 from penstock.schemas.api.sweep import SweepRequest
@@ -114,9 +115,11 @@ def plan(sources: Sources, plan_or_job: str) -> dict[str, Any] | None:
         address = sources.plan_hash(plan_or_job)
     except Conflict:
         return None
+    shown = timelines.plan_view(sources, address)
     return {
-        **timelines.plan_view(sources, address),
+        **shown,
         "id": address,
+        "found_how": clauses(sources.why(plan_or_job, address, shown["plan"].request_hash)),
         "timeline": fetched_figure(f"/plans/{address}/timeline"),
     }
 
@@ -199,6 +202,7 @@ def _shown(sources: Sources, values: Values, faults: Faults) -> dict[str, Any]:
         "opened": {name.split(".")[1] for name in (*values, *faults.fields) if _is_given_option(name, values, faults)},
         "again": again,
         "again_at": f"/plans/{again}" if again.startswith("sha256:") else f"/jobs/{again}",
+        "compares": any(any(values.get(name, ())) or faults.fields.get(name) for name in forms.COMPARED),
         "advanced": any(faults.fields.get(name) for name in forms.ADVANCED),
     }
 

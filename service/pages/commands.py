@@ -15,12 +15,19 @@ from penstock.schemas.request import MemoryModel, PlanRequest
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.transformers.degrees import Degrees
 
-USES = (
+_USES = (
     ("run", "Run it on this machine", "penstock run plan.json --job mytrain:job --check"),
     ("slurm", "As a job for Slurm", "penstock export plan.json --to sbatch --job mytrain:job --steps 1000 -o job"),
     ("pods", "As a job for Kubernetes", "penstock export plan.json --to jobset --job mytrain:job --steps 1000 -o job"),
 )
-"""What a plan is for: the id of each command on the page, its heading, and the line."""
+_ONE_MACHINE = 16
+"""The most devices of one machine: larger plans are not run on it."""
+
+
+def uses(devices: int) -> tuple[tuple[str, str, str], ...]:
+    """What a plan of so many devices is for: the id of each command on the page, its heading, and the line."""
+    return _USES if devices <= _ONE_MACHINE else _USES[1:]
+
 
 _FLAGS = {
     "global_batch_size": "-b",

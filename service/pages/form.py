@@ -137,6 +137,8 @@ ADVANCED = frozenset(
     | {"gap", "seed", *ROUTED}
 )
 """Fields that are folded away at first."""
+COMPARED = ("planners", "schedules", "clusters", "batches", "each_rule")
+"""Fields of a comparison, folded away while they are empty."""
 _AXES = {
     "topologies": "/clusters",
     "global_batch_sizes": "/batches",

@@ -11,10 +11,10 @@ from penstock.planning.explain import Judged
 from penstock.planning.plan_schedules import schedule_csv
 from penstock.report.bounds import bound_sentence, bound_sentences, widest
 from penstock.report.cluster_map import cluster_map, traffic_table
-from penstock.report.device_names import alike, idle_sentence, times
+from penstock.report.device_names import alike, idle_sentence, num_used, times, together
 from penstock.report.drawing.picture import Picture, rows_in_words
-from penstock.report.explained import PARTS, SPANS, in_words, path_words, share_name
-from penstock.report.gists import cluster_words, devices_words, some, stages_words
+from penstock.report.explained import PARTS, SPANS, in_words, largest_shares, path_words
+from penstock.report.gists import alike_devices, cluster_words, devices_words, some, stages_words
 from penstock.report.memory import fullest, peaks
 from penstock.report.page import SMALL_DEVICES, SMALL_STAGES
 from penstock.report.sentences import pace, replicas, subtitle
@@ -25,7 +25,7 @@ from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.topology import ClusterTopology
-from penstock.service.pages.commands import USES, command, python
+from penstock.service.pages.commands import command, python, uses
 
 MAX_ROWS = 100
 MEMORY_PARTS = (
@@ -53,15 +53,15 @@ def view(file: PlanFile, found: Judged, explained: Explanation, drawn: Picture) 
         "said": list(_said(plan, topology, explained)),
         "bounds": list(bound_sentences(plan)),
         "subtitle": subtitle(plan, topology),
-        "rows_in_words": rows_in_words(plan, drawn),
+        "rows_in_words": rows_in_words(drawn),
         "gists": _gists(plan, topology, profile, explained, drawn),
         "in_words": in_words(explained),
         "sentences": explained.sentences,
         "explained": explained,
         "span": SPANS[explained.path.span],
-        "shares": [(share_name(share), share) for share in explained.path.shares],
+        "shares": largest_shares(explained.path),
         "idle_heads": [PARTS[part] for part in _idle_parts(explained)],
-        "idle": list(_idle(explained)),
+        "idle": list(_idle(explained, drawn.together)),
         "stages": list(_stages(plan, profile)),
         "num_stages": sum(len(pipeline.stages) for pipeline in plan.pipelines),
         "small_stages": SMALL_STAGES,
@@ -74,7 +74,7 @@ def view(file: PlanFile, found: Judged, explained: Explanation, drawn: Picture) 
         "traffic": traffic_table(plan, flows, [device.name for device in found.problem.devices]),
         "assumptions": [*plan.assumptions, *(a for a in profile.assumptions if a not in plan.assumptions)],
         "has_csv": _has_csv(file),
-        "uses": USES,
+        "uses": uses(num_used(plan)),
         "targets": _listed([name for name in TARGETS if name not in ("sbatch", "jobset")]),
         "command": command(file.request),
         "python": python(file.request),
@@ -136,8 +136,8 @@ def _figures(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "peak memory", amount(p.peak_memory_bytes)
     best = widest(plan.certificates)
     if best is not None:
-        yield "no plan of this request can beat", duration(best.bound_ns)
-        yield "above that, at most", percent(best.gap)
+        yield "proven lower bound", duration(best.bound_ns)
+        yield "gap to the bound", percent(best.gap)
     yield from pace(p)
     if p.cost_per_sample is not None:
         yield "cost per sample", f"{p.cost_per_sample:.3g}"
@@ -147,11 +147,11 @@ def _idle_parts(explained: Explanation) -> list[str]:
     return [part for part in PARTS if any(getattr(each, f"{part}_ns") for each in explained.idle)]
 
 
-def _idle(explained: Explanation) -> Iterator[tuple[str, list[float]]]:
+def _idle(explained: Explanation, together: int) -> Iterator[tuple[str, list[float]]]:
     """Devices with the same rows: the share of computing, and of each reason to wait."""
     parts = _idle_parts(explained)
     for each in explained.idle[:MAX_ROWS]:
-        yield some(each.devices), [_share(each, "busy"), *(_share(each, part) for part in parts)]
+        yield alike_devices(each.devices, together), [_share(each, "busy"), *(_share(each, part) for part in parts)]
 
 
 def _share(each: IdleOut, part: str) -> float:
@@ -183,7 +183,7 @@ def _devices(plan: Plan) -> Iterator[dict[str, Any]]:
     total = plan.prediction.time_per_global_batch_ns
     for use, count in alike(plan.prediction.devices)[:MAX_ROWS]:
         yield {
-            "name": times(use.device, count),
+            "name": times(use.device, count * together(plan)),
             "shares": [share / total for share in (use.busy_ns, use.communication_ns, use.idle_ns)],
             "peak": use.peak_memory_bytes,
             "has": use.memory_bytes,

@@ -23,8 +23,9 @@ from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.trace import Trace
-from penstock.service.db.store import Store
+from penstock.service.db.store import Store, cache_key
 from penstock.service.db.tables import ACTIVE, iso, jobs, now_ms, workers
+from penstock.service.jobs.submit import planner_versions
 from penstock.service.runs.live_topology import living_topology
 from penstock.service.security.principals import Principal
 from penstock.service.services import Service
@@ -155,6 +156,15 @@ class Sources:
     def plan_hash(self, plan_or_job: str) -> str:
         """The plan of an id. Raises NotFound, and Conflict for a job without one."""
         return self.service.planning.of(self.tenant).plan_hash(plan_or_job)
+
+    def why(self, plan_or_job: str, plan_hash: str, request_hash: str) -> str:
+        """What the search said of a plan: of a job's, or of the answer to its request; empty where that is not kept."""
+        if not plan_or_job.startswith("sha256:"):
+            result = self.job(plan_or_job).result
+            return "" if result is None else result.why
+        answer = self.store.answer(cache_key(request_hash, planner_versions()))
+        result = {} if answer is None else json.loads(answer).get("result") or {}
+        return str(result["why"]) if result.get("plan_hash") == plan_hash else ""
 
     def plan_file(self, plan_or_job: str) -> PlanFile:
         """A plan with its request. Raises NotFound and Conflict."""

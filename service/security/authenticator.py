@@ -57,7 +57,21 @@ class Authenticator:
         return found
 
     async def key(self, text: str, address: str) -> Key:
-        """The key of a text sent from an address. Raises Unauthenticated and QuotaExceeded."""
+        """The key of a text sent from an address. Raises Unauthenticated and QuotaExceeded.
+
+        Where no key is asked for a wrong one is refused all the same: it is for elsewhere.
+        """
+        try:
+            return await self._shown(text, address)
+        except Unauthenticated as wrong:
+            if not self.is_open:
+                raise
+            raise Unauthenticated(
+                f"{wrong.detail}; this service asks for none (its security is off): is another one meant?",
+                remedy="send no key here (unset PENSTOCK_API_KEY), or name the service that the key is for",
+            ) from None
+
+    async def _shown(self, text: str, address: str) -> Key:
         shown = SHOWN.fullmatch(text)
         if shown is None:
             raise self._wrong_key(address, "the key does not have the form psk_<id>_<secret>", HOW)
@@ -75,16 +89,10 @@ class Authenticator:
         return key is not None and key.state == "valid"
 
     async def _anybody(self, request: Request) -> Principal:
-        """Everybody, where no key is asked for; a wrong one is refused all the same: it is for elsewhere."""
+        """Everybody, where no key is asked for. Raises as ``key`` for one that is sent."""
         scheme, _, text = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and text.strip().startswith(PREFIX):
-            try:
-                await self.key(text.strip(), _address(request))
-            except Unauthenticated as wrong:
-                raise Unauthenticated(
-                    f"{wrong.detail}; this service asks for none (its security is off): is another one meant?",
-                    remedy="send no key here (unset PENSTOCK_API_KEY), or name the service that the key is for",
-                ) from None
+            await self.key(text.strip(), _address(request))
         return EVERYBODY
 
     async def _key(self, request: Request) -> Key:

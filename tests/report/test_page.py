@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
+from penstock.planning.judge import judge
+from penstock.report.device_names import together
 from penstock.report.drawing.picture import picture_of_timeline, rows_in_words
 from penstock.report.page import html_report
 from penstock.report.sentences import subtitle, used
@@ -141,5 +144,8 @@ def test_a_row_of_many_devices_says_so(file: PlanFile, page: str, problem: Probl
     )
     pipeline = file.plan.pipelines[0].model_copy(update={"stages": stages})
     plan = file.plan.model_copy(update={"pipelines": (pipeline,)})
-    said = rows_in_words(plan, picture_of_timeline(problem, timeline))
+    alone = judge(file).plan
+    assert together(alone) == 1
+    plan = plan.model_copy(update={"prediction": alone.prediction})
+    said = rows_in_words(replace(picture_of_timeline(problem, timeline), together=together(plan)))
     assert said == "A row shows 4 devices that do the same at the same time, under the name of the first."

@@ -171,6 +171,13 @@ def test_of_many_devices_those_with_the_same_order_share_a_row(picture: Picture)
     assert max(peaks) == int(fuller.memory_bytes.max())
 
 
+def test_a_lane_of_devices_that_work_together_says_how_many_there_are(picture: Picture) -> None:
+    text = svg_timeline(replace(picture, together=1250))
+    assert f"Timeline of {1250 * len(picture.lanes):,} devices" in text
+    assert re.findall(r">(node[^<]*) \[", text) == [f"{lane.device} ×1,250" for lane in picture.lanes]
+    assert payload(replace(picture, together=1250), "")["together"] == 1250
+
+
 def test_svg_and_style_sheet_have_the_same_colours() -> None:
     sheet = dict(re.findall(r"--(\w): light-dark\((#\w+, #\w+)\)", style()))
     assert sheet == {letter: ", ".join(tones) for letter, tones in COLOURS.items()}

@@ -34,9 +34,9 @@ Form = Annotated[dict[str, str], Depends(form_of)]
 
 
 @router.get("/sign-in")
-async def form(request: Request, next: Annotated[str, Query(max_length=2048)] = "/") -> Response:
-    """The form."""
-    return page(request, "sign_in.html", next=_local(next), error=None)
+async def form(request: Request, service: Access, next: Annotated[str, Query(max_length=2048)] = "/") -> Response:
+    """The form; of a service that asks for no key, the page that says so."""
+    return page(request, "sign_in.html", next=_local(next), is_open=service.authenticator.is_open, error=None)
 
 
 @router.post("/sign-in")
@@ -47,7 +47,8 @@ async def sign_in(request: Request, given: Form, service: Access) -> Response:
     try:
         key = await service.authenticator.key(given.get("key", "").strip(), address)
     except PenstockError as error:
-        return page(request, "sign_in.html", error.status, next=target, error=error)
+        is_open = service.authenticator.is_open
+        return page(request, "sign_in.html", error.status, next=target, is_open=is_open, error=error)
     answer = RedirectResponse(target, 303, {"Cache-Control": "no-store"})
     answer.set_cookie(
         COOKIE,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
 from functools import cached_property
 from itertools import chain
@@ -25,6 +25,7 @@ from penstock.planning.answer import Answer
 from penstock.planning.judge import Judgement, judge
 from penstock.planning.why_not import Found, other_choices
 from penstock.report.chrome_trace import chrome_events, compared_events, write_events
+from penstock.report.device_names import together
 from penstock.report.drawing.picture import Picture, picture_of_timeline, picture_of_trace
 from penstock.report.drawing.svg import svg_timeline
 from penstock.report.explained import marks
@@ -245,7 +246,8 @@ def picture(found: Judged) -> Picture:
     """Return the timeline of a judged plan as a picture that includes why devices idle."""
     judgement = found.judgement
     assert judgement.timeline is not None
-    return picture_of_timeline(judgement.problem, judgement.timeline, judgement.allocation, found.idle)
+    drawn = picture_of_timeline(judgement.problem, judgement.timeline, judgement.allocation, found.idle)
+    return replace(drawn, together=together(judgement.plan))
 
 
 @no_collection()

@@ -59,6 +59,17 @@ def alike(uses: Sequence[DevicePrediction]) -> list[tuple[DevicePrediction, int]
     return [(use, counted[key]) for key, use in first.items()]
 
 
+def num_used(plan: Plan) -> int:
+    """Return how many devices hold a stage."""
+    return len({device for pipeline in plan.pipelines for stage in pipeline.stages for device in stage.devices})
+
+
+def together(plan: Plan) -> int:
+    """Return how many devices each predicted one of a judged plan stands for: those that share its layers do alike."""
+    assert plan.prediction is not None
+    return num_used(plan) // len(plan.prediction.devices)
+
+
 def times(name: str, count: int) -> str:
     """Return ``node0/0 ×32``; of a single one its name."""
     return f"{name} ×{count:,}" if count > 1 else name

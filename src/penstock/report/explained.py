@@ -6,7 +6,7 @@ from html import escape
 
 from penstock.report.drawing.payload import Mark
 from penstock.report.drawing.picture import Picture, stage_devices
-from penstock.report.gists import some
+from penstock.report.gists import alike_devices, some
 from penstock.report.parts import part
 from penstock.report.tables import table
 from penstock.report.words import duration, percent
@@ -14,6 +14,7 @@ from penstock.schemas.api.explanation import Explanation, Path, PathShare
 from penstock.schemas.plan import Plan
 
 MAX_ROWS = 60
+MAX_SHARES = 10
 SPANS = {
     "step": "one step",
     "iteration": "one iteration",
@@ -65,10 +66,24 @@ def in_words(found: Explanation) -> str:
     return f"{found.binds[:1].upper()}{found.binds[1:]}.{helps}"
 
 
-def explained(found: Explanation) -> str:
-    """Return the part on what the time is made of: the critical path, the bubble and the effect of each change."""
-    body = f"<p>{escape(in_words(found))}</p>{_path(found.path)}{_idle(found)}{_sensitivities(found)}"
+def explained(found: Explanation, together: int = 1) -> str:
+    """Return the part on what the time is made of: the critical path, the bubble and the effect of each change.
+
+    Each device of it stands for ``together`` devices.
+    """
+    body = f"<p>{escape(in_words(found))}</p>{_path(found.path)}{_idle(found, together)}{_sensitivities(found)}"
     return part("explained", "What the time is made of", path_words(found), body)
+
+
+def largest_shares(path: Path) -> list[tuple[str, int, float]]:
+    """Return name, length in ns and share of the largest parts of the critical path, and the sum of the others."""
+    ranked = sorted(path.shares, key=lambda share: -share.length_ns)
+    shown = [(share_name(each), each.length_ns, each.share) for each in ranked[:MAX_SHARES]]
+    others = ranked[MAX_SHARES:]
+    if others:
+        whole = sum(each.length_ns for each in others), sum(each.share for each in others)
+        shown.append((f"{len(others)} other part{'s' if len(others) > 1 else ''}", *whole))
+    return shown
 
 
 def path_words(found: Explanation) -> str:
@@ -79,7 +94,7 @@ def path_words(found: Explanation) -> str:
 
 def _path(path: Path) -> str:
     batches = f", {path.global_batches} global batches" if path.global_batches > 1 else ""
-    shares = [[share_name(share), duration(share.length_ns), percent(share.share)] for share in path.shares]
+    shares = [[name, duration(length_ns), percent(share)] for name, length_ns, share in largest_shares(path)]
     rows = [
         [
             duration(s.start_ns),
@@ -104,11 +119,11 @@ def _path(path: Path) -> str:
     )
 
 
-def _idle(found: Explanation) -> str:
+def _idle(found: Explanation, together: int) -> str:
     parts = [part for part in PARTS if any(getattr(each, f"{part}_ns") for each in found.idle)]
     rows = [
         [
-            some(each.devices),
+            alike_devices(each.devices, together),
             percent(each.busy_ns / max(1, each.whole_ns)),
             *(percent(getattr(each, f"{part}_ns") / max(1, each.whole_ns)) for part in parts),
         ]

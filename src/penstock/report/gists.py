@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.report.device_names import idle_devices
+from penstock.report.device_names import idle_devices, times
 from penstock.report.words import percent
 from penstock.schemas.plan import Plan
 from penstock.schemas.topology import ClusterTopology
@@ -13,6 +13,11 @@ from penstock.schemas.topology import ClusterTopology
 def some(devices: Sequence[str], separator: str = ", ") -> str:
     """Return at most three devices by name; of more the first and the last, and how many there are."""
     return separator.join(devices) if len(devices) <= 3 else f"{devices[0]} … {devices[-1]} ({len(devices):,})"
+
+
+def alike_devices(devices: Sequence[str], together: int) -> str:
+    """Return devices that do the same as ``some`` does, or the first and how many there are, if each is several."""
+    return times(devices[0], len(devices) * together) if together > 1 else some(devices)
 
 
 def stages_words(plan: Plan) -> str:

@@ -29,7 +29,7 @@ def peaks(picture: Picture) -> str:
         fullest = sorted(range(len(groups)), key=lambda i: (-_fullness(groups[i][0]), i))[:MAX_PEAKS]
         groups = [groups[i] for i in sorted(fullest)]
     highest = _highest([lanes[0] for lanes in groups])
-    entries = "".join(_entry(lanes, picture.end_ns, highest) for lanes in groups)
+    entries = "".join(_entry(lanes, picture.end_ns, highest, len(lanes) * picture.together) for lanes in groups)
     more = f"The {MAX_PEAKS} fullest of {len(alike)} kinds of devices. " if len(alike) > MAX_PEAKS else ""
     note = f"{more}All have the same scale, from 0 to {amount(highest)}; the dashed line is what the device has."
     return f'<p class="hint">{note}</p><ul class="peaks">{entries}</ul>'
@@ -63,9 +63,9 @@ def _highest(lanes: list[Lane]) -> float:
     return 1.05 * max(peak, *capacities, 1)
 
 
-def _entry(lanes: list[Lane], end_ns: int, highest: float) -> str:
+def _entry(lanes: list[Lane], end_ns: int, highest: float, count: int) -> str:
     lane = lanes[0]
-    others = f" and {len(lanes) - 1:,} like it" if len(lanes) > 1 else ""
+    others = f" and {count - 1:,} like it" if count > 1 else ""
     stages = f"stage{'s' if len(lane.stages) > 1 else ''} {', '.join(map(str, lane.stages[:6]))}"
     largest = max(lane.parts.items(), key=lambda item: item[1], default=("", 0))
     most = f", most of it {largest[0]}" if largest[1] else ""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from html import escape
 
 from penstock.report.bounds import bound_sentence, widest
 from penstock.report.cluster_map import cluster_map, traffic_table
-from penstock.report.device_names import alike, idle_sentence, times
+from penstock.report.device_names import alike, idle_sentence, times, together
 from penstock.report.drawing.assets import script, style
 from penstock.report.drawing.figure import embedded_figure
 from penstock.report.drawing.payload import Mark, payload
@@ -62,7 +63,7 @@ def html_report(
     profile, topology = file.request.profile, file.request.topology
     assert isinstance(profile, ModelProfile)
     assert isinstance(topology, ClusterTopology)
-    picture = picture_of_timeline(problem, timeline, allocation, idle)
+    picture = replace(picture_of_timeline(problem, timeline, allocation, idle), together=together(plan))
     time_ns = timeline.time_per_global_batch_ns
     flows = traffic(problem, allocation, time_ns, plan.update_rule) if allocation is not None else ()
     title = f"{profile.name} on {topology.name}"
@@ -80,9 +81,9 @@ def html_report(
             picture,
             marks(explanation, plan, picture) if explanation else (),
             picture_of_trace(trace, plan) if trace is not None else None,
-            rows_in_words(plan, picture),
+            rows_in_words(picture),
         ),
-        *([explained(explanation)] if explanation is not None else []),
+        *([explained(explanation, picture.together)] if explanation is not None else []),
         _stages(plan, profile),
         _cluster(plan, topology, flows, [device.name for device in problem.devices]),
         part("memory", "Memory", fullest(picture), peaks(picture)),
@@ -130,8 +131,8 @@ def _figures(plan: Plan, trace: Trace | None) -> str:
     ]
     best = widest(plan.certificates)
     if best is not None:
-        entries.append(("lower bound on all plans of this request", duration(best.bound_ns)))
-        entries.append(("gap to that bound", percent(best.gap)))
+        entries.append(("proven lower bound", duration(best.bound_ns)))
+        entries.append(("gap to the bound", percent(best.gap)))
     entries += pace(p)
     if p.cost_per_sample is not None:
         entries.append(("cost per sample", f"{p.cost_per_sample:.3g}"))
@@ -197,7 +198,7 @@ def _devices(plan: Plan) -> str:
     folded = alike(plan.prediction.devices)
     rows = [
         [
-            times(use.device, count),
+            times(use.device, count * together(plan)),
             percent(use.busy_ns / total),
             percent(use.communication_ns / total),
             percent(use.idle_ns / total),
@@ -236,7 +237,7 @@ def _operations(picture: Picture) -> str:
     for strip in sorted(lanes):
         blocks = picture.strips[strip].compute
         total += len(blocks)
-        device = times(lanes[strip].device, counted[strip])
+        device = times(lanes[strip].device, counted[strip] * picture.together)
         for i in range(min(len(blocks), MAX_TABLE_ROWS - len(rows))):
             letter = blocks.letters[blocks.kind[i]]
             number = str(blocks.number[i]) if blocks.number[i] >= 0 else "–"

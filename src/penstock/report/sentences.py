@@ -25,7 +25,7 @@ def subtitle(plan: Plan, topology: ClusterTopology | str) -> str:
     again = "" if plan.degrees is None else f", {_recomputation(plan)}"
     shared = "" if plan.sharding in (None, "none") else f", {SHARDED[plan.sharding]}"
     return (
-        f"{used(plan, topology)}{shared}{again}; a global batch of {plan.global_batch_size} in "
+        f"{used(plan, topology)}{shared}{again}; a global batch of {plan.global_batch_size:,} in "
         f"{micro_batches(plan.num_micro_batches, plan.micro_batch_size)}; planner {plan.planner}, "
         f"schedule {plan.schedule.name}, {plan.update_rule.replace('_', ' ')} updates"
     )

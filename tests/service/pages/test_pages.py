@@ -245,6 +245,19 @@ def test_the_same_in_python_and_on_the_command_line(
     assert PlanRequest.parse_json(request).content_hash() == job.request_hash
 
 
+def test_a_plan_says_how_it_was_found(http: httpx.Client, planned: JobOut, client: Client):
+    """Every clause of the answer stands on the pages of the job and of its plan, by either address."""
+    answered = client.plans.create(PlanRequest.parse(tiny_request()))
+    for job in (planned, answered):
+        assert job.result is not None
+        said = job.result.why.split("; ")
+        assert len(said) > 1
+        for address in (f"/jobs/{job.id}", f"/plans/{job.id}", f"/plans/{job.result.plan_hash}"):
+            text = "".join(read(http, address).text)
+            assert "How it was found" in text
+            assert all(clause in text for clause in said), address
+
+
 def test_timelines_and_finer_parts(http: httpx.Client, planned: JobOut):
     whole = http.get(f"/plans/{planned.id}/timeline").raise_for_status().json()
     assert len(whole["lanes"]) == 2
@@ -271,6 +284,25 @@ def test_static_files_are_kept_for_ever(http: httpx.Client):
     assert (old.status_code, old.headers["cache-control"]) == (200, "no-store")
     for name in ("nothing.js", "..%2Fassets.py", "__init__.py"):
         assert http.get(f"/static/x/{name}").status_code == 404
+
+
+@pytest.mark.parametrize("key", ["psk_x", f"psk_0123456789ab_{'a' * 64}"], ids=["no key", "of another service"])
+def test_a_wrong_key_where_none_is_asked_for(http: httpx.Client, key: str):
+    """Programs are refused with what to do; browsers see a page that says so, and that asks for no key."""
+    header = {"Authorization": f"Bearer {key}"}
+    program = http.get("/v1/jobs", headers=header)
+    assert program.status_code == 401
+    assert "this service asks for none (its security is off)" in program.json()["detail"]
+    assert "unset PENSTOCK_API_KEY" in program.json()["remedy"]
+    browser = http.get("/jobs", headers=header | AS_A_BROWSER)
+    assert (browser.status_code, browser.headers["Location"]) == (303, "/sign-in?next=/jobs")
+    shown = read(http, "/sign-in?next=/jobs")
+    assert "This service asks for no key" in "".join(shown.text)
+    assert "/jobs" in shown.links
+    assert not [form for form in shown.forms if form.action == "/sign-in"]
+    typed = send(http, "/sign-in", {"key": key})
+    assert typed.status_code == 401
+    assert "this service asks for none" in " ".join("".join(Page(typed.text).text).split())
 
 
 @pytest.mark.parametrize("address", ["/plans/nobody", "/runs/nobody", "/jobs/nobody", "/sweeps/nobody"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+from penstock.report.device_names import times
 from penstock.report.drawing.picture import Lane, Picture
 
 MOST_LANES = 128
@@ -19,19 +20,21 @@ class Folded(NamedTuple):
 
 
 def folded(picture: Picture) -> Folded:
-    """Return the picture; above ``MOST_LANES`` devices, one lane per order, with the memory of its fullest device."""
+    """Return the picture; above ``MOST_LANES`` lanes, one lane per order, with the memory of its fullest device.
+
+    A lane that stands for several devices says how many these are.
+    """
     if len(picture.lanes) <= MOST_LANES:
-        return Folded(picture, tuple(range(len(picture.lanes))))
+        lanes = tuple(_shared([lane], picture.together) for lane in picture.lanes)
+        return Folded(replace(picture, lanes=lanes), tuple(range(len(lanes))))
     alike: dict[int, list[Lane]] = {}
     for lane in picture.lanes:
         alike.setdefault(lane.strip, []).append(lane)
     number_of = {strip: number for number, strip in enumerate(alike)}
-    lanes = tuple(_shared(lanes) for lanes in alike.values())
+    lanes = tuple(_shared(lanes, picture.together) for lanes in alike.values())
     return Folded(replace(picture, lanes=lanes), tuple(number_of[lane.strip] for lane in picture.lanes))
 
 
-def _shared(lanes: list[Lane]) -> Lane:
-    if len(lanes) == 1:
-        return lanes[0]
+def _shared(lanes: list[Lane], together: int) -> Lane:
     fullest = max(lanes, key=lambda lane: int(lane.memory_bytes.max(initial=0)))
-    return replace(fullest, device=f"{lanes[0].device} ×{len(lanes)}")
+    return replace(fullest, device=times(lanes[0].device, len(lanes) * together))

@@ -60,6 +60,7 @@ def payload(
         "names": NAMES,
         "kinds": _kinds(strips),
         "firsts": list(picture.firsts),
+        "together": picture.together,
         "path": [list(mark) for mark in path],
         "strips": [_strip(strip) for strip in strips],
         "lanes": _lanes(lanes, curves, of_lane),

@@ -154,7 +154,8 @@ class Window(NamedTuple):
 class Picture:
     """One global batch, or a run of several, on all participating devices.
 
-    ``firsts``: the first stage of each pipeline, then the number of all stages.
+    ``firsts``: the first stage of each pipeline, then the number of all stages. ``together``: how many devices, which
+    do the same at the same time, each lane stands for.
     """
 
     end_ns: int
@@ -163,6 +164,7 @@ class Picture:
     lanes: tuple[Lane, ...]
     window: Window | None = None
     firsts: tuple[int, ...] = (0,)
+    together: int = 1
 
     @cached_property
     def num_sent(self) -> int:
@@ -306,13 +308,11 @@ def last_traces(trace: Trace) -> list[RankTrace]:
     return [last[number] for number in sorted(last)]
 
 
-def rows_in_words(plan: Plan, picture: Picture) -> str | None:
+def rows_in_words(picture: Picture) -> str | None:
     """Return how many devices a row of the picture shows; None where that is one."""
-    used = {device for devices in stage_devices(plan) for device in devices}
-    together = len(used) // max(1, len({lane.device for lane in picture.lanes}))
-    if together < 2:
+    if picture.together < 2:
         return None
-    return f"A row shows {together:,} devices that do the same at the same time, under the name of the first."
+    return f"A row shows {picture.together:,} devices that do the same at the same time, under the name of the first."
 
 
 def stage_devices(plan: Plan) -> list[tuple[str, ...]]:

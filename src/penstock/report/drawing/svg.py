@@ -31,7 +31,7 @@ def svg_timeline(picture: Picture, path: Sequence[Mark] = (), *, measured: Pictu
 
     Where there are many devices, those with the same order share a lane.
     """
-    num_devices = len(picture.lanes)
+    num_devices = len(picture.lanes) * picture.together
     picture, lane_of = folded(picture)
     path = [mark._replace(lane=lane_of[mark.lane]) for mark in path]
     end_ns = max(picture.end_ns, measured.end_ns if measured else 0)
@@ -51,7 +51,7 @@ def svg_timeline(picture: Picture, path: Sequence[Mark] = (), *, measured: Pictu
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" '
         'font-family="DejaVu Sans, Verdana, sans-serif" font-size="11" role="img">\n'
-        f"<title>Timeline of {num_devices} devices, {duration(picture.end_ns)}</title>\n"
+        f"<title>Timeline of {num_devices:,} devices, {duration(picture.end_ns)}</title>\n"
         f'<style>{_style()}</style>\n<rect class="ground" width="{_WIDTH}" height="{height}"/>\n'
         + "\n".join(parts)
         + "\n</svg>\n"

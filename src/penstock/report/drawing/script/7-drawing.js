@@ -281,10 +281,11 @@ class Drawing {
         pen.fillText(`${mark} ${row.title}: ${counted(row.members.length)} device${row.members.length > 1 ? "s" : ""}`, 4, y + row.height / 2);
         continue;
       }
-      const lane = view.data.lanes[row.lane], stages = lane.stages, more = row.alike > 1 ? ` ×${counted(row.alike)}` : "";
+      const lane = view.data.lanes[row.lane], stages = lane.stages, count = row.alike * (view.data.together ?? 1);
+      const mark = row.alike > 1 && !view.rows.byNode ? "▸ " : "", more = count > 1 ? ` ×${counted(count)}` : "";
       pen.fillStyle = row === chosen ? theme.accent : theme.text;
       const shown = stages.length > 4 ? `${stages[0]}…${stages[stages.length - 1]}` : stages.join(",");
-      pen.fillText(`${more && !view.rows.byNode ? "▸ " : ""}${lane.device}${more} [${shown}]`, 12, y + row.height / 2, LABEL_PX - 18);
+      pen.fillText(`${mark}${lane.device}${more} [${shown}]`, 12, y + row.height / 2, LABEL_PX - 18);
       if (row === chosen) pen.fillRect(2, y + 2, 3, row.height - 4);
       if (row.height > 26 && view.rows.showsMeasured && lane.measured !== null) {
         pen.fillStyle = theme.faint;
