@@ -13,7 +13,6 @@ from penstock.solvers.model.result import Bound
 
 FIRST, FINEST = 16, 512
 """A proof is tried for a 16th above the proven time, then for ever smaller steps down to a 512th."""
-"""Ten hours: a number of micro-batches with no plan below this time counts as having none."""
 DOUBTED = 4
 """A factor on the initial bound: a number of micro-batches that reaches it is tested once for having any plan."""
 

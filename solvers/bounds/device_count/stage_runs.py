@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock.solvers.compiled.fields import Fields
 from penstock.solvers.costs.infinity import UNLIMITED
 from penstock.solvers.costs.memory import free_bytes, training_bytes
 from penstock.solvers.costs.tables.stage_table import crossing_bytes, layer_sums, prefix_sums, static_sums
@@ -19,22 +20,40 @@ from penstock.solvers.model.micro_batches import Batch, row_classes
 from penstock.solvers.model.problem import Problem
 
 
+@Fields.register
 class Runs(NamedTuple):
-    """Runs of up to W layers on ``replicas``, arrays (L, W): row i, column n - 1 is the run of n layers from i on.
+    """The stages that there may be, arrays (N,) by first layer; those from layer i on are ``begin[i]`` to ``[i + 1]``.
 
-    ``way_ns``: a micro-batch's round trip; ``work_ns``: the work of a step; ``again_ns``: one recomputation; ``flying``
-    and ``flying_again``: the most micro-batches in flight without and with recomputation, 0 where none can be.
+    ``layers``, ``replicas``; ``forward_ns``, ``backward_ns``: of a micro-batch of the quicker size; ``again_ns``: its
+    recomputation, 0 for a stage that does not recompute; ``work_ns``: of a step, both sizes, recomputation included;
+    ``limit``: the most micro-batches in flight, at most M. Bytes: ``room`` for these, ``taken`` by each of a stage that
+    recomputes, ``rebuilt``: more by one whose activations are computed again.
     """
 
-    replicas: int
-    way_ns: np.ndarray
-    work_ns: np.ndarray
+    begin: np.ndarray
+    layers: np.ndarray
+    replicas: np.ndarray
+    forward_ns: np.ndarray
+    backward_ns: np.ndarray
     again_ns: np.ndarray
-    flying: np.ndarray
-    flying_again: np.ndarray
+    work_ns: np.ndarray
+    limit: np.ndarray
+    room: np.ndarray
+    taken: np.ndarray
+    rebuilt: np.ndarray
 
 
-def replica_numbers(problem: Problem, batch: Batch) -> list[int]:
+def runs_within(problem: Problem, batch: Batch, time_ns: int) -> Runs:
+    """Return all stages whose work per step takes less than ``time_ns`` and that hold a micro-batch."""
+    numbers = _replica_numbers(problem, batch)
+    most = [*(number - 1 for number in numbers[1:]), problem.num_devices]
+    found = [_on(problem, batch, *each, time_ns) for each in zip(numbers, most, strict=True)]
+    rows = np.concatenate(found, axis=1)
+    rows = rows[:, np.argsort(rows[0], kind="stable")]
+    return Runs(np.searchsorted(rows[0], np.arange(problem.num_layers + 1)), *np.ascontiguousarray(rows[1:]))
+
+
+def _replica_numbers(problem: Problem, batch: Batch) -> list[int]:
     """Return the fewest replicas for each size of the slices, over every size of micro-batches."""
     counts = np.arange(1, min(problem.num_devices, batch.most_rows) + 1)
     found: set[int] = set()
@@ -44,8 +63,8 @@ def replica_numbers(problem: Problem, batch: Batch) -> list[int]:
     return sorted(found)
 
 
-def runs_within(problem: Problem, batch: Batch, replicas: int, most: int, time_ns: int) -> Runs:
-    """Return all runs whose work per step takes less than ``time_ns``; longer ones hold no micro-batch in the tables.
+def _on(problem: Problem, batch: Batch, replicas: int, most: int, time_ns: int) -> np.ndarray:
+    """Return (fields, N) of the stages on one number of replicas, the first layer first.
 
     ``most``: the most replicas that may share optimizer states, among those with slices of the same size.
     """
@@ -54,32 +73,40 @@ def runs_within(problem: Problem, batch: Batch, replicas: int, most: int, time_n
     counts = [count for _rows, count in classes]
     least = [layer_sums(problem, sorted({device.kind for device in problem.devices}), rows, "down") for rows in slices]
     forward, backward = [np.diff(each.forward_ns) for each in least], [np.diff(each.backward_ns) for each in least]
-    way = prefix_sums(np.min([f + b for f, b in zip(forward, backward, strict=True)], axis=0))
-    work = prefix_sums(_weighted([f + b for f, b in zip(forward, backward, strict=True)], counts))
-    again = prefix_sums(_weighted(forward, counts))
-    width = _width(work, time_ns)
+    plain = _weighted([f + b for f, b in zip(forward, backward, strict=True)], counts)
+    width = _width(prefix_sums(plain), time_ns)
     starts = np.arange(problem.num_layers)[:, None]
     ends = starts + np.arange(1, width + 1)
-    inside = ends <= problem.num_layers
+    allowed = ends <= problem.num_layers
     ends = np.minimum(ends, problem.num_layers)
-    allowed = inside & _ends_at_cut(problem, ends) & _begins_at_cut(problem)[:, None]
-    stash = least[slices.index(min(slices))].kept_bytes
+    allowed = allowed & _ends_at_cut(problem, ends) & _begins_at_cut(problem)[:, None]
+
+    def of(by_layer: np.ndarray) -> np.ndarray:
+        sums = prefix_sums(by_layer)
+        return np.asarray(sums[ends] - sums[starts])
+
+    kept = least[slices.index(min(slices))].kept_bytes
+    kept = kept[ends] - kept[starts]
+    inputs = np.broadcast_to(crossing_bytes(problem, 0, min(slices))[:-1, None], ends.shape)
     room = _room(problem, most, starts, ends)
-    inputs = crossing_bytes(problem, 0, min(slices))[:-1, None]
-    taken = inputs * problem.memory.count_buffers
-    kept = stash[ends] - stash[starts]
-    gradients = prefix_sums(np.max(backward, axis=0))
-    rebuilt = np.where(gradients[ends] > gradients[starts], kept, 0)
-    plain, recomputed = _fitting(room, kept + taken), _fitting(room - rebuilt, inputs)
-    none = np.zeros_like(plain)
-    return Runs(
-        replicas,
-        way[ends] - way[starts],
-        work[ends] - work[starts],
-        again[ends] - again[starts],
-        np.where(allowed & (problem.recompute != "always"), plain, none),
-        np.where(allowed & (problem.recompute != "never"), recomputed, none),
-    )
+    rebuilt = np.where(of(np.max(backward, axis=0)) > 0, kept, 0)
+    once = of(np.min(forward, axis=0))
+    shared = (starts + 0 * ends, ends - starts, np.full_like(ends, replicas), once, of(np.min(backward, axis=0)))
+    ways = []
+    if problem.recompute != "always":
+        limit = _fitting(room, kept + inputs * problem.memory.count_buffers)
+        ways.append((*shared, np.zeros_like(once), of(plain), limit, room, inputs, rebuilt))
+    if problem.recompute != "never":
+        limit = _fitting(room - rebuilt, inputs)
+        if ways:  # what holds all micro-batches need not recompute
+            limit = np.where(ways[0][7] < batch.num_micro_batches, limit, 0)
+        work = of(plain + _weighted(forward, counts))
+        ways.append((*shared, once, work, limit, room, inputs, rebuilt))
+    chosen = []
+    for way in ways:
+        fields = np.stack([*way[:7], np.minimum(way[7], batch.num_micro_batches), *way[8:]])
+        chosen.append(fields[:, allowed & (way[6] < time_ns) & (way[7] > 0)])
+    return np.concatenate(chosen, axis=1)
 
 
 def _weighted(values: Sequence[np.ndarray], counts: Sequence[int]) -> np.ndarray:

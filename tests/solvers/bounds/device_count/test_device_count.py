@@ -8,14 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from drawn_problems import random_request
+from lean_plans import lean_plans
 from problems import make_problem
 from random_plans import random_allocation, random_orders, random_problem
 
 from penstock.schemas.coverage import ranges_of
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.coverage import features_of_candidate, stages_apart
+from penstock.solvers.bounds.device_count import count
 from penstock.solvers.bounds.device_count.bound import bounds
 from penstock.solvers.bounds.device_count.count import Count
+from penstock.solvers.bounds.device_count.stage_runs import Runs, runs_within
 from penstock.solvers.bounds.schedule_bound import request_bound
 from penstock.solvers.costs.memory import largest_shortage
 from penstock.solvers.judge.simulate import simulate
@@ -82,6 +85,54 @@ def test_never_above_random_plans(block: int) -> None:
                 beaten = Count(tight, number_of(problem, allocation), plan.value_ns + 1)
                 assert not beaten.refuted(), seed
     assert seen > 40
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_never_above_the_quickest_orders_in_their_memory(block: int) -> None:
+    """Stages of which some recompute, in exactly the memory and on exactly the devices that they take.
+
+    The orders come near the bound: some are proven quickest.
+    """
+    seen = equal = near = 0
+    for seed in range(60 * block, 60 * block + 60):
+        for plan in lean_plans(seed):
+            batch = number_of(plan.problem, plan.allocation)
+            assert not Count(plan.problem, batch, plan.value_ns + 1).refuted(), seed
+            seen += 1
+            equal += Count(plan.problem, batch, plan.value_ns).refuted()
+            near += Count(plan.problem, batch, plan.value_ns * 9 // 10).refuted()
+    assert seen > 80
+    assert near > seen // 8
+    assert equal > 2
+
+
+def _too_high(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    """Seed a fault into what a stage costs."""
+
+    def faulty(problem: Problem, batch: Batch, time_ns: int) -> Runs:
+        runs = runs_within(problem, batch, time_ns)
+        if fault == "rebuilt too large":
+            return runs._replace(rebuilt=4 * runs.rebuilt)
+        if fault == "one less in flight":
+            return runs._replace(limit=np.maximum(1, runs.limit - 1))
+        return runs._replace(work_ns=runs.work_ns + runs.again_ns)
+
+    monkeypatch.setattr(count, "runs_within", faulty)
+
+
+@pytest.mark.parametrize(
+    ("fault", "seeds"),
+    [("rebuilt too large", range(226, 232)), ("one less in flight", range(8, 16)), ("recomputed twice", range(56, 64))],
+)
+def test_a_seeded_fault_is_found(fault: str, seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The battery above fails where a stage may hold less, rebuild less ahead or has to work longer."""
+    _too_high(monkeypatch, fault)
+    found = any(
+        Count(plan.problem, number_of(plan.problem, plan.allocation), plan.value_ns + 1).refuted()
+        for seed in seeds
+        for plan in lean_plans(seed)
+    )
+    assert found
 
 
 @pytest.mark.parametrize("seed", range(70_000, 70_012))

@@ -1,0 +1,156 @@
+"""The fewest devices by the head of the next stage and by the most micro-batches in flight: from layer to layer.
+
+A state is (layer, class of limits, head); its value is the fewest devices of stages up to the layer. Heads and ways are
+whole units of ``Question.unit`` ns. ``limits`` are the classes' largest limits, falling from M on; a stage has no more
+in flight than the one before it, so a class is never left for one of a larger limit.
+"""
+
+# mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.solvers.bounds.device_count.stage_runs import Runs
+from penstock.solvers.compiled.decorators import inner, loop
+from penstock.solvers.compiled.fields import Fields
+
+MANY = 2**30
+"""The number of devices that marks an impossible entry."""
+
+
+@Fields.register
+class Question(NamedTuple):
+    """Is there a plan below ``time_ns`` on ``devices`` whose whole is in [``low``, ``high``) units of ``unit`` ns?"""
+
+    time_ns: int
+    batches: int
+    devices: int
+    unit: int
+    low: int
+    high: int
+
+
+@Fields.register
+class Rest(NamedTuple):
+    """(L + 1,) of the stages from a layer on: the fewest devices, and the shortest way in units; ``MANY`` if none."""
+
+    devices: np.ndarray
+    way: np.ndarray
+
+
+@Fields.register
+class Counts(NamedTuple):
+    """Room: (longest run + 1, C, H) counts by layer, class and head; (C,) limits; (M + 1,) classes; (C, 2); (H,)."""
+
+    devices: np.ndarray
+    limits: np.ndarray
+    class_of: np.ndarray
+    open: np.ndarray
+    least: np.ndarray
+
+
+@loop
+def rests(runs: Runs, unit: int, rest: Rest) -> None:
+    """Write what the stages from each layer on need at least."""
+    last = rest.way.size - 1
+    rest.devices[last], rest.way[last] = 0, 0
+    for first in range(last - 1, -1, -1):
+        devices, way = MANY, MANY
+        for n in range(runs.begin[first], runs.begin[first + 1]):
+            after = first + runs.layers[n]
+            if rest.devices[after] < MANY:
+                devices = min(devices, rest.devices[after] + runs.replicas[n])
+                way = min(way, rest.way[after] + (runs.forward_ns[n] + runs.backward_ns[n]) // unit)
+        rest.devices[first], rest.way[first] = devices, min(way, MANY)
+
+
+@inner
+def _first_head(runs: Runs, n: int, asked: Question, limit: int) -> int:
+    """Return the least head, in units, from which a stage with that limit may end in time; ``MANY`` if from none."""
+    forward, backward, again = runs.forward_ns[n], runs.backward_ns[n], runs.again_ns[n]
+    way, batches, time = forward + backward, asked.batches, asked.time_ns
+    after = (asked.low - way // asked.unit) * asked.unit  # head and rest together
+    most = 0
+    if again > 0:  # rebuilt while no gradient has come: as much as there is room for
+        most = again * limit
+        if 0 < runs.rebuilt[n] and runs.taken[n] <= runs.rebuilt[n]:
+            left = max(0, runs.room[n] - limit * runs.taken[n])
+            most = min(most, int(again * (left / runs.rebuilt[n])) + 1)
+        elif runs.rebuilt[n] > 0:
+            most = min(most, again * (runs.room[n] // runs.rebuilt[n]))
+    work = batches * (way + again)
+    before_first = forward + after - limit * forward - most
+    after_last = backward + after - limit * (backward + again)
+    if work + max(before_first, after_last) >= time:
+        return MANY
+    if limit == batches:
+        return 0
+    head = 0
+    both = work + before_first + after_last - time
+    if both >= 0:
+        head = both // asked.unit + 1
+    area = 2 * batches * (way + after) + limit * (limit - 1) * way - 2 * limit * time
+    if area >= 0:
+        head = max(head, area // (2 * asked.unit * (batches - limit)) + 1)
+    turns, left_over = (batches - 1) // limit, (batches - 1) % limit
+    chain = (turns + 1) * (way + after) + left_over * forward - time
+    if chain >= 0:
+        head = max(head, chain // (turns * asked.unit) + 1)
+    return head
+
+
+@inner
+def _open(asked: Question, counts: Counts, rest: Rest, first: int) -> bool:
+    """Drop what cannot be completed, and states that one of a larger limit with no more devices makes needless."""
+    here = first % counts.devices.shape[0]
+    stop = max(0, min(asked.high, asked.high - rest.way[first]))
+    most = asked.devices - rest.devices[first]
+    for head in range(stop):
+        counts.least[head] = min(MANY, most + 1)
+    found = False
+    for c in range(counts.limits.size):
+        counts.open[c, 0], counts.open[c, 1] = stop, 0
+        for head in range(stop):
+            value = counts.devices[here, c, head]
+            if value < counts.least[head]:
+                counts.least[head] = value
+                counts.open[c, 0] = min(counts.open[c, 0], head)
+                counts.open[c, 1] = head + 1
+                found = True
+            else:
+                counts.devices[here, c, head] = MANY
+    return found
+
+
+@loop
+def fewest_devices(runs: Runs, asked: Question, counts: Counts, rest: Rest) -> int:
+    """Return the devices of the smallest plan of ``asked``; ``MANY`` where more are needed than there are."""
+    layers, ring = rest.way.size - 1, counts.devices.shape[0]
+    counts.devices[:, :, : asked.high] = MANY
+    counts.devices[0, 0, 0] = 0
+    for first in range(layers):
+        here = first % ring
+        if _open(asked, counts, rest, first):
+            for n in range(runs.begin[first], runs.begin[first + 1]):
+                step = (runs.forward_ns[n] + runs.backward_ns[n]) // asked.unit
+                until = min(asked.high - step, -((runs.work_ns[n] - asked.time_ns) // asked.unit))
+                there = (first + runs.layers[n]) % ring
+                for c in range(counts.limits.size):
+                    if counts.open[c, 1] == 0:
+                        continue
+                    limit = min(runs.limit[n], counts.limits[c])
+                    low = max(counts.open[c, 0], _first_head(runs, n, asked, limit))
+                    kept = counts.class_of[limit]
+                    for head in range(low, min(counts.open[c, 1], until)):
+                        value = counts.devices[here, c, head] + runs.replicas[n]
+                        if value < counts.devices[there, kept, head + step]:
+                            counts.devices[there, kept, head + step] = value
+        counts.devices[here, :, : asked.high] = MANY
+    fewest = MANY
+    for c in range(counts.limits.size):
+        for head in range(asked.low, asked.high):
+            fewest = min(fewest, counts.devices[layers % ring, c, head])
+    return fewest
