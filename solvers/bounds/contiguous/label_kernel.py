@@ -32,6 +32,7 @@ from penstock.solvers.bounds.contiguous.label_steps import (
     Pieces,
     hop,
     may_be_below,
+    most_near,
     put,
     times_of_hop,
 )
@@ -118,11 +119,11 @@ def _send(pieces: Pieces, grid: Grid, work: Work, cap: int, at: int) -> int:
     for r in range(1, most + 1):
         for source in range(1, min(most, pieces.devices - r) + 1):
             for placed in (JOINED, ALONE, SPANNING):
-                for near in range(2):
-                    way = _way(pieces, placed, source, near == 1)
-                    if way < 0 or (near == 1 and r > pieces.node_size) or pieces.rate[way, source, r] == np.inf:
+                for in_node in range(2):
+                    way = _way(pieces, placed, source, in_node == 1)
+                    if way < 0 or (in_node == 1 and r > pieces.node_size) or pieces.rate[way, source, r] == np.inf:
                         continue
-                    done = _send_one_way(pieces, grid, work, cap, at, r, source, placed, near, way)
+                    done = _send_one_way(pieces, grid, work, cap, at, r, source, placed, in_node, way)
                     if done < 0:
                         return -1
                     steps += done
@@ -139,39 +140,80 @@ def _send_one_way(
     r: int,
     source: int,
     placed: int,
-    near: int,
+    in_node: int,
     way: int,
 ) -> int:
-    """From the stages of ``r`` replicas to those of ``source``; -1 where labels have no room."""
-    out, back, channel = times_of_hop(pieces, at, way, source, r)
+    """From the stages of ``r`` replicas to those of ``source``; -1 where labels have no room.
+
+    Devices of a stage across nodes, if they are in the other one's node, count with its run: how many decides what the
+    node's link carries.
+    """
+    low, high = (r, pieces.node_size) if in_node == 1 else (0, 0)
+    steps = 0
+    for q in range(low, high + 1):
+        run = 0 if placed == SPANNING else source if placed == ALONE else q + source
+        if run > pieces.node_size or pieces.shape[r, q] < 0:
+            continue
+        near = most_near(pieces, r, run) if way == TO_SPANNING else 0
+        if way == FROM_SPANNING:
+            near = most_near(pieces, source, q)
+        for some in range(near if way == FROM_SPANNING else 0, near + 1):
+            if some > 0 and way == TO_SPANNING and not _is_quicker(pieces, source, r, some):
+                continue
+            grown = run + some if way == TO_SPANNING else run
+            done = _send_one_run(pieces, grid, work, cap, at, r, source, placed, q, grown, way, some)
+            if done < 0:
+                return -1
+            steps += done
+    return steps
+
+
+@inner
+def _is_quicker(pieces: Pieces, held: int, spread: int, near: int) -> bool:
+    """Whether one more device in the other's node spares time."""
+    return pieces.spread_rate[near, held, spread] < pieces.spread_rate[near - 1, held, spread]
+
+
+@loop
+def _send_one_run(
+    pieces: Pieces,
+    grid: Grid,
+    work: Work,
+    cap: int,
+    at: int,
+    r: int,
+    source: int,
+    placed: int,
+    q: int,
+    run: int,
+    way: int,
+    near: int,
+) -> int:
+    """From stages whose node run has ``q`` devices to those whose run has ``run``; -1 where labels have no room."""
+    out, back, channel = times_of_hop(pieces, at, way, source, r, near)
     if channel == FREE:
         fill_after(grid, 0, 0, pieces.batches, work.reach)
     else:
         fill_after(grid, out, back, pieces.batches, work.reach)
     layer = at * (pieces.devices + 1) * pieces.shapes
     points, steps = work.fresh.size, 0
-    low, high = (r, pieces.node_size) if near == 1 else (0, 0)
     for used in range(r, pieces.devices - source + 1):
-        for q in range(low, high + 1):
-            run = 0 if placed == SPANNING else source if placed == ALONE else q + source
-            if run > pieces.node_size or pieces.shape[r, q] < 0:
-                continue
-            label = work.stages.head[layer + _state(pieces, used, r, q)]
-            while label >= 0:
-                steps += 1
-                left = pieces.devices - used
-                if may_be_below(pieces, grid, work.stages.label[label], at, left, work.best[VALUE]):
-                    steps += points
-                    hop(pieces, grid, work.reach, work.stages.label[label], out, back, channel, work.fresh)
-                    if may_be_below(pieces, grid, work.fresh, at, left, work.best[VALUE]):
-                        state = _state(pieces, used + source, source, run)
-                        if not add(work.hops, state, work.fresh, cap, label, 0, 0, placed, 0):
-                            return -1
-                    else:
-                        work.best[CUT] = 1
+        label = work.stages.head[layer + _state(pieces, used, r, q)]
+        while label >= 0:
+            steps += 1
+            left = pieces.devices - used
+            if may_be_below(pieces, grid, work.stages.label[label], at, left, work.best[VALUE]):
+                steps += points
+                hop(pieces, grid, work.reach, work.stages.label[label], out, back, channel, work.fresh)
+                if may_be_below(pieces, grid, work.fresh, at, left, work.best[VALUE]):
+                    state = _state(pieces, used + source, source, run)
+                    if not add(work.hops, state, work.fresh, cap, label, 0, 0, placed, 0):
+                        return -1
                 else:
                     work.best[CUT] = 1
-                label = work.stages.next[label]
+            else:
+                work.best[CUT] = 1
+            label = work.stages.next[label]
     return steps
 
 

@@ -7,7 +7,7 @@ one, its value is the bound; the plan's own rates are then added to the grid, un
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -178,11 +178,14 @@ def _path(stages: list[list[int]]) -> Path:
 def chains_of(pieces: Pieces, path: Path) -> Chains:
     """Return the plan as the arrays that the bound of a single plan takes (``kernels.windows``)."""
     columns: list[list[int]] = [[] for _ in Chains._fields]
-    for part, following in [*pairwise(path), (path[-1], None)]:
+    for part, following, run in [
+        *((*pair, run) for pair, run in zip(pairwise(path), _runs_of(path), strict=True)),
+        (path[-1], None, 0),
+    ]:
         at = (part.variant, part.replicas, part.first, part.stop)
         after = int(pieces.after[0 if part.in_node else 1, part.replicas, part.first, part.stop])
         after += int(pieces.weight[at])
-        out, back, channel = (0, 0, FREE) if following is None else hop(pieces, part, following)
+        out, back, channel = (0, 0, FREE) if following is None else hop(pieces, part, following, run)
         row = [pieces.forward[at], pieces.backward[at], out, back, channel, after, 0, pieces.limit[at], pieces.work[at]]
         for column, value in zip(columns, row, strict=True):
             column.append(int(value))
@@ -190,8 +193,29 @@ def chains_of(pieces: Pieces, path: Path) -> Chains:
     return Chains(*(np.asarray([column], dtype=np.int64) for column in columns))
 
 
-def hop(pieces: Pieces, source: Part, target: Part) -> tuple[int, int, int]:
-    """Return the transfer times out and back between two stages, and how they exclude each other."""
+def _runs_of(path: Path) -> list[int]:
+    """Return, for each pair of neighbours, the devices of the node run that the one in a node belongs to, if one is."""
+    runs: list[int] = []
+    for number in range(len(path)):
+        joined = number > 0 and path[number - 1].placed == JOINED
+        runs.append(runs[-1] if joined else sum(part.replicas for part in _run(path[number:])))
+    return [runs[number if part.in_node else number + 1] for number, part in enumerate(path[:-1])]
+
+
+def _run(path: Path) -> Iterator[Part]:
+    """Yield the first stage and those after it that are in the same node."""
+    for part in path:
+        yield part
+        if part.placed != JOINED:
+            return
+
+
+def hop(pieces: Pieces, source: Part, target: Part, run: int = 0) -> tuple[int, int, int]:
+    """Return the transfer times out and back between two stages, and how they exclude each other.
+
+    ``run``: the devices of the node run of the one that is in a node, which are those of the stage at least.
+    """
+    r, to = source.replicas, target.replicas
     if source.placed == JOINED:
         way = home = SAME_RUN
     elif source.in_node and target.in_node:
@@ -202,15 +226,14 @@ def hop(pieces: Pieces, source: Part, target: Part) -> tuple[int, int, int]:
         way, home = FROM_SPANNING, TO_SPANNING
     else:
         way = home = AMONG_SPANNING
+    rates = pieces.rate[way, r, to], pieces.rate[home, to, r]
+    if way != home:
+        held, spread = (r, to) if way == TO_SPANNING else (to, r)
+        near = max(0, min(spread - 1, pieces.node_size - max(run, held), len(pieces.spread_rate) - 1))
+        rates = (pieces.spread_rate[near, held, spread],) * 2
     times = []
-    for sent, there, (r, to) in zip(
-        pieces.sent[:, source.stop],
-        (way, home),
-        ((source.replicas, target.replicas), (target.replicas, source.replicas)),
-        strict=True,
-    ):
-        duration = math.ceil(sent * pieces.rate[there, r, to]) + int(pieces.latency_ns[there])
-        times.append(duration if sent > 0 else 0)
+    for sent, rate, there in zip(pieces.sent[:, source.stop], rates, (way, home), strict=True):
+        times.append(math.ceil(sent * rate) + int(pieces.latency_ns[there]) if sent > 0 else 0)
     return times[0], times[1], int(pieces.channel[way]) if min(times) > 0 else FREE
 
 

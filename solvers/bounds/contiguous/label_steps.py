@@ -24,10 +24,12 @@ class Pieces(NamedTuple):
     ``limit``: micro-batches in flight, at most the number that there are; 0 where there is no such stage. ``after``
     [in one node or spanning, replicas, first, after]: what of the all-reduce is left after the last backward, and the
     update. ``sent`` (2, L + 1): bytes of a sample before each layer, forward and backward; ``rate`` [way, sender's
-    replicas, receiver's]: ns per such byte; ``latency_ns`` and ``channel`` by way. ``least_forward`` and
-    ``least_backward`` [devices, layers]: the layers before, once through, with so many devices; ``least_work`` (L + 1,)
-    their ns times devices. ``shape`` [replicas, devices of the node run]: numbers below ``shapes`` of the pairs that
-    there are, else -1. ``spans``: whether stages that a node could hold count apart when they span nodes.
+    replicas, receiver's]: ns per such byte; ``spread_rate`` [near, one's replicas, other's]: the same of a stage in a
+    node and one across nodes, with ``near`` devices in that node; ``latency_ns`` and ``channel`` by way.
+    ``least_forward`` and ``least_backward`` [devices, layers]: the layers before, once through, with so many devices;
+    ``least_work`` (L + 1,) their ns times devices. ``shape`` [replicas, devices of the node run]: numbers below
+    ``shapes`` of the pairs that there are, else -1. ``spans``: whether stages that a node could hold count apart when
+    they span nodes.
 
     Where backwards may be split, ``backward`` is the input gradient's time, ``weight`` the least of a weight gradient,
     which may run later, and ``work`` what has to be done before a stage's last input gradient ends, of all that it
@@ -46,6 +48,7 @@ class Pieces(NamedTuple):
     carried: np.ndarray
     sent: np.ndarray
     rate: np.ndarray
+    spread_rate: np.ndarray
     latency_ns: np.ndarray
     channel: np.ndarray
     least_forward: np.ndarray
@@ -132,19 +135,30 @@ def may_be_below(pieces: Pieces, grid: Grid, label: np.ndarray, first: int, left
 
 
 @inner
-def times_of_hop(pieces: Pieces, at: int, way: int, source: int, target: int) -> tuple[int, int, int]:
-    """Out, back, and how they exclude each other."""
+def times_of_hop(pieces: Pieces, at: int, way: int, source: int, target: int, near: int) -> tuple[int, int, int]:
+    """Out, back, and how they exclude each other; ``near``: devices of the one across nodes, in the other's node."""
     home = way
+    there, here = pieces.rate[way, source, target], pieces.rate[way, target, source]
     if way == TO_SPANNING:
         home = FROM_SPANNING
+        there = pieces.spread_rate[near, source, target]
+        here = there
     elif way == FROM_SPANNING:
         home = TO_SPANNING
+        there = pieces.spread_rate[near, target, source]
+        here = there
     out, back = 0, 0
     if pieces.sent[0, at] > 0:
-        out = int(np.ceil(pieces.sent[0, at] * pieces.rate[way, source, target])) + pieces.latency_ns[way]
+        out = int(np.ceil(pieces.sent[0, at] * there)) + pieces.latency_ns[way]
     if pieces.sent[1, at] > 0:
-        back = int(np.ceil(pieces.sent[1, at] * pieces.rate[home, target, source])) + pieces.latency_ns[home]
+        back = int(np.ceil(pieces.sent[1, at] * here)) + pieces.latency_ns[home]
     return out, back, pieces.channel[way] if out > 0 and back > 0 else FREE
+
+
+@inner
+def most_near(pieces: Pieces, spread: int, run: int) -> int:
+    """The most devices of a stage of ``spread`` across nodes that are in a node with ``run`` others."""
+    return max(0, min(spread - 1, pieces.node_size - run, pieces.spread_rate.shape[0] - 1))
 
 
 @loop

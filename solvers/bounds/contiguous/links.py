@@ -28,6 +28,8 @@ from penstock.solvers.model.network import Network
 from penstock.solvers.model.problem import Problem
 
 WAYS = 5
+MOST_NEAR = 16
+"""The most devices of a node for which it counts how many of them a neighbouring stage that spans nodes has there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +162,34 @@ class Links:
             held, spread = (r, to) if way == TO_SPANNING else (to, r)
             near = max(0, min(spread - 1, self.node_size - held))
             whole = max(0, rows - near * largest_slice(rows, spread)) / self._widest_cable
+        if self.leaf_nodes and self.node_size == 1:
+            # All that a device sends or receives passes its own node's cable.
+            whole = max(whole, largest_slice(rows, min(r, to)) / self._widest_cable)
         return max(pair / fastest, whole)
+
+    def spread_rates(self, rates: np.ndarray, rows: tuple[int, ...]) -> np.ndarray:
+        """Return (near, node + 1, most + 1) ns per byte of a sample between a stage in a node and one across nodes.
+
+        By how many devices of the latter are in that node at most, and by the devices of both; in either direction.
+        One row where that makes no difference. ``rates``, ``rows``: what ``rates`` returns, and of which sizes.
+        """
+        most = rates.shape[-1] - 1
+        plain = rates[TO_SPANNING, : min(self.node_size, most) + 1][None]
+        counts = self.spans and self.leaf_nodes and 1 < self.node_size <= MOST_NEAR
+        if not counts:
+            return plain
+        spread, fastest = np.arange(1, most + 1), max(self.inside[0], self.between[0])
+        found = np.full((self.node_size, *plain.shape[1:]), np.inf)
+        for r in range(1, plain.shape[1]):
+            for near in range(self.node_size):
+                there = np.minimum(near, spread - 1)
+                each = []
+                for size in rows:
+                    slices = -(-size // spread)
+                    pairs = np.asarray([_widest_pair(r, to, size) for to in spread.tolist()])
+                    each.append(np.maximum(pairs / fastest, np.maximum(0, size - there * slices) / self._widest_cable))
+                found[near, r, 1:] = 1e9 * np.min(each, axis=0)
+        return found * (1 - 1e-12)
 
     def _nodes_for(self, devices: int) -> list[int]:
         return [node for node, held in enumerate(self.problem.nodes()) if len(held) >= devices]

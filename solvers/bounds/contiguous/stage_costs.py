@@ -55,6 +55,7 @@ def make_pieces(problem: Problem, batch: Batch, links: Links, *, split: bool = F
         carried=carried_ns(links, sent, rate, tables[0].min(axis=0), batch.num_micro_batches),
         sent=sent,
         rate=rate,
+        spread_rate=links.spread_rates(rate, rows),
         latency_ns=links.latencies(),
         channel=links.channels(),
         least_forward=_quickest([stages.least(0) for stages in each], problem.num_devices),

@@ -16,6 +16,7 @@ import numpy as np
 
 from penstock.solvers.bounds.one_pipeline.confined import holders
 from penstock.solvers.bounds.one_pipeline.crossings import Crossings, crossings
+from penstock.solvers.bounds.one_pipeline.deferred_weights import deferred_weights
 from penstock.solvers.bounds.one_pipeline.held_bytes import held_bytes
 from penstock.solvers.bounds.one_pipeline.label_kernel import Labels, Terms, least_cost
 from penstock.solvers.bounds.one_pipeline.layer_costs import Holding, Numbers, Option, numbers_of
@@ -36,6 +37,10 @@ NEAR = 5, 4
 
 WEIGHTS = ((2, 0), (1, 1), (0, 2))
 """Weights of the time after a device's last backward, and of its updates; see ``Terms``."""
+SPLIT_WEIGHTS = ((0, 2), (2, 0), (1, 1))
+"""The same where backwards may be split: weight gradients, too, count with the updates, or by what memory holds."""
+Way = tuple[float, tuple[int, int]]
+"""A price of what is held, and two such weights."""
 LITTLE = 0, 64, 16
 """Layers in front that have no more than such a part of all work may be left out: any device may begin with them."""
 
@@ -65,12 +70,13 @@ class Piece:
         self._filled_ns = max(int(around[-1]), _filled_ns(least, self._devices, split))
         found = crossings(holding, numbers)
         self._busy = tuple(np.where(busy > 0, busy + around[:-1], 0) for busy in (found.busy, found.busy_same))
-        self._terms = _terms(holding, self._options, times, found)
+        self._terms = _terms(holding, self._options, times, found, split)
         self._held = held_bytes(holding.problem, self._options, least, split=split) if fits else None
         price = 0.0 if self._held is None else self._held.best_price(self._least_work_ns, self._devices)
-        self.priced = price > 0
-        prices = (0.0, price) if self.priced else (0.0,)
-        self._ways = list(product(prices, WEIGHTS[-1:] if split else WEIGHTS))
+        self._waiting = deferred_weights(holding.problem, self._options, times, fits=fits) if split else None
+        self.priced = price > 0 or (self._waiting is not None and self._waiting.price > 0)
+        prices = (0.0, price) if price > 0 else (0.0,)
+        self._ways = list(product(prices, SPLIT_WEIGHTS if split else WEIGHTS))
         self._firsts = self._starts(holding)
 
     def _starts(self, holding: Holding) -> list[int]:
@@ -84,37 +90,48 @@ class Piece:
         if self._filled_ns >= time_ns:
             return True
         for at, first in enumerate(self._firsts):
-            terms = {price: self._within(time_ns, price, first) for price, _weights in self._ways}
+            every = self._within(time_ns, first)
             fewest = max(1, -(-int(self._least.work[first:].sum()) // time_ns))
+            terms = {way: self._weighted(every, way, time_ns, first) for way in self._ways}
             if all(self._refuted(terms, used, time_ns) for used in range(self._devices, fewest - 1, -1)):
                 self._firsts.insert(0, self._firsts.pop(at))
                 return True
         return False
 
-    def _within(self, time_ns: int, price: float, first: int) -> Terms:
+    def _within(self, time_ns: int, first: int) -> Terms:
         """Return the terms of layers from ``first`` on, without the options that take ``time_ns`` by themselves.
 
-        What samples and copies hold costs ``price`` ns for each byte and ns.
+        ``work`` is of all layers.
         """
         closed, closed_same = (busy >= time_ns for busy in self._busy)
         cuts = self._terms.cuttable
         work = possible_work(self._terms.work, self._options, closed & closed_same, cuts, time_ns)
-        if price > 0 and self._held is not None:
-            work = work + self._held.priced(price, time_ns)
         head, tail = int(self._least.forward[:first].sum()), int(self._back[:first].sum())
-        every = self._terms._replace(work=work, closed=closed, closed_same=closed_same)
+        every = self._terms._replace(closed=closed, closed_same=closed_same)
         of_layers: dict[str, Any] = {name: np.ascontiguousarray(getattr(every, name)[..., first:]) for name in BY_LAYER}
         if first > 0:
             tail += int(every.after[1, 0])
-        return every._replace(**of_layers, head=head, tail=tail)
+        return every._replace(**{**of_layers, "work": work}, head=head, tail=tail)
 
-    def _refuted(self, terms: dict[float, Terms], devices: int, time_ns: int) -> bool:
+    def _weighted(self, terms: Terms, way: Way, time_ns: int, first: int) -> Terms:
+        """Return the terms with weights: what samples and copies hold costs a price for each byte and ns."""
+        price, (rest, update) = way
+        work = terms.work
+        if self._waiting is not None and rest > 0:
+            work = self._waiting.work(work, rest)
+        if price > 0 and self._held is not None:
+            work = work + self._held.priced(price, time_ns)
+        return terms._replace(work=np.ascontiguousarray(work[:, first:]), rest_weight=rest, update_weight=update)
+
+    def _refuted(self, terms: dict[Way, Terms], devices: int, time_ns: int) -> bool:
         """Return True if plans on ``devices`` devices take at least ``time_ns``; what succeeds comes first next."""
-        for at, (price, (rest, update)) in enumerate(self._ways):
+        for at, way in enumerate(self._ways):
+            price, (rest, _update) = way
             held = self._held.most_ns(price, time_ns - 1) if price > 0 and self._held is not None else 0
             most = 2 * (devices * (time_ns - 1) + held)
-            weighted = terms[price]._replace(rest_weight=rest, update_weight=update)
-            if least_cost(weighted, _room(devices, len(self._options)), devices, most + 1) > most:
+            if self._waiting is not None:
+                most += rest * self._waiting.most_ns(devices)
+            if least_cost(terms[way], _room(devices, len(self._options)), devices, most + 1) > most:
                 self._ways.insert(0, self._ways.pop(at))
                 return True
         return False
@@ -185,12 +202,12 @@ def _filled_ns(least: Times, devices: int, split: bool) -> int:
     return -(-total // devices)
 
 
-def _terms(holding: Holding, options: list[Option], times: list[Times], found: Crossings) -> Terms:
+def _terms(holding: Holding, options: list[Option], times: list[Times], found: Crossings, split: bool) -> Terms:
     return Terms(
         least=np.asarray([option.least for option in options]),
         most=np.asarray([option.most for option in options]),
         forward=np.stack([each.forward for each in times]),
-        gradient=np.stack([each.backward for each in times]),
+        gradient=np.stack([each.gradient if split else each.backward for each in times]),
         work=np.stack([_possible(holding, option, each.work) for option, each in zip(options, times, strict=True)]),
         after=holding.after_ns,
         update=holding.update_ns,

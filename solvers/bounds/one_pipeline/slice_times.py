@@ -23,7 +23,7 @@ class Times(NamedTuple):
     """Arrays (L,) in ns, each the least over a range of sizes and over all kinds.
 
     ``forward``, ``backward`` (whole) and ``gradient`` (without the weights' part) of one slice; ``work`` (forward and
-    backward) and ``backward_work`` of all rows of a step.
+    backward), ``backward_work``, and ``before_weights`` (forward and input gradient) of all rows of a step.
     """
 
     forward: np.ndarray
@@ -31,6 +31,7 @@ class Times(NamedTuple):
     gradient: np.ndarray
     work: np.ndarray
     backward_work: np.ndarray
+    before_weights: np.ndarray
 
 
 def least_of(times: Sequence[Times]) -> Times:
@@ -80,7 +81,9 @@ class Slices:
                 work = np.maximum(0, forward + backward - 2 * slack) * rows // size
                 back = np.maximum(0, backward - slack) * rows // size
                 gradient = np.maximum(0, backward - weight - 2 * slack)
-                found.append((forward, backward, gradient, work, back))
+                # What rounding adds to the weights' part of a slice counts at the smallest size.
+                before = np.maximum(0, forward + backward - weight - 2 * slack) * rows // size - slack * rows // least
+                found.append((forward, backward, gradient, work, back, np.maximum(0, before)))
         return least_of([Times(*each) for each in found])
 
     def _at(self, size: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:

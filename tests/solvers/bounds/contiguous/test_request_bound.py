@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
 
-import numpy as np
 import pytest
 from drawn_problems import random_request
+from least_of_plans import EFFORT, least_of, least_of_all, proven_ns, raised
 from problems import chain, make_problem
 from split_plans import variants
 
@@ -17,7 +17,7 @@ from penstock.schemas.coverage import NEUTRAL, claim
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.chain_costs import BACK, EXPOSED, KIND, OUT, UPDATE, WORK, ChainCosts
 from penstock.solvers.bounds.contiguous.label_pool import ALONE, JOINED, SPANNING
-from penstock.solvers.bounds.contiguous.label_search import BatchSearch, Part, Path, chains_of, hop
+from penstock.solvers.bounds.contiguous.label_search import Part, chains_of, hop
 from penstock.solvers.bounds.contiguous.label_steps import Pieces
 from penstock.solvers.bounds.contiguous.links import Links
 from penstock.solvers.bounds.contiguous.stage_costs import make_pieces
@@ -31,33 +31,10 @@ from penstock.solvers.model.micro_batches import Batch, candidates
 from penstock.solvers.model.problem import Pin, Problem
 from penstock.solvers.planners.contiguous_bound.planner import Relaxation, proposals
 from penstock.solvers.planners.contiguous_bound.warm_ups import climb
-from penstock.solvers.planners.exact.chain_tables import WHOLE_BACKWARDS, ChainTables
+from penstock.solvers.planners.exact.chain_tables import WHOLE_BACKWARDS
 from penstock.solvers.planners.exact.enumeration import Space
 from penstock.solvers.schedules.support.fitting import best_order, judged
 from penstock.solvers.solve import driver
-
-EFFORT = 10**8
-
-
-def raised(search: BatchSearch) -> Path | None:
-    """One step, with a generous limit; the plan that it ends at."""
-    pieces = search.step(search.bound_ns * 2 + 10)
-    while True:
-        try:
-            next(pieces)
-        except StopIteration as end:
-            path: Path | None = end.value
-            return path
-
-
-def proven_ns(problem: Problem, space: Space) -> tuple[int, bool]:
-    """The bound alone, without any plan to cut the search off with; and whether there is a plan at all."""
-    searches = Relaxation(problem, EFFORT).searches_of(space.batches)
-    for search in searches:
-        while not search.closed:
-            raised(search)
-    bounds = [search.bound_ns for search in searches if not search.empty]
-    return min(bounds, default=NEVER_NS), bool(bounds)
 
 
 @pytest.mark.parametrize("block", range(10))
@@ -68,28 +45,11 @@ def test_never_above_the_bound_of_any_plan(block: int) -> None:
         problem = random_request(seed)
         space = Space.of(problem)
         bound, _some = proven_ns(problem, space)
-        least = min([NEVER_NS, *(_least(space, batch) for batch in space.batches)])
+        least = least_of_all(space)
         assert bound <= least, seed
         total += least < NEVER_NS
         tight += bound == least < NEVER_NS
     assert tight > total // 3
-
-
-def _least(space: Space, batch: Batch) -> int:
-    """The least bound of the plans of one number of micro-batches; ``ChainTables`` says where to look first."""
-    tables, least = ChainTables(space, batch), NEVER_NS
-    for stages in range(1, space.most_stages + 1):
-        fed = [p for p in space.placements(stages) if max(map(len, p)) <= batch.replicas_fed(space.problem.min_slice)]
-        partitions = space.partitions(stages)
-        if not fed or not len(partitions):
-            continue
-        bounds = tables.bounds(partitions, fed)
-        for p, cut in zip(*np.unravel_index(np.argsort(bounds, axis=None, kind="stable"), bounds.shape), strict=True):
-            if bounds[p, cut] >= least:
-                break
-            for plan in variants(space.problem, space.allocation(batch, partitions[cut], fed[p])):
-                least = min(least, schedule_bound(space.problem, plan, WHOLE_BACKWARDS).bound_ns)
-    return least
 
 
 @pytest.mark.parametrize("block", range(4))
@@ -198,7 +158,7 @@ def test_merged_labels_bound_too(seed: int) -> None:
         for _ in range(20):
             raised(search)
         if not search.empty:
-            assert search.bound_ns <= _least(space, batch)
+            assert search.bound_ns <= least_of(space, batch)
 
 
 @pytest.mark.parametrize("seed", range(40))

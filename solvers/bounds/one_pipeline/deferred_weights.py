@@ -1,0 +1,88 @@
+"""Weight gradients that wait for the end of a step, at a price: what memory leaves of them (BOUNDS section 11).
+
+After its last input gradient a device of a plan with split backwards may still compute weight gradients, while what it
+sent travels back. Those that wait then are all in its memory, each with what its micro-batch keeps of the layer. At a
+price of a byte, a layer's weight gradients either wait, for what they keep, or are work like all other.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.solvers.bounds.one_pipeline.layer_costs import Option
+from penstock.solvers.bounds.one_pipeline.layer_runs import LOST_NS
+from penstock.solvers.bounds.one_pipeline.load import kinds_of, least_per_sample
+from penstock.solvers.bounds.one_pipeline.slice_times import Times
+from penstock.solvers.costs.infinity import FAR_NS
+from penstock.solvers.costs.memory import free_bytes
+from penstock.solvers.costs.tables.stage_table import static_sums
+from penstock.solvers.model.problem import Problem
+
+SURE = 1e-9
+"""A relative error that floating point stays far below; what is charged is lowered by it, what there is raised."""
+
+
+class DeferredWeights(NamedTuple):
+    """What layers cost when their weight gradients wait.
+
+    ``before`` [option, L]: ns of a device in a step without weight gradients; ``kept`` (L,): bytes of all samples;
+    ``static`` [option, L]: bytes of parameters, gradients and optimizer states of all holders; ``room`` (devices + 1,):
+    bytes of the largest so many devices; ``price``: ns for a byte, 0 where memory holds all that may wait.
+    """
+
+    before: np.ndarray
+    kept: np.ndarray
+    static: np.ndarray
+    room: np.ndarray
+    price: float
+
+    def work(self, work: np.ndarray, weight: int) -> np.ndarray:
+        """Return [option, L] ns, rounded down: ``weight`` halves of what waits or is done, else all of ``work``.
+
+        What is impossible stays so.
+        """
+        waits = self.before + np.floor(self.price * self.kept * (1 - SURE)).astype(np.int64)
+        held = np.floor(self.price * self.static * (1 - SURE)).astype(np.int64)
+        found = (weight * (np.minimum(work, waits) + held) + (2 - weight) * work) // 2
+        return np.asarray(np.where(work < min(FAR_NS, LOST_NS), found, work))
+
+    def most_ns(self, devices: int) -> int:
+        """Return what all that so many devices can hold costs, rounded up."""
+        return int(np.ceil(self.price * float(self.room[devices]) * (1 + SURE))) if self.price > 0 else 0
+
+
+def deferred_weights(problem: Problem, options: list[Option], times: list[Times], *, fits: bool) -> DeferredWeights:
+    """Return what may wait; ``times`` by option; ``fits``: only in plans that fit into memory has it a price."""
+    fewest = np.asarray([[option.least] for option in options])
+    own = static_sums(problem)
+    parameters, gradients, states = (np.diff(each) for each in (own.parameters, own.gradients, own.optimizer))
+    if problem.memory.shard_states:
+        states = np.diff(problem.owned_bytes) * problem.memory.state_factor
+    static = fewest * (parameters + gradients) + (1 if problem.memory.shard_states else fewest) * states
+    free = sorted((max(0, free_bytes(problem, (device,))) for device in range(problem.num_devices)), reverse=True)
+    before = np.stack([each.before_weights for each in times])
+    weights = np.maximum(0, np.min([each.work for each in times], axis=0) - before.min(axis=0))
+    kept = problem.global_batch_size * _least_kept(problem)
+    room = np.concatenate(([0], np.cumsum(free)))
+    price = _best_price(weights, kept, float(room[-1]) - float(static[0].sum())) if fits else 0.0
+    return DeferredWeights(before, kept, static, room, price)
+
+
+def _least_kept(problem: Problem) -> np.ndarray:
+    """Return (L,) the least bytes that a sample keeps of a layer, over all sizes of slices and kinds of devices."""
+    found = [
+        [float(each) for each in least_per_sample(problem, kind, lambda point: point.stash_bytes)]
+        for kind in kinds_of(problem)
+    ]
+    return np.asarray(np.min(found, axis=0))
+
+
+def _best_price(weights: np.ndarray, kept: np.ndarray, room: float) -> float:
+    """Return the price at which least may wait: that of the last layer that there is room for, the dearest first."""
+    sized = (kept > 0) & (weights > 0)
+    price = weights[sized] / kept[sized]
+    order = np.argsort(-price, kind="stable")
+    full = np.cumsum(kept[sized][order]) > max(0.0, room)
+    return float(price[order][np.argmax(full)]) if full.any() else 0.0

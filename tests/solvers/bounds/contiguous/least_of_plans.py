@@ -1,0 +1,60 @@
+"""The label search's bound alone, and the least bound of all plans, one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+from split_plans import variants
+
+from penstock.solvers.bounds.contiguous.label_search import BatchSearch, Path
+from penstock.solvers.bounds.schedule_bound import schedule_bound
+from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.model.micro_batches import Batch
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.planners.contiguous_bound.planner import Relaxation
+from penstock.solvers.planners.exact.chain_tables import WHOLE_BACKWARDS, ChainTables
+from penstock.solvers.planners.exact.enumeration import Space
+
+EFFORT = 10**8
+
+
+def raised(search: BatchSearch) -> Path | None:
+    """One step, with a generous limit; the plan that it ends at."""
+    pieces = search.step(search.bound_ns * 2 + 10)
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as end:
+            path: Path | None = end.value
+            return path
+
+
+def proven_ns(problem: Problem, space: Space) -> tuple[int, bool]:
+    """The bound alone, without any plan to cut the search off with; and whether there is a plan at all."""
+    searches = Relaxation(problem, EFFORT).searches_of(space.batches)
+    for search in searches:
+        while not search.closed:
+            raised(search)
+    bounds = [search.bound_ns for search in searches if not search.empty]
+    return min(bounds, default=NEVER_NS), bool(bounds)
+
+
+def least_of_all(space: Space) -> int:
+    """The least bound of any plan."""
+    return min([NEVER_NS, *(least_of(space, batch) for batch in space.batches)])
+
+
+def least_of(space: Space, batch: Batch) -> int:
+    """The least bound of the plans of one number of micro-batches; ``ChainTables`` says where to look first."""
+    tables, least = ChainTables(space, batch), NEVER_NS
+    for stages in range(1, space.most_stages + 1):
+        fed = [p for p in space.placements(stages) if max(map(len, p)) <= batch.replicas_fed(space.problem.min_slice)]
+        partitions = space.partitions(stages)
+        if not fed or not len(partitions):
+            continue
+        bounds = tables.bounds(partitions, fed)
+        for p, cut in zip(*np.unravel_index(np.argsort(bounds, axis=None, kind="stable"), bounds.shape), strict=True):
+            if bounds[p, cut] >= least:
+                break
+            for plan in variants(space.problem, space.allocation(batch, partitions[cut], fed[p])):
+                least = min(least, schedule_bound(space.problem, plan, WHOLE_BACKWARDS).bound_ns)
+    return least
