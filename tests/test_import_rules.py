@@ -166,7 +166,7 @@ ROOMS: dict[str, set[str]] = {
         *("model", "compiled", "costs", "judge", "schedules", "bounds", "improve", "planners"),
         *("verify", "lowering", "explanation", "degrees"),
     },
-    "placement": {"model", "costs", "bounds", "planners", "solve"},
+    "placement": {"model", "costs", "degrees", "judge", "schedules", "bounds", "planners", "solve"},
 }
 """What modules of each room may import besides those of their own room. Each ``__init__`` says the same."""
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.costs.infinity import NEVER_NS, UNLIMITED
 from penstock.solvers.bounds.feasibility import proof_of_infeasibility
+from penstock.solvers.costs.infinity import NEVER_NS, UNLIMITED
 from penstock.solvers.degrees.contract import contract
-from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.degrees.planned import planned_cells
+from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.degrees import Choice
 from penstock.solvers.model.network import Cable, Network
 from penstock.solvers.model.problem import Problem
@@ -25,16 +25,16 @@ from penstock.solvers.model.result import Candidate, Result, Status
 from penstock.solvers.planners.even.planner import Layouts
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.schedules.support.fitting import Trial
-from penstock.solvers.solve import choices, driver
+from penstock.solvers.solve import choices
 from penstock.solvers.solve.searched import Searched, choices_of, least_of
-
-CORE = "anywhere"
-"""The switch that joins all nodes in no time."""
 
 
 @dataclass
 class _Open:
-    """A choice on hosts, whatever joins them: ``known``: its bounds, ``layouts``: None as long as none was asked for."""
+    """A choice on hosts, whatever joins them.
+
+    ``known``: its bounds on all plans; ``least_ns``: that on regular ones; ``layouts``: None until they are asked for.
+    """
 
     known: Searched
     least_ns: int
@@ -92,7 +92,7 @@ class Hosts:
         return least_of(self.problem, [each.known for each in self.open]).bound_ns if self.open else NEVER_NS
 
     def plan(self, problem: Problem, longest_ns: Callable[[int], int]) -> Result | None:
-        """Return the best regular plan on such hosts; None if none takes ``longest_ns``, by the number of GPUs, or less.
+        """Return the best regular plan on such hosts; None if none takes ``longest_ns``, by its GPUs, or less.
 
         Where there is none at all, the result is why. Raises UnsupportedRequest where no choice can be made.
         """
@@ -154,11 +154,14 @@ class Hosts:
 def _result(own: Problem, trial: Trial) -> Result:
     """Return a plan that is still to be verified, and has no bound."""
     timeline = simulate(own, trial.allocation, trial.orders, overlap=own.rules.overlap_all_reduce)
-    plan = Candidate(choices.QUICK, trial.allocation, trial.orders, timeline, own.rules.overlap_all_reduce, "synchronous")
+    plan = Candidate(
+        choices.QUICK, trial.allocation, trial.orders, timeline, own.rules.overlap_all_reduce, "synchronous"
+    )
     return Result(Status.FEASIBLE, "", plan, choice=own.choice)
 
 
 def _free(network: Network) -> Network:
     """Return the network with all nodes at one switch, over cables that take no time."""
-    cables = tuple(Cable(CORE, name, UNLIMITED, 0, True) for name in network.node_names)
+    core = max(network.node_names) + "+"
+    cables = tuple(Cable(core, name, UNLIMITED, 0, True) for name in network.node_names)
     return Network(network.device_names, network.node_names, network.node_of, network.insides, cables)

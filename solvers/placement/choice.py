@@ -39,7 +39,7 @@ EFFORT = 3_072
 """Total devices of the sets that get a regular plan in addition to the most compact ones."""
 KEPT = 8
 """Problems that are kept for the next time they are asked for."""
-MOST_RAISED = 4
+MOST_RAISED = 2
 """How many numbers of hosts have the bound raised as far as possible after the search."""
 ASKED = 2
 """A regular plan for n devices without limits counts as n / 2 devices."""
@@ -73,9 +73,9 @@ class Asker(Protocol):
 class Option:
     """A set of ``number`` hosts that fragments a number of switches; no plan for it takes less than ``bound_ns``.
 
-    ``tightest``: whether no higher bound can be found. ``least``: hosts that are kept, used or not. ``place``: rank among the sets of this many hosts, most compact first.
+    ``least``: hosts that are kept, used or not. ``place``: rank among the sets of this many hosts, most compact first.
     ``cells``: the GPUs of each device of the result's plan, where degrees are a choice. ``surpassed``: its regular
-    plans would lose even with unlimited bandwidth.
+    plans would lose even with unlimited bandwidth. ``tightest``: no higher bound can be found.
     """
 
     number: int
@@ -182,6 +182,7 @@ class Chooser:
     _bounds: dict[object, int] = field(default_factory=dict)
     _fast: dict[object, bool] = field(default_factory=dict)
     _known: dict[object, Hosts] = field(default_factory=dict)
+    _joined: bool | None = None
 
     def __post_init__(self) -> None:
         self._problem = lru_cache(maxsize=KEPT)(self.asker.problem)
@@ -233,11 +234,12 @@ class Chooser:
     def _hosts(self, chosen: Chosen) -> Hosts:
         """Return what is known of the choices of degrees on hosts like these, in this order."""
         key: tuple[object, ...] = tuple((self.site.hosts[host].group, count) for host, count in chosen)
-        joined = not self.site.is_tree or bool(self._problem(chosen).collectives)
-        if joined:
+        if self._joined is None:
+            self._joined = not self.site.is_tree or bool(self._problem(chosen).collectives)
+        if self._joined:
             key = self.site.alike(chosen), key
         if key not in self._known:
-            self._known[key] = Hosts(self._problem(chosen), joined)
+            self._known[key] = Hosts(self._problem(chosen), self._joined)
         return self._known[key]
 
     def _raise_bound(self, option: Option, *, tightest: bool = False) -> None:

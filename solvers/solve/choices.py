@@ -109,7 +109,11 @@ def quick(problem: Problem) -> Result:
 
 
 def certified(
-    problem: Problem, known: list[Searched], refused: dict[Choice, UnsupportedRequest], proposal: Proposal, choice: Choice
+    problem: Problem,
+    known: list[Searched],
+    refused: dict[Choice, UnsupportedRequest],
+    proposal: Proposal,
+    choice: Choice,
 ) -> Result:
     """Return a plan of planner ``QUICK`` at one choice, verified, with its bounds and those over all choices.
 

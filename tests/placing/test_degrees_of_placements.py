@@ -8,7 +8,17 @@ import pytest
 
 import penstock
 from penstock.cli.main import main
+from penstock.convert import to_problem
+from penstock.examples import catalogue
+from penstock.planning.documents import with_open_degrees
 from penstock.schemas.api.placement import Placement
+from penstock.schemas.request import PlanRequest
+from penstock.schemas.topology import ClusterTopology, Link
+from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.placement.at_degrees import Hosts
+from penstock.solvers.solve import choices
+from penstock.solvers.solve.searched import least_bound
 
 
 def placed(cluster: str = "2x4xH100", **more: Any) -> Placement:
@@ -73,3 +83,40 @@ def test_a_profile_without_degrees_is_placed_as_before() -> None:
     found = penstock.place("vgg-19", "1x2xV100", global_batch_size=8)
     assert found.plan_file is not None
     assert (found.plan_file.request.degrees, found.plan_file.plan.degrees) == (None, None)
+
+
+def joined(bandwidth: int, *, apart: bool) -> Problem:
+    """Four nodes of four GPUs below one switch or, ``apart``, below two, whose cables are as wide as one node's."""
+    whole = catalogue.cluster("4x4xH100").expanded()
+    names = [node.name for node in whole.nodes]
+    above = dict(zip(names, ("left", "left", "right", "right") if apart else ("top",) * 4, strict=True))
+    links = [*above.items(), *([("top", "left"), ("top", "right")] if apart else [])]
+    topology: ClusterTopology = whole.model_copy(
+        update={
+            "switches": tuple({"top", *above.values()}),
+            "links": tuple(Link(a=b, b=a, bandwidth_bytes_per_s=bandwidth, latency_ns=2_000) for a, b in links),
+        }
+    )
+    asked = PlanRequest(profile=catalogue.profile("llama-3-8b"), topology=topology, global_batch_size=32)
+    return to_problem(with_open_degrees(asked))
+
+
+def test_what_is_known_of_hosts_holds_however_they_are_joined() -> None:
+    """Bounds are at most those of the set itself, and the plan is that of every choice asked by itself."""
+    sets = [joined(gb * 10**9, apart=apart) for gb, apart in ((400, False), (1, True), (12, True))]
+    hosts, chosen = Hosts(sets[0], joined=False), set()
+    for problem in sets:
+        own = choices.quick(problem)
+        assert own.best is not None
+        chosen.add(own.choice)
+        found = hosts.plan(problem, lambda _gpus: NEVER_NS)
+        assert found is not None
+        assert found.best is not None
+        assert found.best.value_ns == own.best.value_ns
+        assert hosts.plan(problem, lambda _gpus, least=own.best.value_ns: least - 1) is None
+        assert hosts.may_take(lambda _gpus, least=own.best.value_ns: least)
+        certified = hosts.certified(problem, found)
+        assert certified.best is not None
+        assert hosts.bound_ns() <= hosts.tighten() <= least_bound(problem).bound_ns <= certified.best.value_ns
+        assert certified.bounds[0].bound_ns == hosts.tighten()
+    assert len(chosen) > 1

@@ -80,13 +80,17 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True)
 class Even:
-    """Equal stages on equally many devices; ``span``: the layers that are alike, the last one excluded."""
+    """Equal stages on equally many devices.
+
+    ``span``: the layers that are alike, the last one excluded; ``held_bytes``: each stage's parameters and states.
+    """
 
     problem: Problem
     stages: tuple[Stage, ...]
     batch: Batch
     parts: int
     span: tuple[int, int]
+    held_bytes: tuple[int, ...]
     number: int
 
     @cached_property
@@ -169,8 +173,9 @@ class Even:
         for rank in range(places):
             own, later = self.stages[rank::places], places - rank - 1
             ahead = later if self.parts == 1 else 2 * later + (self.parts - 1) * places
-            held = sum(static_bytes(self.problem, stage).total for stage in own)
-            most = (free_bytes(self.problem, own[0].devices) - held) // min(ahead + 1, number * self.parts)
+            most = (free_bytes(self.problem, own[0].devices) - sum(self.held_bytes[rank::places])) // min(
+                ahead + 1, number * self.parts
+            )
             found.append(Rank(frozenset(self._kept[rank::places]), most))
         return found
 
@@ -330,17 +335,28 @@ def _every(problem: Problem) -> Iterator[Even]:
     number = 0
     most = min(problem.num_devices, blocks + 2)
     for ranks in (each for each in range(1, most + 1) if problem.num_devices % each == 0):
-        width = problem.num_devices // ranks
-        places = [tuple(range(rank * width, (rank + 1) * width)) for rank in range(ranks)]
-        for batch in batches(problem, width):
+        known: dict[int, tuple[tuple[Stage, ...], tuple[int, ...]]] = {}
+        for batch in batches(problem, problem.num_devices // ranks):
             for parts in _parts(ranks, blocks, batch):
-                ends = _ends(problem, first, blocks, ranks * parts)
-                if ends is None:
+                if parts not in known:
+                    stages = _stages(problem, first, blocks, ranks, parts)
+                    known[parts] = stages, tuple(static_bytes(problem, stage).total for stage in stages)
+                stages, held_bytes = known[parts]
+                pinned = bool(problem.pins) and bool(stages)
+                if pinned and broken_pin(problem, single_pipeline(stages, batch.num_micro_batches)) is not None:
                     continue
-                stages = tuple(Stage(i, j - 1, places[s % ranks]) for s, (i, j) in enumerate(pairwise(ends)))
-                if not problem.pins or broken_pin(problem, single_pipeline(stages, batch.num_micro_batches)) is None:
+                if stages:
                     number += 1
-                    yield Even(problem, stages, batch, parts, (first, first + blocks), number)
+                    yield Even(problem, stages, batch, parts, (first, first + blocks), held_bytes, number)
+
+
+def _stages(problem: Problem, first: int, blocks: int, ranks: int, parts: int) -> tuple[Stage, ...]:
+    """Return the stages of ranks with some parts each; none where a part would end where none may."""
+    ends, width = _ends(problem, first, blocks, ranks * parts), problem.num_devices // ranks
+    if ends is None:
+        return ()
+    places = [tuple(range(rank * width, (rank + 1) * width)) for rank in range(ranks)]
+    return tuple(Stage(i, j - 1, places[s % ranks]) for s, (i, j) in enumerate(pairwise(ends)))
 
 
 def _parts(ranks: int, blocks: int, batch: Batch) -> Iterator[int]:
