@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any, Literal, get_args
 from urllib.parse import parse_qs
 
@@ -15,7 +17,9 @@ from penstock.report.words import clauses
 from penstock.schemas.amounts import exact
 from penstock.schemas.api.explanation import Explanation
 from penstock.schemas.api.sweep import SweepRequest
-from penstock.schemas.errors import Conflict, NotFound, PenstockError
+from penstock.schemas.document import OTHER_VERSION
+from penstock.schemas.errors import Conflict, InvalidDocument, NotFound, PenstockError
+from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import UpdateRule
 from penstock.service.http.problems import TooLarge
 from penstock.service.pages import form as forms
@@ -25,6 +29,8 @@ from penstock.service.pages.sources import Sources
 
 JobVerb = Literal["cancel", "finish", "retry"]
 MAX_FIELDS = 500
+MAX_SHOWN_AGAIN = 100_000
+"""Characters of a refused plan file that are sent back to be edited."""
 RULES: dict[UpdateRule, str] = {
     "synchronous": "synchronous",
     "weight_stashing": "weight stashing",
@@ -99,6 +105,29 @@ def submit_sweep(sources: Sources, values: Values) -> Outcome:
     except PenstockError as error:
         return _again(sources, values, error)
     return Outcome(f"/sweeps/{sweep.id}")
+
+
+def open_plan(sources: Sources, values: Values) -> Outcome:
+    """Keep a plan file and go on to its page; or what is wrong with it."""
+    text = values.get("plan_text", [""])[0]
+    try:
+        if not text.strip():
+            raise InvalidDocument("there is nothing to be opened", remedy="choose a plan file, or paste its text")
+        return Outcome(f"/plans/{sources.keep(PlanFile.parse_json(text, origin='this file'))}")
+    except PenstockError as error:
+        made_by = _other_version(text)
+        remedy = error.remedy or (OTHER_VERSION if made_by else "choose the whole file that `penstock plan -o` wrote")
+        shown = text if len(text) <= MAX_SHOWN_AGAIN else ""
+        return Outcome(shown={"error": error, "made_by": made_by, "remedy": remedy, "text": shown})
+
+
+def _other_version(text: str) -> str | None:
+    """The version of Penstock that a refused plan file names; None where it names none, or this one."""
+    try:
+        made = json.loads(text)["plan"]["versions"]["penstock"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return str(made) if made != version("penstock") else None
 
 
 def on_job(sources: Sources, job_id: str, verb: JobVerb) -> None:

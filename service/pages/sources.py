@@ -157,6 +157,12 @@ class Sources:
         """The plan of an id. Raises NotFound, and Conflict for a job without one."""
         return self.service.planning.of(self.tenant).plan_hash(plan_or_job)
 
+    def keep(self, file: PlanFile) -> str:
+        """Store a plan file; return its plan's hash. Raises InvalidDocument and UnsupportedRequest."""
+        if self.who.scopes:
+            self.service.sizes.check(file.request)
+        return self.service.planning.of(self.tenant).keep(file)
+
     def why(self, plan_or_job: str, plan_hash: str, request_hash: str) -> str:
         """What the search said of a plan: of a job's, or of the answer to its request; empty where that is not kept."""
         if not plan_or_job.startswith("sha256:"):

@@ -77,6 +77,22 @@ async def act_on_job(request: Request, id: str, verb: acting.JobVerb, service: A
     return RedirectResponse(f"/jobs/{id}", 303)
 
 
+@router.get("/plans")
+def plan_file_form(request: Request, who: Solver) -> Response:
+    """The form that opens a plan file."""
+    return page(request, "open_plan.html", error=None, text="")
+
+
+@router.post("/plans")
+async def open_plan(request: Request, service: Access, who: Solver) -> Response:
+    """Keep a plan file and show it, or say what is wrong with it."""
+    sources, values = Sources.of(service, who), await acting.posted(request)
+    outcome = await run_sync(acting.open_plan, sources, values, limiter=service.heavy)
+    if outcome.goes_to is not None:
+        return RedirectResponse(outcome.goes_to, 303)
+    return page(request, "open_plan.html", outcome.shown["error"].status, **outcome.shown)
+
+
 @router.get("/plans/{id}")
 async def plan(request: Request, id: str, service: Access, who: Reader) -> Response:
     """A plan, by its hash or by its job: figures, bounds, timeline, memory, explanation, downloads."""

@@ -1,4 +1,6 @@
-/* The form that asks for a plan: schedules and options of the chosen planner only, files read into their fields. */
+/* The form that asks for a plan: schedules and options of the chosen planner only. */
+
+import "./files.js";
 
 const planner = document.getElementById("planner"), schedule = document.getElementById("schedule");
 const hint = document.getElementById("planner-hint");
@@ -15,12 +17,3 @@ function fit() {
 
 planner.addEventListener("change", fit);
 fit();
-
-for (const input of document.querySelectorAll("input[type=file][data-into]")) {
-  input.addEventListener("change", async () => {
-    if (input.files[0]) document.getElementById(input.dataset.into).value = await input.files[0].text();
-  });
-}
-
-const faults = document.getElementById("faults");
-if (faults) faults.focus();

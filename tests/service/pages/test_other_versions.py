@@ -40,6 +40,18 @@ def _opened(directory: Path, changes: dict[str, Any]) -> tuple[int, str]:
     return asyncio.run(opened())
 
 
+def _typed(directory: Path, text: str) -> tuple[int, str]:
+    """Return status and text of the page to which opening the text of a plan file leads."""
+
+    async def opened() -> tuple[int, str]:
+        async with in_process(directory) as client:
+            headers = AS_A_BROWSER | {"Sec-Fetch-Site": "same-origin"}
+            answer = await client.post("/plans", data={"plan_text": text}, headers=headers, follow_redirects=True)
+            return answer.status_code, " ".join("".join(Page(answer.text).text).split())
+
+    return asyncio.run(opened())
+
+
 def test_a_readable_plan_says_who_made_it(tmp_path: Path) -> None:
     status, text = _opened(tmp_path, {"versions": {"penstock": "0.0.9"}})
     assert status == 200
@@ -53,6 +65,55 @@ def test_an_unreadable_plan_says_what_to_do(tmp_path: Path, changes: dict[str, A
     assert f"Penstock 9.9.0 stored this plan file, and Penstock {version('penstock')} cannot read it" in text
     assert f"/plan/{next(iter(changes))}" in text
     assert f"Try: {OTHER_VERSION}" in text
+
+
+PLAN = tiny_plan_file()["plan"]
+SCHEMA = ["/schema_version", "reads documents of version 1", OTHER_VERSION]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        pytest.param({"schema_version": 2}, SCHEMA, id="newer"),
+        pytest.param({"schema_version": 0}, SCHEMA, id="older"),
+        pytest.param(
+            {"plan": PLAN | {"colour": "red", "versions": {"penstock": "9.9.0"}}},
+            ["/plan/colour", "Penstock 9.9.0 made this plan", OTHER_VERSION],
+            id="newer field",
+        ),
+        pytest.param({"plan": PLAN | {"request_hash": f"sha256:{64 * '0'}"}}, ["was made for request"], id="torn"),
+    ],
+)
+def test_a_file_that_is_opened_is_refused_in_words(tmp_path: Path, changes: dict[str, Any], said: list[str]) -> None:
+    status, text = _typed(tmp_path, json.dumps(tiny_plan_file() | changes))
+    assert status == 422
+    assert [words for words in said if words not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "there is nothing to be opened"),
+        ("[]", "should be a valid dictionary"),
+        (json.dumps(tiny_plan_file())[:-9], "this file is not JSON"),
+        (json.dumps(tiny_plan_file()["request"]["profile"]), "this file is a profile, not a plan file"),
+        (json.dumps(PLAN), "this file is a plan, not a plan file"),
+        ("[" * 100_000, "this file"),
+    ],
+    ids=["empty", "list", "cut off", "profile", "plan alone", "deep"],
+)
+def test_what_is_no_plan_file_is_said(tmp_path: Path, text: str, said: str) -> None:
+    status, shown = _typed(tmp_path, text)
+    assert status == 422
+    assert said in shown
+    assert "Try: " in shown
+
+
+def test_a_plan_file_of_another_version_that_can_be_read_is_opened(tmp_path: Path) -> None:
+    made = tiny_plan_file() | {"plan": PLAN | {"versions": {"penstock": "0.0.9"}}}
+    status, text = _typed(tmp_path, json.dumps(made))
+    assert status == 200
+    assert "Penstock 0.0.9 made this plan" in text
 
 
 def test_a_file_of_another_version_is_told_apart() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from penstock.service.http.samples import tiny_plan_file, tiny_request
 
 MOST_BYTES = 300_000
 MOST_PX = 3000
-PAGES = ("/", "/plan", "/fits", "/jobs", "/sweeps", "/runs", "/agents", "/cluster", "/health", "/docs")
+PAGES = ("/", "/plan", "/plans", "/fits", "/jobs", "/sweeps", "/runs", "/agents", "/cluster", "/health", "/docs")
 NARROW = {"width": 375, "height": 700}
 
 
@@ -143,6 +144,29 @@ def test_what_is_wrong_is_said_and_focused(browser: Browser, shared_server: Serv
         expect(limit).to_have_accessible_description(re.compile("soon"))
         assert len(watching.complaints) == 1, "Chromium itself tells of an answer that is a 422"
         assert "422" in watching.complaints.pop()
+
+
+def test_a_plan_file_is_opened(browser: Browser, shared_server: Server, tmp_path: Path):
+    """A file chosen in Chromium: cut off, and then whole; what is wrong is said and focused."""
+    watching = watched(browser, shared_server)
+    whole = PlanFile.parse(tiny_plan_file()).text()
+    with watching as page:
+        page.goto("/jobs")
+        page.get_by_role("link", name="Open a plan file").click()
+        for text, status in ((whole[:-20], 422), (whole, 303)):
+            (tmp_path / "plan.json").write_text(text)
+            page.get_by_label("Plan file", exact=True).set_input_files(tmp_path / "plan.json")
+            expect(page.get_by_label("Plan file as JSON")).to_have_value(text)
+            with page.expect_response(lambda answer: answer.request.method == "POST") as sent:
+                page.get_by_role("button", name="Open").press("Enter")
+            assert sent.value.status == status
+            if status == 422:
+                expect(page.get_by_role("alert")).to_be_focused()
+                expect(page.get_by_role("alert")).to_contain_text("this file is not JSON")
+                assert barriers(page) == []
+                assert "422" in watching.complaints.pop(), "Chromium itself tells of an answer that is a 422"
+        page.wait_for_selector("figure[data-mounted]")
+        expect(page.get_by_role("heading", name="tiny on two-nodes")).to_be_visible()
 
 
 def test_a_comparison_fills_in(browser: Browser, shared_server: Server):
