@@ -303,10 +303,10 @@ class Search:
                 self.on_incumbent(Found(each.problem, plan))
 
         def on_progress(progress: Progress) -> None:
-            if self.on_progress is not None:
-                known = [value for value in (progress.value_ns, self.best_ns) if value is not None]
-                working = tuple(f"{name} at {each.choice}" for name in progress.working)
-                self.on_progress(Progress(min(known, default=None), self.bound(), working))
+            assert self.on_progress is not None
+            known = [value for value in (progress.value_ns, self.best_ns) if value is not None]
+            working = tuple(f"{name} at {each.choice}" for name in progress.working)
+            self.on_progress(Progress(min(known, default=None), self.bound(), working))
 
         if resolve(asked["planner"]).asks_others:
             asked = _without(asked, _left_out(each))
@@ -317,7 +317,7 @@ class Search:
                 gap=self.gap,
                 known=None if each.result is None else each.result.best,
                 on_incumbent=on_incumbent,
-                on_progress=on_progress,
+                on_progress=None if self.on_progress is None else on_progress,
             )
         except UnsupportedRequest as refused:
             if asked["planner"] == self.asked["planner"]:

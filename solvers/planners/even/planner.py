@@ -98,13 +98,18 @@ class Even:
 
     def layout(self, least: int) -> Layout | None:
         """Return the layout with as little recomputation as may fit, from a number of ``ways`` on; None: none can."""
-        if any(rank.most_bytes < 0 for rank in self._room):
+        if not self.holds_states:
             return None
         for number, way in enumerate(self.ways[least:], least):
             if self._may_fit(way):
                 plan = self._plan(way)
                 return Layout(least_ns(self.problem, plan), True, self.number, number, plan, self)
         return None
+
+    @property
+    def holds_states(self) -> bool:
+        """Whether every rank can hold its parameters and states; if not, no way of recomputing helps."""
+        return all(rank.most_bytes >= 0 for rank in self._room)
 
     def _may_fit(self, way: Way) -> bool:
         """Return whether every rank can hold its states, and the micro-batches in flight at its first backward."""
@@ -230,7 +235,12 @@ def _listed(problem: Problem) -> tuple[Even, ...]:
 
 
 def _waiting(every: tuple[Even, ...]) -> list[Layout]:
-    """Return a heap of layouts, none of which has been asked whether it fits."""
+    """Return a heap of layouts, none of which has been asked whether it fits.
+
+    Where the last one, of the most stages, cannot hold its states, few can: only these are asked for their times.
+    """
+    if every and not every[-1].holds_states:
+        every = tuple(even for even in every if even.holds_states)
     waiting = [even.plain for even in every]
     heapify(waiting)
     return waiting
