@@ -401,9 +401,9 @@ class Search:
         yield from not_asked(searched, len(searched))
         counts = Counter(self._why_unsearched(each) for each in self.choices if each.not_asked is None)
         if counts:
-            told = ", ".join(f"{number} as {why}" for why, number in counts.most_common())
+            reasons = ", ".join(f"{number} as {why}" for why, number in counts.most_common())
             where = f"{len(searched)} of {_choices(len(self.choices))}"
-            yield f"planners but {QUICK} were asked at {where}, the rest spared: {told}"
+            yield f"planners but {QUICK} were asked at {where}, the rest spared: {reasons}"
 
     def _why_unsearched(self, each: Searched) -> str:
         """Return why a choice was searched by planner ``QUICK`` at most."""
