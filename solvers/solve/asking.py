@@ -1,7 +1,7 @@
 """Which planners ``auto`` asks for a request, and why it does not ask the others.
 
 A reason says which values decided. Over choices of degrees the same reason has other numbers at each, so that reasons
-are told apart without their numbers, and named once with the least and the greatest (``gathered``).
+are distinguished without their numbers, and named once with the least and the greatest (``gathered``).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def too_large(size: int) -> str:
 
 
 def _oversized(setting: Setting, row: Planner) -> str | None:
-    """Return why a planner is not asked for so many devices, as long as another one is."""
+    """Return why a planner is not asked for this number of devices, as long as another one is."""
     problem, size = setting.problem, setting.problem.num_devices
     if reach(problem) <= row.most_devices:
         return None

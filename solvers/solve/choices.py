@@ -323,10 +323,10 @@ class Search:
                 self.on_incumbent(Found(each.problem, plan))
 
         def on_progress(progress: Progress) -> None:
-            if self.on_progress is not None:
-                known = [value for value in (progress.value_ns, self.best_ns) if value is not None]
-                working = tuple(f"{name} at {each.choice}" for name in progress.working)
-                self.on_progress(Progress(min(known, default=None), self.bound(), working))
+            assert self.on_progress is not None
+            known = [value for value in (progress.value_ns, self.best_ns) if value is not None]
+            working = tuple(f"{name} at {each.choice}" for name in progress.working)
+            self.on_progress(Progress(min(known, default=None), self.bound(), working))
 
         if resolve(asked["planner"]).asks_others:
             asked = _without(asked, _left_out(each))
@@ -337,7 +337,7 @@ class Search:
                 gap=self.gap,
                 known=None if each.result is None else each.result.best,
                 on_incumbent=on_incumbent,
-                on_progress=on_progress,
+                on_progress=None if self.on_progress is None else on_progress,
             )
         except UnsupportedRequest as refused:
             if asked["planner"] == self.asked["planner"]:
@@ -421,9 +421,9 @@ class Search:
         yield from not_asked(searched, len(searched))
         counts = Counter(self._why_unsearched(each) for each in self.choices if each.not_asked is None)
         if counts:
-            told = ", ".join(f"{number} as {why}" for why, number in counts.most_common())
+            reasons = ", ".join(f"{number} as {why}" for why, number in counts.most_common())
             where = f"{len(searched)} of {_choices(len(self.choices))}"
-            yield f"planners but {QUICK} were asked at {where}, the rest spared: {told}"
+            yield f"planners but {QUICK} were asked at {where}, the rest spared: {reasons}"
 
     def _why_unsearched(self, each: Searched) -> str:
         """Return why a choice was searched by planner ``QUICK`` at most."""

@@ -87,11 +87,16 @@ def solve(
         if closely and state.best is None and state.shortage is not None and state.status is not Status.TIME_LIMIT:
             run(state, [[Remedy(row.name, values, feasible)]], workforce)
     state.choose_codecs()
-    said = why(state, closely=row.asks_others and closely, replanned_by=replanned_by)
-    if not row.asks_others:
+    return _answer(state, asks_others=row.asks_others)
+
+
+def _answer(state: State, *, asks_others: bool) -> Result:
+    """Return the answer; of a planner that asks others with those that it did not ask."""
+    said = why(state, closely=asks_others and state.setting.closely, replanned_by=replanned_by)
+    if not asks_others:
         return state.result(said)
     others = reasons(state)
-    if problem.choice is None and state.refuted is None:  # over choices of degrees they are said once for all
+    if state.problem.choice is None and state.refuted is None:  # over choices of degrees they are said once for all
         said = "; ".join([said, *not_asked([others])])
     return state.result(said, others)
 

@@ -118,7 +118,8 @@ class Searched:
 
     def take(self, result: Result) -> None:
         """Keep the higher bound, and the result of the last search whose plan is not worse than the known one."""
-        self._keep(*(each for each in result.bounds if each.scope == REQUEST_SCOPE))
+        if proven := [each for each in result.bounds if each.scope == REQUEST_SCOPE]:
+            self._keep(*proven)
         known = self.value_ns
         if known is None or (result.best is not None and result.best.value_ns <= known):
             self.result = result

@@ -21,7 +21,7 @@ class Setting:
     ``whole``: a bound on every plan of the request, where it is known already. ``effort``: when planners end by
     themselves. ``without``: planners and phases that ``auto`` does not ask, each with the reason that the answer gives,
     empty where there is nothing to be said. ``longest_ns``: plans that take longer need not be looked for, which
-    planners of ``auto`` are told as an option; None: no limit.
+    planners of ``auto`` get as an option; None: no limit.
     """
 
     problem: Problem

@@ -60,7 +60,7 @@ def _found(state: State, best: Candidate, replan: Replan | None) -> str:
 def reasons(state: State) -> dict[str, str]:
     """Return the planners that ``auto`` did not ask, each with the reason.
 
-    Where degrees are a choice, bounds are told without them, so that one reason serves all choices.
+    Where degrees are a choice, bounds are named without them, so that one reason serves all choices.
     """
     found = dict(state.left_out)
     found |= {name: refusal(error.detail) for name, error in state.refused.items()}

@@ -93,6 +93,18 @@ def test_plan_prints_what_it_found(
     assert all(len(line) <= 110 for line in out.splitlines() if "|" in line)
 
 
+def test_who_was_not_asked_is_seen_in_a_terminal_in_json_and_in_the_report(
+    inputs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clause = "not asked, as the request names no target: uniform"
+    plan, page = tmp_path / "plan.json", tmp_path / "plan.html"
+    assert main(["plan", *inputs, "--planner", "auto", "--effort", "quick", "-o", str(plan)]) == 0
+    assert f"\n  {clause}\n" in capsys.readouterr().out, "a line of its own"
+    assert f"; {clause}; " in json.loads(plan.read_text())["why"]
+    assert main(["report", str(plan), "-o", str(page)]) == 0
+    assert f"<li>{clause}</li>" in page.read_text()
+
+
 def test_json_is_pure_and_is_the_plan_written(
     inputs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -105,7 +105,7 @@ class Even:
 
     def layout(self, least: int) -> Layout | None:
         """Return the layout with as little recomputation as may fit, from a number of ``ways`` on; None: none can."""
-        if any(rank.most_bytes < 0 for rank in self._room):
+        if not self.holds_states:
             return None
         for number, way in enumerate(self.ways[least:], least):
             if self._may_fit(way):
@@ -132,6 +132,11 @@ class Even:
             work = (sum(each[kind] for kind in self._costed[rank::ranks]) for rank in range(ranks))
             most_ns = max(most_ns, number * max(work))
         return most_ns
+
+    @property
+    def holds_states(self) -> bool:
+        """Whether every rank can hold its parameters and states; if not, no way of recomputing helps."""
+        return all(rank.most_bytes >= 0 for rank in self._room)
 
     def _may_fit(self, way: Way) -> bool:
         """Return whether every rank can hold its states, and the micro-batches in flight at its first backward."""
@@ -266,7 +271,10 @@ class Layouts:
     """All layouts of a problem, from the least bound on."""
 
     def __init__(self, problem: Problem) -> None:
-        self._waiting = [even.plain for even in _listed(problem)]
+        every = _listed(problem)
+        if every and not every[-1].holds_states:  # of the most stages: then few can, and only these need a time
+            every = tuple(even for even in every if even.holds_states)
+        self._waiting = [even.plain for even in every]
         heapify(self._waiting)
 
     def least_ns(self, below_ns: int) -> int:

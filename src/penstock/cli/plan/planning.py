@@ -137,7 +137,9 @@ def _solved_by(server: str, asked: PlanRequest, screen: Screen) -> tuple[ResultO
         job = solved_there(client, asked, screen)
         if job.result is None:
             raise Conflict(f"job {job.id} was {job.state}", remedy=f"penstock jobs retry {job.id} --server {server}")
-        return job.result, None if job.result.plan is None else client.plans.file(job.id)
+        if job.result.plan is None:
+            return job.result, None
+        return job.result, client.plans.file(job.id).model_copy(update={"why": job.result.why})
 
 
 def compare(
