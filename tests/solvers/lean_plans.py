@@ -1,4 +1,4 @@
-"""Plans of stages apart that are quick for the memory that they take: many orders of each, the lean and quick ones kept.
+"""Plans of stages apart that are quick for the memory that they take: many orders of each, the quick ones kept.
 
 Nothing of a bound or a planner is asked. An order is F and B in index order with any numbers in flight that do not
 grow along the stages; where a stage recomputes, each R is right before its B or anywhere between the two others.

@@ -76,7 +76,7 @@ def _first_head(runs: Runs, n: int, asked: Question, limit: int) -> int:
     most = 0
     if again > 0:  # rebuilt while no gradient has come: as much as there is room for
         most = again * limit
-        if 0 < runs.rebuilt[n] and runs.taken[n] <= runs.rebuilt[n]:
+        if runs.rebuilt[n] > 0 and runs.taken[n] <= runs.rebuilt[n]:
             left = max(0, runs.room[n] - limit * runs.taken[n])
             most = min(most, int(again * (left / runs.rebuilt[n])) + 1)
         elif runs.rebuilt[n] > 0:

@@ -23,6 +23,8 @@ from penstock.solvers.planners.proposal import Proposal
 
 BATCHES = Option("batches", 6, "numbers of micro-batches that are looked into, the most promising first", low=1)
 OPTIONS = (BATCHES,)
+BETWEEN, MOST_CLOSE = 0.75, 256
+"""A further share of idling, tried last, for more devices than that: memory that holds some of the stages in full."""
 
 
 class _Found(NamedTuple):
@@ -36,10 +38,11 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     Where nothing fits, the most stages and the smallest micro-batches, for the judge to say what is lacking.
     """
     line = line_of(problem)
+    batches = sorted(_batches(problem), key=lambda batch: _promise(problem, batch))[: BATCHES.of(options)]
+    every = [Partitions(Pieces(problem, batch, line)) for batch in batches]
     found: dict[float, list[_Found]] = {idle: [] for idle in IDLE}
     first = True
-    for batch in sorted(_batches(problem), key=lambda batch: _promise(problem, batch))[: BATCHES.of(options)]:
-        partitions = Partitions(Pieces(problem, batch, line))
+    for partitions in every:
         for idle, own in found.items():
             known = len(own)
             for split in partitions.splits(idle):
@@ -52,6 +55,10 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     for turn in zip_longest(*(sorted(own, key=lambda each: each.estimate_ns) for own in found.values())):
         for one in filter(None, turn):
             yield _proposal(problem, one.allocation)
+    if problem.num_devices > MOST_CLOSE:
+        for partitions in every:
+            for split in partitions.splits(BETWEEN):
+                yield _proposal(problem, partitions.allocation(split))
     if first:
         stages = min(problem.num_devices, int(problem.cuttable.sum()) + 1)
         for batch in candidates(problem)[-1:]:
