@@ -168,7 +168,7 @@ def most_near(pieces: Pieces, spread: int, run: int) -> int:
 def near_matters(pieces: Pieces, at: int, held: int, spread: int, limit_ns: int) -> bool:
     """Whether the transfers of a step to a stage across nodes may take a good part of the limit.
 
-    Else labels are not told apart by how many of its devices are near: as many as there is room for count.
+    Else all of its devices that there is room for count as near, and labels do not differ by how many are.
     """
     out, back, _channel = times_of_hop(pieces, at, TO_SPANNING, held, spread, 0)
     return GOOD_PART * pieces.batches * (out + back) >= limit_ns
