@@ -33,6 +33,7 @@ from penstock.solvers.bounds.contiguous.label_steps import (
     hop,
     may_be_below,
     most_near,
+    near_matters,
     put,
     times_of_hop,
 )
@@ -40,9 +41,9 @@ from penstock.solvers.bounds.windows_kernel import FREE
 from penstock.solvers.compiled.decorators import inner, loop
 from penstock.solvers.compiled.fields import Fields
 
-VALUE, PARENT, STOP, REPLICAS, PLACE, VARIANT, CUT = range(7)
+VALUE, PARENT, STOP, REPLICAS, PLACE, VARIANT, CUT, LIMIT = range(8)
 """Of the best plan: its value, or the limit; 1 + the label after its first stage, -1 without a plan; what made that
-stage (4); whether anything was cut off by the limit."""
+stage (4); whether anything was cut off by the limit; the limit."""
 
 
 @Fields.register
@@ -154,13 +155,16 @@ def _send_one_way(
         run = 0 if placed == SPANNING else source if placed == ALONE else q + source
         if run > pieces.node_size or pieces.shape[r, q] < 0:
             continue
-        near = most_near(pieces, r, run) if way == TO_SPANNING else 0
+        least, most = 0, 0
         if way == FROM_SPANNING:
-            near = most_near(pieces, source, q)
-        for some in range(near if way == FROM_SPANNING else 0, near + 1):
-            if some > 0 and way == TO_SPANNING and not _is_quicker(pieces, source, r, some):
+            least = most = most_near(pieces, source, q)
+        elif way == TO_SPANNING:
+            most = most_near(pieces, r, run)
+            least = 0 if near_matters(pieces, at, source, r, work.best[LIMIT]) else most
+        for some in range(least, most + 1):
+            if some > least and not _is_quicker(pieces, source, r, some):
                 continue
-            grown = run + some if way == TO_SPANNING else run
+            grown = run + some - least if way == TO_SPANNING else run
             done = _send_one_run(pieces, grid, work, cap, at, r, source, placed, q, grown, way, some)
             if done < 0:
                 return -1

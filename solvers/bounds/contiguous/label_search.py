@@ -20,6 +20,7 @@ from penstock.solvers.bounds.contiguous.label_pool import JOINED, SPANNING, make
 from penstock.solvers.bounds.contiguous.label_steps import (
     AMONG_SPANNING,
     FROM_SPANNING,
+    GOOD_PART,
     SAME_RUN,
     TO_OTHER_NODE,
     TO_SPANNING,
@@ -119,7 +120,7 @@ class BatchSearch:
             return None
         value = int(search.work.best[VALUE])
         self.bound_ns = max(self.bound_ns, value)
-        chains = chains_of(self.pieces, path)
+        chains = chains_of(self.pieces, path, below_ns)
         known = list(self._points)
         self.own_bound_ns = plan_bound_ns(chains, self.pieces.batches)
         if self.own_bound_ns > value:
@@ -142,7 +143,7 @@ class _LabelSearch:
         self.work = Work(
             stages=make_pool(most, width, (layers + 1) * states, whole + early),
             hops=make_pool(most, width, states, whole + early),
-            best=np.array([below_ns, -1, 0, 0, 0, 0, 0]),
+            best=np.array([below_ns, -1, 0, 0, 0, 0, 0, below_ns]),
             reach=make_reach(self.grid),
             fresh=np.zeros(width, np.int64),
         )
@@ -175,8 +176,11 @@ def _path(stages: list[list[int]]) -> Path:
     return tuple(parts)
 
 
-def chains_of(pieces: Pieces, path: Path) -> Chains:
-    """Return the plan as the arrays that the bound of a single plan takes (``kernels.windows``)."""
+def chains_of(pieces: Pieces, path: Path, limit_ns: int = 0) -> Chains:
+    """Return the plan as the arrays that the bound of a single plan takes (``kernels.windows``).
+
+    ``limit_ns``: of the search that it is from, which decides how closely transfers are looked at.
+    """
     columns: list[list[int]] = [[] for _ in Chains._fields]
     for part, following, run in [
         *((*pair, run) for pair, run in zip(pairwise(path), _runs_of(path), strict=True)),
@@ -185,7 +189,7 @@ def chains_of(pieces: Pieces, path: Path) -> Chains:
         at = (part.variant, part.replicas, part.first, part.stop)
         after = int(pieces.after[0 if part.in_node else 1, part.replicas, part.first, part.stop])
         after += int(pieces.weight[at])
-        out, back, channel = (0, 0, FREE) if following is None else hop(pieces, part, following, run)
+        out, back, channel = (0, 0, FREE) if following is None else hop(pieces, part, following, run, limit_ns)
         row = [pieces.forward[at], pieces.backward[at], out, back, channel, after, 0, pieces.limit[at], pieces.work[at]]
         for column, value in zip(columns, row, strict=True):
             column.append(int(value))
@@ -210,10 +214,11 @@ def _run(path: Path) -> Iterator[Part]:
             return
 
 
-def hop(pieces: Pieces, source: Part, target: Part, run: int = 0) -> tuple[int, int, int]:
+def hop(pieces: Pieces, source: Part, target: Part, run: int = 0, limit_ns: int = 0) -> tuple[int, int, int]:
     """Return the transfer times out and back between two stages, and how they exclude each other.
 
-    ``run``: the devices of the node run of the one that is in a node, which are those of the stage at least.
+    ``run``: the devices of the node run of the one that is in a node, which are those of the stage at least;
+    ``limit_ns``: as in ``chains_of``.
     """
     r, to = source.replicas, target.replicas
     if source.placed == JOINED:
@@ -229,6 +234,11 @@ def hop(pieces: Pieces, source: Part, target: Part, run: int = 0) -> tuple[int, 
     rates = pieces.rate[way, r, to], pieces.rate[home, to, r]
     if way != home:
         held, spread = (r, to) if way == TO_SPANNING else (to, r)
+        apart = pieces.spread_rate[0, held, spread]
+        slowest = sum(math.ceil(sent * apart) for sent in pieces.sent[:, source.stop].tolist())
+        slowest += int(pieces.latency_ns[TO_SPANNING]) * int(np.count_nonzero(pieces.sent[:, source.stop]))
+        if way == TO_SPANNING and GOOD_PART * pieces.batches * slowest < limit_ns:
+            run = held
         near = max(0, min(spread - 1, pieces.node_size - max(run, held), len(pieces.spread_rate) - 1))
         rates = (pieces.spread_rate[near, held, spread],) * 2
     times = []

@@ -16,6 +16,9 @@ from penstock.solvers.compiled.fields import Fields
 SAME_RUN, TO_OTHER_NODE, TO_SPANNING, FROM_SPANNING, AMONG_SPANNING = range(5)
 """How the stage before lies to the one after: in one node, each in a node of its own, or one of them in several."""
 
+GOOD_PART = 8
+"""The limit divided by the least time that a step's transfers take over a cut, for them to be looked at in detail."""
+
 
 @Fields.register
 class Pieces(NamedTuple):
@@ -159,6 +162,16 @@ def times_of_hop(pieces: Pieces, at: int, way: int, source: int, target: int, ne
 def most_near(pieces: Pieces, spread: int, run: int) -> int:
     """The most devices of a stage of ``spread`` across nodes that are in a node with ``run`` others."""
     return max(0, min(spread - 1, pieces.node_size - run, pieces.spread_rate.shape[0] - 1))
+
+
+@inner
+def near_matters(pieces: Pieces, at: int, held: int, spread: int, limit_ns: int) -> bool:
+    """Whether the transfers of a step to a stage across nodes may take a good part of the limit.
+
+    Else all of its devices that there is room for count as near, and labels do not differ by how many are.
+    """
+    out, back, _channel = times_of_hop(pieces, at, TO_SPANNING, held, spread, 0)
+    return GOOD_PART * pieces.batches * (out + back) >= limit_ns
 
 
 @loop

@@ -29,7 +29,7 @@ class DeferredWeights(NamedTuple):
 
     ``before`` [option, L]: ns of a device in a step without weight gradients; ``kept`` (L,): bytes of all samples;
     ``static`` [option, L]: bytes of parameters, gradients and optimizer states of all holders; ``room`` (devices + 1,):
-    bytes of the largest so many devices; ``price``: ns for a byte, 0 where memory holds all that may wait.
+    bytes of that number of devices, the largest first; ``price``: ns for a byte, 0 where memory holds all that waits.
     """
 
     before: np.ndarray
@@ -49,7 +49,7 @@ class DeferredWeights(NamedTuple):
         return np.asarray(np.where(work < min(FAR_NS, LOST_NS), found, work))
 
     def most_ns(self, devices: int) -> int:
-        """Return what all that so many devices can hold costs, rounded up."""
+        """Return what all costs that this number of devices can hold, rounded up."""
         return int(np.ceil(self.price * float(self.room[devices]) * (1 + SURE))) if self.price > 0 else 0
 
 
