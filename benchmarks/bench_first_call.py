@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--cold", action="store_true", help="auto, without any compiled kernel")
     if parser.parse_args().cold:
         with tempfile.TemporaryDirectory() as empty:
-            found = _child("auto", "2x4xV100", {"NUMBA_CACHE_DIR": empty})
+            found = _child("auto", "2x4xV100", {"PENSTOCK_KERNELS": empty})
         _solve_s, first_s, whole_s = map(float, found[0].split())
         _row("first plan without compiled kernels, auto, 2x4xV100", first_s, COLD_LIMIT_S)
         _row("whole answer without compiled kernels, auto, 2x4xV100", whole_s, None)

@@ -18,8 +18,15 @@ import numba
 from numba.core import types
 
 import penstock.solvers.compiled.by_address  # noqa: F401  how numba passes named tuples
+from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.compiled.on_disk import OnDisk
 from penstock.solvers.compiled.parts import Part
+
+if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+    raise UnsupportedRequest(
+        "NUMBA_DISABLE_JIT is set, and the solvers' kernels do not run as Python: they are parts of each other",
+        remedy="unset NUMBA_DISABLE_JIT; NUMBA_BOUNDSCHECK=1 checks every index of compiled kernels",
+    )
 
 _njit: Any = numba.njit
 _unliteral: Any = types.unliteral
@@ -52,8 +59,7 @@ def _decorator(*, keep: bool = False, **options: Any) -> Any:
 
 def _kept(kernel: Any) -> Any:
     """The kernel, which is looked up on disk and written there."""
-    if hasattr(kernel, "py_func"):  # with NUMBA_DISABLE_JIT it is the function itself
-        kernel._cache = OnDisk(kernel.py_func)
+    kernel._cache = OnDisk(kernel.py_func)
     return kernel
 
 

@@ -1,8 +1,8 @@
 """Where compiled kernels lie on disk, and whether all of them do. Numba is not imported for that.
 
-``NUMBA_CACHE_DIR`` of the environment names the place. Without it there is one per version of ours in the user's
-cache, whatever the program that uses us has set for numba of its own functions; all installations of that version
-share it.
+``PENSTOCK_KERNELS`` of the environment names the place. Without it there is one per version of ours in the user's
+cache; all installations of that version share it. What a program sets for other functions (``NUMBA_CACHE_DIR``, its
+locators) moves none of ours.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COMPLETE = "complete-"
 
 def place() -> Path | None:
     """Return the directory that kernels are kept in; None where we may not write: numba then finds one of its own."""
-    if given := os.environ.get("NUMBA_CACHE_DIR"):
+    if given := os.environ.get("PENSTOCK_KERNELS"):
         return Path(given)
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path(os.environ.get("HOME", "/nonexistent"), ".cache"))
     return _made(base / "penstock" / _version_of_kernels())
@@ -47,7 +47,7 @@ def folder(file: str) -> str | None:
     It is the file's room within the package, wherever that is installed, where ``place()`` is of this version alone.
     None where it is not, or for a file outside the package: these need a name made of the file's whole path.
     """
-    if os.environ.get("NUMBA_CACHE_DIR"):
+    if os.environ.get("PENSTOCK_KERNELS"):
         return None
     rooms = Path(file).resolve().parent, Path(penstock.solvers.__path__[0]).resolve()
     return ".".join(rooms[0].relative_to(rooms[1]).parts) if rooms[0].is_relative_to(rooms[1]) else None
@@ -82,7 +82,7 @@ def _complete() -> str:
 
     given = os.environ.get("NUMBA_CPU_NAME"), os.environ.get("NUMBA_CPU_FEATURES")
     target = given if any(given) else (binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten())
-    installed = penstock.solvers.__path__[0] if os.environ.get("NUMBA_CACHE_DIR") else ""
+    installed = penstock.solvers.__path__[0] if os.environ.get("PENSTOCK_KERNELS") else ""
     words = "/".join((*(each or "" for each in target), _version_of_kernels(), installed))
     return COMPLETE + hashlib.sha256(words.encode()).hexdigest()[:12]
 

@@ -267,13 +267,17 @@ class Chooser:
         for _ in range(MOST_RAISED):
             possible = [each for each in self.options if self.limits.keeps(each.bound_ns)]
             least = min(possible, key=lambda each: self.limits.cost(each.bound_ns, each.devices), default=None)
-            if least is None or least.tightest:
+            if least is None or least.tightest or self.deadline.passed:
                 break
             for option in self.options:
                 if self._hosts(option.chosen) is self._hosts(least.chosen):
                     self._raise_bound(option, tightest=True)
+        self.certify_best()
+
+    def certify_best(self) -> None:
+        """Verify the best plan, and give it its bounds, where it has none: at the end, or where the search is ended."""
         best = self.best
-        if best is not None and best.result is not None and not best.certified:
+        if self.asker.has_choices and best is not None and best.result is not None and not best.certified:
             problem = self._problem(best.chosen)
             best.result = self._hosts(best.chosen).certified(problem, best.result)
 

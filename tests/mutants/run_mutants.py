@@ -158,7 +158,7 @@ def copied(directory: Path) -> dict[str, str]:
         if (compiled := known / own_name).is_dir():
             there = directory / "tree" / Path(folder).relative_to(ROOT)
             shutil.copytree(compiled, cache / _cache_name(there))
-    own = {"PYTHONPATH": str(directory / "tree" / "src"), "NUMBA_CACHE_DIR": str(cache), "PYTHONDONTWRITEBYTECODE": ""}
+    own = {"PYTHONPATH": str(directory / "tree" / "src"), "PENSTOCK_KERNELS": str(cache), "PYTHONDONTWRITEBYTECODE": ""}
     return {**os.environ, **own}
 
 

@@ -13,6 +13,7 @@ from random_clusters import request
 from penstock.cli.main import main
 from penstock.placing import answer
 from penstock.schemas.api.placement import PlacementRequest
+from penstock.solvers.placement.choice import Chooser
 
 ASK = ("place", "--example", "gpt2-small", "--cluster", "3x2xV100", "-b", "8", "--planner", "gpipe", "--max-plans", "4")
 
@@ -92,6 +93,8 @@ def test_a_budget_that_fits_nothing_names_the_least_that_does() -> None:
     assert choice.status == "infeasible"
     assert "bytes) are missing" in choice.why[0]
     assert "the smallest set found without these limits is" in " ".join(choice.why)
+    (choice,) = answer(_of(asked, nodes={"min": 2}, budget={"devices": 1})).choices
+    assert choice.why[0] == "the budget allows no set of 2 nodes with a device on each"
     (choice,) = answer(_of(asked, budget={"price_per_hour": 0.5})).choices
     assert "the cheapest free device costs 1 per hour" in choice.why[0]
     (choice,) = answer(_of(asked, budget={"time_per_global_batch_ns": 1})).choices
@@ -123,3 +126,20 @@ def test_jobs_share_no_device_and_jointly_they_do_at_least_as_much(seed: int) ->
         a, b = (choice.samples_per_s or 0.0 for choice in found.choices)
         worth[together] = a + 3 * b
     assert worth["joint"] >= worth["priority"]
+
+
+def test_an_interrupt_keeps_the_best_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_chooser: Chooser) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Chooser, "_ask", interrupted)
+    asked = ["place", "--cluster", "2x2xV100", "-b", "8"]
+    for example in ("vgg-19", "gpt2-small"):  # without a choice of degrees, and with one
+        kept = tmp_path / f"{example}.json"
+        assert main([*asked, "--example", example, "-o", str(kept)]) == 130
+        assert f"is written to {kept}" in capsys.readouterr().out
+        assert main(["verify", str(kept)]) == 0
+    assert main([*asked, "--example", "vgg-19"]) == 130
+    assert "is lost: -o FILE would have kept it" in capsys.readouterr().out

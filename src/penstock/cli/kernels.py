@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
 
-REMEDY = "python -m penstock.solvers.solve.warm, with NUMBA_CACHE_DIR naming a directory that can be written"
+REMEDY = "python -m penstock.solvers.solve.warm, with PENSTOCK_KERNELS naming a directory that can be written"
 
 
 def announce_compilation() -> None:

@@ -6,6 +6,6 @@ May import: `schemas`, `convert`, `planning`, `solvers`.
 Start reading at `answers.py`.
 """
 
-from penstock.placing.answers import answer, place
+from penstock.placing.answers import Best, answer, place
 
-__all__ = ["answer", "place"]
+__all__ = ["Best", "answer", "place"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from penstock.convert.requests import inline_documents
 from penstock.importers.cluster.hostlist import fold
@@ -22,18 +22,31 @@ from penstock.schemas.api.placement import (
     PlacementRow,
 )
 from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest, Training
 from penstock.schemas.topology import ClusterTopology
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.result import Status
-from penstock.solvers.placement.choice import Choice, Chooser
+from penstock.solvers.placement.choice import Choice, Chooser, Option
 from penstock.solvers.placement.joint import shares
 from penstock.solvers.placement.limits import PlacementLimits, price_of
 
 OnProgress = Callable[[PlacementProgress], None]
 """Called for every set of nodes that is finished."""
+
+
+class Best(NamedTuple):
+    """The best plan so far of a job: its nodes, and a function that verifies it and makes its file."""
+
+    job: str
+    hostlist: str
+    file: Callable[[], PlanFile]
+
+
+OnBest = Callable[[Best], None]
+"""Called whenever there is a better plan, for whoever may end the search."""
 
 JOINT_WAYS = 4
 """The number of orders in which nodes are chosen once each job's number of nodes is known."""
@@ -46,7 +59,11 @@ JOINTLY = (
 )
 
 
-def answer(request: PlacementRequest, on_progress: OnProgress = lambda _progress: None) -> PlacementAnswer:
+def answer(
+    request: PlacementRequest,
+    on_progress: OnProgress = lambda _progress: None,
+    on_best: OnBest = lambda _best: None,
+) -> PlacementAnswer:
     """Place the jobs of a request with inline documents.
 
     Raises InvalidDocument for names that the topology lacks and kinds that a profile lacks, Conflict without any
@@ -55,7 +72,7 @@ def answer(request: PlacementRequest, on_progress: OnProgress = lambda _progress
     topology = _inline(request)
     cluster = Cluster(topology)
     free = cluster.free(request.free, request.busy)
-    placing = _Placing(request, cluster, free, on_progress)
+    placing = _Placing(request, cluster, free, on_progress, on_best)
     choices = placing.jointly(free) if request.together == "joint" and len(request.jobs) > 1 else placing.in_turn(free)
     return PlacementAnswer(
         topology=topology.name,
@@ -121,9 +138,16 @@ class _Placing:
     """The jobs of one request, one after the other."""
 
     def __init__(
-        self, request: PlacementRequest, cluster: Cluster, free: frozenset[int], on_progress: OnProgress
+        self,
+        request: PlacementRequest,
+        cluster: Cluster,
+        free: frozenset[int],
+        on_progress: OnProgress,
+        on_best: OnBest,
     ) -> None:
-        self.request, self.cluster, self.whole, self.on_progress = request, cluster, free, on_progress
+        self.request, self.cluster, self.whole = request, cluster, free
+        self.on_progress, self.on_best = on_progress, on_best
+        self._announced: Option | None = None
         for number in range(len(request.jobs)):
             self._job(number, free)
         self.deadline = Deadline(request.time_limit_ns)
@@ -202,8 +226,22 @@ class _Placing:
             limits,
             job,
             own,
-            lambda chooser: self.on_progress(_progress(job, chooser)),
+            lambda chooser: self._tell(job, chooser),
         ).run()
+
+    def _tell(self, job: Job, chooser: Chooser) -> None:
+        """Say how far the search is, and what a better plan is where there is one."""
+        self.on_progress(_progress(job, chooser))
+        best = chooser.best
+        if best is not None and best is not self._announced:
+            self._announced = best
+
+            def file() -> PlanFile:
+                chooser.certify_best()
+                return job.file(best)
+
+            hosts = fold([job.site.hosts[host].name for host, _count in best.used])
+            self.on_best(Best(job.asked.name, hosts, file))
 
 
 def refuse_too_many(job: PlacementJob, hosts: int, where: str) -> None:

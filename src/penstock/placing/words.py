@@ -148,14 +148,11 @@ def _left_out(job: Job) -> list[str]:
 def _nothing_affordable(job: Job, choice: Choice) -> str:
     """State that the budget does not cover a single device of any set."""
     limits = choice.limits
+    if limits.price is None or limits.least > 1:
+        return f"the budget allows no set of {_nodes(limits.least)} with a device on each"
     prices = [job.site.devices[device].price for host in job.site.hosts for device in host.devices]
     cheapest = min(price for price in prices if price is not None)
-    least = limits.least - 1
-    return (
-        f"the budget is too small for {_nodes(limits.least)}: the cheapest free device costs {cheapest:g} per hour"
-        if limits.price is not None and not least
-        else f"the budget allows no set of {_nodes(limits.least)} with a device on each"
-    )
+    return f"the budget is too small for {_nodes(limits.least)}: the cheapest free device costs {cheapest:g} per hour"
 
 
 def _memory(job: Job, choice: Choice) -> list[str]:

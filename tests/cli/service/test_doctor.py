@@ -30,7 +30,7 @@ def test_a_machine_in_good_health(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_who_plans_first_hears_of_the_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("PENSTOCK_KERNELS", str(tmp_path))
     announce_compilation()
     assert f"once, into {tmp_path}" in capsys.readouterr().err
     (tmp_path / "of-a-kernel.nbi").touch()

@@ -123,7 +123,7 @@ def test_a_service_that_ends_while_it_warms_up(
     start_server: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
 ):
     """With no kernel compiled, so that there is much to do; what it started is gone when its log ends."""
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kernels"))
+    monkeypatch.setenv("PENSTOCK_KERNELS", str(tmp_path / "kernels"))
     server = start_server(warm_up=True, slots=1, drain_s=0)
     while not (children := psutil.Process(server.process.pid).children(recursive=True)):
         pass

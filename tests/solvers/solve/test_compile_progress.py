@@ -44,7 +44,7 @@ def steps(n):
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a test writes its kernels; none of them is on disk."""
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PENSTOCK_KERNELS", str(tmp_path / "cache"))
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path / "cache"))  # read again only where numba next compiles
     monkeypatch.setattr(crew, "one_thread", lambda: True)
     return tmp_path / "kernels.py"

@@ -22,7 +22,7 @@ def test_warm_up_solves_its_toys() -> None:
 
 def test_kernels_are_kept_where_we_may_write(tmp_path: Path) -> None:
     code = "from penstock.solvers.compiled.kept import place; print(place() or '')"
-    bare = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    bare = {name: value for name, value in os.environ.items() if name != "PENSTOCK_KERNELS"}
 
     def chosen(**environment: str) -> str:
         command = [sys.executable, "-P", "-c", code]
@@ -30,7 +30,8 @@ def test_kernels_are_kept_where_we_may_write(tmp_path: Path) -> None:
         return done.stdout.strip()
 
     assert chosen(XDG_CACHE_HOME=str(tmp_path)).startswith(str(tmp_path / "penstock" / "kernels-"))
-    assert chosen(NUMBA_CACHE_DIR="/given") == "/given"
+    assert chosen(PENSTOCK_KERNELS="/given") == "/given"
+    assert chosen(XDG_CACHE_HOME=str(tmp_path), NUMBA_CACHE_DIR="/theirs").startswith(str(tmp_path / "penstock"))
     blocked = tmp_path / "file"
     blocked.write_text("")
     assert chosen(XDG_CACHE_HOME=str(blocked)) == "", "numba then finds a place of its own"
@@ -39,7 +40,7 @@ def test_kernels_are_kept_where_we_may_write(tmp_path: Path) -> None:
 def test_what_a_program_tells_numba_moves_only_its_own_functions(tmp_path: Path) -> None:
     """Whether it has imported numba before us or not; nor do we move what it compiles."""
     (tmp_path / "theirs.py").write_text(THEIRS)
-    bare = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    bare = {name: value for name, value in os.environ.items() if name != "PENSTOCK_KERNELS"}
     own = {"XDG_CACHE_HOME": str(tmp_path / "ours"), "NUMBA_CACHE_LOCATOR_CLASSES": "InTreeCacheLocator"}
     environment = bare | own
     command = [sys.executable, "-c", "import theirs"]
@@ -50,9 +51,21 @@ def test_what_a_program_tells_numba_moves_only_its_own_functions(tmp_path: Path)
     assert not list((tmp_path / "elsewhere").rglob("*"))
 
 
+def test_kernels_that_are_not_to_be_compiled_are_refused_in_words() -> None:
+    command = [sys.executable, "-P", "-m", "penstock.cli.main", "plan", "--example", "vgg-19", "--cluster", "1x2xV100"]
+    environment = os.environ | {"NUMBA_DISABLE_JIT": "1"}
+    done = subprocess.run(
+        [*command, "-b", "8"], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 65
+    assert "NUMBA_DISABLE_JIT is set" in done.stderr
+    assert "unset NUMBA_DISABLE_JIT" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_installations_of_one_version_share_their_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their place is made of what the sources say, so a kernel's name in it need not say where they are installed."""
-    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.delenv("PENSTOCK_KERNELS", raising=False)
     here = Path(penstock.solvers.__path__[0])
     (tmp_path / "solvers" / "judge").mkdir(parents=True)
     assert folder(str(here / "judge" / "clocks" / "events.py")) == "judge.clocks"
@@ -67,7 +80,7 @@ def test_installations_that_share_no_place_do_not_vouch_for_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A place that the environment names holds kernels of any version, by the paths of their files."""
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))
+    monkeypatch.setenv("PENSTOCK_KERNELS", str(tmp_path / "kept"))
     here = Path(penstock.solvers.__path__[0])
     assert folder(str(here / "judge" / "clocks" / "events.py")) is None
     monkeypatch.setattr(warm_up, "_toys", list)
@@ -107,7 +120,7 @@ assert half(3) == 1.5
 def test_only_a_finished_warm_up_says_that_every_kernel_is_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("PENSTOCK_KERNELS", str(tmp_path))
     assert [step.apart for step in islice(warm_up.steps(), 3)] == [True, False, False]
     monkeypatch.setattr(warm_up, "_toys", lambda: [lambda: 1 / 0])
     with pytest.raises(ZeroDivisionError):

@@ -36,6 +36,7 @@ from penstock.cli.service.remote import Server, connect
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
+    from penstock.placing import Best
     from penstock.schemas.api.placement import Placement, PlacementAnswer, PlacementProgress, PlacementRequest
     from penstock.schemas.topology import ClusterTopology
 
@@ -174,7 +175,7 @@ def place(
 
     screen = Screen.of(quiet=as_json or hostlist or output == STANDARD)
     try:
-        found = _placed(asked, server, screen)
+        found = _placed(asked, server, screen, output)
     finally:
         screen.done()
     first = found.choices[0]
@@ -193,7 +194,8 @@ def place(
         raise typer.Exit(INFEASIBLE if "infeasible" in without else NONE_FOUND)
 
 
-def _placed(asked: PlacementRequest, server: str | None, screen: Screen) -> PlacementAnswer:
+def _placed(asked: PlacementRequest, server: str | None, screen: Screen, output: str | None) -> PlacementAnswer:
+    """Interrupted, the best plan so far is written."""
     from penstock.report.words import duration
 
     def show(progress: PlacementProgress) -> None:
@@ -209,8 +211,24 @@ def _placed(asked: PlacementRequest, server: str | None, screen: Screen) -> Plac
     one_thread()
     from penstock.placing import answer
 
-    with compilation_shown(screen):
-        return answer(asked, show)
+    kept: list[Best] = []
+    try:
+        with compilation_shown(screen):
+            return answer(asked, show, kept.append)
+    except KeyboardInterrupt:
+        screen.done()
+        if kept:
+            _keep(kept[-1], output, screen)
+        raise
+
+
+def _keep(best: Best, output: str | None, screen: Screen) -> None:
+    """Write the best plan so far, or say where it would be."""
+    if output is None:
+        screen.say(f"the best plan so far, of {best.job} on {best.hostlist}, is lost: -o FILE would have kept it")
+        return
+    write_document(best.file(), output)
+    screen.say(f"the best plan so far, of {best.job} on {best.hostlist}, is written to {output}")
 
 
 def _request(request: str | None, options: Mapping[str, Any]) -> PlacementRequest:
