@@ -25,6 +25,8 @@ MOST_TEXT = 1000
 """Characters of a fault's pointer and of its sentence, each."""
 MOST_REPORTED_BYTES = 64_000
 """Of all listed faults together, as JSON."""
+_EXACT = 2**53 - 1
+"""The largest integer that RFC 8785 allows: readers of JSON may take numbers as doubles."""
 OTHER_VERSION = "open it with the version of Penstock that wrote it, or plan its request again with this one"
 MAX_DEPTH = 64
 """Lists and objects in each other that JSON of ours may have; documents have a dozen."""
@@ -52,9 +54,7 @@ class Document(Part):
     def canonical_fields(self) -> dict[str, bytes]:
         """The canonical JSON of each field that is present. Raises as ``canonical_json``."""
         try:
-            return {
-                name: rfc8785.dumps(value) for name, value in self.model_dump(mode="json", exclude_none=True).items()
-            }
+            return {name: canonical(value) for name, value in self.model_dump(mode="json", exclude_none=True).items()}
         except rfc8785.CanonicalizationError as error:
             raise InvalidDocument(f"{self.kind} has no canonical form: {error}") from None
 
@@ -99,6 +99,38 @@ class Document(Part):
     def text(self) -> str:
         """Indented JSON."""
         return json.dumps(self.model_dump(mode="json", exclude_none=True), indent=1, ensure_ascii=False)
+
+
+def canonical(value: Any) -> bytes:
+    """Return plain data as RFC 8785 canonical JSON. Raises rfc8785.CanonicalizationError.
+
+    What the standard library writes in the same way is written by it, in a quarter of the time.
+    """
+    if _is_plain(value):
+        return _plain(value)
+    if type(value) is list:
+        return b"[%b]" % b",".join(map(canonical, value))
+    if type(value) is dict and all(type(key) is str and key.isascii() for key in value):
+        return b"{%b}" % b",".join(b"%b:%b" % (_plain(key), canonical(value[key])) for key in sorted(value))
+    return rfc8785.dumps(value)
+
+
+def _plain(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether there is nothing in it that JSON's writers treat differently: no fraction, nothing beyond ASCII."""
+    kind = type(value)
+    if kind is str:
+        return bool(value.isascii())
+    if kind is int:
+        return bool(-_EXACT <= value <= _EXACT)
+    if kind is dict:
+        return all(type(key) is str and key.isascii() for key in value) and all(map(_is_plain, value.values()))
+    if kind is list:
+        return all(map(_is_plain, value))
+    return kind is bool
 
 
 def canonical_object(fields: Mapping[str, bytes]) -> bytes:

@@ -80,7 +80,7 @@ async def posted(request: Request) -> Values:
         raise TooLarge(f"the form has more than {MAX_FIELDS} fields") from None
 
 
-def form(sources: Sources, query: dict[str, str]) -> dict[str, Any]:
+def form(sources: Sources, query: Values) -> dict[str, Any]:
     """The form as it is opened. Raises NotFound for an id that is none."""
     return _shown(sources, forms.first_values(sources, query), Faults())
 

@@ -25,7 +25,7 @@ _ONE_MACHINE = 16
 
 
 def uses(devices: int) -> tuple[tuple[str, str, str], ...]:
-    """What a plan of so many devices is for: the id of each command on the page, its heading, and the line."""
+    """What a plan of this many devices is used for: of each command the id on the page, the heading, and the line."""
     return _USES if devices <= _ONE_MACHINE else _USES[1:]
 
 

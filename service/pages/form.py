@@ -5,7 +5,7 @@ A form's values are lists of texts by the name of their field, as a browser send
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -173,19 +173,19 @@ class Faults:
         return found
 
 
-def first_values(sources: Sources, query: Mapping[str, str]) -> Values:
+def first_values(sources: Sources, query: Values) -> Values:
     """What the form holds when it is opened: the fields that the address names, those of a plan or job, or these.
 
     Raises NotFound for an id that is none.
     """
     values = dict(FIRST)
-    if query.get("example") == "tiny":
+    if query.get("example") == ["tiny"]:
         values |= {"model": [""], "cluster": [""], "global_batch_size": ["16"]}
         values |= {"profile_text": [_pretty(ModelProfile.parse(tiny_profile()))]}
         values |= {"topology_text": [_pretty(ClusterTopology.parse(tiny_topology()))]}
     if "from" in query:
-        values |= _values_of(sources, sources.request_of(query["from"])) | {"from": [query["from"]]}
-    return values | {name: [value] for name, value in query.items() if name not in ("example", "from")}
+        values |= _values_of(sources, sources.request_of(query["from"][0])) | {"from": query["from"][:1]}
+    return values | {name: given for name, given in query.items() if name not in ("example", "from")}
 
 
 def request_of(sources: Sources, values: Values) -> PlanRequest:

@@ -169,8 +169,8 @@ class Sources:
             result = self.job(plan_or_job).result
             return "" if result is None else result.why
         answer = self.store.answer(cache_key(request_hash, planner_versions()))
-        result = {} if answer is None else json.loads(answer).get("result") or {}
-        return str(result["why"]) if result.get("plan_hash") == plan_hash else ""
+        kept: dict[str, Any] = {} if answer is None else json.loads(answer).get("result") or {}
+        return str(kept["why"]) if kept.get("plan_hash") == plan_hash else ""
 
     def plan_file(self, plan_or_job: str) -> PlanFile:
         """A plan with its request. Raises NotFound and Conflict."""

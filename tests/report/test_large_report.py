@@ -65,7 +65,14 @@ def test_it_is_short_until_something_is_opened(browser: Browser, address: str, v
         part = seen.locator("details#cluster")
         part.locator("summary").first.press("Enter")
         assert part.locator("svg.map-svg").is_visible()
+        seen.keyboard.press("Tab")
+        assert seen.evaluate("document.activeElement.getAttribute('aria-label')") == "Cluster map"
+        seen.keyboard.press("Escape")
+        assert part.get_attribute("open") is None, "Escape closes the part, and its heading has the focus"
+        assert seen.evaluate("document.activeElement.parentElement.id") == "cluster"
         seen.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+        highest = "Math.max(...[...document.querySelectorAll('.scroll:not(.map)')].map((each) => each.offsetHeight))"
+        assert seen.evaluate(highest) <= 36 * 16, "long tables scroll in a frame"
         assert seen.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
         assert barriers(seen) == []
 

@@ -81,7 +81,7 @@ def test_idle_devices_are_named_however_they_are_spread() -> None:
 
 
 @pytest.mark.parametrize(("pods", "plates"), [(4, True), (25, False)], ids=["squares", "bars"])
-def test_a_number_among_squares_stands_on_a_plate_of_its_colour(pods: int, plates: bool) -> None:
+def test_a_number_among_squares_has_a_plate_of_its_colour(pods: int, plates: bool) -> None:
     topology = _cluster(pods, 50 if pods > 4 else 32)
     drawn = rack_map(topology, _held(topology, 80), 8)
     numbers = re.findall(r'(?:<rect class="s(\d)"[^>]*/>)?<text class="on h(\d)"', drawn)

@@ -10,7 +10,7 @@ import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.schemas.document import Document, canonical_object
+from penstock.schemas.document import Document, canonical, canonical_object
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
@@ -155,6 +155,32 @@ def test_canonical_json_has_one_address_whatever_the_layout() -> None:
     assert ModelProfile.parse_json(shuffled).content_hash() == profile.content_hash()
     assert ModelProfile.parse_json(profile.canonical_json()) == profile
     assert ModelProfile.parse(a_profile(4)).content_hash() != profile.content_hash()
+
+
+TEXTS = st.text(max_size=4) | st.sampled_from(["\x7f", "\u2028", '"\\', "\x1f/", "\ue000", "\U00010000", "b", "a"])
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(1 - 2**53, 2**53 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from([0.0, -0.0, 1e21, 1e-7, 5e-324, 1.0])
+    | TEXTS
+)
+PLAIN = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4), max_leaves=20
+)
+
+
+@given(PLAIN)
+def test_any_plain_data_are_written_as_rfc_8785_has_it(value: object) -> None:
+    assert canonical(value) == rfc8785.dumps(value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [2**53, -(2**53), [{"a": 2**60}], "\ud800", [["\udfff"]], {"a": object()}, {1: 2}])
+def test_what_rfc_8785_refuses_is_refused(value: object) -> None:
+    for write in (canonical, rfc8785.dumps):
+        with pytest.raises(rfc8785.CanonicalizationError):
+            write(value)  # type: ignore[arg-type]
 
 
 def test_canonical_json_is_that_of_rfc_8785() -> None:

@@ -33,7 +33,8 @@ def home(request: Request, service: Access, who: Reader) -> Response:
 @router.get("/plan")
 def plan_form(request: Request, service: Access, who: Reader) -> Response:
     """The form of a plan request."""
-    return page(request, "plan_form.html", **acting.form(Sources.of(service, who), dict(request.query_params)))
+    fields = {name: request.query_params.getlist(name) for name in request.query_params}
+    return page(request, "plan_form.html", **acting.form(Sources.of(service, who), fields))
 
 
 @router.post("/plan")

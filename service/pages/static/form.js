@@ -1,4 +1,4 @@
-/* The form that asks for a plan: schedules and options of the chosen planner only. */
+/* The form that asks for a plan: schedules and options of the chosen planner only, and fields that Back finds again. */
 
 import "./files.js";
 
@@ -17,3 +17,9 @@ function fit() {
 
 planner.addEventListener("change", fit);
 fit();
+
+/* The address names what was sent, so that Back leads to a form that still has it; documents are too long for that. */
+planner.form.addEventListener("submit", () => {
+  const sent = [...new FormData(planner.form)].filter(([, value]) => value && value.length <= 200);
+  history.replaceState(null, "", `/plan?${new URLSearchParams(sent)}`);
+});

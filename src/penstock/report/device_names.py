@@ -65,7 +65,7 @@ def num_used(plan: Plan) -> int:
 
 
 def together(plan: Plan) -> int:
-    """Return how many devices each predicted one of a judged plan stands for: those that share its layers do alike."""
+    """Return how many devices each predicted one of a judged plan represents: those that share its layers do alike."""
     assert plan.prediction is not None
     return num_used(plan) // len(plan.prediction.devices)
 

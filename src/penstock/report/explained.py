@@ -69,7 +69,7 @@ def in_words(found: Explanation) -> str:
 def explained(found: Explanation, together: int = 1) -> str:
     """Return the part on what the time is made of: the critical path, the bubble and the effect of each change.
 
-    Each device of it stands for ``together`` devices.
+    Each device of it represents ``together`` devices.
     """
     body = f"<p>{escape(in_words(found))}</p>{_path(found.path)}{_idle(found, together)}{_sensitivities(found)}"
     return part("explained", "What the time is made of", path_words(found), body)

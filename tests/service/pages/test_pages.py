@@ -246,7 +246,7 @@ def test_the_same_in_python_and_on_the_command_line(
 
 
 def test_a_plan_says_how_it_was_found(http: httpx.Client, planned: JobOut, client: Client):
-    """Every clause of the answer stands on the pages of the job and of its plan, by either address."""
+    """Every clause of the answer is on the pages of the job and of its plan, by either address."""
     answered = client.plans.create(PlanRequest.parse(tiny_request()))
     for job in (planned, answered):
         assert job.result is not None

@@ -146,6 +146,30 @@ def test_what_is_wrong_is_said_and_focused(browser: Browser, shared_server: Serv
         assert "422" in watching.complaints.pop()
 
 
+def test_a_browser_that_goes_away_and_back(browser: Browser, shared_server: Server):
+    """Back leads to the form as it was sent; a job goes on without its tab, and other tabs and a reload show it."""
+    with watched(browser, shared_server) as page:
+        page.goto("/plan?example=tiny&planner=dp")
+        page.get_by_label("Global batch", exact=True).fill("12")
+        page.get_by_label("weight stashing").check()
+        page.get_by_role("button", name="Plan", exact=True).click()
+        page.wait_for_url(re.compile("/(jobs|plans)/"))
+        page.go_back()
+        expect(page.get_by_label("Global batch", exact=True)).to_have_value("12")
+        expect(page.get_by_label("weight stashing")).to_be_checked()
+        expect(page.get_by_label("synchronous")).to_be_checked()
+        page.goto("/plan?model=gpt2-small&cluster=1x4xV100&global_batch_size=48&effort=quick")
+        page.get_by_role("button", name="Plan", exact=True).click()
+        page.wait_for_url(re.compile("/jobs/"))
+        address = page.url
+    with watched(browser, shared_server) as page:
+        page.goto(address)
+        page.reload()
+        expect(page.get_by_role("link", name="Look at the plan")).to_be_visible()
+        expect(page.locator("[data-events] tr").last).to_contain_text("succeeded")
+    assert "Traceback" not in "".join(shared_server.log)
+
+
 def test_a_plan_file_is_opened(browser: Browser, shared_server: Server, tmp_path: Path):
     """A file chosen in Chromium: cut off, and then whole; what is wrong is said and focused."""
     watching = watched(browser, shared_server)

@@ -22,7 +22,7 @@ class Folded(NamedTuple):
 def folded(picture: Picture) -> Folded:
     """Return the picture; above ``MOST_LANES`` lanes, one lane per order, with the memory of its fullest device.
 
-    A lane that stands for several devices says how many these are.
+    A lane that represents several devices says how many these are.
     """
     if len(picture.lanes) <= MOST_LANES:
         lanes = tuple(_shared([lane], picture.together) for lane in picture.lanes)

@@ -155,7 +155,7 @@ class Picture:
     """One global batch, or a run of several, on all participating devices.
 
     ``firsts``: the first stage of each pipeline, then the number of all stages. ``together``: how many devices, which
-    do the same at the same time, each lane stands for.
+    do the same at the same time, each lane represents.
     """
 
     end_ns: int

@@ -80,6 +80,17 @@ function themes() {
   }
 }
 
+/** Escape closes the innermost part of the page that is open around the focus, and leads back to its heading. */
+function closing() {
+  document.addEventListener("keydown", (event) => {
+    const part = event.key === "Escape" && !event.defaultPrevented && event.target.closest?.("details[open]");
+    if (!part) return;
+    part.open = false;
+    part.querySelector("summary").focus();
+  });
+}
+
 window.penstockTimeline = { views: [], mount, restyle };
 themes();
+closing();
 start().catch((error) => console.error(error));
