@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from penstock.solvers.bounds import suffix
+from penstock.solvers.bounds.device_count.bound import bounds as count_devices
 from penstock.solvers.compiled.kept import all_kept, note_all_kept
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.improve import tabu
@@ -68,6 +69,7 @@ def _toys() -> list[Callable[[], None]]:
         asked = [row for row in PLANNERS.values() if row.proposals is None or not row.target]
         toys += [partial(_planned, problem, row) for row in asked]
         toys += [partial(_suffixes, problem), partial(_in_bulk, problem)]
+        toys.append(partial(_counted, problem))
     return toys
 
 
@@ -92,6 +94,10 @@ def _planned(problem: Problem, planner: Planner) -> None:
     if isinstance(found.schedule, Orders) and len(found.allocation.pipelines) == 1:
         lower(problem, found.allocation, found.schedule)
     found.timeline.memory_curve(found.allocation.stages[0].devices[0])
+
+
+def _counted(problem: Problem) -> None:
+    count_devices(problem, 1, lambda _better: None)
 
 
 def _suffixes(problem: Problem) -> None:
