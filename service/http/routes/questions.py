@@ -138,11 +138,11 @@ async def explain(
     """Explain what a plan's time is made of, what limits it, and what would help; 422 when it cannot be simulated.
 
     `what_if` names changes to try (`bandwidth=2`, `devices=+8`, …; `default` the usual ones, if the plan has at most
-    50,000 operations, `all` those of any plan), `planner` which one plans again for them. With `cut` (layers or their
-    names, where stages begin) the answer compares a layout of one's own, whose `replicas` or `devices` (one entry a
-    stage, names separated by commas), `schedule` and `micro_batches` may be given. `why_not` names other degrees and
-    sharding to compare (`tensor=4`, `sharding=none`, both with a comma, `next` for the next best degrees, `default` for
-    these where there are any).
+    50,000 operations and 2,048 GPUs, `all` those of any plan), `planner` which one plans again for them. With `cut`
+    (layers or their names, where stages begin) the answer compares a layout of one's own, whose `replicas` or `devices`
+    (one entry a stage, names separated by commas), `schedule` and `micro_batches` may be given. `why_not` names other
+    degrees and sharding to compare (`tensor=4`, `sharding=none`, both with a comma, `next` for the next best degrees,
+    `default` for these where there are any, on up to 2,048 GPUs).
     """
     return await _explained(request, service, file, how)
 

@@ -52,8 +52,10 @@ from penstock.solvers.solve.driver import replanned_by
 MAX_WHAT_IFS = 64
 MAX_WHY_NOTS = 16
 MAX_PLANS = 20
+MAX_GPUS = 2_048
+"""On more GPUs the usual changes take longer than anyone waits for: each costs the network anew, or plans again."""
 DEFAULT = "default"
-"""Represents the usual table among what-ifs, for plans of at most ``MAX_OPERATIONS`` operations."""
+"""Represents the usual table among what-ifs, and the next best degrees, of plans that are not too large for them."""
 EVERY = "all"
 """Represents the usual table among what-ifs, for every plan."""
 
@@ -65,6 +67,11 @@ class Judged:
     judgement: Judgement
     problem: Problem
     plan: Candidate
+
+    @property
+    def num_gpus(self) -> int:
+        """Return the number of GPUs of its cluster."""
+        return (self.problem.real or self.problem).num_devices
 
     @cached_property
     def run(self) -> Run:
@@ -90,13 +97,14 @@ def explain(
     """Explain a plan file, by value or by its path. Raises InvalidPlan where it cannot be simulated.
 
     ``what_if``: changes to try, such as ``bandwidth=2``, ``devices=+8``, ``recompute=here``; ``default``: the
-    usual ones, if the plan has at most ``MAX_OPERATIONS`` operations; ``all``: the usual ones for every plan. Single
-    changes are tried under the same condition, or with ``all``; ``untried`` of the answer says where they are not.
+    usual ones, if the plan has at most ``MAX_OPERATIONS`` operations and ``MAX_GPUS`` GPUs; ``all``: the usual ones for
+    every plan. Single changes of stages and links are tried up to as many operations, or with ``all``. What is not
+    tried stands in ``untried`` of the answer.
     ``planner``: plan again for every change, with at most ``max_plans`` plans; else ``relax`` does so where
     the plan itself cannot tell, if it has a flush. ``layout``: cuts of one's own, or the fields of a
     ``Layout``, to be judged in addition to the plan. ``why_not``: other choices of degrees and sharding, each the best
     of those that it names: ``tensor=4``, ``sharding=none``, ``tensor=4,sharding=none``; ``next``: the next best one,
-    ``default``: that where there is one.
+    ``default``: that where there is one, on at most ``MAX_GPUS`` GPUs.
     Their plans are of ``planner``, by default ``even``.
     """
     _check(what_if, max_plans)
@@ -104,6 +112,8 @@ def explain(
     file = plan.file if isinstance(plan, Answer) else plan if isinstance(plan, PlanFile) else PlanFile.read(plan)
     found = judged(file)
     given = layout_of(layout) if isinstance(layout, Mapping) else layout
+    if found.num_gpus > MAX_GPUS:
+        why_not = [text for text in why_not if text != DEFAULT]
     others = list(other_choices(file.request, choice_of(file.plan), why_not, planner, max_plans))
     explained = explanation(file, found, what_if, planner, max_plans, given, on_progress)
     ours = Planned(found.problem, found.plan)
@@ -174,11 +184,11 @@ def explanation(
     on_progress("the critical path")
     path, idle = path_of_run(found.run), idle_split(found.run, found.idle)
     compared = None if layout is None else to_layout(problem, plan, compare_layout(problem, plan, layout))
-    large = found.run.first_transfer > MAX_OPERATIONS and EVERY not in asked
-    if large:
+    untried = _untried(found, asked)
+    if untried:
         asked = [name for name in asked if name != DEFAULT]
     sensible = []
-    if not large:
+    if EVERY in asked or found.run.first_transfer <= MAX_OPERATIONS:
         on_progress("sensitivities")
         sensible = list(sensitivities(found.run, path))
     rows = []
@@ -201,7 +211,7 @@ def explanation(
         sensitivities=tuple(to_sensitivity(plan, each) for each in sensible),
         what_ifs=tuple(to_what_if(plan, row) for row in rows),
         layout=compared,
-        untried=_untried(found.run.first_transfer) if large else "",
+        untried=untried,
     )
 
 
@@ -212,11 +222,17 @@ def _changes(problem: Problem, plan: Candidate, asked: Sequence[str]) -> Iterato
     return chain.from_iterable(made or default_changes(problem, plan) for made in named)
 
 
-def _untried(operations: int) -> str:
-    return (
-        f"with {operations:,} operations, more than {MAX_OPERATIONS:,}, changes are tried only when they are asked "
-        f"for: by name, such as bandwidth=2, or all usual ones by {EVERY!r}"
-    )
+def _untried(found: Judged, asked: Sequence[str]) -> str:
+    """Return why not all usual changes of a large plan are tried."""
+    named = f"are asked for: by name, such as bandwidth=2, or all usual ones by {EVERY!r}"
+    operations, gpus = found.run.first_transfer, found.num_gpus
+    if EVERY in asked:
+        return ""
+    if operations > MAX_OPERATIONS:
+        return f"with {operations:,} operations, more than {MAX_OPERATIONS:,}, changes are tried only when they {named}"
+    if gpus > MAX_GPUS and DEFAULT in asked:
+        return f"with {gpus:,} GPUs, more than {MAX_GPUS:,}, other requests are tried only when they {named}"
+    return ""
 
 
 @no_collection()

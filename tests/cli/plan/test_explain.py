@@ -74,6 +74,19 @@ def test_of_a_large_plan_changes_are_tried_when_they_are_asked_for(
     assert "changes are tried only when" in explaining.page(PlanFile.read(path))
 
 
+def test_on_many_gpus_what_plans_again_is_tried_when_it_is_asked_for(
+    data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if two GPUs were many; what single changes of stages give is known at once all the same."""
+    path = written(data, tmp_path)
+    small = penstock.explain(path)
+    monkeypatch.setattr(explaining, "MAX_GPUS", 1)
+    large = penstock.explain(path, why_not=["default"])
+    assert (large.what_ifs, large.why_not, large.sensitivities) == ((), (), small.sensitivities)
+    assert "2 GPUs, more than 1" in large.untried
+    assert penstock.explain(path, what_if=["all"]) == small
+
+
 def test_each_of_the_usual_changes_is_made_once(
     data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,8 +146,8 @@ def explain(
             "--what-if",
             metavar="CHANGE",
             help="Change to try: bandwidth=2, latency=0, memory=1/2, devices=+8, micro-batches=2, recompute=here or "
-            "speed=2; 'default' is the usual table, if the plan has at most 50,000 operations, 'all' that of any plan, "
-            "'none' no change. Repeatable.",
+            "speed=2; 'default' is the usual table, if the plan has at most 50,000 operations and 2,048 GPUs, 'all' "
+            "that of any plan, 'none' no change. Repeatable.",
             rich_help_panel=WHAT_IF,
         ),
     ] = None,
@@ -157,8 +157,8 @@ def explain(
             "--why-not",
             metavar="CHOICE",
             help="Degrees or sharding to compare with the plan's: tensor=4, sharding=none, tensor=4,sharding=none, or "
-            "next, the next best ones; 'none' no comparison (default: next, unless something else is asked). "
-            "Repeatable.",
+            "next, the next best ones; 'none' no comparison (default: next up to 2,048 GPUs, unless something else is "
+            "asked). Repeatable.",
             rich_help_panel=WHAT_IF,
         ),
     ] = None,
