@@ -53,7 +53,7 @@ MAX_WHAT_IFS = 64
 MAX_WHY_NOTS = 16
 MAX_PLANS = 20
 MAX_GPUS = 2_048
-"""On more GPUs the usual changes take longer than anyone waits for: each costs the network anew, or plans again."""
+"""On more GPUs the usual changes take long: for each the network is costed again, or a plan searched for."""
 DEFAULT = "default"
 """Represents the usual table among what-ifs, and the next best degrees, of plans that are not too large for them."""
 EVERY = "all"
@@ -98,8 +98,8 @@ def explain(
 
     ``what_if``: changes to try, such as ``bandwidth=2``, ``devices=+8``, ``recompute=here``; ``default``: the
     usual ones, if the plan has at most ``MAX_OPERATIONS`` operations and ``MAX_GPUS`` GPUs; ``all``: the usual ones for
-    every plan. Single changes of stages and links are tried up to as many operations, or with ``all``. What is not
-    tried stands in ``untried`` of the answer.
+    every plan. Single changes of stages and links depend on the operations alone. What is not
+    tried is named by ``untried`` of the answer.
     ``planner``: plan again for every change, with at most ``max_plans`` plans; else ``relax`` does so where
     the plan itself cannot tell, if it has a flush. ``layout``: cuts of one's own, or the fields of a
     ``Layout``, to be judged in addition to the plan. ``why_not``: other choices of degrees and sharding, each the best
