@@ -11,17 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock.solvers.bounds.one_pipeline.held_bytes import SURE, least_kept
 from penstock.solvers.bounds.one_pipeline.layer_costs import Option
 from penstock.solvers.bounds.one_pipeline.layer_runs import LOST_NS
-from penstock.solvers.bounds.one_pipeline.load import kinds_of, least_per_sample
 from penstock.solvers.bounds.one_pipeline.slice_times import Times
 from penstock.solvers.costs.infinity import FAR_NS
 from penstock.solvers.costs.memory import free_bytes
 from penstock.solvers.costs.tables.stage_table import static_sums
 from penstock.solvers.model.problem import Problem
-
-SURE = 1e-9
-"""A relative error that floating point stays far below; what is charged is lowered by it, what there is raised."""
 
 
 class DeferredWeights(NamedTuple):
@@ -64,19 +61,10 @@ def deferred_weights(problem: Problem, options: list[Option], times: list[Times]
     free = sorted((max(0, free_bytes(problem, (device,))) for device in range(problem.num_devices)), reverse=True)
     before = np.stack([each.before_weights for each in times])
     weights = np.maximum(0, np.min([each.work for each in times], axis=0) - before.min(axis=0))
-    kept = problem.global_batch_size * _least_kept(problem)
+    kept = problem.global_batch_size * least_kept(problem)
     room = np.concatenate(([0], np.cumsum(free)))
     price = _best_price(weights, kept, float(room[-1]) - float(static[0].sum())) if fits else 0.0
     return DeferredWeights(before, kept, static, room, price)
-
-
-def _least_kept(problem: Problem) -> np.ndarray:
-    """Return (L,) the least bytes that a sample keeps of a layer, over all sizes of slices and kinds of devices."""
-    found = [
-        [float(each) for each in least_per_sample(problem, kind, lambda point: point.stash_bytes)]
-        for kind in kinds_of(problem)
-    ]
-    return np.asarray(np.min(found, axis=0))
 
 
 def _best_price(weights: np.ndarray, kept: np.ndarray, room: float) -> float:

@@ -68,7 +68,7 @@ class HeldBytes(NamedTuple):
 def held_bytes(problem: Problem, options: list[Option], least: Times, *, split: bool) -> HeldBytes:
     """Return what samples hold; ``least``: each layer's least times; ``split``: whether weight gradients may wait."""
     batch = problem.global_batch_size
-    kept = batch * _least(problem, "stash_bytes")
+    kept = batch * least_kept(problem)
     through = least.forward + (least.gradient if split else least.backward)
     later = np.concatenate((np.cumsum(through[::-1])[::-1][1:], [0]))
     own = static_sums(problem)
@@ -84,6 +84,11 @@ def held_bytes(problem: Problem, options: list[Option], least: Times, *, split: 
         room=sum(max(0, free_bytes(problem, (device,))) for device in range(problem.num_devices)),
         ways=(problem.recompute != "always" or problem.within is not None, problem.recompute != "never"),
     )
+
+
+def least_kept(problem: Problem) -> np.ndarray:
+    """Return (L,) the least bytes that a sample keeps of a layer, over all sizes of slices and kinds of devices."""
+    return _least(problem, "stash_bytes")
 
 
 def _least(problem: Problem, name: str) -> np.ndarray:
