@@ -65,6 +65,7 @@ def test_a_phone_scrolls_down_only_and_a_search_finds(browser: Browser, address:
         for page in ("cli/", "glossary/"):
             seen.goto(address + page)
             assert seen.evaluate("document.documentElement.scrollWidth") <= 375
+        seen.wait_for_load_state("networkidle")
         seen.locator("label[for=__search].md-header__button").click()
         seen.get_by_text("Type to start searching").wait_for()
         seen.get_by_placeholder("Search").press_sequentially("hostlist")

@@ -88,7 +88,7 @@ def test_what_a_worker_compiles_is_told_where_the_solve_began(workers: int, plac
 
 def test_nothing_is_compiled_once_the_worker_is_killed(place: Path) -> None:
     place.write_text(ENDLESS)
-    setting = Setting(make_problem([10, 12], nodes=(2,), global_batch_size=4), Deadline(10**9))
+    setting = Setting(make_problem([10, 12], nodes=(2,), global_batch_size=4), Deadline(3 * 10**9))
     heard: list[str | None] = []
     with listening(heard.append), Workers(setting, 2) as ready:
         state = State(setting)
