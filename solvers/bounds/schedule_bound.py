@@ -19,9 +19,9 @@ plan: several stages per device, several pipelines, replicas, recomputation, spl
 rule only add to it. The same holds for layers that pins confine to some devices, on these, from the time when a first
 slice has reached them in a flushed step. Only where measured pipelines may share a processor, of which each uses a
 part, it counts with the smallest part. Fill holds where every allowed update rule has a flush; so does, for plans that
-fit into memory, what the activations before the first backward leave to do (``first_backward.py``). For plans of one
-pipeline, also the time that devices wait before their first and after their last micro-batch, for transfers, and for
-all-reduces (``all_plans``).
+fit into memory, what the activations before the first backward leave to do (``first_backward.py``), or what samples
+hold over time (``over_time.py``). For plans of one pipeline, also the time that devices wait before their first and
+after their last micro-batch, for transfers and all-reduces, and what samples hold meanwhile (``one_pipeline``).
 """
 
 from __future__ import annotations
