@@ -148,6 +148,7 @@ class Search:
         self.on_incumbent, self.on_progress = on_incumbent, on_progress
         self.best: Searched | None = None
         self._spent = 0
+        self._ends_planners = effort_of(asked.get("effort")).patience is not None
         self.choices, self.refused = choices_of(problem)
 
     def run(self) -> None:
@@ -175,10 +176,14 @@ class Search:
             if not self._is_surpassed(each) and not self._is_far(each):
                 self._search(each, self.asked)
 
+    @property
+    def _limit_ns(self) -> float | None:
+        """The time from which on plans are no better by more than the gap; None as long as there is no plan."""
+        return None if self.best_ns is None else self.best_ns / (1.0 + self.gap)
+
     def _is_surpassed(self, each: Searched) -> bool:
         """Return whether a bound that takes less time than planner ``QUICK`` shows that no plan is better."""
-        limit_ns = None if self.best_ns is None else self.best_ns / (1.0 + self.gap)
-        return limit_ns is not None and (each.least_ns >= limit_ns or each.bound.bound_ns >= limit_ns)
+        return self._limit_ns is not None and (each.least_ns >= self._limit_ns or each.bound.bound_ns >= self._limit_ns)
 
     def _by_cells(self) -> list[Searched]:
         return sorted(self.choices, key=lambda each: (each.cells, each.load_ns))
@@ -256,7 +261,7 @@ class Search:
 
         Others would be far from the best plan, so that their choice does not go on.
         """
-        if self.best_ns is None or effort_of(self.asked.get("effort")).patience is None:
+        if self.best_ns is None or not self._ends_planners:
             return None
         return int(ROUNDS[0].near * self.best_ns)
 
@@ -278,7 +283,7 @@ class Search:
         if self.best_ns is None:
             return sorted(filter(self._is_open, left), key=_by_value)
         limit_ns = near * self.best_ns
-        plain = untried or effort_of(self.asked.get("effort")).patience is None
+        plain = untried or not self._ends_planners
 
         def goes_on(each: Searched) -> bool:
             stays = plain and each.is_one
@@ -298,9 +303,8 @@ class Search:
         With an effort that ends planners half of it is left for choices that have no plan yet.
         """
         found: list[Searched] = []
-        halved = effort_of(self.asked.get("effort")).patience is not None
         for each in ranked:
-            most = MOST // 2 if halved and each.value_ns is None else MOST
+            most = MOST // 2 if self._ends_planners and each.value_ns is None else MOST
             if found and self._spent + (each.size if each.is_one else 0) >= most:
                 each.dropped = f"the sizes of better ones add up to {most:,} already"
                 continue
@@ -312,8 +316,7 @@ class Search:
         """Return whether a choice may hold a better plan than the best one, by more than the gap that was asked for."""
         if each.impossible or each.choice in self.refused:
             return False
-        limit_ns = None if self.best_ns is None else self.best_ns / (1.0 + self.gap)
-        return limit_ns is None or each.is_below(limit_ns)
+        return self._limit_ns is None or each.is_below(self._limit_ns)
 
     def _search(self, each: Searched, asked: Mapping[str, Any]) -> None:
         """Search one choice, from what was known of it; keep its bound, and its plan if it is better."""
@@ -355,7 +358,7 @@ class Search:
 
         With an effort that ends planners none that is exact is asked: it goes on for its proof whatever it has found.
         """
-        proofs = EXACT if effort_of(self.asked.get("effort")).patience is not None else ()
+        proofs = EXACT if self._ends_planners else ()
         others = dict.fromkeys(PHASES, "") | dict.fromkeys(proofs, "proofs are looked for at the best choice alone")
         return {**_without(self.asked, others), "workers": 1}
 

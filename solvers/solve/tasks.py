@@ -37,7 +37,6 @@ from penstock.solvers.improve.neighbourhood import flushed, steady
 from penstock.solvers.improve.order import optimise_order
 from penstock.solvers.improve.remedies import find_remedy
 from penstock.solvers.improve.selective import lighter
-from penstock.solvers.model.network import MAX_DENSE_DEVICES
 from penstock.solvers.model.options import checked
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound
@@ -48,7 +47,7 @@ from penstock.solvers.planners.dapple.planner import LONGEST
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.planners.simple.candidates import first_plans, last_plans, simplest_plans, unlimited
 from penstock.solvers.schedules.catalogue import tried_with
-from penstock.solvers.solve.asking import chosen, excluded_by, reach, why_unsearched
+from penstock.solvers.solve.asking import chosen, excluded_by, why_unsearched
 from penstock.solvers.solve.incumbent import Found, OrderBound, Outcome, State
 from penstock.solvers.solve.judging import Judge, Link
 from penstock.solvers.solve.setting import Setting
@@ -293,15 +292,15 @@ def rounds(state: State, planner: Planner, values: Mapping[str, object]) -> Iter
         return
     excluded = excluded_by(setting, EXCLUDE.of(values))
     rows, state.left_out = chosen(setting, excluded)
-    effort = _effort(setting)
-    unsearched = why_unsearched(setting) or ("" if effort else f"effort {setting.effort.name} has none of it")
+    effort, stays = _effort(setting), why_unsearched(setting)
+    unsearched = stays or ("" if effort else f"effort {setting.effort.name} has none of it")
     if unsearched:
         state.left_out |= {name: unsearched for name in (LocalSearch.name, OptimiseOrder.name) if name not in excluded}
         excluded |= {LocalSearch.name, OptimiseOrder.name}
     yield [*bounds, *asked(setting, rows), *of_split]
     only_planners = setting.first_feasible or setting.problem.within is not None
     optimised: set[object] = set()
-    for number in range(0 if only_planners or reach(setting.problem) > MAX_DENSE_DEVICES else ORDER_ROUNDS):
+    for number in range(0 if only_planners or stays else ORDER_ROUNDS):
         yield from _selective(state, excluded)
         following: list[Task] = []
         for start in _starts(state):

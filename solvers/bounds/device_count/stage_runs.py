@@ -91,21 +91,22 @@ def _on(problem: Problem, batch: Batch, replicas: int, most: int, time_ns: int) 
     room = _room(problem, most, starts, ends)
     rebuilt = np.where(of(np.max(backward, axis=0)) > 0, kept, 0)
     once = of(np.min(forward, axis=0))
-    shared = (starts + 0 * ends, ends - starts, np.full_like(ends, replicas), once, of(np.min(backward, axis=0)))
-    ways = []
+    first, own = np.broadcast_to(starts, ends.shape), np.full_like(ends, replicas)
+    ways = []  # how stages recompute: what it takes, the work of a step, and the most micro-batches in flight
     if problem.recompute != "always":
         limit = _fitting(room, kept + inputs * problem.memory.count_buffers)
-        ways.append((*shared, np.zeros_like(once), of(plain), limit, room, inputs, rebuilt))
+        ways.append((np.zeros_like(once), of(plain), limit))
     if problem.recompute != "never":
         limit = _fitting(room - rebuilt, inputs)
-        if ways:  # what holds all micro-batches need not recompute
-            limit = np.where(ways[0][7] < batch.num_micro_batches, limit, 0)
-        work = of(plain + _weighted(forward, counts))
-        ways.append((*shared, once, work, limit, room, inputs, rebuilt))
+        for _again, _work, plain_limit in ways:  # what holds all micro-batches need not recompute
+            limit = np.where(plain_limit < batch.num_micro_batches, limit, 0)
+        ways.append((once, of(plain + _weighted(forward, counts)), limit))
     chosen = []
-    for way in ways:
-        fields = np.stack([*way[:7], np.minimum(way[7], batch.num_micro_batches), *way[8:]])
-        chosen.append(fields[:, allowed & (way[6] < time_ns) & (way[7] > 0)])
+    for again, work, limit in ways:
+        times = once, of(np.min(backward, axis=0)), again, work
+        most_held = np.minimum(limit, batch.num_micro_batches)
+        fields = np.stack([first, ends - starts, own, *times, most_held, room, inputs, rebuilt])
+        chosen.append(fields[:, allowed & (work < time_ns) & (limit > 0)])
     return np.concatenate(chosen, axis=1)
 
 

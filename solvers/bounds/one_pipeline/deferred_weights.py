@@ -11,13 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.solvers.bounds.one_pipeline.held_bytes import SURE, least_kept
+from penstock.solvers.bounds.one_pipeline.held_bytes import SURE, least_kept, static_bytes
 from penstock.solvers.bounds.one_pipeline.layer_costs import Option
 from penstock.solvers.bounds.one_pipeline.layer_runs import LOST_NS
 from penstock.solvers.bounds.one_pipeline.slice_times import Times
 from penstock.solvers.costs.infinity import FAR_NS
 from penstock.solvers.costs.memory import free_bytes
-from penstock.solvers.costs.tables.stage_table import static_sums
 from penstock.solvers.model.problem import Problem
 
 
@@ -52,12 +51,7 @@ class DeferredWeights(NamedTuple):
 
 def deferred_weights(problem: Problem, options: list[Option], times: list[Times], *, fits: bool) -> DeferredWeights:
     """Return what may wait; ``times`` by option; ``fits``: only in plans that fit into memory has it a price."""
-    fewest = np.asarray([[option.least] for option in options])
-    own = static_sums(problem)
-    parameters, gradients, states = (np.diff(each) for each in (own.parameters, own.gradients, own.optimizer))
-    if problem.memory.shard_states:
-        states = np.diff(problem.owned_bytes) * problem.memory.state_factor
-    static = fewest * (parameters + gradients) + (1 if problem.memory.shard_states else fewest) * states
+    static = static_bytes(problem, options, gradients=True)
     free = sorted((max(0, free_bytes(problem, (device,))) for device in range(problem.num_devices)), reverse=True)
     before = np.stack([each.before_weights for each in times])
     weights = np.maximum(0, np.min([each.work for each in times], axis=0) - before.min(axis=0))

@@ -71,19 +71,26 @@ def held_bytes(problem: Problem, options: list[Option], least: Times, *, split: 
     kept = batch * least_kept(problem)
     through = least.forward + (least.gradient if split else least.backward)
     later = np.concatenate((np.cumsum(through[::-1])[::-1][1:], [0]))
-    own = static_sums(problem)
-    parameters, states = (np.diff(each) for each in (own.parameters, own.optimizer))
-    if problem.memory.shard_states:
-        states = np.diff(problem.owned_bytes) * problem.memory.state_factor
-    fewest = np.asarray([[option.least] for option in options])
     return HeldBytes(
         kept=kept * (least.forward + least.backward + later),
         rebuilt=kept * least.backward,
         again_ns=batch * _least(problem, "forward_ns"),
-        static=fewest * parameters + (1 if problem.memory.shard_states else fewest) * states,
+        static=static_bytes(problem, options),
         room=sum(max(0, free_bytes(problem, (device,))) for device in range(problem.num_devices)),
         ways=(problem.recompute != "always" or problem.within is not None, problem.recompute != "never"),
     )
+
+
+def static_bytes(problem: Problem, options: list[Option], *, gradients: bool = False) -> np.ndarray:
+    """Return [option, L] bytes of parameters and optimizer states, and of ``gradients``, of all holders of a layer."""
+    fewest = np.asarray([[option.least] for option in options])
+    own = static_sums(problem)
+    each = np.diff(own.parameters)
+    if gradients:
+        each = each + np.diff(own.gradients)
+    if problem.memory.shard_states:
+        return np.asarray(fewest * each + np.diff(problem.owned_bytes) * problem.memory.state_factor)
+    return np.asarray(fewest * (each + np.diff(own.optimizer)))
 
 
 def least_kept(problem: Problem) -> np.ndarray:

@@ -39,10 +39,12 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     """
     line = line_of(problem)
     batches = sorted(_batches(problem), key=lambda batch: _promise(problem, batch))[: BATCHES.of(options)]
-    every = [Partitions(Pieces(problem, batch, line)) for batch in batches]
+    every: list[Partitions] = []
     found: dict[float, list[_Found]] = {idle: [] for idle in IDLE}
     first = True
-    for partitions in every:
+    for batch in batches:
+        partitions = Partitions(Pieces(problem, batch, line))
+        every.append(partitions)
         for idle, own in found.items():
             known = len(own)
             for split in partitions.splits(idle):

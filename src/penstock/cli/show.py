@@ -18,7 +18,7 @@ from rich.text import Text
 
 from penstock.report.bounds import bound_sentences
 from penstock.report.sentences import recomputed_modules
-from penstock.report.words import amount, choice_words, duration, percent, ranges, recomputed
+from penstock.report.words import amount, choice_words, clauses, duration, percent, ranges, recomputed
 
 if TYPE_CHECKING:
     from penstock.planning.judge import Judgement
@@ -136,7 +136,7 @@ def show_answer(screen: Screen, request: PlanRequest, result: ResultOut) -> None
 
 def _say_why(screen: Screen, result: ResultOut) -> None:
     """Say how the search ended, what it proved and whom it did not ask: a line for each clause."""
-    screen.say(f"{result.status} after {result.seconds:.2f} s: " + result.why.replace("; ", "\n  "))
+    screen.say(f"{result.status} after {result.seconds:.2f} s: " + "\n  ".join(clauses(result.why)))
 
 
 def _show_nothing(screen: Screen, result: ResultOut) -> None:

@@ -25,7 +25,7 @@ from penstock.report.parts import part
 from penstock.report.sentences import pace, replicas, subtitle
 from penstock.report.tables import table
 from penstock.report.traffic import Flow, traffic
-from penstock.report.words import amount, duration, percent, ranges, recomputed
+from penstock.report.words import amount, clauses, duration, percent, ranges, recomputed
 from penstock.schemas.api.explanation import Explanation
 from penstock.schemas.coverage import NOT_STATED
 from penstock.schemas.plan import Certificate, Plan, PlanFile
@@ -253,8 +253,8 @@ def _cut(count: int) -> str:
 
 
 def _search(why: str) -> str:
-    first, *clauses = why.split("; ")
-    listed = "".join(f"<li>{escape(clause)}</li>" for clause in clauses)
+    first, *others = clauses(why)
+    listed = "".join(f"<li>{escape(clause)}</li>" for clause in others)
     return part("search", "How it was found", first, f"<ul>{listed}</ul>")
 
 
