@@ -208,7 +208,7 @@ def _depths(problem: Problem, asked: int, least: int, step: int) -> list[int]:
     fewest = max(2, step)
     if most < fewest:
         raise UnsupportedRequest(
-            f"this planner needs {fewest} devices and {fewest * least} separable blocks of layers; there are "
+            f"this planner needs {problem.counted(fewest)} and {fewest * least} separable blocks of layers; there are "
             f"{problem.num_devices} and {blocks}",
             remedy="planner 'dapple' or 'dp'",
         )
