@@ -198,8 +198,8 @@ class Prices:
             most = price * float(self._stash[index - 1]) if index else 0.0
             if before is not None:
                 both = later if index == len(self._layers) - 1 else later.with_more(over)
-                over = both.after(layer, price, before).undominated(most, number)
-            later = later.after(layer, price).undominated(most, number)
+                over = both.after(layer, price, most, number, before)
+            later = later.after(layer, price, most, number)
         if before is not None and over.cost.min() < later.cost.min():
             later = over
         best = int(later.cost.argmin())
@@ -230,8 +230,12 @@ class _Labels(NamedTuple):
         """Return both."""
         return _Labels(*(np.concatenate(each) for each in zip(self, others, strict=True)))
 
-    def after(self, layer: _Layer, price: float, before: Before | None = None) -> _Labels:
-        """Return the labels with the layer before them; ``before``: its forward is over at the first backward."""
+    def after(self, layer: _Layer, price: float, most: float, number: int, before: Before | None = None) -> _Labels:
+        """Return the labels with the layer before them, without those than which another one stays cheaper.
+
+        A way of one ns costs ``most`` at the most. More than ``number`` labels are merged into the least of both.
+        ``before``: the layer's forward is over at the first backward.
+        """
         if before is None:
             own, held, there = layer.work_ns, layer.held, layer.forward_ns[:, None] + self.way
             each = price * there
@@ -241,30 +245,33 @@ class _Labels(NamedTuple):
             there = np.broadcast_to(self.way, (len(own), len(self.way)))
             each = price * there + before.byte
         ways = layer.again_ns[..., None] + layer.kept_bytes[..., None] * each[:, None]
-        least = ways.argmin(axis=1)
-        kept = np.take_along_axis(layer.kept_bytes, least, axis=1)
-        cost = np.take_along_axis(ways, least[:, None], axis=1)[:, 0] + (own + price * held)[:, None] + self.cost
-        way = (layer.way_ns if before is None else layer.back_ns)[:, None] + self.way
-        spent = np.zeros((*cost.shape, self.spent.shape[1]))
-        spent[..., 0] = kept * there + held[:, None]
+        cost = (ways.min(axis=1) + (own + price * held)[:, None] + self.cost).ravel()
+        way = ((layer.way_ns if before is None else layer.back_ns)[:, None] + self.way).ravel()
+        first = last = _undominated(cost, way, most)
+        if len(first) > number:
+            ends = np.linspace(0, len(first), number + 1).astype(np.int64)
+            first, last = first[ends[:-1]], first[ends[1:] - 1]  # costs rise and ways fall
+        size, label = np.divmod(first, len(self.cost))
+        kept = layer.kept_bytes[size, ways[size, :, label].argmin(axis=1)]
+        spent = np.zeros((len(first), self.spent.shape[1]))
+        spent[:, 0] = kept * there[size, label] + held[size]
         if before is not None:
-            spent[..., 1], spent[..., 2] = layer.forward_of_row_ns[:, None], kept
-            spent[..., 3] = layer.forward_ns[:, None]
-        return _Labels(cost.ravel(), way.ravel(), (spent + self.spent).reshape(-1, self.spent.shape[1]))
+            spent[:, 1], spent[:, 2], spent[:, 3] = layer.forward_of_row_ns[size], kept, layer.forward_ns[size]
+        return _Labels(cost[first], way[last], spent + self.spent[label])
 
-    def undominated(self, most: float, number: int) -> _Labels:
-        """Return the labels but those than which another one stays cheaper: a way of one ns costs ``most`` at the most.
 
-        More than ``number`` are merged into the least of both.
-        """
-        order = np.lexsort((self.way, self.cost))
-        order = order[_falling(self.way[order])]
-        order = order[_falling(self.cost[order] + most * self.way[order])]
-        if len(order) <= number:
-            return _Labels(self.cost[order], self.way[order], self.spent[order])
-        ends = np.linspace(0, len(order), number + 1).astype(np.int64)
-        first, last = order[ends[:-1]], order[ends[1:] - 1]  # costs rise and ways fall
-        return _Labels(self.cost[first], self.way[last], self.spent[first])
+def _undominated(cost: np.ndarray, way: np.ndarray, most: float) -> np.ndarray:
+    """Return the labels but those than which another one stays cheaper, by rising cost and falling way.
+
+    A way of one ns costs ``most`` at the most.
+    """
+    cheapest = np.flatnonzero(cost == cost.min())
+    first = cheapest[way[cheapest].argmin()]
+    whole = cost + most * way
+    others = np.flatnonzero((way < way[first]) & (whole < whole[first]))
+    order = np.concatenate(([first], others[np.lexsort((way[others], cost[others]))]))
+    order = order[_falling(way[order])]
+    return np.asarray(order[_falling(whole[order])])
 
 
 def _falling(values: np.ndarray) -> np.ndarray:
