@@ -17,7 +17,7 @@ from penstock.workers.protocol import drain, send
 
 ENTRY = "penstock.planning.solve:solve_verified"
 SHARE = 2
-"""It gets one part of so many of the time that is left."""
+"""By what the time that is left is divided."""
 
 log = logging.getLogger("penstock.service")
 
