@@ -1,5 +1,7 @@
 """How the kernels are compiled: cached on disk, and without reference counts where nothing is allocated.
 
+A process may interpret them instead (``interpreted``).
+
 Numba counts references at every access of an array in a tuple, which costs more than the kernels' own work.
 Functions that neither allocate nor return arrays are compiled without (``_nrt``); the small ones are inlined.
 """
@@ -19,6 +21,7 @@ from numba.core import types
 
 import penstock.solvers.compiled.by_address  # noqa: F401  how numba passes named tuples
 from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.compiled.interpreted import interpreted, interpreting
 from penstock.solvers.compiled.on_disk import OnDisk
 from penstock.solvers.compiled.parts import Part
 
@@ -37,6 +40,8 @@ def _decorator(*, keep: bool = False, **options: Any) -> Any:
 
     Else numba compiles a kernel again for each constant that another kernel passes to it, and all that it calls too.
     """
+    if interpreting():
+        return interpreted
     compiler = _njit(error_model="numpy", no_cfunc_wrapper=True, **options)
 
     def decorate(function: Callable[..., Any]) -> Any:
@@ -76,6 +81,8 @@ def _no_collection() -> Iterator[None]:
 
 
 def _part(function: Callable[..., Any]) -> Any:
+    if interpreting():
+        return function
     kernel = _decorator(_nrt=False, forceinline=True, pipeline_class=Part)(function)
 
     def refuse(*_args: Any, **_kws: Any) -> Any:
@@ -100,4 +107,4 @@ threaded: Any = _decorator(keep=True, nogil=True)
 
 def plain(function: Callable[..., Any]) -> Any:
     """Compile as numba does by itself: a division by zero raises."""
-    return _kept(_njit(function))
+    return interpreted(function) if interpreting() else _kept(_njit(function))

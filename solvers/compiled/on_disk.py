@@ -46,3 +46,8 @@ class OnDisk(FunctionCache):
     """The cache of a kernel."""
 
     _impl_class = _Results
+
+
+def is_kept(kernel: Any) -> bool:
+    """Return whether a kernel was compiled once, so that its use needs no compiler."""
+    return os.path.exists(kernel._cache._cache_file._index_path)

@@ -22,6 +22,7 @@ never_negative(__name__)
 
 ADDED_KEPT, ADDED_BUFFERS, WORKSPACE = 0, 1, 2
 GRADIENTS, KEPT, BUFFERS, WORK = 0, 1, 2, 3
+PARTS = 4
 
 
 @Fields.register
@@ -80,12 +81,13 @@ def all_peaks(
     The times are those between ``begin`` and ``last``.
     """
     num_lanes = lanes.lane_start.size - 1
-    peaks = np.zeros((num_lanes, 4), dtype=np.int64)
+    peaks = np.zeros((num_lanes, PARTS), dtype=np.int64)
     spent = np.zeros((num_lanes, 2), dtype=np.int64)
     walk = _new_walk(streams)
     for lane in range(num_lanes):
         _find_peak(lanes, streams, costs, posted, times, walk, lane)
-        peaks[lane] = walk.peak
+        for part in range(PARTS):  # numba takes two seconds to compile an assignment of arrays
+            peaks[lane, part] = walk.peak[part]
         spent[lane, 0], spent[lane, 1] = _communication(lanes, streams, costs, times, walk, lane, begin, last)
     return peaks, spent
 
@@ -105,7 +107,7 @@ def lane_curve(lanes: Any, streams: Any, costs: Any, posted: Any, times: Any, la
 @compiled
 def _new_walk(streams: Any) -> Walk:
     count = streams.size.size
-    return Walk(np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64), np.zeros(4, dtype=np.int64))
+    return Walk(np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64), np.zeros(PARTS, dtype=np.int64))
 
 
 @inner
@@ -145,7 +147,8 @@ def _find_peak(lanes: Any, streams: Any, costs: Any, posted: Any, times: Any, wa
     change = costs.change_begin[lane]
     fixed, kept, buffers, work, stepping, highest = costs.static[lane], 0, posted.first[lane], 0, 0, -1
     static = fixed
-    walk.peak[:] = 0
+    for part in range(PARTS):
+        walk.peak[part] = 0
     if (times.start[first] if first < stop else costs.changes[change, 0]) > 0:
         highest = static + buffers
         walk.peak[BUFFERS] = buffers

@@ -65,6 +65,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
+from penstock.solvers.compiled.on_disk import is_kept
 from penstock.solvers.costs.communicators import runtime_bytes
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import weight_bytes
@@ -76,6 +77,7 @@ from penstock.solvers.judge.deadlock import deadlock
 from penstock.solvers.judge.lanes import Lanes, Times, make_lanes, new_state
 from penstock.solvers.judge.listing_kernel import gradient_ends, most_in_flight, operation_ends, transfer_list
 from penstock.solvers.judge.memory_curve import MemoryProfile, Spans
+from penstock.solvers.judge.memory_kernel import all_peaks
 from penstock.solvers.judge.operation_tables import DURATION, FLOW, LINES, Tables, cost_tables
 from penstock.solvers.judge.shared_processor import sharing_makespan_ns, simulate_sharing
 from penstock.solvers.model.allocation import Allocation
@@ -181,6 +183,11 @@ def makespan_ns(
     lanes = make_lanes(tables, orders)
     record = tables.periodic or len(tables.chains.bucket_ns) > 0
     return _ends(tables, lanes, _run(tables, lanes, record), unrolled).time_ns
+
+
+def is_compiled() -> bool:
+    """Return whether plans are judged without waiting for the compiler: the last kernel of a judgement is kept."""
+    return is_kept(all_peaks)
 
 
 def _judged(

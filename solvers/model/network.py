@@ -17,10 +17,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from math import lcm
-from typing import Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
-import networkx as nx
 import numpy as np
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 MAX_DENSE_DEVICES = 2048
 _D = TypeVar("_D")
@@ -312,6 +314,8 @@ class Network:
     @cached_property
     def tree(self) -> nx.Graph:
         """Return the spanning tree of widest cables over nodes and switches; ``cable`` is the cable's number."""
+        import networkx as nx  # takes as long to load as a small request to be read
+
         graph = nx.Graph()
         graph.add_nodes_from(self.node_names)
         for i, cable in enumerate(self.cables):
@@ -323,6 +327,8 @@ class Network:
     @cached_property
     def _parents(self) -> dict[str, tuple[str, str | None, int]]:
         """Return the root, the parent and the depth of each place of the tree."""
+        import networkx as nx
+
         known: dict[str, tuple[str, str | None, int]] = {}
         for root in self.tree.nodes:
             if root in known:

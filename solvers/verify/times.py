@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, KINDS, RECOMPUTE, WEIGHT
@@ -177,8 +179,9 @@ def _check_resources(clock: Clock, moves: Moves) -> list[str]:
         names = [edge] if rules.channel == "half" else [f"{edge}, direction {way}"] if rules.channel == "full" else []
         if rules.shared:
             names = [clock.problem.network.resources[r].name for r in move.resources]
+        taken = sent.start_ns[places], sent.end_ns[places]
         for name in names:
-            used.setdefault(name, []).append((sent.start_ns[places], sent.end_ns[places]))
+            used.setdefault(name, []).append(taken)
     if rules.shared:
         for group, start, end in reduced_in(clock):
             for r in ring_resources(clock.problem, group.devices):
@@ -186,12 +189,21 @@ def _check_resources(clock: Clock, moves: Moves) -> list[str]:
         for resources, start, end in summed_in(clock):
             for r in resources:
                 used.setdefault(clock.problem.network.resources[r].name, []).append((start, end))
+    found: dict[tuple[int, ...], int | None] = {}  # resources that the same arrays use are used at the same times
     faults = []
     for name, intervals in sorted(used.items()):
-        start = np.concatenate([low for low, _high in intervals])
-        end = np.concatenate([high for _low, high in intervals])
-        order = np.lexsort((end, start))
-        twice = np.flatnonzero(start[order][1:] < end[order][:-1])
-        if twice.size:
-            faults.append(f"Two transfers use {name} at {int(start[order][twice[0] + 1])} ns.")
+        same = tuple(id(array) for pair in intervals for array in pair)
+        if same not in found:
+            found[same] = _first_twice(intervals)
+        if (at_ns := found[same]) is not None:
+            faults.append(f"Two transfers use {name} at {at_ns} ns.")
     return faults
+
+
+def _first_twice(intervals: Sequence[tuple[np.ndarray, np.ndarray]]) -> int | None:
+    """Return when the first interval begins before the one before it ends; None where none does."""
+    start = np.concatenate([low for low, _high in intervals])
+    end = np.concatenate([high for _low, high in intervals])
+    order = np.lexsort((end, start))
+    twice = np.flatnonzero(start[order][1:] < end[order][:-1])
+    return int(start[order][twice[0] + 1]) if twice.size else None

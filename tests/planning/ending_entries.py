@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from penstock.convert import to_plan
+from penstock.planning import solve as solving
 from penstock.planning.solve import solve_here
 from penstock.schemas.api.jobs import ResultOut
 from penstock.schemas.errors import UnsupportedRequest
@@ -21,6 +23,26 @@ def compile_for_ever(request: PlanRequest, found: Callable[[Plan], None], *_: An
     tell("a.kernel")
     while True:
         pass
+
+
+def compile_alone(*_: Any) -> NoReturn:
+    """Stay in the compiler, without a plan."""
+    tell("a.kernel")
+    while True:
+        pass
+
+
+def find_unsound(request: PlanRequest, found: Callable[[Plan], None], *more: Any) -> ResultOut:
+    """Find plans whose times are not those of the judge."""
+
+    def understated(*given: Any) -> Plan:
+        plan = to_plan(*given)
+        assert plan.prediction is not None
+        half = {"time_per_global_batch_ns": plan.prediction.time_per_global_batch_ns // 2}
+        return plan.model_copy(update={"prediction": plan.prediction.model_copy(update=half)})
+
+    solving.to_plan = understated
+    return solving.solve_verified(request, found, *more)
 
 
 def refuse(*_: Any) -> ResultOut:

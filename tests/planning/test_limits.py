@@ -16,7 +16,7 @@ from penstock.schemas.request import PlanRequest
 from penstock.service.http.samples import tiny_request
 from penstock.solvers.compiled.progress import listening
 from penstock.solvers.model.result import Progress
-from penstock.workers import apart
+from penstock.workers import apart, cut_off, stand_in
 
 PATIENCE_S = 60.0
 """Far less than the solve would take."""
@@ -58,6 +58,37 @@ def test_at_the_limit_the_compiler_is_ended_and_the_best_plan_is_the_answer(monk
     assert answer.plan is not None
     assert "its limit of 15 s was over, most of which went to compiling" in answer.why
     assert "a.kernel" in compiled
+
+
+@pytest.mark.usefixtures("begin")
+@pytest.mark.parametrize("judged", [True, False], ids=["from-the-first-kernel", "from-the-start"])
+def test_while_the_compiler_is_at_work_interpreted_kernels_find_the_plan(
+    monkeypatch: pytest.MonkeyPatch, judged: bool
+) -> None:
+    monkeypatch.setattr(apart, "ENTRY", "ending_entries:compile_alone")
+    monkeypatch.setattr(apart, "is_compiled", lambda: judged)
+    found: list[Plan] = []
+    answer, same = solve(asked(15.0), found.append), solving.solve_here(asked())
+    assert answer.status == "feasible"
+    assert "its limit of 15 s was over, most of which went to compiling" in answer.why
+    assert answer.plan is not None
+    assert same.plan is not None
+    assert (answer.plan.pipelines, answer.plan.prediction) == (same.plan.pipelines, same.plan.prediction)
+    assert answer.plan.certificates, "the bounds of its answer, in half of the time"
+    assert [plan.prediction for plan in found][-1] == same.plan.prediction
+
+
+@pytest.mark.usefixtures("begin")
+def test_what_interpreted_kernels_found_is_verified_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here it might have to wait for the compiler; and a process that fails keeps no other one from its answer."""
+    monkeypatch.setattr(cut_off, "refuse_unsound", lambda _file: pytest.fail("verified again"))
+    monkeypatch.setattr(apart, "is_compiled", lambda: False)
+    monkeypatch.setattr(stand_in, "ENTRY", "ending_entries:crash")
+    assert solve(asked()).plan is not None
+    monkeypatch.setattr(apart, "ENTRY", "ending_entries:compile_alone")
+    assert solve(asked(5.0)).status == "time_limit"
+    monkeypatch.setattr(stand_in, "ENTRY", "ending_entries:find_unsound")
+    assert solve(asked(5.0)).status == "time_limit"
 
 
 @pytest.mark.usefixtures("begin")

@@ -1,10 +1,12 @@
-"""How the program ends at a signal that comes while it is still being loaded: at once, and without a traceback.
+"""How the program ends: at once, also at a signal that comes while it is still being loaded, without a traceback.
 
 Imported first by the program's main module, and of use only in the program itself.
 """
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import signal
 import sys
@@ -28,6 +30,7 @@ def loaded() -> None:
 
 
 if Path(sys.argv[0]).name in PROGRAM:
+    atexit.register(gc.freeze)  # the collector's last look through everything takes a second after large plans
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupted)
     if sys.argv[1:2] and sys.argv[1] in LASTING:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Set
 from difflib import get_close_matches
 
-import networkx as nx
 import numpy as np
 
 from penstock.convert.degrees import choices_of, copied_bytes, variants_of
@@ -320,7 +319,24 @@ def _inside(node: Node, widest: Link | None) -> Inside | None:
     )
 
 
+def _are_joined_by_leaders(network: Network) -> bool:
+    """Return whether the first device is joined to the first one of every node, and these to the others of theirs.
+
+    Then all devices are connected; else they may be in another way.
+    """
+    if network.matrix_bytes_per_s is not None:
+        return bool(((network.matrix_bytes_per_s[0, 1:] > 0) & (network.matrix_bytes_per_s[1:, 0] > 0)).all())
+    first_of: dict[int, int] = {}
+    leaders = [first_of.setdefault(node, device) for device, node in enumerate(network.node_of)]
+    pairs = ((0 if leader == device else leader, device) for device, leader in enumerate(leaders))
+    return all(device == other or network.route(other, device) is not None for other, device in pairs)
+
+
 def _refuse_disconnected(network: Network) -> None:
+    if _are_joined_by_leaders(network):
+        return
+    import networkx as nx  # takes as long to load as a small request to be read
+
     graph = nx.Graph()
     graph.add_nodes_from(range(len(network.device_names)))
     if network.matrix_bytes_per_s is not None:

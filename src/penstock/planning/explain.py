@@ -182,7 +182,8 @@ def explanation(
     judgement, problem, plan = found.judgement, found.problem, found.plan
     assert judgement.timeline is not None
     on_progress("the critical path")
-    path, idle = path_of_run(found.run), idle_split(found.run, found.idle)
+    with no_collection():
+        path, idle = path_of_run(found.run), idle_split(found.run, found.idle)
     compared = None if layout is None else to_layout(problem, plan, compare_layout(problem, plan, layout))
     untried = _untried(found, asked)
     if untried:

@@ -10,7 +10,7 @@ from penstock.layouts.limits import faults as faults_beyond
 from penstock.layouts.limits import refuse_beyond
 from penstock.schemas.api.jobs import ResultOut
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
-from penstock.schemas.plan import Plan
+from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.compiled.kept import all_kept
 from penstock.solvers.model.problem import Problem
@@ -18,6 +18,7 @@ from penstock.solvers.model.result import Candidate, Progress, Result
 from penstock.solvers.planners.catalogue import PLANNERS, resolve
 from penstock.solvers.solve import choices, driver
 from penstock.workers.apart import solve_apart
+from penstock.workers.solve_child import refuse_unsound
 
 
 def solve(
@@ -30,7 +31,8 @@ def solve(
 
     ``on_incumbent`` is called with every better plan, ``on_progress`` also with bounds and the planners at work.
     ``workers``: processes for a large request, by default one per processor; the plan does not depend on it.
-    A limit of time holds also while kernels have to be compiled: the solve has then a process of its own.
+    A limit of time holds also while kernels have to be compiled: the solve has then a process of its own, and another
+    one interprets the kernels meanwhile.
     """
     if request.termination.time_limit_ns is None or all_kept():
         return solve_here(request, on_incumbent, on_progress, workers)
@@ -47,6 +49,25 @@ def solve_here(
     """Answer a request as ``solve``, in this process, which may be in the compiler when the limit passes."""
     problem = to_problem(request)
     return to_result(problem, request, solve_problem(problem, request, on_incumbent, on_progress, workers))
+
+
+def solve_verified(
+    request: PlanRequest,
+    on_incumbent: Callable[[Plan], None] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    workers: int | None = None,
+) -> ResultOut:
+    """Answer a request as ``solve_here``; ``on_incumbent`` is called with plans that were verified.
+
+    Raises InvalidPlan where one does not verify (our bug).
+    """
+
+    def verified(plan: Plan) -> None:
+        refuse_unsound(PlanFile(plan=plan, request=request))
+        if on_incumbent is not None:
+            on_incumbent(plan)
+
+    return solve_here(request, verified, on_progress, workers)
 
 
 def solve_problem(

@@ -1,7 +1,9 @@
 """A solve in a process of its own that is ended at the request's limit, whatever it does then.
 
 Nothing can stop the compiler but the end of its process. So requests with a time limit are solved here as long as
-there are kernels to compile.
+there are kernels to compile. Another process solves the request with kernels that it interprets (``stand_in``), until
+the compiled ones have found a plan that is as good: from the start if plans cannot be judged before something is
+compiled, else from when something is.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from penstock.schemas.plan import Plan
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.bounds.coverage import allowed
 from penstock.solvers.compiled.progress import tell
+from penstock.solvers.judge.simulate import is_compiled
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, Progress
 from penstock.solvers.solve.workers import one_thread
@@ -23,6 +26,7 @@ from penstock.workers.child import Child, InterpreterChild
 from penstock.workers.cut_off import best_so_far
 from penstock.workers.forks import OwnFork
 from penstock.workers.protocol import run_task
+from penstock.workers.stand_in import StandIn
 
 ENTRY = "penstock.planning.solve:solve_here"
 GRACE_S = 1.0
@@ -42,17 +46,36 @@ def solve_apart(
     """
     limit_ns = request.termination.time_limit_ns
     assert limit_ns is not None
-    messages = _Messages(problem, on_incumbent, on_progress)
     began, limit_s = time.monotonic(), limit_ns / 1e9
+    messages = _Messages(request, problem, began + limit_s, on_incumbent, on_progress)
     task = {"task": "solve", "entry": ENTRY, "request": request.model_dump(mode="json"), "workers": workers}
-    failed = run_task(_Place(), task, limit_s + GRACE_S, messages.take)
+    try:
+        if not is_compiled():
+            messages.stand_in.start()
+        failed = run_task(_Place(), task, limit_s + GRACE_S, messages.take, wanted=messages.look)
+    finally:
+        messages.stand_in.end()
     seconds = time.monotonic() - began
-    if messages.result is not None:
-        return messages.result
-    if failed is not None and seconds < limit_s + GRACE_S:
+    result, best = messages.result, messages.best
+    if result is not None and not (messages.stands_in and _slower(result, best)):
+        return result
+    if result is None and failed is not None and seconds < limit_s + GRACE_S:
         raise failed.as_error()
     compiled = ", most of which went to compiling what plans are searched with, once" if messages.compiled else ""
-    return best_so_far(request, messages.best, f"its limit of {limit_s:g} s was over{compiled}", seconds)
+    over = f"its limit of {limit_s:g} s was over{compiled}"
+    return best_so_far(request, best, over, seconds, verified=messages.stands_in)
+
+
+def _slower(result: ResultOut, best: Plan | None) -> bool:
+    """Return whether a result has no plan that is as good, and no proof that there is none."""
+    if result.plan is None:
+        return result.status == "time_limit"
+    return best is not None and _time_ns(best) < _time_ns(result.plan)
+
+
+def _time_ns(plan: Plan) -> int:
+    assert plan.prediction is not None
+    return plan.prediction.time_per_global_batch_ns
 
 
 class _Place:
@@ -64,39 +87,64 @@ class _Place:
 
 
 class _Messages:
-    """What a child has said: passed on, and the best plan and the result kept."""
+    """What both processes have said: passed on, and the best plan and the result kept.
+
+    ``stands_in``: the best plan is of the one that interprets, which has verified it.
+    """
 
     def __init__(
         self,
+        request: PlanRequest,
         problem: Problem,
+        until: float,
         on_incumbent: Callable[[Plan], None] | None,
         on_progress: Callable[[Progress], None] | None,
     ) -> None:
         self._covers = allowed(problem)
         self._on_incumbent, self._on_progress = on_incumbent, on_progress
+        self.stand_in = StandIn(request, until, self._take_of_stand_in)
         self.best: Plan | None = None
+        self.stands_in = False
         self.result: ResultOut | None = None
         self.compiled = False
 
     def take(self, message: dict[str, Any]) -> None:
-        """Take one message."""
+        """Take one message of the process that compiles."""
         match message["kind"]:
             case "incumbent":
-                self.best = Plan.model_validate(message["plan"])
-                if self._on_incumbent is not None:
-                    self._on_incumbent(self.best)
+                plan = Plan.model_validate(message["plan"])
+                if self.best is None or _time_ns(plan) <= _time_ns(self.best):
+                    self.stand_in.end()
+                    self._offer(plan, stands_in=False)
             case "progress" if self._on_progress is not None:
                 bound = Bound(REQUEST_SCOPE, self._covers, message["bound_ns"], "")
-                self._on_progress(Progress(self._best_ns, bound, tuple(message["working"])))
+                best_ns = None if self.best is None else _time_ns(self.best)
+                self._on_progress(Progress(best_ns, bound, tuple(message["working"])))
             case "compiling":
                 self.compiled = True
+                self.stand_in.start()
                 tell(message["kernels"])
             case "crash":
                 raise RuntimeError(f"the solver met an error of its own:\n{message['traceback']}")
             case "result":
                 self.result = ResultOut.model_validate(message["result"])
 
-    @property
-    def _best_ns(self) -> int | None:
-        prediction = None if self.best is None else self.best.prediction
-        return None if prediction is None else prediction.time_per_global_batch_ns
+    def look(self) -> bool:
+        """Take what the process that interprets has said; return True, as the compiled solve is wanted all the same."""
+        self.stand_in.look()
+        return True
+
+    def _take_of_stand_in(self, message: dict[str, Any]) -> None:
+        found = message["plan"] if message["kind"] == "incumbent" else message.get("result", {}).get("plan")
+        if found is None:
+            return
+        plan = Plan.model_validate(found)
+        if self.best is None or _time_ns(plan) <= _time_ns(self.best):
+            self._offer(plan, stands_in=True)
+
+    def _offer(self, plan: Plan, *, stands_in: bool) -> None:
+        """Take the best plan; one that ties is taken for its certificates, but is no news."""
+        news = self.best is None or _time_ns(plan) < _time_ns(self.best)
+        self.best, self.stands_in = plan, stands_in
+        if news and self._on_incumbent is not None:
+            self._on_incumbent(plan)

@@ -17,10 +17,10 @@ from typing import Protocol
 
 _PR_SET_PDEATHSIG = 1
 _LAUNCH = """import sys
+from importlib import import_module
 from penstock.workers.child import die_with
 die_with(int(sys.argv[1]))
-from penstock.workers.solve_child import main
-main()
+import_module(sys.argv[2]).main()
 """
 """It dies with its parent also while it imports."""
 
@@ -49,13 +49,13 @@ class Spawner(Protocol):
 
 
 class InterpreterChild:
-    """A new interpreter; it dies with the thread that started it."""
+    """A new interpreter that runs ``main`` of a module; it dies with the thread that started it."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "penstock.workers.solve_child") -> None:
         self.pipe, theirs = socket.socketpair()
         with theirs:
             self._process: subprocess.Popen[bytes] = subprocess.Popen(
-                [sys.executable, "-c", _LAUNCH, str(os.getpid())],
+                [sys.executable, "-c", _LAUNCH, str(os.getpid()), module],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,

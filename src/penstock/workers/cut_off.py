@@ -13,10 +13,15 @@ from penstock.workers.solve_child import refuse_unsound
 log = logging.getLogger("penstock.service")
 
 
-def best_so_far(request: PlanRequest, best: Plan | None, because: str, seconds: float) -> ResultOut:
-    """Return ``best`` as the result, if it verifies; without one, ``time_limit``. ``because``: who ended the solve."""
+def best_so_far(
+    request: PlanRequest, best: Plan | None, because: str, seconds: float, *, verified: bool = False
+) -> ResultOut:
+    """Return ``best`` as the result, if it verifies; without one, ``time_limit``. ``because``: who ended the solve.
+
+    ``verified``: it has been verified already.
+    """
     plan = best
-    if plan is not None:
+    if plan is not None and not verified:
         try:
             refuse_unsound(PlanFile(plan=plan, request=request))
         except PenstockError as error:

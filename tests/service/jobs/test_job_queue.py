@@ -55,6 +55,20 @@ def add(queue: JobQueue, key: str, tenant: str = OURS, **more: object) -> str:
     return job_id
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_the_json_of_a_job_is_that_of_its_document(leases: Leases, queue: JobQueue, ends: bool) -> None:
+    """Its result is taken over as it is stored, wherever a text of a client's looks like the place for it."""
+    job_id = add(queue, "k", tag='"result":null')
+    if ends:
+        leases.finish(claim(leases), "succeeded", result=RESULT)
+    state, body = queue.answer(OURS, job_id)
+    known = queue.job(OURS, job_id)
+    assert (state, known.result) == (("succeeded", RESULT) if ends else ("queued", None))
+    assert body == known.model_dump_json().encode()
+    with pytest.raises(NotFound):
+        queue.answer(THEIRS, job_id)
+
+
 def test_a_job_and_what_it_refers_to_are_stored_together_or_not_at_all(database: Database, queue: JobQueue) -> None:
     """A job that was answered with 202 is on disk with all that a worker needs; of a refused one nothing is."""
     filed = Filed.of(PlanRequest.parse(tiny_request()))

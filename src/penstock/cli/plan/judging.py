@@ -193,6 +193,7 @@ def explain(
         show_explanation,
     )
     from penstock.cli.show import Screen
+    from penstock.collector import no_collection
 
     screen = Screen.of(quiet=as_json)
     other = layout_fields(layout.cuts, layout.replicas, layout.devices, layout.schedule, layout.micro_batches)
@@ -206,7 +207,9 @@ def explain(
     )
     try:
         if server is None:
-            found = explained_here(read_plan(plan), asked, screen.progress)
+            with no_collection():
+                file = read_plan(plan)
+            found = explained_here(file, asked, screen.progress)
         else:
             screen.progress(f"{server} explains")
             found = explained_there(server, plan, asked)

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 EXIT_CODES = {"optimal": 0, "feasible": 0, "infeasible": 3, "none_found": 4, "time_limit": 4}
 NOT_PROVEN = 2
 """The exit code of a plan that is not proven optimal, under ``--require-optimal``."""
+NOT_DRAWN = "the timeline is left out, as its kernels are still to be compiled: penstock simulate draws it"
 
 
 def register(app: typer.Typer) -> None:
@@ -96,7 +97,10 @@ def plan(
         write_document(file, output)
     if as_json and output != STANDARD:
         print_json(result)
-    (show_result if server is None else show_answer)(screen, asked if file is None else file.request, result)
+    drawn = server is None and (asked.termination.time_limit_ns is None or result.plan is None or _may_judge())
+    (show_result if drawn else show_answer)(screen, asked if file is None else file.request, result)
+    if not drawn and server is None:
+        screen.say(NOT_DRAWN)
     if (line := other_kernels_of(asked)) is not None:
         screen.say(line)
     if file is not None and output not in (None, STANDARD):
@@ -127,6 +131,13 @@ def _solved_here(
         raise
     found = None if result.plan is None else PlanFile(plan=result.plan, request=asked, why=result.why)
     return result, found
+
+
+def _may_judge() -> bool:
+    """Return whether the timeline can be had without waiting for the compiler, for which there is no time left."""
+    from penstock.solvers.judge.simulate import is_compiled
+
+    return is_compiled()
 
 
 def _solved_by(server: str, asked: PlanRequest, screen: Screen) -> tuple[ResultOut, PlanFile | None]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -189,7 +189,7 @@ def picture_of_timeline(
     ``allocation`` gives the stages that reduce together where there are several pipelines; ``idle`` why devices wait.
     """
     reduced = _reduced(timeline, _members(problem, allocation), _copies(problem, allocation))
-    strips, lanes, transfers = [], [], _moved(timeline)
+    strips, lanes, transfers = [], [], _Moved.of(timeline)
     for track in timeline.tracks:
         operations = np.asarray(track.operations, dtype=np.int64)
         stages = tuple(np.unique(operations[:, 1]).tolist())
@@ -325,7 +325,7 @@ def _strip(
     operations: np.ndarray,
     stages: tuple[int, ...],
     timeline: Timeline,
-    transfers: np.ndarray,
+    transfers: _Moved,
     reduced: Mapping[int, Mapping[int, tuple[int, ...]]],
 ) -> Strip:
     rows = np.column_stack((operations, track.start_ns, track.end_ns))
@@ -357,19 +357,36 @@ def _reduced(
     return found
 
 
-def _moved(timeline: Timeline) -> np.ndarray:
-    """Return all transfers as rows of an (n, 5) array: direction, stage, micro-batch, start, end."""
-    moved = timeline.transfers
-    columns = (moved.direction, moved.stage, moved.micro_batch, moved.start_ns, moved.end_ns)
-    return np.column_stack([np.asarray(column, dtype=np.int64) for column in columns])
+class _Moved(NamedTuple):
+    """All transfers as ``rows`` of an (n, 5) array: direction, stage, micro-batch, start, end.
+
+    Those of stage s are at ``by_stage[begin[s] : begin[s + 1]]``.
+    """
+
+    rows: np.ndarray
+    by_stage: np.ndarray
+    begin: np.ndarray
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> _Moved:
+        moved = timeline.transfers
+        columns = (moved.direction, moved.stage, moved.micro_batch, moved.start_ns, moved.end_ns)
+        rows = np.column_stack([np.asarray(column, dtype=np.int64) for column in columns])
+        order = np.argsort(rows[:, 1], kind="stable")
+        stages = 1 + int(rows[:, 1].max(initial=-1))
+        return cls(rows, order, np.searchsorted(rows[order, 1], np.arange(stages + 1)))
+
+    def sent_by(self, stages: Iterable[int]) -> np.ndarray:
+        """Return the transfers that some of the stages send, in their order in ``rows``."""
+        known = [self.by_stage[self.begin[s] : self.begin[s + 1]] for s in stages if 0 <= s < len(self.begin) - 1]
+        return self.rows[np.sort(np.concatenate(known))] if known else self.rows[:0]
 
 
-def _transfers(operations: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return those of the transfers ``rows`` whose sender's or receiver's operation is one of ``operations``."""
+def _transfers(operations: np.ndarray, moved: _Moved) -> np.ndarray:
+    """Return the transfers whose sender's or receiver's operation is one of ``operations``."""
     held = np.unique(operations[:, 1])
+    rows = moved.sent_by({s + near for s in held.tolist() for near in (-1, 0, 1)})
     peer = rows[:, 1] + np.where(rows[:, 0] == 0, 1, -1)
-    near = np.isin(rows[:, 1], held) | np.isin(peer, held)
-    rows, peer = rows[near], peer[near]
     width = 1 + max(int(operations[:, 2].max(initial=0)), int(rows[:, 2].max(initial=0)))
     ours = operations[:, 1] * width + operations[:, 2]
     return rows[np.isin(rows[:, 1] * width + rows[:, 2], ours) | np.isin(peer * width + rows[:, 2], ours)]

@@ -1,0 +1,75 @@
+"""A solve by interpreted kernels, for as long as the compiled ones are not there: slow, but with a plan at once.
+
+It takes half of the time that is left to its request, so that its answer with its bounds is there in time also on a
+busy machine, and the rest is for what needs compiled kernels.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from penstock.schemas.request import PlanRequest
+from penstock.workers.child import InterpreterChild
+from penstock.workers.protocol import drain, send
+
+ENTRY = "penstock.planning.solve:solve_verified"
+SHARE = 2
+"""By what the time that is left is divided."""
+
+log = logging.getLogger("penstock.service")
+
+
+class StandIn:
+    """The process that interprets; ``take`` is called with what it says, whose plans it has verified."""
+
+    def __init__(self, request: PlanRequest, until: float, take: Callable[[dict[str, Any]], None]) -> None:
+        self._request, self._until, self._take = request, until, take
+        self._child: InterpreterChild | None = None
+        self._buffer = bytearray()
+        self._began = False
+
+    def start(self) -> None:
+        """Start the process, unless it was started before."""
+        if self._began:
+            return
+        self._began = True
+        left_ns = int((self._until - time.monotonic()) * 1e9) // SHARE
+        if left_ns <= 0:
+            return
+        limits = self._request.termination.model_copy(update={"time_limit_ns": left_ns})
+        asked = self._request.model_copy(update={"termination": limits})
+        self._child = InterpreterChild("penstock.workers.stand_in")
+        send(self._child, {"task": "solve", "entry": ENTRY, "request": asked.model_dump(mode="json"), "workers": 0})
+
+    def look(self) -> None:
+        """Pass on what it has said since. One that has failed is ended: what it was asked is asked elsewhere too."""
+        for message in self._said():
+            if message["kind"] in ("error", "crash"):
+                log.debug("interpreted kernels have failed: %s", message)
+                self.end()
+                return
+            self._take(message)
+
+    def end(self) -> None:
+        """End the process, if it runs; it is not started again."""
+        self._began = True
+        if self._child is not None:
+            self._child.close()
+            self._child = None
+
+    def _said(self) -> Iterator[dict[str, Any]]:
+        if self._child is not None:
+            yield from drain(self._buffer, self._child)
+
+
+def main() -> None:
+    """Do one task in this process, which has imported no kernel yet."""
+    from penstock.solvers.compiled.interpreted import interpret
+
+    interpret()
+    from penstock.workers.solve_child import main as do_task
+
+    do_task()
