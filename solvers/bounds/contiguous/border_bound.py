@@ -33,8 +33,6 @@ FINEST = 1024
 """A time is tried a 1024th above the known one, then ever longer steps; in the end what is proven is as near."""
 LONGEST = 64
 """The bound is looked for up to so many times the known one."""
-LATE = 8
-"""All-reduces are looked at that begin after so many parts of the time, each of them."""
 ROUNDING = 1e-12
 
 
@@ -74,8 +72,8 @@ class _Question:
         )
         self.shares = list(_shares(border, most))
         widest = max(shares.room for shares in self.shares)
-        alone, run, across, load, early = np.zeros((5, layers + 1, layers + 1), dtype=np.int64)
-        self.room = Room(alone, run, across, load, early, np.zeros((layers + 1, widest + 1, 4), dtype=np.int64))
+        alone, run, across, load = np.zeros((4, layers + 1, layers + 1), dtype=np.int64)
+        self.room = Room(alone, run, across, load, np.zeros((layers + 1, widest + 1, 4), dtype=np.int64))
         # What all cables carry in a ns, as a fraction of the widest group's; each direction apart if it has its own.
         self.capacity = Fraction(sum(border.widths) * (1 + border.full), border.widest)
 
@@ -86,11 +84,7 @@ class _Question:
         idle = int(pieces.least_forward[pieces.devices, -1] + pieces.least_backward[pieces.devices, -1])
         reduced = len(self.border.sizes) * (1 + around.full) * int(around.reduced[:, 0, -1].max())
         carried = 2 * int(both.sum()) + reduced
-        return bool(
-            2 * int(both.max()) >= known_ns - idle
-            or carried >= self.capacity * (known_ns - idle)
-            or reduced >= self.capacity * known_ns / LATE
-        )
+        return 2 * int(both.max()) >= known_ns - idle or carried >= self.capacity * (known_ns - idle)
 
     def proven_ns(self, known_ns: int, below_ns: int) -> int:
         """Return the longest time found that no plan is below, at most ``below_ns``."""
@@ -114,23 +108,16 @@ class _Question:
     def _refuted(self, time_ns: int) -> bool:
         """Return whether no plan takes less than a time."""
         pieces, around, room = self.pieces, self.around, self.room
-        across = find_stages(pieces, around, time_ns, 0, room)
+        across = find_stages(pieces, around, time_ns, room)
         window = time_ns - 1 - int(pieces.least_forward[pieces.devices, around.first])
         if not across:
             window -= int(pieces.least_backward[pieces.devices, around.first])
+        most = max(0, window) * self.capacity
         for shares in self.shares:
-            if self._exceeds(shares, time_ns, 0, window):
-                return True
-        for part in range(LATE // 2, LATE) if across else ():
-            since = time_ns * part // LATE
-            find_stages(pieces, around, time_ns, since, room)
-            if self._exceeds(self.shares[0], time_ns, since, time_ns - 1 - since):
+            load = int(least_load(pieces, around, shares, time_ns, room))
+            if load == NONE or load > most:
                 return True
         return False
-
-    def _exceeds(self, shares: Shares, time_ns: int, since_ns: int, window_ns: int) -> bool:
-        load = int(least_load(self.pieces, self.around, shares, time_ns, since_ns, self.room))
-        return load == NONE or load > max(0, window_ns) * self.capacity
 
 
 def _far(classes: tuple[tuple[int, int], ...], size: int, most: int) -> list[int]:

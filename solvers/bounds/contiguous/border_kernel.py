@@ -61,14 +61,13 @@ class Room(NamedTuple):
     """Arrays (L + 1, L + 1) by first layer and layer after, and the least load by layer, room taken and cut.
 
     ``alone``, ``run``: the fewest devices of a stage and of a run in one group; ``across``: of a stage across groups,
-    ``load`` its least all-reduces over all its groups; ``early``: the fewest with which their beginning is too early.
+    ``load`` its least all-reduces over all its groups.
     """
 
     alone: np.ndarray
     run: np.ndarray
     across: np.ndarray
     load: np.ndarray
-    early: np.ndarray
     least: np.ndarray
 
 
@@ -90,18 +89,15 @@ def _may_end(pieces: Pieces, variant: int, replicas: int, first: int, stop: int,
 
 
 @loop
-def find_stages(pieces: Pieces, around: Around, time_ns: int, since_ns: int, room: Room) -> bool:
-    """Write which stages and runs there are; return whether any stage is across groups.
-
-    All-reduces count where they cannot begin before ``since_ns``; 0: all of them.
-    """
+def find_stages(pieces: Pieces, around: Around, time_ns: int, room: Room) -> bool:
+    """Write which stages and runs there are; return whether any stage is across groups."""
     layers = pieces.sent.shape[1] - 1
     found = False
     for first in range(layers - 1, -1, -1):
         for stop in range(first + 1, layers + 1):
             _find_alone(pieces, around, time_ns, room, first, stop)
-            _find_across(pieces, around, time_ns, since_ns, room, first, stop)
-            found = found or min(room.across[first, stop], room.early[first, stop]) < MANY
+            _find_across(pieces, around, time_ns, room, first, stop)
+            found = found or room.across[first, stop] < MANY
             # The fewest devices of stages one after the other in one group.
             fewest = room.alone[first, stop]
             for cut in range(first + 1, stop):
@@ -124,43 +120,31 @@ def _find_alone(pieces: Pieces, around: Around, time_ns: int, room: Room, first:
 
 
 @inner
-def _find_across(
-    pieces: Pieces, around: Around, time_ns: int, since_ns: int, room: Room, first: int, stop: int
-) -> None:
+def _find_across(pieces: Pieces, around: Around, time_ns: int, room: Room, first: int, stop: int) -> None:
     """Write the fewest devices of a stage across groups, and what it carries at least."""
-    room.across[first, stop], room.early[first, stop], room.load[first, stop] = MANY, MANY, NONE
+    room.across[first, stop], room.load[first, stop] = MANY, NONE
     for replicas in range(pieces.limit.shape[1] - 1, 1, -1):
         after = pieces.after[1, replicas, first, stop]
         for variant in range(pieces.limit.shape[0]):
             if _may_end(pieces, variant, replicas, first, stop, after, time_ns):
-                # No gradient is whole before the last backward, or weight gradient, begins.
-                ready = pieces.least_forward[pieces.devices - replicas, first]
-                ready += pieces.batches * pieces.forward[variant, replicas, first, stop]
-                again = pieces.backward[variant, replicas, first, stop] + pieces.weight[variant, replicas, first, stop]
-                ready += (pieces.batches - 1) * again
-                if ready < since_ns:
-                    room.early[first, stop] = replicas
-                else:
-                    room.across[first, stop] = replicas
-                    load = (1 + around.full) * around.groups[replicas] * around.reduced[replicas, first, stop]
-                    room.load[first, stop] = min(room.load[first, stop], load)
+                room.across[first, stop] = replicas
+                load = (1 + around.full) * around.groups[replicas] * around.reduced[replicas, first, stop]
+                room.load[first, stop] = min(room.load[first, stop], load)
 
 
 @loop
-def least_load(pieces: Pieces, around: Around, shares: Shares, time_ns: int, since_ns: int, room: Room) -> int:
-    """Return the least that all cables around groups carry, together and after ``since_ns``; ``NONE``: no plan."""
+def least_load(pieces: Pieces, around: Around, shares: Shares, time_ns: int, room: Room) -> int:
+    """Return the least that all cables around groups carry together; ``NONE``: there is no plan."""
     layers = pieces.sent.shape[1] - 1
     room.least[:] = NONE
     room.least[0, 0, RUN_RUN], room.least[0, 0, ACROSS_ACROSS] = 0, 0
     for first in range(layers):
         for stop in range(first + 1, layers + 1):
             if room.run[first, stop] < MANY:
-                _add_run(pieces, around, shares, time_ns, since_ns, room, first, stop)
+                _add_run(pieces, around, shares, time_ns, room, first, stop)
             if room.across[first, stop] < MANY:
                 share = shares.across[room.across[first, stop]]
                 _add_across(shares.room, room, first, stop, share, room.load[first, stop], layers)
-            if room.early[first, stop] < MANY:
-                _add_across(shares.room, room, first, stop, shares.across[room.early[first, stop]], 0, layers)
     found = NONE
     for taken in range(shares.room + 1):
         found = min(found, room.least[layers, taken, RUN_RUN], room.least[layers, taken, ACROSS_ACROSS])
@@ -168,9 +152,7 @@ def least_load(pieces: Pieces, around: Around, shares: Shares, time_ns: int, sin
 
 
 @inner
-def _add_run(
-    pieces: Pieces, around: Around, shares: Shares, time_ns: int, since_ns: int, room: Room, first: int, stop: int
-) -> None:
+def _add_run(pieces: Pieces, around: Around, shares: Shares, time_ns: int, room: Room, first: int, stop: int) -> None:
     """Add a run after every plan of the layers before it, where its group's cables can carry what it needs."""
     layers, held = pieces.sent.shape[1] - 1, room.run[first, stop]
     for before in range(2 if first > 0 else 1):
@@ -183,7 +165,7 @@ def _add_run(
                 # It passes the cables of another group as well.
                 load = (1 + before) * (out_a + back_a) + (1 + after) * (out_b + back_b)
                 source, target = ACROSS_RUN if before else RUN_RUN, RUN_ACROSS if after else RUN_RUN
-                _add(shares.room, room, first, source, stop, target, shares.run[held], load if since_ns == 0 else 0)
+                _add(shares.room, room, first, source, stop, target, shares.run[held], load)
 
 
 @inner

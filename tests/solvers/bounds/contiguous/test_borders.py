@@ -5,24 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from cabled_requests import (
+from bordered_requests import (
     GIGABYTE,
     Cables,
-    cabled_request,
+    bordered_request,
     carried,
     label_bound_ns,
     line,
     network_of,
     pairs,
     plans_below,
+    plans_of,
     star,
 )
 from problems import make_problem
 
 from penstock.solvers.bounds.contiguous.borders import Border, borders_of
+from penstock.solvers.bounds.schedule_bound import schedule_bound
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.contiguous_bound.planner import MILLION, Relaxation
+from penstock.solvers.planners.exact.chain_tables import WHOLE_BACKWARDS
 from penstock.solvers.planners.exact.enumeration import Space
 
 HIGHER = {20: (845, 1364), 79: (574, 708), 94: (281, 790), 178: (1013, 1458), 313: (553, 1296), 341: (38, 46)}
@@ -33,7 +36,7 @@ HIGHER = {20: (845, 1364), 79: (574, 708), 94: (281, 790), 178: (1013, 1458), 31
 def test_no_plan_is_below(block: int) -> None:
     """Every plan of 20 requests, from a known time far below any plan on; CP-SAT where its own bound is less."""
     for seed in range(20 * block, 20 * block + 20):
-        space = Space.of(cabled_request(seed))
+        space = Space.of(bordered_request(seed))
         for batch in space.batches if space.count() < 500 else ():
             known = label_bound_ns(space.problem, batch)
             if known < NEVER_NS:
@@ -43,7 +46,7 @@ def test_no_plan_is_below(block: int) -> None:
 
 @pytest.mark.parametrize("seed", HIGHER)
 def test_cables_prove_more_than_the_label_search(seed: int) -> None:
-    space = Space.of(cabled_request(seed))
+    space = Space.of(bordered_request(seed))
     found = [(label_bound_ns(space.problem, each), carried(space.problem, each)) for each in space.batches]
     assert HIGHER[seed] in found
     for batch, (_known, time_ns) in zip(space.batches, found, strict=True):
@@ -73,6 +76,41 @@ def test_a_node_in_the_middle_carries_both_of_its_cuts(nodes: Sequence[int], cab
     list(search.run())
     assert search.bound_ns == 644
     assert search.value_ns <= 1.05 * 644
+
+
+def _split_by_rows(nodes: Sequence[int], layers: int, kept_bytes: int, rows: int) -> tuple[int, int, int]:
+    """Stages of one layer whose micro-batches of so many rows need as many devices: bounds, and the least of a plan."""
+    problem = make_problem(
+        [10] * layers,
+        boundary_bytes=1,
+        parameter_bytes=kept_bytes,
+        stash_bytes=1000,
+        memory_bytes=2 * kept_bytes + 1500,
+        count_buffers=False,
+        network=network_of(nodes, star(nodes, [GIGABYTE])),
+        global_batch_size=2 * rows,
+        micro_batch_sizes=(rows,),
+        shared=True,
+        transfer="nic",
+    )
+    space = Space.of(problem)
+    (batch,) = space.batches
+    plans = [schedule_bound(problem, plan, WHOLE_BACKWARDS).bound_ns for plan in plans_of(space, batch)]
+    return label_bound_ns(problem, batch), carried(problem, batch), min(plans)
+
+
+def test_of_three_stages_on_two_devices_two_nodes_of_three_hold_one_each() -> None:
+    """The third is across both, and sums 5,000 bytes over their cables, which takes as many ns."""
+    known, time_ns, least = _split_by_rows((3, 3), 3, 5000, 2)
+    assert known < 1000
+    assert 5000 < time_ns <= least < 1.02 * time_ns
+
+
+def test_all_reduces_of_two_stages_across_three_nodes_share_a_cable() -> None:
+    """Each sums 2 × 2 ÷ 3 of 3,000 bytes over the cables of two of the three nodes or more: 16,000 ns in all."""
+    known, time_ns, least = _split_by_rows((2, 2, 2), 2, 3000, 3)
+    assert known < 4300
+    assert 4 * 4000 / 3 < time_ns <= least
 
 
 def test_groups_of_a_star_of_a_tree_and_of_a_line() -> None:

@@ -54,7 +54,7 @@ def line(nodes: Sequence[int], width: int) -> list[tuple[str, str, int]]:
     return [(f"n{i}", f"n{i + 1}", width) for i in range(len(nodes) - 1)]
 
 
-def cabled_request(seed: int) -> Problem:
+def bordered_request(seed: int) -> Problem:
     """Up to six devices in two to five nodes; memory mostly forces stages onto all of them, or all but one."""
     rng = random.Random(seed)
     nodes = rng.choice([(2, 2), (2, 1, 1), (2, 1, 2), (1, 2, 1), (3, 1, 1), (2, 2, 1), (2, 2, 2), (1,) * 4, (1,) * 5])
