@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -111,7 +112,7 @@ def _made(problem: Problem, choice: Choice, cells: Cells) -> Problem:
     step, measured = cell_times(problem, variant, inner)
     copies = _copies(variant, inner, memory)
     cuts = variant.boundary_tensors
-    network = cell_network(problem.network, cells)
+    network = _network_of(problem.network, cells)
     return replace(
         problem,
         parameter_bytes=held_bytes(variant, choice),
@@ -145,6 +146,12 @@ def _made(problem: Problem, choice: Choice, cells: Cells) -> Problem:
 def _variant(problem: Problem, choice: Choice) -> Variant | None:
     """Return what the profile knows of one GPU of a cell; None where a GPU holds whole layers."""
     return None if choice.degrees == Degrees() else variant_at(problem, choice.degrees)
+
+
+@lru_cache(maxsize=16)
+def _network_of(network: Network, cells: Cells) -> Network:
+    """Return the network of cells, one for all choices that differ in sharding alone: it keeps the routes it found."""
+    return cell_network(network, cells)
 
 
 def _copies(variant: Variant, inner: InnerTimes, memory: MemoryRules) -> Copies | None:

@@ -26,6 +26,7 @@ from penstock.solvers.planners.even.planner import Layouts
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.schedules.support.fitting import Trial
 from penstock.solvers.solve import choices
+from penstock.solvers.solve.choice_rounds import QUICK
 from penstock.solvers.solve.searched import Searched, choices_of, least_of
 
 
@@ -154,9 +155,7 @@ class Hosts:
 def _result(own: Problem, trial: Trial) -> Result:
     """Return a plan that is still to be verified, and has no bound."""
     timeline = simulate(own, trial.allocation, trial.orders, overlap=own.rules.overlap_all_reduce)
-    plan = Candidate(
-        choices.QUICK, trial.allocation, trial.orders, timeline, own.rules.overlap_all_reduce, "synchronous"
-    )
+    plan = Candidate(QUICK, trial.allocation, trial.orders, timeline, own.rules.overlap_all_reduce, "synchronous")
     return Result(Status.FEASIBLE, "", plan, choice=own.choice)
 
 

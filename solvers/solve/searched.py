@@ -7,7 +7,7 @@ tightest, from the memory that activations take over time, until it is known whi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from penstock.schemas.coverage import REQUEST_SCOPE
@@ -36,8 +36,9 @@ class Searched:
     ``gpus``: the request; ``load_ns``: what its load alone takes; ``tightest``: whether no bound is left to be asked;
     ``far``: whether no plain layout was near the best plan of all choices; ``closely``: whether its last search was, so
     that it tried remedies where it found no plan. ``not_asked``: the planners that its last search by many did not ask,
-    with the reasons; None where there was no such search, and ``dropped`` is why, if no bound is. ``known``: what was
-    made of the choices on other nodes of the same kinds (``degrees.contract``).
+    with the reasons; None where there was no such search, and ``dropped`` is why, if no bound is. ``asked``: the
+    planners whose searches came to their end. ``known``: what was made of the choices on other nodes of the same kinds
+    (``degrees.contract``).
     """
 
     gpus: Problem
@@ -49,6 +50,7 @@ class Searched:
     far: bool = False
     closely: bool = False
     not_asked: Mapping[str, str] | None = None
+    asked: set[str] = field(default_factory=set)
     dropped: str = ""
     known: Known | None = None
     _bound: Bound | None = None
