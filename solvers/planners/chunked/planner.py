@@ -9,6 +9,7 @@ asks for it; or, inside backwards, of a layer's modules where these have costs o
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,6 +17,7 @@ from dataclasses import replace
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.solvers.bounds.feasibility import proof_of_infeasibility
 from penstock.solvers.costs.buckets import stage_all_reduce_ns
+from penstock.solvers.costs.memory import free_bytes, static_bytes
 from penstock.solvers.costs.stage import stage_costs, stage_rows
 from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.improve.selective import lighter
@@ -146,8 +148,9 @@ def _ranked(
 ) -> list[Allocation]:
     """Allocations of every depth, width, place and number of micro-batches, the shortest expected first.
 
-    ``MAX_SHAPES`` of them, of depths that are multiples of ``step``, and no more than ``MAX_OPERATIONS`` micro-batches
-    × stages after the first. Raises ``UnsupportedRequest`` where pins leave none of them.
+    Those that have no room for parameters and states are left out if others have. ``MAX_SHAPES`` of them, of depths
+    that are multiples of ``step``, and no more than ``MAX_OPERATIONS`` micro-batches × stages after the first. Raises
+    ``UnsupportedRequest`` where pins leave none of them.
     """
     found: dict[Allocation, Batch] = {}
     for ranks in _depths(problem, depth, least, step):
@@ -164,12 +167,21 @@ def _ranked(
         )
     kept: list[Allocation] = []
     spent = 0
-    for allocation in _shortest(problem, found):
+    held = {each: batch for each, batch in found.items() if _holds_states(problem, each)}
+    for allocation in _shortest(problem, held or found):
         spent += allocation.num_micro_batches * len(allocation.stages)
         if kept and spent > MAX_OPERATIONS:
             break
         kept.append(allocation)
     return kept
+
+
+def _holds_states(problem: Problem, allocation: Allocation) -> bool:
+    """Whether every rank has room for its parameters, gradients and optimizer states."""
+    held: Counter[tuple[int, ...]] = Counter()
+    for stage in allocation.stages:
+        held[stage.devices] += static_bytes(problem, stage).total
+    return all(size <= free_bytes(problem, devices) for devices, size in held.items())
 
 
 def _shortest(problem: Problem, found: Mapping[Allocation, Batch]) -> list[Allocation]:
