@@ -312,7 +312,7 @@ def _fault(place: Iterable[str | int], error: Any) -> Fault:
     given = error.get("input")
     printable = isinstance(given, str | int | float | bool) and error["type"] != "missing"
     shown = f" (given: {_cut(repr(given), MOST_SHOWN)})" if printable else ""
-    words = error["msg"].removeprefix("Value error, ")
+    words = "is missing" if error["type"] == "missing" else error["msg"].removeprefix("Value error, ")
     place = tuple(place)
     if place[-1:] == ("schema_version",):
         words = "another version of Penstock wrote this; this version reads documents of version 1"

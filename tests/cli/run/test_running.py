@@ -10,7 +10,7 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.cli.run import running
-from penstock.cli.run.running import other_devices
+from penstock.cli.run.running import other_devices, other_numbers
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.errors import MissingExtra, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
@@ -87,3 +87,16 @@ def test_a_plan_for_gpus_on_the_cpu_is_said_aloud(kind: str, device: str, words:
     said = other_devices(_planned_for(kind), device)
     assert (said is None) == (words is None)
     assert words is None or (said is not None and words in said)
+
+
+@pytest.mark.parametrize(
+    ("held", "precision", "warned"),
+    [("bf16", "bf16", True), ("fp16", "bf16", True), ("bf16", "fp32", False), ("fp32", "bf16", False)],
+)
+def test_autocast_over_parameters_in_16_bits_is_said_aloud(held: str, precision: str, warned: bool) -> None:
+    data = tiny_plan_file()
+    data["request"]["profile"]["parameter_dtype"] = held
+    said = other_numbers(PlanFile.parse(data), precision)
+    assert (said is not None) == warned
+    if said is not None:
+        assert f"parameters in {held}, and --precision {precision} is autocast" in said

@@ -150,7 +150,7 @@ def run(
         refuse_no_reference(job)
     refuse_combinations(options, check=check, restarts=restarts, memory=measure_memory)
     file = read_plan(plan)
-    if (note := other_devices(file, device)) is not None:
+    for note in filter(None, (other_devices(file, device), other_numbers(file, options.precision))):
         print(note, file=sys.stderr)
     report = _train(
         screen,
@@ -299,6 +299,22 @@ def other_devices(file: PlanFile, device: str) -> str | None:
         f"penstock: warning: the plan is for {len(used)} devices of kind {', '.join(kinds)}; here all ranks compute on "
         "the CPU: times differ from the prediction. --device cuda takes this machine's GPUs, `penstock export` makes "
         "jobs for clusters"
+    )
+
+
+def other_numbers(file: PlanFile, precision: str) -> str | None:
+    """What to say when a plan for parameters in 16 bits is run under autocast; None where it is not."""
+    from penstock.schemas.profile import ModelProfile
+
+    assert isinstance(file.request.profile, ModelProfile)
+    held = file.request.profile.parameter_dtype
+    if held == "fp32" or precision not in ("bf16", "fp16"):
+        return None
+    return (
+        f"penstock: warning: the plan's profile has parameters in {held}, and --precision {precision} is autocast, "
+        "which leaves parameters in the type that the job makes them in. Where that is fp32, the plan does not count "
+        "the masters that replicas hold whole where they share out optimizer states, nor older versions in fp32: "
+        f"`penstock profile --precision {precision}` does (docs/profiling.md, profiles in 16 bits)"
     )
 
 
