@@ -1,7 +1,7 @@
 """The count of devices where devices are unlike and links are slow: what it proves, and in how much CPU time.
 
 512 devices × 100 layers, M = 128 (``large_requests.py``): all H100 of 80 GiB; or the last two of each four nodes with
-less memory, slower by a factor, or both; then each device alone in its node, behind a link of 25 Gbit/s. Prints a
+less memory, slower by a factor, or both; then each device alone in its node, with a link of 25 Gbit/s. Prints a
 Markdown table with the load bound and, with ``--plans``, what ``spread`` takes.
 """
 
@@ -28,8 +28,8 @@ CASES = {
     "half with 40 GiB": (NODES, True, False),
     "half 2.2 times as slow": (NODES, False, True),
     "half with 40 GiB and 2.2 times as slow": (NODES, True, True),
-    "alike, alone behind 25 Gbit/s": (ALONE, False, False),
-    "half with 40 GiB and 2.2 times as slow, alone behind 25 Gbit/s": (ALONE, True, True),
+    "alike, alone at 25 Gbit/s": (ALONE, False, False),
+    "half with 40 GiB and 2.2 times as slow, alone at 25 Gbit/s": (ALONE, True, True),
 }
 
 
@@ -97,7 +97,7 @@ def _second_half(topology: ClusterTopology, *, small: bool, slow: bool) -> Clust
 
 
 def _alone(topology: ClusterTopology) -> ClusterTopology:
-    """Return the cluster with the first device of each node, behind a link of 25 Gbit/s."""
+    """Return the cluster with the first device of each node, with a link of 25 Gbit/s."""
     names = {node.name for node in topology.nodes}
 
     def narrow(link: Link) -> Link:

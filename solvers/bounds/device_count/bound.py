@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.solvers.bounds.coverage import class_bound, stages_apart
-from penstock.solvers.bounds.device_count.count import Count
+from penstock.solvers.bounds.device_count.count import Count, Ended
+from penstock.solvers.bounds.device_count.device_classes import device_classes
 from penstock.solvers.costs.infinity import FAR_NS
 from penstock.solvers.model.micro_batches import Batch, batches_tried
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound
 
 FIRST, FINEST = 16, 512
-"""A proof is tried for a 16th above the proven time, then for ever smaller steps down to a 512th."""
+"""A proof is tried for a 16th above the proven time, then for ever smaller steps down to a 512th.
+
+With n classes of devices a proof takes n times as long, and the smallest step is n 512ths.
+"""
 DOUBTED = 4
 """A factor on the initial bound: a number of micro-batches that reaches it is tested once for having any plan."""
 
@@ -27,6 +31,8 @@ def bounds(problem: Problem, known_ns: int, on_better: Callable[[Bound], None]) 
     proven = dict.fromkeys(batches_tried(problem), known_ns)
     steps = dict.fromkeys(proven, FIRST)
     best, doubted = known_ns, set[Batch]()
+    last: dict[Batch, Ended] = {}
+    finest = FINEST // len(device_classes(problem))
     while proven:
         lowest = min(proven, key=lambda batch: proven[batch])
         if proven[lowest] >= FAR_NS:
@@ -34,14 +40,17 @@ def bounds(problem: Problem, known_ns: int, on_better: Callable[[Bound], None]) 
         if proven[lowest] > best:
             best = proven[lowest]
             on_better(_bound(problem, best))
-        if steps[lowest] > FINEST:
+        if steps[lowest] > finest:
             break
         if proven[lowest] > DOUBTED * known_ns and lowest not in doubted:
             doubted.add(lowest)
             time_ns = FAR_NS
         else:
             time_ns = proven[lowest] + proven[lowest] // steps[lowest] + 1
-        if Count(problem, lowest, time_ns).refuted():
+        counted = Count(problem, lowest, time_ns, last.get(lowest))
+        refuted = counted.refuted()
+        last[lowest] = counted.ended
+        if refuted:
             proven[lowest] = time_ns
         elif time_ns < FAR_NS:
             steps[lowest] *= 2

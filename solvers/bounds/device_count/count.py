@@ -12,12 +12,13 @@ than T.
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from penstock.solvers.bounds.device_count.count_kernel import MANY, Counts, Question, Rest, least_price, rests
 from penstock.solvers.bounds.device_count.device_classes import device_classes
-from penstock.solvers.bounds.device_count.prices import highest
+from penstock.solvers.bounds.device_count.prices import HIGHEST, highest
 from penstock.solvers.bounds.device_count.stage_runs import runs_within
 from penstock.solvers.costs.stage import least_update_ns
 from penstock.solvers.model.micro_batches import Batch
@@ -31,10 +32,20 @@ CLASSES = 1.25
 """The ratio of the limits in flight that a class of states has."""
 
 
-class Count:
-    """The count for one number of micro-batches and a time ``time_ns``."""
+class Ended(NamedTuple):
+    """The prices that a count ended with, and the whole, in ns, that it could not exclude last: -1 if none."""
 
-    def __init__(self, problem: Problem, batch: Batch, time_ns: int) -> None:
+    prices: np.ndarray
+    whole_ns: int
+
+
+class Count:
+    """The count for one number of micro-batches and a time ``time_ns``; ``last``: where another one ended.
+
+    ``ended`` is where this one did: the next one begins with these prices and this whole.
+    """
+
+    def __init__(self, problem: Problem, batch: Batch, time_ns: int, last: Ended | None = None) -> None:
         # The first stage updates at least the first layer when all backwards are over.
         self._time_ns = max(1, time_ns - int(least_update_ns(problem)[1]))
         self._batches = batch.num_micro_batches
@@ -43,7 +54,8 @@ class Count:
         self._devices = np.asarray([each.devices for each in classes])
         self._runs = runs_within(problem, batch, self._time_ns, classes)
         self._rest = Rest(*np.full((2, problem.num_layers + 1), MANY, dtype=np.int64))
-        self._pay(np.ones_like(self._devices))
+        self.ended = last or Ended(np.full_like(self._devices, HIGHEST), -1)
+        self._pay(self.ended.prices)
 
     def refuted(self) -> bool:
         """Return True if every plan takes at least ``time_ns``."""
@@ -56,16 +68,26 @@ class Count:
         while ends[-1] < most:
             ends.append(max(ends[-1] + 1, int(ends[-1] * RATIO)))
         alone, joined = self._room(ends[-1], self._batches), self._room(ends[-1], 1)
-        left = [*pairwise(ends)][::-1]
-        if self._devices.size > 1:
-            self._pay(self._best_prices(left, alone))
+        ranges = [*pairwise(ends)]
+        if self._every_one_refuted(ranges, alone, joined):
+            return True
+        before = self.ended.prices
+        self._pay(self._best_prices(ranges, alone))
+        return not np.array_equal(before, self.ended.prices) and self._every_one_refuted(ranges, alone, joined)
+
+    def _every_one_refuted(self, ranges: list[tuple[int, int]], alone: Counts, joined: Counts) -> bool:
+        """Return True if all devices are worth less than the cheapest plan of each range."""
+        doubted = self.ended.whole_ns // self._unit_ns
+        left = sorted(ranges, key=lambda each: (each[0] <= doubted < each[1], -each[0]))
         while left:
             low, high = left.pop()
             if self._share(low, high, alone) <= 1:
                 if high > max(low + 1, low * FINEST):
                     middle = (low + high) // 2
-                    left += [(middle, high), (low, middle)]
+                    halves = (middle, high), (low, middle)
+                    left += halves[::-1] if middle <= doubted < high else halves
                 elif self._share(low, high, joined) <= 1:
+                    self.ended = self.ended._replace(whole_ns=low * self._unit_ns)
                     return False
         return True
 
@@ -74,7 +96,10 @@ class Count:
 
         A range may not have its own: which class a stage counts as, and so how long its way is, depends on the prices.
         """
-        order = ranges[::-1]
+        prices = self.ended.prices
+        if prices.size == 1:
+            return prices
+        order = ranges[:]
 
         def least_share(prices: np.ndarray, known: float) -> float:
             self._pay(prices)
@@ -86,7 +111,7 @@ class Count:
                     break
             return least
 
-        return highest(least_share, self._devices.size)
+        return highest(least_share, prices)
 
     def _share(self, low: int, high: int, counts: Counts) -> float:
         """Return what the cheapest plan with a whole in [low, high) units costs, as a share of what all devices do."""
@@ -95,7 +120,7 @@ class Count:
 
     def _pay(self, prices: np.ndarray) -> None:
         """Write what all runs cost at these prices, and what the stages from each layer on cost at least."""
-        self._worth = int(prices @ self._devices)
+        self.ended, self._worth = self.ended._replace(prices=prices), int(prices @ self._devices)
         np.multiply(self._runs.replicas, prices[self._runs.of], out=self._runs.price)
         rests(self._runs, self._unit_ns, self._rest)
 

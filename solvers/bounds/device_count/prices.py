@@ -16,18 +16,17 @@ STEPS = (2.0, 1.4, 1.15)
 """The factors by which one price rises or falls, until none of them helps."""
 
 
-def highest(share: Callable[[np.ndarray, float], float], classes: int) -> np.ndarray:
-    """Return the prices (classes,) from which no step raises the share, or the first at which it is above 1.
+def highest(share: Callable[[np.ndarray, float], float], prices: np.ndarray) -> np.ndarray:
+    """Return the prices, from these (classes,) on, from which no step raises the share, or at which it is above 1.
 
     ``share(prices, known)`` may return any value up to ``known`` where it is no larger than that.
     """
-    prices = np.full(classes, HIGHEST)
     best = share(prices, 0.0)
     for step in STEPS:
         raised = True
         while raised and best <= 1:
             raised = False
-            for number in range(1, classes):  # prices count in proportion to the first
+            for number in range(1, prices.size):  # it is their ratios that count
                 for factor in (1 / step, step):
                     tried = _changed(prices, number, factor)
                     found = share(tried, best)
