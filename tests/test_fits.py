@@ -149,6 +149,26 @@ def test_the_command_prints_what_python_answers(capsys: pytest.CaptureFixture[st
     assert all(one.sentence in shown for one in found.refused)
 
 
+@pytest.mark.parametrize(
+    ("once", "several"),
+    [
+        (["--tensor", "4,8"], ["--tensor", "4", "--tensor", "8"]),
+        (["--tensor", "8", "--pipeline", "2,4"], ["--tensor", "8", "--pipeline", "2", "--pipeline", "4"]),
+        (["--sharding", "none,optimizer"], ["--sharding", "none", "--sharding", "optimizer"]),
+    ],
+)
+def test_options_that_are_given_several_times_are_added_up(
+    once: list[str], several: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As those of ``penstock plan``: the last value alone has fewer layouts."""
+    answers, last_alone = [], [*several[:-4], *several[-2:]]
+    for words in (once, several, last_alone):
+        main([*COMMAND, *words, "--json"])
+        answers.append(FitsAnswer.model_validate_json(capsys.readouterr().out))
+    assert answers[0] == answers[1]
+    assert answers[2].legal < answers[1].legal
+
+
 def test_how_sequences_are_shared_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     """A ring's buffers are larger than what an all-to-all sends."""
     asked = ["--tensor", "2", "--pipeline", "4", "--context", "4", "--sequence-length", "131072", "--json"]
@@ -181,6 +201,7 @@ def test_routing_of_tokens_decides_what_experts_keep() -> None:
         (["--tensor", "5"], 65, "nearest: tensor 2, 4, 8"),
         (["--tensor", "0"], 65, "greater than or equal to 1"),
         (["--tensor", "x"], 64, "no number, list of numbers"),
+        (["--tensor", "8", "--tensor", "all"], 64, "'8,all' is no number, list of numbers"),
         (["--tensor", "1", "--pipeline", "1"], 3, "nothing fits: try --recompute full"),
         (["--hf", "config.json"], 64, "either --example or --hf"),
         (["--framework", "jax"], 65, "megatron"),

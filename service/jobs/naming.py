@@ -8,6 +8,7 @@ the names denote.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,6 +32,10 @@ ROUTED = ("routing_imbalance", "capacity_factor")
 NAMES_OF_FITS: Names = {**NAMES, "model": ("shape", catalogue.shape)}
 """The same where the question is about a transformer's shape."""
 
+EXAMPLES = {"model": ["gpt2-small", "llama-3-8b"], "cluster": ["2x8xH100", "16xA100"]}
+
+NAMING = (PlanRequest, PlacementRequest, FitsRequest, SweepRequest, LayoutRequest)
+"""Requests that take names, themselves or inside."""
 DESCRIBED = {
     "PlanRequest": ("model", "cluster"),
     "PlacementJob": ("model",),
@@ -75,15 +80,31 @@ def with_documents(model: type[BaseModel], data: Any) -> Any:
     return data
 
 
+def with_ways(refused: InvalidDocument) -> InvalidDocument:
+    """Return the refusal of a request that may have names, whose faults say all that may be sent where a document is
+    missing."""
+    ways = {
+        field: f"; send the {field} as a document, the hash of a stored one, or as {name!r} the name of a shipped "
+        f"{name}, such as {EXAMPLES[name][0]}"
+        for name, (field, _find) in NAMES.items()
+    }
+    faults = [
+        replace(fault, detail=fault.detail + ways.get(fault.pointer.rpartition("/")[2], ""))
+        if fault.code == "missing"
+        else fault
+        for fault in refused.faults
+    ]
+    return type(refused)(refused.detail, faults=tuple(faults), remedy=refused.remedy)
+
+
 def describe_names(schemas: dict[str, Any]) -> None:
     """Add the fields that take names to the schemas of an OpenAPI document."""
-    examples = {"model": ["gpt2-small", "llama-3-8b"], "cluster": ["2x8xH100", "16xA100"]}
     for schema_name, names in DESCRIBED.items():
         schema = schemas[schema_name]
         for name in names:
             field = (NAMES_OF_FITS if schema_name == "FitsRequest" else NAMES)[name][0]
             words = f"a shipped {name} by name, in place of `{field}`"
-            schema["properties"][name] = {"type": "string", "description": words, "examples": examples[name]}
+            schema["properties"][name] = {"type": "string", "description": words, "examples": EXAMPLES[name]}
             if name == "model" and field == "profile":
                 for one in ROUTED:
                     experts = Experts.model_json_schema()["properties"][one]["description"]

@@ -22,6 +22,7 @@ from penstock.solvers.bounds.coverage import class_bound, fitting
 from penstock.solvers.bounds.first_backward import room_bytes
 from penstock.solvers.bounds.one_pipeline.layer_costs import numbers_of
 from penstock.solvers.bounds.one_pipeline.slice_times import ROUNDED_NS
+from penstock.solvers.bounds.over_time_kernel import Layers, Paid, least_row
 from penstock.solvers.bounds.schedule_bound import first_slice_ns
 from penstock.solvers.model.problem import Costs, Problem
 from penstock.solvers.model.result import Bound
@@ -112,8 +113,9 @@ class Prices:
         self._rows, self._devices = problem.global_batch_size, problem.num_devices
         self._update_ns = int(problem.update_ns[-1])
         self._room = max(1, room_bytes(problem))
-        self._layers, costs = _layers(problem)
-        self._stash = np.cumsum([layer.stash_bytes for layer in self._layers])
+        layers, costs = _layers(problem)
+        self._stash = np.cumsum([layer.stash_bytes for layer in layers])
+        self._arrays = _arrays(layers)
         self.first_ns = first_slice_ns(problem)
         self._key = costs, self._rows, self._devices, self._update_ns, self._room, self.first_ns
 
@@ -191,19 +193,11 @@ class Prices:
         A label is a cost of the layers from one on, and the way through them and back that earlier layers wait for.
         ``before``: what is paid of layers whose forward is over at the first backward; these are the first ones.
         """
-        later = over = _Labels(np.zeros(1), np.zeros(1), np.zeros((1, len(_Row._fields) - 1)))
+        most = price * np.concatenate(([0.0], self._stash[:-1]))
+        paid = Paid(price, *(before or Before(0.0, 0.0, 0.0)))
         number = MOST if before is None else MERGED
-        for index in range(len(self._layers) - 1, -1, -1):
-            layer = self._layers[index]
-            most = price * float(self._stash[index - 1]) if index else 0.0
-            if before is not None:
-                both = later if index == len(self._layers) - 1 else later.with_more(over)
-                over = both.after(layer, price, before).undominated(most, number)
-            later = later.after(layer, price).undominated(most, number)
-        if before is not None and over.cost.min() < later.cost.min():
-            later = over
-        best = int(later.cost.argmin())
-        return _Row(float(later.cost[best]), *map(float, later.spent[best]))
+        found = least_row(self._arrays, paid, most, number, before is not None)
+        return _Row(*found.tolist())
 
 
 class _Row(NamedTuple):
@@ -217,59 +211,6 @@ class _Row(NamedTuple):
     before_ns: float
     kept_bytes: float
     way_ns: float
-
-
-class _Labels(NamedTuple):
-    """(N,) costs of the layers from one on and ways through them, and (N, 4) what a ``_Row`` says of the costs."""
-
-    cost: np.ndarray
-    way: np.ndarray
-    spent: np.ndarray
-
-    def with_more(self, others: _Labels) -> _Labels:
-        """Return both."""
-        return _Labels(*(np.concatenate(each) for each in zip(self, others, strict=True)))
-
-    def after(self, layer: _Layer, price: float, before: Before | None = None) -> _Labels:
-        """Return the labels with the layer before them; ``before``: its forward is over at the first backward."""
-        if before is None:
-            own, held, there = layer.work_ns, layer.held, layer.forward_ns[:, None] + self.way
-            each = price * there
-        else:
-            own = layer.backward_ns + before.time * layer.forward_of_row_ns + before.way * layer.forward_ns
-            held = layer.held_after
-            there = np.broadcast_to(self.way, (len(own), len(self.way)))
-            each = price * there + before.byte
-        ways = layer.again_ns[..., None] + layer.kept_bytes[..., None] * each[:, None]
-        least = ways.argmin(axis=1)
-        kept = np.take_along_axis(layer.kept_bytes, least, axis=1)
-        cost = np.take_along_axis(ways, least[:, None], axis=1)[:, 0] + (own + price * held)[:, None] + self.cost
-        way = (layer.way_ns if before is None else layer.back_ns)[:, None] + self.way
-        spent = np.zeros((*cost.shape, self.spent.shape[1]))
-        spent[..., 0] = kept * there + held[:, None]
-        if before is not None:
-            spent[..., 1], spent[..., 2] = layer.forward_of_row_ns[:, None], kept
-            spent[..., 3] = layer.forward_ns[:, None]
-        return _Labels(cost.ravel(), way.ravel(), (spent + self.spent).reshape(-1, self.spent.shape[1]))
-
-    def undominated(self, most: float, number: int) -> _Labels:
-        """Return the labels but those than which another one stays cheaper: a way of one ns costs ``most`` at the most.
-
-        More than ``number`` are merged into the least of both.
-        """
-        order = np.lexsort((self.way, self.cost))
-        order = order[_falling(self.way[order])]
-        order = order[_falling(self.cost[order] + most * self.way[order])]
-        if len(order) <= number:
-            return _Labels(self.cost[order], self.way[order], self.spent[order])
-        ends = np.linspace(0, len(order), number + 1).astype(np.int64)
-        first, last = order[ends[:-1]], order[ends[1:] - 1]  # costs rise and ways fall
-        return _Labels(self.cost[first], self.way[last], self.spent[first])
-
-
-def _falling(values: np.ndarray) -> np.ndarray:
-    """Return which values are below all before them."""
-    return np.concatenate(([True], values[1:] < np.minimum.accumulate(values)[:-1]))
 
 
 def _layers(problem: Problem) -> tuple[list[_Layer], tuple[bytes, ...]]:
@@ -288,6 +229,34 @@ def _layers(problem: Problem) -> tuple[list[_Layer], tuple[bytes, ...]]:
             known[key] = _layer(values, int(gradients[number])), key
         found.append(known[key])
     return [layer for layer, _key in found], (str(stacked.shape).encode(), *(key for _layer, key in found))
+
+
+def _arrays(layers: Sequence[_Layer]) -> Layers:
+    """Return all layers as the kernel reads them: fewer ways of recomputing repeat their last."""
+    unlike = {id(layer): layer for layer in layers}
+    number_of = {each: number for number, each in enumerate(unlike)}
+    ways = max(layer.again_ns.shape[1] for layer in unlike.values())
+
+    def stacked(name: str) -> np.ndarray:
+        return np.stack([np.asarray(getattr(layer, name), dtype=np.float64) for layer in unlike.values()])
+
+    def padded(name: str) -> np.ndarray:
+        own = (getattr(layer, name) for layer in unlike.values())
+        return np.stack([np.pad(each, ((0, 0), (0, ways - each.shape[1])), mode="edge") for each in own])
+
+    return Layers(
+        forward=stacked("forward_ns"),
+        way=stacked("way_ns"),
+        back=stacked("back_ns"),
+        work=stacked("work_ns"),
+        over=stacked("forward_of_row_ns"),
+        backward=stacked("backward_ns"),
+        held=stacked("held"),
+        held_after=stacked("held_after"),
+        again=padded("again_ns"),
+        kept=padded("kept_bytes"),
+        kind=np.asarray([number_of[id(layer)] for layer in layers]),
+    )
 
 
 _PASSES = 9

@@ -88,6 +88,7 @@ def group_of(problem: Problem, devices: tuple[int, ...]) -> Group:
     return Group(ring, levels, measured_of(problem, devices))
 
 
+@lru_cache(maxsize=2**13)
 def _levels(network: Network, devices: tuple[int, ...]) -> tuple[tuple[Ring, ...], ...]:
     """Return the distinct rings within nodes, and the ring across nodes, over all cards that the devices use."""
     groups: dict[int, list[int]] = {}

@@ -5,7 +5,6 @@ Times are in ns and sizes in bytes; a stage on devices of several kinds is as sl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -144,35 +143,3 @@ def layers_alike(problem: Problem) -> tuple[int, int]:
     changes = np.flatnonzero((table[:, 1:] != table[:, :-1]).any(axis=0)) + 1
     edges = [0, *changes.tolist(), problem.num_layers]
     return max(((i, j - i) for i, j in pairwise(edges)), key=lambda run: (run[1], -run[0]))
-
-
-@lru_cache(maxsize=256)
-def kept_alike(problem: Problem, kinds: frozenset[str], share: int) -> tuple[int, ...]:
-    """Return a number for each layer, equal where layers keep equally many bytes of ``share`` rows on all ``kinds``.
-
-    That is what they keep, what each recomputed module frees of it, and what comes over the cut before them.
-    """
-    rows = [np.concatenate(([0], problem.forward_bytes[: problem.num_layers - 1]))]
-    for kind in sorted(kinds):
-        costs = problem.costs(kind, share)
-        rows += [np.diff(costs.stash_bytes), *(freed for _time_ns, freed in costs.modules.values())]
-    return _numbered(rows)
-
-
-@lru_cache(maxsize=256)
-def costs_alike(problem: Problem, kinds: frozenset[str], share: int) -> tuple[int, ...]:
-    """Return a number for each layer, equal where passes of ``share`` rows take equally long on all ``kinds``.
-
-    Whole, and each recomputed module of it.
-    """
-    rows: list[np.ndarray] = []
-    for kind in sorted(kinds):
-        costs = problem.costs(kind, share)
-        rows += [np.diff(costs.forward_ns), np.diff(costs.backward_ns)]
-        rows += [time_ns for time_ns, _freed in costs.modules.values()]
-    return _numbered(rows)
-
-
-def _numbered(rows: Sequence[np.ndarray]) -> tuple[int, ...]:
-    """Return a number for each column, equal where columns are."""
-    return tuple(np.unique(np.stack(rows), axis=1, return_inverse=True)[1].ravel().tolist())

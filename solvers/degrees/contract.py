@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -20,19 +21,24 @@ from penstock.solvers.degrees.planned import cells_apart, is_copied, pin_of, pla
 from penstock.solvers.degrees.sharding import held_bytes, sharded_rules
 from penstock.solvers.degrees.times import cell_times, variant_at
 from penstock.solvers.model.degrees import Choice, Degrees, Variant
+from penstock.solvers.model.network import Network
 from penstock.solvers.model.problem import Copies, Device, Measured, MemoryRules, Problem, frozen, prefix
 
+Known = dict[Choice, Problem]
+"""Choices whose cells lie inside nodes, as problems on some nodes: times there are those on all nodes of such kinds."""
 
-def contract(problem: Problem, choice: Choice) -> Problem:
+
+def contract(problem: Problem, choice: Choice, known: Known | None = None) -> Problem:
     """Return the problem at these degrees and this sharding.
 
-    Times between measured sizes are interpolated, and above the largest proportional to it. Raises UnsupportedRequest
+    Times between measured sizes are interpolated, and above the largest proportional to it. ``known``: what was made of
+    the same request on any number of nodes of the same kinds; what is made now is added. Raises UnsupportedRequest
     where the profile does not know the degrees, the cluster has no such cells, or what is asked excludes them.
     """
     cells = planned_cells(problem, choice)
     if not choice.in_one_stage:
-        return _apart(problem, choice, cells)
-    return joined(problem, _replicas(problem, choice), _variant(problem, choice), choice)
+        return _apart(problem, choice, cells, known)
+    return joined(problem, _replicas(problem, choice, known), _variant(problem, choice), choice)
 
 
 def with_times(problem: Problem, times: Times) -> Problem:
@@ -60,14 +66,36 @@ def replicas_apart(problem: Problem) -> Problem:
     return replace(_replicas(problem.real, problem.choice), choices=(problem.choice,), choice=problem.choice)
 
 
-def _replicas(problem: Problem, choice: Choice) -> Problem:
+def _replicas(problem: Problem, choice: Choice, known: Known | None = None) -> Problem:
     """Return the problem of the replicas that share out one stage, whose optimizer states are sharded at least."""
     cells = cells_apart(problem, choice.degrees)
-    return _apart(replace(problem, pins=()), choice._replace(sharding="optimizer"), cells)
+    return _apart(replace(problem, pins=()), choice._replace(sharding="optimizer"), cells, known)
 
 
-def _apart(problem: Problem, choice: Choice, cells: Cells) -> Problem:
+def _apart(problem: Problem, choice: Choice, cells: Cells, known: Known | None = None) -> Problem:
     """Return the problem whose devices are cells that may each hold a replica of a stage."""
+    if known is None or problem.pins or not inside_nodes(problem, cells):
+        return _made(problem, choice, cells)
+    if choice not in known:
+        known[choice] = _made(problem, choice, cells)
+    return _moved(known[choice], problem, cells)
+
+
+def inside_nodes(problem: Problem, cells: Cells) -> bool:
+    """Return whether each cell is inside a node."""
+    node_of = problem.network.node_of
+    return all(len({node_of[gpu] for gpu in cell}) == 1 for cell in cells)
+
+
+def _moved(known: Problem, problem: Problem, cells: Cells) -> Problem:
+    """Return a problem at a choice on other nodes, which share what is computed of its layers."""
+    if known.degrees == Degrees():
+        return replace(known, devices=problem.devices, network=problem.network)
+    network = cell_network(problem.network, cells)
+    return replace(known, devices=_devices(problem, cells, network), network=network, real=problem, cells=cells)
+
+
+def _made(problem: Problem, choice: Choice, cells: Cells) -> Problem:
     memory = problem.memory
     if choice.sharding is not None:
         memory = sharded_rules(memory, choice.sharding)
@@ -84,7 +112,7 @@ def _apart(problem: Problem, choice: Choice, cells: Cells) -> Problem:
     step, measured = cell_times(problem, variant, inner)
     copies = _copies(variant, inner, memory)
     cuts = variant.boundary_tensors
-    network = cell_network(problem.network, cells)
+    network = _network_of(problem.network, cells)
     return replace(
         problem,
         parameter_bytes=held_bytes(variant, choice),
@@ -97,7 +125,7 @@ def _apart(problem: Problem, choice: Choice, cells: Cells) -> Problem:
         measured=measured,
         linear=False,
         kind_source={kind: (kind, 1.0) for kind in problem.kind_source},
-        devices=tuple(_cell(problem, cell, node) for cell, node in zip(cells, network.node_of, strict=True)),
+        devices=_devices(problem, cells, network),
         network=network,
         global_batch_size=problem.global_batch_size // choice.degrees.meshes,
         micro_batch_sizes=whole_rows(problem, choice.degrees.meshes),
@@ -118,6 +146,12 @@ def _apart(problem: Problem, choice: Choice, cells: Cells) -> Problem:
 def _variant(problem: Problem, choice: Choice) -> Variant | None:
     """Return what the profile knows of one GPU of a cell; None where a GPU holds whole layers."""
     return None if choice.degrees == Degrees() else variant_at(problem, choice.degrees)
+
+
+@lru_cache(maxsize=16)
+def _network_of(network: Network, cells: Cells) -> Network:
+    """Return the network of cells, one for all choices that differ in sharding alone: it keeps the routes it found."""
+    return cell_network(network, cells)
 
 
 def _copies(variant: Variant, inner: InnerTimes, memory: MemoryRules) -> Copies | None:
@@ -149,6 +183,11 @@ def _own_update_workspace(
     sizes = (problem.update_workspace_bytes, np.diff(problem.trainable_bytes), np.diff(stepped))
     each = zip(*(size.tolist() for size in sizes), strict=True)
     return frozen(-(-workspace * own // max(1, whole)) for workspace, whole, own in each)
+
+
+def _devices(problem: Problem, cells: Cells, network: Network) -> tuple[Device, ...]:
+    """Return the cells as devices of the network between them."""
+    return tuple(_cell(problem, cell, node) for cell, node in zip(cells, network.node_of, strict=True))
 
 
 def _cell(problem: Problem, cell: Sequence[int], node: int) -> Device:

@@ -8,17 +8,22 @@ from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
+from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+from penstock.solvers.costs.memory import activation_bytes, transient_bytes
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.improve.remedies import extended
 from penstock.solvers.model.allocation import Allocation, Stage
+from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.network import Cable, Inside, Network
 from penstock.solvers.model.problem import Measured, MeasuredCollective, Problem
 from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.schedule import Orders
+from penstock.solvers.schedules.support.recomputed import in_flight
 
 MOST = 10_000
 """No factor above this, and none below its inverse."""
@@ -317,21 +322,42 @@ def _in_micro_batches(allocation: Allocation, number: int) -> Allocation:
 def _recompute(problem: Problem, plan: Candidate, value: str) -> Change:
     if value not in ("never", "here", "everywhere"):
         raise InvalidDocument(f"recompute={value!r} is not known", remedy="recompute=never, here or everywhere")
-    fullest = fullest_device(problem, plan)
+    fullest, before = fullest_device(problem, plan), plan.allocation
+    order, every = plan.schedule, [before.num_micro_batches] * len(before.stages)
+    flying = in_flight(before, order) if isinstance(order, Orders) else every
+    rows = most_rows(problem, before)
 
-    def changed(stage: Stage) -> Stage:
+    def changed(number: int, stage: Stage) -> Stage:
         if value == "here" and fullest not in stage.devices:
             return stage
-        again = () if value == "never" else ((stage.first, stage.last),)
-        return replace(stage, recompute=again, modules=())
+        if value == "never":
+            return stage.plain
+        return _leanest(problem, stage, flying[number], rows)
 
-    pipelines = tuple(replace(p, stages=tuple(changed(s) for s in p.stages)) for p in plan.allocation.pipelines)
-    allocation = replace(plan.allocation, pipelines=pipelines)
+    stages = iter([changed(number, stage) for number, stage in enumerate(before.stages)])
+    pipelines = tuple(replace(each, stages=tuple(islice(stages, len(each.stages)))) for each in before.pipelines)
+    allocation = replace(before, pipelines=pipelines)
     rule: Literal["never", "auto", "always"] = {"never": "never", "here": "auto", "everywhere": "always"}[value]  # type: ignore[assignment]
     sentence = f"recompute {value}"
     if value == "here":
         sentence = f"recompute on {problem.devices[fullest].name}, the fullest device"
     return Change(f"recompute={value}", sentence, replace(problem, recompute=rule), True, allocation)
+
+
+def _leanest(problem: Problem, stage: Stage, flying: int, rows: int) -> Stage:
+    """Return the stage recomputed as a whole, or layer by layer, each from its own input: what needs less memory.
+
+    Both take the same time. As a whole it keeps one input of each of ``flying`` micro-batches of ``rows`` samples, and
+    its backward has all that it computes in memory at once; layer by layer, all inputs, and that of one layer.
+    """
+    layers = range(stage.first, stage.last + 1)
+    ways = (
+        replace(stage, recompute=((stage.first, stage.last),), modules=()),
+        replace(stage, recompute=tuple((layer, layer) for layer in layers), modules=()),
+    )
+    return min(
+        ways, key=lambda way: flying * activation_bytes(problem, way, rows) + transient_bytes(problem, way, rows)
+    )
 
 
 def fullest_device(problem: Problem, plan: Candidate) -> int:

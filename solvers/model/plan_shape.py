@@ -22,7 +22,7 @@ def shape(pipelines: Sequence[Sequence[Collection[Hashable]]], cell: int = 1, de
     replicas = {len(held) // cell for stages in pipelines for held in stages}
     if cell > 1 and len(pipelines) == len(replicas) == 1:
         counts = ((len(pipelines[0]), "stages"), (min(replicas), "replicas"))
-        return f"{' × '.join([*(f'{number} {what}' for number, what in counts if number > 1), degrees])} on {where}"
+        return f"{' × '.join([*(f'{number:,} {what}' for number, what in counts if number > 1), degrees])} on {where}"
     if cell > 1:
         where = f"{len(devices) // cell:,} cells of {degrees} ({where})"
     if is_data_parallel(pipelines):
@@ -30,7 +30,7 @@ def shape(pipelines: Sequence[Sequence[Collection[Hashable]]], cell: int = 1, de
             return where
         if len(pipelines) == 1:
             return f"data parallelism over {where}"
-        own = "each a pipeline of its own" if len(pipelines) * cell == len(devices) else f"in {len(pipelines)} groups"
+        own = "each a pipeline of its own" if len(pipelines) * cell == len(devices) else f"in {len(pipelines):,} groups"
         return f"data parallelism over {where}, {own}"
     counts_of_stages = sorted({len(stages) for stages in pipelines})
     low, high = counts_of_stages[0], counts_of_stages[-1]

@@ -286,6 +286,11 @@ class Problem:
         """Return V, the number of devices."""
         return len(self.devices)
 
+    def counted(self, number: int) -> str:
+        """Return a number of devices in words: of cells where degrees were chosen, which planners take for devices."""
+        what = "device" if self.choice is None else "cell"
+        return f"{number:,} {what}{'' if number == 1 else 's'}"
+
     @property
     def owned_bytes(self) -> np.ndarray:
         """Return prefix sums (L + 1,) of what a GPU sums with other devices' and whose optimizer states it may keep.

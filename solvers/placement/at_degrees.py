@@ -15,7 +15,7 @@ from heapq import heapify, heappop, heappush
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.feasibility import proof_of_infeasibility
 from penstock.solvers.costs.infinity import NEVER_NS, UNLIMITED
-from penstock.solvers.degrees.contract import contract
+from penstock.solvers.degrees.contract import Known, contract, inside_nodes
 from penstock.solvers.degrees.planned import planned_cells
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.degrees import Choice
@@ -26,6 +26,7 @@ from penstock.solvers.planners.even.planner import Layouts
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.schedules.support.fitting import Trial
 from penstock.solvers.solve import choices
+from penstock.solvers.solve.choice_rounds import QUICK
 from penstock.solvers.solve.searched import Searched, choices_of, least_of
 
 
@@ -48,9 +49,7 @@ class _Open:
     @property
     def is_local(self) -> bool:
         """Whether no collective inside a pass leaves a node, so that layers cost the same whatever joins the nodes."""
-        node_of = self.known.gpus.network.node_of
-        cells = self.known.problem.cells
-        return not self.known.choice.in_one_stage and all(len({node_of[gpu] for gpu in cell}) == 1 for cell in cells)
+        return not self.known.choice.in_one_stage and inside_nodes(self.known.gpus, self.known.problem.cells)
 
     def raised(self, below_ns: int) -> bool:
         """Ask for the next bound on regular plans; return whether it is higher than the last one.
@@ -70,17 +69,19 @@ class _Open:
 class Hosts:
     """The choices of a job on hosts of the same groups, whatever joins them; ``problem``: that of one such set.
 
-    ``joined``: whether that set's own network counts, since what is known of it does not follow from its nodes.
+    ``known``: what was made of the choices on hosts of these groups, however many of each; None where a set's own
+    network counts, since what is known of it does not follow from its nodes.
     """
 
     problem: Problem
-    joined: bool
+    known: Known | None
     open: list[_Open] = field(init=False)
     refused: dict[Choice, UnsupportedRequest] = field(init=False)
 
     def __post_init__(self) -> None:
-        free = self.problem if self.joined else replace(self.problem, network=_free(self.problem.network), _costs={})
-        found, self.refused = choices_of(free)
+        joined = self.known is None
+        free = self.problem if joined else replace(self.problem, network=_free(self.problem.network), _costs={})
+        found, self.refused = choices_of(free, self.known)
         self.open = [_Open(each, each.load_ns) for each in found]
 
     def bound_ns(self) -> int:
@@ -125,7 +126,7 @@ class Hosts:
         """Return the quickest layout of a choice that takes less than a time."""
         assert each.layouts is not None
         try:
-            own = contract(problem, each.known.choice)
+            own = contract(problem, each.known.choice, self.known)
         except UnsupportedRequest:  # nothing connects the cells
             return None
         layouts = each.layouts if each.is_local else Layouts(own)
@@ -154,9 +155,7 @@ class Hosts:
 def _result(own: Problem, trial: Trial) -> Result:
     """Return a plan that is still to be verified, and has no bound."""
     timeline = simulate(own, trial.allocation, trial.orders, overlap=own.rules.overlap_all_reduce)
-    plan = Candidate(
-        choices.QUICK, trial.allocation, trial.orders, timeline, own.rules.overlap_all_reduce, "synchronous"
-    )
+    plan = Candidate(QUICK, trial.allocation, trial.orders, timeline, own.rules.overlap_all_reduce, "synchronous")
     return Result(Status.FEASIBLE, "", plan, choice=own.choice)
 
 

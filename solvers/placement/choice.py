@@ -22,6 +22,7 @@ from typing import Protocol
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.schedule_bound import request_bound
 from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.degrees.contract import Known
 from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.micro_batches import candidates
 from penstock.solvers.model.problem import Problem
@@ -182,6 +183,7 @@ class Chooser:
     _bounds: dict[object, int] = field(default_factory=dict)
     _fast: dict[object, bool] = field(default_factory=dict)
     _known: dict[object, Hosts] = field(default_factory=dict)
+    _made: dict[object, Known] = field(default_factory=dict)
     _joined: bool | None = None
 
     def __post_init__(self) -> None:
@@ -233,13 +235,15 @@ class Chooser:
 
     def _hosts(self, chosen: Chosen) -> Hosts:
         """Return what is known of the choices of degrees on hosts like these, in this order."""
-        key: tuple[object, ...] = tuple((self.site.hosts[host].group, count) for host, count in chosen)
+        groups = tuple((self.site.hosts[host].group, count) for host, count in chosen)
+        key: tuple[object, ...] = groups
         if self._joined is None:
             self._joined = not self.site.is_tree or bool(self._problem(chosen).collectives)
         if self._joined:
-            key = self.site.alike(chosen), key
+            key = self.site.alike(chosen), groups
         if key not in self._known:
-            self._known[key] = Hosts(self._problem(chosen), self._joined)
+            made = None if self._joined else self._made.setdefault(frozenset(groups), {})
+            self._known[key] = Hosts(self._problem(chosen), made)
         return self._known[key]
 
     def _raise_bound(self, option: Option, *, tightest: bool = False) -> None:

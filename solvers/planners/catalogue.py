@@ -70,7 +70,8 @@ class Planner:
 
     ``auto`` asks it from ``least_devices`` on, first where that is more than one, and up to ``most_devices`` if any
     other planner takes more; ``target``: its plans stay within what another trainer can express, so that ``auto`` asks
-    it for requests with a target, and for no others. Raises ``UnsupportedRequest`` for a schedule that does not exist.
+    it for requests with a target, and for no others. ``listed``: it has its best plans soon, as it ranks what it has to
+    choose from by a formula, without a search. Raises ``UnsupportedRequest`` for a schedule that does not exist.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Planner:
     least_devices: int = 1
     most_devices: int = MAX_DENSE_DEVICES
     target: bool = False
+    listed: bool = False
     options: Options = ()
     simple: tuple[Simple, ...] = ()
 
@@ -231,6 +233,7 @@ PLANNERS: dict[str, Planner] = {
             "several parts of the model on each device, in a loop",
             parts=("loop",),
             makes=one_pipeline,
+            listed=True,
             options=chunked.INTERLEAVED,
         ),
         Planner(
@@ -239,6 +242,7 @@ PLANNERS: dict[str, Planner] = {
             "zero bubble (Qi et al., ICLR 2024); controllable memory (Qi et al., NeurIPS 2024)",
             "backwards in two parts, weight gradients where a device would idle; stages in a line or in a V",
             parts=("line", "v", "own"),
+            listed=True,
             options=chunked.ZERO_BUBBLE,
         ),
         Planner(

@@ -67,7 +67,8 @@ def _unfit(setting: Setting, row: Planner, *, by_target_alone: bool = False) -> 
     if by_target_alone:
         return None
     if row.least_devices > size:
-        return f"{size:,} {_devices(problem)} fewer than the {row.least_devices:,} from which on it is asked"
+        there = f"{problem.counted(size)} {'is' if size == 1 else 'are'}"
+        return f"{there} fewer than the {row.least_devices:,} from which on it is asked"
     if setting.first_feasible:
         return "the first plan that fits is enough" if row.exact else None
     large = setting.effort.patience is not None and row.tier is Tier.PROOF and row.least_devices == 1
@@ -87,7 +88,7 @@ def _oversized(setting: Setting, row: Planner) -> str | None:
     if reach(problem) <= row.most_devices:
         return None
     most = row.most_devices if size > row.most_devices else MOST_CELLS
-    return f"{size:,} {_devices(problem)} more than the {most:,} up to which they are asked"
+    return f"{problem.counted(size)} are more than the {most:,} up to which they are asked"
 
 
 def _mismatched(setting: Setting, row: Planner) -> str | None:
@@ -98,10 +99,6 @@ def _mismatched(setting: Setting, row: Planner) -> str | None:
     if setting.schedule != "auto" and setting.schedule not in row.accepts:
         return f"they do not make schedule {setting.schedule!r}"
     return None
-
-
-def _devices(problem: Problem) -> str:
-    return "cells are" if problem.choice is not None else "devices are"
 
 
 def reach(problem: Problem) -> int:
@@ -117,7 +114,7 @@ def why_unsearched(setting: Setting) -> str:
         return f"it makes plans beyond target {problem.within.trainer}"
     if reach(problem) > MAX_DENSE_DEVICES:
         most = MAX_DENSE_DEVICES if size > MAX_DENSE_DEVICES else MOST_CELLS
-        return f"{size:,} {_devices(problem)} more than the {most:,} up to which it follows"
+        return f"{problem.counted(size)} are more than the {most:,} up to which it follows"
     return ""
 
 

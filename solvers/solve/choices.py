@@ -26,38 +26,23 @@ from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.degrees import Choice
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, Candidate, Progress, Result, Status
-from penstock.solvers.planners.catalogue import PHASES, PLANNERS, Tier, resolve
+from penstock.solvers.planners.catalogue import EXCLUDE, PHASES, resolve
 from penstock.solvers.planners.even.planner import least_layout_ns
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.solve import driver
-from penstock.solvers.solve.asking import not_asked, too_large
+from penstock.solvers.solve.asking import excluded_by, not_asked, too_large
+from penstock.solvers.solve.choice_rounds import EXACT, LISTED, MOST, NEAR, PROVING, QUICK, ROUNDS
 from penstock.solvers.solve.effort import LARGE, effort_of
 from penstock.solvers.solve.searched import MOST_RAISED, Searched, choices_of, least_of
+from penstock.solvers.solve.setting import Setting
 
-QUICK = "even"
-"""The planner that ranks the choices first."""
 TARGETED = "uniform"
 """The planner of plans within the limits of another trainer, which is given every choice: others make plans beyond."""
 
 
-class Round(NamedTuple):
-    """Plans of each planner that are simulated, None for planner ``QUICK`` alone; who is ``near`` the best goes on."""
-
-    plans: int | None
-    near: float
-
-
-ROUNDS = (Round(None, 1.4), Round(1, 1.12), Round(8, 1.03))
-"""Of planner ``auto``; of an effort that does not compare choices by all planners, the first."""
-NEAR = 1.12
-"""How near the best of planner ``QUICK`` a choice is that gets the whole effort of another planner."""
 _QUICK: MutableMapping[Problem, dict[Choice, int]] = WeakKeyDictionary()
 """What planner ``QUICK`` found of problems that are asked again, as where planners are compared."""
-MOST = 160_000
-"""The effort of the rounds of all planners: the sizes (``micro_batches.size_of``) of the choices searched, added up."""
-PROVING = tuple(row.name for row in PLANNERS.values() if row.tier is Tier.PROOF and row.least_devices == 1)
 NO_PLAN = "no plan of theirs was found to fit"
-EXACT = tuple(row.name for row in PLANNERS.values() if row.exact)
 CAUSES = 3
 """How many choices without a plan a sentence gives the reason for."""
 
@@ -160,15 +145,27 @@ class Search:
         if not self._asks_others:
             self._run_one(left)
             return
-        for plans, near in ROUNDS if effort_of(self.asked.get("effort")).compares else ROUNDS[:1]:
+        for plans, near, planners in ROUNDS if effort_of(self.asked.get("effort")).compares else ROUNDS[:1]:
             left = left if plans is None else self._afforded(left)
-            if len(left) <= 1:
+            if len(left) <= 1 and planners != LISTED:
                 break
-            asked = {**self.asked, "planner": QUICK, "options": {}} if plans is None else self._planners_only()
-            most = None if plans is None else min(plans, self.max_plans or plans)
-            self._round(left, asked, most, quick=plans is None)
+            for planner in self._unexcluded(planners):
+                asked = {**self.asked, "planner": planner, "options": {}}
+                if planner == QUICK:
+                    self._round(left, asked, None, quick=True)
+                else:
+                    self._round([each for each in left if each.value_ns is not None], asked, self.max_plans)
+            if plans is not None:
+                self._round(left, self._planners_only(), min(plans, self.max_plans or plans))
             left = self._nearest(left, near, untried=plans is None)
         self._round(left[:1], self.asked, self.max_plans, final=True)
+
+    def _unexcluded(self, planners: tuple[str, ...]) -> list[str]:
+        """Return the planners that option ``exclude`` does not name."""
+        schedule, options = self.asked.get("schedule", "auto"), self.asked.get("options") or {}
+        values = resolve(self.asked["planner"]).check(self.problem.update_rules, schedule, options)
+        excluded = excluded_by(Setting(self.problem), EXCLUDE.of(values))
+        return [each for each in planners if each == QUICK or each not in excluded]
 
     def rank(self) -> None:
         """Ask planner ``QUICK`` alone, once."""
@@ -347,6 +344,8 @@ class Search:
                 self.refused[each.choice] = refused
             return
         each.take(result)
+        if asked["planner"] not in result.unfinished:
+            each.asked.add(asked["planner"])
         each.closely = asked["closely"]
         if resolve(asked["planner"]).asks_others:
             each.not_asked = result.not_asked
@@ -426,10 +425,10 @@ class Search:
         if counts:
             reasons = ", ".join(f"{number} as {why}" for why, number in counts.most_common())
             where = f"{len(searched)} of {_choices(len(self.choices))}"
-            yield f"planners but {QUICK} were asked at {where}, the rest spared: {reasons}"
+            yield f"all planners were asked at {where}, the rest spared: {reasons}"
 
     def _why_unsearched(self, each: Searched) -> str:
-        """Return why a choice was searched by planner ``QUICK`` at most."""
+        """Return why a choice was searched by the planners that rank choices at most."""
         if each.choice in self.refused or each.impossible:
             return NO_PLAN
         if not each.dropped and not self._is_open(each):
@@ -477,9 +476,8 @@ class Search:
 
 
 def _left_out(each: Searched) -> dict[str, str]:
-    """Return the planners that a choice is not given to: the one that was asked first; for a large one ``PROVING``."""
-    first = {QUICK: ""} if each.result is not None and QUICK not in each.result.unfinished else {}
-    return first | dict.fromkeys(PROVING if each.size > LARGE else (), too_large(each.size))
+    """Return the planners that a choice is not given to: those that had their effort; for a large one ``PROVING``."""
+    return dict.fromkeys(each.asked, "") | dict.fromkeys(PROVING if each.size > LARGE else (), too_large(each.size))
 
 
 def _without(asked: Mapping[str, Any], others: Mapping[str, str]) -> dict[str, Any]:

@@ -120,10 +120,10 @@ class Judge:
         """Judge proposals in order until a limit, or until nothing better is needed."""
         most = self.setting.max_plans
         self._limit = None if most is None else self.judged + most
-        for proposal in proposals:
-            if self.done:
-                return
-            if self.stopped:
+        waiting = iter(proposals)
+        while not (self.done or self.stopped):  # before the next one is made, which may take a whole search
+            proposal = next(waiting, None)
+            if proposal is None or self.stopped:
                 break
             self._judge(planner, proposal)
         self.unfinished = self._limited and not self.done

@@ -7,7 +7,7 @@ tightest, from the memory that activations take over time, until it is known whi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from penstock.schemas.coverage import REQUEST_SCOPE
@@ -15,7 +15,7 @@ from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.coverage import allowed
 from penstock.solvers.bounds.over_time import over_time_bound
 from penstock.solvers.bounds.schedule_bound import LOAD, request_bound
-from penstock.solvers.degrees.contract import contract
+from penstock.solvers.degrees.contract import Known, contract
 from penstock.solvers.degrees.loads import Loads
 from penstock.solvers.degrees.planned import planned_cells
 from penstock.solvers.model.degrees import Choice, Degrees
@@ -36,7 +36,9 @@ class Searched:
     ``gpus``: the request; ``load_ns``: what its load alone takes; ``tightest``: whether no bound is left to be asked;
     ``far``: whether no plain layout was near the best plan of all choices; ``closely``: whether its last search was, so
     that it tried remedies where it found no plan. ``not_asked``: the planners that its last search by many did not ask,
-    with the reasons; None where there was no such search, and ``dropped`` is why, if no bound is.
+    with the reasons; None where there was no such search, and ``dropped`` is why, if no bound is. ``asked``: the
+    planners whose searches came to their end. ``known``: what was made of the choices on other nodes of the same kinds
+    (``degrees.contract``).
     """
 
     gpus: Problem
@@ -48,13 +50,15 @@ class Searched:
     far: bool = False
     closely: bool = False
     not_asked: Mapping[str, str] | None = None
+    asked: set[str] = field(default_factory=set)
     dropped: str = ""
+    known: Known | None = None
     _bound: Bound | None = None
 
     @cached_property
     def problem(self) -> Problem:
         """The choice as a problem, made when first asked for: of many choices most are ruled out by their load."""
-        return contract(self.gpus, self.choice)
+        return contract(self.gpus, self.choice, self.known)
 
     @property
     def size(self) -> int:
@@ -125,8 +129,11 @@ class Searched:
             self.result = result
 
 
-def choices_of(problem: Problem) -> tuple[list[Searched], dict[Choice, UnsupportedRequest]]:
-    """Return the choices of a request, and those that cannot be made, each with its reason."""
+def choices_of(problem: Problem, known: Known | None = None) -> tuple[list[Searched], dict[Choice, UnsupportedRequest]]:
+    """Return the choices of a request, and those that cannot be made, each with its reason.
+
+    ``known``: what was made of them on other nodes of the same kinds.
+    """
     found: list[Searched] = []
     refused: dict[Choice, UnsupportedRequest] = {}
     loads = Loads(problem)
@@ -136,7 +143,7 @@ def choices_of(problem: Problem) -> tuple[list[Searched], dict[Choice, Unsupport
         except UnsupportedRequest as reason:
             refused[choice] = reason
         else:
-            found.append(Searched(problem, choice, len(cells), loads.least_ns(choice, cells)))
+            found.append(Searched(problem, choice, len(cells), loads.least_ns(choice, cells), known=known))
     return found, refused
 
 

@@ -104,7 +104,7 @@ def joined(bandwidth: int, *, apart: bool) -> Problem:
 def test_what_is_known_of_hosts_holds_however_they_are_joined() -> None:
     """Bounds are at most those of the set itself, and the plan is that of every choice asked by itself."""
     sets = [joined(gb * 10**9, apart=apart) for gb, apart in ((400, False), (1, True), (12, True))]
-    hosts, chosen = Hosts(sets[0], joined=False), set()
+    hosts, chosen = Hosts(sets[0], {}), set()
     for problem in sets:
         own = choices.quick(problem)
         assert own.best is not None

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from problems import make_problem
+from problems import make_network, make_problem
 
 from penstock.schemas.program import BACKWARD, FORWARD, RECOMPUTE
 from penstock.solvers.judge.simulate import simulate
@@ -34,19 +34,67 @@ class Lean(NamedTuple):
 def lean_plans(seed: int, orders: int = 40) -> Iterator[Lean]:
     """The plans of one request and allocation of which none is quicker in less memory, all devices in use."""
     rng = random.Random(seed)
-    problem, allocation = _drawn(rng)
+    for problem, allocation, order, value, held in _leanest(rng, *_drawn(rng), orders):
+        full = tuple(replace(device, memory_bytes=max(held)) for device in problem.devices)
+        yield Lean(replace(problem, devices=full), allocation, order, value)
+
+
+def unlike_plans(seed: int, orders: int = 40) -> Iterator[Lean]:
+    """The same on devices of two speeds with slow links; each device has just the memory that it needs itself."""
+    rng = random.Random(seed)
+    like, allocation = _drawn(rng)
+    for problem, _, order, value, held in _leanest(rng, _unlike(rng, like), allocation, orders):
+        own = tuple(replace(device, memory_bytes=own) for device, own in zip(problem.devices, held, strict=True))
+        yield Lean(replace(problem, devices=own), allocation, order, value)
+
+
+def _leanest(
+    rng: random.Random, problem: Problem, allocation: Allocation, orders: int
+) -> Iterator[tuple[Problem, Allocation, Orders, int, list[int]]]:
+    """Each plan that is quicker than all in less memory: its orders, what it takes, and what each device holds."""
     found = []
     for _ in range(orders):
         order = _order(rng, problem, allocation)
         timeline = simulate(problem, allocation, order)
-        most = max(use.memory.total for use in timeline.uses.values())
-        found.append((most, timeline.time_per_global_batch_ns, order))
+        held = [timeline.uses[d].memory.total for d in range(problem.num_devices)]
+        found.append((max(held), timeline.time_per_global_batch_ns, order, held))
     best = None
-    for most, value, order in sorted(found, key=lambda each: each[:2]):
+    for _most, value, order, held in sorted(found, key=lambda each: each[:2]):
         if best is None or value < best:
             best = value
-            full = tuple(replace(device, memory_bytes=most) for device in problem.devices)
-            yield Lean(replace(problem, devices=full), allocation, order, value)
+            yield problem, allocation, order, value, held
+
+
+def _unlike(rng: random.Random, problem: Problem) -> Problem:
+    """The problem with devices of two speeds in nodes of up to two, and links as slow as its layers."""
+    count, inside = problem.num_devices, rng.choice((1, 2, 2))
+    nodes = (inside,) * (count // inside) + (1,) * (count % inside)
+    network = make_network(
+        nodes,
+        inside_bytes_per_s=rng.choice((10**7, 10**8, 10**9)),
+        between_bytes_per_s=rng.choice((10**7, 10**8)),
+        latency_ns=rng.choice((0, 7)),
+        form=rng.choice(("pairs", "ports", "bus")),
+        full_duplex=rng.random() < 0.5,
+        lanes=rng.choice((1, 2)),
+    )
+    node_of = [node for node, held in enumerate(nodes) for _ in range(held)]
+    speeds = [rng.choice((1.0, 1.0, 0.4)) for _ in range(count)]
+    names = {1.0: "cpu", 0.4: "slow"}
+    devices = tuple(
+        replace(device, node=node, kind=names[speed], context_bytes=rng.choice((0, 3)))
+        for device, node, speed in zip(problem.devices, node_of, speeds, strict=True)
+    )
+    mode = rng.choice(("nic", "nic", "spp", "dapple", "madpipe"))
+    sources = {"cpu": ("cpu", 1.0), "slow": ("cpu", 0.4)}
+    return replace(
+        problem,
+        network=network,
+        devices=devices,
+        kind_source=sources,
+        rules=replace(problem.rules, transfer=mode, shared=rng.random() < 0.3),
+        update_ns=np.cumsum([0, *(rng.randint(0, 40) for _ in range(problem.num_layers))]),
+    )
 
 
 def _drawn(rng: random.Random) -> tuple[Problem, Allocation]:

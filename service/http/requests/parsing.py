@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import SchemaValidator
 
 from penstock.schemas.document import load_json, refusal
-from penstock.service.jobs.naming import with_documents
+from penstock.service.jobs.naming import NAMING, with_documents, with_ways
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -42,7 +42,8 @@ def parse(model: type[M], body: bytes) -> M:
         remedy = (
             None if len(body) < LARGE_BYTES else "in a body of this size each list is read to its first wrong entry"
         )
-        raise refusal(model, error, data, remedy=remedy) from None
+        refused = refusal(model, error, data, remedy=remedy)
+        raise (with_ways(refused) if model in NAMING else refused) from None
 
 
 @cache

@@ -2,7 +2,8 @@
 
 ``links`` has the best case of transfers and rings over all placements, ``stage_costs`` the stages' times;
 ``label_search`` raises the bound of one number of micro-batches (kernels: ``label_kernel``, ``grid_kernel``,
-``exposure_kernel``), and ``devices_of_labels`` turns its paths into plans; ``contiguous_bound`` improves their orders.
+``exposure_kernel``), ``border_bound`` what stages together want of cables (``borders``, ``border_kernel``);
+``devices_of_labels`` turns its paths into plans; ``contiguous_bound`` improves their orders.
 
 May import: `solvers.model`, `solvers.costs`, `solvers.bounds`, `solvers.compiled`.
 Start reading at `label_search.py`.

@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from penstock.solvers.bounds.contiguous.border_bound import carried_bound_ns
 from penstock.solvers.bounds.contiguous.grid_kernel import Point, make_grid, make_reach
 from penstock.solvers.bounds.contiguous.label_kernel import CUT, PARENT, STOP, VALUE, Work, advance
 from penstock.solvers.bounds.contiguous.label_pool import JOINED, SPANNING, make_pool
@@ -69,8 +70,9 @@ Path = tuple[Part, ...]
 
 @dataclass
 class BatchSearch:
-    """The search over plans of one number of micro-batches. No plan takes less than ``bound_ns``.
+    """The search over plans of one number of micro-batches. No plan takes less than ``bound_ns``, or ``carried_ns``.
 
+    ``carried_ns``: with what all stages want of the same cables, -1 until ``carry`` was called.
     ``split``: backwards may be split into input and weight gradients, so that work may wait for its turn.
     ``closed``: the bound will not rise any more. ``empty``: there is no plan at all.
     ``cap``: labels of a state before they are merged. ``own_bound_ns``: the exact bound of the plan found last.
@@ -81,6 +83,7 @@ class BatchSearch:
     links: Links
     split: bool = False
     bound_ns: int = 0
+    carried_ns: int = -1
     prepared: bool = False
     closed: bool = False
     empty: bool = False
@@ -88,6 +91,16 @@ class BatchSearch:
     cap: int = MOST_OF_A_STATE
     own_bound_ns: int = 0
     _points: list[Point] = field(default_factory=list)
+
+    @property
+    def proven_ns(self) -> int:
+        """No plan takes less."""
+        return max(self.bound_ns, self.carried_ns)
+
+    def carry(self, below_ns: int) -> None:
+        """Raise what is proven, at most to ``below_ns``, by what cables around nodes and groups of them carry."""
+        known = self.bound_ns
+        self.carried_ns = carried_bound_ns(self.problem, self.batch, self.links, self.pieces, known, below_ns)
 
     @cached_property
     def pieces(self) -> Pieces:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from penstock.solvers.bounds.contiguous.label_search import PIECE, BatchSearch
 from penstock.solvers.bounds.contiguous.links import Links
+from penstock.solvers.costs.infinity import FAR_NS
 from penstock.solvers.model.micro_batches import batches_tried
 from penstock.solvers.model.problem import Problem
 
@@ -33,13 +34,18 @@ def least_bound_ns(
     links = Links(problem)
     searches = [BatchSearch(problem, batch, links, split=split) for batch in batches_tried(problem)]
     while searches:
-        lowest = min(searches, key=lambda search: search.bound_ns)
-        if lowest.closed or stopped():
-            return lowest.bound_ns
+        lowest = min(searches, key=lambda search: search.proven_ns)
+        if stopped():
+            return lowest.proven_ns
+        if lowest.closed:
+            if lowest.carried_ns >= 0:
+                return lowest.proven_ns
+            lowest.carry(FAR_NS)
+            continue
         spent = sum(search.steps for search in searches)
         for pieces, _piece in enumerate(lowest.step(further_ns(problem, lowest.bound_ns)), start=1):
             if spent + pieces * PIECE > effort or stopped():
-                return lowest.bound_ns
+                return lowest.proven_ns
         if lowest.empty:
             searches.remove(lowest)
     return None

@@ -14,6 +14,7 @@ from itertools import pairwise, product
 
 import numpy as np
 
+from penstock.solvers.bounds.contiguous.borders import Border, borders_of
 from penstock.solvers.bounds.contiguous.label_steps import (
     AMONG_SPANNING,
     FROM_SPANNING,
@@ -95,6 +96,11 @@ class Links:
                 nearest = min(nearest, route.latency_ns) if fastest else route.latency_ns
                 fastest = max(fastest, network.bandwidth(u, v))
         return fastest, nearest
+
+    @cached_property
+    def borders(self) -> list[Border]:
+        """The groups of devices around whose cables is counted what passes."""
+        return borders_of(self.problem)
 
     @cached_property
     def leaf_nodes(self) -> bool:

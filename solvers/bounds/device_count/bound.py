@@ -49,5 +49,5 @@ def bounds(problem: Problem, known_ns: int, on_better: Callable[[Bound], None]) 
 
 
 def _bound(problem: Problem, bound_ns: int) -> Bound:
-    method = "count of devices by a micro-batch's way before each stage, transfers not counted"
+    method = "count of devices by a micro-batch's way before each stage, all-reduces not counted"
     return class_bound(problem, stages_apart(problem), bound_ns, method)

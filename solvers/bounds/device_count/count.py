@@ -1,11 +1,12 @@
-"""The fewest devices with which pipelines of stages apart may keep to a time, by the time passed before each stage.
+"""The least price of devices with which pipelines of stages apart may keep to a time, by the time before each stage.
 
 A stage's *head* is a micro-batch's round trip through all stages before it, its *rest* the round trip through all
-stages after it. Within less than T a stage can do its work only if head + work < T; and what it holds at most, which
-no stage before it may fall short of, lets it idle in the first and the last round trip and spaces its micro-batches
-(BOUNDS section 12). Ways are rounded down to a grid, so that head + way + rest of all stages is one number, the
-*whole*; wholes are searched in ranges, in which the rest is at least the range's start minus head and way. If every
-whole needs more devices than there are, no plan takes less than T.
+stages after it, transfers included. Within less than T a stage can do its work only if head + work < T; and what it
+holds at most, which no stage before it may fall short of, lets it idle in the first and the last round trip and spaces
+its micro-batches (BOUNDS section 12). Ways are rounded down to a grid, so that head + way + rest of all stages is one
+number, the *whole*; wholes are searched in ranges, in which the rest is at least the range's start minus head and way.
+Each class of devices has a price. If for every whole each plan costs more than all devices together, no plan takes less
+than T.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from penstock.solvers.bounds.device_count.count_kernel import MANY, Counts, Question, Rest, fewest_devices, rests
+from penstock.solvers.bounds.device_count.count_kernel import MANY, Counts, Question, Rest, least_price, rests
+from penstock.solvers.bounds.device_count.device_classes import device_classes
+from penstock.solvers.bounds.device_count.prices import highest
 from penstock.solvers.bounds.device_count.stage_runs import runs_within
+from penstock.solvers.costs.stage import least_update_ns
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.problem import Problem
 
@@ -31,16 +35,20 @@ class Count:
     """The count for one number of micro-batches and a time ``time_ns``."""
 
     def __init__(self, problem: Problem, batch: Batch, time_ns: int) -> None:
-        self._batches, self._devices, self._time_ns = batch.num_micro_batches, problem.num_devices, time_ns
-        self._unit_ns = max(1, time_ns // GRID)
-        self._runs = runs_within(problem, batch, time_ns)
+        # The first stage updates at least the first layer when all backwards are over.
+        self._time_ns = max(1, time_ns - int(least_update_ns(problem)[1]))
+        self._batches = batch.num_micro_batches
+        self._unit_ns = max(1, self._time_ns // GRID)
+        classes = device_classes(problem)
+        self._devices = np.asarray([each.devices for each in classes])
+        self._runs = runs_within(problem, batch, self._time_ns, classes)
         self._rest = Rest(*np.full((2, problem.num_layers + 1), MANY, dtype=np.int64))
-        rests(self._runs, self._unit_ns, self._rest)
+        self._pay(np.ones_like(self._devices))
 
     def refuted(self) -> bool:
         """Return True if every plan takes at least ``time_ns``."""
         shortest, most = int(self._rest.way[0]), self._time_ns // self._unit_ns + 1
-        if self._rest.devices[0] > self._devices:
+        if self._rest.price[0] > self._worth:
             return True
         if 8 * self._batches * self._time_ns >= 2**63:
             return False  # nothing is concluded from products that leave 64 bits
@@ -49,20 +57,47 @@ class Count:
             ends.append(max(ends[-1] + 1, int(ends[-1] * RATIO)))
         alone, joined = self._room(ends[-1], self._batches), self._room(ends[-1], 1)
         left = [*pairwise(ends)][::-1]
+        if self._devices.size > 1:
+            self._pay(self._best_prices(left, alone))
         while left:
             low, high = left.pop()
-            if self._needed(low, high, alone) <= self._devices:
+            if self._share(low, high, alone) <= 1:
                 if high > max(low + 1, low * FINEST):
                     middle = (low + high) // 2
                     left += [(middle, high), (low, middle)]
-                elif self._needed(low, high, joined) <= self._devices:
+                elif self._share(low, high, joined) <= 1:
                     return False
         return True
 
-    def _needed(self, low: int, high: int, counts: Counts) -> int:
-        """Return the devices of the smallest plan whose whole is in [low, high), in units of the grid."""
-        asked = Question(self._time_ns, self._batches, self._devices, self._unit_ns, low, high)
-        return int(fewest_devices(self._runs, asked, counts, self._rest))
+    def _best_prices(self, ranges: list[tuple[int, int]], counts: Counts) -> np.ndarray:
+        """Return the prices at which the cheapest plan costs most, the same for all ranges.
+
+        A range may not have its own: which class a stage counts as, and so how long its way is, depends on the prices.
+        """
+        order = ranges[::-1]
+
+        def least_share(prices: np.ndarray, known: float) -> float:
+            self._pay(prices)
+            least = np.inf
+            for at, each in enumerate(order):
+                least = min(least, self._share(*each, counts))
+                if least <= known:
+                    order.insert(0, order.pop(at))
+                    break
+            return least
+
+        return highest(least_share, self._devices.size)
+
+    def _share(self, low: int, high: int, counts: Counts) -> float:
+        """Return what the cheapest plan with a whole in [low, high) units costs, as a share of what all devices do."""
+        asked = Question(self._time_ns, self._batches, self._worth, self._unit_ns, low, high)
+        return int(least_price(self._runs, asked, counts, self._rest)) / self._worth
+
+    def _pay(self, prices: np.ndarray) -> None:
+        """Write what all runs cost at these prices, and what the stages from each layer on cost at least."""
+        self._worth = int(prices @ self._devices)
+        np.multiply(self._runs.replicas, prices[self._runs.of], out=self._runs.price)
+        rests(self._runs, self._unit_ns, self._rest)
 
     def _room(self, heads: int, least: int) -> Counts:
         """Return room for that many heads and for classes of limits from M down to ``least``."""

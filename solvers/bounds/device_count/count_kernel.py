@@ -1,8 +1,9 @@
-"""The fewest devices by the head of the next stage and by the most micro-batches in flight: from layer to layer.
+"""The least price of devices by the head of the next stage and by the most in flight: from layer to layer.
 
-A state is (layer, class of limits, head); its value is the fewest devices of stages up to the layer. Heads and ways are
-whole units of ``Question.unit`` ns. ``limits`` are the classes' largest limits, falling from M on; a stage has no more
-in flight than the one before it, so a class is never left for one of a larger limit.
+A state is (layer, class of limits, head); its value is the least price of the devices of stages up to the layer, which
+is their number where all devices are alike. Heads and ways are whole units of ``Question.unit`` ns. ``limits`` are the
+classes' largest limits, falling from M on; a stage has no more in flight than the one before it, so a class is never
+left for one of a larger limit.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
@@ -18,16 +19,19 @@ from penstock.solvers.compiled.decorators import inner, loop
 from penstock.solvers.compiled.fields import Fields
 
 MANY = 2**30
-"""The number of devices that marks an impossible entry."""
+"""The price that marks an impossible entry."""
 
 
 @Fields.register
 class Question(NamedTuple):
-    """Is there a plan below ``time_ns`` on ``devices`` whose whole is in [``low``, ``high``) units of ``unit`` ns?"""
+    """Is there a plan below ``time_ns`` for no more than ``worth`` with a whole in [``low``, ``high``) units?
+
+    ``worth``: the price of all devices; ``unit``: ns.
+    """
 
     time_ns: int
     batches: int
-    devices: int
+    worth: int
     unit: int
     low: int
     high: int
@@ -35,17 +39,17 @@ class Question(NamedTuple):
 
 @Fields.register
 class Rest(NamedTuple):
-    """(L + 1,) of the stages from a layer on: the fewest devices, and the shortest way in units; ``MANY`` if none."""
+    """(L + 1,) of the stages from a layer on: the least price, and the shortest way in units; ``MANY`` if none."""
 
-    devices: np.ndarray
+    price: np.ndarray
     way: np.ndarray
 
 
 @Fields.register
 class Counts(NamedTuple):
-    """Room: (longest run + 1, C, H) counts by layer, class and head; (C,) limits; (M + 1,) classes; (C, 2); (H,)."""
+    """Room: (longest run + 1, C, H) prices by layer, class and head; (C,) limits; (M + 1,) classes; (C, 2); (H,)."""
 
-    devices: np.ndarray
+    price: np.ndarray
     limits: np.ndarray
     class_of: np.ndarray
     open: np.ndarray
@@ -56,15 +60,15 @@ class Counts(NamedTuple):
 def rests(runs: Runs, unit: int, rest: Rest) -> None:
     """Write what the stages from each layer on need at least."""
     last = rest.way.size - 1
-    rest.devices[last], rest.way[last] = 0, 0
+    rest.price[last], rest.way[last] = 0, 0
     for first in range(last - 1, -1, -1):
-        devices, way = MANY, MANY
+        price, way = MANY, MANY
         for n in range(runs.begin[first], runs.begin[first + 1]):
             after = first + runs.layers[n]
-            if rest.devices[after] < MANY:
-                devices = min(devices, rest.devices[after] + runs.replicas[n])
-                way = min(way, rest.way[after] + (runs.forward_ns[n] + runs.backward_ns[n]) // unit)
-        rest.devices[first], rest.way[first] = devices, min(way, MANY)
+            if rest.price[after] < MANY:
+                price = min(price, rest.price[after] + runs.price[n])
+                way = min(way, rest.way[after] + (runs.forward_ns[n] + runs.backward_ns[n] + runs.sent_ns[n]) // unit)
+        rest.price[first], rest.way[first] = price, min(way, MANY)
 
 
 @inner
@@ -72,7 +76,8 @@ def _first_head(runs: Runs, n: int, asked: Question, limit: int) -> int:
     """Return the least head, in units, from which a stage with that limit may end in time; ``MANY`` if from none."""
     forward, backward, again = runs.forward_ns[n], runs.backward_ns[n], runs.again_ns[n]
     way, batches, time = forward + backward, asked.batches, asked.time_ns
-    after = (asked.low - way // asked.unit) * asked.unit  # head and rest together
+    step = (way + runs.sent_ns[n]) // asked.unit
+    after = (asked.low - step) * asked.unit + runs.sent_ns[n]  # head and rest together
     most = 0
     if again > 0:  # rebuilt while no gradient has come: as much as there is room for
         most = again * limit
@@ -104,38 +109,38 @@ def _first_head(runs: Runs, n: int, asked: Question, limit: int) -> int:
 
 @inner
 def _open(asked: Question, counts: Counts, rest: Rest, first: int) -> bool:
-    """Drop what cannot be completed, and states that one of a larger limit with no more devices makes needless."""
-    here = first % counts.devices.shape[0]
+    """Drop what cannot be completed, and states that one of a larger limit at no higher price makes needless."""
+    here = first % counts.price.shape[0]
     stop = max(0, min(asked.high, asked.high - rest.way[first]))
-    most = asked.devices - rest.devices[first]
+    most = asked.worth - rest.price[first]
     for head in range(stop):
         counts.least[head] = min(MANY, most + 1)
     found = False
     for c in range(counts.limits.size):
         counts.open[c, 0], counts.open[c, 1] = stop, 0
         for head in range(stop):
-            value = counts.devices[here, c, head]
+            value = counts.price[here, c, head]
             if value < counts.least[head]:
                 counts.least[head] = value
                 counts.open[c, 0] = min(counts.open[c, 0], head)
                 counts.open[c, 1] = head + 1
                 found = True
             else:
-                counts.devices[here, c, head] = MANY
+                counts.price[here, c, head] = MANY
     return found
 
 
 @loop
-def fewest_devices(runs: Runs, asked: Question, counts: Counts, rest: Rest) -> int:
-    """Return the devices of the smallest plan of ``asked``; ``MANY`` where more are needed than there are."""
-    layers, ring = rest.way.size - 1, counts.devices.shape[0]
-    counts.devices[:, :, : asked.high] = MANY
-    counts.devices[0, 0, 0] = 0
+def least_price(runs: Runs, asked: Question, counts: Counts, rest: Rest) -> int:
+    """Return the price of the cheapest plan of ``asked``; ``MANY`` where that is more than all devices'."""
+    layers, ring = rest.way.size - 1, counts.price.shape[0]
+    counts.price[:, :, : asked.high] = MANY
+    counts.price[0, 0, 0] = 0
     for first in range(layers):
         here = first % ring
         if _open(asked, counts, rest, first):
             for n in range(runs.begin[first], runs.begin[first + 1]):
-                step = (runs.forward_ns[n] + runs.backward_ns[n]) // asked.unit
+                step = (runs.forward_ns[n] + runs.backward_ns[n] + runs.sent_ns[n]) // asked.unit
                 until = min(asked.high - step, -((runs.work_ns[n] - asked.time_ns) // asked.unit))
                 there = (first + runs.layers[n]) % ring
                 for c in range(counts.limits.size):
@@ -145,12 +150,12 @@ def fewest_devices(runs: Runs, asked: Question, counts: Counts, rest: Rest) -> i
                     low = max(counts.open[c, 0], _first_head(runs, n, asked, limit))
                     kept = counts.class_of[limit]
                     for head in range(low, min(counts.open[c, 1], until)):
-                        value = counts.devices[here, c, head] + runs.replicas[n]
-                        if value < counts.devices[there, kept, head + step]:
-                            counts.devices[there, kept, head + step] = value
-        counts.devices[here, :, : asked.high] = MANY
-    fewest = MANY
+                        value = counts.price[here, c, head] + runs.price[n]
+                        if value < counts.price[there, kept, head + step]:
+                            counts.price[there, kept, head + step] = value
+        counts.price[here, :, : asked.high] = MANY
+    least = MANY
     for c in range(counts.limits.size):
         for head in range(asked.low, asked.high):
-            fewest = min(fewest, counts.devices[layers % ring, c, head])
-    return fewest
+            least = min(least, counts.price[layers % ring, c, head])
+    return least

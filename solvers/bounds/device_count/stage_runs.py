@@ -1,8 +1,8 @@
 """Lower bounds on what a stage costs: runs of layers on a number of replicas, for one number of micro-batches.
 
-Numbers of replicas with equally large slices count as the fewest of them. Times are those of the quickest kind of
-device, memory is that of the largest device. A stage recomputes whole or not at all; its recomputation, which may run
-while a gradient is awaited, counts as work but not as part of a micro-batch's way.
+Numbers of replicas with equally large slices count as the fewest of them. Each class of devices has its own runs: a
+stage is no quicker, and has no more memory, than any of its devices. A stage recomputes whole or not at all; its
+recomputation, which may run while a gradient is awaited, counts as work but not as part of a micro-batch's way.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock.solvers.bounds.device_count.device_classes import DeviceClass
+from penstock.solvers.bounds.device_count.transfers import transfers_of
 from penstock.solvers.compiled.fields import Fields
 from penstock.solvers.costs.infinity import UNLIMITED
-from penstock.solvers.costs.memory import free_bytes, training_bytes
+from penstock.solvers.costs.memory import training_bytes
 from penstock.solvers.costs.tables.stage_table import crossing_bytes, layer_sums, prefix_sums, static_sums
 from penstock.solvers.model.micro_batches import Batch, row_classes
 from penstock.solvers.model.problem import Problem
@@ -24,17 +26,21 @@ from penstock.solvers.model.problem import Problem
 class Runs(NamedTuple):
     """The stages that there may be, arrays (N,) by first layer; those from layer i on are ``begin[i]`` to ``[i + 1]``.
 
-    ``layers``, ``replicas``; ``forward_ns``, ``backward_ns``: of a micro-batch of the quicker size; ``again_ns``: its
-    recomputation, 0 for a stage that does not recompute; ``work_ns``: of a step, both sizes, recomputation included;
-    ``limit``: the most micro-batches in flight, at most M. Bytes: ``room`` for these, ``taken`` by each of a stage that
-    recomputes, ``rebuilt``: more by one whose activations are computed again.
+    ``layers``, ``replicas``; ``of``: the class of devices; ``price`` of all replicas, each at 1 until they are priced;
+    ``forward_ns``, ``backward_ns``: of a micro-batch of the quicker size; ``sent_ns``: its round trip over the cut
+    after the stage; ``again_ns``: its recomputation, 0 for a stage that does not recompute; ``work_ns``: of a step,
+    both sizes, recomputation included; ``limit``: the most micro-batches in flight, at most M. Bytes: ``room`` for
+    these, ``taken`` by each of a stage that recomputes, ``rebuilt``: more by one whose activations are computed again.
     """
 
     begin: np.ndarray
     layers: np.ndarray
     replicas: np.ndarray
+    of: np.ndarray
+    price: np.ndarray
     forward_ns: np.ndarray
     backward_ns: np.ndarray
+    sent_ns: np.ndarray
     again_ns: np.ndarray
     work_ns: np.ndarray
     limit: np.ndarray
@@ -43,11 +49,15 @@ class Runs(NamedTuple):
     rebuilt: np.ndarray
 
 
-def runs_within(problem: Problem, batch: Batch, time_ns: int) -> Runs:
+def runs_within(problem: Problem, batch: Batch, time_ns: int, classes: Sequence[DeviceClass]) -> Runs:
     """Return all stages whose work per step takes less than ``time_ns`` and that hold a micro-batch."""
     numbers = _replica_numbers(problem, batch)
     most = [*(number - 1 for number in numbers[1:]), problem.num_devices]
-    found = [_on(problem, batch, *each, time_ns) for each in zip(numbers, most, strict=True)]
+    found = [
+        _on(problem, batch, *each, time_ns, number, devices)
+        for number, devices in enumerate(classes)
+        for each in zip(numbers, most, strict=True)
+    ]
     rows = np.concatenate(found, axis=1)
     rows = rows[:, np.argsort(rows[0], kind="stable")]
     return Runs(np.searchsorted(rows[0], np.arange(problem.num_layers + 1)), *np.ascontiguousarray(rows[1:]))
@@ -63,15 +73,17 @@ def _replica_numbers(problem: Problem, batch: Batch) -> list[int]:
     return sorted(found)
 
 
-def _on(problem: Problem, batch: Batch, replicas: int, most: int, time_ns: int) -> np.ndarray:
-    """Return (fields, N) of the stages on one number of replicas, the first layer first.
+def _on(
+    problem: Problem, batch: Batch, replicas: int, most: int, time_ns: int, number: int, devices: DeviceClass
+) -> np.ndarray:
+    """Return (fields, N) of the stages on one number of replicas of class ``number``, the first layer first.
 
     ``most``: the most replicas that may share optimizer states, among those with slices of the same size.
     """
     classes = row_classes(problem.global_batch_size, batch.num_micro_batches)
     slices = [-(-rows // replicas) for rows, _count in classes]
     counts = [count for _rows, count in classes]
-    least = [layer_sums(problem, sorted({device.kind for device in problem.devices}), rows, "down") for rows in slices]
+    least = [layer_sums(problem, devices.kinds, rows, "down") for rows in slices]
     forward, backward = [np.diff(each.forward_ns) for each in least], [np.diff(each.backward_ns) for each in least]
     plain = _weighted([f + b for f, b in zip(forward, backward, strict=True)], counts)
     width = _width(prefix_sums(plain), time_ns)
@@ -88,10 +100,12 @@ def _on(problem: Problem, batch: Batch, replicas: int, most: int, time_ns: int) 
     kept = least[slices.index(min(slices))].kept_bytes
     kept = kept[ends] - kept[starts]
     inputs = np.broadcast_to(crossing_bytes(problem, 0, min(slices))[:-1, None], ends.shape)
-    room = _room(problem, most, starts, ends)
+    room = devices.free_bytes - _static(problem, most, starts, ends)
     rebuilt = np.where(of(np.max(backward, axis=0)) > 0, kept, 0)
     once = of(np.min(forward, axis=0))
-    first, own = np.broadcast_to(starts, ends.shape), np.full_like(ends, replicas)
+    own, of_class = np.full_like(ends, replicas), np.full_like(ends, number)
+    stage = np.broadcast_to(starts, ends.shape), ends - starts, own, of_class, own
+    sent = transfers_of(problem).round_trip_ns(batch, replicas, most)[ends]
     ways = []  # how stages recompute: what it takes, the work of a step, and the most micro-batches in flight
     if problem.recompute != "always":
         limit = _fitting(room, kept + inputs * problem.memory.count_buffers)
@@ -103,9 +117,9 @@ def _on(problem: Problem, batch: Batch, replicas: int, most: int, time_ns: int) 
         ways.append((once, of(plain + _weighted(forward, counts)), limit))
     chosen = []
     for again, work, limit in ways:
-        times = once, of(np.min(backward, axis=0)), again, work
+        times = once, of(np.min(backward, axis=0)), sent, again, work
         most_held = np.minimum(limit, batch.num_micro_batches)
-        fields = np.stack([first, ends - starts, own, *times, most_held, room, inputs, rebuilt])
+        fields = np.stack([*stage, *times, most_held, room, inputs, rebuilt])
         chosen.append(fields[:, allowed & (work < time_ns) & (limit > 0)])
     return np.concatenate(chosen, axis=1)
 
@@ -127,14 +141,13 @@ def _begins_at_cut(problem: Problem) -> np.ndarray:
     return np.concatenate(([True], problem.cuttable))
 
 
-def _room(problem: Problem, replicas: int, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Return the bytes left after parameters, gradients and optimizer states on the device with the most memory."""
+def _static(problem: Problem, replicas: int, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Return the bytes of parameters, gradients and optimizer states on each device."""
     weights = static_sums(problem)
     held = (weights.parameters, weights.trainable, weights.owned)
     parameters, trainable, owned = (each[ends] - each[starts] for each in held)
     gradients, states = training_bytes(problem, trainable, owned, replicas)
-    largest = max(free_bytes(problem, (d,)) for d in range(problem.num_devices))
-    return np.asarray(largest - parameters - gradients - states)
+    return np.asarray(parameters + gradients + states)
 
 
 def _fitting(room: np.ndarray, each: np.ndarray) -> np.ndarray:

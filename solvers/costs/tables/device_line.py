@@ -6,6 +6,7 @@ Searches that try many message sizes between the same devices use ``Affine`` cos
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -90,6 +91,7 @@ def likeness(device: Device) -> tuple[str, int, int, int, int]:
     return device.kind, device.memory_bytes, device.context_bytes, device.edge_bytes, device.group_bytes
 
 
+@lru_cache(maxsize=16)
 def server_classes(problem: Problem) -> tuple[int, ...]:
     """Return a class number per server: servers of one class can be exchanged without changing any cost."""
     nodes = problem.nodes()

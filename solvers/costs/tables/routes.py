@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import permutations
 from typing import NamedTuple
 
 import numpy as np
 
-from penstock.solvers.model.network import Route, Ways
+from penstock.solvers.model.network import Network, Route, Ways
 from penstock.solvers.model.problem import Problem
 
 
@@ -28,12 +29,16 @@ class Routes(NamedTuple):
 
 def routes_of(problem: Problem) -> Routes:
     """Return the routes between all devices; servers whose devices share their links are looked up once per pair."""
-    network = problem.network
-    size = problem.num_devices
+    return _routes_of(problem.network, problem.nodes())
+
+
+@lru_cache(maxsize=4)
+def _routes_of(network: Network, nodes: tuple[tuple[int, ...], ...]) -> Routes:
+    size = len(network.node_of)
     found = _Found(np.full((size, size), -1, dtype=np.int32), [], [0], [])
     groups = [[d] for d in range(size)]
     if network.matrix_bytes_per_s is None and not any(network.has_own_nic):
-        groups = [list(group) for group in problem.nodes()]
+        groups = [list(group) for group in nodes]
     for group in groups:
         for u, v in permutations(group, 2):
             found.enter_one([u], [v], network.route(u, v))

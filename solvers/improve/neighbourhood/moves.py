@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
 
 import numpy as np
 
+from penstock.solvers.costs.tables.device_line import server_classes
 from penstock.solvers.model.allocation import Stage
 from penstock.solvers.model.problem import Problem
 
@@ -17,10 +19,17 @@ REACH = 3
 """Devices move to stages and change places with stages at most so far away."""
 RUN = 12
 """Cuts that move together at most."""
+MANY_DEVICES = 64
+"""Devices beyond which nodes that nothing tells apart are not all tried: plans on them take about as long."""
 MOST_STAGES = 64
 """The limit for plans that are made here; others may have more."""
 
+ALIKE = 2
+"""How many of them are kept: two, as devices are exchanged between two of them."""
+
 Stages = tuple[Stage, ...]
+Places = dict[int, int]
+"""The node of each device that may be moved."""
 
 
 def moved(problem: Problem, stages: Stages) -> Iterator[Stages]:
@@ -33,9 +42,10 @@ def moved(problem: Problem, stages: Stages) -> Iterator[Stages]:
 def replaced(problem: Problem, stages: Stages) -> Iterator[Stages]:
     """One device out of use in the place of one of another node or kind."""
     used = {d for stage in stages for d in stage.devices}
-    spare = _one_per_node(problem, [d for d in range(problem.num_devices) if d not in used])
+    node_of = _apart(problem, stages)
+    spare = _one_per_node(problem, node_of, [d for d in range(problem.num_devices) if d not in used])
     for s, stage in enumerate(stages):
-        for own in _one_per_node(problem, stage.devices):
+        for own in _one_per_node(problem, node_of, stage.devices):
             for device in spare:
                 yield _held(stages, {s: tuple(device if d == own else d for d in stage.devices)})
 
@@ -100,12 +110,13 @@ def _other_runs(stages: Stages, cuts: list[int]) -> Iterator[Stages]:
 def _other_devices(problem: Problem, stages: Stages) -> Iterator[Stages]:
     """One device to another stage or out of use, one out of use into a stage, two in exchange."""
     used = {d for stage in stages for d in stage.devices}
-    spare = _one_per_node(problem, [d for d in range(problem.num_devices) if d not in used])
+    node_of = _apart(problem, stages)
+    spare = _one_per_node(problem, node_of, [d for d in range(problem.num_devices) if d not in used])
     for s, stage in enumerate(stages):
         for device in spare:
             yield _held(stages, {s: (*stage.devices, device)})
         if stage.replicas > 1:
-            for device in _one_per_node(problem, stage.devices):
+            for device in _one_per_node(problem, node_of, stage.devices):
                 rest = tuple(d for d in stage.devices if d != device)
                 yield _held(stages, {s: rest})
                 for t in range(max(0, s - REACH), min(len(stages), s + REACH + 1)):
@@ -113,15 +124,15 @@ def _other_devices(problem: Problem, stages: Stages) -> Iterator[Stages]:
                         yield _held(stages, {s: rest, t: (*stages[t].devices, device)})
     for s, t in combinations(range(len(stages)), 2):
         if t - s <= REACH:
-            yield from _exchanged(problem, stages, s, t)
+            yield from _exchanged(problem, node_of, stages, s, t)
 
 
-def _exchanged(problem: Problem, stages: Stages, s: int, t: int) -> Iterator[Stages]:
+def _exchanged(problem: Problem, node_of: Places, stages: Stages, s: int, t: int) -> Iterator[Stages]:
     """All devices of two stages in exchange, or one for one."""
     if stages[s].replicas != stages[t].replicas or stages[s].replicas > 1:
         yield _held(stages, {s: stages[t].devices, t: stages[s].devices})
-    for u in _one_per_node(problem, stages[s].devices):
-        for v in _one_per_node(problem, stages[t].devices):
+    for u in _one_per_node(problem, node_of, stages[s].devices):
+        for v in _one_per_node(problem, node_of, stages[t].devices):
             if problem.devices[u].node != problem.devices[v].node or problem.devices[u].kind != problem.devices[v].kind:
                 one = tuple(v if d == u else d for d in stages[s].devices)
                 yield _held(stages, {s: one, t: tuple(u if d == v else d for d in stages[t].devices)})
@@ -176,7 +187,27 @@ def _layers(stage: Stage, first: int, last: int | None = None) -> Stage:
     return replace(stage, first=first, last=end, recompute=((first, end),) if stage.recompute else ())
 
 
-def _one_per_node(problem: Problem, devices: Sequence[int]) -> list[int]:
-    """The last device of each node and kind."""
-    last = {(problem.devices[d].node, problem.devices[d].kind): d for d in devices}
+def _apart(problem: Problem, stages: Stages) -> Places:
+    """Return the node of each device that may be moved.
+
+    Of many devices only those of two nodes of a class that hold the same stages on the same places: servers of a class
+    can be exchanged without changing any cost, so that a move between others of them differs in nothing but the order
+    of replicas, by which slices of rows meet.
+    """
+    if problem.num_devices <= MANY_DEVICES or problem.pins:
+        return {d: device.node for d, device in enumerate(problem.devices)}
+    stage_of = {d: s for s, stage in enumerate(stages) for d in stage.devices}
+    found: Places = {}
+    seen: Counter[object] = Counter()
+    for node, (devices, alike) in enumerate(zip(problem.nodes(), server_classes(problem), strict=True)):
+        mark = alike, tuple(stage_of.get(d) for d in devices)
+        seen[mark] += 1
+        if seen[mark] <= ALIKE:
+            found.update(dict.fromkeys(devices, node))
+    return found
+
+
+def _one_per_node(problem: Problem, node_of: Places, devices: Sequence[int]) -> list[int]:
+    """The last device of each node and kind, of those that may be moved."""
+    last = {(node_of[d], problem.devices[d].kind): d for d in devices if d in node_of}
     return sorted(last.values())

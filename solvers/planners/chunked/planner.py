@@ -3,13 +3,13 @@
 Planners ``interleaved``, ``zero-bubble`` and ``chimera`` try every depth, width, place and number of micro-batches that
 chain and cluster allow, the shortest expected first, and hand the judge whole orders. Recomputation is an
 operation of its own: of all stages where the request wants it, of those for which it is worth its time where memory
-asks for it.
+asks for it; or, inside backwards, of a layer's modules where these have costs of their own.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -18,8 +18,10 @@ from penstock.solvers.bounds.feasibility import proof_of_infeasibility
 from penstock.solvers.costs.buckets import stage_all_reduce_ns
 from penstock.solvers.costs.stage import stage_costs, stage_rows
 from penstock.solvers.costs.transfer import transfer
+from penstock.solvers.improve.selective import lighter
+from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation
-from penstock.solvers.model.micro_batches import Batch, candidates
+from penstock.solvers.model.micro_batches import Batch, candidates, most_rows
 from penstock.solvers.model.options import Option
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders
@@ -48,6 +50,8 @@ MAX_SHAPES = 24
 MAX_OPERATIONS = 60_000
 MAX_OVERTAKING = 3
 OVERTAKING_OPERATIONS = 8_000
+NEAR = 1.4
+"""How much longer than the shortest shape is expected to take an order may take that is proposed before others."""
 
 
 def interleaved_proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
@@ -68,9 +72,10 @@ def interleaved_proposals(problem: Problem, options: Mapping[str, object]) -> It
             with suppress(UnsupportedRequest):  # the chain is too short for that number of parts
                 yield in_a_loop(problem, batch, places, chunks)
 
-    for allocation in _ranked(problem, DEPTH.of(options), shapes, least=min(numbers)):
-        for row in tried_with("interleaved", ("loop",)):
-            yield from _proposed(problem, allocation, row)
+    ranked = _ranked(problem, DEPTH.of(options), shapes, least=min(numbers))
+    rows = tried_with("interleaved", ("loop",))
+    found = (each for allocation in ranked for row in rows for each in _proposed(problem, allocation, row))
+    yield from _near_first(problem, ranked, found)
 
 
 def zero_bubble_proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
@@ -88,8 +93,14 @@ def zero_bubble_proposals(problem: Problem, options: Mapping[str, object]) -> It
             with suppress(UnsupportedRequest):
                 yield in_a_v(problem, batch, places)
 
+    ranked = _ranked(problem, DEPTH.of(options), shapes, least=2 if shape == "v" else 1)
+    yield from _near_first(problem, ranked, _split(problem, ranked))
+
+
+def _split(problem: Problem, ranked: Iterable[Allocation]) -> Iterator[Proposal]:
+    """Proposals with split backwards: the published orders, and what ``overtaking`` finds of the first shapes."""
     left = {False: MAX_OVERTAKING, True: MAX_OVERTAKING}
-    for allocation in _ranked(problem, DEPTH.of(options), shapes, least=2 if shape == "v" else 1):
+    for allocation in ranked:
         v_shaped = len({stage.devices for stage in allocation.stages}) < len(allocation.stages)
         for row in tried_with("zero-bubble", ("v",) if v_shaped else ("line",)):
             yield from _proposed(problem, allocation, row)
@@ -169,7 +180,7 @@ def _shortest(problem: Problem, found: Mapping[Allocation, Batch]) -> list[Alloc
     for least_ns, number, allocation in sorted(work, key=lambda each: each[:2]):
         if len(best) == MAX_SHAPES and least_ns > best[-1][0]:
             break
-        insort(best, (_expected_ns(problem, allocation, found[allocation]), number, allocation))
+        insort(best, (_expected_ns(problem, allocation), number, allocation))
         del best[MAX_SHAPES:]
     return [allocation for _time, _number, allocation in best]
 
@@ -208,7 +219,7 @@ def _depths(problem: Problem, asked: int, least: int, step: int) -> list[int]:
     fewest = max(2, step)
     if most < fewest:
         raise UnsupportedRequest(
-            f"this planner needs {fewest} devices and {fewest * least} separable blocks of layers; there are "
+            f"this planner needs {problem.counted(fewest)} and {fewest * least} separable blocks of layers; there are "
             f"{problem.num_devices} and {blocks}",
             remedy="planner 'dapple' or 'dp'",
         )
@@ -241,23 +252,45 @@ def _batches(problem: Problem, ranks: int, width: int) -> list[Batch]:
     return [batch for batch in found if batch.replicas_fed(problem.min_slice) >= width]
 
 
-def _expected_ns(problem: Problem, allocation: Allocation, batch: Batch) -> int:
+def _expected_ns(problem: Problem, allocation: Allocation) -> int:
     """The busiest rank, p - 1 waits for a part, the round trip of its transfers, the longest all-reduce.
 
     Several pipelines fill each other's waits.
     """
     work: dict[tuple[int, ...], int] = {}
     part, way, reduced = 0, 0, 0
+    rows = most_rows(problem, allocation)
     for s, stage in enumerate(allocation.stages):
-        cost = stage_costs(problem, stage, batch.most_rows)
+        cost = stage_costs(problem, stage, rows)
         number = len(allocation.micro_batches(s))
         work[stage.devices] = work.get(stage.devices, 0) + number * (cost.forward_ns + cost.backward_ns)
         part = max(part, cost.forward_ns + cost.backward_ns)
         for direction in (0, 1):
-            move = transfer(problem, allocation, s, batch.most_rows, direction)
+            move = transfer(problem, allocation, s, rows, direction)
             way += move.duration_ns if move else 0
         reduced = max(reduced, stage_all_reduce_ns(problem, stage))
     return max(work.values()) + ((len(work) - 1) * part + way) // len(allocation.pipelines) + reduced
+
+
+def _near_first(problem: Problem, ranked: Sequence[Allocation], found: Iterable[Proposal]) -> Iterator[Proposal]:
+    """The proposals that fit into memory, those that wait for it for long after the others; then those that do not.
+
+    Of these, those that recompute come first: the judge finds a little more room than is counted here.
+    """
+    slow, unfit = [], []
+    most_ns = NEAR * min((_expected_ns(problem, each) for each in ranked[:1]), default=0)
+    for each in found:
+        assert isinstance(each.fixed, Orders)
+        chained = Chained(problem, each.allocation)
+        room = room_of(problem, each.allocation, chained.ranks)
+        if not chained.fits(each.fixed, room):
+            unfit.append(each)
+        elif chained.overtaken(each.fixed, room, (), 0)[0] > most_ns:
+            slow.append(each)
+        else:
+            yield each
+    unfit.sort(key=lambda each: not any(stage.recomputes for stage in each.allocation.stages))
+    yield from (*slow, *unfit)
 
 
 def _proposed(problem: Problem, allocation: Allocation, row: ScheduleRow) -> Iterator[Proposal]:
@@ -293,9 +326,22 @@ def _fits(problem: Problem, allocation: Allocation, orders: Orders) -> bool:
 
 
 def _recomputing(problem: Problem, allocation: Allocation, orders: Orders) -> Proposal:
-    """The order with recomputation: of all stages where the request wants it, else where it is worth its time."""
+    """The order with recomputation: of all stages where the request wants it, else where it is worth its time.
+
+    Of a layer's modules where they have costs of their own and that is quicker (``lighter``).
+    """
     again = recomputing(allocation, None if problem.recompute == "always" else orders)
-    return _fixed(problem, again, recomputed(again, orders))
+    whole = recomputed(again, orders)
+    overlap = problem.rules.overlap_all_reduce
+    is_worth_it = problem.module_sets and _fits(problem, again, whole)
+    found = lighter(problem, again, whole, overlap, lambda: False) if is_worth_it else None
+    if found is None:
+        return _fixed(problem, again, whole)
+
+    def time_ns(plan: tuple[Allocation, Orders]) -> int:
+        return simulate(problem, *plan, overlap=overlap).time_per_global_batch_ns
+
+    return _fixed(problem, *min(found, (again, whole), key=time_ns))
 
 
 def _fixed(problem: Problem, allocation: Allocation, orders: Orders) -> Proposal:

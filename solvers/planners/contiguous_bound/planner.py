@@ -60,7 +60,7 @@ class Relaxation:
     @property
     def bound_ns(self) -> int:
         """No plan in the model takes less."""
-        return min([self.value_ns, *(search.bound_ns for search in self.searches if not search.empty)])
+        return min([self.value_ns, *(search.proven_ns for search in self.searches if not search.empty)])
 
     @property
     def bound(self) -> Bound:
@@ -80,10 +80,20 @@ class Relaxation:
         self.searches = self.searches_of(batches_tried(self.problem))
         while True:
             spent = sum(search.steps for search in self.searches)
-            below = [s for s in self.searches if not s.closed and s.bound_ns < self.value_ns]
+            below = [s for s in self.searches if not s.closed and s.proven_ns < self.value_ns]
             if not below or spent >= self.effort:
-                return
+                break
             yield from self._look(min(below, key=lambda search: search.bound_ns))
+            yield
+        yield from self._carry()
+
+    def _carry(self) -> Iterator[None]:
+        """Look at cables that stages share, as long as that may raise the least bound."""
+        while waiting := [search for search in self.searches if not search.empty]:
+            lowest = min(waiting, key=lambda search: search.proven_ns)
+            if lowest.carried_ns >= 0 or lowest.proven_ns >= self.value_ns:
+                return
+            lowest.carry(self.value_ns)
             yield
 
     def searches_of(self, batches: Iterable[Batch]) -> list[BatchSearch]:

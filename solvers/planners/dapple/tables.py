@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -38,6 +39,7 @@ class Shape:
     restricted: bool
 
 
+@lru_cache(maxsize=4)
 def shape(
     problem: Problem, policies: tuple[Policy, ...], strict: bool, replicas: tuple[int, ...] = (), by_set: bool = True
 ) -> Shape:

@@ -8,7 +8,7 @@ with degrees of parallelism run (Narayanan et al., SC 2021, section 3), and what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -16,16 +16,18 @@ from heapq import heapify, heappop, heappush
 from itertools import accumulate, islice, pairwise
 from typing import NamedTuple
 
+import numpy as np
+
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.costs.infinity import NEVER_NS
-from penstock.solvers.costs.memory import activation_bytes, free_bytes, static_bytes
-from penstock.solvers.costs.stage import costs_alike, input_bytes, kept_alike, layers_alike, stage_costs, stage_rows
+from penstock.solvers.costs.stage import input_bytes, layers_alike, stage_costs, stage_rows
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.degrees import Modules
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders
+from penstock.solvers.planners.even.cut import Cut, Way
 from penstock.solvers.planners.proposal import Proposal, unreachable
 from penstock.solvers.planners.trainer.planner import batches
 from penstock.solvers.schedules.support.fitting import Trial, judged
@@ -37,10 +39,6 @@ MOST_OPERATIONS = 400_000
 """Micro-batches × stages of all layouts that are simulated, after the first."""
 
 
-Way = int | Modules
-"""How stages recompute: a number of their first layers that are alike, or these modules of every layer."""
-
-
 class Saved(NamedTuple):
     """What recomputation takes, and what it frees of a micro-batch's stash."""
 
@@ -50,13 +48,6 @@ class Saved(NamedTuple):
     def times(self, number: int) -> Saved:
         """Return what it is of a number of layers."""
         return Saved(number * self.time_ns, number * self.freed_bytes)
-
-
-class Rank(NamedTuple):
-    """The kinds of a rank's stages, and the most that one of them may keep of each micro-batch, in bytes."""
-
-    kinds: frozenset[int]
-    most_bytes: int
 
 
 class Layout(NamedTuple):
@@ -78,20 +69,18 @@ class Layout(NamedTuple):
         return self.even.plan(self.even.ways[self.way] if self.fits else 0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Even:
-    """Equal stages on equally many devices.
+    """Equal stages on equally many devices with a batch."""
 
-    ``span``: the layers that are alike, the last one excluded; ``held_bytes``: each stage's parameters and states.
-    """
-
-    problem: Problem
-    stages: tuple[Stage, ...]
+    cut: Cut
     batch: Batch
-    parts: int
-    span: tuple[int, int]
-    held_bytes: tuple[int, ...]
     number: int
+
+    @property
+    def problem(self) -> Problem:
+        """The problem that they are of."""
+        return self.cut.problem
 
     @cached_property
     def plain(self) -> Layout:
@@ -115,86 +104,56 @@ class Even:
     def bound_ns(self, way: Way) -> int:
         """Return a bound on a plan's time: the busiest rank's work, or what ``whole_backwards_bound_ns`` says.
 
-        Micro-batches are equal, and stages of equal costs are costed once.
+        Micro-batches are equal.
         """
-        costs = [
-            stage_costs(self.problem, self._again(self.stages[first], way), self.batch.most_rows)
-            for first in self._first_of(self._costed)
-        ]
-        each = [cost.forward_ns + cost.backward_ns + cost.recompute_ns for cost in costs]
-        heads = [cost.forward_ns + cost.backward_ns for cost in costs]
-        head, most_ns, number = 0, 0, self.batch.num_micro_batches
-        for kind in self._costed:
-            most_ns = max(most_ns, head + number * each[kind])
-            head += heads[kind]
-        if self.parts > 1:
-            ranks = len(self.stages) // self.parts
-            work = (sum(each[kind] for kind in self._costed[rank::ranks]) for rank in range(ranks))
-            most_ns = max(most_ns, number * max(work))
+        heads, again = self.cut.pass_ns(self._share, way)
+        each, number = heads + again, self.batch.num_micro_batches
+        most_ns = int((np.cumsum(heads) - heads + number * each).max())
+        if self.cut.parts > 1:
+            most_ns = max(most_ns, number * int(self._by_rank(each).sum(axis=0).max()))
         return most_ns
 
     @property
     def holds_states(self) -> bool:
         """Whether every rank can hold its parameters and states; if not, no way of recomputing helps."""
-        return all(rank.most_bytes >= 0 for rank in self._room)
+        return int(self.cut.room_bytes.min()) >= 0
 
     def _may_fit(self, way: Way) -> bool:
-        """Return whether every rank can hold its states, and the micro-batches in flight at its first backward."""
-        rows = self.batch.most_rows
-        firsts = (self.stages[first] for first in self._first_of(self._kept))
-        kept = [activation_bytes(self.problem, self._again(stage, way), rows) for stage in firsts]
-        return all(min(kept[kind] for kind in rank.kinds) <= rank.most_bytes for rank in self._room)
+        """Return whether every rank can hold its states, and the micro-batches in flight at its first backward.
+
+        Each as if it were of the rank's stage that keeps least.
+        """
+        least = self._by_rank(self.cut.kept_bytes(self._share, way)).min(axis=0)
+        return bool((least <= self._most_bytes).all())
 
     @cached_property
-    def _kept(self) -> list[int]:
-        """The kind of each stage, by number; those of a kind keep the same, however they recompute."""
-        return self._numbered(kept_alike)
+    def _most_bytes(self) -> np.ndarray:
+        """What each rank has for a micro-batch, (R,), once its states are there."""
+        ranks, parts = self.cut.ranks, self.cut.parts
+        later = np.arange(ranks)[::-1]
+        ahead = later if parts == 1 else 2 * later + (parts - 1) * ranks
+        return np.asarray(self.cut.room_bytes // np.minimum(ahead + 1, self.batch.num_micro_batches * parts))
 
-    @cached_property
-    def _costed(self) -> list[int]:
-        """The kind of each stage, by number; those of a kind take the same time, however they recompute."""
-        return self._numbered(costs_alike)
+    def _by_rank(self, of_stages: np.ndarray) -> np.ndarray:
+        """Return (parts, R) what is of each rank's stages."""
+        return of_stages.reshape(self.cut.parts, -1)
 
-    def _numbered(self, alike: Callable[[Problem, frozenset[str], int], tuple[int, ...]]) -> list[int]:
-        """Return a number for each stage, equal where its layers are alike, and those that may be recomputed."""
-        known, found, ranks = dict[object, int](), [], len(self.stages) // self.parts
-        kinds_of = [_kinds(self.problem, stage.devices) for stage in self.stages[:ranks]]
-        for number, stage in enumerate(self.stages):
-            kinds = kinds_of[number % ranks]
-            layers = alike(self.problem, kinds, stage_rows(stage, self.batch.most_rows))[stage.first : stage.last + 1]
-            inside = max(self.span[0] - stage.first, 0), min(self.span[1] - stage.first, len(layers))
-            found.append(known.setdefault((kinds, inside, layers), len(known)))
-        return found
-
-    def _first_of(self, kinds: list[int]) -> list[int]:
-        """Return the first stage of each kind."""
-        return [kinds.index(kind) for kind in range(max(kinds) + 1)]
-
-    @cached_property
-    def _room(self) -> list[Rank]:
-        """What each rank has for a micro-batch of its stage that keeps least, once its states are there."""
-        places = len(self.stages) // self.parts
-        number, found = self.batch.num_micro_batches, []
-        for rank in range(places):
-            own, later = self.stages[rank::places], places - rank - 1
-            ahead = later if self.parts == 1 else 2 * later + (self.parts - 1) * places
-            most = (free_bytes(self.problem, own[0].devices) - sum(self.held_bytes[rank::places])) // min(
-                ahead + 1, number * self.parts
-            )
-            found.append(Rank(frozenset(self._kept[rank::places]), most))
-        return found
+    @property
+    def _share(self) -> int:
+        """The rows of a micro-batch that the busiest device of each stage computes."""
+        return stage_rows(self.cut.stages[0], self.batch.most_rows)
 
     @cached_property
     def ways(self) -> tuple[Way, ...]:
         """Return how stages may recompute, from what takes least time on, as long as it keeps less."""
-        longest = max(stage.last - stage.first + 1 for stage in self.stages)
+        longest = self.cut.longest
         if self.problem.recompute != "auto":
             return (0,) if self.problem.recompute == "never" else (longest,)
         layers = tuple(range(longest + 1))
         if not self.problem.module_sets:
             return layers
-        kinds = _kinds(self.problem, self.stages[0].devices)
-        each = savings(self.problem, self.span[0], kinds, stage_rows(self.stages[0], self.batch.most_rows))
+        kinds = frozenset(self.problem.devices[d].kind for d in self.cut.stages[0].devices)
+        each = savings(self.problem, self.cut.span[0], kinds, self._share)
         saved: dict[Way, Saved] = {number: each[()].times(number) for number in layers}
         saved |= {modules: each[modules].times(longest) for modules in self.problem.module_sets}
         found: list[Way] = []
@@ -205,7 +164,7 @@ class Even:
 
     def orders(self, plan: Allocation) -> Orders:
         """Return 1F1B, or interleaved 1F1B where ranks have several parts."""
-        return order_of(self.problem, plan, "early-backward" if self.parts == 1 else "interleaved", _ranks(plan))
+        return order_of(self.problem, plan, "early-backward" if self.cut.parts == 1 else "interleaved", _ranks(plan))
 
     def leanest(self) -> Allocation:
         """Return the plan that recomputes all layers, where the request allows that."""
@@ -213,7 +172,8 @@ class Even:
 
     def plan(self, way: Way) -> Allocation:
         """Return the plan that recomputes in some way."""
-        return single_pipeline(tuple(self._again(stage, way) for stage in self.stages), self.batch.num_micro_batches)
+        stages = tuple(self._again(stage, way) for stage in self.cut.stages)
+        return single_pipeline(stages, self.batch.num_micro_batches)
 
     def _again(self, stage: Stage, way: Way) -> Stage:
         """Return the stage with modules, or its first layers of the span recomputing, each from its own input."""
@@ -221,7 +181,7 @@ class Even:
             return replace(stage, modules=way)
         if self.problem.recompute == "always":
             return replace(stage, recompute=((stage.first, stage.last),))
-        low, stop = max(stage.first, self.span[0]), min(stage.last + 1, self.span[1])
+        low, stop = max(stage.first, self.cut.span[0]), min(stage.last + 1, self.cut.span[1])
         return replace(stage, recompute=tuple((layer, layer) for layer in range(low, min(stop, low + way))))
 
 
@@ -234,7 +194,9 @@ def proposals(problem: Problem, _options: Mapping[str, object]) -> Iterator[Prop
     if found:
         return
     if not every and problem.pins:  # the judge says which pin they break
-        every = tuple(replace(each, problem=problem) for each in _every(replace(problem, pins=())))
+        every = tuple(
+            replace(each, cut=replace(each.cut, problem=problem)) for each in _every(replace(problem, pins=()))
+        )
     reachable = (even for even in reversed(every) if unreachable(problem, even.leanest()) is None)
     for even in reversed(list(islice(reachable, KEPT))):
         plan = even.leanest()
@@ -328,11 +290,6 @@ def _proposal(problem: Problem, plan: Allocation, orders: Orders) -> Proposal:
     return Proposal(plan, (orders.name,), overlaps=(problem.rules.overlap_all_reduce,), fixed=orders)
 
 
-@lru_cache(maxsize=4096)
-def _kinds(problem: Problem, devices: tuple[int, ...]) -> frozenset[str]:
-    return frozenset(problem.devices[d].kind for d in devices)
-
-
 def _ranks(plan: Allocation) -> int:
     return len({stage.devices for stage in plan.stages})
 
@@ -343,28 +300,28 @@ def _every(problem: Problem) -> Iterator[Even]:
     number = 0
     most = min(problem.num_devices, blocks + 2)
     for ranks in (each for each in range(1, most + 1) if problem.num_devices % each == 0):
-        known: dict[int, tuple[tuple[Stage, ...], tuple[int, ...]]] = {}
+        known: dict[int, Cut | None] = {}
         for batch in batches(problem, problem.num_devices // ranks):
             for parts in _parts(ranks, blocks, batch):
                 if parts not in known:
-                    stages = _stages(problem, first, blocks, ranks, parts)
-                    known[parts] = stages, tuple(static_bytes(problem, stage).total for stage in stages)
-                stages, held_bytes = known[parts]
-                pinned = bool(problem.pins) and bool(stages)
-                if pinned and broken_pin(problem, single_pipeline(stages, batch.num_micro_batches)) is not None:
+                    known[parts] = _cut(problem, first, blocks, ranks, parts)
+                cut = known[parts]
+                if cut is None:
                     continue
-                if stages:
-                    number += 1
-                    yield Even(problem, stages, batch, parts, (first, first + blocks), held_bytes, number)
+                if problem.pins and broken_pin(problem, single_pipeline(cut.stages, batch.num_micro_batches)):
+                    continue
+                number += 1
+                yield Even(cut, batch, number)
 
 
-def _stages(problem: Problem, first: int, blocks: int, ranks: int, parts: int) -> tuple[Stage, ...]:
-    """Return the stages of ranks with some parts each; none where a part would end where none may."""
+def _cut(problem: Problem, first: int, blocks: int, ranks: int, parts: int) -> Cut | None:
+    """Return the stages of ranks with some parts each; None where a part would end where none may."""
     ends, width = _ends(problem, first, blocks, ranks * parts), problem.num_devices // ranks
     if ends is None:
-        return ()
+        return None
     places = [tuple(range(rank * width, (rank + 1) * width)) for rank in range(ranks)]
-    return tuple(Stage(i, j - 1, places[s % ranks]) for s, (i, j) in enumerate(pairwise(ends)))
+    stages = tuple(Stage(i, j - 1, places[s % ranks]) for s, (i, j) in enumerate(pairwise(ends)))
+    return Cut(problem, stages, parts, (first, first + blocks))
 
 
 def _parts(ranks: int, blocks: int, batch: Batch) -> Iterator[int]:

@@ -99,7 +99,7 @@ def _groupings(problem: Problem, options: Mapping[str, object]) -> list[Grouping
     nodes = [node for node in problem.nodes() if node]
     if len(nodes) < 2:
         raise UnsupportedRequest(
-            f"HetPipe forms virtual workers across several nodes; the cluster has one, of {len(nodes[0])} devices",
+            f"HetPipe forms virtual workers across several nodes; there is one, of {problem.counted(len(nodes[0]))}",
             remedy="planner 'pipedream', which is what HetPipe amounts to on one node",
         )
     workers, size = WORKERS.of(options), SIZE.of(options)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,6 +15,14 @@ from penstock.solvers.model.problem import Problem
 EVERY_COUNT = 32
 
 Signature = tuple[tuple[int, int, int, int], ...]
+
+
+class Run(NamedTuple):
+    """Neighbours in the row on one node: positions ``low`` … ``high`` - 1."""
+
+    node: int
+    low: int
+    high: int
 
 
 def replica_counts(problem: Problem) -> tuple[int, ...]:
@@ -43,6 +53,7 @@ class DeviceRow:
         self.replicas = np.asarray([r for r in replica_counts(problem) if r <= len(devices)], dtype=np.int64)
         self._class_of = server_classes(problem)
         self._index = {d: i for node in problem.nodes() for i, d in enumerate(node)}
+        self._runs, self._run_of = _runs([problem.devices[d].node for d in devices])
         self._reductions: dict[Signature, Affine] = {}
         self._hops: dict[tuple[Signature, int], Affine] = {}
         shape = (self.num_devices, len(self.replicas))
@@ -64,29 +75,45 @@ class DeviceRow:
             self.kind_names.append(kinds)
         self.kinds[p, r] = self.kind_names.index(kinds)
         self.room_bytes[p, r] = free_bytes(problem, stage)
-        self.reduce_slope[p, r], self.reduce_fixed[p, r] = self._reduction(stage)[:2]
+        self.reduce_slope[p, r], self.reduce_fixed[p, r] = self._reduction(p, stage)[:2]
         for before, count in enumerate(self.replicas.tolist()):
             if count <= p:
-                source = self.devices[p - count : p]
-                self.hop_slope[p, before, r], self.hop_fixed[p, before, r] = self._hop(source, stage)[:2]
+                hop = self._hop(p, count, len(stage))
+                self.hop_slope[p, before, r], self.hop_fixed[p, before, r] = hop[:2]
 
-    def _signature(self, devices: tuple[int, ...]) -> Signature:
-        """What costs depend on: servers by class and in order of appearance, and which of their devices."""
+    def _signature(self, first: int, count: int) -> Signature:
+        """What costs of neighbours in the row depend on, from a position on.
+
+        Servers by class and in order of appearance, and which of their devices.
+        """
         labels: dict[int, int] = {}
-        runs = []
-        for node, group in groupby(devices, key=lambda d: self._problem.devices[d].node):
-            own = [self._index[d] for d in group]
-            runs.append((labels.setdefault(node, len(labels)), self._class_of[node], own[0], len(own)))
-        return tuple(runs)
+        marks = []
+        for node, low, high in self._runs[self._run_of[first] : self._run_of[first + count - 1] + 1]:
+            begin = max(low, first)
+            own = self._index[self.devices[begin]]
+            label = labels.setdefault(node, len(labels))
+            marks.append((label, self._class_of[node], own, min(high, first + count) - begin))
+        return tuple(marks)
 
-    def _reduction(self, devices: tuple[int, ...]) -> Affine:
-        mark = self._signature(devices)
+    def _reduction(self, p: int, devices: tuple[int, ...]) -> Affine:
+        mark = self._signature(p, len(devices))
         if mark not in self._reductions:
             self._reductions[mark] = affine_all_reduce(self._problem, devices)
         return self._reductions[mark]
 
-    def _hop(self, source: tuple[int, ...], target: tuple[int, ...]) -> Affine:
-        mark = (self._signature(source + target), len(source))
+    def _hop(self, p: int, before: int, count: int) -> Affine:
+        mark = (self._signature(p - before, before + count), before)
         if mark not in self._hops:
-            self._hops[mark] = affine_transfer(self._problem, source, target)
+            self._hops[mark] = affine_transfer(self._problem, self.devices[p - before : p], self.devices[p : p + count])
         return self._hops[mark]
+
+
+def _runs(nodes: Sequence[int]) -> tuple[list[Run], list[int]]:
+    """Return each run of equal numbers, and the run of each place."""
+    found: list[Run] = []
+    run_of: list[int] = []
+    for node, places in groupby(range(len(nodes)), key=nodes.__getitem__):
+        own = list(places)
+        run_of += [len(found)] * len(own)
+        found.append(Run(node, own[0], own[-1] + 1))
+    return found, run_of

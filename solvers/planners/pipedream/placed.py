@@ -45,10 +45,12 @@ class Settings:
     straight: bool = False
 
 
-def placed(problem: Problem, row: DeviceRow, layers: Layers, batch: Batch, settings: Settings) -> list[Found]:
+def placed(
+    problem: Problem, row: DeviceRow, layers: Layers, batch: Batch, settings: Settings, most: int | None = None
+) -> list[Found]:
     """The best plan for every number of devices from the front of the row and replicas of the last stage.
 
-    Ascending by value, then by devices used. Empty where nothing fits.
+    Ascending by value, then by devices used, the first ``most`` of them. Empty where nothing fits.
     """
     counts = row.replicas[:1] if settings.straight else row.replicas
     fed = batch.most_rows if settings.turns else max(1, batch.replicas_fed(problem.min_slice))
@@ -87,11 +89,8 @@ def placed(problem: Problem, row: DeviceRow, layers: Layers, batch: Batch, setti
         layers.boundary_bytes * batch.most_rows,
     )
     ends = [(int(value[-1, q, r]), q, r) for q in range(1, row.num_devices + 1) for r in range(len(counts))]
-    return [
-        Found(_trace(row, layers, batch, settings, choice, q, r), best)
-        for best, q, r in sorted(ends)
-        if best < NEVER_NS
-    ]
+    possible = sorted(end for end in ends if end[0] < NEVER_NS)
+    return [Found(_trace(row, layers, batch, settings, choice, q, r), best) for best, q, r in possible[:most]]
 
 
 def _first(table: np.ndarray, counts: np.ndarray) -> np.ndarray:

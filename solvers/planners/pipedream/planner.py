@@ -180,14 +180,13 @@ class _Partitions:
         again = self._problem.recompute == "always"
         tight = Settings(rule, turns, again, False, self._straight)
         loose = replace(tight, lenient=True)
-        first, second = (placed(self._problem, row, self._layers, batch, each)[:AT_ONCE] for each in (tight, loose))
+        first, second = (placed(self._problem, row, self._layers, batch, each, AT_ONCE) for each in (tight, loose))
         if first and second[0].value_ns >= first[0].value_ns:
             return first
         found = first + second
         if self._problem.recompute == "auto":
             for each in (tight, loose):
-                recomputing = placed(self._problem, row, self._layers, batch, replace(each, recompute=True))
-                found += recomputing[:1]
+                found += placed(self._problem, row, self._layers, batch, replace(each, recompute=True), 1)
         return found
 
     def _flushed(self, found: Found) -> _Plan:

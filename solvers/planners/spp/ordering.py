@@ -122,13 +122,13 @@ def _smallest_component(weight: np.ndarray, count: np.ndarray) -> np.ndarray | N
 
 def _single_devices(graph: Graph, part: tuple[DeviceSet, ...]) -> list[Cut]:
     """The cuts that take away one device of a set of several."""
-    cuts = []
-    for each in part:
-        if len(each.devices) > 1:
-            pulls = (int(graph.between[each.row, other.row]) * len(other.devices) for other in part)
-            own = int(graph.between[each.row, each.row])
-            cuts.append(Cut(sum(pulls) - own, 1, [each.devices[0]]))
-    return cuts
+    several = [each for each in part if len(each.devices) > 1]
+    if not several:
+        return []
+    rows, others = ([each.row for each in sets] for sets in (several, part))
+    count = np.asarray([len(each.devices) for each in part], dtype=np.int64)
+    pulls = graph.between[np.ix_(rows, others)] @ count - graph.between[rows, rows]
+    return [Cut(pull, 1, [each.devices[0]]) for pull, each in zip(pulls.tolist(), several, strict=True)]
 
 
 def graph_of(problem: Problem) -> Graph:

@@ -25,7 +25,7 @@ def recomputed(allocation: Allocation, orders: Orders) -> Orders:
 
 def recomputing(allocation: Allocation, orders: Orders | None) -> Allocation:
     """The allocation with stages that recompute whole: where that is worth its time in these orders, or all of them."""
-    flying = _in_flight(allocation, orders) if orders is not None else None
+    flying = in_flight(allocation, orders) if orders is not None else None
     wanted = [flying is None or flying[s] > 1 for s in range(len(allocation.stages))]
     pipelines, number = [], 0
     for pipeline in allocation.pipelines:
@@ -37,8 +37,8 @@ def recomputing(allocation: Allocation, orders: Orders | None) -> Allocation:
     return Allocation(tuple(pipelines), allocation.num_micro_batches)
 
 
-def _in_flight(allocation: Allocation, orders: Orders) -> list[int]:
-    """The most micro-batches of each stage between their forward and their recomputation, on one device."""
+def in_flight(allocation: Allocation, orders: Orders) -> list[int]:
+    """Return the most micro-batches of each stage between their forward and their recomputation, on one device."""
     most = [0] * len(allocation.stages)
     for row in orders.rows:
         kinds, stages, _batches = row.operations.T

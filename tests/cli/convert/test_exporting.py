@@ -185,7 +185,9 @@ def test_a_model_with_other_layers_is_refused_or_said_not_to_be_compared(
     assert "were not compared with the plan's (there is no module 'mine' here)" in capsys.readouterr().err
     (tmp_path / "made" / "job.sbatch").unlink()
     Path("mine.py").write_text(MODEL.format(names=["other", "names"]))
-    assert main(command) == 1
+    with monkeypatch.context() as unlowered:
+        unlowered.delattr("penstock.planning.bundles.make_bundle")
+        assert main(command) == 1, "before the programs of all ranks are made"
     assert "layer 0 of model 'mine:job' is 'other'" in capsys.readouterr().err
     assert not (tmp_path / "made" / "job.sbatch").exists(), "nothing is written"
     assert main([*command[:3], "jobset", *command[4:-1], "job.yaml", "--image", "i"]) == 0

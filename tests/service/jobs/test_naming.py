@@ -106,6 +106,28 @@ def test_names_are_documented(tmp_path: Path):
     assert not validator.is_valid(NAMED | {"routing_imbalance": "much"})
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "pointer", "words"),
+    [
+        ("/v1/plans", {"model": "gpt2-small", "global_batch_size": 64}, "/topology", ("'cluster'", "2x8xH100")),
+        ("/v1/plans", {"cluster": "2x4xV100", "global_batch_size": 64}, "/profile", ("'model'", "gpt2-small")),
+        ("/v1/plans", {"model": "gpt2-small", "cluster": "2x4xV100"}, "/global_batch_size", ("is missing",)),
+        ("/v1/fits", {"model": "gpt2-small"}, "/topology", ("'cluster'", "2x8xH100")),
+        ("/v1/placements", {"jobs": [{"name": "a", "global_batch_size": 4}]}, "/topology", ("'cluster'",)),
+        ("/v1/placements", {"jobs": [{"name": "a", "global_batch_size": 4}]}, "/jobs/0/profile", ("'model'",)),
+    ],
+)
+def test_what_is_missing_is_said_with_what_may_be_sent(
+    path: str, body: dict[str, Any], pointer: str, words: tuple[str, ...], tmp_path: Path
+):
+    answer = ask(tmp_path, path, body)
+    assert answer.status_code == 422
+    said = {fault["pointer"]: fault["detail"] for fault in answer.json()["errors"]}
+    assert said[pointer].startswith("is missing")
+    assert all(word in said[pointer] for word in words)
+    assert ("hash of a stored one" in said[pointer]) == (pointer != "/global_batch_size")
+
+
 def test_tokens_of_a_mixture_by_name_are_routed_as_asked():
     named = {"model": "mixtral-8x7b", "cluster": "2x8xH100", "global_batch_size": 64}
     request = with_documents(PlanRequest, {**named, "routing_imbalance": 1.5})

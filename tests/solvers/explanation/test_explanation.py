@@ -19,9 +19,9 @@ from penstock.solvers.explanation.hints import hints
 from penstock.solvers.explanation.idle import idle_split
 from penstock.solvers.explanation.layout import Layout, allocation_of, compare_layout
 from penstock.solvers.explanation.run import Run
-from penstock.solvers.explanation.what_if import Replan, Row, retime, what_if
+from penstock.solvers.explanation.what_if import Replan, Row, headroom, retime, what_if
 from penstock.solvers.judge.simulate import makespan_ns, simulate
-from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.allocation import Allocation, single_pipeline
 from penstock.solvers.model.problem import Pin, Problem
 from penstock.solvers.model.result import Candidate
 from penstock.solvers.schedules.early_backward import early_backward as reordered
@@ -311,6 +311,26 @@ def test_recomputation_is_retimed_in_the_plans_own_order() -> None:
     assert here.plan is not None
     assert (never.plan.value_ns, never.how) == (plan.value_ns, "re-timed")
     assert (here.plan.value_ns, here.how) == (plan.value_ns + 4 * 100, "re-timed")
+
+
+@pytest.mark.parametrize(("stages", "boundary", "segments"), [(1, 1, 4), (1, 100, 1), (2, 1, 2), (2, 9, 1)])
+def test_stages_recompute_in_the_way_that_leaves_most_room(stages: int, boundary: int, segments: int) -> None:
+    """Layer by layer where layers' inputs are small next to what they keep, else as a whole."""
+    problem = make_problem(
+        [10] * 4, stash_bytes=10, boundary_bytes=boundary, nodes=(stages,), global_batch_size=4, memory_bytes=10**6
+    )
+    plan = judged(problem, chain([(4, [0])] if stages == 1 else [(2, [0]), (2, [1])], 4))
+    changed = change(problem, plan, "recompute=everywhere").allocation
+    assert changed is not None
+    assert len(changed.stages[0].recompute) == segments
+    whole = [replace(stage, recompute=((stage.first, stage.last),)) for stage in changed.stages]
+    layers = [
+        replace(stage, recompute=tuple((layer, layer) for layer in range(stage.first, stage.last + 1)))
+        for stage in whole
+    ]
+    ways = [changed, *(single_pipeline(tuple(way), 4) for way in (whole, layers))]
+    found, *rooms = [headroom(problem, retime(problem, plan, way)) for way in ways]
+    assert found == max(rooms) > min(rooms)
 
 
 def test_a_layout_that_breaks_a_pin_is_told_so() -> None:

@@ -13,6 +13,8 @@ from penstock.solvers.judge.simulate import makespan_ns, simulate
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.degrees import Module
 from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
+from penstock.solvers.planners.chunked.planner import interleaved_proposals, zero_bubble_proposals
 from penstock.solvers.planners.even.planner import proposals
 from penstock.solvers.schedules.support.recomputed import recomputed
 from penstock.solvers.verify.verifier import verify
@@ -77,3 +79,21 @@ def test_even_recomputes_modules_where_that_is_enough() -> None:
     for each, memory in zip(found, (460, 410, 290), strict=True):
         assert each.fixed is not None
         assert fits(four_layers(memory), simulate(four_layers(memory), each.allocation, each.fixed))
+
+
+def test_chunked_planners_propose_what_fits_first_and_recompute_modules() -> None:
+    """Above 330 bytes the mlp is enough, which takes less time than whole layers."""
+    for memory in (450, 400, 330, 250):
+        problem = four_layers(memory)
+        for made, options in (
+            (interleaved_proposals, {"depth": 0, "chunks": 0}),
+            (zero_bubble_proposals, {"depth": 0, "shape": "all"}),
+        ):
+            found = list(made(problem, options))
+            plans = [(each.allocation, each.fixed) for each in found if isinstance(each.fixed, Orders)]
+            assert len(plans) == len(found)
+            fit = [fits(problem, simulate(problem, *plan)) for plan in plans]
+            assert fit[0], f"{made.__name__} at {memory}"
+            assert not all(fit) or memory == 450
+            ways = {stage.modules for stage in plans[0][0].stages}
+            assert (("mlp",) in ways) == (made is interleaved_proposals and memory >= 400)

@@ -22,6 +22,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import CLASS_SCOPE, REQUEST_SCOPE, Result, Shortage, Status
 from penstock.solvers.solve import choices, driver, tasks
 from penstock.solvers.solve import searched as one_choice
+from penstock.solvers.solve.choice_rounds import NEAR, QUICK, Round
 
 ONE, TWO, FOUR = Degrees(), Degrees(tensor=2), Degrees(tensor=4)
 HOLDS_ALL, HOLDS_NONE = 2**40, 10
@@ -279,9 +280,9 @@ def test_a_planner_has_its_whole_effort_where_plain_layouts_are_quick() -> None:
     for seed in range(8):
         problem = open_problem(asked(ONE, TWO, FOUR), 1.1, seed=seed)
         at = [contract(problem, each) for each in problem.choices]
-        even = [driver.solve(each, choices.QUICK).best for each in at]
+        even = [driver.solve(each, QUICK).best for each in at]
         quick = [choices.NEVER_NS if each is None else each.value_ns for each in even]
-        near = [each for each, ns in zip(at, quick, strict=True) if ns <= choices.NEAR * min(quick)]
+        near = [each for each, ns in zip(at, quick, strict=True) if ns <= NEAR * min(quick)]
         best = [found.value_ns for each in near if (found := driver.solve(each, "dapple").best) is not None]
         result = choices.solve(problem, "dapple")
         assert result.best is not None
@@ -290,7 +291,7 @@ def test_a_planner_has_its_whole_effort_where_plain_layouts_are_quick() -> None:
 
 def test_degrees_of_1_go_on_however_slow_their_plain_layouts_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the others only the best goes on here; what all planners find at 1 is compared unless the bound is above."""
-    monkeypatch.setattr(choices, "ROUNDS", (choices.Round(None, 1.0), choices.Round(1, 1.0)))
+    monkeypatch.setattr(choices, "ROUNDS", (Round(None, 1.0, (QUICK,)), Round(1, 1.0)))
     solve, met = driver.solve, set()
     for factor in (0.5, 0.8, 0.95):
         made: dict[object, int] = {}

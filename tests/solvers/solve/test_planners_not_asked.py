@@ -58,6 +58,8 @@ def test_many_cells_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = contract(open_problem(asked(TWO)), Choice(TWO))
     reasons = chosen(Setting(cells), set()).left_out
     assert reasons["spread"] == "4 cells are fewer than the 257 from which on it is asked"
+    one = chosen(Setting(replace(cells, devices=cells.devices[:1])), set()).left_out
+    assert one["spread"] == "1 cell is fewer than the 257 from which on it is asked"
     wide = {**PLANNERS, "spread": replace(PLANNERS["spread"], least_devices=3)}
     monkeypatch.setattr(asking, "PLANNERS", wide)
     rows, reasons = chosen(Setting(cells), set())
@@ -74,7 +76,7 @@ def test_the_schedule_and_the_exclusions_are_said() -> None:
 def test_a_planner_that_cannot_take_the_request_is_named_with_its_own_words() -> None:
     one_node = make_problem([100] * 4, nodes=(4,), global_batch_size=8)
     why = driver.solve(one_node, "auto", max_plans=1).why
-    own = "HetPipe forms virtual workers across several nodes, the cluster has one, of 4 devices: hetpipe"
+    own = "HetPipe forms virtual workers across several nodes, there is one, of 4 devices: hetpipe"
     assert f"; not asked, as {own}" in why
     alone = driver.solve(one_node, "dapple").why
     assert "not asked" not in alone, "a planner that is asked by name asks no others"
@@ -123,7 +125,7 @@ def test_choices_that_are_not_searched_are_counted_with_the_reason() -> None:
     assert "the rest spared: " in bounded
     assert "as bounds show that none of their plans is better" in bounded
     quick = choices.solve(open_problem(asked(ONE, TWO, FOUR)), "auto", effort="quick").why
-    assert "planners but even were asked at 1 of 3 choices of degrees, the rest spared: " in quick
+    assert "all planners were asked at 1 of 3 choices of degrees, the rest spared: " in quick
     assert "the rest spared" not in choices.solve(open_problem(asked(ONE, TWO, FOUR), 3.0), "dapple", max_plans=2).why
 
 

@@ -212,10 +212,11 @@ def _made_here(plan: str, to: str, launch: LaunchSettings, against: str | None) 
     file = read_plan(plan)
     if against is not None and not _is_compared(to):
         _refuse_absent(file, against)
+    said = _said_of_the_model(file, to, launch)
     from penstock.service.http.exports import written
 
     files = _compared(written(file, to, launch), to, against)
-    if (said := _said_of_the_model(file, to, launch)) is not None:
+    if said is not None:
         print(said, file=sys.stderr)
     return files
 
@@ -231,11 +232,15 @@ def _own_text(source: str) -> str:
 
 
 def _said_of_the_model(file: PlanFile, to: str, launch: LaunchSettings) -> str | None:
-    """What to note of the model that ranks will train. Raises ModelMismatch where it has other layers than the plan."""
-    from penstock.manifests import TARGETS
+    """What to note of the model that ranks will train, before their programs are made.
+
+    Raises ModelMismatch where it has other layers than the plan, and what ``manifests.check`` raises.
+    """
+    from penstock.manifests import TARGETS, check
 
     if launch.model is None or to not in TARGETS or "model" not in TARGETS[to].needs:
         return None
+    check(to, TARGETS[to], launch)
     from penstock.cli.run.model_fit import refuse_no_reference, unlike
 
     refuse_no_reference(launch.model)

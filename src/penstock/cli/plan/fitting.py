@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -36,7 +36,15 @@ if TYPE_CHECKING:
 
 NOTHING_FITS = 3
 ALL = "all"
-_VARIED = ("tensor", "context", "expert", "pipeline", "virtual_stages", "micro_batch_size")
+_VARIED = {
+    "tensor": ALL,
+    "context": "1",
+    "expert": ALL,
+    "pipeline": ALL,
+    "virtual_stages": "1",
+    "micro_batch_size": "1",
+}
+"""Degrees that may have several values, and what each is where none is given."""
 _DEGREES = {
     "TP": "tensor",
     "CP": "context",
@@ -81,31 +89,48 @@ class Transformer:
 
 @dataclass(frozen=True, kw_only=True)
 class Degrees:
-    """Degrees of parallelism: a value, several, or all."""
+    """Degrees of parallelism: a value, several, or all; every option may be repeated."""
 
     PANEL: ClassVar[str] = "Degrees"
 
     tensor: Annotated[
-        str, typer.Option(metavar="N|all", help="GPUs that share every layer: 8, or 2,4,8; all: within a node.")
-    ] = ALL
-    context: Annotated[str, typer.Option(metavar="N|all", help="GPUs that share every sequence.")] = "1"
+        list[str] | None,
+        typer.Option(
+            metavar="N[,N...]|all",
+            help="GPUs that share every layer: 8, or 2,4,8; all: within a node (default). Repeatable.",
+        ),
+    ] = None
+    context: Annotated[
+        list[str] | None,
+        typer.Option(metavar="N[,N...]|all", help="GPUs that share every sequence (default: 1). Repeatable."),
+    ] = None
     context_kind: ContextKind = None
     routing_imbalance: RoutingImbalance = None
     capacity_factor: CapacityFactor = None
-    expert: Annotated[str, typer.Option(metavar="N|all", help="GPUs that share the experts.")] = ALL
+    expert: Annotated[
+        list[str] | None,
+        typer.Option(metavar="N[,N...]|all", help="GPUs that share the experts (default: all). Repeatable."),
+    ] = None
     expert_tensor: Annotated[int, typer.Option(metavar="N", help="GPUs that share every expert.")] = 1
-    pipeline: Annotated[str, typer.Option(metavar="N|all", help="Stages of the pipeline.")] = ALL
+    pipeline: Annotated[
+        list[str] | None,
+        typer.Option(metavar="N[,N...]|all", help="Stages of the pipeline (default: all). Repeatable."),
+    ] = None
     virtual_stages: Annotated[
-        str, typer.Option(metavar="N|all", help="Stages that each GPU has in turn (interleaving).")
-    ] = "1"
+        list[str] | None,
+        typer.Option(
+            metavar="N[,N...]|all",
+            help="Stages that each GPU has in turn, interleaving (default: 1). Repeatable.",
+        ),
+    ] = None
     sharding: Annotated[
-        str,
+        list[str] | None,
         typer.Option(
             metavar="none|optimizer|gradients|parameters|parameters_kept|all",
             help="What replicas share out (ZeRO-1, -2, -3): parameters_kept gathers once a step, for pipelines of "
-            "torch. A list is possible.",
+            "torch (default: optimizer). A list is possible. Repeatable.",
         ),
-    ] = "optimizer"
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,16 +140,18 @@ class Work:
     PANEL: ClassVar[str] = TRAINING
 
     global_batch_size: Batch = None
-    micro_batch_size: Annotated[str, typer.Option(metavar="N|all", help="Samples of a micro-batch on one replica.")] = (
-        "1"
-    )
+    micro_batch_size: Annotated[
+        list[str] | None,
+        typer.Option(metavar="N[,N...]|all", help="Samples of a micro-batch on one replica (default: 1). Repeatable."),
+    ] = None
     recompute: Annotated[
-        str,
+        list[str] | None,
         typer.Option(
             metavar="none|full|MODULES",
-            help="Activations made again in the backward pass: of attention,mlp,norm,moe_act,shared_experts.",
+            help="Activations made again in the backward pass: of attention,mlp,norm,moe_act,shared_experts (default: "
+            "none). Repeatable.",
         ),
-    ] = "none"
+    ] = None
     sequence_parallel: Annotated[
         bool,
         typer.Option(
@@ -201,9 +228,9 @@ def _request(options: Mapping[str, Any]) -> FitsRequest:
         fields["shape"] = catalogue.shape(options["example"])
     else:
         fields["hugging_face"] = read_config(Path(options["hf"]))
-    fields |= {name: _degree(name, options[name]) for name in _VARIED}
-    fields["sharding"] = _listed(options["sharding"])
-    recompute = options["recompute"]
+    fields |= {name: _degree(name, _together(options[name], default)) for name, default in _VARIED.items()}
+    fields["sharding"] = _listed(_together(options["sharding"], "optimizer"))
+    recompute = _together(options["recompute"], "none")
     fields["recompute"] = recompute if recompute in ("none", "full") else _listed(recompute)
     same: tuple[str, ...] = ("expert_tensor", "routing_imbalance", "capacity_factor", "sequence_length")
     same += ("global_batch_size", "sequence_parallel", "framework", "rows")
@@ -211,6 +238,11 @@ def _request(options: Mapping[str, Any]) -> FitsRequest:
     if options["context_kind"] is not None:
         fields["context_kind"] = context_kind_of(options["context_kind"])
     return FitsRequest.parse(fields)
+
+
+def _together(texts: Sequence[str] | None, default: str) -> str:
+    """The values of an option that was given once or several times, as if it had been given once."""
+    return ",".join(texts) if texts else default
 
 
 def _degree(name: str, text: str) -> str | list[int]:

@@ -61,7 +61,7 @@ def test_living_agents_are_a_source(
         ({"sources": []}, None, "no source"),
         ({"sources": [{"text": "SwitchName=a Nodes=n[0-"}]}, "line 1, column ", "topology.conf"),
         ({"sources": [{"text": "x", "format": "pbs"}]}, "/sources/0/format", "Input should be"),
-        ({"sources": [{"path": "/etc/passwd"}]}, "/sources/0/text", "Field required"),
+        ({"sources": [{"path": "/etc/passwd"}]}, "/sources/0/text", "is missing"),
         ({"options": {"devices_per_node": 0}}, "/options/devices_per_node", "greater than or equal to 1"),
         ({"options": {"devices_per_node": 10**9}}, "/options/devices_per_node", "less than or equal to 1024"),
         ({"options": {"only": "n[0-"}}, "column ", "hostlist"),

@@ -12,6 +12,7 @@ from split_plans import cabled_request, every_plan, optima, split_request
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.contiguous import stage_costs
 from penstock.solvers.bounds.contiguous.least_bound import least_bound_ns
+from penstock.solvers.bounds.contiguous.links import Links
 from penstock.solvers.bounds.coverage import features_of_candidate
 from penstock.solvers.bounds.schedule_bound import request_bound, split_apart_bound
 from penstock.solvers.planners.exact.enumeration import Space
@@ -54,6 +55,7 @@ def test_a_device_s_own_cable_carries_all_transfers_of_its_stage(monkeypatch: py
     def none(*tables: np.ndarray) -> np.ndarray:
         return np.zeros_like(tables[3])
 
+    monkeypatch.setattr(Links, "borders", [])  # what groups of devices carry proves the same here
     raised = 0
     for seed in range(24):
         problem = cabled_request(seed)

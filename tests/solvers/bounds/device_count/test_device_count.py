@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from drawn_problems import random_request
-from lean_plans import lean_plans
+from lean_plans import lean_plans, unlike_plans
 from problems import make_problem
 from random_plans import random_allocation, random_orders, random_problem
 
@@ -18,9 +18,12 @@ from penstock.solvers.bounds.coverage import features_of_candidate, stages_apart
 from penstock.solvers.bounds.device_count import count
 from penstock.solvers.bounds.device_count.bound import bounds
 from penstock.solvers.bounds.device_count.count import Count
+from penstock.solvers.bounds.device_count.device_classes import MOST, DeviceClass, device_classes
 from penstock.solvers.bounds.device_count.stage_runs import Runs, runs_within
+from penstock.solvers.bounds.device_count.transfers import transfers_of
 from penstock.solvers.bounds.schedule_bound import request_bound
-from penstock.solvers.costs.memory import largest_shortage
+from penstock.solvers.costs.memory import free_bytes, largest_shortage
+from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, batch_of, candidates
@@ -106,18 +109,77 @@ def test_never_above_the_quickest_orders_in_their_memory(block: int) -> None:
     assert equal > 2
 
 
-def _too_high(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    """Seed a fault into what a stage costs."""
+@pytest.mark.parametrize("block", range(4))
+def test_never_above_plans_on_unlike_devices(block: int) -> None:
+    """Of two speeds, with just the memory that each of them needs, and links as slow as layers in every mode."""
+    seen = equal = near = 0
+    for seed in range(50 * block, 50 * block + 50):
+        for plan in unlike_plans(seed):
+            batch = number_of(plan.problem, plan.allocation)
+            assert not Count(plan.problem, batch, plan.value_ns + 1).refuted(), seed
+            seen += 1
+            equal += Count(plan.problem, batch, plan.value_ns).refuted()
+            near += Count(plan.problem, batch, plan.value_ns * 9 // 10).refuted()
+    assert seen > 70
+    assert near > seen // 16
+    assert equal > 0
 
-    def faulty(problem: Problem, batch: Batch, time_ns: int) -> Runs:
-        runs = runs_within(problem, batch, time_ns)
+
+@pytest.mark.parametrize("block", range(2))
+def test_no_round_trip_between_stages_is_shorter(block: int) -> None:
+    """Of the smaller micro-batch over the cut between any two stages of random plans, in every mode and network."""
+    seen = sharp = 0
+    for seed in range(100 * block, 100 * block + 100):
+        rng = random.Random(seed)
+        drawn = random_problem(rng) if seed % 2 else random_request(seed, 6, 4)
+        allocation = apart(rng, replace(drawn, cuttable=np.ones(drawn.num_layers - 1, dtype=bool)))
+        batch = number_of(drawn, allocation)
+        for s, stage in enumerate(allocation.stages[:-1]):
+            least = transfers_of(drawn).round_trip_ns(batch, stage.replicas, stage.replicas)[stage.last + 1]
+            out, back = (transfer(drawn, allocation, s + way, batch.least_rows, way) for way in (0, 1))
+            taken = sum(0 if each is None else each.duration_ns for each in (out, back))
+            assert least <= taken, seed
+            seen += 1
+            sharp += least > taken // 2
+    assert seen > 60
+    assert sharp > seen // 4
+
+
+def _too_high(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    """Seed a fault into what a stage costs, or into what there is."""
+
+    def faulty(problem: Problem, batch: Batch, time_ns: int, classes: list[DeviceClass]) -> Runs:
+        runs = runs_within(problem, batch, time_ns, classes)
         if fault == "rebuilt too large":
             return runs._replace(rebuilt=4 * runs.rebuilt)
         if fault == "one less in flight":
             return runs._replace(limit=np.maximum(1, runs.limit - 1))
-        return runs._replace(work_ns=runs.work_ns + runs.again_ns)
+        if fault == "transfers twice":
+            return runs._replace(sent_ns=2 * runs.sent_ns)
+        return runs._replace(work_ns=runs.work_ns + runs.again_ns * (fault == "recomputed twice"))
+
+    def classes(problem: Problem) -> list[DeviceClass]:
+        found = device_classes(problem)
+        if fault == "slowest kind" and problem.num_devices > 1:
+            kinds = [each.kinds for each in found if "slow" in each.kinds] or [found[0].kinds]
+            return [each._replace(kinds=kinds[0]) for each in found]
+        if fault == "one device missing":
+            return [*found[:-1], found[-1]._replace(devices=found[-1].devices - 1)]
+        return found
 
     monkeypatch.setattr(count, "runs_within", faulty)
+    monkeypatch.setattr(count, "device_classes", classes)
+
+
+@pytest.mark.parametrize("fault", ["slowest kind", "one device missing", "transfers twice"])
+def test_a_fault_in_unlike_devices_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The battery fails where a quick device counts as slow, a class has fewer devices or bytes travel longer."""
+    _too_high(monkeypatch, fault)
+    assert any(
+        Count(plan.problem, number_of(plan.problem, plan.allocation), plan.value_ns + 1).refuted()
+        for seed in range(50)
+        for plan in unlike_plans(seed)
+    )
 
 
 @pytest.mark.parametrize(
@@ -184,3 +246,45 @@ def test_where_no_plan_is_possible_it_ends() -> None:
     mixed = make_problem([4], [8], nodes=(1,), stash_bytes=10, global_batch_size=4, memory_bytes=15)
     both, one = replace(mixed, micro_batch_sizes=(1, 4)), replace(mixed, micro_batch_sizes=(1,))
     assert known(both).bound_ns == known(one).bound_ns > 40
+
+
+def _halves(kinds: tuple[str, str] = ("cpu", "cpu"), memory: tuple[int, int] = (10**6, 10**6)) -> Problem:
+    """Twelve equal layers on six devices of each of two halves, whose links take no time."""
+    return make_problem(
+        [10] * 12,
+        [20] * 12,
+        parameter_bytes=100,
+        stash_bytes=10,
+        nodes=(1,) * 12,
+        kinds=[kinds[0]] * 6 + [kinds[1]] * 6,
+        speed={"slow": 0.25},
+        memory_bytes=[memory[0]] * 6 + [memory[1]] * 6,
+        global_batch_size=40,
+        micro_batch_sizes=(1,),
+    )
+
+
+def test_what_small_devices_cannot_hold_the_others_must() -> None:
+    """Half of the devices hold no layer: the bound is as high as with twelve layers on the other half alone."""
+    all_large, none_small = known(_halves()).bound_ns, known(_halves(memory=(10**6, 150))).bound_ns
+    assert none_small > 1.7 * all_large
+    assert none_small >= known(make_problem([10] * 12, [20] * 12, nodes=(1,) * 6, global_batch_size=40)).bound_ns
+
+
+def test_slow_devices_count_for_what_they_do() -> None:
+    """Six devices at a fourth of the speed are worth a device and a half, not six."""
+    quick, mixed = known(_halves()).bound_ns, known(_halves(kinds=("cpu", "slow"))).bound_ns
+    slow = known(_halves(kinds=("slow", "slow"))).bound_ns
+    assert 1.3 * quick < mixed < slow
+
+
+def test_many_classes_are_joined_to_no_plans_harm() -> None:
+    """Of twelve sizes of memory few remain, none with less than any of its devices; all devices are in one of them."""
+    problem = _halves()
+    unlike = tuple(replace(device, memory_bytes=1000 * (1 + d)) for d, device in enumerate(problem.devices))
+    found = device_classes(replace(problem, devices=unlike))
+    assert len(found) == MOST
+    assert sum(each.devices for each in found) == 12
+    largest = sorted((free_bytes(replace(problem, devices=unlike), (d,)) for d in range(12)), reverse=True)
+    held = [size for each in found for size in [each.free_bytes] * each.devices]
+    assert all(size >= own for size, own in zip(sorted(held, reverse=True), largest, strict=True))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import accumulate, combinations, pairwise
 from typing import Any
 
 import pytest
 from drawn_problems import instance
-from problems import chain, make_problem
+from problems import GIGABYTE_PER_S, chain, make_problem
 
 from penstock.solvers.bounds.schedule_bound import schedule_bound
 from penstock.solvers.improve.job_shop import never
+from penstock.solvers.improve.neighbourhood import moves
 from penstock.solvers.improve.neighbourhood.flushed import SECOND, LargeNeighbourhoodSearch, search
 from penstock.solvers.improve.neighbourhood.moves import Stages, even_stages, moved
 from penstock.solvers.improve.neighbourhood.recut import recuts
@@ -66,6 +67,37 @@ def test_moves_are_legal_and_all_different_ones_occur(recompute: str) -> None:
     assert ((0, 1), (2, 5), (6, 7)) in shapes
     assert ((0, 0), (1, 3), (4, 7)) in shapes
     assert ((0, 2), (3, 4), (5, 7)) not in shapes
+
+
+@pytest.mark.parametrize("replicas", [(8, 8), (6, 4, 4), (3, 12), (2, 2, 5)])
+def test_two_of_the_nodes_that_nothing_tells_apart_are_enough(
+    replicas: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A move between other nodes takes as long as one that is kept, where it does not matter which slices meet."""
+    problem = make_problem(
+        [5, 7, 6, 8, 5, 9],
+        boundary_bytes=3,
+        parameter_bytes=11,
+        nodes=(2,) * 8,
+        inside_bytes_per_s=5 * GIGABYTE_PER_S,
+        global_batch_size=32,
+        micro_batch_sizes=(16,),
+        transfer="madpipe",
+        all_reduce="hierarchical",
+    )
+    stops = list(accumulate(replicas))
+    layers = 6 // len(replicas)
+    plan = chain([(layers, range(at - own, at)) for at, own in zip(stops, replicas, strict=True)], 2).stages
+
+    def times() -> list[int]:
+        made = (single_pipeline(stages, 2) for stages in moved(problem, plan))
+        return [makespan_ns(problem, each, early_backward(problem, each)) for each in made]
+
+    every = times()
+    monkeypatch.setattr(moves, "MANY_DEVICES", 1)
+    kept = times()
+    assert set(kept) == set(every)
+    assert len(kept) < len(every)
 
 
 def test_even_stages_share_layers_and_devices() -> None:

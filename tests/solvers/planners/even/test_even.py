@@ -115,7 +115,7 @@ def test_what_may_fit_is_what_ranks_hold_stage_by_stage() -> None:
     for problem in (*map(drawn, range(12)), *map(with_modules, range(12))):
         for even in _every(problem):
             for way in even.ways:
-                fits_so = holds(problem, even.plan(way), even.parts)
+                fits_so = holds(problem, even.plan(way), even.cut.parts)
                 assert even._may_fit(way) == fits_so
                 answers[fits_so] += 1
     assert min(answers.values()) > 100

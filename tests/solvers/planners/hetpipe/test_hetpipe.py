@@ -188,7 +188,7 @@ def test_fewer_micro_batches_in_flight_where_memory_is_short() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(UnsupportedRequest, match="the cluster has one, of 4 devices") as refused:
+    with pytest.raises(UnsupportedRequest, match="there is one, of 4 devices") as refused:
         solve(make_problem([1] * 4, nodes=(4,)), "hetpipe")
     assert refused.value.remedy is not None
     assert "pipedream" in refused.value.remedy

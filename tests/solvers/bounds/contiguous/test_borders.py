@@ -1,0 +1,142 @@
+"""What stages together want of cables around nodes, and around groups of nodes: never more than any plan takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from bordered_requests import (
+    GIGABYTE,
+    Cables,
+    bordered_request,
+    carried,
+    label_bound_ns,
+    line,
+    network_of,
+    pairs,
+    plans_below,
+    plans_of,
+    star,
+)
+from problems import make_problem
+
+from penstock.solvers.bounds.contiguous.borders import Border, borders_of
+from penstock.solvers.bounds.schedule_bound import schedule_bound
+from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.planners.contiguous_bound.planner import MILLION, Relaxation
+from penstock.solvers.planners.exact.chain_tables import WHOLE_BACKWARDS
+from penstock.solvers.planners.exact.enumeration import Space
+
+HIGHER = {20: (845, 1364), 79: (574, 708), 94: (281, 790), 178: (1013, 1458), 313: (553, 1296), 341: (38, 46)}
+"""Requests with what the label search proves, and what cables prove: of nodes, of switches, with stages across."""
+
+
+@pytest.mark.parametrize("block", range(15))
+def test_no_plan_is_below(block: int) -> None:
+    """Every plan of 20 requests, from a known time far below any plan on; CP-SAT where its own bound is less."""
+    for seed in range(20 * block, 20 * block + 20):
+        space = Space.of(bordered_request(seed))
+        for batch in space.batches if space.count() < 500 else ():
+            known = label_bound_ns(space.problem, batch)
+            if known < NEVER_NS:
+                time_ns = carried(space.problem, batch, known // 8 + 1)
+                assert not plans_below(space, batch, time_ns), seed
+
+
+@pytest.mark.parametrize("seed", HIGHER)
+def test_cables_prove_more_than_the_label_search(seed: int) -> None:
+    space = Space.of(bordered_request(seed))
+    found = [(label_bound_ns(space.problem, each), carried(space.problem, each)) for each in space.batches]
+    assert HIGHER[seed] in found
+    for batch, (_known, time_ns) in zip(space.batches, found, strict=True):
+        assert not plans_below(space, batch, time_ns)
+
+
+def _line_of_six(nodes: Sequence[int], cables: Cables, full: bool) -> Problem:
+    """Six equal layers, one for each of six devices, 20 bytes over each cut in either direction."""
+    network = network_of(nodes, cables, full=full)
+    kept = {"parameter_bytes": 1000, "memory_bytes": 2150, "global_batch_size": 8}
+    return make_problem([1] * 6, [1] * 6, [20] * 5, network=network, shared=True, transfer="nic", **kept)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "cables"),
+    [((2, 2, 2), star((2, 2, 2), [GIGABYTE])), ((1,) * 6, pairs((1,) * 6, 20 * GIGABYTE, GIGABYTE))],
+    ids=["nodes", "switches"],
+)
+def test_a_node_in_the_middle_carries_both_of_its_cuts(nodes: Sequence[int], cables: Cables) -> None:
+    """By hand: the second group carries 8 × 4 × 20 bytes over one cable, after two forwards and before two backwards.
+
+    In four runs, three cuts make 8 × 3 × 40 × 2 bytes on three cables, after one forward and before one backward.
+    """
+    half, full = (_line_of_six(nodes, cables, each) for each in (False, True))
+    assert [carried(each, Space.of(each).batches[0], 300) for each in (half, full)] == [644, 326]
+    search = Relaxation(half, 30 * MILLION)
+    list(search.run())
+    assert search.bound_ns == 644
+    assert search.value_ns <= 1.05 * 644
+
+
+def _split_by_rows(nodes: Sequence[int], layers: int, kept_bytes: int, rows: int) -> tuple[int, int, int]:
+    """Stages of one layer whose micro-batches of so many rows need as many devices: bounds, and the least of a plan."""
+    problem = make_problem(
+        [10] * layers,
+        boundary_bytes=1,
+        parameter_bytes=kept_bytes,
+        stash_bytes=1000,
+        memory_bytes=2 * kept_bytes + 1500,
+        count_buffers=False,
+        network=network_of(nodes, star(nodes, [GIGABYTE])),
+        global_batch_size=2 * rows,
+        micro_batch_sizes=(rows,),
+        shared=True,
+        transfer="nic",
+    )
+    space = Space.of(problem)
+    (batch,) = space.batches
+    plans = [schedule_bound(problem, plan, WHOLE_BACKWARDS).bound_ns for plan in plans_of(space, batch)]
+    return label_bound_ns(problem, batch), carried(problem, batch), min(plans)
+
+
+def test_of_three_stages_on_two_devices_two_nodes_of_three_hold_one_each() -> None:
+    """The third is across both, and sums 5,000 bytes over their cables, which takes as many ns."""
+    known, time_ns, least = _split_by_rows((3, 3), 3, 5000, 2)
+    assert known < 1000
+    assert 5000 < time_ns <= least < 1.02 * time_ns
+
+
+def test_all_reduces_of_two_stages_across_three_nodes_share_a_cable() -> None:
+    """Each sums 2 × 2 ÷ 3 of 3,000 bytes over the cables of two of the three nodes or more: 16,000 ns in all."""
+    known, time_ns, least = _split_by_rows((2, 2, 2), 2, 3000, 3)
+    assert known < 4300
+    assert 4 * 4000 / 3 < time_ns <= least
+
+
+def test_groups_of_a_star_of_a_tree_and_of_a_line() -> None:
+    """Which devices are together, and how wide what leaves them is."""
+    nodes = (2, 1, 3, 1)
+    assert _borders(nodes, star(nodes, [5, 7])) == [Border(nodes, (5, 7, 5, 7), True, 5, True)]
+    assert _borders(nodes, pairs(nodes, 7, 4)) == [
+        Border(nodes, (7, 7, 7, 7), True, 7, True),
+        Border((3, 4), (4, 4), True, 4, False),
+    ]
+    by_node, by_branch = _borders(nodes, line(nodes, 5))
+    assert by_node == Border(nodes, (5, 10, 10, 5), True, 5, True)
+    assert sorted(zip(by_branch.sizes, by_branch.widths, strict=True)) == [(1, 10), (2, 5), (4, 5)]
+
+
+def test_cables_of_devices_and_lanes_count_together() -> None:
+    """Two devices with cables of their own to two switches; a switch's devices are no group, since nodes join them."""
+    cables = [(f"n{i}/{j}", f"s{j}", 6) for i in range(2) for j in range(2)]
+    assert _borders((2, 2), [*cables, ("s0", "s1", 3)], lanes=3) == [Border((2, 2), (12, 12), True, 2, True)]
+
+
+def test_nothing_is_shared_in_private_networks() -> None:
+    assert borders_of(make_problem([1, 1], nodes=(1, 1), shared=False)) == []
+    assert borders_of(make_problem([1, 1], nodes=(2,), shared=True, transfer="nic")) == []
+
+
+def _borders(nodes: Sequence[int], cables: Cables, lanes: int = 1) -> list[Border]:
+    network = network_of(nodes, cables, lanes=lanes)
+    return borders_of(make_problem([1, 1], network=network, shared=True, transfer="nic"))
