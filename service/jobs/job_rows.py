@@ -15,6 +15,9 @@ from penstock.service.db.tables import ACTIVE, iso, job_events, jobs, now_ms
 BRIEF = tuple(column for column in jobs.c if column.name not in ("incumbent", "result"))
 """The columns of a job without its documents, which may be large."""
 
+NO_RESULT = b'"result":null'
+"""How a job without a result says so; within a text its quotation marks would be escaped."""
+
 IS_ACTIVE = jobs.c.state.in_(sa.bindparam("active", ACTIVE, expanding=True, literal_execute=True))
 """Written out, so that both engines see that the index of active jobs answers it."""
 
@@ -65,6 +68,15 @@ def job_out(row: Any) -> JobOut:
         error=None if row["error"] is None else ProblemDetails.model_validate_json(json.dumps(row["error"])),
         links=_links(row),
     )
+
+
+def job_body(row: Any) -> bytes:
+    """Return a row with its result as the JSON to send, which is that of ``job_out``.
+
+    The result is taken over as the worker has written it: to read a large plan and write it again takes far longer.
+    """
+    body = job_out({**row, "result": None}).model_dump_json().encode()
+    return body if row["result"] is None else body.replace(NO_RESULT, b'"result":' + row["result"], 1)
 
 
 def _links(row: Any) -> dict[str, str]:

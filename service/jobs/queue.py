@@ -19,7 +19,7 @@ from penstock.schemas.plan import Plan
 from penstock.service.db.database import Database
 from penstock.service.db.tables import ACTIVE, answers, iso, job_events, jobs, now_ms
 from penstock.service.http.requests.idempotency import Note
-from penstock.service.jobs.job_rows import BRIEF, FIRST_EVENT, IS_ACTIVE, job_out, new_id, record_event
+from penstock.service.jobs.job_rows import BRIEF, FIRST_EVENT, IS_ACTIVE, job_body, job_out, new_id, record_event
 from penstock.service.logs import request_id
 
 MIN_PRIORITY, MAX_PRIORITY = -100, 100
@@ -85,6 +85,12 @@ class JobQueue:
         columns = (*BRIEF, jobs.c.result) if with_result else BRIEF
         with self._database.read() as connection:
             return job_out(self._row(connection, tenant, job_id, *columns))
+
+    def answer(self, tenant: str, job_id: str) -> tuple[JobState, bytes]:
+        """Return the job's present state, and the job with its result as JSON. Raises NotFound."""
+        with self._database.read() as connection:
+            row = self._row(connection, tenant, job_id, *BRIEF, jobs.c.result)
+        return row["state"], job_body(row)
 
     def recent(
         self,

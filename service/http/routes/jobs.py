@@ -74,8 +74,8 @@ async def retry(id: Id, service: Access, caller: Solver) -> Response:
 async def get(request: Request, id: Id, service: Access, caller: Reader) -> Response:
     """Return a job; with `Prefer: wait=N`, once it has ended or after N seconds."""
     until = time.monotonic() + prefer_wait_s(request, service.settings.max_wait_s)
-    job = await settled(service, caller, id, until)
-    return tagged(request, job.model_dump_json().encode())
+    _state, body = await settled(service, caller, id, until)
+    return tagged(request, body)
 
 
 @router.delete("/jobs/{id}", status_code=204, responses=problems(404, 409))
@@ -128,12 +128,12 @@ def plan_file(request: Request, id: Id, service: Access, caller: Reader, best: b
     return immutable(request, store.plan_file_body(address), address)
 
 
-async def settled(service: Service, caller: Principal, job_id: str, until: float) -> JobOut:
-    """Return the job once it has ended, or as it is at ``until``, of ``time.monotonic``."""
+async def settled(service: Service, caller: Principal, job_id: str, until: float) -> tuple[JobState, bytes]:
+    """Return state and JSON of the job once it has ended, or as it is at ``until``, of ``time.monotonic``."""
     with service.notifier.listen(f"job:{job_id}") as listener:
         while True:
-            job = await run_sync(service.queue.job, caller.tenant, job_id)
-            if job.state not in ACTIVE or service.notifier.closed:
-                return job
+            state, body = await run_sync(service.queue.answer, caller.tenant, job_id)
+            if state not in ACTIVE or service.notifier.closed:
+                return state, body
             if not await listener.wait(until - time.monotonic()):
-                return job
+                return state, body

@@ -69,9 +69,9 @@ async def _answered(
 ) -> Response:
     """Return the job once it has ended, or as it is when the wait, counted from ``began``, is over."""
     wait_s = prefer_wait_s(request, service.settings.max_wait_s)
-    job = await settled(service, caller, job_id, (time.monotonic() if began is None else began) + wait_s)
-    headers = {"Location": f"/v1/jobs/{job.id}"} | ({"Preference-Applied": f"wait={wait_s:.0f}"} if wait_s else {})
-    return json_response(job, 202 if job.state in ACTIVE else 200, headers)
+    state, body = await settled(service, caller, job_id, (time.monotonic() if began is None else began) + wait_s)
+    headers = {"Location": f"/v1/jobs/{job_id}"} | ({"Preference-Applied": f"wait={wait_s:.0f}"} if wait_s else {})
+    return json_response(body, 202 if state in ACTIVE else 200, headers)
 
 
 @router.get("/plans/{hash}:verify", response_model=Verdict, responses=problems(404))

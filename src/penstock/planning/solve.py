@@ -54,11 +54,12 @@ def solve_here(
 def solve_verified(
     request: PlanRequest,
     on_incumbent: Callable[[Plan], None] | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
+    _on_progress: Callable[[Progress], None] | None = None,
     workers: int | None = None,
 ) -> ResultOut:
     """Answer a request as ``solve_here``; ``on_incumbent`` is called with plans that were verified.
 
+    Progress is not reported: its bounds would come before the first plan, and interpreted they take longer than plans.
     Raises InvalidPlan where one does not verify (our bug).
     """
 
@@ -67,7 +68,7 @@ def solve_verified(
         if on_incumbent is not None:
             on_incumbent(plan)
 
-    return solve_here(request, verified, on_progress, workers)
+    return solve_here(request, verified, None, workers)
 
 
 def solve_problem(
