@@ -199,7 +199,7 @@ LISTED = tuple(row.name for row in PLANNERS.values() if row.listed)
 class Round(NamedTuple):
     """``plans`` of each planner that are simulated; who is ``near`` the best goes on.
 
-    ``planners``: these alone are asked, one after the other, for as many plans as their effort allows.
+    ``planners``: these alone are asked, one after the other, for all plans that their effort allows.
     """
 
     plans: int | None
