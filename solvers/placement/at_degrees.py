@@ -26,7 +26,7 @@ from penstock.solvers.planners.even.planner import Layouts
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.schedules.support.fitting import Trial
 from penstock.solvers.solve import choices
-from penstock.solvers.solve.choice_rounds import QUICK
+from penstock.solvers.solve.asking import QUICK
 from penstock.solvers.solve.searched import Searched, choices_of, least_of
 
 

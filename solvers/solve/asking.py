@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.model.micro_batches import size_of
@@ -17,10 +17,13 @@ from penstock.solvers.model.network import MAX_DENSE_DEVICES
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.catalogue import EXCLUDE, PHASES, PLANNERS, Planner, Tier
 from penstock.solvers.solve.effort import LARGE
+from penstock.solvers.solve.searched import Searched
 from penstock.solvers.solve.setting import Setting
 
 MOST_CELLS = 1024
 """Where degrees are a choice, more cells are for planners of any number of devices alone: others take minutes each."""
+EXACT = tuple(row.name for row in PLANNERS.values() if row.exact)
+PROVING = tuple(row.name for row in PLANNERS.values() if row.tier is Tier.PROOF and row.least_devices == 1)
 _NUMBER = re.compile(r"(?<![\w./\-])\d+(?:,\d{3})*(?![\w/\-]|\.\d)")
 """A number of its own in a reason: neither part of a name nor of a decimal."""
 
@@ -46,7 +49,12 @@ def chosen(setting: Setting, excluded: set[str]) -> Chosen:
     reasons = {row.name: _reason(setting, row) for row in every if row not in rows and row.name not in excluded}
     reasons |= {name: reason for name, reason in setting.without.items() if reason}
     reasons |= dict.fromkeys(sorted(excluded - set(setting.without)), f"option {EXCLUDE.name} names them")
-    return Chosen(sorted(rows, key=lambda row: (row.least_devices == 1, row.tier)), reasons)
+    wide = any(row.least_devices > 1 for row in rows)
+
+    def turn(row: Planner) -> tuple[bool, bool, Tier]:
+        return wide and row.tier is not Tier.SIMPLE and not row.listed, row.least_devices == 1, row.tier
+
+    return Chosen(sorted(rows, key=turn), reasons)
 
 
 def _reason(setting: Setting, row: Planner) -> str:
@@ -175,3 +183,40 @@ def _range(values: Iterable[int]) -> str:
     known = sorted(values)
     low, high = known[0], known[-1]
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+# ---- at choices of degrees -------------------------------------------------------------------------------------------
+
+QUICK = "even"
+"""The planner that ranks the choices first."""
+LISTED = tuple(row.name for row in PLANNERS.values() if row.listed)
+"""The planners that rank the choices next: they have their best plans soon."""
+
+
+class Round(NamedTuple):
+    """``plans`` of each planner that are simulated; who is ``near`` the best goes on.
+
+    ``planners``: these alone are asked, one after the other, for all plans that their effort allows.
+    """
+
+    plans: int | None
+    near: float
+    planners: tuple[str, ...] = ()
+
+
+ROUNDS = (Round(None, 1.4, (QUICK,)), Round(None, 1.12, LISTED), Round(1, 1.12), Round(8, 1.03))
+"""Of planner ``auto``; of an effort that does not compare choices by all planners, the first."""
+NEAR = 1.12
+"""How near the best of planner ``QUICK`` a choice is that gets the whole effort of another planner."""
+MOST = 160_000
+"""The effort of the rounds of all planners: the sizes (``micro_batches.size_of``) of the choices searched, added up."""
+
+
+def left_out(each: Searched) -> dict[str, str]:
+    """Return the planners that a choice is not given to: those that had their effort; for a large one ``PROVING``."""
+    return dict.fromkeys(each.asked, "") | dict.fromkeys(PROVING if each.size > LARGE else (), too_large(each.size))
+
+
+def without(asked: Mapping[str, Any], others: Mapping[str, str]) -> dict[str, Any]:
+    """Return what is asked of ``auto`` without these planners or phases; of each the reason that the answer gives."""
+    return {**asked, "without": {**asked.get("without", {}), **others}}

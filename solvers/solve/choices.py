@@ -26,15 +26,15 @@ from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.degrees import Choice
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, Candidate, Progress, Result, Status
-from penstock.solvers.planners.catalogue import EXCLUDE, PHASES, resolve
+from penstock.solvers.planners.catalogue import EXCLUDE, PHASES, PLANNERS, resolve
 from penstock.solvers.planners.even.planner import least_layout_ns
 from penstock.solvers.planners.proposal import Proposal
-from penstock.solvers.solve import driver
-from penstock.solvers.solve.asking import excluded_by, not_asked, too_large
-from penstock.solvers.solve.choice_rounds import EXACT, LISTED, MOST, NEAR, PROVING, QUICK, ROUNDS
+from penstock.solvers.solve import asking, driver
+from penstock.solvers.solve.asking import LISTED, QUICK, ROUNDS, excluded_by, left_out, not_asked, without
 from penstock.solvers.solve.effort import LARGE, effort_of
 from penstock.solvers.solve.searched import MOST_RAISED, Searched, choices_of, least_of
 from penstock.solvers.solve.setting import Setting
+from penstock.solvers.solve.tasks import LocalSearch, Selective
 
 TARGETED = "uniform"
 """The planner of plans within the limits of another trainer, which is given every choice: others make plans beyond."""
@@ -146,26 +146,35 @@ class Search:
             self._run_one(left)
             return
         for plans, near, planners in ROUNDS if effort_of(self.asked.get("effort")).compares else ROUNDS[:1]:
+            if planners == LISTED:
+                left = self._listed(left, near)
+                continue
             left = left if plans is None else self._afforded(left)
-            if len(left) <= 1 and planners != LISTED:
+            if len(left) <= 1:
                 break
-            for planner in self._unexcluded(planners):
-                asked = {**self.asked, "planner": planner, "options": {}}
-                if planner == QUICK:
-                    self._round(left, asked, None, quick=True)
-                else:
-                    self._round([each for each in left if each.value_ns is not None], asked, self.max_plans)
-            if plans is not None:
-                self._round(left, self._planners_only(), min(plans, self.max_plans or plans))
+            asked = {**self.asked, "planner": QUICK, "options": {}} if plans is None else self._planners_only()
+            most = None if plans is None else min(plans, self.max_plans or plans)
+            self._round(left, asked, most, quick=plans is None)
             left = self._nearest(left, near, untried=plans is None)
         self._round(left[:1], self.asked, self.max_plans, final=True)
 
-    def _unexcluded(self, planners: tuple[str, ...]) -> list[str]:
-        """Return the planners that option ``exclude`` does not name."""
+    def _listed(self, left: list[Searched], near: float) -> list[Searched]:
+        """Give planners ``LISTED`` their effort, and improve the order of the best plan; return who goes on.
+
+        So they do where it takes long to ask all planners at the best choice, at choices that are not far from it.
+        """
+        if self.best is None or self.best.size <= LARGE:
+            return left
         schedule, options = self.asked.get("schedule", "auto"), self.asked.get("options") or {}
         values = resolve(self.asked["planner"]).check(self.problem.update_rules, schedule, options)
         excluded = excluded_by(Setting(self.problem), EXCLUDE.of(values))
-        return [each for each in planners if each == QUICK or each not in excluded]
+        for planner in (each for each in LISTED if each not in excluded):
+            limit_ns = ROUNDS[0].near * (self.best_ns or 0)
+            ranked = [each for each in left if each.value_ns is not None and each.value_ns <= limit_ns]
+            self._round(ranked, {**self.asked, "planner": planner, "options": {}}, self.max_plans)
+        others = dict.fromkeys((*PLANNERS, LocalSearch.name, Selective.name), "")
+        self._search(self.best, {**without(self.asked, others), "workers": 1, "closely": False}, counts=False)
+        return self._nearest(left, near, untried=True)
 
     def rank(self) -> None:
         """Ask planner ``QUICK`` alone, once."""
@@ -195,9 +204,9 @@ class Search:
             return
         times: dict[Choice, int] = {}
         for each in left:
-            far = each.load_ns > NEAR * min(times.values(), default=NEVER_NS)
+            far = each.load_ns > asking.NEAR * min(times.values(), default=NEVER_NS)
             times[each.choice] = NEVER_NS if far else self._quick_ns(each)
-        limit_ns = NEAR * min(times.values())
+        limit_ns = asking.NEAR * min(times.values())
         ranked = sorted(left, key=lambda each: times[each.choice])
         near = [each for each in ranked if times[each.choice] <= limit_ns]
         self._round(near, self.asked, self.max_plans, final=True)
@@ -301,7 +310,7 @@ class Search:
         """
         found: list[Searched] = []
         for each in ranked:
-            most = MOST // 2 if self._ends_planners and each.value_ns is None else MOST
+            most = asking.MOST // 2 if self._ends_planners and each.value_ns is None else asking.MOST
             if found and self._spent + (each.size if each.is_one else 0) >= most:
                 each.dropped = f"the sizes of better ones add up to {most:,} already"
                 continue
@@ -315,8 +324,8 @@ class Search:
             return False
         return self._limit_ns is None or each.is_below(self._limit_ns)
 
-    def _search(self, each: Searched, asked: Mapping[str, Any]) -> None:
-        """Search one choice, from what was known of it; keep its bound, and its plan if it is better."""
+    def _search(self, each: Searched, asked: Mapping[str, Any], *, counts: bool = True) -> None:
+        """Search one choice from what was known; keep its bound, and a better plan. ``counts``: planners are asked."""
 
         def on_incumbent(plan: Candidate) -> None:
             if self.on_incumbent is not None and (self.best_ns is None or plan.value_ns < self.best_ns):
@@ -329,7 +338,7 @@ class Search:
             self.on_progress(Progress(min(known, default=None), self.bound(), working))
 
         if resolve(asked["planner"]).asks_others:
-            asked = _without(asked, _left_out(each))
+            asked = without(asked, left_out(each))
         try:
             result = driver.solve(
                 each.problem,
@@ -344,10 +353,10 @@ class Search:
                 self.refused[each.choice] = refused
             return
         each.take(result)
-        if asked["planner"] not in result.unfinished:
+        if counts and asked["planner"] not in result.unfinished:
             each.asked.add(asked["planner"])
         each.closely = asked["closely"]
-        if resolve(asked["planner"]).asks_others:
+        if counts and resolve(asked["planner"]).asks_others:
             each.not_asked = result.not_asked
         if each.value_ns is not None and (self.best_ns is None or each.value_ns < self.best_ns):
             self.best = each
@@ -357,9 +366,9 @@ class Search:
 
         With an effort that ends planners none that is exact is asked: it goes on for its proof whatever it has found.
         """
-        proofs = EXACT if self._ends_planners else ()
+        proofs = asking.EXACT if self._ends_planners else ()
         others = dict.fromkeys(PHASES, "") | dict.fromkeys(proofs, "proofs are looked for at the best choice alone")
-        return {**_without(self.asked, others), "workers": 1}
+        return {**without(self.asked, others), "workers": 1}
 
     # ---- what came of it ---------------------------------------------------------------------------------------------
 
@@ -473,16 +482,6 @@ class Search:
             )
             return found if found.best is None else nearest.result
         return nearest.result
-
-
-def _left_out(each: Searched) -> dict[str, str]:
-    """Return the planners that a choice is not given to: those that had their effort; for a large one ``PROVING``."""
-    return dict.fromkeys(each.asked, "") | dict.fromkeys(PROVING if each.size > LARGE else (), too_large(each.size))
-
-
-def _without(asked: Mapping[str, Any], others: Mapping[str, str]) -> dict[str, Any]:
-    """Return what is asked of ``auto`` without these planners or phases; of each the reason that the answer gives."""
-    return {**asked, "without": {**asked.get("without", {}), **others}}
 
 
 def _by_value(each: Searched) -> tuple[bool, int, int]:

@@ -334,10 +334,10 @@ def _selective(state: State, excluded: set[str]) -> Iterator[list[Task]]:
 
 
 def first_tasks(setting: Setting, values: Mapping[str, object]) -> list[Task]:
-    """Return the simple planners, one of which gives a first plan before worker processes are there."""
+    """Return the simple planners, or that of many devices: one gives a plan before worker processes are there."""
     rows, _ = chosen(setting, excluded_by(setting, EXCLUDE.of(values)))
-    wide = [row for row in rows if row.least_devices > 1]
-    return asked(setting, wide or [row for row in rows if row.tier is Tier.SIMPLE])
+    simple = [row for row in rows if row.tier is Tier.SIMPLE]
+    return asked(setting, simple or [row for row in rows if row.least_devices > 1])
 
 
 def asked(setting: Setting, rows: list[Planner]) -> list[Task]:

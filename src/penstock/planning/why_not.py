@@ -27,7 +27,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Result, Status
 from penstock.solvers.planners.catalogue import EXCLUDE, PHASES
 from penstock.solvers.solve import driver
-from penstock.solvers.solve.choice_rounds import QUICK
+from penstock.solvers.solve.asking import QUICK
 
 NEXT = "next"
 """Names the best of the other degrees that the request allows, or of what else may be sharded at the same ones."""

@@ -22,7 +22,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import CLASS_SCOPE, REQUEST_SCOPE, Result, Shortage, Status
 from penstock.solvers.solve import choices, driver, tasks
 from penstock.solvers.solve import searched as one_choice
-from penstock.solvers.solve.choice_rounds import NEAR, QUICK, Round
+from penstock.solvers.solve.asking import NEAR, QUICK, Round
 
 ONE, TWO, FOUR = Degrees(), Degrees(tensor=2), Degrees(tensor=4)
 HOLDS_ALL, HOLDS_NONE = 2**40, 10
