@@ -3,9 +3,10 @@
 DAPPLE's models on its configurations A (also with NVLink's sum, 130 GB/s), B and C, as in BOUNDS section 4.3: private
 half-duplex channels, one all-reduce after the last backward, slices no smaller than what was measured; without and
 with so little memory that it binds; then the shared network. By planner ``relax`` alone or, with ``--auto``, by
-``auto`` without the planners of other kinds of plans. Then random chains on larger clusters. CPU time of the searches,
-kernels warm. With ``--profiles DIR`` DAPPLE's published profile texts serve. Prints ``name value unit target
-ok|MISSED`` for each row that has a target.
+``auto`` without the planners of other kinds of plans. Then random chains on larger clusters, and such whose memory
+mostly makes a pipeline over servers with narrow cables: gaps with and without what stages want of the same cables. CPU
+time of the searches, kernels warm. With ``--profiles DIR`` DAPPLE's published profile texts serve. Prints ``name value
+unit target ok|MISSED`` for each row that has a target.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Literal, NamedTuple
 
+import numpy as np
 from chains import chain, star, unequal
 from dapple_models import OTHER_KINDS, is_contiguous, models, tightened
 
@@ -69,6 +71,7 @@ def main() -> None:
         ((8,) * 32, 50, 15.0, 60.0),
     ):
         _size(nodes, layers, target, seconds)
+    _narrow(80)
 
 
 def _cases(sharing: Sharing, tight: bool, folder: Path | None) -> Iterator[Case]:
@@ -142,6 +145,51 @@ def _chain(nodes: tuple[int, ...], layers: int) -> Problem:
         batch=16 * devices,
         sizes=(devices,),
         rules=NetworkRules(False, "half", "spp", "flat", 25_000_000, False),
+    )
+
+
+def _narrow(count: int) -> None:
+    """Random requests in a shared network; the gap to the bound of ``prove``, and to the label search's alone."""
+    gaps: list[tuple[float, float]] = []
+    slowest = 0.0
+    for seed in range(count):
+        relaxation = Relaxation(_narrow_request(seed), 20 * MILLION)
+        for _piece in relaxation.prove():
+            pass
+        if relaxation.best is not None:
+            alone = min(search.bound_ns for search in relaxation.searches if not search.empty)
+            least = min(alone, relaxation.value_ns), relaxation.bound_ns
+            gaps.append((relaxation.value_ns / least[0] - 1, relaxation.value_ns / least[1] - 1))
+            began = time.thread_time()
+            for search in relaxation.searches:
+                search.carry(relaxation.value_ns)
+            slowest = max(slowest, time.thread_time() - began)
+    before, after = ([100 * gap[which] for gap in gaps] for which in range(2))
+    raised = [(b, a) for b, a in zip(before, after, strict=True) if a < b]
+    print(f"{len(gaps)} requests on narrow cables: median gap {median(before):.1f} -> {median(after):.1f} %")
+    print(f"  raised in {len(raised)}: {', '.join(f'{b:.1f} -> {a:.1f}' for b, a in sorted(raised))} %")
+    print(f"  all cables of a request, every number of micro-batches: {slowest:.3f} s at most", flush=True)
+
+
+def _narrow_request(seed: int) -> Problem:
+    """12 or 24 layers on 3 to 6 servers of 2 to 8 devices; transfers over a cut take ½ to 2 even shares of the work."""
+    draw = np.random.default_rng(seed)
+    each = int(draw.choice([2, 4, 8]))
+    nodes = (each,) * int(draw.choice([3, 4] if each == 8 else [3, 4, 6]))
+    layers, devices = int(draw.choice([12, 24])), sum(nodes)
+    forward = draw.integers(500_000, 1_500_000, layers)
+    sent = draw.uniform(0.5, 1.5, layers - 1) * draw.choice([0.5, 1.0, 2.0]) * 3 * forward.sum() / devices / 2
+    kept = 10 ** int(draw.choice([5, 8, 8, 8]))
+    room = 4 * kept * (-(-layers // devices) + int(draw.integers(0, 3))) + kept if kept > 10**5 else 2**50
+    return chain(
+        star(nodes, 10**12, 10**9, full_duplex=bool(draw.random() < 0.5)),
+        forward,
+        sent.astype(np.int64),
+        np.full(layers, kept),
+        batch=int(draw.choice([32, 64])),
+        sizes=(1,) if draw.random() < 0.5 else (1, 2, 4),
+        rules=NetworkRules(True, "full", "nic", "hierarchical", 25_000_000, True),
+        memory_bytes=room,
     )
 
 

@@ -32,7 +32,7 @@ from penstock.solvers.model.problem import Problem
 FINEST = 1024
 """A time is tried a 1024th above the known one, then ever longer steps; in the end what is proven is as near."""
 LONGEST = 64
-"""The bound is looked for up to so many times the known one."""
+"""The bound is looked for up to this multiple of the known one."""
 ROUNDING = 1e-12
 
 
@@ -56,7 +56,7 @@ class _Question:
         layers, most = problem.num_layers, pieces.limit.shape[1] - 1
         size = max(border.sizes)
         classes = row_classes(problem.global_batch_size, batch.num_micro_batches)
-        samples = [sum(rows * count for rows, count in classes), *_far(classes, size, most)]
+        samples = [sum(rows * count for rows, count in classes), *far_samples(classes, size, most)]
         out, back = (_carried_ns(samples, each, border.widest) for each in pieces.sent)
         groups = np.maximum(2, -(-np.arange(most + 1) // size))
         cuttable = np.flatnonzero(problem.cuttable)
@@ -120,7 +120,7 @@ class _Question:
         return False
 
 
-def _far(classes: tuple[tuple[int, int], ...], size: int, most: int) -> list[int]:
+def far_samples(classes: tuple[tuple[int, int], ...], size: int, most: int) -> list[int]:
     """Return for runs of 1, 2, … devices of a group the samples that leave it for a stage across groups, at least."""
     return [
         min(
@@ -135,7 +135,7 @@ def _far(classes: tuple[tuple[int, int], ...], size: int, most: int) -> list[int
 
 
 def _carried_ns(samples: list[int], sent: np.ndarray, bytes_per_s: int) -> np.ndarray:
-    """Return (numbers of samples, L + 1) ns, rounded down, of so many samples over each cut."""
+    """Return (numbers of samples, L + 1) ns, rounded down, of each of these numbers over each cut."""
     each = [[number * size * 1_000_000_000 // bytes_per_s for size in sent.tolist()] for number in samples]
     return np.asarray(np.minimum(np.asarray(each, dtype=object), FAR_NS), dtype=np.int64)
 
@@ -172,7 +172,7 @@ def _shares(border: Border, most: int) -> Iterator[Shares]:
 
 
 def _across(run: np.ndarray, number: int, most: int) -> np.ndarray:
-    """Return (most + 1,) the least room of so many devices in at least two groups."""
+    """Return (most + 1,) the least room of each number of devices in two groups or more."""
     least = np.full((number + 1, most + 1), MANY, dtype=np.int64)
     least[0, 0] = 0
     for used in range(1, number + 1):

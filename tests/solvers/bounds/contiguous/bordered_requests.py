@@ -27,7 +27,7 @@ Cables = Sequence[tuple[str, str, int]]
 
 
 def network_of(nodes: Sequence[int], cables: Cables, *, full: bool = True, **changes: Any) -> Network:
-    """Nodes n0, n1, … of so many devices ``n0/0`` …, and cables by both ends and bytes per second."""
+    """Nodes n0, n1, … of these numbers of devices ``n0/0`` …, and cables by both ends and bytes per second."""
     names = tuple(f"n{i}/{j}" for i, size in enumerate(nodes) for j in range(size))
     inside = Inside(changes.get("form", "pairs"), 10**12, 0, full)
     ends = [Cable(a, b, wide, changes.get("latency_ns", 0), full, changes.get("lanes", 1)) for a, b, wide in cables]

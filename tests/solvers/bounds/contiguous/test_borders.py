@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, combinations
 
 import pytest
 from bordered_requests import (
@@ -20,9 +21,12 @@ from bordered_requests import (
 )
 from problems import make_problem
 
+from penstock.solvers.bounds.contiguous.border_bound import far_samples
 from penstock.solvers.bounds.contiguous.borders import Border, borders_of
 from penstock.solvers.bounds.schedule_bound import schedule_bound
 from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.costs.transfer import row_pairs
+from penstock.solvers.model.allocation import Stage
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.contiguous_bound.planner import MILLION, Relaxation
 from penstock.solvers.planners.exact.chain_tables import WHOLE_BACKWARDS
@@ -79,7 +83,7 @@ def test_a_node_in_the_middle_carries_both_of_its_cuts(nodes: Sequence[int], cab
 
 
 def _split_by_rows(nodes: Sequence[int], layers: int, kept_bytes: int, rows: int) -> tuple[int, int, int]:
-    """Stages of one layer whose micro-batches of so many rows need as many devices: bounds, and the least of a plan."""
+    """Stages of one layer that need as many devices as micro-batches have rows: bounds, and the least of a plan."""
     problem = make_problem(
         [10] * layers,
         boundary_bytes=1,
@@ -111,6 +115,20 @@ def test_all_reduces_of_two_stages_across_three_nodes_share_a_cable() -> None:
     known, time_ns, least = _split_by_rows((2, 2, 2), 2, 3000, 3)
     assert known < 4300
     assert 4 * 4000 / 3 < time_ns <= least
+
+
+@pytest.mark.parametrize("rows", range(2, 7))
+def test_what_leaves_a_node_for_a_stage_across_nodes(rows: int) -> None:
+    """The judge's rows between each run in one of two nodes of three and each stage across both; the least is known."""
+    for held in range(1, 4):
+        run, rest, least = Stage(0, 0, tuple(range(held))), range(held, 6), rows
+        for devices in chain.from_iterable(combinations(rest, r) for r in range(2, min(rows, 6 - held) + 1)):
+            if devices[-1] >= 3:
+                passed = row_pairs(run, Stage(1, 1, devices), rows)
+                least = min(least, sum(count for _u, v, count in passed if v >= 3))
+        known = far_samples(((rows, 1),), 3, min(rows, 6))[held - 1]
+        assert known <= least
+        assert known == least or rows not in (2, 6)  # else the largest slices count as all that are near
 
 
 def test_groups_of_a_star_of_a_tree_and_of_a_line() -> None:
