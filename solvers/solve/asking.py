@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from math import inf
 from typing import Any, NamedTuple
 
 from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.micro_batches import size_of
 from penstock.solvers.model.network import MAX_DENSE_DEVICES
 from penstock.solvers.model.problem import Problem
@@ -210,6 +212,13 @@ NEAR = 1.12
 """How near the best of planner ``QUICK`` a choice is that gets the whole effort of another planner."""
 MOST = 160_000
 """The effort of the rounds of all planners: the sizes (``micro_batches.size_of``) of the choices searched, added up."""
+LEAST_S = 2.0
+"""Seconds that planners need at least at a choice, with the start of their processes, to be worth comparing."""
+
+
+def most_comparable(deadline: Deadline) -> float:
+    """Return how many choices can be compared by many planners in half of the time left."""
+    return inf if deadline.left_s is None else deadline.left_s / (2 * LEAST_S)
 
 
 def left_out(each: Searched) -> dict[str, str]:

@@ -152,7 +152,8 @@ class Search:
             left = left if plans is None else self._afforded(left)
             if len(left) <= 1:
                 break
-            asked = {**self.asked, "planner": QUICK, "options": {}} if plans is None else self._planners_only()
+            even = {**self.asked, "planner": QUICK, "options": {}, "workers": 0}  # a process takes longer to start
+            asked = even if plans is None else self._planners_only()
             most = None if plans is None else min(plans, self.max_plans or plans)
             self._round(left, asked, most, quick=plans is None)
             left = self._nearest(left, near, untried=plans is None)
@@ -246,12 +247,12 @@ class Search:
     ) -> None:
         """Search the open choices; of the time left each gets as much as those that wait, and later rounds half.
 
-        After the ``final`` round there are none. The ``quick`` one leaves out choices that are far from the best plan;
-        it asks for no bounds that take longer than its planner.
+        After the ``final`` round there are none. The ``quick`` one leaves out choices that are far from the best plan,
+        and does not share out its time, since each takes little; it asks for no bounds that take longer.
         """
         for number, each in enumerate(left):
             left_s = self.deadline.left_s
-            parts = (1 if final else 2) * (len(left) - number)
+            parts = (1 if final else 2) * (1 if quick else len(left) - number)
             limit_ns = None if left_s is None else int(1e9 * left_s / parts)
             if quick and (self._is_far(each) or self._is_surpassed(each)):
                 continue
@@ -311,11 +312,13 @@ class Search:
         found: list[Searched] = []
         for each in ranked:
             most = asking.MOST // 2 if self._ends_planners and each.value_ns is None else asking.MOST
-            if found and self._spent + (each.size if each.is_one else 0) >= most:
+            if found and len(found) + 1 > asking.most_comparable(self.deadline):
+                each.dropped = "the limit left no time to compare them"
+            elif found and self._spent + (each.size if each.is_one else 0) >= most:
                 each.dropped = f"the sizes of better ones add up to {most:,} already"
-                continue
-            found.append(each)
-            self._spent += each.size
+            else:
+                found.append(each)
+                self._spent += each.size
         return found
 
     def _is_open(self, each: Searched) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,10 @@ from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.degrees import CellMeasured, Choice, Degrees, Sharding, Variant
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import CLASS_SCOPE, REQUEST_SCOPE, Result, Shortage, Status
+from penstock.solvers.solve import asking as who
 from penstock.solvers.solve import choices, driver, tasks
 from penstock.solvers.solve import searched as one_choice
-from penstock.solvers.solve.asking import NEAR, QUICK, Round
+from penstock.solvers.solve.asking import NEAR, QUICK, Round, most_comparable
 
 ONE, TWO, FOUR = Degrees(), Degrees(tensor=2), Degrees(tensor=4)
 HOLDS_ALL, HOLDS_NONE = 2**40, 10
@@ -186,6 +188,31 @@ def test_limits_are_kept(limit_s: float) -> None:
     )
     assert result.seconds < limit_s + 8
     assert result.best is None or certificate(result) <= result.best.value_ns
+
+
+def test_a_limit_compares_as_many_choices_as_there_is_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first round is in this process, all its time for each choice; what is left of it is for the best one."""
+    rounds: list[tuple[str, object, int | None]] = []
+    solve = driver.solve
+
+    def noted(problem: Problem, planner: str = "auto", **asked: Any) -> Result:
+        rounds.append((planner, asked.get("workers"), asked.get("time_limit_ns")))
+        return solve(problem, planner, **{**asked, "workers": 0, "effort": "quick", "max_plans": 1})
+
+    monkeypatch.setattr(choices.driver, "solve", noted)
+    monkeypatch.setattr(who, "LEAST_S", 3000.0)
+    limit_ns = int(9000e9)
+    result = choices.solve(open_problem(asked(ONE, TWO)), "auto", time_limit_ns=limit_ns, options={})
+    quick = [(workers, ns) for planner, workers, ns in rounds if planner == "even"]
+    assert len(quick) == 2
+    assert all(workers == 0 and ns is not None and 0.49 * limit_ns < ns for workers, ns in quick)
+    whole = [ns for planner, _workers, ns in rounds if planner == "auto"]
+    assert len(whole) == 1
+    assert whole[0] is not None
+    assert whole[0] > 0.98 * limit_ns, "the best one has the rest"
+    assert "the limit left no time to compare them" in result.why
+    assert most_comparable(Deadline(None)) == inf
+    assert most_comparable(Deadline(int(12e12), clock=lambda: 0)) == 2.0
 
 
 # ---- refused choices -------------------------------------------------------------------------------------------------
