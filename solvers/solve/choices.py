@@ -162,9 +162,9 @@ class Search:
     def _listed(self, left: list[Searched], near: float) -> list[Searched]:
         """Give planners ``LISTED`` their effort, and improve the order of the best plan; return who goes on.
 
-        So they do where it takes long to ask all planners at the best choice, at choices that are not far from it.
+        So they do without a limit, where asking all at the best choice takes long, at choices that are not far from it.
         """
-        if self.best is None or self.best.size <= LARGE:
+        if self.best is None or self.best.size <= LARGE or self.deadline.limited:
             return left
         schedule, options = self.asked.get("schedule", "auto"), self.asked.get("options") or {}
         values = resolve(self.asked["planner"]).check(self.problem.update_rules, schedule, options)

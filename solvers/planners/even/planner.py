@@ -21,13 +21,13 @@ import numpy as np
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.stage import input_bytes, layers_alike, stage_costs, stage_rows
+from penstock.solvers.costs.tables.cut import Cut, Way
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.degrees import Modules
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders
-from penstock.solvers.planners.even.cut import Cut, Way
 from penstock.solvers.planners.proposal import Proposal, unreachable
 from penstock.solvers.planners.trainer.planner import batches
 from penstock.solvers.schedules.support.fitting import Trial, judged

@@ -15,7 +15,7 @@ from problems import make_problem
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.coverage import allowed
 from penstock.solvers.bounds.schedule_bound import request_bound
-from penstock.solvers.degrees.contract import contract
+from penstock.solvers.degrees.contract import Known, contract
 from penstock.solvers.improve import remedies
 from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.degrees import CellMeasured, Choice, Degrees, Sharding, Variant
@@ -416,9 +416,9 @@ def test_incumbents_get_better_and_say_their_choice() -> None:
 def test_choices_whose_load_takes_longer_than_the_best_plan_are_never_made(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Choice] = []
 
-    def counted(problem: Problem, choice: Choice) -> Problem:
+    def counted(problem: Problem, choice: Choice, known: Known | None) -> Problem:
         made.append(choice)
-        return contract(problem, choice)
+        return contract(problem, choice, known)
 
     monkeypatch.setattr(one_choice, "contract", counted)
     problem = open_problem(asked(TWO, FOUR))

@@ -130,7 +130,7 @@ def test_choices_that_are_not_searched_are_counted_with_the_reason() -> None:
 
 
 def test_efforts_that_are_spent_on_better_choices_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "MOST", 1)
+    monkeypatch.setattr(asking, "MOST", 1)
     why = choices.solve(open_problem(asked(ONE, TWO, FOUR)), "auto").why
     assert "as the sizes of better ones add up to 1 already" in why
 
