@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
-from typing import NamedTuple
-
-import networkx as nx
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.solvers.model.network import Network
 from penstock.solvers.model.problem import Problem
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 class Border(NamedTuple):
@@ -69,6 +70,8 @@ def _partitions(network: Network) -> Iterator[tuple[Groups, bool]]:
 
 def _branches(network: Network) -> dict[str, tuple[str, ...]]:
     """Return the way to each place from the middle of its part of the tree, both ends included."""
+    import networkx as nx  # takes as long to load as a small request to be read
+
     found: dict[str, tuple[str, ...]] = {}
     for place in sorted(network.tree.nodes):
         if place not in found:
@@ -81,6 +84,8 @@ def _branches(network: Network) -> dict[str, tuple[str, ...]]:
 
 def _farthest(tree: nx.Graph, start: str) -> list[str]:
     """Return the longest way from a place."""
+    import networkx as nx
+
     return max(nx.single_source_shortest_path(tree, start).values(), key=lambda way: (len(way), way))
 
 

@@ -23,7 +23,7 @@ from typing import Self
 
 from penstock.schemas.errors import Unreachable
 
-PRELOAD = ("penstock.planning.solve", "penstock.planning.compare", "penstock.workers.solve_child")
+PRELOAD = ("penstock.planning.solve", "penstock.planning.compare", "penstock.workers.solve_child", "networkx")
 WARM = (*PRELOAD, "penstock.solvers.solve.warm:steps")
 """Modules to import, and functions whose steps are done afterwards while the process is idle."""
 READY = b"ready"
