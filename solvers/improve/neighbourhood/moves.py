@@ -21,11 +21,10 @@ RUN = 12
 """Cuts that move together at most."""
 MANY_DEVICES = 64
 """Devices beyond which nodes that nothing tells apart are not all tried: plans on them take about as long."""
+ALIKE = 2
+"""How many nodes that nothing tells apart are tried then: two, as devices are exchanged between two of them."""
 MOST_STAGES = 64
 """The limit for plans that are made here; others may have more."""
-
-ALIKE = 2
-"""How many of them are kept: two, as devices are exchanged between two of them."""
 
 Stages = tuple[Stage, ...]
 Places = dict[int, int]

@@ -290,7 +290,7 @@ def _near_first(problem: Problem, ranked: Sequence[Allocation], found: Iterable[
     Of these, those that recompute come first: the judge finds a little more room than is counted here.
     """
     slow, unfit = [], []
-    most_ns = NEAR * min((_expected_ns(problem, each) for each in ranked[:1]), default=0)
+    most_ns = NEAR * _expected_ns(problem, ranked[0]) if ranked else 0
     for each in found:
         assert isinstance(each.fixed, Orders)
         chained = Chained(problem, each.allocation)
