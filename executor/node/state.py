@@ -4,8 +4,8 @@ A run on this agent goes ``checking → prepared → running → done``, or leav
 ``stopping → stopped``. Each generation of a run is a record of its own in time: a higher generation waits as successor
 until no process of the lower one is left, so two generations never hold a device together.
 
-`schemas.agents` defines what the service is sent, and the data of each event. Of the ranks that fail, only the first
-one that failed by itself is reported, once per generation.
+`schemas.api.agents` defines what the service is sent, and the data of each event. Of the ranks that fail, only the
+first one that failed by itself is reported, once per generation.
 """
 
 from __future__ import annotations

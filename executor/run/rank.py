@@ -7,8 +7,8 @@ Reads one JSON line from stdin, its assignment::
 ``programs``: those that this rank runs, one after the other (``program``: a single one); with several, ``segments``
 says which comes when from ``first_step`` on (from step 0 where that is not given), and without that they are a
 ladder. Training goes up to step ``steps``.
-Optional: ``options`` (``schemas.run_options.RunOptions``), ``plan_hash`` (for checkpoints), ``device`` (torch's name,
-"cpu"), ``transport`` ("auto", or one of ``executor.transport``), ``boundaries`` (of the plan's profile: per cut
+Optional: ``options`` (``schemas.api.run_options.RunOptions``), ``plan_hash`` (for checkpoints), ``device`` (torch's
+name, "cpu"), ``transport`` ("auto", or one of ``executor.transport``), ``boundaries`` (of the plan's profile: per cut
 ``[name, bytes_per_sample, gradient_bytes_per_sample]`` of each tensor), ``timeout_s`` (a peer silent for longer is
 taken for dead), ``listening`` (descriptor of the store's socket: this rank hosts the store), ``mark`` (file of two
 native 64-bit integers where the index of the running instruction and the step are kept), ``host`` (ranks of one host

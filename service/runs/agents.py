@@ -1,4 +1,4 @@
-"""The service's end of the sync protocol (``schemas.agents``): who is there, what they report, what they shall do."""
+"""The service's end of the sync protocol (``schemas.api.agents``): who is there, what they report, what to do."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 HEAD = "0003"
-"""The newest revision: the tables as ``service.tables`` describes them."""
+"""The newest revision: the tables as ``service.db.tables`` describes them."""
 
 REVISIONS = ("0001", "0002", HEAD)
 RELEASED = {2: "0001"}
