@@ -93,7 +93,8 @@ class Document(Part):
         return cls.parse_json(text, origin=repr(str(path)))
 
     def write(self, path: str | Path) -> None:
-        """Write JSON, for people; the address does not depend on the layout."""
+        """Write indented JSON, and make the directory of ``path`` where it is missing."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(self.text() + "\n", encoding="utf-8")
 
     def text(self) -> str:

@@ -52,9 +52,11 @@ class Log:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the demonstration in ``demo/`` (or the directory given); returns the exit code."""
+    """Run the demonstration in ``out/demo/`` (or the directory given); returns the exit code."""
     parser = argparse.ArgumentParser(prog="scripts/demo", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("directory", nargs="?", type=Path, default="demo", help="where results and logs go (demo)")
+    parser.add_argument(
+        "directory", nargs="?", type=Path, default="out/demo", help="where results and logs go (out/demo)"
+    )
     directory = parser.parse_args(arguments).directory.absolute()
     from penstock.cli.show import Screen
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from cpu_time import CpuTimes
 from hypothesis import settings
-from tiers import FEWER, IMPORTS, LIMIT_S, SEEDS, SLOW, TIERS, Tier, tier_of
+from tiers import IMPORTS, LIMIT_S, SEEDS, SLOW, TIERS, Tier, tier_of
 
 LONGEST = (
     "scripts/test_soak.py",
@@ -39,7 +39,7 @@ STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.sys
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--tier", choices=TIERS, default="standard", help="which tests run, and with how many seeds")
+    parser.addoption("--tier", choices=TIERS, default="ci", help="which tests run, and with how many seeds")
     parser.addoption(
         "--mesh-seed",
         type=int,
@@ -50,10 +50,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hypothesis asks for no time; it draws the same each time, and new examples where everything runs."""
+    """Register the tiers' markers and hypothesis profiles: it draws new examples only where everything runs."""
+    config.addinivalue_line("markers", "tier(name): the first tier that runs the test (tests/tiers.py)")
+    config.addinivalue_line("markers", "cases(n): how many cases of the test the ci tier runs at most")
     tier: Tier = config.getoption("--tier")
     settings.register_profile("everything", deadline=None)
-    settings.register_profile("standard", deadline=None, derandomize=True)
+    settings.register_profile("nightly", deadline=None, derandomize=True)
+    settings.register_profile("ci", deadline=None, derandomize=True)
     settings.register_profile("quick", deadline=None, derandomize=True, max_examples=10)
     settings.load_profile(tier)
     limit_s, slow = (LIMIT_S, SLOW) if tier == "quick" else (None, ())
@@ -99,11 +102,11 @@ def _long_lived() -> frozenset[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The tests of the tier, with as many seeds as it has; the longest first."""
+    """Keep the tests of the tier, with as many seeds as it has; the longest first."""
     tier: Tier = config.getoption("--tier")
-    places = {each: place for place, each in enumerate(TIERS)}
-    kept = [item for item in items if places[tier_of(item)] <= places[tier]]
-    kept = _sampled(kept, tier)
+    tiers = TIERS[: TIERS.index(tier) + 1]
+    killers = _killers() if tier != "quick" else frozenset()
+    kept = _sampled([item for item in items if tier_of(item) in tiers or item.nodeid in killers], tier)
     chosen = set(kept)
     if left := [item for item in items if item not in chosen]:
         config.hook.pytest_deselected(items=left)
@@ -111,13 +114,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _sampled(items: list[pytest.Item], tier: Tier) -> list[pytest.Item]:
-    """The cases of the tier: of tests with too many for it some at equal distances, and those that find a mutant."""
-    tests = [_without_seed(item, tier) for item in items]
-    steps = {test: math.ceil(number / _most(test, tier)) for test, number in Counter(tests).items()}
+    """Return the cases of the tier: of tests with too many some at equal distances, and those that kill a mutant."""
+    tests = [_sampled_as(item, tier) for item in items]
+    numbers = Counter(test for test, _ in tests)
     met: Counter[str] = Counter()
     kept = []
-    for item, test in zip(items, tests, strict=True):
-        if not test or met[test] % steps[test] == 0 or item.nodeid in _killers():
+    for item, (test, most) in zip(items, tests, strict=True):
+        if met[test] % math.ceil(numbers[test] / most) == 0 or item.nodeid in _killers():
             kept.append(item)
         met[test] += 1
     return kept
@@ -125,26 +128,21 @@ def _sampled(items: list[pytest.Item], tier: Tier) -> list[pytest.Item]:
 
 @cache
 def _killers() -> frozenset[str]:
-    """The tests that ``mutants.json`` names."""
+    """Return the tests that ``mutants.json`` names."""
     results = (each["result"] for each in json.loads((HERE / "mutants/mutants.json").read_text()))
     return frozenset(result["by"] for result in results if result is not None and "by" in result)
 
 
-def _most(test: str, tier: Tier) -> int:
-    return FEWER.get(_name(test), SEEDS[tier]) if tier == "standard" else SEEDS[tier]
-
-
-def _name(test: str) -> str:
-    return test.partition("[")[0].rpartition("/")[2]
-
-
-def _without_seed(item: pytest.Item, tier: Tier) -> str:
-    """The name of a test and its other parameters; nothing for one of which the tier has all cases."""
+def _sampled_as(item: pytest.Item, tier: Tier) -> tuple[str, int]:
+    """Return the name under which the cases of a test are counted, and how many of them run at most."""
     params = getattr(getattr(item, "callspec", None), "params", {})
     test = item.nodeid.partition("[")[0]
+    cases = item.get_closest_marker("cases")
+    if cases is not None and tier == "ci":
+        return test, cases.args[0]
     if "seed" in params:
-        return f"{test}{[value for name, value in params.items() if name != 'seed']}"
-    return test if tier == "standard" and _name(test) in FEWER else ""
+        return f"{test}{[value for name, value in params.items() if name != 'seed']}", SEEDS[tier]
+    return test, sys.maxsize
 
 
 def _turn(item: pytest.Item) -> int:
@@ -163,7 +161,9 @@ class NoProcesses:
 
     def _refuse(self, event: str, _args: tuple[Any, ...]) -> None:
         if self._test and event in STARTS:
-            raise RuntimeError(f"{self._test} starts a process ({event}); let tests/tiers.py see what it uses for that")
+            raise RuntimeError(
+                f"{self._test} starts a process ({event}); mark it with pytest.mark.tier, see tests/tiers.py"
+            )
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:

@@ -112,7 +112,7 @@ class CpuTimes:
             taken = self.calls[name]
             terminalreporter.write_line(
                 f"ERROR {name} takes {taken:.1f} s of CPU time; the quick tier allows {self._limit_s} s: "
-                "make it smaller, or let it use what tests/tiers.py counts as slow",
+                "make it smaller, or mark it with pytest.mark.tier",
                 red=True,
             )
 

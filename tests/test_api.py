@@ -14,6 +14,8 @@ from penstock.schemas.errors import InvalidDocument, InvalidPlan, NotFound, Unsu
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
 
+pytestmark = pytest.mark.tier("ci")
+
 
 @pytest.fixture(scope="module")
 def answer() -> penstock.Answer:
@@ -37,6 +39,7 @@ def test_bounds_of_both_scopes_are_below_the_plan(answer: penstock.Answer) -> No
     assert answer.gap == scopes["all plans of this request"].gap >= 0
 
 
+@pytest.mark.tier("nightly")
 def test_the_same_request_gives_the_same_bytes_in_another_process(answer: penstock.Answer) -> None:
     code = (
         "import penstock, sys\n"
@@ -157,6 +160,7 @@ def test_infeasible_is_an_answer_with_stage_device_bytes_and_remedy() -> None:
         _ = answer.file
 
 
+@pytest.mark.tier("nightly")
 def test_compare_has_a_row_for_each_planner() -> None:
     one = {"degrees": {"tensor": 1}, "sharding": "none"}
     request = penstock.plan("gpt2-small", "2x2xV100", global_batch_size=8, planner="dp", max_plans=4, **one).request
@@ -247,6 +251,7 @@ def test_a_time_limit_that_is_no_duration_is_refused(limit: float) -> None:
         penstock.plan("gpt2-small", "1x1xV100", global_batch_size=8, time_limit=limit)
 
 
+@pytest.mark.tier("quick")
 def test_errors_are_importable_from_the_front() -> None:
     assert penstock.errors.InvalidPlan is InvalidPlan
 

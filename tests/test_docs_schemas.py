@@ -18,6 +18,7 @@ from penstock.schemas.document import Document
 SCHEMAS = ROOT / "docs" / "schemas"
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_up_to_date(name: str) -> None:
     written = (SCHEMAS / f"{name}.json").read_text(encoding="utf-8")

@@ -26,6 +26,8 @@ from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology, Fabric, UniformCluster
 from penstock.schemas.trace import Trace
 
+pytestmark = pytest.mark.tier("nightly")
+
 LIMIT_S = 120.0
 LAYERS, BATCH, MICRO_BATCHES, STEPS = 8, 16, 8, 4
 SETTINGS = {"PENSTOCK_AGENT_HOLD_S": "2", "PENSTOCK_AGENT_TIMEOUT_S": "10", "PENSTOCK_WARM_UP": "false"}
@@ -285,6 +287,7 @@ def good_run(cluster, plan):
     return cluster.run_when(cluster.start_run(plan, check=True, trace_steps=1), ended)
 
 
+@pytest.mark.tier("ci")
 def test_a_plan_trains_over_two_agents_what_one_process_trains(good_run):
     assert good_run.state == "succeeded", good_run.error
     assert good_run.agents == ("host0", "host1")
@@ -295,6 +298,7 @@ def test_a_plan_trains_over_two_agents_what_one_process_trains(good_run):
     assert good_run.measured_time_per_global_batch_ns > 0
 
 
+@pytest.mark.tier("ci")
 def test_the_last_step_is_traced_on_every_rank(cluster, good_run):
     trace = Trace.model_validate_json(cluster.client.get(f"/v1/runs/{good_run.id}/trace").content)
     assert [(one.rank, one.step, one.device) for one in trace.ranks] == [
@@ -348,6 +352,7 @@ def test_training_goes_on_while_the_service_is_dead(cluster, plan_for_two_ranks,
     assert done.step_times_ns != good_run.step_times_ns
 
 
+@pytest.mark.tier("ci")
 def test_a_killed_rank_fails_the_run_and_is_named(cluster, plan_for_two_ranks):
     cluster.gate.touch()
     run = cluster.start_run(plan_for_two_ranks)

@@ -138,6 +138,7 @@ def test_what_helps_helps() -> None:
 COMMAND = ["fits", "--example", "llama-3-70b", "--cluster", "8x8xH100"]
 
 
+@pytest.mark.tier("ci")
 def test_the_command_prints_what_python_answers(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, "--tensor", "4,8", "--json"]) == 0
     found = FitsAnswer.model_validate_json(capsys.readouterr().out)
@@ -149,6 +150,7 @@ def test_the_command_prints_what_python_answers(capsys: pytest.CaptureFixture[st
     assert all(one.sentence in shown for one in found.refused)
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize(
     ("once", "several"),
     [
@@ -169,6 +171,7 @@ def test_options_that_are_given_several_times_are_added_up(
     assert answers[2].legal < answers[1].legal
 
 
+@pytest.mark.tier("ci")
 def test_how_sequences_are_shared_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     """A ring's buffers are larger than what an all-to-all sends."""
     asked = ["--tensor", "2", "--pipeline", "4", "--context", "4", "--sequence-length", "131072", "--json"]
@@ -194,6 +197,7 @@ def test_routing_of_tokens_decides_what_experts_keep() -> None:
         penstock.fits("llama-3-8b", "8xH100", capacity_factor=1.0)
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -216,6 +220,7 @@ def test_exit_codes(words: list[str], code: int, said: str, capsys: pytest.Captu
     assert said in told.out + told.err
 
 
+@pytest.mark.tier("ci")
 def test_a_configuration_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.json"
     for text, said in (("[1]", "not the object"), ("{", "JSON"), ('{"model_type": "bloom"}', "known are llama")):

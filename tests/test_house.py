@@ -12,8 +12,8 @@ from pathlib import Path
 
 import networkx
 import pytest
+import tiers
 from repository import ROOT
-from tiers import FEWER
 
 FOLDERS = ("schemas", "solvers", "executor", "service", "src/penstock", "examples")
 MOST_FILES = 15
@@ -100,13 +100,23 @@ def test_a_room_says_what_it_holds_and_where_to_start(room: str) -> None:
         assert (ROOT / room / name).exists(), f"{room}/__init__.py names {name}"
 
 
-@pytest.mark.parametrize("name", FEWER)
-def test_a_test_with_fewer_cases_is_there_and_has_cases(name: str) -> None:
-    file, _, test = name.partition("::")
-    (path,) = (ROOT / "tests").rglob(file)
-    (function,) = (each for each in ast.walk(_tree(path)) if getattr(each, "name", None) == test)
-    assert isinstance(function, ast.FunctionDef)
-    assert any("parametrize" in ast.unparse(each) for each in function.decorator_list)
+@pytest.mark.parametrize("folder", tiers.FOLDERS)
+def test_a_folder_that_has_a_tier_exists(folder: str) -> None:
+    assert (ROOT / "tests" / folder).is_dir()
+
+
+def test_only_tests_with_several_cases_have_a_number_of_cases() -> None:
+    single = [
+        f"{path.name}: {node.name}"
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.FunctionDef)
+        and (marks := [ast.unparse(each) for each in node.decorator_list])
+        and any(each.startswith("pytest.mark.cases") for each in marks)
+        and not any("parametrize" in each for each in marks)
+        and not node.args.args
+    ]
+    assert single == []
 
 
 def _functions() -> Iterator[tuple[str, str, int]]:

@@ -16,6 +16,8 @@ import networkx as nx
 import pytest
 from repository import ROOT
 
+pytestmark = pytest.mark.tier("ci")
+
 FOLDERS = ("schemas", "solvers", "executor", "service")
 HEAVY = {"torch", "numpy", "numba", "networkx", "ortools", "fastapi", "uvicorn", "sqlalchemy", "jinja2", "httpx"}
 STANDARD_LIBRARY_ONLY = (
@@ -132,6 +134,7 @@ def test_an_installation_has_one_name(name: str, tmp_path: Path) -> None:
     assert f"No module named '{name}'" in done.stderr
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize("folder", [*FOLDERS, "src/penstock", "examples", "tests", "benchmarks"])
 def test_no_bare_import(folder: str) -> None:
     """A training project may own ``schemas``, ``service`` or ``executor``: ours are always ``penstock.…``."""
@@ -219,15 +222,18 @@ def _room(module: str) -> str:
     return module.partition(".")[0]
 
 
+@pytest.mark.tier("quick")
 def test_every_folder_is_a_room() -> None:
     assert {path.name for path in SOLVERS.iterdir() if path.is_dir() and path.name != "__pycache__"} == set(ROOMS)
 
 
+@pytest.mark.tier("quick")
 def test_the_rooms_have_an_order() -> None:
     order = nx.DiGraph((room, other) for room, others in ROOMS.items() for other in others)
     assert nx.is_directed_acyclic_graph(order)
 
 
+@pytest.mark.tier("quick")
 def test_rooms_import_what_lies_below(edges: list[Edge]) -> None:
     """What stands against the order; circles within a room are for ``test_house``."""
     against = [e.place for e in edges if _room(e.target) not in {_room(e.source), *ROOMS[_room(e.source)]}]
@@ -242,6 +248,7 @@ def test_the_docstring_of_a_room_says_what_it_may_import(room: str) -> None:
     assert said == ROOMS[room], f"solvers/{room}/__init__.py: write 'May import: …' with these rooms"
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize(
     "text",
     [

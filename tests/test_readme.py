@@ -35,6 +35,7 @@ def _blocks(path: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.tier("ci")
 def test_readme_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     (code,) = _blocks(ROOT / "README.md", "python")
@@ -52,6 +53,7 @@ def _table() -> list[str]:
     return [command for cell in rows for command in re.findall(r"`([^`]+)`", cell)]
 
 
+@pytest.mark.tier("everything")
 @pytest.mark.timeout(600)
 def test_the_commands_of_the_table_run_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From top to bottom, in a directory that has the examples of a clone."""
@@ -66,7 +68,8 @@ def test_the_commands_of_the_table_run_as_typed(tmp_path: Path, monkeypatch: pyt
         assert program == "penstock", command
         assert main(words) == 0, command
     for made in ("profile.json", "plan.json", "plan.html", "cluster.json", "job/job.sbatch", "saved", "better.json"):
-        assert (tmp_path / made).exists(), made
+        assert (tmp_path / "out" / made).exists(), made
+    assert {path.name for path in tmp_path.iterdir()} - {"examples", "penstock.sqlite"} == {"out"}
 
 
 def test_commands_that_are_not_run_are_of_the_table_and_covered_elsewhere() -> None:

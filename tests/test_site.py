@@ -16,6 +16,8 @@ from browser import Watched, barriers
 from playwright.sync_api import Browser
 from repository import ROOT
 
+pytestmark = pytest.mark.tier("ci")
+
 DECISIONS = ROOT / "docs/decisions"
 
 
@@ -52,6 +54,7 @@ def test_every_page_is_there(site: Path) -> None:
     assert pages <= {path.parent.name for path in site.glob("*/index.html")}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("page", "scheme"), [("", "light"), ("placing/", "dark"), ("images/", "light")])
 def test_a_page_can_be_read(browser: Browser, address: str, page: str, scheme: str) -> None:
     """With links, tables, shell, Python and comments; in either colours, without anything from elsewhere."""
@@ -72,6 +75,7 @@ def test_a_phone_scrolls_down_only_and_a_search_finds(browser: Browser, address:
         seen.locator(".md-search-result__link").first.wait_for()
 
 
+@pytest.mark.tier("quick")
 def test_every_decision_is_listed() -> None:
     listed = (DECISIONS / "index.md").read_text()
     for path in DECISIONS.glob("0*.md"):

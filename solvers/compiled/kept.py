@@ -7,10 +7,13 @@ locators) moves none of ours.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,6 +22,7 @@ import penstock.solvers
 
 _COMPILES = (b"from penstock.solvers.compiled.decorators ", b"from numba", b"import numba")
 _IMPORTS = re.compile(rb"^from penstock\.([\w.]+) import", re.MULTILINE)
+_DECLARES = re.compile(rb"^@(?:compiled|loop|threaded|plain)$", re.MULTILINE)
 COMPLETE = "complete-"
 """The file that says of a processor that every kernel is compiled for it."""
 
@@ -57,6 +61,35 @@ def kept() -> tuple[int, Path]:
     """Return how many compiled kernels there are, and where."""
     found = place() or Path(penstock.solvers.__path__[0])
     return sum(1 for _ in found.rglob("*.nbi")), found
+
+
+def declared() -> int:
+    """Return how many kernels the sources declare, which is how many there are once all are compiled."""
+    package = Path(penstock.solvers.__path__[0])
+    return sum(len(_DECLARES.findall(path.read_bytes())) for path in package.rglob("*.py"))
+
+
+@contextmanager
+def sole_compiler(wait: Callable[[], object]) -> Iterator[None]:
+    """Hold the lock of the kernels' directory, so that installations that share it do not compile the same twice.
+
+    Parameters
+    ----------
+    wait
+        Called once, before waiting, where another process holds the lock.
+    """
+    directory = place()
+    if directory is None:
+        yield
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "compiling.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            wait()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def all_kept() -> bool:

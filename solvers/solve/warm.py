@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,7 +17,7 @@ import numpy as np
 
 from penstock.solvers.bounds import suffix
 from penstock.solvers.bounds.device_count.bound import bounds as count_devices
-from penstock.solvers.compiled.kept import all_kept, note_all_kept
+from penstock.solvers.compiled.kept import all_kept, declared, kept, note_all_kept, sole_compiler
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.improve import tabu
 from penstock.solvers.improve.neighbourhood.batch import Catalogue
@@ -35,7 +36,9 @@ from penstock.solvers.solve.driver import solve
 from penstock.solvers.solve.processes import available_processors
 
 PLANS = 12
-"""Of each planner, judged: enough to meet every kernel."""
+"""Plans simulated per planner during warm-up; enough to compile every kernel."""
+REPORT_S = 5.0
+"""Seconds between two reports of how many kernels are compiled."""
 
 
 class Step(NamedTuple):
@@ -73,16 +76,43 @@ def _toys() -> list[Callable[[], None]]:
     return toys
 
 
+def main() -> None:
+    """Compile every kernel that is not on disk, and report on standard error how many there are every few seconds."""
+    started = time.perf_counter()
+    with sole_compiler(lambda: _report("waiting for another installation that compiles the same kernels")):
+        if not all_kept():
+            _from_both_ends()
+    cpu_s = sum(os.times()[:4])
+    _report(f"{declared()} kernels are ready after {time.perf_counter() - started:.1f} s ({cpu_s:.0f} s of CPU)")
+
+
 def _from_both_ends() -> None:
     """Start a second process with the last toys first, if there are processors for it; both fill the cache on disk."""
     other = os.fork() if available_processors() > 1 else None
     if other == 0:
         warm(backwards=True)
-        return
-    seconds = warm()
-    if other is not None:
-        os.waitpid(other, 0)
-    sys.stderr.write(f"kernels are ready after {seconds:.1f} s\n")
+        os._exit(0)
+    done = threading.Event()
+    reporter = threading.Thread(target=_report_progress, args=(done,))
+    reporter.start()
+    try:
+        warm()
+        if other is not None:
+            os.waitpid(other, 0)
+    finally:
+        done.set()
+        reporter.join()
+
+
+def _report_progress(done: threading.Event) -> None:
+    """Report the number of compiled kernels every ``REPORT_S`` until ``done``."""
+    total = declared()
+    while not done.wait(REPORT_S):
+        _report(f"{min(kept()[0], total)} of {total} kernels are compiled")
+
+
+def _report(text: str) -> None:
+    sys.stderr.write(f"kernels: {text}\n")
 
 
 def _planned(problem: Problem, planner: Planner) -> None:
@@ -169,4 +199,4 @@ def _halves_too_large() -> None:
 
 
 if __name__ == "__main__":
-    _from_both_ends()
+    main()

@@ -252,6 +252,7 @@ def test_the_fit_explains_totals_that_can_be_explained(data: st.DataObject) -> N
         assert parts @ found == pytest.approx(parts @ true, rel=0.02)
 
 
+@pytest.mark.tier("ci")
 def test_the_command_writes_profile_and_topology(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     known = planned(WRONG, cluster(), [1, 3])
     trace = traced(planned(TRUE, cluster(5 * 10**8, 60_000), [1, 3]), known)

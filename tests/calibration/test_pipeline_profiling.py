@@ -45,6 +45,7 @@ def plan(stages: int, devices: int = 2, planner: str = "gpipe") -> PlanFile:
     return answer.plan(profile, topology, **asked).file  # type: ignore[arg-type]
 
 
+@pytest.mark.tier("ci")
 def test_a_run_becomes_a_profile_that_the_planner_takes(tmp_path: Path) -> None:
     file = plan(2)
     said: list[str] = []
@@ -79,6 +80,7 @@ def test_a_run_becomes_a_profile_that_the_planner_takes(tmp_path: Path) -> None:
     assert len(result.plan.pipelines[0].stages) == 2
 
 
+@pytest.mark.tier("ci")
 def test_plans_that_avgpipe_does_not_profile_are_refused(tmp_path: Path) -> None:
     replicated = plan(0, planner="dp")
     with pytest.raises(UnsupportedRequest, match="stage 0 runs on 2 devices"):

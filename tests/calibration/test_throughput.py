@@ -188,6 +188,7 @@ def test_costs_at_degrees_follow_those_that_a_trace_corrected() -> None:
             ]
 
 
+@pytest.mark.tier("ci")
 def test_command_document_and_worker_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ("plan", "other", "profile")
     plan, other, written = (str(tmp_path / f"{name}.json") for name in names)

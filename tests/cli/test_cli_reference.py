@@ -44,6 +44,7 @@ def first_sentence(command: Any) -> str:
 COMMANDS = dict(commands(get_command(app)))
 
 
+@pytest.mark.tier("quick")
 def test_the_page_has_every_command_with_an_example_that_it_takes() -> None:
     rows = {tuple(name.split()): (line, example) for name, line, example in ROW.findall(PAGE.read_text("utf-8"))}
     assert rows.keys() == COMMANDS.keys()
@@ -59,6 +60,7 @@ def test_the_page_has_every_command_with_an_example_that_it_takes() -> None:
         assert all(set(one.opts) & set(words) for one in required), example
 
 
+@pytest.mark.tier("quick")
 def test_every_answer_can_be_had_as_json() -> None:
     for name, command in COMMANDS.items():
         if not set(name) & set(FROM_DOCUMENTS):

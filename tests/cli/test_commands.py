@@ -127,6 +127,7 @@ def test_a_plan_on_standard_output_can_be_piped(
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.tier("nightly")
 def test_infeasible_is_3_and_says_what_is_missing(
     inputs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -317,6 +318,7 @@ def test_run_trains_on_real_processes(tmp_path: Path, capsys: pytest.CaptureFixt
     assert sorted((one["rank"], one["step"]) for one in ranks) == [(0, 1), (0, 2), (1, 1), (1, 2)]
 
 
+@pytest.mark.tier("nightly")
 def test_run_refuses_another_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profile, plan = str(tmp_path / "p.json"), str(tmp_path / "plan.json")
     assert main(["profile", "--job", "examples.gpt:tiny", "--analytic", "V100", "-o", profile]) == 0

@@ -13,6 +13,8 @@ from penstock.cli import compat
 from penstock.cli.compat import OLD_OPTIONS, Old, current
 from penstock.cli.main import app, main
 
+pytestmark = pytest.mark.tier("quick")
+
 FLAGS = ("--exit-zero", "--memory", "--allow-any-model")
 
 
@@ -28,6 +30,7 @@ def test_an_old_option_is_replaced_with_a_note(old: Old, capsys: pytest.CaptureF
     assert current([*words, f"{old.option}=x"]) == [*words, *([f"{old.now}=x"] if old.now else [])]
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("old", OLD_OPTIONS, ids=lambda old: f"{old.command} {old.option}")
 def test_the_command_runs_with_it(old: Old, capsys: pytest.CaptureFixture[str]) -> None:
     """``--help`` comes after all options are read, and ends with 64 for one that is not known."""
@@ -55,6 +58,7 @@ def test_words_that_are_no_options_stay() -> None:
     assert current([]) == []
 
 
+@pytest.mark.tier("ci")
 def test_exit_zero_is_what_plan_does_anyway(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--model", "gpt2-small", "--cluster", "1x1xV100", "-b", "8", "--micro-batch-size", "8"]
     assert main(["plan", *asked, "--planner", "dp", "--exit-zero"]) == 0

@@ -8,6 +8,8 @@ import typer
 from penstock.cli.durations import between, duration_ns, seconds
 from penstock.cli.service.keys import seconds_of
 
+pytestmark = pytest.mark.tier("quick")
+
 S = 10**9
 
 

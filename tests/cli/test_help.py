@@ -11,6 +11,8 @@ from test_cli_reference import COMMANDS, first_sentence
 from penstock.cli import panels
 from penstock.cli.main import app, main
 
+pytestmark = pytest.mark.tier("quick")
+
 PANELS = {
     panels.PLAN: {"plan", "compare", "place", "sweep", "verify", "simulate", "explain", "report", "fits"},
     panels.MEASURE: {"profile", "probe", "calibrate", "tune"},
@@ -58,6 +60,7 @@ def test_an_option_can_be_read_alone(command: str, option: Any) -> None:
             assert option.show_default, "the default is shown"
 
 
+@pytest.mark.tier("ci")
 def test_help_shows_the_groups(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--help"]) == 0
     out = capsys.readouterr().out

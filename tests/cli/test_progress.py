@@ -13,6 +13,8 @@ from penstock.cli.main import main
 from penstock.cli.show import Screen
 from penstock.solvers.solve import incumbent
 
+pytestmark = pytest.mark.tier("quick")
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
@@ -71,6 +73,7 @@ def test_on_a_terminal_the_line_has_the_kernel_while_it_is_compiled(
     assert shown == ["", "0.0 s: one", "0.0 s: compiling a; one", "2.0 s: compiling a; two", "2.0 s: two"]
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("command", [["plan"], ["compare"], ["place"]])
 def test_a_search_that_needs_a_kernel_says_that_it_is_compiled(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -89,6 +92,8 @@ def test_a_search_that_needs_a_kernel_says_that_it_is_compiled(
     assert [line.partition(" s: ")[2] for line in lines] == ["compiling bounding.twice"]
 
 
+@pytest.mark.cases(3)
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize(
     ("command", "words"),
     [

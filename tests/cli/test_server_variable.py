@@ -12,6 +12,8 @@ from penstock.cli.main import main
 from penstock.cli.service.remote import VARIABLE
 from penstock.service.configuration import NOT_OURS, PREFIX
 
+pytestmark = pytest.mark.tier("quick")
+
 AWAY = "http://127.0.0.1:1"
 
 
@@ -26,6 +28,7 @@ def test_the_service_leaves_the_variable_alone() -> None:
     assert VARIABLE.removeprefix(PREFIX) in NOT_OURS
 
 
+@pytest.mark.tier("ci")
 def test_it_is_asked_unless_an_option_says_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

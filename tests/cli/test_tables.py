@@ -51,6 +51,7 @@ def test_a_sweep_says_what_was_found(capsys: pytest.CaptureFixture[str]) -> None
     assert "cost" not in cells[1]
 
 
+@pytest.mark.tier("quick")
 def test_a_sweep_over_rules_names_them(capsys: pytest.CaptureFixture[str]) -> None:
     rules = ("weight_stashing",)
     show_rows(Screen.of(), [_row("auto", "wpipe, wpipe, weight_stashing", 1.0, 1, update_rules=rules)])
@@ -71,6 +72,7 @@ def test_a_thousandth_of_memory_is_no_reason_to_be_on_the_front() -> None:
     assert with_front([]) == ()
 
 
+@pytest.mark.tier("quick")
 def test_ids_of_jobs_stay_whole_in_a_pipe(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     name = "0123456789abcdef" * 2
     job = JobOut(

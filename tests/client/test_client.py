@@ -236,6 +236,7 @@ def test_events_are_polled_where_streams_do_not_get_through():
 # ---- two clients from one source -------------------------------------------------------------------------------------
 
 
+@pytest.mark.tier("ci")
 def test_the_blocking_client_is_current():
     done = subprocess.run(["scripts/make-client", "--check"], capture_output=True, text=True, cwd=ROOT, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -25,6 +25,8 @@ from penstock.solvers.model.degrees import Choice, Degrees
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.solve import driver
 
+pytestmark = pytest.mark.tier("ci")
+
 
 def planned(request: PlanRequest, planner: str = "dapple", choice: Choice = Choice(Degrees(tensor=2))) -> Plan:
     """A plan at a choice."""
@@ -141,6 +143,7 @@ def test_a_plan_at_a_choice_that_is_not_allowed_is_a_fault() -> None:
     assert said == "The plan does not say its degrees; the request allows tensor 1; tensor 2."
 
 
+@pytest.mark.tier("quick")
 def test_degrees_that_the_profile_does_not_know_are_a_fault_of_the_request() -> None:
     with pytest.raises(InvalidDocument, match="has no costs at tensor 4") as raised:
         to_problem(with_degrees(degrees=[{"tensor": 4}, {"tensor": 2}]))
@@ -279,6 +282,7 @@ def test_programs_name_the_modules_that_stages_recompute() -> None:
     assert {held.modules for program in programs(file) for held in program.stages} == {("norm",)}
 
 
+@pytest.mark.tier("quick")
 def test_documents_and_solvers_have_the_same_words() -> None:
     """Solvers import no documents, so they name modules, shardings and operations themselves."""
     for name in ("Module", "Sharding", "Operation"):

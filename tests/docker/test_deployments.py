@@ -90,6 +90,7 @@ def test_the_kustomization_names_what_lies_there() -> None:
     assert {one["name"] for one in found["images"]} == {f"penstock-{target}" for target in TARGETS}
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
 def test_kustomize_makes_what_pods_refer_to(tmp_path: Path) -> None:
     """Rendered as by `kubectl apply -k`: one namespace, and every Secret and ConfigMap there but the agents' key."""

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 from pages import ROOT, Piece, pieces
 
+pytestmark = pytest.mark.tier("ci")
+
 PAGES = (ROOT / "docs/adding-a-schedule.md", ROOT / "docs/adding-a-planner.md")
 FOLDERS = ("schedules", "planners")
 
@@ -142,6 +144,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found | {"place": str(place), "words": words}
 
 
+@pytest.mark.tier("quick")
 def test_each_page_shows_one_file_and_one_row() -> None:
     assert [Path(piece.file).name for piece in added()] == ["two_more.py", "catalogue.py", "equal.py", "catalogue.py"]
     assert [len(commands(page)) for page in PAGES] == [4, 3]

@@ -19,6 +19,8 @@ from shown import CODES, ELSEWHERE, HERE, HOSTS, NOT_RUN, PYTHON_ELSEWHERE, PYTH
 
 from penstock.solvers.planners.catalogue import PLANNERS
 
+pytestmark = pytest.mark.tier("everything")
+
 ALL = {path.relative_to(ROOT).as_posix(): list(pieces(path)) for path in PAGES}
 SHOWN = [piece for found in ALL.values() for piece in found]
 IN_FULL = {piece.bare for piece in SHOWN if piece.kind == "shell" and not piece.alone}
@@ -55,12 +57,14 @@ def test_the_page_is_true(page: str, sandbox: Sandbox) -> None:
         sandbox.take(piece)
 
 
+@pytest.mark.tier("ci")
 def test_a_service_a_worker_an_agent_and_peers_stay(planner: str, peers: tuple[str, str]) -> None:
     """The four commands of ``STAY`` were seen to be ready; the session's end sees that they end when told to."""
     assert planner.startswith("http://127.0.0.1:")
     assert len(set(peers)) == 2
 
 
+@pytest.mark.tier("quick")
 def test_what_is_listed_is_shown() -> None:
     """What no page has any more goes from ``shown.py``."""
     for words in (*NOT_RUN, *CODES, *STAY, *HOSTS, *HERE, *SMALLER):

@@ -212,6 +212,7 @@ def test_impossible_numbers_are_refused(name: str) -> None:
         catalogue.cluster(name)
 
 
+@pytest.mark.tier("ci")
 def test_the_catalogue_needs_no_torch() -> None:
     code = "import sys; from penstock.examples import catalogue as c; c.profile('vgg-19'); c.cluster('8x8xH100')"
     code += "; sys.exit('torch' in sys.modules)"

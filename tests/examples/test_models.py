@@ -12,6 +12,8 @@ from penstock.executor.profiling.assembly import parameter_bytes
 from penstock.executor.run.chain import Chain
 from penstock.executor.run.job import Job, load_job
 
+pytestmark = pytest.mark.tier("ci")
+
 TINY = [
     *("gpt", "llama", "moe", "bert", "xlnet", "gnmt", "transformer", "awd_lstm"),
     *("vgg", "resnet", "densenet", "amoebanet"),

@@ -209,6 +209,7 @@ def test_an_agent_leaves_the_operators_interface(monkeypatch: pytest.MonkeyPatch
     assert environment["GLOO_SOCKET_IFNAME"] == "lo"
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize(
     ("listed", "names"),
     [
@@ -242,6 +243,7 @@ def bundle(*indices: int) -> JobBundle:
     return JobBundle.parse(data | {"plan_hash": "sha256:" + 64 * "0", "ranks": ranks})
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize(
     ("environ", "used", "devices"),
     [

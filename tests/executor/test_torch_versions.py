@@ -46,6 +46,7 @@ def test_an_untried_torch_is_named(version: str) -> None:
     assert said.startswith(f"Penstock was not tried with torch {version}, but with {', '.join(TRIED)}")
 
 
+@pytest.mark.tier("quick")
 def test_the_extra_takes_what_was_tried_and_no_more() -> None:
     about = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = about["optional-dependencies"]

@@ -11,6 +11,8 @@ from test_trainers import imported, stages_of
 from penstock.layouts.files.shell import Unsaid, Value, Variables
 from penstock.schemas.errors import InvalidDocument
 
+pytestmark = pytest.mark.tier("ci")
+
 PP = "--pipeline-model-parallel-size"
 IF = """if [ "$SIZE" = "8b" ]; then
     PP=2
@@ -35,6 +37,7 @@ def value_of(text: str, given: dict[str, str] | None = None) -> str:
     return Variables(text, given or {}).value(Value("$PP", 10**6)).text
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize("text", [IF, CASE], ids=["if", "case"])
 @pytest.mark.parametrize(("size", "value"), [("8b", "2"), ("70b", "4"), ("1b", "8")])
 def test_a_branch_is_followed(text: str, size: str, value: str) -> None:
@@ -81,6 +84,7 @@ def test_a_shell_comes_to_the_same_value() -> None:
     assert done.stdout.split() == [value_of(text) for text in texts]
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -195,6 +195,7 @@ def test_open_values_are_asked_for_at_once_and_given() -> None:
     assert len(stages(found)) == 2
 
 
+@pytest.mark.tier("ci")
 def test_the_command_needs_no_model_where_the_flags_say_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "train.sh"
     script.write_text(f"{LLAMA} {BOTH.replace('parallel-size 2 --sequence', 'parallel-size $PP --sequence')}")

@@ -23,6 +23,8 @@ from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.bounds.trainer import within_bounds
 
+pytestmark = pytest.mark.tier("ci")
+
 PP = "--pipeline-model-parallel-size"
 
 SCRIPT = """#!/bin/bash
@@ -153,6 +155,7 @@ def test_uneven_ends_as_megatron_shares_them(flags: str, stages: list[tuple[int,
     assert stages_of(imported("megatron", f"{PP} 2 {flags}")) == stages
 
 
+@pytest.mark.tier("quick")
 def test_multi_token_prediction_is_a_layer_of_its_own() -> None:
     roles = Roles(1, 8, 2, "", 1)
     for text, stages in {
@@ -173,6 +176,7 @@ def test_multi_token_prediction_is_a_layer_of_its_own() -> None:
     assert found.mtp == 1
 
 
+@pytest.mark.tier("quick")
 def test_commands_and_conditions_of_a_shell() -> None:
     known = Variables("A=1\nB=\"$A\"\nC='$A'\nD=${A}${B}x\nE=$(( (A + 5) * 2 % 7 ))\nF=\n")
     end = 10**6
@@ -183,6 +187,7 @@ def test_commands_and_conditions_of_a_shell() -> None:
             known.value(Value(word, end))
 
 
+@pytest.mark.tier("quick")
 @given(st.text(alphabet="PA=$(){}:-1+*/\"' \n&;#", max_size=80))
 @settings(max_examples=200)
 def test_no_script_breaks_the_reader(text: str) -> None:
@@ -300,6 +305,7 @@ def least_spread(weights: list[int], parts: int) -> tuple[float, list[int]]:
     return most - least, bounds
 
 
+@pytest.mark.tier("quick")
 @given(st.lists(st.integers(0, 9), min_size=2, max_size=9), st.data())
 @settings(max_examples=80)
 def test_deepspeeds_balance(weights: list[int], data: st.DataObject) -> None:
@@ -331,6 +337,7 @@ def test_a_layout_that_lacks_memory_may_be_quicker_than_what_fits() -> None:
     assert all(bound.bound_ns <= value for bound in found.plan.certificates)
 
 
+@pytest.mark.tier("quick")
 def test_the_largest_text_on_one_line_is_read() -> None:
     """Each line is looked through once for conditions: not once for each of its 49,000 assignments."""
     text = f"a=1 && PP=4 {PP} $PP " + "value=3 --some-flag " * 49_000

@@ -35,6 +35,8 @@ from penstock.solvers.model.result import REQUEST_SCOPE, Candidate
 from penstock.solvers.schedules.interleaved import groups_go
 from penstock.solvers.schedules.trainer_orders import ONE_STAGE, chunks_of, order_of, ranks_of_stages
 
+pytestmark = pytest.mark.tier("ci")
+
 GPT = catalogue.profile("gpt")  # an embedding, 8 transformer layers, a head
 LAST = len(GPT.layers) - 1
 
@@ -64,6 +66,7 @@ def stages_of(found: LayoutImported) -> list[tuple[int, int]]:
 cuts = st.lists(st.integers(0, LAST - 1), max_size=LAST, unique=True).map(sorted)
 
 
+@pytest.mark.tier("quick")
 @given(cuts, st.integers(1, 4), st.integers(0, 3))
 def test_layout_strings_are_read_back(cuts: list[int], first: int, behind: int) -> None:
     roles = Roles(first, LAST - 1 - behind, behind + 1, "")
@@ -73,6 +76,7 @@ def test_layout_strings_are_read_back(cuts: list[int], first: int, behind: int) 
     assert read_layout(print_layout(stages, roles), roles) == stages
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize(
     ("text", "stages"),
     [
@@ -86,6 +90,7 @@ def test_layout_strings_mean_what_megatron_means(text: str, stages: list[tuple[i
     assert list(read_layout(text, Roles(1, 8, 1, ""))) == stages
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize(
     ("text", "column", "words"),
     [
@@ -233,6 +238,7 @@ def test_each_trainer_reads_its_file() -> None:
     assert "PlannedPipelineModule" in [node.name for node in module.body if isinstance(node, ast.ClassDef)]
 
 
+@pytest.mark.tier("quick")
 def test_a_plan_beyond_a_trainer_says_which_stage_and_offers_the_target() -> None:
     asked = request(nodes=2).model_copy(update={"planner": "dapple"})
     problem = to_problem(asked)

@@ -27,6 +27,8 @@ from penstock.schemas.request import PlanRequest
 from penstock.solvers.costs.memory import static_bytes
 from penstock.solvers.model.allocation import Stage
 
+pytestmark = pytest.mark.tier("ci")
+
 PP = "--pipeline-model-parallel-size"
 SMALL = catalogue.profile("gpt2-small")
 """Parameters of 16 bits; 12 transformer layers."""
@@ -80,6 +82,7 @@ def test_megatrons_gradients_are_as_wide_as_megatron_has_them(flags: str, bytes_
     assert whole == bool(re.search(r"\b(16|18) bytes per parameter", said[0])), said
 
 
+@pytest.mark.tier("quick")
 def test_a_target_has_its_gradients_in_the_request_and_its_hash_stays() -> None:
     for target, width in {
         "megatron": "fp32",
@@ -209,6 +212,7 @@ def test_releases_of_torchtitan() -> None:
         assert again.request.memory == file.request.memory
 
 
+@pytest.mark.tier("quick")
 def test_the_shipped_sizes_are_those_of_the_profiles() -> None:
     """Against what layers pass on and what embeddings hold, and the sources of the models."""
     shapes = {name: shape for name, shape in SHAPES.items() if name in catalogue.model_names()}

@@ -76,6 +76,7 @@ def _plans(problem: Problem, within: Within, plain: tuple[Stage, ...], number: i
                 yield Candidate("all", allocation, orders, timeline)
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("trainer", sorted(TRAINERS))
 @settings(max_examples=3, phases=(Phase.explicit, Phase.generate))
 @given(data=st.data())
@@ -109,6 +110,7 @@ def test_uniform_finds_the_best_of_all_plans_within(trainer: str, data: st.DataO
         assert all(bound.bound_ns <= found.best.value_ns for bound in found.bounds)
 
 
+@pytest.mark.tier("ci")
 def test_auto_with_a_target_is_never_better_than_without() -> None:
     problem = make_problem([3, 9, 4, 8, 2], boundary_bytes=2, parameter_bytes=9, nodes=(2, 1), micro_batch_sizes=())
     free = driver.solve(problem, "auto", workers=1)
@@ -195,6 +197,7 @@ def test_roles_come_from_names_or_are_told() -> None:
         within_of("megatron", catalogue.profile("resnet-50"))
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -22,6 +22,8 @@ from penstock.schemas.transformers.degrees import Framework
 from penstock.shapes.profiled_degrees import Asked
 from penstock.shapes.profiles import profile_of
 
+pytestmark = pytest.mark.tier("ci")
+
 
 @cache
 def request(model: str, framework: Framework, expert_tensor: int = 1) -> PlanRequest:
@@ -164,6 +166,7 @@ def test_python_and_toml_are_compared_as_well() -> None:
     assert "#   sequence_parallel: recipe.py, line 1, does not have it\n" in said
 
 
+@pytest.mark.tier("quick")
 def test_a_text_without_settings_is_refused() -> None:
     with pytest.raises(InvalidDocument, match="notes has no setting that a layout for megatron has"):
         with_differences("", "megatron", "the pipeline is deep", "notes")

@@ -162,6 +162,7 @@ def test_numbers_of_pods_and_ranks() -> None:
     assert made("volcano", file)[1]["spec"]["minAvailable"] == 4
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("to", ["jobset", "volcano"])
 def test_unequal_nodes_are_groups_of_their_own(to: str) -> None:
     _, job = made(to, plan_on(UNEQUAL))

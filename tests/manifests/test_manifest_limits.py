@@ -107,6 +107,7 @@ def evaluated(rules: list[tuple[str, Any]], tier: str) -> list[Any]:
     return found
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("to", ["trainjob", "jobset", "kueue"])
 def test_rules_in_cel_hold(to: str, pytestconfig: pytest.Config) -> None:
     """Rules of a change (``oldSelf``) are left out; PyTorchJob and Volcano's Job have no others."""
@@ -116,6 +117,7 @@ def test_rules_in_cel_hold(to: str, pytestconfig: pytest.Config) -> None:
     assert set(map(str, evaluated(rules, tier))) == {"True"}
 
 
+@pytest.mark.tier("ci")
 def test_rules_in_cel_refuse(pytestconfig: pytest.Config) -> None:
     tier = pytestconfig.getoption("tier")
     bad = {

@@ -92,6 +92,7 @@ def run_node(script: Any, *arguments: Any) -> None:
     script.run_node(*arguments)
 
 
+@pytest.mark.tier("ci")
 def test_ranks_get_their_places_and_the_first_that_fails_ends_the_others(script: Any, tmp_path: Path) -> None:
     program = tmp_path / "rank.py"
     program.write_text(

@@ -19,6 +19,8 @@ from penstock.schemas.plan import PlanFile
 sys.path.append(str(ROOT / "scripts"))
 from trainers import INSTALLED, RELEASES
 
+pytestmark = pytest.mark.tier("everything")
+
 RELEASE = f"ray-{RELEASES['ray'][0]}"
 CLUSTER = """
 import os, subprocess, sys

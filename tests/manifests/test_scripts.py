@@ -39,6 +39,7 @@ def made(to: str, file: PlanFile, **more: object) -> dict[str, File]:
     return {each.name: each for each in make(file, to, launch(**more))}
 
 
+@pytest.mark.tier("ci")
 def test_shellcheck_finds_nothing_in_any_script(tmp_path: Path) -> None:
     """All at once: a process costs more than a script."""
     scripts = []
@@ -108,6 +109,7 @@ def test_checkpoints_make_a_job_that_slurm_may_start_again() -> None:
     assert "--checkpoint /data/run --checkpoint-every 5 --resume auto" in script
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize(("node", "started"), [("b", 1), ("a", 3), ("a.cluster.example", 3)])
 def test_each_node_starts_its_own_number_with_every_word_as_it_was_given(
     tmp_path: Path, node: str, started: int
@@ -128,6 +130,7 @@ def test_each_node_starts_its_own_number_with_every_word_as_it_was_given(
     assert not Path("/tmp/penstock-was-here").exists()
 
 
+@pytest.mark.tier("ci")
 def test_a_node_that_the_plan_does_not_have(tmp_path: Path) -> None:
     for each in make(plan_on(UNEQUAL), "torchrun", launch()):
         (tmp_path / each.name).write_text(each.text)
@@ -148,6 +151,7 @@ def _ran(folder: Path, node: str, **more: str) -> subprocess.CompletedProcess[st
     return subprocess.run(["bash", folder / "torchrun.sh"], env=environ, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.tier("ci")
 def test_nodes_know_their_places_whatever_form_their_names_have(tmp_path: Path) -> None:
     names = {"gpu-b.east.example": 2, "gpu-a.east.example": 2, "twin.east.example": 2, "twin.west.example": 2, "7": 2}
     for each in make(plan_on(names), "torchrun", launch()):
@@ -170,6 +174,7 @@ def test_nodes_know_their_places_whatever_form_their_names_have(tmp_path: Path) 
     assert "--node-rank=3" in _ran(tmp_path, "x", MASTER_ADDR="m", NODE_RANK="3").stdout.split("\0")
 
 
+@pytest.mark.tier("ci")
 def test_what_a_site_adds_to_its_scripts(tmp_path: Path) -> None:
     setup = ["export ODD=$UNSET_HERE$NODE_NAME", 'TWO="it\'s" && export TWO']
     for each in make(plan_on(EQUAL), "torchrun", launch(setup=setup)):
@@ -212,6 +217,7 @@ def test_what_is_missing_idle_or_contradictory_is_named() -> None:
     assert "what is trained, as module:attribute" in str(caught.value)
 
 
+@pytest.mark.tier("ci")
 def test_a_unit_that_systemd_takes(tmp_path: Path) -> None:
     files = made("systemd", plan_on(EQUAL), name="a job", restarts=3, checkpoint="/data/x")
     unit = next(name for name in files if name.endswith(".service"))

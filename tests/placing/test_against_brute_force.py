@@ -15,6 +15,8 @@ from penstock.planning.judge import judge
 from penstock.schemas.api.placement import PlacementRequest
 from penstock.schemas.topology import ClusterTopology
 
+pytestmark = pytest.mark.tier("ci")
+
 SEEDS = range(4)
 
 

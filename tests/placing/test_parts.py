@@ -108,6 +108,7 @@ def test_the_topology_of_a_part_joins_devices_as_the_whole_does(seed: int) -> No
     assert sorted(names) == sorted(cluster.devices[number].name for number in some)
 
 
+@pytest.mark.tier("ci")
 def test_regular_plans_are_sound_and_near_the_bound() -> None:
     asked = PlanRequest(
         profile=catalogue.profile("bert-48"), topology=catalogue.cluster("2x4xV100"), global_batch_size=64
@@ -133,6 +134,7 @@ def test_sets_that_no_network_would_help_are_not_planned(monkeypatch: pytest.Mon
     assert fewer
 
 
+@pytest.mark.tier("ci")
 def test_no_network_makes_a_plan_faster_than_none() -> None:
     asked = PlanRequest(
         profile=catalogue.profile("bert-48"), topology=catalogue.cluster("2x4xV100"), global_batch_size=64
@@ -145,6 +147,7 @@ def test_no_network_makes_a_plan_faster_than_none() -> None:
     assert not regular.may_take(problem, lambda _devices: found.bounds[0].bound_ns - 1)
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("spare_bytes", [0, -1])
 def test_one_stage_pays_nothing_for_tensors_with_several_readers(spare_bytes: int) -> None:
     """By hand: 4 layers of 1 + 2 ms and 1,000 bytes a sample, the first read by all others; 16 samples on a device.
@@ -170,6 +173,7 @@ def test_one_stage_pays_nothing_for_tensors_with_several_readers(spare_bytes: in
     assert best.value_ns == 16 * 4 * 3_000_000
 
 
+@pytest.mark.tier("ci")
 def test_regular_plans_say_what_is_missing() -> None:
     topology = catalogue.cluster("1x2xV100")
     asked = PlanRequest(profile=catalogue.profile("bert-48"), topology=topology, global_batch_size=64)

@@ -15,6 +15,8 @@ from penstock.placing import answer
 from penstock.schemas.api.placement import PlacementRequest
 from penstock.solvers.placement.choice import Chooser
 
+pytestmark = pytest.mark.tier("ci")
+
 ASK = ("place", "--example", "gpt2-small", "--cluster", "3x2xV100", "-b", "8", "--planner", "gpipe", "--max-plans", "4")
 
 
@@ -86,6 +88,7 @@ def _of(asked: PlacementRequest, **fields: Any) -> PlacementRequest:
     return PlacementRequest.parse(data)
 
 
+@pytest.mark.tier("quick")
 def test_a_budget_that_fits_nothing_names_the_least_that_does() -> None:
     asked = _of(request(0, planner="dapple"), memory={"optimizer": "sgd", "headroom_bytes": 400_000_000})
     assert answer(asked).choices[0].status == "placed"
@@ -101,6 +104,7 @@ def test_a_budget_that_fits_nothing_names_the_least_that_does() -> None:
     assert "the fastest that was found takes" in choice.why[0]
 
 
+@pytest.mark.tier("quick")
 def test_what_others_have_taken_is_an_answer_of_one_job_only() -> None:
     data = request(0, planner="dapple").model_dump(mode="json", exclude_none=True)
     job = data["jobs"][0]
@@ -112,6 +116,7 @@ def test_what_others_have_taken_is_an_answer_of_one_job_only() -> None:
     )
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize("seed", range(3))
 def test_jobs_share_no_device_and_jointly_they_do_at_least_as_much(seed: int) -> None:
     data = request(seed, planner="dapple").model_dump(mode="json", exclude_none=True)

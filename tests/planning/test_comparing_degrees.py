@@ -21,6 +21,8 @@ from penstock.schemas.api.sweep import SweepRequest, SweepRow
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.transformers.degrees import Degrees
 
+pytestmark = pytest.mark.tier("quick")
+
 QUESTION = ("--example", "llama-3-8b", "--cluster", "1x4xH100", "-b", "8")
 
 
@@ -32,6 +34,7 @@ def request(**more: Any) -> PlanRequest:
 # ---- compare ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.tier("ci")
 def test_compare_leaves_degrees_open_and_shows_them(capsys: pytest.CaptureFixture[str]) -> None:
     own = ("--layout", "tensor=4,micro-batch=1", "--layout", "pipeline=4,replicas=1")
     assert main(["compare", *QUESTION, "--planner", "even", "--schedule", "early-backward", *own, "--json"]) == 0
@@ -52,6 +55,7 @@ def test_compare_leaves_degrees_open_and_shows_them(capsys: pytest.CaptureFixtur
     assert second.status == ("feasible" if penstock.even_layout(request(), pipeline=4).fits else "infeasible")
 
 
+@pytest.mark.tier("ci")
 def test_compare_prints_the_own_layout_and_the_best(capsys: pytest.CaptureFixture[str]) -> None:
     own = ("--layout", "tensor=4", "--layout", "tensor=2,micro-batch=4")
     assert main(["compare", *QUESTION, "--planner", "even", "--schedule", "early-backward", *own]) == 0
@@ -99,6 +103,7 @@ def test_every_part_of_a_layout_counts() -> None:
 # ---- sweep -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.tier("nightly")
 def test_sweep_asks_a_quick_planner_at_open_degrees(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("sweep", "--example", "llama-3-8b", "--framework", "megatron", "--cluster", "1x4xH100", "-b", "8")
     lengths = ("--sequence-length", "2048", "--sequence-length", "4096")
@@ -134,6 +139,7 @@ def test_what_was_asked_for_stays(more: dict[str, Any]) -> None:
     assert with_quick_planner(with_open_degrees(request())).planner == "even"
 
 
+@pytest.mark.tier("ci")
 def test_a_front_is_of_one_sequence_length() -> None:
     def row(length: int, speed: float) -> SweepRow:
         figures = {"samples_per_s": speed, "peak_memory_bytes": 1, "devices": 1, "sequence_length": length}
@@ -152,6 +158,7 @@ def test_profiles_are_an_axis_and_old_requests_keep_their_address() -> None:
 # ---- words -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.tier("ci")
 def test_documents_that_say_nothing_stay_at_degrees_of_one() -> None:
     (row,) = penstock.compare(request(), planners=("even",), schedules=("early-backward",))
     assert (row.degrees, row.sharding) == (None, None)

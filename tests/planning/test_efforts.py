@@ -13,6 +13,8 @@ from penstock.schemas.request import PlanRequest
 from penstock.service.http.samples import tiny_request
 from penstock.service.pages.commands import command, python
 
+pytestmark = pytest.mark.tier("quick")
+
 BEFORE = "sha256:8e8f39e0323f5369ef66b80343f6b2ada0fcb1e3d0c18d8305cf9e49cce95184"
 """The hash that the tiny request had before there were efforts."""
 

@@ -13,6 +13,8 @@ from penstock.examples import catalogue
 from penstock.planning.documents import computed_profile, find_profile, find_shape
 from penstock.schemas.errors import InvalidDocument, NotFound, UnsupportedRequest
 
+pytestmark = pytest.mark.tier("quick")
+
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336,
     "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "vocab_size": 128256,
@@ -78,6 +80,7 @@ def test_what_is_unknown_is_named(tmp_path: Path) -> None:
         computed_profile(find_shape("llama-3-8b"), "jax")  # type: ignore[arg-type]
 
 
+@pytest.mark.tier("ci")
 def test_a_plan_says_how_tokens_were_routed() -> None:
     """Python's ``penstock.plan``, whose assumptions say it; more tokens on the busiest GPU take longer."""
 

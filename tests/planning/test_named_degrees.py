@@ -47,6 +47,7 @@ def planned(**fields: Any) -> PlanFile:
     return penstock.plan(profile(), request().topology, **given).file
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize(
     ("named", "found"),
     [
@@ -64,6 +65,7 @@ def test_what_is_not_named_is_free(named: dict[str, Any], found: Any) -> None:
     assert named_degrees(profile(), named) == found
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize(
     ("named", "words"),
     [
@@ -104,6 +106,7 @@ def test_uneven_batches_are_refused_with_their_numbers() -> None:
     assert planned(degrees={"expert": 4}, micro_batch_sizes=[2, 8]).plan.micro_batch_size == 8
 
 
+@pytest.mark.tier("quick")
 def test_layouts_name_every_degree() -> None:
     asked = request(memory={"optimizer": "sgd"})
     found = written_layout(asked, "tensor=2,expert=4,pipeline=2,replicas=2,micro-batch=2")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.planning.pareto import Point, front, graded
+
+pytestmark = pytest.mark.tier("quick")
 
 POINTS = st.integers(1, 4).flatmap(
     lambda size: st.lists(st.tuples(*[st.integers(0, 4).map(float)] * size), max_size=12)

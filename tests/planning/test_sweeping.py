@@ -148,6 +148,7 @@ def solvers(pids: Path) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.cases(1)
 def test_a_table_with_its_front(executor: Executor):
     heard: list[SweepRow] = []
     rows = sweep(request(planners=["dp", "nobody"], global_batch_sizes=[8, 16]), executor=executor, on_row=heard.append)

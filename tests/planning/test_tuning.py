@@ -64,6 +64,7 @@ def test_other_plans_have_no_degrees(profile: str) -> None:
         settings(other, 2)
 
 
+@pytest.mark.tier("nightly")
 def test_the_command_runs_each_setting_on_ranks(
     profile: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,20 +20,27 @@ from record_comparison import CHANGES, Changes, faults
 from request_list import NAMES
 
 HERE = Path(__file__).parent
-ANSWERS, EXCHANGES = HERE / "answers.json", HERE / "exchanges.json"
+ANSWERS, EXCHANGES = HERE / "answers", HERE / "exchanges"
 WORKERS = (1, 2)
 
 
-def read(path: Path) -> dict[str, Record]:
-    """A committed record."""
-    found: dict[str, Record] = json.loads(path.read_text())
-    return found
+def read(directory: Path) -> dict[str, Record]:
+    """Return a committed record by name: one file per request or exchange."""
+    records: dict[str, Record] = {}
+    for path in sorted(directory.glob("*.json")):
+        record = json.loads(path.read_text())
+        records[record["name"]] = record["answer"]
+    return records
 
 
-def write(path: Path, record: Mapping[str, Record]) -> None:
-    """One line per answer, so that what changes is seen in a diff by its name."""
-    lines = (f"{json.dumps(name)}: {json.dumps(each, sort_keys=True)}" for name, each in record.items())
-    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+def write(directory: Path, record: Mapping[str, Record]) -> None:
+    """Write a file per answer, indented, so that a diff names the request and shows the lines that change."""
+    directory.mkdir(exist_ok=True)
+    for old in directory.glob("*.json"):
+        old.unlink()
+    for name, answer in record.items():
+        text = json.dumps({"name": name, "answer": answer}, indent=1, sort_keys=True, ensure_ascii=False)
+        (directory / f"{name.replace(' ', '-')}.json").write_text(text + "\n")
 
 
 def answers(names: Sequence[str]) -> dict[str, Record]:

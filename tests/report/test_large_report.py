@@ -51,6 +51,8 @@ def test_no_row_of_numbers_is_a_headline(report: str) -> None:
     assert not re.search(r"\d+(:\d+){2,}", text)
 
 
+@pytest.mark.cases(1)
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("viewport", [LAPTOP, PHONE], ids=["laptop", "phone"])
 def test_it_is_short_until_something_is_opened(browser: Browser, address: str, viewport: Any) -> None:
     with Watched(browser, viewport=viewport) as seen:

@@ -154,6 +154,7 @@ def test_a_reduction_is_drawn_on_all_pipelines_that_take_part(several: PlanFile)
     assert reduced == {"node0/0": [0, 1], "node0/1": [1], "node0/2": [0]}
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("kind", ["periodic", "several", "averaging"])
 def test_every_command_takes_the_plan(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest

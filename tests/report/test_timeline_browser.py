@@ -30,6 +30,8 @@ from penstock.schemas.plan import PlanFile
 from penstock.schemas.trace import Trace
 from penstock.service.http.samples import tiny_plan_file
 
+pytestmark = pytest.mark.tier("ci")
+
 __all__ = ["averaging", "periodic", "several"]
 
 LABEL_PX, RIGHT_PX = 150, 6
@@ -316,6 +318,7 @@ def test_memory_is_told_and_drawn_below(browser: Browser, report: str, drawn: Pi
         page.wait_for_function("document.querySelector('.memory-words').textContent.includes(' at ')")
 
 
+@pytest.mark.tier("nightly")
 def test_everybody_can_read_it(browser: Browser, compared: str) -> None:
     """No serious finding of axe in light and dark, nothing wider than a telephone, and a page that can be printed."""
     for scheme in ("light", "dark"):

@@ -37,6 +37,7 @@ KINDS: dict[str, type[Document]] = {
 }
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("given", sorted(_samples()))
 @pytest.mark.parametrize("wanted", sorted(KINDS))
 def test_a_document_of_another_kind_is_named(given: str, wanted: str) -> None:

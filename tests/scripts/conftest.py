@@ -7,4 +7,4 @@ import sys
 from repository import ROOT
 from scripts_path import SCRIPTS
 
-sys.path += [str(SCRIPTS), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(SCRIPTS), str(ROOT / "benchmarks")]

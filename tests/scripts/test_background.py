@@ -14,6 +14,8 @@ from scripts_path import environment
 
 from penstock.schemas.errors import RunFailed
 
+pytestmark = pytest.mark.tier("ci")
+
 SLEEPER = [sys.executable, "-c", "import time; print('up 42', flush=True); time.sleep(600)"]
 PARENT = f"""
 import sys, time

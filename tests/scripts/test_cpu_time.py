@@ -5,7 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 from cpu_time import cpu_s
+
+pytestmark = pytest.mark.tier("ci")
 
 BUSY = """
 import subprocess, sys, time

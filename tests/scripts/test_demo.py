@@ -13,7 +13,10 @@ import pytest
 from demo import main
 from scripts_path import SCRIPTS
 
+pytestmark = pytest.mark.tier("ci")
 
+
+@pytest.mark.tier("nightly")
 def test_an_interrupt_leaves_nothing_running(tmp_path: Path) -> None:
     """Interrupted while it measures, with service, agents and measuring processes alive."""
     demo = subprocess.Popen(

@@ -49,6 +49,7 @@ def test_products_are_those_of_every_width_degree_and_pass() -> None:
             assert ("weight", hidden, 4096, gpu_operators.VOCABULARY // tensor) in sizes
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_a_block_makes_the_gradients_of_all_of_its_part(tensor: int) -> None:
     hidden, length = 256, 8
@@ -98,6 +99,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert list(sections["facts"].named()) == [{"fact": "between_events", "ns": 3100}]
 
 
+@pytest.mark.tier("ci")
 def test_files_and_sections_that_are_none_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, said in (([], "required: out"), (["rows.json", "--only", "speed"], "invalid choice: 'speed'")):
         with pytest.raises(SystemExit, match="2"):

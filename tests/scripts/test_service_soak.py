@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from scripts_path import environment
 
+pytestmark = pytest.mark.tier("everything")
+
 LIMIT_S = 600
 
 

@@ -11,6 +11,8 @@ from scripts_path import environment
 
 from penstock.executor.checkpoints.checkpoint import newest
 
+pytestmark = pytest.mark.tier("everything")
+
 LIMIT_S = 900
 
 

@@ -108,6 +108,7 @@ def test_the_page_shows_the_answer_and_keeps_what_was_asked(tmp_path: Path) -> N
     assert (page.inline, page.unnamed) == ([], [])
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize(
     ("query", "words"),
     [

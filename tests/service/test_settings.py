@@ -13,6 +13,8 @@ from penstock.schemas.errors import InvalidDocument
 from penstock.service.configuration import table
 from penstock.service.settings import Settings
 
+pytestmark = pytest.mark.tier("quick")
+
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
@@ -62,6 +64,7 @@ def test_a_misspelt_variable_is_refused_and_somebody_elses_is_not(monkeypatch: p
         Settings.load()
 
 
+@pytest.mark.tier("ci")
 def test_what_is_shown_can_be_read_back_and_has_no_password(file: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["serve", "--settings", str(file), "--port", "9", "--show-settings"]) == 0
     shown = capsys.readouterr().out

@@ -91,6 +91,7 @@ def test_a_window_as_long_as_a_sample_is_none() -> None:
     assert flops_per_sample(shape(4096, Windows(width=4096))) == flops_per_sample(shape(4096, None))
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("framework", ["megatron", "torch"])
 def test_windowed_layers_take_less_time_and_hold_and_keep_the_same(framework: Framework) -> None:
     case = Case(shape(32_768, Windows(width=128, whole_every=2)), Layout(framework=framework), device_facts("H100"))

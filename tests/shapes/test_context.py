@@ -84,6 +84,7 @@ def test_a_ring_of_transformer_engine_step_by_step() -> None:
     assert sum(each.count for each in _over_context(_block(context=c)) if each.phase == "forward") == c - 1
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_attention_of_other_blocks_hides_the_sends_of_a_ring_and_nothing_else(
@@ -216,6 +217,7 @@ def _local(ranks: int, device: str) -> list[Tensor]:
     ]
 
 
+@pytest.mark.tier("ci")
 def test_gathering_is_as_torchs(ranks: int, sent: Counter[str]) -> None:
     _queries, keys, values = _local(ranks, "cpu")
     group = dist.distributed_c10d._get_default_group().group_name
@@ -230,6 +232,7 @@ def test_gathering_is_as_torchs(ranks: int, sent: Counter[str]) -> None:
     }
 
 
+@pytest.mark.tier("ci")
 def test_a_ring_is_as_torchs(ranks: int, sent: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_context._cp_options, "rotate_method", torch_context._RotateMethod.ALL_TO_ALL)
     group = dist.distributed_c10d._get_default_group()
@@ -254,6 +257,7 @@ def test_a_ring_is_as_torchs(ranks: int, sent: Counter[str], monkeypatch: pytest
 # ---- profiles --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("length", [2**power for power in range(12, 19)])
 def test_profiles_of_every_length_have_variants_that_gain(framework: Framework, length: int) -> None:

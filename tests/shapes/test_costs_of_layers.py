@@ -43,6 +43,7 @@ def test_eager_times_are_those_of_the_operations_on_the_meta_device(name: str) -
             assert mine.stash_bytes == pytest.approx(known.stash_bytes, rel=0.003)
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("framework", ["megatron", "torch"])
 def test_eight_gpus_take_more_than_an_eighth_of_the_time_and_the_more_the_less_each_has_to_do(framework: str) -> None:
     gains = []
@@ -117,6 +118,7 @@ def test_parameters_of_a_gpu_are_those_of_the_shipped_layers(name: str) -> None:
         assert mine.update_ns == pytest.approx(known.update_ns, abs=1)
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("framework", ["megatron", "torch"])
 def test_parameters_of_all_gpus_are_the_model_and_copies_of_norms(framework: str) -> None:
     shape = SHAPES["gpt-3-175b"].model_copy(update={"padded_vocabulary": 51_200})
@@ -155,6 +157,7 @@ def test_modules_free_what_the_formula_of_a_dense_block_says(tensor: int) -> Non
     assert block.stash_bytes - sum(freed.values()) == 4 * h * tokens // tensor + statistics
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("framework", ["megatron", "torch"])
 def test_modules_are_parts_of_a_forward(framework: str) -> None:
     """What is left are the two sums with what passes by; norms cost little for what they free."""

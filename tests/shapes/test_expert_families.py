@@ -9,6 +9,8 @@ from penstock.shapes import parameters
 from penstock.shapes.hugging_face import shape_of
 from penstock.shapes.roles import roles_of
 
+pytestmark = pytest.mark.tier("ci")
+
 transformers = pytest.importorskip("transformers")
 
 _SIZES = {

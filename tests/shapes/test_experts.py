@@ -94,6 +94,7 @@ def _routed(generator: torch.Generator, tokens: int, number: int, chosen: int) -
     return scores.topk(chosen, dim=1).indices
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize(("number", "chosen", "degree"), [(8, 2, 4), (6, 3, 2), (12, 4, 12), (8, 2, 1)])
 def test_rows_of_the_busiest_gpu_by_brute_force(number: int, chosen: int, degree: int) -> None:
     """A routing's own imbalance gives its rows; the worst one is the bound that no statement exceeds."""
@@ -107,6 +108,7 @@ def test_rows_of_the_busiest_gpu_by_brute_force(number: int, chosen: int, degree
     assert busiest(stated.model_copy(update={"routing_imbalance": 1000.0}), degree) * mean == worst
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("factor", [0.5, 1.0, 1.25, 100.0])
 def test_a_capacity_drops_and_pads_by_brute_force(factor: float) -> None:
     tokens, number, chosen = 48, 8, 2
@@ -119,6 +121,7 @@ def test_a_capacity_drops_and_pads_by_brute_force(factor: float) -> None:
     assert busiest(experts, 4) == 1, "all experts get as many"
 
 
+@pytest.mark.tier("ci")
 def test_eager_experts_keep_what_their_operations_save() -> None:
     """torchtitan's experts by hand, a product per expert: what autograd saves, storage by storage."""
     tokens, hidden, number, chosen, ffn = 64, 32, 4, 2, 24
@@ -162,6 +165,7 @@ def test_eager_experts_keep_what_their_operations_save() -> None:
     assert float((whole - without) * tokens) == pytest.approx(kept, rel=0.02)
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("framework", ["megatron", "torch"])
 @pytest.mark.parametrize("degrees", DIVIDED[:4])
 def test_modules_of_experts_are_parts_of_the_feed_forward(framework: str, degrees: tuple[int, int, int]) -> None:

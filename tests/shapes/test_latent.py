@@ -86,6 +86,7 @@ def _layer(shape: TransformerShape, monkeypatch: pytest.MonkeyPatch) -> nn.Modul
         return layer.to(torch.bfloat16)
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("shape", [DEEPSEEK, DIRECT], ids=["ranks", "direct"])
 def test_a_layer_is_that_of_transformers(shape: TransformerShape, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parameters, FLOPs of products, and what is kept, of which rotary tables are apart."""
@@ -229,6 +230,7 @@ def test_a_ring_moves_every_heads_keys_and_values() -> None:
 # ---- profiles --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("framework", ["megatron", "torch"])
 def test_profiles_know_latent_attention(framework: Framework) -> None:
     profile = profile_of(DEEPSEEK, framework, ("H100",), micro_batch_sizes=(1,), asked=Asked(context=(2,)))

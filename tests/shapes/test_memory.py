@@ -133,6 +133,7 @@ def test_static_bytes_per_parameter_by_hand() -> None:
     })  # fmt: skip
 
 
+@pytest.mark.tier("ci")
 def test_autocast_keeps_a_copy_of_each_weight_for_the_backward_pass() -> None:
     layer = nn.Linear(16, 32, bias=False)
     kept: list[torch.Tensor] = []

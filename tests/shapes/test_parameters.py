@@ -112,6 +112,7 @@ def _counted(specs: list[LayerSpec]) -> int:
         return sum(one.numel() for spec in specs for one in spec.build().parameters())
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("key_value_heads", [1, 2, 8])
 def test_a_llama_of_any_widths_is_counted_as_its_modules(key_value_heads: int) -> None:
     config = llama.Config(blocks=3, width=96, heads=8, key_value_heads=key_value_heads, inner=200, vocabulary=77)
@@ -124,6 +125,7 @@ def test_a_llama_of_any_widths_is_counted_as_its_modules(key_value_heads: int) -
     assert parameters.total(shape) == _counted(llama.layers(config))
 
 
+@pytest.mark.tier("ci")
 def test_a_gpt_of_any_widths_is_counted_as_its_modules() -> None:
     config = gpt.Config(blocks=3, width=96, heads=8, length=50, vocabulary=77)
     widths = {"layers": 3, "hidden": 96, "heads": 8, "kv_heads": 8, "head_width": 12, "ffn": 384, "vocabulary": 77}

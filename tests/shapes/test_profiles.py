@@ -69,6 +69,7 @@ def _peaks(shape: TransformerShape, layout: Layout) -> list[int]:
     ]
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("tensor", [1, 2, 8])
 @pytest.mark.parametrize(("pipeline", "data", "sharding"), [(4, 1, "none"), (2, 2, "optimizer"), (1, 2, "optimizer")])
 @pytest.mark.parametrize("shape", [LLAMA, GPT], ids=["llama", "gpt"])
@@ -84,6 +85,7 @@ def test_the_judges_memory_is_that_of_the_closed_form(
     assert _peaks(shape, layout) == pytest.approx(known, rel=0.001)
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("tensor", [1, 2, 8])
 @pytest.mark.parametrize(("sharding", "pipeline"), [("gradients", 1), ("parameters", 1), ("parameters_kept", 2)])
 @pytest.mark.parametrize("shape", [LLAMA, GPT], ids=["llama", "gpt"])
@@ -101,6 +103,7 @@ def test_and_where_more_is_sharded(
     assert _peaks(shape, layout) == pytest.approx(known, rel=0.001)
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("sharding", ["optimizer", "gradients", "parameters"])
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_of_sharded_sequences(framework: Framework, sharding: Sharding) -> None:
@@ -113,6 +116,7 @@ def test_of_sharded_sequences(framework: Framework, sharding: Sharding) -> None:
     assert _peaks(shape, layout) == pytest.approx(known, rel=0.001)
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("kind", get_args(ContextKind))
 @pytest.mark.parametrize(("tensor", "context", "pipeline"), [(1, 4, 2), (2, 2, 4), (1, 8, 1)])
 @pytest.mark.parametrize("framework", FRAMEWORKS)

@@ -24,6 +24,8 @@ from penstock.shapes.costs.case import Case
 from penstock.shapes.costs.layers import costs_of, layers_of
 from penstock.shapes.layout import Layout
 
+pytestmark = pytest.mark.tier("ci")
+
 FACTS = device_facts("H100")
 ALL = {"gpt2-small": (2, 4), "bert-base": (2, 4), "llama-3-8b": (2, 4, 8), "llama-3-70b": (2, 4, 8)}
 """Families and their degrees besides 1."""
@@ -69,6 +71,7 @@ def has_own_head(shape: TransformerShape) -> bool:
     return shape.outputs is not None
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize(("name", "degree"), CASES)
 def test_parameters_are_those_of_the_closed_form(name: str, degree: int) -> None:
     known = layers_of(case(name, degree))

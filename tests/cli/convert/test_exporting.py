@@ -139,6 +139,7 @@ def test_a_model_that_ranks_would_not_find_is_noted(
 PAGE = (ROOT / "docs" / "exporting.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.tier("quick")
 def test_the_page_has_every_form_and_every_setting() -> None:
     forms, settings = (
         re.findall(rf"^\| {head}.*\n\|-.*\n((?:\|.*\n)+)", PAGE, re.MULTILINE)[0] for head in ("form", "setting")
@@ -149,6 +150,7 @@ def test_the_page_has_every_form_and_every_setting() -> None:
     assert set_ == set(LaunchSettings.model_fields)
 
 
+@pytest.mark.tier("quick")
 def test_every_setting_has_an_effect_somewhere() -> None:
     taken = set().union(*(form.takes for form in (*TARGETS.values(), *FORMS.values())))
     assert taken == set(LaunchSettings.model_fields)
@@ -176,6 +178,7 @@ job = Two("two", batch_size=4)
 """
 
 
+@pytest.mark.tier("nightly")
 def test_a_model_with_other_layers_is_refused_or_said_not_to_be_compared(
     plan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,6 +88,7 @@ def test_bad_input_is_told_and_nothing_is_written(
     assert not made.exists()
 
 
+@pytest.mark.tier("quick")
 def test_the_python_function(tree: str) -> None:
     found = penstock.import_topology(tree, devices="A100", devices_per_node=4, memory_bytes="40 GiB")
     assert found.topology.nodes[0].devices[0].memory_bytes == 40 * 2**30

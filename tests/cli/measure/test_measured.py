@@ -12,6 +12,8 @@ from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.plan import PlanFile
 from penstock.service.http.samples import tiny_plan_file
 
+pytestmark = pytest.mark.tier("quick")
+
 
 @pytest.mark.parametrize(
     ("precision", "words"),

@@ -24,6 +24,7 @@ def test_peers_make_a_topology(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "a → b" in capsys.readouterr().err
 
 
+@pytest.mark.tier("nightly")
 def test_peers_measure_collectives_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "topology.json"
     with ExitStack() as stack:

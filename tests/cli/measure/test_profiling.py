@@ -51,6 +51,7 @@ def test_a_job_at_degrees(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "layer 'encoder.embedding' cannot be divided by tensor 2: it does not say how" in capsys.readouterr().err
 
 
+@pytest.mark.tier("nightly")
 def test_a_configuration_is_traced_from_the_modules_of_its_library(tmp_path: Path) -> None:
     config, target = tmp_path / "config.json", tmp_path / "p.json"
     small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}

@@ -77,6 +77,7 @@ def test_what_cannot_be_is_said(
     assert words in " ".join(capsys.readouterr().err.replace("│", " ").split())
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize("fields", [{"target": "megatron"}, {"codec": "auto"}, {"profile": "vgg-19"}], ids=str)
 def test_other_requests_stay_at_degrees_of_one(fields: dict[str, Any]) -> None:
     name = fields.get("profile", "llama-3-8b")

@@ -74,6 +74,7 @@ def test_of_a_large_plan_changes_are_tried_when_they_are_asked_for(
     assert "changes are tried only when" in explaining.page(PlanFile.read(path))
 
 
+@pytest.mark.tier("quick")
 def test_on_many_gpus_what_plans_again_is_tried_when_it_is_asked_for(
     data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,6 +88,7 @@ def test_on_many_gpus_what_plans_again_is_tried_when_it_is_asked_for(
     assert penstock.explain(path, what_if=["all"]) == small
 
 
+@pytest.mark.tier("quick")
 def test_each_of_the_usual_changes_is_made_once(
     data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,8 @@ import pytest
 from penstock.cli.plan.timeline_text import MAX_LINES, MAX_SINGLE, render_picture
 from penstock.report.drawing.picture import LETTERS, Blocks, Lane, Picture, Strip
 
+pytestmark = pytest.mark.tier("quick")
+
 NOTHING = np.zeros(0, np.int64)
 
 

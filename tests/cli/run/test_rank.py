@@ -101,6 +101,7 @@ def outcome(job: JobBundle) -> Outcome:
     return Outcome(0, report, (traced,))
 
 
+@pytest.mark.tier("quick")
 def test_rank_0_writes_report_and_trace(job: Path, plan: Path, tmp_path: Path) -> None:
     bundle = JobBundle.read(job)
     report, trace = tmp_path / "report.json", tmp_path / "trace.json"
@@ -116,6 +117,7 @@ def test_rank_0_writes_report_and_trace(job: Path, plan: Path, tmp_path: Path) -
         Files(str(tmp_path / "no" / "report.json"), None, None).refuse_unwritable()
 
 
+@pytest.mark.tier("quick")
 def test_progress_is_a_line_a_second_and_all_that_is_rare(
     job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

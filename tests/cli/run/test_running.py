@@ -16,6 +16,8 @@ from penstock.schemas.errors import MissingExtra, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.service.http.samples import tiny_plan_file
 
+pytestmark = pytest.mark.tier("quick")
+
 REFUSED = [
     pytest.param(["--checkpoint-every", "3"], 65, "checkpoint_every needs a checkpoint_directory", id="no-directory"),
     pytest.param(["--resume", "newest"], 65, "resume needs a checkpoint_directory", id="resume-from-nowhere"),
@@ -31,6 +33,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize(("flags", "code", "words"), REFUSED)
 def test_flags_that_cannot_be_are_refused(
     flags: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]

@@ -27,6 +27,7 @@ def test_a_machine_in_good_health(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert not (tmp_path / "new.sqlite").exists(), "it only looks"
 
 
+@pytest.mark.tier("quick")
 def test_who_plans_first_hears_of_the_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -24,6 +24,8 @@ from penstock.executor.checkpoints.checkpoint import (
 )
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 
+pytestmark = pytest.mark.tier("quick")
+
 
 def about(step: int, batches: int | None = None) -> About:
     return About(step, step if batches is None else batches, "tiny", 5, "synchronous", 1, 12, None, "2.13.0")
@@ -141,6 +143,7 @@ def test_a_later_generation_fences_the_earlier_ones(tmp_path: Path) -> None:
         refuse_superseded(tmp_path, "run-1/10")
 
 
+@pytest.mark.tier("ci")
 def test_finding_one_needs_no_torch() -> None:
     code = (
         "import sys, penstock.executor.checkpoints.checkpoint; sys.exit(bool({'torch', 'pydantic'} & {*sys.modules}))"

@@ -88,6 +88,7 @@ def saved(directory: Path) -> dict[str, torch.Tensor]:
     return found
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("parts", "tensor", "sharding"),
     [
@@ -117,6 +118,7 @@ def test_what_ranks_of_a_mesh_write_is_the_whole_model(
     assert any(len(has.chunks) > 1 for has in metadata.state_dict_metadata.values() if hasattr(has, "chunks"))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -135,6 +137,7 @@ def test_a_run_goes_on_under_other_degrees(pool: RankPool, tmp_path: Path, first
     assert found == pytest.approx(plain(tensor_jobs.llama, STEPS)[0], rel=1e-12)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -184,6 +187,7 @@ def test_going_on_under_the_same_plan_is_going_on_bit_by_bit(pool: RankPool, tmp
     assert halves == whole
 
 
+@pytest.mark.tier("nightly")
 def test_what_is_read_and_written_again_at_other_degrees_is_the_same_bit_by_bit(pool: RankPool, tmp_path: Path) -> None:
     """From degree 1 through tensor 2 with the states shared out, by an optimizer that changes nothing, and back."""
     where = {"checkpoint_directory": str(tmp_path), "keep_checkpoints": 9, "resume": "auto"}
@@ -209,6 +213,7 @@ def test_an_optimizer_of_whole_tensors_is_refused(
     assert results[0]["remedy"].startswith("train with an optimizer that steps each number by itself")
 
 
+@pytest.mark.tier("nightly")
 def test_a_checkpoint_of_another_model_is_refused_before_any_step(pool: RankPool, tmp_path: Path) -> None:
     where = {"checkpoint_directory": str(tmp_path)}
     run(pool, TWO, tensor=2, steps=1, job="llama", **where)
@@ -232,6 +237,7 @@ def test_a_checkpoint_of_another_model_is_refused_before_any_step(pool: RankPool
     assert [one.name for one in tmp_path.glob("step-*")] == ["step-1"]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("first", "second"), [pytest.param(2, 1, id="from-tensor-2"), pytest.param(1, 2, id="to-it")])
 def test_older_versions_of_weights_go_on_under_other_degrees(
     pool: RankPool, tmp_path: Path, first: int, second: int
@@ -250,6 +256,7 @@ def test_older_versions_of_weights_go_on_under_other_degrees(
     assert any(name.startswith("older/1/") for name in saved(tmp_path / "parts" / "step-2"))
 
 
+@pytest.mark.tier("nightly")
 def test_averaged_models_are_evaluated_and_go_on_under_other_degrees(pool: RankPool, tmp_path: Path) -> None:
     """Two pipelines' own models and the reference model, which evaluations are of."""
 

@@ -81,6 +81,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", CASES)
 def test_shared_experts_train_as_in_one_process(pool: RankPool, name: str) -> None:
     degrees, cells, more = CASES[name]

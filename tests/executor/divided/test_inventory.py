@@ -39,6 +39,7 @@ def test_the_first_that_differs_is_found(ran: list[Ran], expected: Expected | No
     assert first_difference(PLANNED, ran) == (expected, wrong)
 
 
+@pytest.mark.tier("nightly")
 def test_a_collective_that_nobody_predicted_is_told_with_its_instruction(world: RankPool) -> None:
     """The job's embedding sums a number over its ranks where it is not traced."""
     case = Case("gpt", "float32", 2, 1, 1, 1, 1, "none", "gpipe", "none")
@@ -62,6 +63,7 @@ def test_ranks_whose_degrees_disagree_are_refused_before_any_step(world: RankPoo
     assert done[1]["step"] is None
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("tensor", "recompute"), [(1, "none"), (2, "none"), (1, "full")])
 def test_neighbours_that_have_one_parameter_gather_and_sum_it_as_predicted(
     world: RankPool, tensor: int, recompute: str

@@ -13,6 +13,8 @@ from rank_pool import RankPool, differences
 from penstock.convert.degrees import degrees_of
 from penstock.solvers.model.degrees import Degrees
 
+pytestmark = pytest.mark.tier("quick")
+
 HERE = Path(__file__).parent
 STEPS = 2
 FIRST = 13
@@ -33,6 +35,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("case", cases, ids=str)
 
 
+@pytest.mark.cases(1)
+@pytest.mark.tier("ci")
 def test_a_mesh_trains_what_one_process_trains_with_the_collectives_that_are_charged(
     world: RankPool, case: Case
 ) -> None:

@@ -33,11 +33,13 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     return dict(zip(JOBS, map(json.loads, lines[0]), strict=True))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", JOBS)
 def test_a_divided_example_computes_what_the_whole_one_does(ran: dict[str, dict[str, Any]], name: str) -> None:
     assert ran[name]["apart"] < 1e-4
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("name", JOBS)
 def test_the_collectives_that_run_are_those_that_were_traced(ran: dict[str, dict[str, Any]], name: str) -> None:
     reference, _, shared = JOBS[name].partition("/")

@@ -70,6 +70,7 @@ def test_only_modules_that_every_layer_names_have_costs() -> None:
     assert recomputable([*specs, LayerSpec("c", Counted)]) == ()
 
 
+@pytest.mark.tier("quick")
 def test_names_of_modules_are_those_of_plans() -> None:
     class Job:
         name, seed, batch_size = "job", 0, 1

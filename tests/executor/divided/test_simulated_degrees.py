@@ -139,6 +139,7 @@ def kinds(logged: Sequence[Logged]) -> Counter[str]:
     return Counter(entry.kind for one in logged for entry in one.log if isinstance(entry, Joins))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("seed", range(PLANS))
 def test_ranks_that_share_layers_come_to_their_end(seed: int) -> None:
     """At two speeds of host, computation and messages; nothing races, and nothing is used that was given back."""
@@ -218,6 +219,7 @@ def test_replicas_with_parts_of_different_sizes_rehearse_alike() -> None:
     assert said_of(plan, mock.patch.object(Interpreter, "rehearse", by_own_rows)) != ""
 
 
+@pytest.mark.tier("nightly")
 def test_a_rank_that_leaves_out_a_collective_within_a_layer() -> None:
     """Its peer's kernel waits, and everything behind it in the compute stream."""
     plan = plan_of("none", degrees=Degrees(tensor=2), cells=1)

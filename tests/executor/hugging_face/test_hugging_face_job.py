@@ -177,6 +177,7 @@ def _weights(model: TransformerShape, *, dense: bool) -> int:
     return found + model.experts.per_token * one + model.hidden * model.experts.number
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("degree", DEGREES)
 @pytest.mark.parametrize("family", DIVIDED)
 def test_the_librarys_own_division_is_that_of_the_closed_form(family: str, degree: int) -> None:

@@ -79,6 +79,7 @@ def test_soft_caps_of_attention_are_not_trained(tmp_path: Path) -> None:
         Chain(job).infer_shapes(range(1))
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize(
     ("reference", "text", "why"),
     [

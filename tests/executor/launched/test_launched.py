@@ -24,6 +24,8 @@ from penstock.schemas.bundle import JobBundle
 from penstock.schemas.errors import Conflict, PenstockError, Unreachable, UnsupportedRequest
 from penstock.schemas.program import Channel, Held, Instruction, Program
 
+pytestmark = pytest.mark.tier("quick")
+
 # What launchers say
 
 SRUN = {
@@ -309,6 +311,7 @@ def together(calls: Sequence[Callable[[], Any]]) -> list[Any]:
     return found
 
 
+@pytest.mark.tier("ci")
 def test_processes_meet_hear_of_a_failure_and_leave() -> None:
     def attend(launch: Launch) -> tuple[list[Presence], str, str | None, str]:
         meeting = Rendezvous(launch, 20)
@@ -331,6 +334,7 @@ def test_processes_meet_hear_of_a_failure_and_leave() -> None:
     ]
 
 
+@pytest.mark.tier("ci")
 def test_those_that_do_not_come_are_named() -> None:
     meeting = Rendezvous(launches(3)[0], 0.3)
     with pytest.raises(
@@ -339,6 +343,7 @@ def test_those_that_do_not_come_are_named() -> None:
         meeting.present("digest", {})
 
 
+@pytest.mark.tier("ci")
 def test_a_store_that_nobody_opens_and_one_whose_port_is_taken() -> None:
     first, second = launches(2)
     with pytest.raises(
@@ -352,6 +357,7 @@ def test_a_store_that_nobody_opens_and_one_whose_port_is_taken() -> None:
             Rendezvous(first, 0.3)
 
 
+@pytest.mark.tier("ci")
 def test_something_else_that_answers_at_the_port() -> None:
     _, second = launches(2)
 
@@ -368,6 +374,7 @@ def test_something_else_that_answers_at_the_port() -> None:
         listening.shutdown(socket.SHUT_RDWR)
 
 
+@pytest.mark.tier("ci")
 def test_slurm_knows_the_addresses_of_its_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = "NodeName=n0 Arch=x86_64 CoresPerSocket=1 NodeAddr=127.0.0.1 NodeHostName=here OS=Linux 6.1 #1 SMP"
     (tmp_path / "scontrol").write_text(f"#!/bin/sh\necho '{told}'\n")
@@ -380,6 +387,7 @@ def test_slurm_knows_the_addresses_of_its_nodes(tmp_path: Path, monkeypatch: pyt
         Rendezvous(launch, 5)
 
 
+@pytest.mark.tier("ci")
 def test_gloo_goes_over_the_interface_that_leads_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)

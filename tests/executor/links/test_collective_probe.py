@@ -22,6 +22,8 @@ from penstock.schemas.topology import MeasuredCollective
 from penstock.schemas.transformers.degrees import Operation
 from penstock.solvers.costs.collectives import all_reduce_ns
 
+pytestmark = pytest.mark.tier("ci")
+
 
 def assert_plausible(rows: tuple[MeasuredCollective, ...], measured: list[Span]) -> None:
     """Each operation of each span at each size; from microseconds to seconds, and more bytes take longer in all."""
@@ -50,6 +52,7 @@ def test_spans(devices_per_node: int, nodes: int, expected: list[tuple[int, int]
     assert spans(devices_per_node, nodes) == expected
 
 
+@pytest.mark.tier("nightly")
 def test_processes_measure_what_a_plan_then_takes() -> None:
     """Four processes stand for two nodes of two; the table goes through documents into the times of a plan."""
     rows = measure_collectives(2, 2)
@@ -76,6 +79,7 @@ def test_a_batch_takes_what_its_slowest_rank_takes() -> None:
     )
 
 
+@pytest.mark.tier("nightly")
 def test_peers_measure_together() -> None:
     hosts = [host("a"), host("b")]
     with ExitStack() as stack:
@@ -83,6 +87,7 @@ def test_peers_measure_together() -> None:
         assert_plausible(measure_among_hosts(addresses, hosts), [Span(1, 2)])
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize(
     ("hosts", "word"),
     [

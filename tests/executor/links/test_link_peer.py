@@ -71,6 +71,7 @@ class SlowWay:
         self._accepting.join()
 
 
+@pytest.mark.tier("ci")
 def test_a_slow_link_is_found_with_its_two_directions() -> None:
     """The best of three measurements: other work on the machine makes a link slower and later, never quicker."""
     measured = []

@@ -24,6 +24,8 @@ from penstock.executor.node.settings import AgentSettings
 from penstock.schemas.api.agents import Assignment, LogRequest, RankAssignment, digest_of
 from penstock.schemas.errors import Conflict, InvalidDocument, Unreachable
 
+pytestmark = pytest.mark.tier("ci")
+
 TOY_PROJECT = """
 import torch
 from torch import nn
@@ -323,6 +325,7 @@ def test_a_new_agent_waits_for_the_name_of_a_dead_one(service, project):
     assert agent.error is None
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -360,6 +363,7 @@ def spawn(service: ScriptedService, project: Path) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, process_group=0)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_no_process_outlives_the_agent(service, project, number):
     with spawn(service, project) as agent:
@@ -384,6 +388,7 @@ def test_no_process_outlives_the_agent(service, project, number):
     assert service.requests[-1].leaving
 
 
+@pytest.mark.tier("quick")
 def test_run_agent_says_when_there_is_no_device(project, monkeypatch):
     monkeypatch.setenv("PATH", str(project))
     settings = AgentSettings(name="node", server="http://127.0.0.1:1", models={"toy": "t:job"}, directory=project)

@@ -8,7 +8,10 @@ import sys
 from datetime import timedelta
 
 import psutil
+import pytest
 from torch.distributed import TCPStore
+
+pytestmark = pytest.mark.tier("ci")
 
 COMMAND = [sys.executable, "-P", "-m", "penstock.executor.node.store"]
 
@@ -25,6 +28,7 @@ def test_the_store_serves_on_its_interface_alone_until_stdin_ends():
         assert process.wait(30) == 0
 
 
+@pytest.mark.tier("nightly")
 def test_two_generations_have_two_stores():
     addresses = set()
     with (

@@ -16,6 +16,8 @@ from two_hosts import DELAY_NS, RATE_BITS_PER_S, TwoHosts
 
 from penstock.schemas.topology import ClusterTopology
 
+pytestmark = pytest.mark.tier("everything")
+
 LIMIT_S = 240.0
 PENSTOCK = [sys.executable, "-P", "-m", "penstock.cli.main"]
 

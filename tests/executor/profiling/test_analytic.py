@@ -201,6 +201,7 @@ def test_an_unknown_kind_names_those_that_exist() -> None:
     assert all(kind in str(caught.value) for kind in DEVICES)
 
 
+@pytest.mark.tier("quick")
 def test_no_kind_is_faster_than_its_peak() -> None:
     for facts in DEVICES.values():
         for dtype, peak in facts.peak_flops_per_s.items():

@@ -202,6 +202,7 @@ def rounds_of(*times_ns: tuple[int, ...]) -> Rounds:
     return rounds
 
 
+@pytest.mark.tier("quick")
 def test_rounds_are_repeated_until_their_mean_is_precise_at_every_size() -> None:
     assert not rounds_of(*[(100, 200)] * (MIN_ROUNDS - 1)).precise
     assert rounds_of(*[(100, 200)] * MIN_ROUNDS).precise
@@ -215,6 +216,7 @@ def test_rounds_are_repeated_until_their_mean_is_precise_at_every_size() -> None
     assert rounds_of(*jitter).error == 0, "each group has equally many of both"
 
 
+@pytest.mark.tier("quick")
 def test_the_mean_counts_without_the_first_rounds_and_drift_leaves_the_relation_between_sizes_alone() -> None:
     fast_at_first = rounds_of(*[(50, 90)] * WARM_UP_ROUNDS, *[(100, 200)] * 3, (140, 280))
     assert [fast_at_first.forward_ns(size, 0) for size in (0, 1)] == [[110], [220]]
@@ -224,6 +226,7 @@ def test_the_mean_counts_without_the_first_rounds_and_drift_leaves_the_relation_
     assert drifting.forward_ns(1, 0)[0] == 2 * drifting.forward_ns(0, 0)[0]
 
 
+@pytest.mark.tier("quick")
 def test_the_layers_of_all_passes_take_their_wall_clock_time() -> None:
     """One process waits for its processor, the other one does work outside its layers: one factor makes up for both."""
     rounds = Rounds()

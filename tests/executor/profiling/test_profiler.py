@@ -54,6 +54,7 @@ def measured() -> ModelProfile:
     return profile
 
 
+@pytest.mark.tier("nightly")
 def test_every_layer_is_measured_at_every_size(measured: ModelProfile) -> None:
     assert [(m.device_kind, m.micro_batch_size, m.concurrency) for m in measured.measurements] == [
         ("laptop", 1, 2),
@@ -77,6 +78,7 @@ def test_what_can_be_known_agrees_with_the_analytic_profile(measured: ModelProfi
         assert all(b == pytest.approx(a, rel=0.1, abs=64) for a, b in stashes)
 
 
+@pytest.mark.tier("nightly")
 def test_more_devices_than_layers_and_a_layer_without_gradient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", sys.path.copy())
     (tmp_path / "frozenjob.py").write_text(
@@ -95,6 +97,7 @@ def test_more_devices_than_layers_and_a_layer_without_gradient(tmp_path: Path, m
     assert profile.layers[0].update_ns == 0
 
 
+@pytest.mark.tier("nightly")
 def test_what_goes_wrong_in_a_process_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", sys.path.copy())
     (tmp_path / "badjobs.py").write_text(USER_JOB, encoding="utf-8")
@@ -123,6 +126,7 @@ def test_links_between_processes_make_a_cluster() -> None:
     assert cluster.expanded().links[0].bandwidth_bytes_per_s == link.bandwidth_bytes_per_s
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize(("bandwidth", "latency"), [(10**9, 50_000), (125 * 10**6, 0), (5 * 10**9, 2_000_000)])
 def test_the_fit_finds_the_line(bandwidth: int, latency: int) -> None:
     sizes = [2**k for k in range(10, 24, 2)]

@@ -142,6 +142,7 @@ def test_other_tensors_at_a_cut_are_refused() -> None:
         refuse_other_boundaries(chain, shapes, planned)
 
 
+@pytest.mark.tier("quick")
 def test_traces_become_documents() -> None:
     made = rank_trace(
         rank=1,

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from penstock.executor.program.ladder import ITERATIONS, MARGIN, WARMUP, Ladder
 
+pytestmark = pytest.mark.tier("quick")
+
 EACH = WARMUP + ITERATIONS
 
 

@@ -12,6 +12,8 @@ import pytest
 from penstock.executor.program.mark import marked_instruction, write_mark
 from penstock.schemas.program import Instruction, Program
 
+pytestmark = pytest.mark.tier("quick")
+
 PROGRAM = Program(
     rank=0,
     world_size=1,
@@ -44,6 +46,7 @@ def test_there_is_no_instruction_before_the_first_step(tmp_path):
     assert marked_instruction(tmp_path / "mark", [PROGRAM.to_json()]) is None
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize(
     ("index", "words"),
     [

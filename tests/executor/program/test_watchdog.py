@@ -14,6 +14,8 @@ from penstock.executor.program.watchdog import FACTOR, FIRST_STEP_S, Stuck, Watc
 from penstock.executor.run.rank import Rank, RankStuck
 from penstock.schemas.program import Instruction
 
+pytestmark = pytest.mark.tier("quick")
+
 SOON_S, PATIENCE_S = 0.05, 10.0
 
 
@@ -121,6 +123,7 @@ def rank() -> tuple[Rank, list[Exception]]:
     return made, given_up
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize(
     ("waiting", "words"),
     [
@@ -139,6 +142,7 @@ def test_a_stuck_rank_names_instruction_and_stack(waiting: bool, words: str) -> 
     assert event["traceback"] == ["line 1", "line 2"]
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize(
     ("error", "hinted"),
     [

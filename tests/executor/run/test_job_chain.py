@@ -208,6 +208,7 @@ def write_job(directory: Path, module: str, text: str) -> None:
     (directory / f"{module}.py").write_text(text, encoding="utf-8")
 
 
+@pytest.mark.tier("quick")
 def test_load_job_appends_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", sys.path.copy())
     write_job(tmp_path, "json", "raise RuntimeError('the standard library comes first')\n")
@@ -221,6 +222,7 @@ def test_load_job_appends_the_directory(tmp_path: Path, monkeypatch: pytest.Monk
     assert sys.path == after
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize(
     ("reference", "kind", "said"),
     [

@@ -60,11 +60,13 @@ def test_a_rank_that_is_killed_is_named_with_its_last_instruction() -> None:
         run("dying", TWO)
 
 
+@pytest.mark.tier("nightly")
 def test_an_exception_is_told_with_its_words_and_place() -> None:
     with pytest.raises(RunFailed, match=r"rank 0 failed in step 3 at instruction \d+ \(0F0\): ValueError: the seventh"):
         run("failing", ONE, steps=5)
 
 
+@pytest.mark.tier("nightly")
 def test_a_rank_that_hangs_is_named_with_its_line() -> None:
     """Rank 1 hangs in a forward, and rank 0 waits for its gradient: the first is told; its sleeping child goes, too."""
     words = r"rank 1 failed in step 0 at instruction 2 \(1F0\): has computed for \d+ s, and waits for no peer"

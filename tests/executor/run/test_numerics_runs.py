@@ -141,6 +141,7 @@ def trains_as_unsplit(
 # Backwards in two halves
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize(
     ("name", "parts", "schedule", "count"),
     [

@@ -33,6 +33,7 @@ def checked(results: list[dict[str, Any]]) -> None:
         assert one["loss_check"] <= 1e-12
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("parts", "how"),
     [
@@ -52,6 +53,7 @@ def test_tied_weights_and_clipping_at_tensor_2(pool: RankPool, parts: list[Part]
     checked(pool.train(programs, "tensor_jobs:tied", steps=3, options={"clip_norm": 0.5}))
 
 
+@pytest.mark.tier("nightly")
 def test_the_norm_at_tensor_2_is_torchs(pool: RankPool, tmp_path: Path) -> None:
     """Parts count on every rank, what ranks have alike once; states shared out or not."""
     job = tensor_jobs.gpt
@@ -74,6 +76,7 @@ def test_the_norm_at_tensor_2_is_torchs(pool: RankPool, tmp_path: Path) -> None:
         assert first["grad_norm"] == pytest.approx(wanted, rel=1e-12)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_lower_precision_at_tensor_2_and_with_shardings(pool: RankPool, precision: str) -> None:
     """Losses are those of one rank in the same precision, to its rounding; fp16 under a scale of the loss."""
@@ -89,6 +92,7 @@ def test_lower_precision_at_tensor_2_and_with_shardings(pool: RankPool, precisio
     assert results[0]["gradient_check"] <= results[0]["gradient_tolerance"]
 
 
+@pytest.mark.tier("nightly")
 def test_evaluation_at_tensor_2(pool: RankPool) -> None:
     results = []
     for parts, tensor in ((WHOLE, 1), (TWO, 2)):

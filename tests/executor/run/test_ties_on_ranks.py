@@ -18,6 +18,7 @@ from penstock.solvers.model.allocation import single_pipeline
 STEPS, MICRO_BATCHES, TOTALS = 2, 2, 16
 
 
+@pytest.mark.tier("quick")
 def test_a_link_passes_so_many_bytes_per_second() -> None:
     link = SlowLink(1e6)
     first = link.passed_at(1000, "messages")

@@ -91,6 +91,7 @@ def curve(job: str) -> tuple[list[float], dict[int, float]]:
     return CURVES[job]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("job", "first", "second"),
     [
@@ -154,6 +155,7 @@ def test_a_full_disk_is_told_and_training_goes_on(pool: RankPool, tmp_path: Path
     assert sorted(one.name for one in tmp_path.iterdir() if not one.name.startswith(".owner")) == ["step-1", "step-4"]
 
 
+@pytest.mark.tier("nightly")
 def test_a_late_checkpoint_of_an_old_generation_is_fenced(pool: RankPool, tmp_path: Path) -> None:
     """Ranks that nobody could end go on to train while the next generation has begun: nothing of theirs counts."""
     claimed: list[str] = []
@@ -207,6 +209,7 @@ def of_rule(pool: RankPool, rule: Any, parts: list[Part], steps: int, halts: int
     return done(pool.train(lists[0], "run_jobs:momentum", steps=steps, check=False, options=options, **programs))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("rule", "first", "second"),
     [

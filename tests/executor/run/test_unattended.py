@@ -18,6 +18,8 @@ from penstock.executor.run.work import Work
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.errors import InvalidDocument, RunFailed
 
+pytestmark = pytest.mark.tier("nightly")
+
 TWO = [Part(3, (0,)), Part(3, (1,))]
 STEPS = 6
 
@@ -58,12 +60,14 @@ def test_training_goes_on_from_the_checkpoint(tmp_path: Path, monkeypatch: pytes
     assert "was killed by SIGKILL in step 3" in told
 
 
+@pytest.mark.tier("ci")
 def test_a_death_too_many_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RunFailed, match="was killed by SIGKILL in step 3"):
         train(tmp_path, 0, monkeypatch)
     assert sorted(one.name for one in (tmp_path / "saved").glob("step-*")) == ["step-2"]
 
 
+@pytest.mark.tier("quick")
 def test_restarts_need_checkpoints() -> None:
     with pytest.raises(InvalidDocument, match="no checkpoint directory"):
         run_unattended(lambda _: Work(()), "job:job", options=RunOptions(), restarts=1)

@@ -93,6 +93,7 @@ def messages_per_micro_batch(records: Sequence[dict[str, Any]], micro_batches: i
     return sum(count for record in records for count in record["messages"].values()) / micro_batches
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("rule", ["weight_stashing", "double_buffered", "double_grouped"])
 def test_periodic_rules_train_their_equations(pool: RankPool, tmp_path: Path, rule: Any, optimizer: str) -> None:

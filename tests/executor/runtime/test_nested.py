@@ -11,6 +11,8 @@ from torch import Tensor
 
 from penstock.executor.runtime.nested import on_tensors
 
+pytestmark = pytest.mark.tier("quick")
+
 
 class Pair(NamedTuple):
     left: Any

@@ -106,6 +106,7 @@ def test_opening_any_device_sets_this_process_s_environment() -> None:
 # A CPU
 
 
+@pytest.mark.tier("quick")
 def test_a_timer_has_the_host_s_moments() -> None:
     timer, before = CPU.timer(), time.perf_counter_ns()
     timer.mark()
@@ -128,6 +129,7 @@ def test_what_a_cpu_was_given_has_happened() -> None:
     assert CPU.moved(batch) is batch
 
 
+@pytest.mark.tier("quick")
 def test_a_peak_outlives_what_it_was_of() -> None:
     """Pages of their own, since an allocator would give out freed ones; a quarter is room for counts that come late."""
     start = CPU.memory.reset_peak()
@@ -140,11 +142,13 @@ def test_a_peak_outlives_what_it_was_of() -> None:
     assert CPU.memory.peak().active - again.active < 16 * MIB, "counted from where it was asked to"
 
 
+@pytest.mark.tier("quick")
 def test_a_machine_has_memory_left() -> None:
     assert CPU.memory.free_bytes() > 0
     assert CPU.memory.total_bytes() > 0
 
 
+@pytest.mark.tier("quick")
 def test_without_the_kernel_s_leave_the_peak_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(process_memory, "_CLEAR", tmp_path)  # a folder cannot be written to
     with mmap.mmap(-1, 64 * MIB) as freed:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from repository import ROOT
 
+pytestmark = pytest.mark.tier("quick")
+
 ROOMS = ("executor", "schemas", "service", "solvers", "scripts", "src/penstock", "examples", "benchmarks", "docker")
 MEASURES_KERNELS = {"benchmarks/gpu_blocks.py", "benchmarks/gpu_kernels.py", "benchmarks/gpu_operators.py"}
 """Kernels alone, without anything of Penstock between them and CUDA."""

@@ -22,6 +22,8 @@ from simulated_cuda.entries import (
     Works,
 )
 
+pytestmark = pytest.mark.tier("quick")
+
 BOTH = (0, 1)
 EDGE = Makes("edge", BOTH, 2)
 SUM = Makes("sum", BOTH, 32)

@@ -8,6 +8,8 @@ import pytest
 from simulated_cuda.allocator import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES, Allocator
 from simulated_cuda.ordering import HOST, Ordering
 
+pytestmark = pytest.mark.tier("quick")
+
 MIB = 1 << 20
 
 

@@ -32,6 +32,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads(each[-1]) for each in lines]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("sharding", RESHARDED)
 def test_collectives_are_those_of_fsdp2(ran: list[dict[str, Any]], sharding: Sharding) -> None:
     """Of a step: what runs is compared with this prediction wherever ranks are checked.

@@ -130,6 +130,7 @@ def coded(programs: list[Program]) -> list[Program]:
     return [replace(p, channels=tuple(replace(c, codec="fp16s") for c in p.channels)) for p in programs]
 
 
+@pytest.mark.tier("nightly")
 def test_a_run_with_the_codec_trains_as_well(pool: RankPool) -> None:
     """WPipe, table 5: what compression costs does not exceed 0.1 %; here of the loss after 40 steps."""
     programs = programs_of(small_jobs.plain, [Part(2, (0,)), Part(2, (1, 2)), Part(2, (0,))], 3, rows=ROWS)

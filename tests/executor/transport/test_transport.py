@@ -142,6 +142,7 @@ def test_a_closed_transport_has_no_threads(pair: tuple[object, object]) -> None:
 CPU, ONE, OTHER = None, "GPU-1", "GPU-2"
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize(
     ("gpus", "kind"),
     [
@@ -156,6 +157,7 @@ def test_auto_chooses_by_the_devices(gpus: tuple[str | None, ...], kind: str) ->
     assert choose([Place(kind, gpu, TRANSPORTS) for gpu in gpus]) == kind
 
 
+@pytest.mark.tier("quick")
 def test_programs_for_gloo_alone_are_staged_on_gpus() -> None:
     """Their receives, or reductions, were never brought into an order that NCCL can match."""
     places = [Place(AUTO, ONE, TRANSPORTS), Place(AUTO, OTHER, ("gloo",))]
@@ -165,6 +167,7 @@ def test_programs_for_gloo_alone_are_staged_on_gpus() -> None:
     assert "at auto" in str(caught.value.remedy)
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize(
     ("wanted", "gpus", "said"),
     [
@@ -182,6 +185,7 @@ def test_devices_that_a_transport_cannot_connect_are_refused(
     assert caught.value.remedy
 
 
+@pytest.mark.tier("quick")
 def test_ranks_that_ask_for_different_transports_are_refused() -> None:
     with pytest.raises(UnsupportedRequest, match=r"\['auto', 'gloo'\]"):
         choose([Place(AUTO, CPU, TRANSPORTS), Place("gloo", CPU, TRANSPORTS)])

@@ -73,6 +73,7 @@ def test_what_the_table_does_not_know_is_not_guessed(product: str) -> None:
     assert hardware.recognise(product) is None
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize(
     "product",
     [

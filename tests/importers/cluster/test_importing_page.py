@@ -28,6 +28,7 @@ def test_formats_and_options_are_all_there() -> None:
         assert f"`{field}`" in PAGE or f"--{field}" in PAGE, field
 
 
+@pytest.mark.tier("ci")
 def test_the_reader_of_the_page_on_adding_one() -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```", ADDING.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {}

@@ -11,6 +11,8 @@ from penstock.layouts.megatron.irrelevant_flags import IRRELEVANT
 from penstock.layouts.megatron.names import READ
 from penstock.layouts.megatron.other_flags import CHANGING
 
+pytestmark = pytest.mark.tier("quick")
+
 CLASSES = {
     "TransformerConfig": "transformer/transformer_config.py",
     "MLATransformerConfig": "transformer/transformer_config.py",

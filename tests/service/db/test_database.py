@@ -100,6 +100,7 @@ def test_changes_of_other_processes_are_heard(database: Database, engine_url: st
     other.close()
 
 
+@pytest.mark.tier("quick")
 def test_more_changes_than_are_kept_mean_that_anything_may_have_changed(tmp_path: Path):
     heard, database = Heard(), Database(f"sqlite:///{tmp_path / 'q.sqlite'}")
     database.create()
@@ -174,6 +175,7 @@ def _write(database: Database, meanwhile: Callable[[], None] = lambda: None) -> 
         connection.execute(documents.delete())
 
 
+@pytest.mark.tier("quick")
 def test_a_pool_that_is_empty_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("penstock.service.db.database.LOCK_WAIT_MS", 50)
     database = Database(f"sqlite:///{tmp_path / 'q.sqlite'}", connections=1)
@@ -183,12 +185,14 @@ def test_a_pool_that_is_empty_says_what_to_set(tmp_path: Path, monkeypatch: pyte
     database.close()
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize("url", ["mysql://host/name", "no url", "postgresql+asyncpg://host/name"])
 def test_other_databases_are_refused(url: str):
     with pytest.raises(UnsupportedRequest, match="SQLite or PostgreSQL"):
         Database(url)
 
 
+@pytest.mark.tier("quick")
 def test_passwords_are_not_shown():
     assert "secret" not in Database("postgresql://user:secret@host/name").name
 
@@ -201,6 +205,7 @@ MOUNTED = """\
 """
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize(
     ("file", "kind"),
     [

@@ -20,6 +20,8 @@ from service_process import Server
 
 from penstock.service.http.samples import tiny_profile, tiny_request
 
+pytestmark = pytest.mark.tier("nightly")
+
 MANY_LINES = 60
 """More log lines than an outage of some seconds may cause: each is a request's, or one of a worker's."""
 

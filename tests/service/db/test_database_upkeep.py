@@ -91,6 +91,7 @@ def other_url(engine_url: str, tmp_path: Path, request: pytest.FixtureRequest) -
     postgres.drop(url)
 
 
+@pytest.mark.cases(1)
 def test_a_backup_made_while_somebody_writes_is_whole(
     filled: Database, engine_url: str, other_url: str, tmp_path: Path, penstock: Penstock
 ):

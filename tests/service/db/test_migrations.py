@@ -118,6 +118,7 @@ def shape(database: Database) -> dict[str, Any]:
         return tables | {"triggers": sorted(connection.scalars(sa.text(triggers)))}
 
 
+@pytest.mark.tier("quick")
 def test_revision_0001_is_what_was_released(tmp_path: Path):
     database = Database(f"sqlite:///{tmp_path / 'new.sqlite'}")
     with database.engine.begin() as connection:
@@ -247,6 +248,7 @@ def test_a_database_that_is_not_known_is_left_alone(database: Database, made: li
         assert refused.value.remedy
 
 
+@pytest.mark.tier("quick")
 def test_the_newest_revision_is_the_last_file():
     from alembic.script import ScriptDirectory
 

@@ -81,6 +81,7 @@ def test_forms_of_a_stored_plan(asked: tuple[str, Path, str], tmp_path: Path, ca
     assert rows.read_text() == capsys.readouterr().out
 
 
+@pytest.mark.tier("nightly")
 def test_compare_and_sweep_there(asked: tuple[str, Path, str], capsys: pytest.CaptureFixture[str]):
     url, plan, _ = asked
     request = ["--request", str(plan.with_name("request.json"))]

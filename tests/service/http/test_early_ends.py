@@ -118,6 +118,7 @@ def test_told_to_end_before_it_serves_it_ends_well(run: Callable[[str], Any]):
     assert service.wait(LIMIT_S) == 0
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)])
 def test_a_service_that_ends_while_it_warms_up(
     start_server: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int

@@ -16,6 +16,8 @@ import pytest
 
 from penstock.service.http.samples import tiny_plan_file, tiny_request
 
+pytestmark = pytest.mark.tier("nightly")
+
 HANG = 1
 """The seed of a request whose solver never ends (``solver_entries``)."""
 
@@ -89,6 +91,7 @@ judging.verdict = lambda file: (print("judging", flush=True), time.sleep(600))
 """
 
 
+@pytest.mark.tier("ci")
 def test_a_thread_at_work_does_not_hold_the_end_up(start_server: Callable[..., Any]):
     server = start_server(slots=0, before=STUCK)
     asking = threading.Thread(target=ask_for_a_verdict, args=(server.url,), daemon=True)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from fuzz_routes import fuzz_routes
+
+pytestmark = pytest.mark.tier("nightly")
 
 
 def test_schemathesis_finds_nothing(tmp_path: Path):

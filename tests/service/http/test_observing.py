@@ -59,6 +59,7 @@ def test_an_id_that_could_upset_a_log_is_replaced(server: Server, given: str):
     assert lines_of(server, made)[0]["level"] == "debug"
 
 
+@pytest.mark.tier("nightly")
 def test_a_job_s_lines_name_the_request_that_made_it(server: Server):
     answer = httpx.post(
         f"{server.url}/v1/plans",
@@ -82,6 +83,7 @@ def test_no_secret_is_logged(server: Server):
     assert "psk_***" in server.text
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize("form", ["json", "text"])
 def test_passwords_are_masked_in_messages_and_tracebacks(form: Any):
     stream = io.StringIO()

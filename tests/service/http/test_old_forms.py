@@ -27,6 +27,7 @@ def _said(answer: httpx.Response) -> Any:
     return answer.status_code, {**answer.json(), "instance": None, "request_id": None}
 
 
+@pytest.mark.cases(18)
 @pytest.mark.parametrize("form", OLD_FORMS, ids=lambda form: f"{form.method} {form.path}")
 def test_an_old_form_answers_as_the_new_one(http: httpx.Client, planned: Any, form: OldForm):
     nothing = "sweeps" in form.path or "runs" in form.path or form.method == "DELETE"

@@ -108,6 +108,7 @@ def test_higher_priority_first_then_older_first(queue: JobQueue, leases: Leases)
     assert leases.claim("me") is None
 
 
+@pytest.mark.tier("quick")
 def test_ids_sort_by_the_time_they_were_made():
     ids = [new_id() for _ in range(1000)]
     assert ids == sorted(ids)
@@ -366,6 +367,7 @@ while (claim := leases.claim(sys.argv[2])) is not None:
 """
 
 
+@pytest.mark.cases(1)
 def test_two_processes_never_claim_the_same_job(database: Database, queue: JobQueue):
     made = {add(queue, f"key{i}") for i in range(60)}
     url = database.engine.url.render_as_string()
@@ -385,6 +387,7 @@ def test_two_processes_never_claim_the_same_job(database: Database, queue: JobQu
     assert {attempt for _, attempt in claimed} == {"1"}
 
 
+@pytest.mark.tier("quick")
 def test_a_database_that_cannot_be_opened_is_named(tmp_path: Path):
     with pytest.raises(Unreachable, match=r"no-such-directory/x\.sqlite does not answer: unable to open"):
         Database(f"sqlite:///{tmp_path}/no-such-directory/x.sqlite").create()
@@ -402,6 +405,7 @@ def test_once_an_hour_what_is_over_for_long_goes(database: Database, queue: JobQ
     assert {one.id for one in queue.recent(OURS, None, 9)} == {young, waiting}
 
 
+@pytest.mark.tier("quick")
 def test_what_may_still_be_in_use_is_never_removed():
     with pytest.raises(InvalidDocument) as caught:
         Settings.load(keep_jobs_days=1)

@@ -66,6 +66,7 @@ def test_names_that_are_refused(tmp_path: Path, change: dict[str, Any], pointer:
     assert words in fault["detail"]
 
 
+@pytest.mark.tier("quick")
 def test_names_wherever_documents_are_taken():
     profile, topology = catalogue.profile("gpt2-small"), catalogue.cluster("2x4xV100")
     sweep = {**tiny_sweep(), "request": dict(NAMED), "over": {"clusters": ["2x4xV100", "16xA100"]}}
@@ -84,6 +85,7 @@ def test_names_wherever_documents_are_taken():
     assert caught.value.faults[0].pointer == "/over/clusters/0"
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize("data", [[], None, {"request": []}, {"jobs": {}}, {"over": []}, {"over": {"topologies": 1}}])
 @pytest.mark.parametrize("model", [PlanRequest, SweepRequest, LayoutRequest, PlacementRequest])
 def test_what_is_no_request_is_left_to_the_schema(model: Any, data: Any):
@@ -128,6 +130,7 @@ def test_what_is_missing_is_said_with_what_may_be_sent(
     assert ("hash of a stored one" in said[pointer]) == (pointer != "/global_batch_size")
 
 
+@pytest.mark.tier("quick")
 def test_tokens_of_a_mixture_by_name_are_routed_as_asked():
     named = {"model": "mixtral-8x7b", "cluster": "2x8xH100", "global_batch_size": 64}
     request = with_documents(PlanRequest, {**named, "routing_imbalance": 1.5})
@@ -140,6 +143,7 @@ def test_tokens_of_a_mixture_by_name_are_routed_as_asked():
     assert even.keys() == {"profile", "topology", "global_batch_size", "termination"}
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize(
     ("change", "pointers", "words"),
     [

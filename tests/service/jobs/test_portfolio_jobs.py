@@ -8,10 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import psutil
+import pytest
 
 from penstock.client import Client
 from penstock.examples.catalogue import cluster, profile
 from penstock.schemas.request import PlanRequest
+
+pytestmark = pytest.mark.tier("nightly")
 
 
 def large_request(**changes: Any) -> PlanRequest:

@@ -67,6 +67,7 @@ def processes(pids_file: Path) -> list[psutil.Process]:
     return [psutil.Process(int(pid)) for pid in pids_file.read_text().split()]
 
 
+@pytest.mark.tier("nightly")
 def test_cancel_kills_a_solver_that_is_deaf_to_sigterm(misbehaving: Server):
     client = misbehaving.client
     job = with_incumbent(client, HANG)
@@ -142,6 +143,7 @@ def test_a_solver_that_fails(misbehaving: Server, seed: int, kind: type[Penstock
         assert client.jobs.incumbent(job.id).prediction is not None
 
 
+@pytest.mark.tier("nightly")
 def test_a_crash_is_in_the_log_alone(start: Callable[..., Any]):
     server = start()
     with pytest.raises(PenstockError) as caught:
@@ -165,6 +167,7 @@ def test_a_killed_service_takes_its_solver_along_and_finds_its_job_again(start: 
     assert (ended.state, ended.attempt) == ("succeeded", 2)
 
 
+@pytest.mark.tier("nightly")
 def test_a_service_that_is_told_to_end_hands_its_job_back(start: Callable[..., Any], pids_file: Path):
     server = start()
     job = with_incumbent(server.client, HANG_FIRST_TIME)
@@ -182,6 +185,7 @@ def test_a_service_that_is_told_to_end_hands_its_job_back(start: Callable[..., A
     assert states == ["queued", "running", "queued", "running", "succeeded"]
 
 
+@pytest.mark.tier("nightly")
 def test_a_killed_forkserver_is_started_again(start: Callable[..., Any], pids_file: Path):
     client = start().client
     job = with_incumbent(client, HANG_FIRST_TIME)

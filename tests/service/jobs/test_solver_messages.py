@@ -20,6 +20,8 @@ from penstock.service.jobs.worker import REPORT_S, Worker
 from penstock.service.settings import Settings
 from penstock.workers.protocol import lines
 
+pytestmark = pytest.mark.tier("quick")
+
 
 @pytest.mark.parametrize("size", [1, 7, 64, 10**6])
 def test_messages_in_chunks_of_any_size(size: int) -> None:
@@ -53,6 +55,7 @@ class Reports:
         self.all.append((bound_ns, working))
 
 
+@pytest.mark.tier("ci")
 def test_reports_of_a_fast_solver_are_limited_and_the_last_one_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of plans and bounds that come within a moment the newest are written: when it is over, or at the end."""
     now, reports = [100.0], Reports()

@@ -60,6 +60,7 @@ def ended(client: Client, sweep_id: str) -> SweepOut:
     return found
 
 
+@pytest.mark.tier("nightly")
 def test_a_sweep_gives_the_table_that_the_library_gives(server: Server, client: Client):
     asked = request(planners=["dp", "gpipe", "nobody"], global_batch_sizes=[8, 16])
     found = client.sweeps.create(asked)
@@ -120,6 +121,7 @@ def sweeps(tmp_path: Path) -> Iterator[Callable[[], tuple[Sweeps, JobQueue, Leas
     database.close()
 
 
+@pytest.mark.tier("quick")
 def test_what_is_refused(sweeps: Callable[[], tuple[Sweeps, JobQueue, Leases]]):
     asking, queue, _ = sweeps()
     with pytest.raises(InvalidDocument, match=r"has 5 cases \(5 global_batch_size\); the limit is 4"):
@@ -132,6 +134,7 @@ def test_what_is_refused(sweeps: Callable[[], tuple[Sweeps, JobQueue, Leases]]):
     assert queue.recent("default", None, 9) == [], "a refused sweep has queued nothing"
 
 
+@pytest.mark.tier("quick")
 def test_another_tenants_sweep_is_not_there_and_deleted_jobs_are_said(
     sweeps: Callable[[], tuple[Sweeps, JobQueue, Leases]],
 ):

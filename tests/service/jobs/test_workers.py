@@ -102,6 +102,7 @@ def floor(engine_url: str, pids_file: Path) -> Iterator[Floor]:
     floor.close()
 
 
+@pytest.mark.cases(1)
 def test_a_killed_worker_and_one_that_ends(floor: Floor, pids_file: Path):
     """kill -9: the solver dies too, and another worker takes the job over; SIGTERM: it is handed back at once."""
     floor.start()

@@ -8,6 +8,8 @@ import pytest
 
 from penstock.service.pages.form import FIELDS
 
+pytestmark = pytest.mark.tier("quick")
+
 FIELD = next(field for field in FIELDS if field.name == "degrees")
 
 

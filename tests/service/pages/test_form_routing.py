@@ -14,6 +14,8 @@ from penstock.service.pages.form import FIRST, Faults, request_of
 from penstock.service.pages.sources import Sources
 from penstock.shapes.routing import Routing
 
+pytestmark = pytest.mark.tier("quick")
+
 
 class Shipped:
     """Sources without a store: what is shipped, by name, and one stored profile."""

@@ -116,6 +116,7 @@ def test_a_plan_file_of_another_version_that_can_be_read_is_opened(tmp_path: Pat
     assert "Penstock 0.0.9 made this plan" in text
 
 
+@pytest.mark.tier("quick")
 def test_a_file_of_another_version_is_told_apart() -> None:
     with pytest.raises(InvalidDocument) as refused:
         PlanFile.parse(tiny_plan_file() | {"schema_version": 2})

@@ -76,6 +76,7 @@ def body_of(form: Form, **changed: str) -> dict[str, list[str]]:
     return fields | {name: [value] for name, value in changed.items()}
 
 
+@pytest.mark.tier("nightly")
 def test_every_page_is_whole_and_no_link_is_dead(http: httpx.Client, planned: JobOut):
     sweep = send(http, "/compare", body_of(form(read(http, f"/plan?from={planned.id}"), "/plan"), planners="dp, gpipe"))
     assert sweep.status_code == 303

@@ -92,6 +92,7 @@ def test_from_the_form_to_a_plan(browser: Browser, shared_server: Server):
         expect(page.get_by_label("Planner", exact=True)).to_have_value("dapple")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("viewport", [{"width": 1280, "height": 800}, NARROW], ids=["laptop", "phone"])
 def test_a_plan_is_there_to_be_used(browser: Browser, shared_server: Server, planned: JobOut, viewport: Any):
     with watched(browser, shared_server, viewport=viewport) as page:
@@ -146,6 +147,7 @@ def test_what_is_wrong_is_said_and_focused(browser: Browser, shared_server: Serv
         assert "422" in watching.complaints.pop()
 
 
+@pytest.mark.tier("nightly")
 def test_a_browser_that_goes_away_and_back(browser: Browser, shared_server: Server):
     """Back leads to the form as it was sent; a job goes on without its tab, and other tabs and a reload show it."""
     with watched(browser, shared_server) as page:
@@ -193,6 +195,7 @@ def test_a_plan_file_is_opened(browser: Browser, shared_server: Server, tmp_path
         expect(page.get_by_role("heading", name="tiny on two-nodes")).to_be_visible()
 
 
+@pytest.mark.tier("nightly")
 def test_a_comparison_fills_in(browser: Browser, shared_server: Server):
     with watched(browser, shared_server) as page:
         page.goto("/plan?example=tiny&planner=dp&planners=dp,gpipe,model-parallel,wpipe")
@@ -243,6 +246,7 @@ def test_a_run_as_it_trains(browser: Browser, shared_server: Server, agents: lis
         expect(page.get_by_role("cell", name="node0/0")).to_be_visible()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_pages_in_each_scheme_are_narrow_enough(browser: Browser, shared_server: Server, planned: JobOut, scheme: Any):
     with watched(browser, shared_server, color_scheme=scheme, viewport=NARROW) as page:

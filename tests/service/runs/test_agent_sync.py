@@ -270,6 +270,7 @@ def test_a_name_is_free_when_the_held_call_breaks_off(
     assert [agent.incarnation for agent in client.agents() if agent.id == "node0"] == [agents[0].incarnation]
 
 
+@pytest.mark.tier("nightly")
 def test_a_silent_agent_fails_its_runs(
     start_server: Callable[..., Any], tiny: PlanFile, make_agent: Callable[..., Agent]
 ):

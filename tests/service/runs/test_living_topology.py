@@ -55,6 +55,7 @@ EVEN = {(0, 1): 10**9, (0, 2): 10**9, (1, 2): 10**9}
 UNEVEN = {(0, 1): 10**9, (0, 2): 10**8, (1, 2): 10**9}
 
 
+@pytest.mark.tier("quick")
 def test_links_of_the_living_alone_are_kept() -> None:
     found = living_topology(
         [agent("a", 2), agent("b", 2), agent("c", alive=False)], [measured(("a", "b", "c"), EVEN, 2)]
@@ -65,6 +66,7 @@ def test_links_of_the_living_alone_are_kept() -> None:
     assert found.links_from == "measured"
 
 
+@pytest.mark.tier("quick")
 def test_a_matrix_is_reduced_to_the_living() -> None:
     found = living_topology([agent("a"), agent("c")], [measured(("a", "b", "c"), UNEVEN)])
     assert found.matrix is not None
@@ -75,6 +77,7 @@ def test_a_matrix_is_reduced_to_the_living() -> None:
     assert "no measured links" in more.assumptions[0]
 
 
+@pytest.mark.tier("quick")
 def test_the_newest_that_was_measured_and_names_everybody_counts() -> None:
     declared = measured(("a", "b"), {(0, 1): 7}).model_copy(update={"links_from": None})
     others = measured(("a", "x"), {(0, 1): 8})

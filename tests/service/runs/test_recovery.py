@@ -115,6 +115,7 @@ def ended(client: Client, run: str) -> RunOut:
     return list(client.runs.watch(run))[-1]
 
 
+@pytest.mark.tier("nightly")
 def test_a_rank_that_dies_costs_a_generation(server: Server, nodes: list[Node]):
     run = begin(server, nodes)
     nodes[0].tell("progress", run, rank=0, step=0, losses=[4.0, 3.0, 2.5])

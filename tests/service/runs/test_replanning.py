@@ -10,6 +10,8 @@ from penstock.schemas.request import PlanRequest
 from penstock.service.http.samples import tiny_request
 from penstock.service.runs.replanning import requests_for
 
+pytestmark = pytest.mark.tier("quick")
+
 
 @pytest.mark.parametrize(
     ("asked", "degrees"),

@@ -93,6 +93,7 @@ def test_a_rotated_key_and_its_successor_are_both_valid_for_a_while(keys: Keys):
     assert {key.id: key for key in keys.listed()}[brief.id].expires_ms == brief.expires_ms, "no longer than it had"
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize(
     ("tenant", "name", "scopes", "words"),
     [
@@ -113,6 +114,7 @@ def test_keys_that_cannot_be_are_refused(tmp_path: Path, tenant: str, name: str,
     database.close()
 
 
+@pytest.mark.tier("quick")
 def test_a_database_that_cannot_be_written_keeps_nobody_out(tmp_path: Path):
     file = tmp_path / "k.sqlite"
     database = Database(f"sqlite:///{file}")
@@ -131,6 +133,7 @@ def test_a_database_that_cannot_be_written_keeps_nobody_out(tmp_path: Path):
     frozen.close()
 
 
+@pytest.mark.tier("quick")
 def test_scopes_imply_what_their_owner_needs():
     assert {scope for scope, opened in OPENS.items() if "read" in opened} == {"read", "solve", "run", "admin"}
     assert OPENS["admin"] == frozenset(OPENS)
@@ -163,6 +166,7 @@ def test_a_session_stands_for_its_key_until_either_ends(keys: Keys):
         assert sessions.key_id(nonsense) is None
 
 
+@pytest.mark.tier("quick")
 def test_a_bucket_empties_and_fills_again():
     now = [0.0]
     rates = Rates(2.0, burst_s=1.5, clock=lambda: now[0])
@@ -183,6 +187,7 @@ def test_a_bucket_empties_and_fills_again():
     assert Rates(0).take("ann") is None
 
 
+@pytest.mark.tier("quick")
 def test_buckets_of_many_addresses_are_forgotten():
     now = [0.0]
     rates = Rates(1.0, burst_s=1, clock=lambda: now[0])
@@ -193,6 +198,7 @@ def test_buckets_of_many_addresses_are_forgotten():
         rates.take(f"address{3 * KEPT - 1}")
 
 
+@pytest.mark.tier("quick")
 def test_open_requests_are_counted_until_they_leave():
     requests = OpenRequests(2)
     leave, _ = requests.enter("ann"), requests.enter("ann")

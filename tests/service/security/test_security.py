@@ -616,6 +616,7 @@ def _resident_bytes(pid: int) -> int:
     return pages * 4096
 
 
+@pytest.mark.tier("quick")
 def test_the_tiny_documents_are_what_this_test_takes_them_for():
     assert len(ModelProfile.parse(tiny_profile()).layers) == 4
     assert len(ClusterTopology.parse(tiny_topology()).expanded().nodes) == 2

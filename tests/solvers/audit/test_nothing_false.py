@@ -21,6 +21,8 @@ from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import SCHEDULE_SCOPE, Status
 
+pytestmark = pytest.mark.tier("ci")
+
 SEEDS = (0, 4, 8, 12, 28, 36, 40, 52, 60, 140, 10, 18)
 """Small ones, whose plans are listed, and two larger ones: few that have every kind of plan and method of bounds."""
 MORE_SEEDS = (16, 20, 24, 32, 44, 48, 56, 1, 5, 13, 21)
@@ -38,6 +40,7 @@ def tally(request: pytest.FixtureRequest) -> Tally:
     return total
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(
     "check",
     [
@@ -93,6 +96,7 @@ KINDS = (
 )
 
 
+@pytest.mark.tier("quick")
 def test_requests_have_every_feature() -> None:
     """What is drawn, over some hundred seeds; the same request for a seed every time."""
     features: dict[str, Callable[[Problem], bool]] = {
@@ -127,6 +131,7 @@ def test_requests_have_every_feature() -> None:
     assert (again.devices, again.pins, again.rules) == (request_of(7).devices, request_of(7).pins, request_of(7).rules)
 
 
+@pytest.mark.tier("quick")
 def test_listed_plans_are_plans() -> None:
     """Those without a claim to contradict, too: each verifies, fits, and is what the request allows."""
     number = 0
@@ -138,6 +143,7 @@ def test_listed_plans_are_plans() -> None:
     assert number > 150
 
 
+@pytest.mark.tier("quick")
 def test_listed_orders_by_hand() -> None:
     """Two stages of F 1, B 2: with one micro-batch in flight they take turns; with two, F0 F1 come first."""
     problem = make_problem([1, 1], [2, 2], nodes=(2,), global_batch_size=2)

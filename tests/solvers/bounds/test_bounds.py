@@ -56,6 +56,7 @@ def test_windows_hold_for_straight_pipelines_in_tight_memory(seed: int) -> None:
     assert loose <= tight <= timeline.time_per_global_batch_ns
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("seed", range(60))
 def test_the_schedule_bound_stays_below_the_cp_sat_optimum(seed: int) -> None:
     rng = random.Random(seed)

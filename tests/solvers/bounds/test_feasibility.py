@@ -127,6 +127,8 @@ def answer(planner: str, problem: Problem, **options: object) -> Result | None:
         return None
 
 
+@pytest.mark.cases(1)
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("rule", range(len(RULES)))
 def test_auto_finds_a_plan_wherever_there_is_one(rule: int) -> None:
     """Without ``exact``, which lists plans itself: a plan if one is found here, ``infeasible`` only where none is."""
@@ -147,6 +149,7 @@ def test_auto_finds_a_plan_wherever_there_is_one(rule: int) -> None:
     assert met[False, "infeasible"] >= 1
 
 
+@pytest.mark.tier("nightly")
 def test_no_planner_says_infeasible_of_a_request_with_a_plan() -> None:
     """Alone, a planner may find none; those of lines of stages find one of every update rule that they know."""
     met: Counter[str] = Counter()
@@ -167,6 +170,7 @@ def test_no_planner_says_infeasible_of_a_request_with_a_plan() -> None:
         assert none[name] == 0, name
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("seed", range(12))
 def test_relax_places_stages_by_memory(seed: int) -> None:
     """Two large and two small devices in any order, large and small layers: the one way to match them is found."""
@@ -180,6 +184,7 @@ def test_relax_places_stages_by_memory(seed: int) -> None:
     assert found.bounds[0].bound_ns <= found.best.value_ns
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("planner", ["auto", "relax", "gpipe", "pipedream"])
 @pytest.mark.parametrize("limits", [{"max_plans": 0}, {"time_limit_ns": 0}])
 def test_a_limit_does_not_hide_a_proof(planner: str, limits: dict[str, int]) -> None:

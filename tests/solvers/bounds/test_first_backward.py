@@ -76,6 +76,7 @@ def test_no_plan_that_fits_is_quicker() -> None:
     assert binding >= 10
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("seed", range(6))
 def test_no_planner_has_a_better_plan_in_little_memory(seed: int) -> None:
     problem = narrow(seed)

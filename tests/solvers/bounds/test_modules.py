@@ -106,6 +106,7 @@ def test_a_plan_with_modules_refutes_every_proof_that_there_is_none() -> None:
     assert proven >= 5
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("seed", range(8))
 def test_the_search_meets_the_bounds_and_its_plans_verify(seed: int) -> None:
     problem = with_modules(narrow(2 * seed), seed)

@@ -61,6 +61,7 @@ def _schedules(problem: Problem, allocation: Allocation, rule: UpdateRule) -> It
         yield early_backward(problem, allocation, warmup=tuple(min(number, count - s) for s in range(count)))
 
 
+@pytest.mark.tier("ci")
 def test_no_plan_that_keeps_the_pins_is_below_a_bound() -> None:
     seen = higher = narrower = relaxed = 0
     for seed in SEEDS:
@@ -117,6 +118,7 @@ def test_many_pins_make_few_sets() -> None:
     assert request_bound(problem).bound_ns >= request_bound(replace(problem, pins=())).bound_ns
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("rule", ["synchronous", "weight_stashing"])
 def test_one_pinned_device_is_the_bound_of_every_plan(rule: UpdateRule) -> None:
     """All layers on one of two devices: its plan is optimal, and the bound covers all that the request allows."""

@@ -49,6 +49,7 @@ def random_split(seed: int) -> tuple[Problem, Allocation]:
     return problem, chain(shares, batches)
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("seed", range(80))
 def test_a_split_bound_is_at_most_the_optimum(seed: int) -> None:
     problem, plan = random_split(seed)
@@ -80,6 +81,7 @@ def test_uniform_times_have_only_the_head(stages: int) -> None:
     assert bound.bound_ns == 100 * (stages - 1) + 2 * stages * 300
 
 
+@pytest.mark.tier("ci")
 def test_little_memory_lets_a_split_stage_idle() -> None:
     """Two stages, F = I = W = 10, one micro-batch held: each of 4 goes round, 10 + 10 + 10 + 10, and its W, 10."""
     problem = make_problem(
@@ -98,6 +100,7 @@ def test_little_memory_lets_a_split_stage_idle() -> None:
     assert solve(Question(problem, plan, 1000, schedule=split(plan))).bound_ns == 4 * 50
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("seed", range(30))
 def test_a_device_with_several_stages_idles_until_a_backward_can_come(seed: int) -> None:
     rng = random.Random(seed)

@@ -56,6 +56,7 @@ def test_backwards_before_a_stage_do_not_slow_its_all_reduce() -> None:
     assert behind + _own(step, times.forward[0], 0, 4) <= window_bound_ns(times) <= taken
 
 
+@pytest.mark.tier("ci")
 def test_the_job_shop_of_a_single_stage_has_a_horizon() -> None:
     problem = make_problem([10], [20], nodes=(1,), global_batch_size=3)
     plan = straight(problem, 3)

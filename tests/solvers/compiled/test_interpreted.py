@@ -30,6 +30,7 @@ def _shifted(both: Both, pair: tuple[np.ndarray, int]) -> tuple[int, np.ndarray]
     return (both.values[0] << 40) + both.number, both.values[1:]
 
 
+@pytest.mark.tier("nightly")
 def test_they_answer_as_compiled_ones() -> None:
     places = [str(room) for room in islice(Path(interpreted_answers.__file__).parents, 3)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([*places, os.environ.get("PYTHONPATH", "")])}

@@ -140,6 +140,7 @@ def test_the_choice_is_the_best_of_all_subsets() -> None:
     assert 1 in chosen
 
 
+@pytest.mark.tier("ci")
 def test_a_planner_encodes_only_where_it_saves_time() -> None:
     slow, plain = (solve(request(codec=codec)) for codec in ("auto", None))
     assert slow.plan is not None
@@ -157,6 +158,7 @@ def test_a_planner_encodes_only_where_it_saves_time() -> None:
     assert fast.pipelines[0].codecs is None, "conversion takes longer than the transfer"
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("planner", ["dp", "dapple", "spp", "interleaved", "zero-bubble", "chimera"])
 def test_every_planners_certificates_stay_below_its_plan(planner: str) -> None:
     result = solve(request(planner=planner))
@@ -169,6 +171,7 @@ def test_every_planners_certificates_stay_below_its_plan(planner: str) -> None:
     assert judged.faults == ()
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize(
     ("rule", "planner"),
     [("weight_stashing", "pipedream"), ("double_buffered", "pipedream-2bw"), ("double_grouped", "wpipe")],
@@ -179,6 +182,7 @@ def test_periodic_plans_encode_too(rule: str, planner: str) -> None:
     assert judge(PlanFile(plan=result.plan, request=request(planner=planner, update_rules=[rule]))).faults == ()
 
 
+@pytest.mark.tier("ci")
 def test_programs_name_the_codec_on_its_channels() -> None:
     asked = request()
     plan = solve(asked).plan
@@ -205,6 +209,7 @@ def test_what_is_wrong_with_codecs_is_said() -> None:
     assert any("do not agree" in fault for fault in check_codecs(problem, one_side, "synchronous"))
 
 
+@pytest.mark.tier("ci")
 def test_codecs_have_to_be_asked_for() -> None:
     asked = request()
     plan = solve(asked).plan

@@ -99,6 +99,7 @@ def test_what_a_step_needs(replicas: int, rules: dict[str, bool], expected: int)
     assert step_bytes(_problem(**rules), Stage(0, 1, tuple(range(replicas)))) == 0
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize(("step", "status"), [(100, "feasible"), (122, "none_found")])
 def test_a_plan_whose_step_alone_does_not_fit_is_refused(step: int, status: str) -> None:
     """Of 421 bytes a stage has 300 all the time and at its step."""

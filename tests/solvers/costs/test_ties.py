@@ -152,6 +152,7 @@ def test_bulk_times_of_tied_plans_are_the_judges(channel: str) -> None:
     assert seen > 25
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("shared", [False, True])
 def test_tabu_times_tied_orders_as_the_judge_does(shared: bool) -> None:
     better = 0
@@ -223,6 +224,7 @@ def test_traffic_has_the_ring_of_a_tie() -> None:
     assert flows == {(0, 1): (0, 0, 40), (1, 0): (0, 0, 40)}
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("seed", range(12))
 def test_no_bound_is_above_a_tied_plan(seed: int) -> None:
     """Bounds of the request and of the job shop, which know ties in part or not at all."""
@@ -256,6 +258,7 @@ def test_no_bound_is_above_a_tied_plan(seed: int) -> None:
             assert answer.orders is not None
 
 
+@pytest.mark.tier("ci")
 def test_a_job_shop_knows_that_a_rows_step_follows_its_tie() -> None:
     problem, plan = _two_stages()
     answer = solve(Question(problem, plan, 100))

@@ -22,6 +22,8 @@ from penstock.solvers.model.unroll import unroll
 from penstock.solvers.model.update_rules import PERIODIC_RULES
 from penstock.solvers.solve.choices import Found, solve
 
+pytestmark = pytest.mark.tier("ci")
+
 REQUESTS = 2000
 WITH_EXPERTS = 1000
 SHARED = 500
@@ -121,6 +123,7 @@ def test_no_plan_of_any_choice_refutes_the_answer(seed: int) -> None:
     assert contradictions(listed(seed)) == []
 
 
+@pytest.mark.cases(11)
 @pytest.mark.parametrize("planner", range(FLUSHED))
 @pytest.mark.parametrize("seed", range(WITH_EXPERTS // FLUSHED))
 def test_no_plan_with_experts_refutes_the_answer(seed: int, planner: int) -> None:
@@ -128,6 +131,7 @@ def test_no_plan_with_experts_refutes_the_answer(seed: int, planner: int) -> Non
     assert contradictions(listed(FLUSHED * seed + planner, experts=True)) == []
 
 
+@pytest.mark.cases(17)
 @pytest.mark.parametrize("experts", [False, True])
 @pytest.mark.parametrize("seed", range(SHARED))
 def test_no_plan_with_sharded_gradients_or_parameters_refutes_the_answer(seed: int, experts: bool) -> None:
@@ -135,6 +139,7 @@ def test_no_plan_with_sharded_gradients_or_parameters_refutes_the_answer(seed: i
     assert contradictions(listed(seed, experts=experts, sharded=True)) == []
 
 
+@pytest.mark.tier("nightly")
 def test_shared_stages_are_among_the_plans() -> None:
     met: Counter[str] = Counter()
     for seed in range(40):

@@ -183,6 +183,7 @@ def test_a_gpus_step_needs_room_for_its_part(sharding: Sharding) -> None:
     assert cells.update_workspace_bytes.tolist() == (3 * stepped * (trained > 0)).tolist()
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("planner", ["gpipe", "dapple", "dp", "spp"])
 def test_planners_bounds_and_judge_work_on_cells(planner: str) -> None:
     """A solve verifies its plan, and the bound on every plan of the request is not above it."""

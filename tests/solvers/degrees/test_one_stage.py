@@ -166,6 +166,7 @@ def test_pins_to_some_gpus_and_other_update_rules_are_refused() -> None:
         shared(replace(three_layers(), update_rules=frozenset({"weight_stashing"})), "parameters")
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("planner", ["even", "dp", "dapple", "spp", "gpipe", "exact", "auto"])
 @pytest.mark.parametrize("sharding", ["gradients", "parameters"])
 def test_every_planner_finds_the_one_stage(planner: str, sharding: Sharding) -> None:
@@ -178,6 +179,7 @@ def test_every_planner_finds_the_one_stage(planner: str, sharding: Sharding) -> 
     assert result.best.value_ns == least, "of two and four micro-batches, as 8 and 4 samples ask"
 
 
+@pytest.mark.tier("ci")
 def test_a_plan_with_several_stages_is_no_plan() -> None:
     """Of a request that was answered with one stage; the first half of the GPUs would hold half of the layers."""
     request = with_degrees(degrees={"tensor": 1}, sharding="parameters", planner="even", micro_batch_sizes=[4])

@@ -67,6 +67,7 @@ def compared(seed: int) -> Counter[str]:
     return met
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("part", range(12))
 def test_no_plan_is_quicker_in_the_memory_that_it_takes(part: int) -> None:
     met: Counter[str] = Counter()
@@ -274,6 +275,7 @@ def violations(seeds: range) -> Counter[str]:
     return met
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("part", range(10))
 def test_no_plan_is_quicker_where_larger_slices_are_cheaper(part: int) -> None:
     met = violations(range(part, REQUESTS, 10))

@@ -210,6 +210,7 @@ def test_what_binds() -> None:
     assert "half as much memory again" in said[1]
 
 
+@pytest.mark.tier("ci")
 def test_auto_says_what_binds_and_what_would_help_most() -> None:
     problem = make_problem([100, 100], boundary_bytes=40, nodes=(1, 1), global_batch_size=2, shared=True)
     found = solve(problem, "auto", max_plans=3)

@@ -78,6 +78,7 @@ def test_a_stage_is_cut_where_no_device_may_hold_all_of_it() -> None:
     assert [(s.first, s.last, s.devices) for s in kept.stages] == [(0, 2, (0,)), (3, 5, (2, 3))]
 
 
+@pytest.mark.tier("ci")
 def test_pins_that_nothing_can_keep_are_named() -> None:
     assert "none in common" in (unkeepable_pin(pinned((0, 2, {0}), (2, 3, {1}))) or "")
     tight = pinned((2, 2, {0}), (3, 3, {1}), cuttable=[True, True, False, True, True])
@@ -98,6 +99,7 @@ def test_a_fixed_schedule_follows_its_devices() -> None:
     assert [row.devices for row in schedule.rows] == [stage.devices for stage in moved.stages]  # type: ignore[union-attr]
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("name", sorted(name for name, p in OF_ANY_TRAINER.items() if "synchronous" in p.supports))
 def test_every_planner_keeps_pins(name: str) -> None:
     problem = pinned((0, 0, {2, 3}), (5, 5, {0, 1}))

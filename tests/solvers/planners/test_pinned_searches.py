@@ -29,6 +29,8 @@ from penstock.solvers.planners.trainer.planner import Shape, ShapeSearch
 from penstock.solvers.schedules.trainer_orders import ranks_of_stages
 from penstock.solvers.solve.driver import solve
 
+pytestmark = pytest.mark.tier("ci")
+
 
 def drawn(seed: int, layers: int = 6, **changes: object) -> Problem:
     """Layers on four devices in two nodes, and one or two pins."""
@@ -63,6 +65,7 @@ def busiest(problem: Problem, bounds: tuple[int, ...], rank_of: tuple[int, ...])
     return max(work)
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize(
     ("rank_of", "width"), [((0, 1, 0, 1), 1), ((0, 1, 1, 0), 1), ((0, 1, 1, 0), 2), ((0, 1, 2, 3), 1), ((0, 0), 3)]
 )
@@ -92,6 +95,7 @@ def test_the_best_cut_that_devices_can_keep_is_found(rank_of: tuple[int, ...], w
     assert 5 < possible < 40
 
 
+@pytest.mark.tier("quick")
 def test_parts_on_the_same_devices_are_cut_so_that_pins_hold() -> None:
     """The even cut of a loop has layers 0–1 and 4–5 on one device; only 0 and 4–7 may lie together."""
     problem = make_problem([10] * 8, nodes=(2,), boundary_bytes=1, global_batch_size=4)
@@ -142,6 +146,7 @@ def test_a_proven_request_is_infeasible_whoever_is_asked() -> None:
         solve(single, "hetpipe")
 
 
+@pytest.mark.tier("quick")
 def test_a_workers_partition_keeps_the_pins_and_is_the_best_of_those() -> None:
     """Two kinds on devices 0, 2 and 3, every order of them, every cut; the largest load of a stage."""
     none = some = 0
@@ -221,6 +226,7 @@ def test_grouped_updates_are_cut_for_the_pins(planner: str) -> None:
     assert broken_pin(problem, result.best.allocation) is None
 
 
+@pytest.mark.tier("quick")
 def test_runs_of_layers_are_on_no_more_devices_than_may_hold_them() -> None:
     """``spread`` and ``relax``, which know numbers of devices only; by a count of its own of the devices allowed."""
     closed = 0

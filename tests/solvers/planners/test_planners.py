@@ -29,6 +29,8 @@ from penstock.solvers.solve.tasks import rounds
 from penstock.solvers.solve.workers import Here
 from penstock.solvers.verify.verifier import verify
 
+pytestmark = pytest.mark.tier("ci")
+
 
 def solved(planner: Planner, problem: Problem) -> Result | None:
     """The result, or None where the planner cannot take the request and says what it can."""
@@ -57,6 +59,7 @@ CASES: list[dict[str, Any]] = [
 FLUSHED, ALL = frozenset[UpdateRule]({"synchronous"}), frozenset[UpdateRule](get_args(UpdateRule))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("changes", "rules"),
     [
@@ -100,6 +103,7 @@ def test_every_plan_is_the_judges_and_auto_is_never_worse(
     assert values.get("auto") == min(values.values(), default=None)
 
 
+@pytest.mark.tier("nightly")
 def test_the_same_request_gives_the_same_plan() -> None:
     problem = replace(four_devices(3, 4, global_batch_size=4), update_rules=frozenset(get_args(UpdateRule)))
     for planner in OF_ANY_TRAINER.values():
@@ -316,6 +320,7 @@ def test_nothing_helps_a_layer_that_is_too_large() -> None:
     assert result.why.count("no remedy tried here works") == 1
 
 
+@pytest.mark.tier("quick")
 def test_more_nodes_are_wired_like_the_last() -> None:
     problem = four_devices(0)
     wider = extended(problem, 2)

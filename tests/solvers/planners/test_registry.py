@@ -29,6 +29,8 @@ from penstock.solvers.solve.driver import solve
 from penstock.solvers.solve.setting import Setting
 from penstock.solvers.solve.tasks import asked as asked_of
 
+pytestmark = pytest.mark.tier("ci")
+
 OPTIONS = (
     Option("by", "time", "help", choices=("time", "layers")),
     Option("stages", 0, "help", low=0, high=9),
@@ -85,11 +87,13 @@ def test_unknown_planners_name_the_near_ones() -> None:
     assert refused.value.remedy is None
 
 
+@pytest.mark.tier("quick")
 def test_option_types() -> None:
     assert [option.type for option in OPTIONS] == ["string", "integer", "number", "boolean"]
     assert checked("x", OPTIONS, {"stages": 3, "slack": 1}) == {"by": "time", "stages": 3, "slack": 1, "strict": False}
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize(
     ("given", "fault"),
     [
@@ -193,6 +197,7 @@ def test_a_schedule_that_does_not_order_some_stages_is_left_out_there(monkeypatc
     assert (beside.value_ns, beside.allocation) == (usual.value_ns, usual.allocation)
 
 
+@pytest.mark.tier("quick")
 def test_only_schedules_for_any_stages_are_drafted() -> None:
     problem = make_problem([3, 3, 3, 3])
     allocation = block_partition(problem, candidates(problem)[0], 2)
@@ -228,6 +233,7 @@ def test_a_schedule_with_split_backwards_is_no_reason_to_spare_a_planner() -> No
     assert after["spp"] == before["spp"]
 
 
+@pytest.mark.tier("quick")
 def test_a_schedule_names_planners_that_try_it(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = (
         ("any", "dappel", "no planner 'dappel'; there are auto"),

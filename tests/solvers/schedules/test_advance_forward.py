@@ -130,6 +130,7 @@ def test_parallel_pipelines_have_rows_of_their_own() -> None:
     assert orders.warmup == (3, 1, 3, 1)
 
 
+@pytest.mark.tier("ci")
 def test_planners_of_flushed_steps_combine_with_it() -> None:
     """The best δ of a planner's plan is no slower than its 1F1B."""
     problem, _ = uniform(4, 12, 10, 20, 8)

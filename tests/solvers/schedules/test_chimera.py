@@ -131,6 +131,7 @@ def test_allocations_of_another_shape_are_refused() -> None:
             both_ways(problem, batch_of(problem, 1), [(d,) for d in range(depth)], pairs)
 
 
+@pytest.mark.tier("ci")
 def test_the_planner_takes_fewer_bubbles_than_one_direction() -> None:
     """16 equal layers on 4 devices, 4 micro-batches, B = F: the paper's 2 N + D - 2 against 2 (N + D - 1)."""
     problem = make_problem([100] * 16, [100] * 16, nodes=(4,), global_batch_size=4, micro_batch_sizes=(1,))
@@ -144,6 +145,7 @@ def test_the_planner_takes_fewer_bubbles_than_one_direction() -> None:
     assert free.value_ns == 8 * 400, "two pipelines each way, D / f - 2 = 0"
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [

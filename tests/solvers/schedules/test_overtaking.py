@@ -176,6 +176,8 @@ def test_rankings_are_their_reference(seed: int, monkeypatch: pytest.MonkeyPatch
     assert chained.constructed(ranking, [0] * len(room), 0) is None
 
 
+@pytest.mark.cases(3)
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("shape", ["line", "v", "loop"])
 @pytest.mark.parametrize("seed", range(12))
 def test_orders_found_run_and_keep_to_the_room(seed: int, shape: str) -> None:
@@ -224,6 +226,8 @@ def test_memory_is_what_devices_have() -> None:
     assert simulate(problem, allocation, zb_v(problem, allocation)).peak_memory_bytes > 700
 
 
+@pytest.mark.cases(4)
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("generator", [zb_h1, zb_h2, zb_v, v_half, v_min])
 @pytest.mark.parametrize("transfer_ns", [0, 100])
 @pytest.mark.parametrize("equal", [True, False])
@@ -278,6 +282,7 @@ def reference_place(chain: Chain, period_ns: int) -> list[int]:
     return start
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("seed", range(60))
 def test_operations_are_placed_as_by_their_reference(seed: int) -> None:
     rng = random.Random(seed)
@@ -311,6 +316,7 @@ def test_the_block_of_equal_times_is_v_min() -> None:
     assert rows in texts
 
 
+@pytest.mark.tier("ci")
 def test_a_search_that_is_stopped_still_answers() -> None:
     """At once: with what the lists give that need no search; the same every time."""
     problem, allocation = drawn(random.Random(5), "v")
@@ -346,6 +352,8 @@ def test_devices_that_share_in_part_are_refused() -> None:
         overtaking(problem, single_pipeline(stages, 2))
 
 
+@pytest.mark.cases(1)
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("shape", ["line", "vee"])
 def test_operations_that_take_no_time_stay_in_the_order_of_their_needs(shape: str) -> None:
     """Of operations that start at once on a rank, a gradient's goes before the one that waits for it."""

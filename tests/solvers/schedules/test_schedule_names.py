@@ -10,6 +10,7 @@ from penstock.solvers.schedules.catalogue import SCHEDULES
 from penstock.solvers.schedules.names import CALLED_ELSEWHERE, remedy_for
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [

@@ -32,6 +32,7 @@ def test_pins_min_slice_and_memory_are_kept() -> None:
         assert use.memory.total <= problem.capacity_bytes(device)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_auto_is_proven_where_exact_is_contained_and_no_worse_without_exclusions(seed: int) -> None:
     problem = instance(seed, 9)

@@ -50,6 +50,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "kernels.py"
 
 
+@pytest.mark.tier("quick")
 def test_only_a_kernel_that_is_not_on_disk_is_reported(place: Path) -> None:
     """What the kernel calls is compiled with it, and not reported by itself."""
     place.write_text(STEPS)
@@ -64,6 +65,7 @@ def test_only_a_kernel_that_is_not_on_disk_is_reported(place: Path) -> None:
     assert heard == ["steps_of_halving.steps", None]
 
 
+@pytest.mark.tier("quick")
 def test_the_last_listener_is_told_until_it_leaves() -> None:
     outer: list[str | None] = []
     inner: list[str | None] = []

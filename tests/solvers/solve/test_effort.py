@@ -22,6 +22,7 @@ from penstock.solvers.solve.judging import Judge
 from penstock.solvers.solve.setting import Setting
 
 
+@pytest.mark.tier("quick")
 def test_documents_and_solvers_know_the_same_words() -> None:
     assert tuple(EFFORTS) == get_args(Word)
     assert effort_of(None) is THOROUGH
@@ -65,6 +66,7 @@ def test_the_first_plan_is_waited_for() -> None:
     assert not judge.weary
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("effort", ["quick", "normal"])
 def test_the_answer_depends_on_no_number_of_workers(effort: str) -> None:
     problem = instance(2, 7)
@@ -72,6 +74,7 @@ def test_the_answer_depends_on_no_number_of_workers(effort: str) -> None:
     assert here == there
 
 
+@pytest.mark.tier("nightly")
 def test_more_effort_is_never_worse_and_quick_judges_less(monkeypatch: pytest.MonkeyPatch) -> None:
     judged: dict[str, int] = {}
     values: dict[str, int] = {}

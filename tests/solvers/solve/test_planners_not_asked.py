@@ -27,6 +27,7 @@ def devices(number: int, layers: int = 4) -> Problem:
     return make_problem([100] * layers, nodes=(8,) * (number // 8), global_batch_size=8)
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize("number", [8, 256, 264, 2048, 2056])
 def test_every_planner_is_asked_or_has_a_reason(number: int) -> None:
     rows, reasons = chosen(Setting(devices(number)), set())
@@ -141,6 +142,7 @@ def test_no_plan_says_who_was_not_asked_unless_it_is_proven() -> None:
     assert "not asked" not in none.why
 
 
+@pytest.mark.tier("quick")
 def test_reasons_that_differ_in_numbers_are_one() -> None:
     reasons = [f"{number:,} devices are more than the 256 that gpu-1 takes in 0.5 s" for number in (512, 4096, 1024)]
     assert gathered(reasons) == "512 to 4,096 devices are more than the 256 that gpu-1 takes in 0.5 s"

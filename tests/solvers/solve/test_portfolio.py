@@ -121,6 +121,8 @@ def test_the_answer_depends_on_neither_workers_nor_delays(problem: Problem, plan
     assert answers.pop()[0] == by_gap[gap]
 
 
+@pytest.mark.cases(1)
+@pytest.mark.tier("nightly")
 @pytest.mark.usefixtures("forking")
 @pytest.mark.parametrize(("drawn", "changes", "workers"), [(0, {}, 4), (1, {"memory_bytes": 60_000_000}, 2)])
 def test_auto_gives_the_same_bytes_with_any_number_of_workers(
@@ -253,6 +255,7 @@ def _until(ready: Callable[[], list[psutil.Process] | None]) -> list[psutil.Proc
     raise AssertionError("the workers did not come up")
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("how", [{"max_plans": 3}, {"effort": "quick"}, {"schedule": "gpipe"}, {"gap": 0.2}], ids=str)
 def test_auto_is_never_worse_than_a_planner_with_the_same_limits(how: dict[str, Any]) -> None:
     problem = four_devices(2, 6, memory_bytes=70_000_000)

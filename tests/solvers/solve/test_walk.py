@@ -42,6 +42,7 @@ def entered(call: Callable[[], object]) -> set[str]:
     return found
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize(("planner", "package"), WALKS, ids=[planner for planner, _package in WALKS])
 def test_a_request_passes_few_modules(planner: str, package: str) -> None:
     request = PlanRequest.parse(

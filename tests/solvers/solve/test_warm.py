@@ -37,6 +37,7 @@ def test_kernels_are_kept_where_we_may_write(tmp_path: Path) -> None:
     assert chosen(XDG_CACHE_HOME=str(blocked)) == "", "numba then finds a place of its own"
 
 
+@pytest.mark.tier("nightly")
 def test_what_a_program_tells_numba_moves_only_its_own_functions(tmp_path: Path) -> None:
     """Whether it has imported numba before us or not; nor do we move what it compiles."""
     (tmp_path / "theirs.py").write_text(THEIRS)
@@ -63,6 +64,7 @@ def test_kernels_that_are_not_to_be_compiled_are_refused_in_words() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.tier("quick")
 def test_installations_of_one_version_share_their_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their place is made of what the sources say, so a kernel's name in it need not say where they are installed."""
     monkeypatch.delenv("PENSTOCK_KERNELS", raising=False)

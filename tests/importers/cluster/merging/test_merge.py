@@ -26,6 +26,8 @@ from penstock.schemas.api.topology_import import ImportOptions, ImportSource, To
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.topology import ClusterTopology, DeviceKind
 
+pytestmark = pytest.mark.tier("ci")
+
 GIB, GB, GBIT = 2**30, 10**9, 10**9 // 8
 CONTEXT = 80 * GIB - 84_465_090_560
 """Of an H100: what of 80 GiB was not free once CUDA ran."""
@@ -320,6 +322,7 @@ def test_cables_have_their_own_bandwidth_and_come_before_switches() -> None:
     assert any("the switches of source 1 (slurm-conf) are not used" in said for said in found.assumptions)
 
 
+@pytest.mark.tier("quick")
 def test_spines_that_join_the_same_leaves_are_one() -> None:
     switches = tuple(SwitchFacts(name, AT) for name in ("l1", "l2", "s1", "s2", "dead", "end"))
     ends = [("l1", "s1"), ("l1", "s2"), ("s1", "l2"), ("l2", "s2"), ("n1", "l1"), ("n1", "l1"), ("l2", "n2")]
@@ -385,6 +388,7 @@ def test_nvlink_domains_are_switches_beside_the_network() -> None:
     assert any("NVLink bandwidth of the domain d" in said for said in with_cards.assumptions)
 
 
+@pytest.mark.tier("quick")
 def test_cycles_and_two_parents_are_refused() -> None:
     def switch(name: str, *below: str) -> SwitchFacts:
         return SwitchFacts(name, AT, switches=below)
@@ -415,6 +419,7 @@ def mesh(pairs: dict[tuple[int, int], int], path: Any = "nvlink") -> tuple[Devic
 PAIRS = [(a, b) for a in range(4) for b in range(a + 1, 4)]
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize(
     ("product", "said", "form", "gb_per_s"),
     [
@@ -437,6 +442,7 @@ def test_what_joins_the_devices_of_a_node(product: str, said: Any, form: str, gb
     assert (fabric.form, fabric.bandwidth_bytes_per_s) == (form, gb_per_s * GB)
 
 
+@pytest.mark.tier("quick")
 def test_cards_of_pcie_nodes_are_asked_for_and_added_up_where_told() -> None:
     devices = tuple(DeviceFacts(i, "L40S") for i in range(4))
     with pytest.raises(InvalidDocument, match="network cards"):
@@ -448,6 +454,7 @@ def test_cards_of_pcie_nodes_are_asked_for_and_added_up_where_told() -> None:
     assert lanes(merged(nodes_of("n1", "n2", devices=devices, nics=unequal))) == {None}
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize(
     ("speeds", "devices", "expected"),
     [([GB], 4, None), ([GB] * 4, 4, 4), ([GB] * 4, 1, None), ([GB] * 2, 8, 2), ([GB] * 8, 4, 4), ([GB] * 10, 8, 10)],

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from fuzz_documents import fuzz
+
+pytestmark = pytest.mark.tier("nightly")
 
 SEED = 1
 COUNT = 1000

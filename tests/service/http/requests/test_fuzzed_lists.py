@@ -21,9 +21,12 @@ from penstock.service.http.requests.bodies import BODY_MODELS
 from penstock.service.http.requests.parsing import LARGE_BYTES, parse
 from penstock.service.http.routes import plans  # noqa: F401  (its bodies are known then)
 
+pytestmark = pytest.mark.tier("quick")
+
 COUNT = 150
 
 
+@pytest.mark.tier("nightly")
 def test_no_long_list_holds_the_service_or_is_answered_at_length(tmp_path: Path):
     found = asyncio.run(fuzz(2, COUNT, tmp_path))
     assert len(found.paths) >= 15

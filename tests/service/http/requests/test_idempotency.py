@@ -148,6 +148,7 @@ def no_processes() -> Any:
     again()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("no_processes")
 @pytest.mark.parametrize("path", REQUESTS)
 def test_nothing_is_done_twice_when_the_service_is_killed_between_commit_and_answer(

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from urllib.parse import quote
 
+import pytest
 from in_process import in_process
 
 from penstock.service.http.samples import tiny_profile, tiny_request
@@ -30,6 +31,7 @@ PATHS = (
 )
 
 
+@pytest.mark.cases(1)
 def test_odd_names(tmp_path: Path, engine_url: str):
     asyncio.run(_ask(tmp_path, engine_url))
 

@@ -258,6 +258,7 @@ def test_mutated_documents_are_answered_or_refused(http: httpx.Client, data: st.
         assert "Traceback" not in answer.text
 
 
+@pytest.mark.tier("quick")
 def test_a_wrong_setting_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PENSTOCK_PORT", "many")
     with pytest.raises(InvalidDocument, match="PENSTOCK_") as caught:
@@ -265,6 +266,7 @@ def test_a_wrong_setting_is_named(monkeypatch: pytest.MonkeyPatch):
     assert {fault.pointer for fault in caught.value.faults} == {"/port", "/lease_s"}
 
 
+@pytest.mark.tier("quick")
 def test_a_service_for_everybody_has_to_be_wanted():
     with pytest.raises(UnsupportedRequest, match=r"'0\.0\.0\.0' can be reached from other machines") as caught:
         Settings(host="0.0.0.0").refuse_unprotected()

@@ -12,6 +12,8 @@ import pytest
 from penstock.service.db.notifier import Notifier
 from penstock.service.http.requests import events as stories
 
+pytestmark = pytest.mark.tier("quick")
+
 
 def story(monkeypatch: pytest.MonkeyPatch, told: dict[int, list[str]], beats: int) -> tuple[list[bytes], int]:
     """What a stream sends within so many heartbeats, and how often it looked; ``told``: events before a beat."""

@@ -31,6 +31,7 @@ def answered(client: Client, asked: PlanRequest) -> JobOut:
     return client.plans.create(asked.model_copy(update={"degrees": (Degrees(tensor=2), Degrees(tensor=4))}))
 
 
+@pytest.mark.tier("nightly")
 def test_a_layout_of_ones_own_is_judged_beside_the_planners(client: Client, asked: PlanRequest) -> None:
     request = with_open_degrees(asked)
     rows = client.plans.compare(request, planners=["even"], layouts=[LAYOUT])

@@ -23,6 +23,7 @@ SOURCE = ImportSource(text=TREE, name="topology.conf")
 OPTIONS = ImportOptions(devices=("H100",), devices_per_node=8, only="n[0-2]")
 
 
+@pytest.mark.tier("nightly")
 def test_an_import_is_kept_under_its_hash(client: Client, http: httpx.Client) -> None:
     found = client.topologies.import_([SOURCE], OPTIONS)
     assert found.hash == found.topology.content_hash()

@@ -221,6 +221,7 @@ def controller_of(client: Client) -> Iterator[Any]:
         server.server_close()
 
 
+@pytest.mark.tier("nightly")
 def test_gated_pods_of_kubernetes_go_to_nodes_that_the_service_chooses(client: Client, controller_of: Any) -> None:
     profile = client.profiles.create(ModelProfile.parse(tiny_profile())).hash
     first, second = _pods("first", profile, 2, "2026-01-01"), _pods("second", profile, 2, "2026-01-02")

@@ -31,6 +31,7 @@ def documented_bodies() -> list[Any]:
     return found
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(("path", "example"), documented_bodies())
 def test_the_documented_example_can_be_posted_as_it_is(http: httpx.Client, path: str, example: Any):
     answer = http.post(path.replace("{id}", "documented"), json=example)

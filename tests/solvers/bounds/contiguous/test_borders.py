@@ -36,6 +36,8 @@ HIGHER = {20: (845, 1364), 79: (574, 708), 94: (281, 790), 178: (1013, 1458), 31
 """Requests with what the label search proves, and what cables prove: of nodes, of switches, with stages across."""
 
 
+@pytest.mark.cases(4)
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("block", range(15))
 def test_no_plan_is_below(block: int) -> None:
     """Every plan of 20 requests, from a known time far below any plan on; CP-SAT where its own bound is less."""
@@ -48,6 +50,7 @@ def test_no_plan_is_below(block: int) -> None:
                 assert not plans_below(space, batch, time_ns), seed
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("seed", HIGHER)
 def test_cables_prove_more_than_the_label_search(seed: int) -> None:
     space = Space.of(bordered_request(seed))
@@ -64,6 +67,8 @@ def _line_of_six(nodes: Sequence[int], cables: Cables, full: bool) -> Problem:
     return make_problem([1] * 6, [1] * 6, [20] * 5, network=network, shared=True, transfer="nic", **kept)
 
 
+@pytest.mark.cases(1)
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize(
     ("nodes", "cables"),
     [((2, 2, 2), star((2, 2, 2), [GIGABYTE])), ((1,) * 6, pairs((1,) * 6, 20 * GIGABYTE, GIGABYTE))],

@@ -50,6 +50,7 @@ def crowded_request(seed: int) -> Problem:
     )
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("block", range(3))
 def test_never_above_any_plan(block: int) -> None:
     """Every plan on every choice of devices."""
@@ -58,6 +59,7 @@ def test_never_above_any_plan(block: int) -> None:
         assert proven_ns(space.problem, space)[0] <= least_of_all(space), seed
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("seed", HIGHER)
 def test_what_a_node_holds_raises_bounds(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it a stage across nodes is as near to every other as it can be."""

@@ -36,7 +36,10 @@ from penstock.solvers.planners.exact.enumeration import Space
 from penstock.solvers.schedules.support.fitting import best_order, judged
 from penstock.solvers.solve import driver
 
+pytestmark = pytest.mark.tier("ci")
 
+
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("block", range(10))
 def test_never_above_the_bound_of_any_plan(block: int) -> None:
     """All plans of 30 requests, each with its own bound (``windows``)."""
@@ -52,6 +55,7 @@ def test_never_above_the_bound_of_any_plan(block: int) -> None:
     assert tight > total // 3
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("block", range(4))
 def test_never_above_the_job_shop_of_any_plan(block: int) -> None:
     """Every plan of tiny requests asked of CP-SAT, none left out because of a bound; no plan means no plan."""
@@ -89,6 +93,7 @@ def _one_at_a_time_ns(problem: Problem, plan: Allocation) -> int:
     return plan.num_micro_batches * work + moved + hops + sum(times.exposed) + sum(times.update)
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("seed", range(20_000, 20_016))
 def test_no_planner_has_a_better_plan(seed: int) -> None:
     """``relax`` and ``auto`` among them; and the certificate is never above the plan that it comes with."""
@@ -161,6 +166,7 @@ def test_merged_labels_bound_too(seed: int) -> None:
             assert search.bound_ns <= least_of(space, batch)
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize("seed", range(40))
 def test_tables_are_those_of_the_stages(seed: int) -> None:
     """On one node of equal devices every stage's times are exact, on others never above; so are the transfers."""
@@ -189,6 +195,7 @@ def test_tables_are_those_of_the_stages(seed: int) -> None:
                     assert _way_is_possible(costs, pieces, stage, other)
 
 
+@pytest.mark.tier("quick")
 def test_a_plan_s_transfers_back_are_those_to_the_stage_before() -> None:
     """Three layers on three devices of a node at 1 GB/s, micro-batches of one sample."""
     problem = make_problem([10] * 3, boundary_bytes=[5, 7], backward_bytes=[20, 30], nodes=(3,), global_batch_size=2)
@@ -198,12 +205,14 @@ def test_a_plan_s_transfers_back_are_those_to_the_stage_before() -> None:
     assert (chains.out.tolist(), chains.back.tolist()) == ([[5, 7, 0]], [[0, 20, 30]])
 
 
+@pytest.mark.tier("quick")
 def test_a_ring_over_two_nodes_has_the_steps_inside_them() -> None:
     """Two nodes of four: 2 ÷ 2 of the bytes at 0.1 GB/s and 2 × 3 ÷ 4 at 1 GB/s; two steps of 6 ns, six of 3 ns."""
     links = Links(make_problem([1], nodes=(4, 4), latency_ns=3, between_bytes_per_s=10**8, all_reduce="hierarchical"))
     assert links.ring(8, True) == (10.0 + 1.5, 2 * 6 + 6 * 3)
 
 
+@pytest.mark.tier("quick")
 def test_only_more_replicas_than_a_node_holds_span_nodes() -> None:
     """Where links do not count one by one: four replicas have shapes by the run of devices in a node, five by none."""
     problem = make_problem([1], nodes=(4, 4), global_batch_size=8, micro_batch_sizes=(8,))
@@ -268,6 +277,7 @@ def test_a_search_can_be_left_between_pieces() -> None:
         assert left.bound_ns == expected
 
 
+@pytest.mark.tier("quick")
 def test_proposals_carry_a_bound_from_the_first_piece_on() -> None:
     problem = random_request(7, 6, 4)
     found = list(proposals(problem, {"effort": 30}))
@@ -277,6 +287,7 @@ def test_proposals_carry_a_bound_from_the_first_piece_on() -> None:
     assert proven == sorted(proven)
 
 
+@pytest.mark.tier("quick")
 def test_uneven_warm_ups_are_never_worse() -> None:
     """Long transfers and little memory; what is found is what the judge says, fits, and often is better."""
     better = 0

@@ -18,9 +18,12 @@ from penstock.solvers.bounds.schedule_bound import request_bound, split_apart_bo
 from penstock.solvers.planners.exact.enumeration import Space
 from penstock.solvers.solve import driver
 
+pytestmark = pytest.mark.tier("ci")
+
 EFFORT = 10**9
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("block", range(4))
 def test_never_above_the_optimum_of_any_plan(block: int) -> None:
     """Every plan of tiny requests, its split backwards ordered by CP-SAT, none left out because of a bound."""
@@ -72,6 +75,7 @@ def test_a_device_s_own_cable_carries_all_transfers_of_its_stage(monkeypatch: py
     assert raised >= 2
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("seed", range(40_000, 40_012))
 def test_never_above_what_planners_find(seed: int) -> None:
     """Of larger requests: zero-bubble orders, and whole backwards, which the bound covers as well."""
@@ -86,6 +90,7 @@ def test_never_above_what_planners_find(seed: int) -> None:
             assert bound.bound_ns <= best.value_ns, name
 
 
+@pytest.mark.tier("quick")
 def test_weight_gradients_fill_a_line_of_stages_but_for_its_head() -> None:
     """Four equal layers on a slow network: only a line of stages is possible, of which the last one begins after 30."""
     problem = make_problem(

@@ -197,6 +197,7 @@ def test_a_seeded_fault_is_found(fault: str, seeds: range, monkeypatch: pytest.M
     assert found
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("seed", range(70_000, 70_012))
 def test_never_above_planners_plans(seed: int) -> None:
     """Of small requests with every kind of memory, network and batch."""

@@ -54,6 +54,8 @@ def test_never_above_random_plans_of_one_pipeline(block: int) -> None:
     assert seen > 160
 
 
+@pytest.mark.cases(1)
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("seed", range(50_000, 50_008))
 def test_never_above_any_planners_plan(seed: int) -> None:
     """Every planner of plans with a flush, each with its schedules: contiguous, interleaved, V, split, pipelines."""
@@ -79,6 +81,8 @@ def test_never_above_any_planners_plan(seed: int) -> None:
     assert compared > 10 or not found, "of seeds with plans enough are covered"
 
 
+@pytest.mark.cases(5)
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("seed", range(14))
 def test_never_above_the_job_shop_of_any_plan(seed: int) -> None:
     """All plans of tiny requests, every stage on any devices, none left out; CP-SAT orders each."""
@@ -303,6 +307,7 @@ def test_slow_devices_count_as_what_they_are_worth() -> None:
     assert request_bound(problem).bound_ns == 4 * 270 // 3 * 3 // 4
 
 
+@pytest.mark.tier("ci")
 def test_a_bound_covers_plans_of_its_class() -> None:
     """Contiguous plans are plans of one pipeline, which are plans; not the other way round."""
     problem = make_problem([5, 5, 5], boundary_bytes=1, parameter_bytes=9, nodes=(2,), global_batch_size=4)

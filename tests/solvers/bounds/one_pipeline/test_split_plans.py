@@ -73,6 +73,8 @@ def least_ns(problem: Problem) -> int:
     return min((value for _plan, value in optima(problem, every_allocation(problem))), default=LONG)
 
 
+@pytest.mark.cases(1)
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("block", range(4))
 def test_never_above_the_optimum_of_any_plan(block: int) -> None:
     """CP-SAT orders each plan's forwards, input and weight gradients within memory; none is left out."""
@@ -90,6 +92,7 @@ def test_memory_raises_it_for_plans_that_fit() -> None:
     assert bound.covers.memory < free.covers.memory
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize(
     ("seed", "name", "fault"),
     [

@@ -30,6 +30,8 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.schedules.support.recomputed import recomputed, recomputing
 
+pytestmark = pytest.mark.tier("ci")
+
 FAR = 10**7
 
 
@@ -71,6 +73,7 @@ def test_the_search_is_its_reference(seed: int) -> None:
     assert prove(problem, plan, FAR, 10**6).bound_ns == plain_optimum(line, plan.num_micro_batches)
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize("seed", range(40))
 def test_what_is_proven_of_suffixes_holds_for_every_number(seed: int) -> None:
     """phi_s(n) is at most the optimum of n micro-batches alone on the suffix from s."""
@@ -87,6 +90,7 @@ def test_what_is_proven_of_suffixes_holds_for_every_number(seed: int) -> None:
                 assert search.line.phi[s, n] == best
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize("seed", range(40))
 def test_the_table_is_its_reference(seed: int) -> None:
     line = search_of(*random_line(seed)).line
@@ -106,6 +110,7 @@ def test_a_starved_search_never_says_too_much(seed: int, effort: int) -> None:
         assert answer.orders is None or answer.proven
 
 
+@pytest.mark.tier("quick")
 def test_many_micro_batches_in_flight_are_searched_for_in_little_memory() -> None:
     """Of 40,000 micro-batches that may all be in flight few states fit, and each counts as many."""
     problem, plan = limited_line([9, 7], [20, 11], [30], [30], [40_000] * 2, 40_000)
@@ -132,6 +137,7 @@ def _drawn(seed: int) -> tuple[Problem, Allocation, Orders] | None:
     return None
 
 
+@pytest.mark.tier("quick")
 def test_most_seeds_have_a_plan_that_is_taken() -> None:
     assert sum(_drawn(seed) is not None for seed in range(30)) >= 20
 

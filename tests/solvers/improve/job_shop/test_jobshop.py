@@ -20,6 +20,8 @@ from penstock.solvers.model.schedule import Orders
 from penstock.solvers.planners.exact.chain_tables import WHOLE_BACKWARDS
 from penstock.solvers.schedules.support.fitting import best_order
 
+pytestmark = pytest.mark.tier("ci")
+
 
 def random_case(seed: int) -> tuple[Problem, Allocation]:
     rng = random.Random(seed)

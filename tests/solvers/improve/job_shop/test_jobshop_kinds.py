@@ -26,6 +26,8 @@ from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders, Pattern, PatternOperation, Row
 
+pytestmark = pytest.mark.tier("ci")
+
 SPLIT = (FORWARD, INPUT, WEIGHT)
 
 
@@ -110,6 +112,7 @@ def tiny(kind: str, seed: int) -> tuple[Problem, Allocation, tuple[int, ...]]:
     return problem, straight(problem, batches), SPLIT
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", ["split", "split in little memory", "v", "pipelines", "both ways", "recomputation"])
 @pytest.mark.parametrize("seed", range(4))
 def test_the_optimum_is_the_best_of_every_order(kind: str, seed: int) -> None:

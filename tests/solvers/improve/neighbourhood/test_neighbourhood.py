@@ -169,6 +169,7 @@ def searched(problem: Problem, start: Trial | None, effort: float = 1.0) -> list
     return list(found.run(None, None) if start is None else found.run(start.allocation, start.orders))
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("seed", range(4))
 def test_a_search_only_improves_and_is_repeatable(seed: int) -> None:
     problem = instance(seed, 10, 4, recompute="auto", stash_bytes=10**6, memory_bytes=150_000_000)
@@ -183,6 +184,7 @@ def test_a_search_only_improves_and_is_repeatable(seed: int) -> None:
         assert makespan_ns(problem, trial.allocation, trial.orders) == trial.value_ns
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("shared", [False, True])
 def test_from_nothing_it_finds_the_joint_optimum(seed: int, shared: bool) -> None:
@@ -197,6 +199,7 @@ def test_from_nothing_it_finds_the_joint_optimum(seed: int, shared: bool) -> Non
         assert found == exact.value_ns
 
 
+@pytest.mark.tier("ci")
 def test_a_plan_that_is_nearly_best_is_mended() -> None:
     """One cut off the optimum: the search finds it back."""
     problem = instance(14, 12, 8)
@@ -211,6 +214,7 @@ def test_a_plan_that_is_nearly_best_is_mended() -> None:
     assert searched(problem, first)[-1].value_ns == best.value_ns
 
 
+@pytest.mark.tier("ci")
 def test_recuts_of_parts_keep_the_order_and_only_improve() -> None:
     """Interleaved parts, one cut of which is put off: the search moves cuts, and never the order."""
     problem = make_problem([30, 10, 20, 30, 10, 20, 20, 20], None, 1, 8, nodes=(2,), global_batch_size=8)
@@ -239,6 +243,7 @@ def test_recuts_of_parts_keep_the_order_and_only_improve() -> None:
         assert [s.devices for s in plan.stages] == [s.devices for s in stages]
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("planner", ["interleaved", "zero-bubble", "gpipe"])
 def test_a_search_yields_ever_better_plans(planner: str) -> None:
     problem = instance(1, 8, 4)
@@ -266,6 +271,7 @@ def test_a_stopped_search_ends() -> None:
     assert list(found.run(first.allocation, first.orders)) == []
 
 
+@pytest.mark.tier("ci")
 def test_pins_are_kept() -> None:
     problem = replace(instance(3, 10, 4, min_slice=4), pins=(Pin(0, 1, frozenset({2, 3})),))
     first = best_order(problem, chain([(5, [2, 3]), (5, [0, 1])], 4), NEVER).trial

@@ -25,6 +25,8 @@ from penstock.solvers.solve.judging import Judge
 from penstock.solvers.solve.setting import Setting
 from penstock.solvers.solve.tasks import LocalSearch
 
+pytestmark = pytest.mark.tier("ci")
+
 RULES: tuple[UpdateRule, ...] = ("weight_stashing", "double_buffered", "double_grouped")
 
 
@@ -89,6 +91,7 @@ def least_ns(problem: Problem, rule: UpdateRule) -> int:
     return next(each.value_ns for each in ranked if not verified(problem, each))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("rule", RULES)
 def test_no_line_is_much_faster_than_the_answer(rule: UpdateRule) -> None:
     """``auto`` against all lines on all devices, unlike ones among them: within 3 %, and mostly as fast."""
@@ -158,6 +161,7 @@ def test_from_a_poor_plan_to_one_that_ranks_can_run(rule: UpdateRule) -> None:
     assert found.value_ns <= searched(problem, rule, poor, effort=0.02).value_ns
 
 
+@pytest.mark.tier("quick")
 def test_what_is_proposed_keeps_pins_and_slices() -> None:
     """Layer 0 stays on device 5, and a slice has two samples at least: micro-batches of three feed one replica."""
     problem = replace(long_chain("weight_stashing"), pins=(Pin(0, 0, frozenset({5})),), min_slice=2)

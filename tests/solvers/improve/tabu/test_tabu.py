@@ -18,6 +18,8 @@ from penstock.solvers.improve.tabu import improve
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.schedule import Orders
 
+pytestmark = pytest.mark.tier("ci")
+
 
 @pytest.mark.parametrize("seed", range(60))
 def test_any_orders_get_no_worse_and_still_fit(seed: int) -> None:

@@ -28,6 +28,8 @@ from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.schedules.advance_forward import advance_forward
 from penstock.solvers.solve import driver
 
+pytestmark = pytest.mark.tier("ci")
+
 AVGPIPE = PLANNERS["avgpipe"]
 ELASTIC = frozenset({"elastic_averaging"})
 
@@ -294,6 +296,7 @@ def test_a_request_brings_its_profile_and_takes_a_plan_home() -> None:
     assert answer.plan.update_rule == "elastic_averaging"
 
 
+@pytest.mark.tier("quick")
 def test_ranked_settings_are_the_whole_grid() -> None:
     problem = a_problem()
     batches = candidates(problem)

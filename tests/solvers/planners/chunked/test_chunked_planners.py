@@ -17,6 +17,8 @@ from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.chunked.cuts import even_sums, in_a_loop, in_a_v
 from penstock.solvers.solve.driver import solve
 
+pytestmark = pytest.mark.tier("ci")
+
 NAMES = ["interleaved", "zero-bubble"]
 
 
@@ -48,6 +50,7 @@ def sums_of(times: np.ndarray, rank_of: list[int], bounds: list[int]) -> list[in
     ]
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize("shape", [[0, 1, 1, 0], [0, 1, 0, 1], [0, 1, 2, 2, 1, 0], [0, 1]])
 @pytest.mark.parametrize("seed", range(8))
 def test_sums_are_nearly_as_even_as_can_be(seed: int, shape: list[int]) -> None:
@@ -65,6 +68,7 @@ def test_sums_are_nearly_as_even_as_can_be(seed: int, shape: list[int]) -> None:
     assert max(sums_of(times, shape, bounds)) <= 1.2 * least
 
 
+@pytest.mark.tier("quick")
 def test_ranks_of_two_kinds_get_work_by_their_speed() -> None:
     problem = make_problem([10] * 18, nodes=(2,), kinds=["cpu", "fast"], speed={"fast": 2.0}, global_batch_size=4)
     allocation = in_a_v(problem, batch_of(problem, 1), [(0,), (1,)])
@@ -72,6 +76,7 @@ def test_ranks_of_two_kinds_get_work_by_their_speed() -> None:
     assert layers == [6, 12]
 
 
+@pytest.mark.tier("quick")
 def test_places_of_chunks() -> None:
     problem = make_problem([10] * 12, nodes=(2, 2), global_batch_size=4)
     places = [(0, 1), (2, 3)]
@@ -84,6 +89,7 @@ def test_places_of_chunks() -> None:
         in_a_loop(problem, batch_of(problem, 2), places, 7)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("seed", range(6))
 def test_plans_are_judged_verified_and_above_the_bounds(seed: int, name: str) -> None:
@@ -97,6 +103,7 @@ def test_plans_are_judged_verified_and_above_the_bounds(seed: int, name: str) ->
     assert solve(problem, name).best.value_ns == result.best.value_ns  # type: ignore[union-attr]
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("name", "schedule"), [(name, schedule) for name in NAMES for schedule in PLANNERS[name].accepts]
 )

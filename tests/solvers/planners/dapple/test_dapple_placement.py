@@ -17,6 +17,7 @@ EIGHT = [list(range(8)), list(range(8, 16)), list(range(16, 24))]
 OCCUPIED = [0, 1, 8, 9, 10, 11]
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize(
     ("policy", "occupied", "need", "expected"),
     [
@@ -33,6 +34,7 @@ def test_examples(policy: Policy, occupied: list[int], need: int, expected: list
     assert place(policy, EIGHT, occupied, need) == tuple(expected)
 
 
+@pytest.mark.tier("ci")
 def test_strict_policies_do_not_fall_through() -> None:
     """R-7, the released planner: no placement where one class of servers is too small; scatter over all servers."""
     assert place("append", EIGHT, OCCUPIED, 12, strict=True) is None
@@ -40,6 +42,7 @@ def test_strict_policies_do_not_fall_through() -> None:
     assert place("scatter", EIGHT, OCCUPIED, 6, strict=True) == (2, 3, 12, 13, 16, 17)
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_policy_gives_what_is_asked_from_what_is_free(policy: Policy) -> None:
     for need in range(1, 19):
@@ -55,6 +58,7 @@ def _mark(servers: list[list[int]], sets: list[tuple[int, ...]]) -> tuple[tuple[
     return tuple(sorted(tuple(len(set(server) & set(s)) for s in sets) for server in servers))
 
 
+@pytest.mark.tier("ci")
 def test_geometry_reaches_the_sets_that_the_policies_give() -> None:
     """Two placements after each other by ``place`` are two transitions, up to interchangeable servers."""
     servers = [[0, 1], [2, 3], [4, 5]]

@@ -24,6 +24,8 @@ from penstock.solvers.planners.proposal import whole_backwards_bound_ns
 from penstock.solvers.schedules.trainer_orders import order_of
 from penstock.solvers.solve.driver import solve
 
+pytestmark = pytest.mark.tier("ci")
+
 
 def drawn(seed: int) -> Problem:
     """Layers that are alike between a first and a last one, as a transformer's, with memory that may be short."""
@@ -109,6 +111,7 @@ def test_what_the_nearest_layout_lacks_is_said() -> None:
     assert found.shortage is not None
 
 
+@pytest.mark.tier("quick")
 def test_what_may_fit_is_what_ranks_hold_stage_by_stage() -> None:
     """Stages that keep alike are looked at once; here each is added up by itself, however it recomputes."""
     answers: dict[bool, int] = {True: 0, False: 0}
@@ -121,6 +124,7 @@ def test_what_may_fit_is_what_ranks_hold_stage_by_stage() -> None:
     assert min(answers.values()) > 100
 
 
+@pytest.mark.tier("quick")
 def test_the_bound_is_what_stages_take_added_up_one_by_one() -> None:
     """Stages that cost alike are costed once; here each is costed by itself, however it recomputes."""
     checked = 0

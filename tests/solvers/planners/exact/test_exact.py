@@ -24,6 +24,8 @@ from penstock.solvers.planners.exact.joint import BestFirstSearch
 from penstock.solvers.schedules.support.fitting import best_order
 from penstock.solvers.solve.driver import solve
 
+pytestmark = pytest.mark.tier("ci")
+
 ONE_PIPELINE = "exact,chimera,hetpipe,interleaved,zero-bubble"
 """What ``auto`` leaves out to find plans of the kind that ``exact`` lists, without its help."""
 
@@ -33,6 +35,7 @@ def proven(found: Result) -> bool:
     return found.best is not None and found.best.value_ns == found.bounds[-2].bound_ns
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("seed", range(6))
 def test_the_optimum_is_that_of_every_configuration(seed: int) -> None:
     """All 111 configurations of six reduced instances, each ordered by CP-SAT under the judge's rules, none pruned."""
@@ -83,6 +86,7 @@ CHANGES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("changes", CHANGES, ids=lambda changes: " ".join(changes))
 @pytest.mark.parametrize("seed", [0, 1])
 def test_proofs_hold_for_what_other_planners_find(seed: int, changes: dict[str, Any]) -> None:
@@ -124,6 +128,7 @@ def test_without_effort_the_bound_is_what_was_left_open() -> None:
     assert proven(best)
 
 
+@pytest.mark.tier("nightly")
 def test_too_many_plans_are_refused_with_their_number() -> None:
     problem = instance(0)
     with pytest.raises(UnsupportedRequest, match=r"1105 partitions and placements.*at most 100") as refused:
@@ -160,6 +165,7 @@ def test_the_same_request_has_the_same_plan() -> None:
     assert one.bounds == two.bounds
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize("seed", range(10))
 def test_a_stage_that_surely_fits_fits_in_every_order(seed: int) -> None:
     """The memory that ``surely_fits`` asks for is at least the peak of an order that holds all micro-batches."""

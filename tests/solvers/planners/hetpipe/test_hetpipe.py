@@ -23,6 +23,8 @@ from penstock.solvers.model.schedule import Orders
 from penstock.solvers.planners.hetpipe.partitions import HOLDS, Hold, Partitions, groupings, orders, shares
 from penstock.solvers.solve.driver import solve
 
+pytestmark = pytest.mark.tier("ci")
+
 MIXED: dict[str, Any] = {"kinds": ["fast", "fast", "cpu", "cpu"], "speed": {"fast": 2.0}}
 
 
@@ -46,6 +48,7 @@ def drawn(seed: int, **changes: Any) -> Problem:
     return make_problem(draw.integers(100_000, 3_000_000, count).tolist(), **(settings | changes))
 
 
+@pytest.mark.tier("quick")
 def test_workers_of_neighbours_of_all_nodes_and_of_pairs() -> None:
     """HetPipe section 8's NP, ED and HD, by hand."""
     two = make_problem([1] * 4, nodes=(2, 2))
@@ -60,6 +63,7 @@ def test_workers_of_neighbours_of_all_nodes_and_of_pairs() -> None:
     assert next(groupings(make_problem([1], nodes=(4, 2)), "node")) == ((0, 1), (2, 3), (4, 5))
 
 
+@pytest.mark.tier("quick")
 def test_orders_differ_in_their_kinds() -> None:
     problem = make_problem([1], nodes=(4,), **MIXED)
     wanted = {tuple("fast" if d < 2 else "cpu" for d in order) for order in permutations(range(4))}
@@ -70,6 +74,7 @@ def test_orders_differ_in_their_kinds() -> None:
     assert orders(ten, tuple(range(10))) == [(5, 6, 7, 8, 9, 0, 1, 2, 3, 4), tuple(range(10))]
 
 
+@pytest.mark.tier("quick")
 def test_micro_batches_go_where_they_are_done_first() -> None:
     for seed in range(50):
         draw = np.random.default_rng(seed)
@@ -108,6 +113,7 @@ def load_of(problem: Problem, allocation: Allocation, s: int) -> int:
     return costs.forward_ns + costs.backward_ns + sum(hop.duration_ns for hop in hops if hop)
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize("hold", HOLDS)
 @pytest.mark.parametrize("changes", [{}, MIXED], ids=["equal", "mixed"])
 def test_a_workers_partition_is_the_best_of_all(hold: Hold, changes: dict[str, Any]) -> None:

@@ -24,6 +24,8 @@ from penstock.solvers.schedules.support.stage_line import StageLine
 from penstock.solvers.solve.driver import solve
 from penstock.solvers.verify.verifier import verify
 
+pytestmark = pytest.mark.tier("ci")
+
 
 def random_problem(seed: int, layers: int = 8, **changes: Any) -> Problem:
     draw = random.Random(seed)

@@ -88,6 +88,7 @@ def test_partitions_cover_and_fit(seed: int) -> None:
             assert len(set(devices)) == len(devices) == split.devices
 
 
+@pytest.mark.tier("ci")
 def test_promised_times_are_near_the_judges() -> None:
     """With little to send the best split's estimate is within a tenth of its plan's time; the bound is not far.
 
@@ -103,6 +104,7 @@ def test_promised_times_are_near_the_judges() -> None:
     assert found.best.value_ns <= 1.25 * bounds(problem, 1, lambda _: None).bound_ns
 
 
+@pytest.mark.tier("ci")
 def test_memory_makes_it_recompute_and_then_refuse() -> None:
     """Where stashes do not fit, stages recompute if they may; else the answer says what is lacking."""
     problem = uneven(24, 4, 6)
@@ -134,6 +136,7 @@ def test_replica_choices_waste_no_device() -> None:
     assert choices == [1, 2, 3, 4, 8]
 
 
+@pytest.mark.tier("ci")
 def test_a_planner_that_is_too_slow_for_so_many_devices_names_this_one() -> None:
     """Beyond 256 devices; where it was in no time itself there is nothing to name."""
     many = uneven(4, 4, 33)

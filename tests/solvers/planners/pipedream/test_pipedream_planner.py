@@ -19,6 +19,8 @@ from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.solve.driver import solve
 
+pytestmark = pytest.mark.tier("ci")
+
 PLANNER = PLANNERS["pipedream"]
 STASHING: frozenset[UpdateRule] = frozenset({"weight_stashing"})
 BOTH: frozenset[UpdateRule] = frozenset({"weight_stashing", "synchronous"})
@@ -94,6 +96,7 @@ def test_straight_pipelines_have_no_replicas() -> None:
         assert all(stage.replicas == 1 for stage in best.allocation.stages)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("rules", [STASHING, BOTH - STASHING])
 @pytest.mark.parametrize("again", ["never", "auto", "always"])
 def test_plans_fit_in_less_and_less_memory(rules: frozenset[UpdateRule], again: str) -> None:
@@ -150,6 +153,7 @@ def test_compression_makes_the_released_optimizer_count_boundaries() -> None:
     assert len(squeezed.allocation.stages) == len(blind.allocation.stages)
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize("seed", range(3))
 def test_every_replica_that_shares_rows_gets_the_least_slice(seed: int) -> None:
     """Of micro-batches of 5 samples two replicas get 2 or more each, three do not."""

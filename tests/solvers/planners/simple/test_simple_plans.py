@@ -24,6 +24,8 @@ from penstock.solvers.schedules.periodic.eager import eager
 from penstock.solvers.solve.driver import solve
 from penstock.solvers.verify.verifier import verify
 
+pytestmark = pytest.mark.tier("ci")
+
 
 def drawn(seed: int, rule: UpdateRule) -> Problem:
     """3 to 7 layers on 2 to 5 devices of one node or of several, transfers and all-reduces light or heavy."""
@@ -69,6 +71,7 @@ def judged(problem: Problem, plan: Allocation, rule: UpdateRule, depth: int) -> 
     return None if faults else timeline.time_per_global_batch_ns
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize(
     ("name", "rule", "turns"),
     [
@@ -109,6 +112,7 @@ def test_even_stages_are_candidates(name: str) -> None:
     assert seen > 15
 
 
+@pytest.mark.tier("quick")
 def test_simple_lines_of_four_devices() -> None:
     """One stage on 1 to 4, two stages straight and on pairs, three and four straight: one device to a layer at last."""
     problem = make_problem([10] * 4, nodes=(2, 2), global_batch_size=8, micro_batch_sizes=(8,))
@@ -118,6 +122,7 @@ def test_simple_lines_of_four_devices() -> None:
     assert all(max(stage.replicas for stage in line) == 1 for line in simple_lines(problem, batch, 1))
 
 
+@pytest.mark.tier("quick")
 @pytest.mark.parametrize("listed", [0, 10**9])
 def test_lines_are_made_for_the_pins(listed: int) -> None:
     """Listed or dealt out, each keeps the pins; one stage per pinned half on all of its devices is among them."""

@@ -88,6 +88,7 @@ def by_spp(problem: Problem, batch: Batch) -> tuple[int, int]:
     return min(guarantees.slowest_ns(problem, plan) for plan in plans), min(times)
 
 
+@pytest.mark.tier("nightly")
 def test_no_violation_of_lemma_2_and_theorem_1() -> None:
     tightest = 0.0
     for seed in range(INSTANCES):
@@ -167,6 +168,7 @@ def test_phi_by_hand() -> None:
     assert guarantees.certified(apart, batch, 100) is None
 
 
+@pytest.mark.tier("ci")
 def test_theorem_1_is_shown_where_nothing_says_more() -> None:
     """It covers the plan that it comes with, and is the highest bound known until another one is proven."""
     shown = 0
@@ -190,6 +192,7 @@ def test_theorem_1_is_shown_where_nothing_says_more() -> None:
     assert shown >= 6
 
 
+@pytest.mark.tier("ci")
 def test_the_planner_reports_them_where_they_hold() -> None:
     problem, _batch = random_problem(8)
     result = solve(problem, "spp")

@@ -214,6 +214,7 @@ def shown_by_recursion(chain: Chain, most_ns: int, most_stages: int) -> list[set
     return [set(stages(0, a, 0)) for a in range(counts)]
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("seed", range(12))
 def test_the_kernel_is_its_reference(seed: int, memory: bool) -> None:

@@ -20,6 +20,8 @@ from penstock.solvers.planners.spp.estimate import estimate_ns
 from penstock.solvers.schedules.pipeline_execution import pipeline_execution
 from penstock.solvers.solve.driver import solve
 
+pytestmark = pytest.mark.tier("ci")
+
 SPP = PLANNERS["spp"]
 
 
@@ -49,6 +51,7 @@ def test_never_worse_than_data_parallelism_and_never_below_the_bound(seed: int) 
     assert found.best.value_ns >= max(b.bound_ns for b in found.bounds)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("memory", [9_000_000, 14_000_000, 22_000_000, 60_000_000])
 @pytest.mark.parametrize("recompute", ["never", "auto", "always"])
 def test_memory_is_respected_or_the_reason_is_said(memory: int, recompute: str) -> None:
@@ -137,6 +140,7 @@ def test_same_request_same_plan() -> None:
     assert (first.allocation, first.value_ns) == (second.allocation, second.value_ns)
 
 
+@pytest.mark.tier("quick")
 def test_estimates_keep_close_to_the_judge() -> None:
     """The estimate only ranks; within a fifth below and a tenth above on the plans that the planner proposes."""
     problem = random_problem(7, transfer="spp", shared=False, micro_batch_sizes=(4,))
@@ -145,5 +149,6 @@ def test_estimates_keep_close_to_the_judge() -> None:
         assert 0.8 * value <= estimate_ns(problem, proposal.allocation) <= 1.1 * value
 
 
+@pytest.mark.tier("quick")
 def test_the_tables_know_it() -> None:
     assert set(SPP.accepts) == {"pe", "early-backward", "gpipe"}

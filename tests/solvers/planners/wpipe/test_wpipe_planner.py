@@ -79,6 +79,8 @@ def everything(problem: Problem, groups: int) -> Iterator[tuple[Shape, Allocatio
                     yield shape, allocation_of(shape, (0, *cuts, problem.num_layers), layout.places)
 
 
+@pytest.mark.cases(1)
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("groups", [1, 2])
 def test_planner_is_near_the_best_of_everything(groups: int) -> None:
     """A plan where anything fits; at most 12 % and on average 1 % above the best of all plans with rows.
@@ -222,6 +224,7 @@ def test_deeper_for_weights_and_wider_for_activations() -> None:
     assert best(exhaustive(wide, wanted))[0] < best(exhaustive(deep, wanted))[0] == 8
 
 
+@pytest.mark.tier("ci")
 def test_paper_mode_is_never_better_than_the_search() -> None:
     found_any = 0
     for seed in range(30, 42):
@@ -236,6 +239,7 @@ def test_paper_mode_is_never_better_than_the_search() -> None:
     assert found_any > 8
 
 
+@pytest.mark.tier("ci")
 def test_options_choose_depth_layout_and_warm_up() -> None:
     problem = make_problem(
         [10] * 8, boundary_bytes=3, nodes=(2, 2), global_batch_size=8, micro_batch_sizes=(1, 2, 4), shared=True
@@ -251,6 +255,7 @@ def test_options_choose_depth_layout_and_warm_up() -> None:
     assert faster.value_ns <= found.value_ns
 
 
+@pytest.mark.tier("ci")
 def test_refusals() -> None:
     """Fewer micro-batches than devices, deeper than the chain, one block: each with the nearest thing that works."""
     problem = make_problem([10] * 8, nodes=(4,), global_batch_size=8, micro_batch_sizes=(4, 8))
@@ -273,6 +278,7 @@ def test_refusals() -> None:
         solve(replace(problem, update_rules=frozenset({"synchronous"})), "wpipe")
 
 
+@pytest.mark.tier("ci")
 def test_infeasible_names_what_is_missing() -> None:
     problem = make_problem([10] * 4, parameter_bytes=1000, nodes=(2,), memory_bytes=100, recompute="auto")
     for name in NAMES.values():
@@ -282,6 +288,7 @@ def test_infeasible_names_what_is_missing() -> None:
         assert result.shortage.missing_bytes > 0
 
 
+@pytest.mark.tier("ci")
 def test_auto_contains_them_where_their_rule_is_allowed() -> None:
     """Transfers dear, memory short of whole weights: double groups without a flush win against every flushed plan."""
     problem = make_problem([10] * 8, nodes=(2,), global_batch_size=4, micro_batch_sizes=(1, 2), parameter_bytes=10**6)

@@ -28,6 +28,8 @@ from penstock.solvers.schedules.support.stage_line import StageLine, as_pattern
 from penstock.solvers.solve import driver
 from penstock.solvers.verify.verifier import verify
 
+pytestmark = pytest.mark.tier("ci")
+
 SPECIAL = make_line([(1, 1), (2, 2), (1, 1)], processor=[0, 1, 0])
 BUFFERED = make_line([(1000, 3000), (2000, 4000), (1000, 1000)], [(125, 125)] * 2, [0, 1, 0], fixed_bytes=[2, 4, 2])
 """The examples of ALGORITHMS 4.4: without transfers; and that of 4.3 in thousandths, four buffers on each processor."""
@@ -176,6 +178,7 @@ def _balanced_line(draw: random.Random) -> StageLine:
     return replace(line, available_bytes=tuple(room))
 
 
+@pytest.mark.tier("quick")
 def test_times_from_counts_are_the_shortest() -> None:
     """With the counts of a pattern given: its constraints hold, and a nanosecond less has no starts at all."""
     draw = random.Random(23)
@@ -218,6 +221,7 @@ def _any_starts(path: tuple[Step, ...], counts: dict[tuple[int, int], int], peri
     return all(longest[i, i] <= 0 for i in size)
 
 
+@pytest.mark.tier("quick")
 def test_counts_that_do_not_go_together_have_no_times() -> None:
     path = path_of(make_line([(2, 3)]))
     assert timed(path, {(0, 1): 0}, 1) == (5, [0, 2])
@@ -290,6 +294,7 @@ def test_the_planner_is_never_worse_with_the_ilp() -> None:
     assert better > 0
 
 
+@pytest.mark.tier("nightly")
 def test_the_planner_and_the_joint_optimum() -> None:
     """No plan beats the best of all allocations; MadPipe's gap, as only one processor may be special, is limited."""
     gaps = []
