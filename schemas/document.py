@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import rfc8785
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from penstock.schemas.bounded.yaml_text import load_yaml
 from penstock.schemas.errors import Fault, InvalidDocument, WrongDocument
 from penstock.schemas.recognising import recognised, with_hints
 
@@ -156,10 +156,7 @@ def _load_yaml(text: str, path: str) -> Any:
     if text.startswith("{"):
         with suppress(InvalidDocument):
             return load_json(text)
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InvalidDocument(f"{path!r} is not YAML: {error}") from None
+    return load_yaml(text, repr(path))
 
 
 def load_json(text: str | bytes, origin: str = "") -> Any:

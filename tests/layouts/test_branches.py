@@ -9,6 +9,7 @@ import pytest
 from test_trainers import imported, stages_of
 
 from penstock.layouts.files.shell import Unsaid, Value, Variables
+from penstock.schemas.bounded.budget import Budget
 from penstock.schemas.errors import InvalidDocument
 
 pytestmark = pytest.mark.tier("ci")
@@ -34,7 +35,7 @@ esac
 
 
 def value_of(text: str, given: dict[str, str] | None = None) -> str:
-    return Variables(text, given or {}).value(Value("$PP", 10**6)).text
+    return Variables(text, Budget("the script"), given or {}).value(Value("$PP", 10**6)).text
 
 
 @pytest.mark.tier("quick")

@@ -19,6 +19,7 @@ from penstock.layouts.megatron.flags import Flags
 from penstock.layouts.megatron.layout_string import print_layout, read_layout
 from penstock.layouts.roles import Roles, roles_of
 from penstock.schemas.api.layouts import LayoutImported
+from penstock.schemas.bounded.budget import Budget
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.bounds.trainer import within_bounds
@@ -178,7 +179,7 @@ def test_multi_token_prediction_is_a_layer_of_its_own() -> None:
 
 @pytest.mark.tier("quick")
 def test_commands_and_conditions_of_a_shell() -> None:
-    known = Variables("A=1\nB=\"$A\"\nC='$A'\nD=${A}${B}x\nE=$(( (A + 5) * 2 % 7 ))\nF=\n")
+    known = Variables("A=1\nB=\"$A\"\nC='$A'\nD=${A}${B}x\nE=$(( (A + 5) * 2 % 7 ))\nF=\n", Budget("the script"))
     end = 10**6
     for word, meaning in {"$B": "1", "$C": "$A", "$D": "11x", "$E": "5", "${F:-7}": "7", "'$A'": "$A"}.items():
         assert known.value(Value(word, end)).text == meaning

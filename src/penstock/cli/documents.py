@@ -82,8 +82,7 @@ def read_plan(source: str) -> PlanFile:
 
 def read_raw(source: str) -> dict[str, Any]:
     """Plain data of a JSON or YAML object, to be completed before it is validated."""
-    import yaml
-
+    from penstock.schemas.bounded.yaml_text import load_yaml
     from penstock.schemas.document import load_json, unreadable
 
     if source == STANDARD:
@@ -93,13 +92,7 @@ def read_raw(source: str) -> dict[str, Any]:
             text, origin = Path(source).read_text(encoding="utf-8"), repr(source)
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidDocument(f"cannot read {source!r}: {unreadable(error)}") from None
-    if Path(source).suffix in {".yaml", ".yml"}:
-        try:
-            data = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise InvalidDocument(f"{origin} is not YAML: {error}") from None
-    else:
-        data = load_json(text, origin)
+    data = load_yaml(text, origin) if Path(source).suffix in {".yaml", ".yml"} else load_json(text, origin)
     if not isinstance(data, dict):
         raise InvalidDocument(f"{origin} holds {type(data).__name__}, not an object with fields")
     return data

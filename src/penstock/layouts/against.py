@@ -14,6 +14,7 @@ from penstock.layouts.files.places import place
 from penstock.layouts.files.shell import EXPANDED, QUOTED, Unsaid, Value, Variables
 from penstock.layouts.megatron import bridge, written
 from penstock.layouts.torchtitan import torchtitan
+from penstock.schemas.bounded.budget import Budget
 from penstock.schemas.errors import InvalidDocument
 
 SETTINGS: dict[str, tuple[str, ...]] = {
@@ -50,7 +51,7 @@ def differences(text: str, to: str, own: str, source: str) -> list[str]:
     Raises InvalidDocument where the user's text has none of the settings.
     """
     names = SETTINGS[to]
-    ours, theirs = _said(text, names), _said(own, names)
+    ours, theirs = _said(text, names, to), _said(own, names, source)
     if not theirs:
         raise InvalidDocument(
             f"{source} has no setting that a layout for {to} has",
@@ -93,11 +94,11 @@ def _short(value: str | None) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
 
 
-def _said(text: str, names: Sequence[str]) -> dict[str, Said]:
+def _said(text: str, names: Sequence[str], source: str) -> dict[str, Said]:
     """The settings of a text; of several values of one name the last one counts."""
     blank = _DOCUMENTED.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
     plain = _COMMENT.sub(lambda match: " " * len(match[0]), blank)
-    variables = Variables(plain)
+    variables = Variables(plain, Budget(source))
     spelt = {name.replace("_", "-"): name for name in names}
     found: dict[str, Said] = {}
     for match in _pattern(names).finditer(plain):

@@ -21,7 +21,7 @@ _TOKEN = re.compile(
     r"|(?:^|(?<=;;)|(?<=\sin))[ \t]*\(?(?P<pattern>[^\s()\n;&|$`=#-][^()\n;&`=]{0,200}?)\)|(?P<end>;;)",
     re.MULTILINE,
 )
-_WORD = re.compile(r"\"[^\"\n]*\"|'[^'\n]*'|\$\{[^}\n]*\}|\$\(\([^\n]{0,200}?\)\)|&&|\|\||[^\s&|]+")
+_WORD = re.compile(r"\"[^\"\n]*\"|'[^'\n]*'|\$\{[^}\n]{0,500}\}|\$\(\([^\n]{0,200}?\)\)|&&|\|\||[^\s&|]+")
 _MOST_ARMS = 2_000
 _OPENED, _CLOSED = ("[", "[["), ("]", "]]")
 _NUMBERS: dict[str, Callable[[int, int], bool]] = {
@@ -38,7 +38,7 @@ _NUMBERS: dict[str, Callable[[int, int], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
 }
-_ARITHMETIC = re.compile(r"\(\(\s*(.+?)\s*(==|!=|>=|<=|>|<)\s*(.+?)\s*\)\)")
+_SIGN = re.compile(r"(?<=.)(==|!=|>=|<=|>|<)(?=.)")
 
 
 class Undecided(Exception):
@@ -134,10 +134,9 @@ def decided(test: Test, value: Callable[[str, int], str]) -> bool:
 
 def _any(text: str, at: int, value: Callable[[str, int], str]) -> bool:
     """Tests joined by ``||`` and ``&&``, which a shell takes from left to right."""
-    arithmetic = _ARITHMETIC.fullmatch(text)
-    if arithmetic is not None:
-        left, sign, right = arithmetic.groups()
-        return _NUMBERS[sign](*(_number(value(f"$(({each}))", at)) for each in (left, right)))
+    if text.startswith("((") and text.endswith("))") and (sign := _SIGN.search(text, 2, len(text) - 2)):
+        sides = text[2 : sign.start()].strip(), text[sign.end() : -2].strip()
+        return _NUMBERS[sign[1]](*(_number(value(f"$(({each}))", at)) for each in sides))
     words = [word for word in _WORD.findall(text) if word not in (*_OPENED, *_CLOSED)]
     if not text.lstrip("! ").startswith(_OPENED):
         raise Undecided

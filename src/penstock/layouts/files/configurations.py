@@ -6,14 +6,18 @@ import ast
 import re
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from itertools import islice
 from typing import Any, NamedTuple
 
-from penstock.layouts.files.reader import Reader, TooLong
+from penstock.layouts.files.reader import Reader
 from penstock.layouts.files.values import Setting, Symbol, Thing, Unknown, flattened
+from penstock.schemas.bounded.budget import Budget
 from penstock.schemas.errors import InvalidDocument
 
 _PYTHON = re.compile(r"(?m)^(?:def |from \S+ import |import |class |@)")
 _MOST_NAMED = 12
+_MOST_COMPARED = 1000
+"""Names that a misspelt one is compared with."""
 
 
 class Configuration(NamedTuple):
@@ -45,18 +49,19 @@ def configuration(
     """
     tree = _parsed(text)
     assert tree is not None
+    budget = Budget(source)
     try:
-        found = {each.name: each for each in _all(tree, given, says)}
-    except (TooLong, RecursionError):
-        raise InvalidDocument(f"{source} has more steps than a configuration has") from None
+        found = {each.name: each for each in _all(tree, budget, given, says)}
+    except RecursionError:
+        raise InvalidDocument(f"{source} has expressions that are nested too deeply") from None
     if wanted is not None and wanted not in found and wanted in _names(tree):
-        by = _made_by(tree, wanted, given)
+        by = _made_by(tree, wanted, budget, given)
         raise InvalidDocument(
             f"{source}: {wanted} sets no degrees and no batch, which come from other files{by}",
             remedy="the file that sets them",
         )
     if wanted is not None and wanted not in found:
-        near = get_close_matches(wanted, found, n=1)
+        near = get_close_matches(wanted, islice(found, _MOST_COMPARED), n=1)
         raise InvalidDocument(
             f"{source} has no configuration {wanted!r}"
             + (f"; did you mean {near[0]!r}?" if near else f"; it has {_listed(found)}"),
@@ -87,9 +92,9 @@ def _names(tree: ast.Module, parameters: int = 0) -> list[str]:
     return found
 
 
-def _made_by(tree: ast.Module, name: str, given: Mapping[str, Any]) -> str:
+def _made_by(tree: ast.Module, name: str, budget: Budget, given: Mapping[str, Any]) -> str:
     """What of another file makes a configuration."""
-    reader = Reader(tree, given)
+    reader = Reader(tree, budget, given)
     made = reader.call(reader.functions[name], [], {})
     said = made.said if isinstance(made, Thing) else ""
     return f" (it is made by {said})" if said else ""
@@ -101,29 +106,31 @@ def _listed(found: Mapping[str, object]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + more
 
 
-def _all(tree: ast.Module, given: Mapping[str, Any], says: Callable[[str, Setting], bool]) -> list[Configuration]:
+def _all(
+    tree: ast.Module, budget: Budget, given: Mapping[str, Any], says: Callable[[str, Setting], bool]
+) -> list[Configuration]:
     """Every function without parameters of its own, and every object of the module, that says anything of a layout."""
-    plain = Reader(tree, given)
+    plain = Reader(tree, budget, given)
     found = []
     for name in _names(tree):
         if name.startswith("_"):
             continue
-        reader = Reader(tree, given)
+        reader = Reader(tree, budget, given)
         made = reader.call(plain.functions[name], [], {})
-        settings = flattened(made) if isinstance(made, Thing) else {}
+        settings = flattened(made, budget) if isinstance(made, Thing) else {}
         if any(says(path, setting) for path, setting in settings.items()):
             foreign = isinstance(made, Thing) and made.said.lstrip("_")[:1].islower()
             base = [made.said] if isinstance(made, Thing) and foreign else []
             called = [f"{each}, line {line}" for each, line in reader.elsewhere.items()]
             found.append(Configuration(name, settings, (*base, *called)))
     for name in [] if found else _names(tree, parameters=1):
-        reader = Reader(tree, given)
+        reader = Reader(tree, budget, given)
         edited = Thing(name)
         reader.call(plain.functions[name], [edited], {})
-        if any(says(path, setting) for path, setting in flattened(edited).items()):
-            found.append(Configuration(name, flattened(edited), ()))
+        if any(says(path, setting) for path, setting in flattened(edited, budget).items()):
+            found.append(Configuration(name, flattened(edited, budget), ()))
     for name, value in plain.module.items():
-        settings = flattened(value) if isinstance(value, Thing) and not found else {}
+        settings = flattened(value, budget) if isinstance(value, Thing) and not found else {}
         if any(says(path, setting) for path, setting in settings.items()):
             found.append(Configuration(name, settings, ()))
     return found

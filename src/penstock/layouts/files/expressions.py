@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.layouts.files.values import Thing, Unknown
+from penstock.schemas.bounded.budget import Budget
 
 LONGEST = 100_000
 """Elements of a list, letters of a text."""
@@ -52,21 +53,49 @@ def opaque(*values: Any) -> Any:
     return next((value for value in values if isinstance(value, Thing | Unknown)), None)
 
 
-def unknown(node: ast.expr) -> Unknown:
+def written(node: ast.AST, budget: Budget) -> str:
+    """Return an expression as text; each of its parts is a step."""
+    budget.step(sum(1 for _ in ast.walk(node)))
+    return ast.unparse(node)
+
+
+def unknown(node: ast.expr, budget: Budget) -> Unknown:
     """Return the value of an expression that is not followed."""
-    return Unknown(f"it is computed, {ast.unparse(node)[:60]}", node.lineno)
+    return Unknown(f"it is computed, {written(node, budget)[:60]}", node.lineno)
 
 
-def computed(node: ast.expr, operation: Callable[..., Any], *values: Any) -> Any:
-    """Return what an operation makes of plain values; an Unknown where it makes nothing of them."""
+def computed(node: ast.expr, budget: Budget, operation: Callable[..., Any], *values: Any) -> Any:
+    """Return what an operation makes of plain values; an Unknown where it makes nothing of them, or too much."""
     if opaque(*values) is not None:
-        return next((value for value in values if isinstance(value, Unknown)), unknown(node))
-    if operation is operator.mul and _product(values) > LONGEST:
-        return unknown(node)
+        found = next((value for value in values if isinstance(value, Unknown)), None)
+        return unknown(node, budget) if found is None else found
+    size = sum(map(_size, values))
+    if operation is operator.mul:
+        size = max(size, _product(values))
+    budget.make(size)
+    if size > LONGEST or (operation is operator.mod and isinstance(values[0], str)):  # "%999999d" % 1 is as long
+        return unknown(node, budget)
     try:
         return operation(*values)
     except Exception:  # whatever Python itself would raise there
-        return unknown(node)
+        return unknown(node, budget)
+
+
+def _size(value: Any) -> int:
+    """Return the letters and elements of a value at all levels; counting ends above LONGEST.
+
+    A list that holds another one twice has twice its elements, which is what comparing and printing it takes.
+    """
+    size, left = 0, [value]
+    while left and size <= LONGEST:
+        one = left.pop()
+        if isinstance(one, str | bytes):
+            size += len(one)
+        elif isinstance(one, list | tuple | dict):
+            size += len(one)
+            if size <= LONGEST:
+                left += one if not isinstance(one, dict) else [each for pair in one.items() for each in pair]
+    return size
 
 
 def _product(values: Sequence[Any]) -> int:
@@ -78,29 +107,32 @@ def _product(values: Sequence[Any]) -> int:
     return max(1, len(sequences[0])) * max([1, *numbers])
 
 
-def binary(node: ast.BinOp, left: Any, right: Any) -> Any:
+def binary(node: ast.BinOp, budget: Budget, left: Any, right: Any) -> Any:
     """Return a sum, a product, …; two tables or a power are not followed."""
     operation = BINARY.get(type(node.op))
-    return unknown(node) if operation is None else computed(node, operation, left, right)
+    return unknown(node, budget) if operation is None else computed(node, budget, operation, left, right)
 
 
-def compared(node: ast.Compare, values: Sequence[Any]) -> Any:
+def compared(node: ast.Compare, budget: Budget, values: Sequence[Any]) -> Any:
     """Return whether values that follow each other compare so. An object is not None."""
     for kind, left, right in zip(node.ops, values, values[1:], strict=False):
         if right is None and isinstance(left, Thing) and "(" in left.said and isinstance(kind, ast.Is | ast.IsNot):
             outcome: Any = isinstance(kind, ast.IsNot)
         else:
-            outcome = computed(node, _COMPARED[type(kind)], left, right)
+            outcome = computed(node, budget, _COMPARED[type(kind)], left, right)
         if isinstance(outcome, Unknown) or not outcome:
             return outcome
     return True
 
 
-def builtin(node: ast.Call, name: str, arguments: Sequence[Any]) -> Any:
+def builtin(node: ast.Call, budget: Budget, name: str, arguments: Sequence[Any]) -> Any:
     """Return what one of Python's own functions makes of plain values; an Unknown where it is none that is followed."""
     if name == "range" and opaque(*arguments) is None and all(isinstance(each, int) for each in arguments):
         found = range(*arguments) if 0 < len(arguments) < 4 else range(0)
-        return list(found) if len(found) <= LONGEST else unknown(node)
+        if len(found) > LONGEST:
+            return unknown(node, budget)
+        budget.make(len(found))
+        return list(found)
     if name not in _BUILTINS:
-        return unknown(node)
-    return computed(node, _BUILTINS[name], *arguments)
+        return unknown(node, budget)
+    return computed(node, budget, _BUILTINS[name], *arguments)

@@ -7,19 +7,25 @@ this file sets in it; a branch whose condition is not known leaves what it would
 from __future__ import annotations
 
 import ast
+import operator
 from collections.abc import Iterable, Mapping
-from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
-from penstock.layouts.files.expressions import LONGEST, binary, builtin, compared, computed, opaque, unknown
+from penstock.layouts.files.expressions import (
+    LONGEST,
+    binary,
+    builtin,
+    compared,
+    computed,
+    opaque,
+    unknown,
+    written,
+)
 from penstock.layouts.files.values import Thing, Unknown
+from penstock.schemas.bounded.budget import Budget
 
 _DEEPEST = 30
-_MOST_STEPS = 200_000
-
-
-class TooLong(Exception):
-    """The text has more steps than a configuration has."""
+Several = TypeVar("Several", list[Any], tuple[Any, ...], dict[Any, Any], Mapping[str, Any])
 
 
 class _Returned(Exception):
@@ -28,13 +34,16 @@ class _Returned(Exception):
 
 
 class Reader:
-    """One reading of a file. ``elsewhere``: functions of other files that were handed an object, which they change."""
+    """One reading of a file. ``elsewhere``: functions of other files that were handed an object, which they change.
 
-    def __init__(self, tree: ast.Module, given: Mapping[str, Any]) -> None:
+    Every statement and value is a step of the ``budget``. Methods raise InvalidDocument where it is spent.
+    """
+
+    def __init__(self, tree: ast.Module, budget: Budget, given: Mapping[str, Any]) -> None:
+        self.budget = budget
         self.functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
         self.given = given
         self.elsewhere: dict[str, int] = {}
-        self._steps = count()
         self._depth = 0
         self.module: dict[str, Any] = {}
         self.run([node for node in tree.body if not isinstance(node, ast.FunctionDef | ast.ClassDef)], self.module)
@@ -78,8 +87,7 @@ class Reader:
     def run(self, body: Iterable[ast.stmt], local: dict[str, Any]) -> None:
         """Follow statements one after the other."""
         for node in body:
-            if next(self._steps) > _MOST_STEPS:
-                raise TooLong
+            self.budget.step()
             match node:
                 case ast.Assign():
                     value = self.value(node.value, local)
@@ -88,7 +96,7 @@ class Reader:
                 case ast.AnnAssign() if node.value is not None:
                     self._set(node.target, self.value(node.value, local), local)
                 case ast.AugAssign():
-                    made = ast.BinOp(_loaded(node.target), node.op, node.value)
+                    made = ast.BinOp(self._loaded(node.target), node.op, node.value)
                     self._set(node.target, self.value(ast.copy_location(made, node), local), local)
                 case ast.Expr():
                     self.value(node.value, local)
@@ -108,8 +116,8 @@ class Reader:
         if opaque(condition) is None:
             self.run(node.body if condition else node.orelse, local)
         else:
-            why = Unknown(f"it depends on {ast.unparse(node.test)[:60]}", node.lineno)
-            self._forget((*node.body, *node.orelse), why, local, "" if node.orelse else _guarded(node.test))
+            why = Unknown(f"it depends on {written(node.test, self.budget)[:60]}", node.lineno)
+            self._forget((*node.body, *node.orelse), why, local, "" if node.orelse else self._guarded(node.test))
 
     def _loop(self, node: ast.For, local: dict[str, Any]) -> None:
         over = self.value(node.iter, local)
@@ -127,14 +135,18 @@ class Reader:
         """
         for statement in body:
             for node in ast.walk(statement):
+                self.budget.step()
                 targets = node.targets if isinstance(node, ast.Assign) else ()
                 for target in targets:
                     if isinstance(node, ast.Assign) and isinstance(target, ast.Name | ast.Attribute):
-                        if isinstance(target, ast.Attribute) and ast.unparse(target.value) == guarded:
+                        if isinstance(target, ast.Attribute) and written(target.value, self.budget) == guarded:
                             self._set(target, self.value(node.value, local), local)
                             continue
-                        old, new = self.value(_loaded(target), local), self.value(node.value, local)
-                        if isinstance(old, Thing) or opaque(old, new) is not None or old != new:
+                        old, new = self.value(self._loaded(target), local), self.value(node.value, local)
+                        if (
+                            isinstance(old, Thing)
+                            or computed(node.value, self.budget, operator.eq, old, new) is not True
+                        ):
                             self._set(target, why, local)
 
     def _set(self, target: ast.expr, value: Any, local: dict[str, Any]) -> None:
@@ -152,12 +164,13 @@ class Reader:
             case ast.Tuple() | ast.List():
                 fits = isinstance(value, list | tuple) and len(value) == len(target.elts)
                 for number, each in enumerate(target.elts):
-                    self._set(each, value[number] if fits else unknown(each), local)
+                    self._set(each, value[number] if fits else unknown(each, self.budget), local)
             case _:
                 pass
 
     def value(self, node: ast.expr, local: dict[str, Any]) -> Any:
         """Return the value of an expression: plain, an object, or an Unknown that says why."""
+        self.budget.step()
         match node:
             case ast.Constant():
                 return node.value
@@ -165,24 +178,26 @@ class Reader:
                 return self._named(node, local)
             case ast.Attribute():
                 owner = self.value(node.value, local)
-                return owner.get(node.attr, node.lineno) if isinstance(owner, Thing) else unknown(node)
+                return self._attribute(node, owner)
             case ast.Call():
                 return self._called(node, local)
             case ast.BinOp():
-                return binary(node, self.value(node.left, local), self.value(node.right, local))
+                return binary(node, self.budget, self.value(node.left, local), self.value(node.right, local))
             case ast.UnaryOp():
                 operand = self.value(node.operand, local)
                 if isinstance(node.op, ast.Not):
-                    return computed(node, lambda value: not value, operand)
-                return computed(node, lambda value: -value if isinstance(node.op, ast.USub) else value, operand)
+                    return computed(node, self.budget, lambda value: not value, operand)
+                return computed(
+                    node, self.budget, lambda value: -value if isinstance(node.op, ast.USub) else value, operand
+                )
             case ast.BoolOp():
                 return self._both(node, local)
             case ast.Compare():
-                return compared(node, [self.value(each, local) for each in (node.left, *node.comparators)])
+                return compared(node, self.budget, [self.value(each, local) for each in (node.left, *node.comparators)])
             case ast.IfExp():
                 condition = self.value(node.test, local)
                 if opaque(condition) is not None:
-                    return unknown(node)
+                    return unknown(node, self.budget)
                 return self.value(node.body if condition else node.orelse, local)
             case ast.List():
                 return [self.value(each, local) for each in node.elts]
@@ -194,9 +209,15 @@ class Reader:
                 return self._table(node, local)
             case ast.Subscript():
                 owner = self.value(node.value, local)
-                return computed(node, lambda key: owner[key], self.value(node.slice, local))
+                return computed(node, self.budget, lambda key: owner[key], self.value(node.slice, local))
             case _:
-                return unknown(node)
+                return unknown(node, self.budget)
+
+    def _attribute(self, node: ast.Attribute, owner: Any) -> Any:
+        if not isinstance(owner, Thing):
+            return unknown(node, self.budget)
+        self.budget.make(len(owner.said) + len(node.attr))  # each is called by its whole path
+        return owner.get(node.attr, node.lineno)
 
     def _named(self, node: ast.Name, local: dict[str, Any]) -> Any:
         if node.id in local:
@@ -218,15 +239,15 @@ class Reader:
         (of,) = node.generators
         over = self.value(of.iter, local)
         if not isinstance(over, list | tuple) or len(over) > LONGEST:
-            return unknown(node)
+            return unknown(node, self.budget)
+        self.budget.make(len(local))
         inner, found = dict(local), []
         for each in over:
-            if next(self._steps) > _MOST_STEPS:
-                raise TooLong
+            self.budget.step()
             self._set(of.target, each, inner)
             kept = [self.value(condition, inner) for condition in of.ifs]
             if opaque(*kept) is not None:
-                return unknown(node)
+                return unknown(node, self.budget)
             found += [self.value(node.elt, inner)] if all(kept) else []
         return found
 
@@ -235,7 +256,7 @@ class Reader:
         for key, each in zip(node.keys, node.values, strict=True):
             value = self.value(each, local)
             if key is None:
-                found |= value if isinstance(value, dict) else {}
+                found |= self._counted(value) if isinstance(value, dict) else {}
             elif isinstance(name := self.value(key, local), str | int | tuple) and not isinstance(name, Unknown):
                 found[name] = value
         return found
@@ -244,11 +265,12 @@ class Reader:
         arguments: list[Any] = []
         for each in node.args:
             value = self.value(each.value if isinstance(each, ast.Starred) else each, local)
-            arguments += value if isinstance(each, ast.Starred) and isinstance(value, list | tuple) else [value]
+            several = isinstance(each, ast.Starred) and isinstance(value, list | tuple)
+            arguments += self._counted(value) if several else [value]
         named: dict[str, Any] = {}
         for keyword in node.keywords:
             value = self.value(keyword.value, local)
-            named |= {keyword.arg: value} if keyword.arg else value if isinstance(value, dict) else {}
+            named |= {keyword.arg: value} if keyword.arg else self._counted(value) if isinstance(value, dict) else {}
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         if name in self.functions:
             return self.call(self.functions[name], arguments, named)
@@ -263,15 +285,34 @@ class Reader:
         if isinstance(owner, dict) and name in ("get", "pop") and arguments:
             return owner.get(arguments[0], arguments[1] if len(arguments) > 1 else None)
         if isinstance(owner, dict) and name == "update":
-            owner |= arguments[0] if arguments and isinstance(arguments[0], dict) else {}
-            owner |= named
+            owner |= self._counted(arguments[0]) if arguments and isinstance(arguments[0], dict) else {}
+            owner |= self._counted(named)
             return owner
         if isinstance(owner, list) and name in ("append", "extend") and len(arguments) == 1:
-            owner += [arguments[0]] if name == "append" else arguments[0] if isinstance(arguments[0], list) else []
+            more = [arguments[0]] if name == "append" else arguments[0] if isinstance(arguments[0], list) else []
+            owner += self._counted(more)
             return owner
-        if isinstance(owner, str) and name == "join" and len(arguments) == 1:
-            return computed(node, owner.join, *arguments)
-        return dict(owner) if isinstance(owner, dict) and name == "copy" else None
+        if isinstance(owner, str) and name == "join" and len(arguments) == 1 and isinstance(arguments[0], list | tuple):
+            too_long = len(owner) * len(arguments[0]) > LONGEST
+            return unknown(node, self.budget) if too_long else computed(node, self.budget, owner.join, *arguments)
+        return dict(self._counted(owner)) if isinstance(owner, dict) and name == "copy" else None
+
+    def _counted(self, values: Several) -> Several:
+        """Return a table or list that is about to be copied, with its elements counted."""
+        self.budget.make(len(values))
+        return values
+
+    def _guarded(self, test: ast.expr) -> str:
+        """Return what a test says to be there: ``X`` of ``X is not None``; nothing of another test."""
+        match test:
+            case ast.Compare(left=left, ops=[ast.IsNot()], comparators=[ast.Constant(value=None)]):
+                return written(left, self.budget)
+            case _:
+                return ""
+
+    def _loaded(self, target: ast.expr) -> ast.expr:
+        """Return a target as an expression that reads it."""
+        return ast.parse(written(target, self.budget), mode="eval").body
 
     def _foreign(self, node: ast.Call, name: str, arguments: list[Any], named: Mapping[str, Any]) -> Any:
         """Return what a function of another file makes: an object with the named values, or a copy of what it got."""
@@ -283,8 +324,8 @@ class Reader:
             return arguments[1]
         if name in ("replace", "deepcopy", "copy") and isinstance(first, Thing):
             made = {key: (value, node.lineno) for key, value in named.items()}
-            return Thing(first.said, first.settings | made)
-        if not named and opaque(found := builtin(node, name, arguments)) is None:
+            return Thing(first.said, self._counted(first.settings) | made)
+        if not named and opaque(found := builtin(node, self.budget, name, arguments)) is None:
             return found
         if name and any(isinstance(each, Thing) and each.settings for each in arguments):
             self.elsewhere.setdefault(name, node.lineno)
@@ -293,18 +334,4 @@ class Reader:
             if keyword.arg in settings:
                 settings[keyword.arg] = (settings[keyword.arg][0], keyword.value.lineno)
         plain = all(isinstance(each, str | int | float) for each in arguments)
-        return Thing(f"{ast.unparse(node.func)}()", settings, tuple(arguments) if plain else ())
-
-
-def _guarded(test: ast.expr) -> str:
-    """Return what a test says to be there: ``X`` of ``X is not None``; nothing of another test."""
-    match test:
-        case ast.Compare(left=left, ops=[ast.IsNot()], comparators=[ast.Constant(value=None)]):
-            return ast.unparse(left)
-        case _:
-            return ""
-
-
-def _loaded(target: ast.expr) -> ast.expr:
-    """Return a target as an expression that reads it."""
-    return ast.parse(ast.unparse(target), mode="eval").body
+        return Thing(f"{written(node.func, self.budget)}()", settings, tuple(arguments) if plain else ())

@@ -19,15 +19,20 @@ from typing import NamedTuple
 from penstock.layouts.files.branches import Arm, Test, Undecided, arms_of, decided, named
 from penstock.layouts.files.expressions import BINARY
 from penstock.layouts.files.places import place
+from penstock.schemas.bounded.budget import Budget
 
 QUOTED = r"\"[^\"\n]*\"|'[^'\n]*'"
-EXPANDED = r"\$\(\([^\n]{0,200}?\)\)|\$\{[^}\n]*\}|\$\([^)\n]*\)"
-"""Computed, looked up, or made by a command."""
+EXPANDED = r"\$\(\([^\n]{0,200}?\)\)|\$\{[^}\n]{0,500}\}|\$\([^)\n]{0,500}\)"
+"""Computed, looked up, or made by a command; shortly: else a line of openings is read to its end for each of them."""
 _ASSIGNED = re.compile(rf"(?m)(?:^|(?<=[\s;&|(\"']))([A-Za-z_]\w*)=(?!\()({QUOTED}|(?:{EXPANDED}|[^\s;&|()\"'])*)")
-_DEFAULTED = re.compile(r"\$\{([A-Za-z_]\w*):?=([^}\n]*)\}")
-_USED = re.compile(r"\$\(\(([^\n]{0,200}?)\)\)|\$\{(\w+)(?::?[-=]([^}\n]*))?\}|\$([A-Za-z_]\w*|[0-9@*#])|(\$[({])")
+_DEFAULTED = re.compile(r"\$\{([A-Za-z_]\w{0,200}):?=([^}\n]{0,500})\}")
+_USED = re.compile(
+    r"\$\(\(([^\n]{0,200}?)\)\)|\$\{(\w+)(?::?[-=]([^}\n]{0,500}))?\}|\$([A-Za-z_]\w*|[0-9@*#])|(\$[({])"
+)
 _CONDITION = re.compile(r"^\s|&&|\|\||;;|\b(?:if|then|else|elif|case|for|while)\b|^[^=]*\)")
 _DEEPEST = 30
+_ARMS_A_STEP = 10
+"""Arms that are looked through in the time of one other step."""
 _OPERATORS: dict[type[ast.AST], Callable[[int, int], int]] = BINARY | {ast.Div: operator.floordiv}
 
 
@@ -63,10 +68,14 @@ _ALWAYS = Condition(True)
 
 
 class Variables:
-    """The assignments of a text (without its comments). ``given``: values that count whatever the text assigns."""
+    """The assignments of a text (without its comments). ``given``: values that count whatever the text assigns.
 
-    def __init__(self, text: str, given: Mapping[str, str] = MappingProxyType({})) -> None:
-        self._text, self._given = text, given
+    All look-ups together draw on one ``budget``: each variable may be made of two others, so that few lines stand for
+    more text than any memory holds. Methods raise InvalidDocument where it is spent.
+    """
+
+    def __init__(self, text: str, budget: Budget, given: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._text, self._budget, self._given = text, budget, given
         self._arms = arms_of(text)
         self._outcomes: dict[Test, Condition] = {}
         self._assigned: dict[str, list[_Assignment]] = defaultdict(list)
@@ -87,12 +96,14 @@ class Variables:
 
     def _around(self, at: int) -> list[Arm]:
         """The arms that a place is in, outermost first."""
+        self._budget.step(len(self._arms) // _ARMS_A_STEP)
         return [arm for arm in self._arms if arm.begin <= at < arm.end][::-1]
 
     def condition(self, at: int) -> Condition:
         """Whether a place of the text is run; a loop has one turn at least."""
         found = _ALWAYS
         for arm in self._around(at):
+            self._budget.step(len(arm.tests or ()))
             for one in map(self._outcome, arm.tests or ()):
                 if one.runs is False:
                     return one
@@ -121,7 +132,9 @@ class Variables:
         """
         if depth > _DEEPEST:
             raise Unsaid(f"variables of variables, {_DEEPEST} and more")
+        self._budget.step()
         text, at = word
+        self._budget.make(len(text))
         if text[:1] == "'" and len(text) > 1:
             return Value(text.strip("'\""), at + len(text) - len(text.lstrip("'\"")))
         bare = text.strip("'\"")
@@ -129,6 +142,7 @@ class Variables:
         if whole is not None:
             return self._meaning(whole, Value(bare, at), depth)
         made = _USED.sub(lambda match: self._meaning(match, Value(match[0], at), depth).text, bare)
+        self._budget.make(len(made))
         return Value(made, at + len(text) - len(text.lstrip("'\"")))
 
     def _meaning(self, match: re.Match[str], word: Value, depth: int) -> Value:
@@ -140,9 +154,11 @@ class Variables:
         name = braced or plain
         if name in self._given:
             return Value(self._given[name], word.at)
+        assigned = self._assigned.get(name, ())
+        self._budget.step(len(assigned))
         known = [
             each
-            for each in self._assigned.get(name, ())
+            for each in assigned
             if each.value.at + len(each.value.text) <= word.at and self.condition(each.value.at).runs is not False
         ]
         while known and known[-1].value.text == word.text:  # PP=${PP:-4} says nothing but its default

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from penstock.schemas.bounded.budget import Budget
+
 
 class Unknown(NamedTuple):
     """A value that cannot be known without running the text, and why."""
@@ -44,19 +46,22 @@ class Setting(NamedTuple):
     line: int
 
 
-def flattened(thing: Thing, deepest: int = 8) -> dict[str, Setting]:
+def flattened(thing: Thing, budget: Budget, deepest: int = 8) -> dict[str, Setting]:
     """Return all settings by their dotted paths; an object without settings of its own is the text that makes it.
+
+    An object that others share has a path by each of them, and each path is a step.
 
     The arguments of that text are ``path.0``, ``path.1`` …
     """
     found: dict[str, Setting] = {}
+    budget.step(len(thing.settings))
     for name, (value, line) in thing.settings.items():
         if isinstance(value, Thing):
             if value.said and not value.said.endswith(f".{name}"):
                 found[name] = Setting(Symbol(value.said), line)
             found |= {f"{name}.{i}": Setting(each, line) for i, each in enumerate(value.arguments)}
             if deepest:
-                inner = flattened(value, deepest - 1)
+                inner = flattened(value, budget, deepest - 1)
                 found |= {f"{name}.{path}": setting for path, setting in inner.items()}
         else:
             found[name] = Setting(value, line)

@@ -35,6 +35,7 @@ from penstock.layouts.megatron.names import (
 )
 from penstock.layouts.megatron.other_flags import CHANGING, FLAGS_ONLY, HARMLESS
 from penstock.layouts.megatron.recipe import settings_of
+from penstock.schemas.bounded.budget import Budget
 from penstock.schemas.errors import Fault, InvalidDocument
 
 
@@ -82,12 +83,13 @@ class Flags:
         self._said: list[str] = []
         self._open: Mapping[str, str] = NO_GIVEN
         plain = _COMMENT.sub(lambda match: " " * len(match[0]), text)
-        self._variables = Variables(plain, given)
+        budget = Budget(source)
+        self._variables = Variables(plain, budget, given)
         self.configured = is_python(text)
         if self.configured:
             recipe = settings_of(text, source, given, config)
             self.found, self._said, self._open = recipe.found, list(recipe.remarks), recipe.open
-            self._variables = Variables("", given)
+            self._variables = Variables("", budget, given)
         else:
             if config is not None:
                 raise InvalidDocument(f"{source} has no configurations with names", remedy="leave --config out")

@@ -18,7 +18,7 @@ from penstock.schemas.transformers.shape import Experts, LatentAttention, Transf
 _LENGTH = 2048
 """Tokens of a sample where ``training.seq_len`` is left out, in both releases."""
 _WORDS = 128_256
-_SAME_SIZES = re.compile(r"(_(flex|flash|varlen|sdpa|attn|non|fused|qkv))+$")
+_SAME_SIZES = re.compile(r"(?<!_)(?:_(?:flex|flash|varlen|sdpa|attn|non|fused|qkv)){1,20}$")
 """What a flavor's name has besides its size: how attention is computed."""
 _OTHERS = ("flux", "kimi_k2_7", "llama3_ft", "llama4", "muse_glimmer", "qwen3_5", "qwen3_vl")
 """Families whose layers are of several kinds, or which are not known here."""

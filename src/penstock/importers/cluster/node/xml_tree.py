@@ -70,6 +70,8 @@ class _Builder(ContentHandler):
         self.lines_before = lines_before
         self.root: Element | None = None
         self.open: list[Element] = []
+        self.texts: list[list[str]] = []
+        """Pieces of each open element's text: expat hands over each line and each ``&amp;`` alone."""
         self.locator: Any = None
 
     def setDocumentLocator(self, locator: Any) -> None:  # noqa: N802
@@ -85,13 +87,14 @@ class _Builder(ContentHandler):
         else:
             self.root = element
         self.open.append(element)
+        self.texts.append([])
 
     def characters(self, content: str) -> None:
-        self.open[-1].text += content
+        self.texts[-1].append(content)
 
     def endElement(self, name: str) -> None:  # noqa: N802
         element = self.open.pop()
-        element.text = element.text.strip()
+        element.text = "".join(self.texts.pop()).strip()
 
 
 def read_xml(text: str, faults: Faults, *, root: str, is_instead: dict[str, str]) -> Element:

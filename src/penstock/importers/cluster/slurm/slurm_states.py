@@ -45,7 +45,7 @@ _TAKES_NONE = {
 _SIGNS = {"*": "NOT_RESPONDING", "$": "MAINT", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED"}
 _SIGNS |= {"~": "POWERED_DOWN", "#": "POWERING_UP", "!": "POWER_DOWN", "%": "POWERING_DOWN", "-": "PLANNED"}
 _MARKED = re.compile(rf"([^{re.escape(''.join(_SIGNS))}]*)(.*)", re.DOTALL)
-_ENTRY = re.compile(r"[^,(]+(?:\([^)]*\))?")
+_ENTRY = re.compile(r"[^,(]+(?:\([^)]{0,500}\))?")
 _PARTITION = re.compile(r"\d+g\.\d+gb|^mig\b|_mig\b", re.IGNORECASE)
 
 Counts = tuple[tuple[str | None, int], ...]

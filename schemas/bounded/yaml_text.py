@@ -1,0 +1,44 @@
+"""YAML as plain values; its aliases may name each other, so that a short text stands for a very large document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from penstock.schemas.bounded.budget import Budget
+from penstock.schemas.errors import InvalidDocument
+
+
+def load_yaml(text: str, origin: str) -> Any:
+    """Return what a YAML text stands for. Raises InvalidDocument, also where its aliases make too much of it."""
+    try:
+        loader = yaml.SafeLoader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            _count(node, Budget(origin), {})
+            return loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except yaml.YAMLError as error:
+        raise InvalidDocument(f"{origin} is not YAML: {error}") from None
+    except RecursionError:
+        raise InvalidDocument(f"{origin} is nested too deeply") from None
+
+
+def _count(node: yaml.Node, budget: Budget, known: dict[int, int]) -> int:
+    """Return the characters and values that a node stands for; what an alias repeats counts again each time."""
+    if id(node) in known:
+        budget.make(known[id(node)])
+        return known[id(node)]
+    known[id(node)] = 0  # one that holds itself is refused where the document is validated
+    if isinstance(node, yaml.ScalarNode):
+        size = 1 + len(node.value)
+    elif isinstance(node, yaml.MappingNode):
+        size = 1 + sum(_count(each, budget, known) for pair in node.value for each in pair)
+    else:
+        size = 1 + sum(_count(each, budget, known) for each in node.value)
+    known[id(node)] = size
+    return size
