@@ -20,6 +20,7 @@ from penstock.service.http.requests.idempotency import Idempotency
 from penstock.service.jobs import judging
 from penstock.service.jobs.judging import ProgramCache
 from penstock.service.jobs.leases import Leases
+from penstock.service.jobs.places import Places
 from penstock.service.jobs.queue import JobQueue
 from penstock.service.jobs.submissions import Submissions
 from penstock.service.jobs.submit import Planning
@@ -51,8 +52,8 @@ class Service:
         self.notifier = Notifier()
         self.heavy = CapacityLimiter(max(2, available_processors()))
         """How many threads judge and lower at a time, so that the others stay free."""
-        self.children = CapacityLimiter(max(2, available_processors()))
-        """How many children compare and explain at a time."""
+        self.children = Places(max(2, available_processors()), settings.question_wait_s)
+        """Where children import, compare and explain."""
         self.database = Database.of(settings)
         self.relay = Relay(self.database, self._on_change)
         self.stores = Stores(self.database)

@@ -70,6 +70,14 @@ class Settings(BaseSettings):
     max_solve_s: float = Field(
         default=3600.0, gt=0, description="longest time limit, and that of a request without one"
     )
+    max_question_s: float = Field(
+        default=20.0,
+        gt=0,
+        description="longest time for an import, an explanation or a calibration: what plans nothing anew",
+    )
+    question_wait_s: float = Field(
+        default=30.0, ge=0, description="how long a question waits for a process while all are at work; then 503"
+    )
     solve_grace_s: float = Field(
         default=1.5, ge=0, description="from the request's limit until the child is terminated"
     )

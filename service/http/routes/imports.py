@@ -24,7 +24,7 @@ router = APIRouter(prefix="/v1", tags=["documents"], route_class=OnceRoute)
 
 @router.post(
     "/topologies:import",
-    responses={200: {"model": TopologyImported}, **problems(404, 409, 413, 415, 422)},
+    responses={200: {"model": TopologyImported}, **problems(404, 409, 413, 415, 422, 503, 504)},
     openapi_extra=takes(TopologyImport, tiny_import()),
 )
 async def import_topology(
@@ -48,7 +48,7 @@ async def import_topology(
         "most_devices": service.settings.max_devices,
         "memory_bytes": service.settings.solve_memory_bytes,
     }
-    found = await result_of(request, service, task)
+    found = await result_of(request, service, caller.tenant, task)
     if not asked.store:
         return json_response(json_of(found))
     address = await run_sync(_kept, service, caller.tenant, found["topology"], limiter=service.heavy)

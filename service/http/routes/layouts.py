@@ -20,7 +20,7 @@ router = APIRouter(prefix="/v1", tags=["questions"])
 
 @router.post(
     "/layouts:import",
-    responses={200: {"model": LayoutImported}, **problems(404, 413, 415, 422)},
+    responses={200: {"model": LayoutImported}, **problems(404, 413, 415, 422, 503, 504)},
     openapi_extra=takes(LayoutRequest, tiny_layout()),
 )
 async def import_layout(
@@ -41,7 +41,7 @@ async def import_layout(
         "entry": "penstock.layouts.importing:import_layout",
         "request": given.model_dump(mode="json"),
     }
-    return await answered(request, service, task)
+    return await answered(request, service, caller.tenant, task, plans=given.compare)
 
 
 def _inline(service: Service, tenant: str, asked: LayoutRequest) -> LayoutRequest:

@@ -140,7 +140,8 @@ async def what_if(
     why_not: Ids = [],  # noqa: B006
 ) -> Response:
     """The effect of changes of the request, and of other degrees: the usual ones, or those that are named."""
-    shown = await run_sync(acting.what_if, Sources.of(service, who), id, change, why_not, limiter=service.heavy)
+    async with service.children.place(who.tenant):
+        shown = await run_sync(acting.what_if, Sources.of(service, who), id, change, why_not)
     return page(request, "what_if.html", **shown)
 
 

@@ -20,7 +20,7 @@ router = APIRouter(prefix="/v1", tags=["questions"])
 
 @router.post(
     "/placements",
-    responses={200: {"model": PlacementAnswer, "content": STREAM}, **problems(404, 409, 413, 415, 422)},
+    responses={200: {"model": PlacementAnswer, "content": STREAM}, **problems(404, 409, 413, 415, 422, 503, 504)},
     openapi_extra=takes(PlacementRequest, tiny_placement()),
 )
 async def place(
@@ -39,8 +39,8 @@ async def place(
     inline = await run_sync(_inline, service, caller.tenant, asked)
     task = {"task": "place", "entry": "penstock.placing:answer", "request": inline.model_dump(mode="json")}
     if wants_events(request):
-        return streamed(service, task, service.settings.max_solve_s, "progress", "result")
-    return await answered(request, service, task)
+        return streamed(service, caller.tenant, task, service.settings.max_solve_s, "progress", "result")
+    return await answered(request, service, caller.tenant, task, plans=True)
 
 
 def _inline(service: Service, tenant: str, asked: PlacementRequest) -> PlacementRequest:

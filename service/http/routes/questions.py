@@ -69,7 +69,7 @@ async def simulate(caller: Solver, file: File, service: Access) -> Response:
     "/plans:compare",
     responses={
         200: {"model": list[PlanComparison], "content": STREAM},
-        **problems(404, 413, 415, 422),
+        **problems(404, 413, 415, 422, 503, 504),
     },
     openapi_extra=takes(PlanRequest, tiny_request()),
 )
@@ -91,8 +91,8 @@ async def compare(
     """
     task, limit_s = await run_sync(_comparison, service, caller.tenant, asked, planner, schedule, layout)
     if wants_events(request):
-        return streamed(service, task, limit_s, "row")
-    rows = await unless_gone(request.receive, lambda: messages_of(service, task, limit_s, "row"))
+        return streamed(service, caller.tenant, task, limit_s, "row")
+    rows = await unless_gone(request.receive, lambda: messages_of(service, caller.tenant, task, limit_s, "row"))
     return json_response(json_of(rows))
 
 
@@ -125,11 +125,12 @@ class How:
             "layout": layout if cut else None,
             "why_not": why_not,
         }
+        self.plans = bool(what_if or why_not)
 
 
 @router.post(
     "/plans:explain",
-    responses={200: {"model": Explanation}, **problems(413, 415, 422)},
+    responses={200: {"model": Explanation}, **problems(413, 415, 422, 503, 504)},
     openapi_extra=takes(PlanFile, tiny_plan_file()),
 )
 async def explain(
@@ -144,20 +145,21 @@ async def explain(
     degrees and sharding to compare (`tensor=4`, `sharding=none`, both with a comma, `next` for the next best degrees,
     `default` for these where there are any, on up to 2,048 GPUs).
     """
-    return await _explained(request, service, file, how)
+    return await _explained(request, service, caller.tenant, file, how)
 
 
-@router.get("/plans/{hash}:explain", responses={200: {"model": Explanation}, **problems(404, 422)})
+@router.get("/plans/{hash}:explain", responses={200: {"model": Explanation}, **problems(404, 422, 503, 504)})
 async def explain_stored(
     request: Request, hash: Hash, service: Access, caller: Reader, how: Annotated[How, Depends()]
 ) -> Response:
     """Explain a stored plan."""
-    return await _explained(request, service, await run_sync(service.stores.of(caller.tenant).plan_file, hash), how)
+    file = await run_sync(service.stores.of(caller.tenant).plan_file, hash)
+    return await _explained(request, service, caller.tenant, file, how)
 
 
 @router.post(
     "/profiles:calibrate",
-    responses={200: {"model": CalibrationOut}, **problems(413, 415, 422)},
+    responses={200: {"model": CalibrationOut}, **problems(413, 415, 422, 503, 504)},
     openapi_extra=takes(CalibrationRequest, tiny_calibration()),
 )
 async def calibrate(
@@ -172,12 +174,12 @@ async def calibrate(
         "entry": "penstock.calibration.calibrate:answer",
         "request": asked.model_dump(mode="json"),
     }
-    return await answered(request, service, task)
+    return await answered(request, service, caller.tenant, task)
 
 
 @router.post(
     "/profiles:calibrate-throughput",
-    responses={200: {"model": ThroughputOut}, **problems(413, 415, 422)},
+    responses={200: {"model": ThroughputOut}, **problems(413, 415, 422, 503, 504)},
     openapi_extra=takes(ThroughputRequest, tiny_throughput()),
 )
 async def calibrate_throughput(
@@ -192,7 +194,7 @@ async def calibrate_throughput(
         "entry": "penstock.calibration.throughput:answer",
         "request": asked.model_dump(mode="json"),
     }
-    return await answered(request, service, task)
+    return await answered(request, service, caller.tenant, task)
 
 
 @router.post(
@@ -221,14 +223,14 @@ def _fitting(service: Service, tenant: str, asked: FitsRequest) -> FitsAnswer:
     return answer(asked.model_copy(update={"topology": topology}))
 
 
-async def _explained(request: Request, service: Service, file: PlanFile, how: How) -> Response:
+async def _explained(request: Request, service: Service, tenant: str, file: PlanFile, how: How) -> Response:
     task = {
         "task": "explain",
         "entry": "penstock.planning.explain:explain",
         "file": file.model_dump(mode="json"),
         "how": how.arguments,
     }
-    return await answered(request, service, task)
+    return await answered(request, service, tenant, task, plans=how.plans)
 
 
 def _comparison(

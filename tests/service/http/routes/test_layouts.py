@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from urllib.parse import unquote
 
 import httpx
 import pytest
+from in_process import in_process
 from service_process import Server
 
 from penstock.cli.main import main
@@ -90,3 +92,23 @@ def test_the_command_asks_a_service(shared_server: Server, tmp_path: Path, capsy
     layout.write_text('{"parts": [0, 2]}')
     assert main([*given, "--server", shared_server.url]) == InvalidDocument.exit_code
     assert "from 0 to 2" in capsys.readouterr().err
+
+
+def test_a_question_that_plans_nothing_has_seconds_and_says_so(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with in_process(tmp_path, max_question_s=1e-6) as client:
+            refused = await client.post(PATH, json=tiny_layout() | {"compare": False})
+            assert (refused.status_code, refused.json()["code"]) == (504, "time-limit")
+            assert (await client.post(PATH, json=tiny_layout() | {"compare": True})).status_code == 200
+
+    asyncio.run(run())
+
+
+def test_a_script_that_stands_for_too_much_is_refused(http: httpx.Client) -> None:
+    lines = ["A0=x", *(f"A{i}=$A{i - 1}$A{i - 1}" for i in range(1, 29))]
+    script = "\n".join([*lines, "torchrun pretrain_gpt.py --pipeline-model-parallel-size $A28"])
+    request = {"model": "gpt2-small", "cluster": "4x1xV100", "global_batch_size": 8}
+    asked = {"schema_version": 1, "format": "megatron", "layout": script, "request": request, "compare": False}
+    refused = http.post(PATH, json=asked)
+    assert refused.status_code == 422
+    assert "the layout takes more than 200,000 steps to read" in refused.text
