@@ -76,4 +76,6 @@ Bytes = Annotated[int, Field(strict=True, ge=0, le=MAX_WIRE_INTEGER), _with_unit
 BytesPerSecond = Annotated[int, Field(strict=True, ge=1, le=MAX_WIRE_INTEGER), _with_units(parse_bytes_per_s)]
 Fraction = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1, max_length=512)]
+AgentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+"""What an agent, and so a node, may be called; the same where it is configured and where it comes in."""
 ContentHash = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]

@@ -21,7 +21,7 @@ import ssl
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
 import httpx
@@ -30,14 +30,12 @@ from pydantic import Field, SecretStr, model_validator
 from penstock.executor.interfaces import address_towards, interface_address, is_loopback
 from penstock.schemas.document import Document
 from penstock.schemas.errors import InvalidDocument
-from penstock.schemas.quantities import Name
+from penstock.schemas.quantities import AgentName, Name
 
 PREFIX = "PENSTOCK_AGENT_"
 ANY_MODEL = "*"
 _REFERENCE = re.compile(r"[^\s:]+:[^\s:]+")
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
-
-AgentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 
 
 class AgentSettings(Document):

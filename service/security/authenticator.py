@@ -53,6 +53,8 @@ class Authenticator:
                 state.allowance = self._rates.take(subject)
                 state.leave = self._open_requests.enter(subject)
             state.principal = principal
+            if hasattr(state, "held"):
+                state.held(principal)
         found: Principal = state.principal
         return found
 
@@ -80,10 +82,10 @@ class Authenticator:
             raise self._wrong_key(address, f"the service has no key {shown[1]!r} with this secret", MAKE_ONE)
         return self._valid(key, address)
 
-    async def is_valid(self, key_id: str) -> bool:
+    async def is_valid(self, key_id: str, *, known_s: float = KNOWN_S) -> bool:
         """Whether a key still opens anything; while the database is away, as before."""
         try:
-            key = await self._find(key_id)
+            key = await self._find(key_id, known_s)
         except DatabaseAway:
             return True
         return key is not None and key.state == "valid"
@@ -120,9 +122,9 @@ class Authenticator:
             raise self._wrong_key(address, f"key {key.id!r} ({key.name}) {was}", MAKE_ONE)
         return key
 
-    async def _find(self, key_id: str) -> Key | None:
+    async def _find(self, key_id: str, known_s: float = KNOWN_S) -> Key | None:
         known, read_at = self._known.get(key_id, (None, float("-inf")))
-        if time.monotonic() - read_at < KNOWN_S:
+        if time.monotonic() - read_at < known_s:
             return known
         key = await run_sync(self._keys.look_up, key_id)
         if len(self._known) >= KEPT:
@@ -146,9 +148,18 @@ def require(principal: Principal, scope: Scope) -> None:
         )
 
 
+def require_node(principal: Principal, name: str) -> None:
+    """Raise Forbidden when the principal's key is for the agent of another node."""
+    if principal.node is not None and principal.node != name:
+        raise Forbidden(
+            f"key {principal.key_id!r} is for the agent {principal.node!r}, not for {name!r}",
+            remedy=f"penstock keys create --scope agent --node {name} --name …",
+        )
+
+
 def _of(key: Key) -> Principal:
     opened = frozenset[str]().union(*(OPENS.get(scope, frozenset()) for scope in key.scopes))
-    return Principal(key.tenant, key.id, opened, key.max_running, key.max_queued)
+    return Principal(key.tenant, key.id, opened, key.max_running, key.max_queued, key.node)
 
 
 def _address(request: Request) -> str:

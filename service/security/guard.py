@@ -43,6 +43,15 @@ class LongHead(Refusal):
     exit_code = 1
 
 
+class TwoLengths(Refusal):
+    """A body with two lengths, of which two servers may believe different ones (RFC 9112, 6.3)."""
+
+    title = "The request has two lengths"
+    code = "two-lengths"
+    status = 400
+    exit_code = 1
+
+
 class Guard:
     """Middleware around the whole app."""
 
@@ -66,7 +75,8 @@ class Guard:
         refusal = self._refusal(scope)
         if refusal is not None:
             problem = ProblemDetails.of(refusal).model_copy(update={"instance": scope["path"]})
-            await problem_response(problem)(scope, receive, with_headers)
+            closing = {"Connection": "close"} if isinstance(refusal, TwoLengths) else None
+            await problem_response(problem, closing)(scope, receive, with_headers)
             return
         try:
             await self._app(scope, receive, with_headers)
@@ -80,6 +90,10 @@ class Guard:
         if size > MAX_HEAD_BYTES:
             return LongHead(f"request line and headers have {exact(size)}; the most are {exact(MAX_HEAD_BYTES)}")
         headers = Headers(scope=scope)
+        if "transfer-encoding" in headers and "content-length" in headers:
+            return TwoLengths(
+                "the request has both Content-Length and Transfer-Encoding: a proxy may have taken it for two requests"
+            )
         host = headers.get("host", "")
         if self._hosts is not None and not self._is_known(host):
             return Forbidden(

@@ -22,6 +22,8 @@ from penstock.service.db.tables import api_keys, now_ms
 from penstock.service.security.principals import OPENS
 
 SHOWN = re.compile(r"psk_([0-9a-f]{12})_([0-9a-f]{64})")
+NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""What an agent may be called (``quantities.AgentName``)."""
 TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 USE_TOLD_MS = 60_000
 """``last_used_ms`` is as exact as that: a busy key does not write at each request."""
@@ -43,6 +45,7 @@ class Key:
     last_used_ms: int | None
     max_running: int | None
     max_queued: int | None
+    node: str | None
     state: KeyState
     hash: str = field(repr=False)
 
@@ -71,10 +74,19 @@ class Keys:
         lifetime_s: float | None = None,
         max_running: int | None = None,
         max_queued: int | None = None,
+        node: str | None = None,
     ) -> tuple[Key, str]:
-        """A new key, and its text, which is shown only now. Raises InvalidDocument."""
+        """A new key, and its text, which is shown only now. ``node``: the one agent that it is for.
+
+        Raises InvalidDocument.
+        """
         _check(tenant, name, scopes)
-        values = {"tenant": tenant, "name": name, "scopes": sorted(set(scopes))}
+        if node is not None and (set(scopes) != {"agent"} or not NODE.fullmatch(node)):
+            raise InvalidDocument(
+                f"a key for the node {node!r} has scope agent and no other, and the node an agent's name",
+                remedy="up to 100 of A-Z, a-z, 0-9, '.', '_' and '-', beginning with a letter or a digit",
+            )
+        values: dict[str, Any] = {"tenant": tenant, "name": name, "scopes": sorted(set(scopes)), "node": node}
         limits = {"max_running": max_running, "max_queued": max_queued}
         with self._database.write() as connection:
             return _insert(connection, values | limits, lifetime_s)
@@ -104,7 +116,7 @@ class Keys:
             old = _one(connection, key_id)
             if old.state != "valid":
                 raise Conflict(f"key {key_id!r} is {old.state}", remedy="make a new one: penstock keys create")
-            same = ("tenant", "name", "max_running", "max_queued")
+            same = ("tenant", "name", "max_running", "max_queued", "node")
             values = {name: getattr(old, name) for name in same} | {"scopes": list(old.scopes)}
             lifetime_s = None if old.expires_ms is None else (old.expires_ms - old.created_ms) / 1000
             ends: Any = now_ms() + int(overlap_s * 1000)
@@ -127,7 +139,7 @@ class Keys:
             row = connection.execute(query).mappings().first()
         if row is None:
             return None
-        if row["last_used_ms"] is None or row["now"] - row["last_used_ms"] > USE_TOLD_MS:
+        if row["last_used_ms"] is None or abs(row["now"] - row["last_used_ms"]) > USE_TOLD_MS:
             with suppress(DatabaseAway), self._database.write() as connection:
                 connection.execute(api_keys.update().where(api_keys.c.id == key_id).values(last_used_ms=now_ms()))
         return _key(row)

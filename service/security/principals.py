@@ -23,7 +23,8 @@ OPENS: dict[str, frozenset[str]] = {
 class Principal:
     """Who makes a request. ``key_id`` is None where no key is needed.
 
-    ``max_running`` and ``max_queued`` limit the jobs of the key; None: they are not limited.
+    ``max_running`` and ``max_queued`` limit the jobs of the key; None: they are not limited. ``node``: the only agent
+    that it syncs, None for any.
     """
 
     tenant: str
@@ -31,6 +32,7 @@ class Principal:
     scopes: frozenset[str]
     max_running: int | None = None
     max_queued: int | None = None
+    node: str | None = None
 
 
 def service_itself(tenant: str) -> Principal:

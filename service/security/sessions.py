@@ -17,6 +17,9 @@ from penstock.service.security.keys import Key
 COOKIE = "penstock_session"
 _TOKEN = re.compile(r"([0-9a-f]{12})\.([0-9]{1,15})\.([0-9a-f]{64})")
 
+_SLACK_S = 60
+"""By which clocks of several processes of a service may differ."""
+
 
 class Sessions:
     """Makes and checks what the cookie holds. ``clock``: seconds since 1970."""
@@ -31,9 +34,14 @@ class Sessions:
         return f"{key.id}.{until}.{self._signature(key, until)}"
 
     def key_id(self, token: str) -> str | None:
-        """Return the key of a token; None when it has expired, or is no token at all."""
+        """Return the key of a token; None when it has expired, or is no token at all.
+
+        One that ends later than a new one would is of a time before the clock was set back.
+        """
         parts = _TOKEN.fullmatch(token)
-        return parts[1] if parts is not None and int(parts[2]) > self._clock() else None
+        return (
+            parts[1] if parts is not None and 0 < int(parts[2]) - self._clock() <= self.lifetime_s + _SLACK_S else None
+        )
 
     def is_of(self, token: str, key: Key) -> bool:
         """Whether the token was made here for this key."""

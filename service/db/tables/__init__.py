@@ -7,7 +7,7 @@ Start reading at `documents.py`, `jobs.py`.
 from penstock.service.db.tables.access import api_keys, idempotency
 from penstock.service.db.tables.base import DEFAULT_TENANT, iso, metadata, now_ms
 from penstock.service.db.tables.documents import answers, documents
-from penstock.service.db.tables.jobs import ACTIVE, job_events, jobs, sweeps, workers
+from penstock.service.db.tables.jobs import ACTIVE, is_alive, job_events, jobs, sweeps, workers
 from penstock.service.db.tables.runs import (
     agents,
     run_agents,
@@ -29,6 +29,7 @@ __all__ = [
     "api_keys",
     "documents",
     "idempotency",
+    "is_alive",
     "iso",
     "job_events",
     "jobs",

@@ -20,6 +20,7 @@ api_keys = sa.Table(
     sa.Column("last_used_ms", sa.BigInteger),
     sa.Column("max_running", sa.Integer),
     sa.Column("max_queued", sa.Integer),
+    sa.Column("node", sa.String(128), comment="the one agent that it is for"),
     sa.Index("uq_api_keys_hash", "hash", unique=True),
 )
 

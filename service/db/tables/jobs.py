@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from penstock.service.db.tables.base import Packed, metadata, tenant_column
+from penstock.service.db.tables.base import Packed, metadata, now_ms, tenant_column
 
 ACTIVE = ("queued", "running")
 
@@ -41,6 +41,7 @@ jobs = sa.Table(
     sa.Column("error", sa.JSON),
     sa.Index("ix_jobs_newest", "tenant", "id"),
     sa.Index("ix_jobs_parent", "parent_id"),
+    sa.Index("ix_jobs_served", "tenant", "started_ms"),
 )
 sa.Index("ix_jobs_ready", jobs.c.state, jobs.c.priority.desc(), jobs.c.id)
 _active = jobs.c.state.in_(ACTIVE)
@@ -80,3 +81,8 @@ workers = sa.Table(
     sa.Column("seen_ms", sa.BigInteger, nullable=False),
     sa.Column("version", sa.String(64), nullable=False),
 )
+
+
+def is_alive(lease_ms: int) -> sa.ColumnElement[bool]:
+    """Return which workers were seen within a lease; one that was seen later than now was so by another clock."""
+    return workers.c.seen_ms.between(now_ms() - lease_ms + 1, now_ms() + lease_ms)

@@ -7,9 +7,11 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Request, Response
 
 from penstock.schemas.api.agents import AgentOut, SyncReply, SyncRequest
+from penstock.schemas.quantities import AgentName
 from penstock.service.http.problems import problems
 from penstock.service.http.requests.access import Access, NodeAgent, Reader
 from penstock.service.http.requests.bodies import json_response, reader, takes
+from penstock.service.security.authenticator import require_node
 
 router = APIRouter(prefix="/v1", tags=["agents"])
 
@@ -32,7 +34,7 @@ SYNC_EXAMPLE = {
 async def sync(
     request: Request,
     caller: NodeAgent,
-    id: Annotated[str, Path(max_length=512)],
+    id: Annotated[AgentName, Path()],
     sent: Annotated[SyncRequest, Depends(reader(SyncRequest))],
     service: Access,
 ) -> Response:
@@ -42,6 +44,7 @@ async def sync(
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
+    require_node(caller, id)
     return json_response(await service.agents.sync(caller.tenant, id, sent, hung_up))
 
 

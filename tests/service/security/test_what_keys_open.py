@@ -17,10 +17,12 @@ import sqlalchemy as sa
 from in_process import in_process
 from service_process import Server
 
+from penstock.schemas.errors import InvalidDocument
 from penstock.service.db.database import Database
 from penstock.service.db.tables import idempotency
 from penstock.service.http.app import create_app
 from penstock.service.http.requests.access import every_route, scope_of
+from penstock.service.http.routes.agents import SYNC_EXAMPLE
 from penstock.service.http.samples import tiny_import, tiny_request
 from penstock.service.security.keys import Keys
 from penstock.service.security.principals import OPENS
@@ -106,6 +108,71 @@ def test_a_key_that_ends_ends_its_streams_and_no_others(house: House):
     house.keys.revoke(lasting.split("_")[1])
     streams[3].thread.join(LIMIT_S)
     assert not streams[3].thread.is_alive()
+
+
+def test_a_key_that_ends_ends_its_held_requests(house: House) -> None:
+    """A wait, a poll, a sync and a body that is not sent to its end: all are answered 401 although nothing came."""
+    asked: dict[str, tuple[str, str, dict[str, Any]]] = {
+        "wait": ("GET", f"/v1/jobs/{house.job}", {"headers": {"Prefer": "wait=60"}}),
+        "poll": ("GET", f"/v1/jobs/{house.job}/events?poll=1&after=9", {"headers": {"Prefer": "wait=60"}}),
+        "sync": ("POST", "/v1/agents/held:sync", {"json": SYNC_EXAMPLE | {"hold": True}}),
+    }
+    key = house.key("admin")
+    answers: dict[str, httpx.Response] = {}
+
+    def ask(name: str) -> None:
+        method, path, more = asked[name]
+        with house.http(key) as http:
+            while name not in answers or answers[name].status_code == 200:  # a first sync has news
+                answers[name] = http.request(method, path, **more)
+                if name == "sync" and answers[name].status_code == 200:
+                    more["json"]["state_version"] = answers[name].json()["state_version"]
+                    synced.set()
+
+    synced = threading.Event()
+    threads = [threading.Thread(target=ask, args=(name,)) for name in asked]
+    for thread in threads:
+        thread.start()
+    assert synced.wait(LIMIT_S)
+    with house.http(house.key("admin")) as http:  # all three are held
+        while "penstock_http_requests_active 4.0" not in http.get("/metrics").text:
+            pass
+    house.keys.revoke(key.split("_")[1])
+    for thread in threads:
+        thread.join(LIMIT_S / 2)
+        assert not thread.is_alive()
+    assert {name: answer.status_code for name, answer in answers.items()} == dict.fromkeys(asked, 401)
+    assert all("has ended" in answer.json()["detail"] for answer in answers.values())
+
+
+def test_a_key_of_a_node_syncs_that_agent_only(house: House) -> None:
+    key = house.key("agent", node="node1")
+    body = SYNC_EXAMPLE | {"hold": False}
+    with house.http(key) as http:
+        assert http.post("/v1/agents/node1:sync", json=body).status_code == 200
+        refused = http.post("/v1/agents/node2:sync", json=body)
+    assert (refused.status_code, "is for the agent 'node1', not for 'node2'" in refused.text) == (403, True)
+    rotated, _text = house.keys.rotate(key.split("_")[1], 0)
+    assert rotated.node == "node1"
+    for scopes, node in ((("agent", "read"), "node1"), (("agent",), "no name")):
+        with pytest.raises(InvalidDocument, match="no other, and the node an agent's name"):
+            house.key(*scopes, node=node)
+
+
+@pytest.mark.parametrize("name", ["..", "a b", "%3Cb%3E", "%C3%A9", "-a", "a" * 101])
+def test_an_agent_has_a_name_that_agents_may_have(house: House, name: str) -> None:
+    with house.http(house.key("agent")) as http:
+        assert http.post(f"/v1/agents/{name}:sync", json=SYNC_EXAMPLE).status_code == 422
+
+
+def test_a_request_with_two_lengths_is_refused_and_closed(house: House) -> None:
+    host, port = house.server.url.removeprefix("http://").split(":")
+    head = f"POST /v1/plans HTTP/1.1\r\nHost: {host}\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with socket.create_connection((host, int(port)), LIMIT_S) as connection:
+        connection.sendall(f"{head}0\r\n\r\nGET /version HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1 ") == 1, "nothing that follows is taken for a request"
 
 
 def test_who_hangs_up_within_a_body_is_no_error(house: House):

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 LONGEST_S = 100 * 366 * 86400
 KEYS = "Keys"
+DEFAULT_QUEUED = 1000
+"""Jobs of a key that wait: as many as a sweep has cases at most by default."""
 
 Id = Annotated[str, typer.Argument(metavar="KEY", help="Id of the key, as `penstock keys list` prints it.")]
 
@@ -58,10 +60,12 @@ def create(
         ),
     ] = None,
     max_queued: Annotated[
-        int | None,
-        typer.Option(
-            min=0, help="Largest number of jobs of this key that wait (default: no limit).", rich_help_panel=KEYS
-        ),
+        int,
+        typer.Option(min=0, help="Largest number of jobs of this key that wait.", rich_help_panel=KEYS),
+    ] = DEFAULT_QUEUED,
+    node: Annotated[
+        str | None,
+        typer.Option(help="Name of the one agent that a key of scope agent is for.", rich_help_panel=KEYS),
     ] = None,
     database: Database = None,
     as_json: AsJson = False,
@@ -73,7 +77,7 @@ def create(
     lifetime_s = seconds_of(expires, "--expires")
     with _opened(database) as keys:
         key, text = keys.create(
-            tenant, name, scope, lifetime_s=lifetime_s, max_running=max_running, max_queued=max_queued
+            tenant, name, scope, lifetime_s=lifetime_s, max_running=max_running, max_queued=max_queued, node=node
         )
     _print_new(key, text, as_json)
 
@@ -179,7 +183,7 @@ def _print_table(keys: list[Key]) -> None:
             key.id,
             key.tenant,
             key.name,
-            ", ".join(key.scopes),
+            ", ".join(key.scopes) + (f" of {key.node}" if key.node else ""),
             key.state,
             "never" if key.expires_ms is None else _time(key.expires_ms),
             "never" if key.last_used_ms is None else _time(key.last_used_ms),
@@ -196,7 +200,7 @@ def _plain(key: Key) -> dict[str, Any]:
         f"{name}_at": None if (at := getattr(key, f"{name}_ms")) is None else iso(at)
         for name in ("created", "expires", "revoked", "last_used")
     }
-    same = ("id", "tenant", "name", "scopes", "state", "max_running", "max_queued")
+    same = ("id", "tenant", "name", "scopes", "state", "max_running", "max_queued", "node")
     return {name: getattr(key, name) for name in same} | times
 
 
