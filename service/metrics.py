@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from penstock.service.db.tables import ACTIVE, agents, jobs, now_ms, runs, workers
+from penstock.service.db.tables import ACTIVE, agents, is_alive, jobs, now_ms, runs, workers
 
 if TYPE_CHECKING:
     from penstock.service.db.database import Database
@@ -94,7 +94,7 @@ class DatabaseCollector(Collector):
         )
 
     def _query(self) -> sa.CompoundSelect[str, str, int]:
-        alive = workers.c.seen_ms > now_ms() - self._silent_ms
+        alive = is_alive(self._silent_ms)
         fresh = agents.c.last_seen_ms > now_ms() - self._agent_ms
 
         def row(what: str, state: sa.ColumnElement[str], number: sa.ColumnElement[int]) -> Row:

@@ -17,10 +17,10 @@ from penstock.service.db.notifier import Notifier
 from penstock.service.db.relay import Relay
 from penstock.service.db.store import Stores
 from penstock.service.http.requests.idempotency import Idempotency
+from penstock.service.http.requests.places import Places
 from penstock.service.jobs import judging
 from penstock.service.jobs.judging import ProgramCache
 from penstock.service.jobs.leases import Leases
-from penstock.service.jobs.places import Places
 from penstock.service.jobs.queue import JobQueue
 from penstock.service.jobs.submissions import Submissions
 from penstock.service.jobs.submit import Planning

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from penstock.schemas.errors import Conflict, Fault, Unreachable
 from penstock.service.db.database import DatabaseAway
 from penstock.service.db.migrations import HEAD, revision_of
-from penstock.service.db.tables import now_ms, workers
+from penstock.service.db.tables import is_alive, workers
 
 if TYPE_CHECKING:
     from penstock.service.services import Service
@@ -44,7 +44,7 @@ def readiness(service: Service) -> dict[str, str | int]:
 
 def living_workers(lease_s: float) -> sa.Select[int]:
     """Return how many workers had a heartbeat within a lease."""
-    alive = workers.c.seen_ms > now_ms() - int(lease_s * 1000)
+    alive = is_alive(int(lease_s * 1000))
     return sa.select(sa.func.count()).select_from(workers).where(alive, workers.c.slots > 0)
 
 

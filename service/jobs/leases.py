@@ -47,8 +47,9 @@ class Leases:
     def claim(self, owner: str) -> Claim | None:
         """Claim the next job; jobs whose worker has gone silent are requeued first. Return None if none can run now.
 
-        Higher priorities go first; within one, the tenant with the fewest running jobs; of its jobs, the oldest. A key
-        has no more jobs running than it may have. Claims are made one at a time, so that these counts are exact.
+        Higher priorities go first; within one, the tenant with the fewest running jobs; of several, the tenant whose
+        last job started longest ago, else a single slot would serve the oldest job for ever; of its jobs, the oldest.
+        A key has no more jobs running than it may have. Claims are made one at a time, so that these counts are exact.
         """
         if not self._anything_to_do():
             return None
@@ -146,14 +147,31 @@ class Leases:
             if row is not None:
                 self._lose(connection, row)
 
+    def try_again(self, claim: Claim) -> bool:
+        """Return a job whose process was killed to the queue, once; False where it was lost before."""
+        with self._database.write() as connection:
+            row = connection.execute(sa.select(*_LOSABLE).where(*_held(claim))).first()
+            if row is None or row.lost:
+                return False
+            self._lose(connection, row)
+        return True
+
     def _anything_to_do(self) -> bool:
         """Return whether there is work, without a lock, since workers find none most of the time."""
         due = sa.and_(jobs.c.state == "queued", _is_due())
         with self._database.read() as connection:
-            return bool(connection.scalar(sa.select(sa.or_(sa.exists().where(due), sa.exists().where(_expired())))))
+            return bool(
+                connection.scalar(sa.select(sa.or_(sa.exists().where(due), sa.exists().where(self._expired()))))
+            )
+
+    def _expired(self) -> sa.ColumnElement[bool]:
+        """Return which jobs have no worker: a lease of twice the length was given before the clock was set back."""
+        ends = jobs.c.lease_until_ms
+        over = sa.or_(ends < now_ms(), ends > now_ms() + 2 * max(self._lease_ms, 0))
+        return sa.and_(jobs.c.state == "running", over)
 
     def _take_back(self, connection: sa.Connection) -> None:
-        for row in connection.execute(sa.select(*_LOSABLE).where(_expired())).all():
+        for row in connection.execute(sa.select(*_LOSABLE).where(self._expired())).all():
             self._lose(connection, row)
 
     def _lose(self, connection: sa.Connection, row: Any) -> None:
@@ -188,13 +206,18 @@ _LOSABLE = (jobs.c.id, jobs.c.lost, jobs.c.stop)
 
 @cache
 def _next_job() -> sa.Select[Any]:
+    waiting = sa.select(jobs.c.tenant).where(jobs.c.state == "queued").distinct().subquery("waiting")
+    of_them = jobs.alias("of_them")
+    last_ms = sa.select(sa.func.max(of_them.c.started_ms)).where(of_them.c.tenant == waiting.c.tenant).scalar_subquery()
+    served = sa.select(waiting.c.tenant, last_ms.label("last_ms")).subquery("served")
     running = sa.select(jobs.c.tenant, jobs.c.key_id).where(jobs.c.state == "running").subquery()
     of_tenant = (
         sa.select(running.c.tenant, sa.func.count().label("running")).group_by(running.c.tenant).subquery("of_tenant")
     )
     of_key = sa.select(running.c.key_id, sa.func.count().label("running")).group_by(running.c.key_id).subquery("of_key")
     source = (
-        jobs.outerjoin(of_tenant, of_tenant.c.tenant == jobs.c.tenant)
+        jobs.outerjoin(served, served.c.tenant == jobs.c.tenant)
+        .outerjoin(of_tenant, of_tenant.c.tenant == jobs.c.tenant)
         .outerjoin(of_key, of_key.c.key_id == jobs.c.key_id)
         .outerjoin(api_keys, api_keys.c.id == jobs.c.key_id)
     )
@@ -206,18 +229,21 @@ def _next_job() -> sa.Select[Any]:
         sa.select(*columns, waited_ms)
         .select_from(source)
         .where(jobs.c.state == "queued", _is_due(), may_run)
-        .order_by(jobs.c.priority.desc(), sa.func.coalesce(of_tenant.c.running, 0), jobs.c.id)
+        .order_by(
+            jobs.c.priority.desc(),
+            sa.func.coalesce(of_tenant.c.running, 0),
+            sa.func.coalesce(served.c.last_ms, 0),
+            jobs.c.id,
+        )
         .limit(1)
         .with_for_update(skip_locked=True, of=jobs)
     )
 
 
 def _is_due() -> sa.ColumnElement[bool]:
-    return sa.or_(jobs.c.not_before_ms.is_(None), jobs.c.not_before_ms <= now_ms())
-
-
-def _expired() -> sa.ColumnElement[bool]:
-    return sa.and_(jobs.c.state == "running", jobs.c.lease_until_ms < now_ms())
+    """Return whether a job may be tried; a time beyond the longest wait was set before the clock was set back."""
+    at = jobs.c.not_before_ms
+    return sa.or_(at.is_(None), at <= now_ms(), at > now_ms() + LONGEST_BACKOFF_MS)
 
 
 def _held(claim: Claim) -> tuple[sa.ColumnElement[bool], ...]:

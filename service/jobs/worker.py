@@ -36,7 +36,7 @@ from penstock.solvers.solve.processes import available_processors
 from penstock.workers.child import Child
 from penstock.workers.cut_off import best_so_far
 from penstock.workers.forkserver import Forkserver
-from penstock.workers.protocol import crashed, death, drain, end, lines, send
+from penstock.workers.protocol import crashed, death, drain, end, lines, send, was_killed
 
 IDLE_POLL_S = 0.5
 REPORT_S = 0.25
@@ -324,6 +324,9 @@ class Worker:
             return self._finish(solve, "succeeded", result=solve.result, keep=kept)
         if solve.problem is None:
             solve.problem = death(status, self._settings.solve_memory_bytes)
+            if was_killed(status) and self._leases.try_again(solve.claim):
+                log.warning("%s; the job is tried once more", solve.problem.detail)
+                return "went back to the queue"
             log.error("the solver's process ended with status %s: %s", status, solve.problem.detail)
         return self._finish(solve, "failed", error=solve.problem)
 

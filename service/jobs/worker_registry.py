@@ -9,7 +9,7 @@ from importlib.metadata import version
 import sqlalchemy as sa
 
 from penstock.service.db.database import Database
-from penstock.service.db.tables import now_ms, workers
+from penstock.service.db.tables import is_alive, now_ms, workers
 
 FORGOTTEN_MS = 24 * 3600 * 1000
 
@@ -23,7 +23,7 @@ class WorkerRegistry:
 
     def beat(self) -> bool:
         """Renew the row; return True for the oldest living worker, which does the common duties."""
-        alive = workers.c.seen_ms > now_ms() - self._lease_ms
+        alive = is_alive(self._lease_ms)
         oldest = sa.select(workers.c.id).where(alive).order_by(workers.c.started_ms, workers.c.id).limit(1)
         with self._database.write(alone=False) as connection:
             seen = workers.update().where(workers.c.id == self._owner).values(seen_ms=now_ms())

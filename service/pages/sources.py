@@ -24,7 +24,7 @@ from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.trace import Trace
 from penstock.service.db.store import Store, cache_key
-from penstock.service.db.tables import ACTIVE, iso, jobs, now_ms, workers
+from penstock.service.db.tables import ACTIVE, is_alive, iso, jobs, workers
 from penstock.service.jobs.submit import planner_versions
 from penstock.service.runs.live_topology import living_topology
 from penstock.service.security.principals import Principal
@@ -220,7 +220,7 @@ class Sources:
 
     def workers(self) -> list[WorkerSeen]:
         """Return the workers that are alive, for any tenant."""
-        alive = workers.c.seen_ms > now_ms() - int(self.service.settings.lease_s * 1000)
+        alive = is_alive(int(self.service.settings.lease_s * 1000))
         with self.service.database.read() as connection:
             rows = connection.execute(sa.select(workers).where(alive).order_by(workers.c.id)).mappings().all()
         return [

@@ -104,7 +104,9 @@ class Idempotency:
         """
         doing = Doing(tenant, key, secrets.token_bytes(16))
         too_old = idempotency.c.created_ms < now_ms() - KEPT_MS
-        silent = idempotency.c.created_ms < now_ms() - int(self.lease_s * 1000)
+        lease_ms, since = int(self.lease_s * 1000), idempotency.c.created_ms
+        # Renewed in the future: the clock was set back since, and nobody knows how long ago that was.
+        silent = sa.or_(since < now_ms() - lease_ms, since > now_ms() + lease_ms)
         gone = too_old | (_UNDER_WAY & _NOTHING_MADE & silent)
         with self._database.write() as connection:
             connection.execute(idempotency.delete().where(idempotency.c.tenant == tenant, gone))

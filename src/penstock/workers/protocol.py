@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from penstock.schemas.api.jobs import ProblemDetails
@@ -140,17 +141,56 @@ def crashed(detail: str) -> ProblemDetails:
     )
 
 
+def was_killed(status: int) -> bool:
+    """Return whether a process was ended by SIGKILL, which it cannot send itself by mistake."""
+    return status == -signal.SIGKILL
+
+
+def _killed(words: str) -> ProblemDetails:
+    """Return the failure of a solver that somebody killed; memory is named where the kernel counts it as the cause."""
+    kills = memory_kills()
+    if kills > _KILLS_BEFORE:
+        return out_of_memory(
+            f"{words}; since this service started the kernel has killed {kills - _KILLS_BEFORE} processes of its "
+            "control group for memory"
+        )
+    return ProblemDetails(
+        title="The solver was killed",
+        status=500,
+        code="solver-killed",
+        detail=f"{words}, and not by the service; its control group counts no process that was killed for memory",
+        remedy="ask again (POST /v1/jobs/ID:retry), and look for who killed it in the log of the host",
+    )
+
+
+def memory_kills() -> int:
+    """Return how many processes of this control group the kernel has killed for memory; 0 where it counts none."""
+    try:
+        _, _, group = Path("/proc/self/cgroup").read_text().splitlines()[-1].split(":", 2)
+        for folder in (f"/sys/fs/cgroup{group}", "/sys/fs/cgroup"):
+            events = Path(folder, "memory.events")
+            if events.exists():
+                return int(dict(line.split() for line in events.read_text().splitlines())["oom_kill"])
+    except (OSError, ValueError, LookupError):
+        pass
+    return 0
+
+
+_KILLS_BEFORE = memory_kills()
+
+
 def death(status: int, memory_bytes: int = 0) -> ProblemDetails:
     """Return the failure of a solver whose process ended without an answer; ``memory_bytes``: its limit, 0 for none.
 
-    Native code aborts at its memory limit; a process that the kernel picks when memory runs out is killed.
+    Native code aborts at its memory limit; a process that the kernel picks when memory runs out is killed, and so is
+    one that an operator kills.
     """
     if status >= 0:
         return crashed(f"the solver's process ended with exit code {status} and without an answer")
     number = signal.Signals(-status)
     words = f"the solver's process was killed by {number.name}"
     if number is signal.SIGKILL:
-        return out_of_memory(f"{words}, and not by the service: the host is out of memory, most likely")
+        return _killed(words)
     if number is signal.SIGABRT and memory_bytes:
         return out_of_memory(f"{words}, most likely at its limit of {memory_bytes / 2**20:.0f} MiB")
     return crashed(words)

@@ -127,6 +127,43 @@ def test_the_tenant_with_fewer_running_jobs_goes_first(queue: JobQueue, leases: 
     assert claim(leases).job_id == urgent, "fairness is within a priority"
 
 
+def test_with_one_slot_tenants_take_turns(queue: JobQueue, leases: Leases) -> None:
+    """One that asks twelve times first has one job started before the other's only one."""
+    for number in range(12):
+        add(queue, f"ours{number}")
+    leases.finish(claim(leases), "succeeded", result=RESULT)
+    theirs = add(queue, "theirs", THEIRS)
+    second = claim(leases)
+    assert second.job_id == theirs
+    leases.finish(second, "succeeded", result=RESULT)
+    later = add(queue, "later", THEIRS)
+    assert [claim(leases).tenant, leases.claim("me").tenant] == [OURS, THEIRS]  # type: ignore[union-attr]
+    assert queue.job(THEIRS, later).state == "running"
+
+
+def test_a_clock_that_is_set_back_holds_up_no_job(database: Database, queue: JobQueue, leases: Leases) -> None:
+    """What was written an hour ahead is over: a lease of a dead worker, and the time of another try."""
+    hour_ms = 3_600_000
+    held, waiting = add(queue, "held"), add(queue, "waiting")
+    assert claim(leases).job_id == held
+    with database.write() as connection:
+        connection.execute(jobs.update().where(jobs.c.id == held).values(lease_until_ms=now_ms() + hour_ms))
+        connection.execute(jobs.update().where(jobs.c.id == waiting).values(not_before_ms=now_ms() + hour_ms))
+    taken = [claim(leases), claim(leases)]
+    assert {(one.job_id, one.attempt) for one in taken} == {(held, 2), (waiting, 1)}
+    assert [leases.heartbeat(one) for one in taken] == [None, None]
+    assert leases.claim("me") is None, "a lease that was just given is not over"
+
+
+def test_a_job_whose_process_was_killed_is_tried_once_more(queue: JobQueue, leases: Leases) -> None:
+    job_id = add(queue, "a")
+    assert leases.try_again(claim(leases))
+    again = claim(leases)
+    assert (again.job_id, again.attempt) == (job_id, 2)
+    assert not leases.try_again(again)
+    assert leases.heartbeat(again) is None, "it is still this worker's, which ends it"
+
+
 def test_a_key_has_no_more_jobs_running_than_it_may(database: Database, queue: JobQueue, leases: Leases):
     key = add_key(database, "small", max_running=1)
     first, second = add(queue, "a", key_id=key), add(queue, "b", key_id=key)

@@ -164,12 +164,15 @@ def test_a_service_without_a_worker_and_solvers_without_memory(
         done = client.plans.create(PlanRequest.parse(tiny_request() | {"planner": "dp"}))
         assert done.result is not None
         assert done.result.plan is not None
-        for seed, reason in ((EAT, "its limit of 256 MiB"), (BE_KILLED, "killed by SIGKILL, and not by the service")):
+        for seed, code, attempts, reason in (
+            (EAT, "out-of-memory", 1, "its limit of 256 MiB"),
+            (BE_KILLED, "solver-killed", 2, "killed by SIGKILL, and not by the service"),
+        ):
             with pytest.raises(PenstockError, match=reason):
                 client.plans.create(PlanRequest.parse(tiny_request() | {"planner": "gpipe", "seed": seed}))
             failed = client.jobs.page(limit=1).items[0]
             assert failed.error is not None
-            assert failed.error.code == "out-of-memory"
+            assert (failed.error.code, failed.attempt) == (code, attempts)
             assert client.jobs.incumbent(failed.id).prediction is not None
         job = client.plans.create(
             PlanRequest.parse(tiny_request() | {"planner": "gpipe", "seed": HANG_FIRST_TIME}), wait=False
