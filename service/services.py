@@ -16,6 +16,7 @@ from penstock.service.db.database import Database, DatabaseAway
 from penstock.service.db.notifier import Notifier
 from penstock.service.db.relay import Relay
 from penstock.service.db.store import Stores
+from penstock.service.http.requests.held_bytes import HeldBytes
 from penstock.service.http.requests.idempotency import Idempotency
 from penstock.service.http.requests.places import Places
 from penstock.service.jobs import judging
@@ -54,6 +55,9 @@ class Service:
         """How many threads judge and lower at a time, so that the others stay free."""
         self.children = Places(max(2, available_processors()), settings.question_wait_s)
         """Where children import, compare and explain."""
+        self.held_bytes = HeldBytes(settings.max_held_body_bytes)
+        self.large_bodies = CapacityLimiter(2)
+        """How many large bodies are parsed at a time: each may take ten times its size meanwhile."""
         self.database = Database.of(settings)
         self.relay = Relay(self.database, self._on_change)
         self.stores = Stores(self.database)

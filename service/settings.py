@@ -83,6 +83,11 @@ class Settings(BaseSettings):
     )
     kill_grace_s: float = Field(default=2.0, ge=0, description="from SIGTERM to SIGKILL")
     max_body_bytes: int = Field(default=64 * 2**20, ge=1024, description="largest body of a request")
+    max_held_body_bytes: int = Field(
+        default=256 * 2**20,
+        ge=2048,
+        description="bodies of all requests under way together, beyond 64 KiB each; a tenant's at most half of it",
+    )
     max_wait_s: float = Field(default=300.0, ge=0, description="longest `Prefer: wait`")
     agent_hold_s: float = Field(default=10.0, ge=0, description="longest time that a sync is held")
     agent_timeout_s: float = Field(

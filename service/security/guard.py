@@ -81,8 +81,9 @@ class Guard:
         try:
             await self._app(scope, receive, with_headers)
         finally:
-            if "leave" in state:
-                state["leave"]()
+            for over in ("release", "leave"):
+                if over in state:
+                    state[over]()
 
     def _refusal(self, scope: Scope) -> PenstockError | None:
         size = len(scope["raw_path"]) + len(scope["query_string"])

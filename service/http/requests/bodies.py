@@ -16,9 +16,14 @@ from pydantic import BaseModel
 from penstock.schemas.amounts import exact
 from penstock.service.http.problems import TooLarge
 from penstock.service.http.requests import media
-from penstock.service.http.requests.parsing import parse
+from penstock.service.http.requests.parsing import LARGE_BYTES, parse
+from penstock.service.security.principals import Principal
 
 M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
+
+MOST_TIMES = 200
+"""What a compressed body may unpack to, in its own sizes, beyond the first MiB: documents of layers reach 60."""
 
 Cursor = Annotated[str | None, Query(max_length=128, description="`next_cursor` of the page before")]
 Limit = Annotated[int, Query(ge=1, le=200, description="how many at most")]
@@ -46,11 +51,18 @@ def reader(model: type[M]) -> Callable[[Request], Awaitable[M]]:
     BODY_MODELS[model.__name__] = model
 
     async def read(request: Request) -> M:
-        document = await run_sync(parse, model, await body_of(request))
+        document = await parsed(request, parse, model, await body_of(request))
         request.app.state.service.sizes.check(document)
         return document
 
     return read
+
+
+async def parsed(request: Request, work: Callable[..., T], *arguments: Any) -> T:
+    """Return what ``work`` makes of the request's body, in a thread; of large bodies two at a time."""
+    is_large = len(await body_of(request)) >= LARGE_BYTES
+    limiter = request.app.state.service.large_bodies if is_large else None
+    return await run_sync(work, *arguments, limiter=limiter)
 
 
 def takes(model: type[BaseModel], example: Any) -> dict[str, Any]:
@@ -111,12 +123,25 @@ def prefer_wait_s(request: Request, longest_s: float) -> float:
 
 
 async def _received(request: Request, unpacker: media.Unpacker | None) -> bytes:
-    limit = request.app.state.service.settings.max_body_bytes
+    service = request.app.state.service
+    limit = service.settings.max_body_bytes
+    principal: Principal | None = getattr(request.state, "principal", None)
+    tenant = "" if principal is None else principal.tenant
     chunks: list[bytes] = []
-    size = 0
+    size = received = 0
+    held: list[int] = []
+    request.state.release = lambda: service.held_bytes.release(tenant, sum(held))
     async for chunk in request.stream():
+        received += len(chunk)
         if unpacker is not None:
-            chunk = await run_sync(unpacker.take, chunk, limit - size + 1)
+            most = max(2**20, MOST_TIMES * received)
+            chunk = await run_sync(unpacker.take, chunk, min(limit, most) - size + 1)
+            if limit > most and size + len(chunk) > most:
+                raise TooLarge(
+                    f"the compressed body unpacks to more than {MOST_TIMES} times its {exact(received)}",
+                    remedy="send it uncompressed",
+                )
+        held.append(service.held_bytes.grow(tenant, size, size + len(chunk)))
         size += len(chunk)
         if size > limit:
             raise TooLarge(

@@ -19,6 +19,7 @@ from penstock.service.http.requests.bodies import (
     body_of,
     immutable,
     json_response,
+    parsed,
     prefer_wait_s,
     reader,
     takes,
@@ -57,7 +58,7 @@ async def submit(
     began = time.monotonic()
     body = await body_of(request)
     options = JobOptions(priority=priority, tag=tag, note=note_of(request))
-    submitted = await run_sync(service.submissions.submit, caller, body, options)
+    submitted = await parsed(request, service.submissions.submit, caller, body, options)
     if submitted.answer is not None:
         return json_response(submitted.answer)
     return await _answered(request, service, caller, submitted.job_id, began)

@@ -6,13 +6,15 @@ import asyncio
 import gzip
 import json
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from in_process import in_process
 
+from penstock.service.http.requests.held_bytes import FREE_BYTES, HeldBytes, TooMuchHeld
 from penstock.service.http.samples import tiny_profile
 
 LIMIT_BYTES = 50_000
@@ -103,3 +105,55 @@ def test_long_answers_are_compressed_and_short_ones_are_not(ask: Ask):
     assert long.headers["content-encoding"] == "gzip"
     assert "content-encoding" not in short.headers
     assert "content-encoding" not in ask("GET", "/v1/planners", headers={"Accept-Encoding": "identity"}).headers
+
+
+def test_a_body_that_unpacks_to_far_more_than_itself_is_refused(tmp_path: Path) -> None:
+    body = gzip.compress(b"[" + b"0," * 2**22 + b"0]")
+
+    async def run() -> None:
+        async with in_process(tmp_path) as client:
+            refused = await client.post("/v1/profiles", content=body, headers=JSON | {"Content-Encoding": "gzip"})
+            assert (refused.status_code, refused.json()["code"]) == (413, "too-large")
+            assert "unpacks to more than 200 times its" in refused.json()["detail"]
+
+    asyncio.run(run())
+
+
+def test_bodies_under_way_hold_no_more_together_than_they_may(tmp_path: Path) -> None:
+    """A tenant's first large body is held; the second one is to come again, a small one is not in its way."""
+    large = json.dumps({"x": "y" * (FREE_BYTES + 600)}).encode()
+    begun, rest = asyncio.Event(), asyncio.Event()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield large[:-1]
+        begun.set()
+        await rest.wait()
+        yield large[-1:]
+
+    async def run() -> None:
+        async with in_process(tmp_path, max_held_body_bytes=2048) as client:
+            first = asyncio.create_task(client.post("/v1/profiles", content=slowly(), headers=JSON))
+            await begun.wait()
+            second = await client.post("/v1/profiles", content=large, headers=JSON)
+            small = await client.post("/v1/profiles", json=tiny_profile())
+            rest.set()
+            assert (second.status_code, second.json()["code"]) == (503, "too-many-bytes")
+            assert second.headers["Retry-After"] == "5"
+            assert small.status_code == 201
+            assert (await first).status_code == 422
+            third = await client.post("/v1/profiles", content=large, headers=JSON)
+            assert third.status_code == 422, "what the first one held is free again"
+
+    asyncio.run(run())
+
+
+def test_a_tenant_holds_half_at_most() -> None:
+    held = HeldBytes(1000)
+    assert [held.grow("a", 0, FREE_BYTES), held.grow("a", FREE_BYTES, FREE_BYTES + 500)] == [0, 500]
+    with pytest.raises(TooMuchHeld):
+        held.grow("a", 0, FREE_BYTES + 1)
+    assert held.grow("b", 0, FREE_BYTES + 500) == 500
+    with pytest.raises(TooMuchHeld):
+        held.grow("c", 0, FREE_BYTES + 1)
+    held.release("a", 500)
+    assert held.grow("c", 0, FREE_BYTES + 1) == 1

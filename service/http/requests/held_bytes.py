@@ -1,0 +1,46 @@
+"""Bytes of bodies that all requests under way hold together, so that many large ones do not fill the memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from penstock.schemas.amounts import exact
+from penstock.service.http.problems import RETRY_AFTER_S, Refusal
+
+FREE_BYTES = 2**16
+"""Of each body; the number of requests is limited for itself, and small ones are never refused for large ones."""
+
+
+class TooMuchHeld(Refusal):
+    """Bodies of requests under way hold all the memory that they may."""
+
+    title = "Too many large bodies at once"
+    code = "too-many-bytes"
+    status = 503
+    exit_code = 69
+
+
+class HeldBytes:
+    """Counts what bodies hold beyond their free bytes, half of ``most`` for each tenant. For one event loop."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._held: Counter[str] = Counter()
+
+    def grow(self, tenant: str, before: int, after: int) -> int:
+        """Count a body of a tenant that grows; return by how much the count grew. Raises TooMuchHeld."""
+        more = max(0, after - FREE_BYTES) - max(0, before - FREE_BYTES)
+        if self._held.total() + more > self.most or (self._held[tenant] + more) * 2 > self.most:
+            raise TooMuchHeld(
+                f"bodies under way hold {exact(self._held.total())}, {exact(self._held[tenant])} of this tenant; "
+                f"all may hold {exact(self.most)}, a tenant half of it",
+                remedy="send it again when others are done, or raise max_held_body_bytes",
+                headers={"Retry-After": str(RETRY_AFTER_S)},
+            )
+        self._held[tenant] += more
+        return more
+
+    def release(self, tenant: str, number: int) -> None:
+        """Count bytes as free again, when their request is over."""
+        self._held[tenant] -= number
+        self._held += Counter()  # forgets tenants that hold none
