@@ -51,7 +51,7 @@ def reader(model: type[M]) -> Callable[[Request], Awaitable[M]]:
     BODY_MODELS[model.__name__] = model
 
     async def read(request: Request) -> M:
-        document = await parsed(request, parse, model, await body_of(request))
+        document: M = await parsed(request, parse, model, await body_of(request))
         request.app.state.service.sizes.check(document)
         return document
 
