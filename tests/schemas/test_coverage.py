@@ -123,7 +123,7 @@ def test_sentences_begin_with_what_is_covered() -> None:
 
 @given(one=classes(), other=classes())
 def test_two_classes_are_described_alike_only_where_plans_of_a_request_are_the_same(one: Covers, other: Covers) -> None:
-    """``memory``, ``pins`` and a trainer's absence are not described, and how to recompute only where some plan does."""
+    """``memory``, ``pins`` and a trainer's absence are not described; how to recompute only if some plan does."""
     silent = ("memory", "pins", "trainer", "recompute_runs", "recompute_modules")
     said = [name for name in FEATURES if name not in silent]
     if describe(one) == describe(other):
