@@ -4,31 +4,43 @@
 
     <directory>/step-30/              after 30 steps; it appears whole, by a rename
         .metadata, __0_0.distcp, …    tensors by name (torch.distributed.checkpoint)
-        complete                      written last: what the checkpoint is of, and the size of every other file
+        entries.json                  where each entry is (``index``)
+        complete                      written last: what the checkpoint is of; length and SHA-256 of every other file
     <directory>/.step-40.<token>/     being written; removed by the next run that writes here
+    <directory>/.step-30.replaced/    gives way to another checkpoint of step 30; counts while step-30 is not there
     <directory>/.owner                token of the run, or its generation, that may publish here
 
-A checkpoint whose marker is missing or whose files are not as long as the marker says is damaged: an older one is
-taken instead.
+A checkpoint whose marker is missing or whose files are not what the marker says is damaged: an older one is taken
+instead. Nothing here is executed by reading it, and no symbolic link below the directory is followed: others may write
+there.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
+import stat
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.schemas.errors import InvalidDocument, RunFailed, UnsupportedRequest
 
 MARKER = "complete"
+INDEX = "entries.json"
 _STEP = re.compile(r"step-(0|[1-9][0-9]{0,14})")
 _PARTIAL = ".step-*.*"
+_REPLACED = "replaced"
 _OWNER = ".owner"
+_HASHERS = 8
+"""Files whose digests are computed at a time, as far as there are processors; hashing lets other threads run."""
 
 
 class CheckpointFailed(RunFailed):
@@ -40,6 +52,7 @@ class About:
     """What a checkpoint is of. ``seed``: with the step, the state of all randomness.
 
     ``step``: steps that are done; ``batches``: global batches, several per step under elastic averaging.
+    ``is_finite``: whether all parameters are finite, and all losses since the checkpoint before.
     """
 
     step: int
@@ -51,29 +64,43 @@ class About:
     global_batch_size: int
     plan_hash: str | None
     torch_version: str
+    is_finite: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A complete checkpoint."""
+    """A complete checkpoint. ``sizes``, ``digests``: the length and SHA-256 of each file but the marker, by name."""
 
     directory: Path
     about: About
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     def next_step(self, batches_per_step: int = 1) -> int:
         """The first step of a run with ``batches_per_step`` global batches per step that has none of those trained."""
         return -(-self.about.batches // batches_per_step)
 
 
+class Survey(NamedTuple):
+    """What lies in a directory: the newest intact checkpoint, and what is wrong with those that are not intact."""
+
+    newest: Checkpoint | None
+    damaged: list[str]
+
+
+def survey(directory: str | Path) -> Survey:
+    """Find the checkpoint with most batches whose files are what they were. Their digests are computed again."""
+    complete, damaged = _found(Path(directory))
+    for one in complete:
+        if (problem := _altered(one)) is None:
+            return Survey(one, damaged)
+        damaged.append(problem)
+    return Survey(None, damaged)
+
+
 def newest(directory: str | Path) -> Checkpoint | None:
-    """The checkpoint with most batches whose files are all there; None where there is none."""
-    intact, _ = _found(Path(directory))
-    return intact[0] if intact else None
-
-
-def damage(directory: str | Path) -> list[str]:
-    """What is wrong with checkpoints that are not intact; to be reported on resuming."""
-    return _found(Path(directory))[1]
+    """Return the newest intact checkpoint (``survey``), or None."""
+    return survey(directory).newest
 
 
 def prepare(directory: str | Path) -> None:
@@ -84,11 +111,10 @@ def prepare(directory: str | Path) -> None:
     place = Path(directory)
     try:
         place.mkdir(parents=True, exist_ok=True)
-        trial = place / f".trial-{os.getpid()}"
-        trial.write_bytes(b"")
-        trial.unlink()
+        create(place / f".trial-{secrets.token_hex(4)}").unlink()
         for left in place.glob(_PARTIAL):
-            shutil.rmtree(left, ignore_errors=True)
+            _put_back(left)
+            _remove(left)
     except OSError as error:
         raise UnsupportedRequest(
             f"checkpoints cannot be written to {str(place)!r}: {error.strerror or error}",
@@ -103,13 +129,12 @@ def claim(directory: str | Path, token: str) -> None:
     """
     run, _, generation = token.rpartition("/")
     other, _, later = _owner(directory).rpartition("/")
-    if run and run == other and int(later) > int(generation):
+    if run and run == other and later.isdecimal() and int(later) > int(generation):
         raise UnsupportedRequest(
             f"generation {later} of run {run!r} writes checkpoints to {str(directory)!r}; this is generation "
             f"{generation}, which has been replaced"
         )
-    written = Path(directory) / f"{_OWNER}.{os.getpid()}"
-    written.write_text(token, encoding="utf-8")
+    written = create(Path(directory) / f"{_OWNER}.{secrets.token_hex(4)}", token)
     written.replace(Path(directory) / _OWNER)
 
 
@@ -121,10 +146,17 @@ def refuse_superseded(directory: str | Path, token: str) -> None:
 
 
 def _owner(directory: str | Path) -> str:
-    try:
-        return (Path(directory) / _OWNER).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return ""
+    file = Path(directory) / _OWNER
+    return file.read_text(encoding="utf-8", errors="replace") if _size(file) is not None else ""
+
+
+def create(file: Path, text: str = "") -> Path:
+    """Write a new file. Raises OSError where the name is taken, also by a symbolic link, which is not followed."""
+    with file.open("x", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    return file
 
 
 def partial(directory: str | Path, step: int, token: str) -> Path:
@@ -132,67 +164,160 @@ def partial(directory: str | Path, step: int, token: str) -> Path:
     return Path(directory) / f".step-{step}.{token}"
 
 
-def publish(written: Path, about: About) -> Checkpoint:
-    """Mark what was written as complete, and give it its name; one of the same step is replaced."""
+def publish(written: Path, about: About, digests: Mapping[str, str] | None = None) -> Checkpoint:
+    """Mark what was written as complete, and give it its name; one of the same step is replaced.
+
+    ``digests``: the SHA-256 of files for which it is known. Wherever this is interrupted, what is replaced or what
+    replaces it counts as a checkpoint.
+    """
     sizes = {one.name: one.stat().st_size for one in sorted(written.iterdir())}
-    with (written / MARKER).open("w", encoding="utf-8") as file:
-        json.dump({"about": asdict(about), "files": sizes}, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    target = written.parent / f"step-{about.step}"
-    if target.exists():
-        replaced = partial(written.parent, about.step, "replaced")
-        target.rename(replaced)
-        shutil.rmtree(replaced, ignore_errors=True)
-    written.rename(target)
+    known = digests_of(written, sizes.keys() - (digests or {}).keys()) | dict(digests or {})
+    checkpoint = Checkpoint(written.parent / f"step-{about.step}", about, sizes, known)
+    files = {name: {"bytes": size, "sha256": known[name]} for name, size in sizes.items()}
+    marker = {"about": asdict(about), "files": files}
+    create(written / MARKER, json.dumps(marker | {"sha256": _own_digest(marker)}, indent=1))
+    _sync(written)
+    replaced = partial(written.parent, about.step, _REPLACED)
+    if checkpoint.directory.exists():
+        _remove(replaced)
+        checkpoint.directory.rename(replaced)
+    written.rename(checkpoint.directory)
     _sync(written.parent)
-    return Checkpoint(target, about)
+    _remove(replaced)
+    return checkpoint
 
 
-def prune(directory: str | Path, keep: int) -> None:
-    """Remove all but the ``keep`` newest complete checkpoints."""
-    for one in _found(Path(directory))[0][keep:]:
-        shutil.rmtree(one.directory, ignore_errors=True)
+def prune(directory: str | Path, keep: int, written: Checkpoint | None = None) -> None:
+    """Remove complete checkpoints, but for the ``keep`` newest, the newest that is finite, and the one just written."""
+    complete = _found(Path(directory))[0]
+    spared = [*complete[:keep], *[one for one in complete if one.about.is_finite][:1]]
+    for one in complete:
+        if one not in spared and (written is None or one.directory != written.directory):
+            away = partial(directory, one.about.step, "removed")
+            _remove(away)
+            one.directory.rename(away)
+            _remove(away)
+
+
+def digests_of(directory: Path, names: Iterable[str]) -> dict[str, str]:
+    """Return the SHA-256 of files of a directory. Raises OSError for one that cannot be read."""
+    listed = sorted(names)
+    with ThreadPoolExecutor(min(_HASHERS, os.cpu_count() or 1)) as pool:
+        return dict(zip(listed, pool.map(lambda name: _digest(directory / name), listed), strict=True))
 
 
 def read(directory: Path) -> Checkpoint:
-    """The checkpoint in a ``step-<n>`` directory. Raises InvalidDocument naming what it lacks."""
+    """The checkpoint in a ``step-<n>`` directory, by names and lengths. Raises InvalidDocument naming what it lacks."""
+    where = f"checkpoint {str(directory)!r}"
+    if directory.is_symlink():
+        raise InvalidDocument(f"{where} is a symbolic link, which is not followed")
+    if _size(directory / MARKER) is None:
+        raise InvalidDocument(f"{where} was not finished: it has no file {MARKER!r}")
     try:
         marker = json.loads((directory / MARKER).read_text(encoding="utf-8"))
-        about, sizes = About(**marker["about"]), dict(marker["files"])
-    except FileNotFoundError:
-        raise InvalidDocument(f"checkpoint {str(directory)!r} was not finished: it has no file {MARKER!r}") from None
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise InvalidDocument(f"checkpoint {str(directory)!r}: its file {MARKER!r} is damaged: {error}") from None
+        if marker.pop("sha256") != _own_digest(marker):
+            raise ValueError("it is not what its own SHA-256 says")
+        about = _about(marker["about"])
+        sizes = {name: int(one["bytes"]) for name, one in marker["files"].items()}
+        digests = {name: str(one["sha256"]) for name, one in marker["files"].items()}
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise InvalidDocument(f"{where}: its file {MARKER!r} is damaged: {error}") from None
     for name, size in sizes.items():
+        if Path(name).name != name:
+            raise InvalidDocument(f"{where}: its file {MARKER!r} names {name!r}, which is not in this directory")
         has = _size(directory / name)
         if has is None:
-            raise InvalidDocument(f"checkpoint {str(directory)!r} lacks its file {name!r}")
+            raise InvalidDocument(f"{where} lacks its file {name!r}")
         if has != size:
-            raise InvalidDocument(
-                f"checkpoint {str(directory)!r}: file {name!r} is damaged: {has:,} of {size:,} bytes are present"
-            )
-    return Checkpoint(directory, about)
+            raise InvalidDocument(f"{where}: file {name!r} is damaged: {has:,} of {size:,} bytes are present")
+    return Checkpoint(directory, about, sizes, digests)
+
+
+def _own_digest(marker: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(marker, sort_keys=True).encode()).hexdigest()
+
+
+def _about(data: Mapping[str, Any]) -> About:
+    """Return what a marker says. Raises TypeError or ValueError for a value that no marker has."""
+    about = About(**data)
+    for one in fields(About):
+        value, wanted = getattr(about, one.name), _TYPES[one.type]
+        if type(value) not in wanted:
+            raise TypeError(f"{one.name} is {value!r:.80}")
+        if type(value) is int and value < (one.name == "pipelines"):
+            raise ValueError(f"{one.name} is {value}")
+    return about
+
+
+_TYPES: Mapping[Any, tuple[type, ...]] = {
+    "int": (int,),
+    "str": (str,),
+    "str | None": (str, type(None)),
+    "bool": (bool,),
+}
+"""The types of values by the annotations of ``About``."""
 
 
 def _found(directory: Path) -> tuple[list[Checkpoint], list[str]]:
-    """Intact checkpoints, newest first; and what is wrong with the others."""
-    intact, damaged = [], []
+    """Checkpoints with all their bytes, newest first; and what is wrong with the others."""
+    complete, damaged = [], []
     with suppress(FileNotFoundError, NotADirectoryError):
         for place in sorted(directory.iterdir()):
-            if _STEP.fullmatch(place.name):
+            if _STEP.fullmatch(place.name) or _stands_in(place):
                 try:
-                    intact.append(read(place))
+                    complete.append(read(place))
                 except InvalidDocument as error:
                     damaged.append(str(error))
-    return sorted(intact, key=lambda one: (one.about.batches, one.about.step), reverse=True), damaged
+    return sorted(complete, key=lambda one: (one.about.batches, one.about.step), reverse=True), damaged
+
+
+def _altered(checkpoint: Checkpoint) -> str | None:
+    """Say which file of a checkpoint has other bytes than those that were written; None where all are as they were."""
+    where = f"checkpoint {str(checkpoint.directory)!r}"
+    try:
+        digests = digests_of(checkpoint.directory, checkpoint.digests)
+    except OSError as error:
+        return f"{where} cannot be read: {error}"
+    altered = [name for name, digest in digests.items() if digest != checkpoint.digests[name]]
+    if not altered:
+        return None
+    return f"{where} is damaged: its SHA-256 says that {', '.join(map(repr, altered))} changed after it was written"
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb", buffering=0) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _stands_in(place: Path) -> bool:
+    """Whether a checkpoint was given its name for replacement while the one that replaces it never got its own."""
+    step, _, kind = place.name.removeprefix(".").partition(".")
+    return kind == _REPLACED and bool(_STEP.fullmatch(step)) and not (place.parent / step).exists()
+
+
+def _put_back(place: Path) -> None:
+    """Give a complete checkpoint whose replacement was interrupted its name again."""
+    with suppress(InvalidDocument):
+        if _stands_in(place):
+            read(place)
+            place.rename(place.parent / place.name.split(".")[1])
+
+
+def _remove(place: Path) -> None:
+    """Remove a directory, as far as that goes; of a symbolic link the link alone."""
+    if place.is_symlink():
+        place.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def _size(path: Path) -> int | None:
+    """Return the length of a regular file; None for what is absent or is none, such as a symbolic link or a pipe."""
     try:
-        return path.stat().st_size
+        status = path.lstat()
     except OSError:
         return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 def _sync(directory: Path) -> None:

@@ -18,6 +18,9 @@ batches and random states follow from seed and step.
 Two traps of torch.distributed.checkpoint are kept out of the way (EXECUTOR E.2): optimizer states are read by
 name and put in place here, not through ``set_optimizer_state_dict``, which leaves them out silently when a gradient is
 there; and its errors, which are no ``Exception``, become ours.
+
+Entries that are no tensors are written as JSON text (``values``), and all are found through ``entries.json``
+(``index``), so that no pickle of a checkpoint is executed.
 """
 
 from __future__ import annotations
@@ -29,14 +32,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from penstock.executor.checkpoints.checkpoint import Checkpoint
+from penstock.executor.checkpoints.index import EntryPlanner, EntryReader
+from penstock.executor.checkpoints.values import to_text
 from penstock.schemas.errors import InvalidDocument, ModelMismatch
 
 if TYPE_CHECKING:
@@ -49,7 +52,10 @@ _AVERAGED = "elastic_averaging"
 
 
 def state_of(interpreter: Interpreter) -> Entries:
-    """All that this rank holds of the run, by name; tensors are the live ones. Collective under elastic averaging."""
+    """All that this rank holds of the run, by name; tensors are the live ones, all else is text.
+
+    Collective under elastic averaging. Raises UnsupportedRequest for a state that is neither tensor nor plain data.
+    """
     state: Entries = {}
     norm = interpreter.actions.norm
     if norm is not None and norm.scale is not None:
@@ -72,7 +78,22 @@ def state_of(interpreter: Interpreter) -> Entries:
                 for parameter, tensor in zip(stage.versions.parameters, tensors, strict=True):
                     name = names[id(parameter)]
                     state[f"older/{age}/{name}"] = stage.parts.shared(name, tensor)
-    return state
+    return {name: one if isinstance(one, Tensor) else to_text(name, one) for name, one in state.items()}
+
+
+def refuse_unwritable(interpreter: Interpreter) -> None:
+    """Raise UnsupportedRequest where options of the optimizer, or the schedule's state, are no plain data."""
+    for stage in interpreter.stages.values():
+        if stage.schedule is not None:
+            to_text("schedule", stage.schedule.state_dict())
+        for name, parameter in stage.parameters.items():
+            to_text(f"options/{name}", _options(stage, parameter))
+
+
+def are_finite(interpreter: Interpreter) -> bool:
+    """Whether all numbers of this rank's parameters are finite."""
+    parameters = (one.detach() for stage in interpreter.stages.values() for one in stage.parameters.values())
+    return all(bool(torch.isfinite(one).all()) for one in parameters if one.is_floating_point())
 
 
 def restore(interpreter: Interpreter, checkpoint: Checkpoint) -> None:
@@ -128,7 +149,7 @@ class _Stage:
         """Give optimizer, schedule, versions and reference model their states."""
         stage, found = self._stage, self._found
         if stage.schedule is not None and "schedule" in found:
-            stage.schedule.load_state_dict(found["schedule"])
+            stage.schedule.load_state_dict(_attributes(stage.schedule, found["schedule"]))
         for name, parameter in stage.parameters.items():
             prefix = f"{self._states}optimizer/{name}/"
             states = {
@@ -170,7 +191,7 @@ class _Reader:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
         self.found: Entries = {}
-        self._reader = FileSystemReader(checkpoint.directory)
+        self._reader = EntryReader(checkpoint)
         try:
             self._has = self._reader.read_metadata().state_dict_metadata
         except Exception as error:
@@ -221,11 +242,10 @@ class _Reader:
 
     def read(self) -> None:
         """Read all that was named. Raises InvalidDocument when the files are damaged."""
-        planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-                load(self.found, storage_reader=self._reader, planner=planner, no_dist=True)
+                load(self.found, storage_reader=self._reader, planner=EntryPlanner(), no_dist=True)
         except (CheckpointException, Exception) as error:
             raise _unreadable(self.checkpoint, error) from error
 
@@ -264,9 +284,15 @@ def _optimizer_state(stage: HeldStage, name: str, parameter: Parameter) -> Itera
     for key, value in stage.optimizer.state.get(parameter, {}).items():
         if value is not None:
             yield f"optimizer/{name}/{key}", stage.parts.shared(name, value)
+    yield f"options/{name}", _options(stage, parameter)
+
+
+def _options(stage: HeldStage, parameter: Parameter) -> dict[str, Any]:
+    """The optimizer of a parameter by name, and the options of its group but for those of a device."""
+    assert stage.optimizer is not None
     group = _group_of(stage.optimizer, parameter)
-    options = {key: value for key, value in group.items() if key != "params"}
-    yield f"options/{name}", {"optimizer": type(stage.optimizer).__name__, "options": options}
+    options = {key: value for key, value in group.items() if key not in ("params", *_BY_DEVICE)}
+    return {"optimizer": type(stage.optimizer).__name__, "options": options}
 
 
 def _group_of(optimizer: Optimizer, parameter: Parameter) -> dict[str, Any]:
@@ -277,13 +303,25 @@ def _set_options(optimizer: Optimizer, name: str, parameter: Parameter, saved: d
     if saved is None:
         return
     own = type(optimizer).__name__
-    if saved["optimizer"] != own:
+    if not isinstance(saved, dict) or not isinstance(saved.get("options"), dict):
+        raise InvalidDocument(f"the checkpoint has no options of the optimizer of {name!r}")
+    if saved.get("optimizer") != own:
         raise ModelMismatch(
-            f"the checkpoint's optimizer of {name!r} is {saved['optimizer']}, the job's is {own}",
+            f"the checkpoint's optimizer of {name!r} is {saved.get('optimizer')}, the job's is {own}",
             remedy="resume with the optimizer that was used",
         )
     group = _group_of(optimizer, parameter)
-    group.update({key: value for key, value in saved["options"].items() if key not in _BY_DEVICE})
+    group.update({key: value for key, value in saved["options"].items() if key not in ("params", *_BY_DEVICE)})
+
+
+def _attributes(schedule: Any, saved: Any) -> dict[str, Any]:
+    """Return a schedule's saved state, its attributes. Raises InvalidDocument for the name of a method."""
+    if not isinstance(saved, dict):
+        raise InvalidDocument("the checkpoint's learning-rate schedule has no state")
+    for name in saved:
+        if callable(getattr(type(schedule), name, None)):
+            raise InvalidDocument(f"the checkpoint's learning-rate schedule has {name!r}, which is no state of one")
+    return saved
 
 
 _BY_DEVICE = ("foreach", "fused", "capturable")

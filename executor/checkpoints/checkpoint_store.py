@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from penstock.executor.checkpoints import checkpoint as files
 from penstock.executor.checkpoints.checkpoint import About, CheckpointFailed
-from penstock.executor.checkpoints.checkpoint_state import restore, state_of
+from penstock.executor.checkpoints.checkpoint_state import are_finite, refuse_unwritable, restore, state_of
+from penstock.executor.checkpoints.index import index_text
+from penstock.executor.checkpoints.outputs import Outputs
 from penstock.executor.program.interpreter import Interpreter
 from penstock.executor.run.work import batches_per_step
 from penstock.schemas.errors import NotFound, UnsupportedRequest
@@ -27,17 +31,27 @@ SAVE_LIMIT = timedelta(minutes=30)
 """How long ranks wait for the slowest disk."""
 
 
+class _Part(NamedTuple):
+    """What a rank has written of a checkpoint: SHA-256 of its files, and whether its parameters are finite."""
+
+    digests: dict[str, str]
+    is_finite: bool
+
+
 class Checkpoints:
     """The checkpoints of a run in one directory; every rank makes one, in the same place of its set-up (collective).
 
     ``about``: what they are of, but for the step. ``token``: keeps this run's unfinished files apart from others'.
+    ``outputs``: where this run may write.
     Raises UnsupportedRequest when rank 0 cannot write there, or another rank does not see what it wrote.
     """
 
-    def __init__(self, directory: str, keep: int, about: About, token: str) -> None:
-        self.directory = Path(directory)
+    def __init__(self, directory: str, keep: int, about: About, token: str, outputs: Outputs = Outputs()) -> None:
+        self.directory = Path(outputs.place(directory))
+        self._outputs = outputs
         self._keep = keep
         self._about = about
+        self._saved_step: int | None = None
         self._owner, self._token = token, token.replace(os.sep, "-")
         self._group = dist.new_group(timeout=SAVE_LIMIT, backend="gloo")
         self._refuse_unshared()
@@ -52,8 +66,8 @@ class Checkpoints:
         """
         found: list[Any] = [None]
         if dist.get_rank() == 0:
-            found = [(files.newest(self.directory), files.damage(self.directory))]
-        dist.broadcast_object_list(found, src=0)
+            found = [files.survey(self.directory)]
+        dist.broadcast_object_list(found, src=0, group=self._group)
         checkpoint, damaged = found[0]
         for what in damaged:
             say({"kind": "warning", "step": 0, "text": what})
@@ -69,22 +83,32 @@ class Checkpoints:
         files.refuse_other_job(checkpoint, job=about.job, seed=about.seed, global_batch_size=about.global_batch_size)
         restore(interpreter, checkpoint)
         step: int = checkpoint.next_step(batches_per_step(interpreter.program))
+        if checkpoint.directory == self._place(step):
+            self._saved_step = step
         say({"kind": "resumed", "step": step, "directory": str(checkpoint.directory)})
         return step
 
-    def save(self, interpreter: Interpreter, step: int) -> Path:
-        """Write the state after ``step`` steps; collective. Raises CheckpointFailed on all ranks alike."""
+    def refuse_unwritable(self, interpreter: Interpreter) -> None:
+        """Raise UnsupportedRequest for a model whose state cannot be saved, before it is trained."""
+        refuse_unwritable(interpreter)
+
+    def save(self, interpreter: Interpreter, step: int, *, is_finite: bool = True) -> Path:
+        """Write the state after ``step`` steps, unless this run has done so; collective.
+
+        ``is_finite``: whether the losses since the last one were. Raises CheckpointFailed on all ranks alike.
+        """
+        if self._saved_step == step:
+            return self._place(step)
         written = files.partial(self.directory, step, self._token)
-        problem = self._write(interpreter, written)
-        target = self.directory / f"step-{step}"
+        about = replace(self._about, step=step, batches=step * batches_per_step(interpreter.program))
+        problem, parts = self._write(interpreter, written)
         if dist.get_rank() == 0:
             try:
                 if problem is None:
                     files.refuse_superseded(self.directory, self._owner)
-                    files.publish(
-                        written, replace(self._about, step=step, batches=step * batches_per_step(interpreter.program))
-                    )
-                    files.prune(self.directory, self._keep)
+                    about = replace(about, is_finite=is_finite and all(part.is_finite for part in parts))
+                    digests = {name: digest for part in parts for name, digest in part.digests.items()}
+                    files.prune(self.directory, self._keep, files.publish(written, about, digests))
             except OSError as error:
                 problem = str(error)
             if problem is not None:
@@ -93,34 +117,62 @@ class Checkpoints:
         dist.broadcast_object_list(problems, src=0, group=self._group)
         if problems[0] is not None:
             raise CheckpointFailed(
-                f"the checkpoint of step {step} could not be written to {str(target)!r}: {problems[0]}"
+                f"the checkpoint of step {step} could not be written to {str(self._place(step))!r}: {problems[0]}"
             )
-        return target
+        self._saved_step = step
+        return self._place(step)
 
-    def _write(self, interpreter: Interpreter, place: Path) -> str | None:
-        """Write this rank's part; what went wrong on whichever rank."""
-        writer = FileSystemWriter(place)
+    def _place(self, step: int) -> Path:
+        return self.directory / f"step-{step}"
+
+    def _write(self, interpreter: Interpreter, place: Path) -> tuple[str | None, list[_Part]]:
+        """Write this rank's part; what went wrong on whichever rank, and for rank 0 what each rank has written."""
         planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         try:
-            save(state_of(interpreter), storage_writer=writer, planner=planner, process_group=self._group)
+            metadata = save(
+                state_of(interpreter),
+                storage_writer=FileSystemWriter(place),
+                planner=planner,
+                process_group=self._group,
+            )
         except CheckpointException as error:
-            return _first_problem(error)
-        return None
+            return _first_problem(error), []
+        parts: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+        dist.gather_object(self._part(interpreter, place, metadata), parts, dst=0, group=self._group)
+        problems = [part for part in parts or () if isinstance(part, str)]
+        return (problems[0], []) if problems else (None, parts or [])
+
+    def _part(self, interpreter: Interpreter, place: Path, metadata: Metadata) -> _Part | str:
+        """Return what this rank has written; a text says what went wrong."""
+        rank = dist.get_rank()
+        try:
+            self._outputs.refuse_moved(str(place))
+            if rank == 0:
+                files.create(place / files.INDEX, index_text(metadata))
+            digests = files.digests_of(place, [one.name for one in place.glob(f"__{rank}_*")])
+        except (OSError, UnsupportedRequest) as error:
+            return f"rank {rank}: {type(error).__name__}: {error}"
+        return _Part(digests, are_finite(interpreter))
 
     def _refuse_unshared(self) -> None:
-        """Have rank 0 prepare the directory and leave a mark that all ranks must see."""
-        mark = self.directory / f".seen-by-all.{self._token}"
+        """Have rank 0 prepare the directory and leave a mark that all ranks must see.
+
+        The mark's name is also what nobody else can have foreseen in the names of this run's unfinished checkpoints.
+        """
+        mark = self.directory / f".seen-by-all.{secrets.token_hex(4)}"
         problem: list[Any] = [None]
         if dist.get_rank() == 0:
             try:
                 files.prepare(self.directory)
+                self._outputs.refuse_moved(str(self.directory))
                 files.claim(self.directory, self._owner)
-                mark.write_bytes(b"")
+                problem = [files.create(mark).name]
             except UnsupportedRequest as error:
                 problem = [error]
         dist.broadcast_object_list(problem, src=0)
-        if problem[0] is not None:
+        if isinstance(problem[0], UnsupportedRequest):
             raise problem[0]
+        mark = self.directory / problem[0]
         seen: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(seen, os.access(mark, os.W_OK))
         if dist.get_rank() == 0:
@@ -130,6 +182,7 @@ class Checkpoints:
                 f"rank {seen.index(False)} does not see the files that rank 0 writes to {str(self.directory)!r}",
                 remedy="give a directory of a file system that all hosts share",
             )
+        self._token += mark.suffix
 
 
 def _first_problem(error: CheckpointException) -> str:

@@ -336,7 +336,8 @@ class Agent:
     def _start(self, run: str, generation: int, process: Process, arguments: Mapping[str, Any]) -> None:
         key = (run, generation, process)
         device = self._devices.get(arguments.get("device", ""))
-        line = dict(arguments) | {"directory": str(self._settings.directory.resolve())}
+        offer = self._state.offer
+        line = dict(arguments) | {"directory": offer.directory, "outputs": offer.outputs}
         mark: Path | None = None
         if process.kind == "rank":
             mark = self._scratch / f"{run}-{generation}-{process.rank}"

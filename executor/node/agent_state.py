@@ -107,7 +107,7 @@ class Offer:
         return self.models.get(model) or (model if self.any_model and ":" in model else None)
 
     def may_use(self, path: str) -> bool:
-        """Whether a run may write and read there."""
+        """Whether a run may write and read there, by the words of the path; ``check_model`` resolves its links."""
         place = PurePath(os.path.normpath(os.path.join(self.directory, path)))
         return self.outputs is None or any(place.is_relative_to(allowed) for allowed in self.outputs)
 

@@ -73,7 +73,8 @@ def _prepare(state: State, wanted: Assignment, actions: list[Action]) -> State:
     before = state.runs.get(wanted.run)
     is_checked = before is not None and before.has_checked(wanted)
     processes = [*(() if is_checked else (CHECK,)), *((STORE,) if wanted.hosts_store else ())]
-    question = {"model": state.offer.reference(wanted.model), "layers": list(wanted.layers)}
+    model = state.offer.reference(wanted.model)
+    question = {"model": model, "layers": list(wanted.layers), "paths": _paths(wanted)}
     for process in processes:
         actions.append(Start(wanted.run, wanted.generation, process, question if process == CHECK else {}))
     phase = Phase.PREPARED if is_checked else Phase.CHECKING

@@ -1,8 +1,9 @@
 """Answers whether a job can be trained under a plan: ``python -m penstock.executor.node.check_model``.
 
-A process of its own, because the agent loads neither torch nor the user's code. It reads one JSON line
-``{model, directory, layers}`` and writes one: ``{"kind": "ready"}``, or
-``{"kind": "refused", "reason": …, "code": …}``.
+A process of its own, because the agent loads neither torch nor the user's code, nor waits for file systems. It reads
+one JSON line ``{model, directory, layers, paths, outputs}`` (``paths``: where the run writes; ``outputs``: the
+directories below which it may) and writes one: ``{"kind": "ready"}``, or ``{"kind": "refused", "reason": …,
+"code": …}``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
+from penstock.executor.checkpoints.outputs import Outputs
 from penstock.schemas.errors import ModelMismatch, PenstockError
 
 _SAMPLES = 2
@@ -49,6 +51,8 @@ def main(asked: TextIO, said: TextIO) -> int:
     question = json.loads(asked.readline())
     answer: dict[str, object] = {"kind": "ready"}
     try:
+        for path in question["paths"]:
+            Outputs.parse(question["outputs"]).place(os.path.join(question["directory"], path))
         check(question["model"], question["directory"], question["layers"])
     except PenstockError as error:
         answer = {"kind": "refused", "reason": str(error), "code": error.code}

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from penstock.executor.checkpoints.outputs import Outputs
 from penstock.executor.run.work import batches_per_step
 from penstock.schemas.errors import MissingExtra, UnsupportedRequest
 
@@ -24,18 +25,28 @@ _FLUSH_S = 5
 
 
 class Metrics:
-    """Both kinds of files; either may be left out.
+    """Both kinds of files; either may be left out. ``outputs``: where they may be.
 
     Raises UnsupportedRequest for a place that cannot be written, MissingExtra without TensorBoard.
     """
 
     def __init__(
-        self, path: str | None, tensorboard_directory: str | None, first_step: int, interpreter: Interpreter
+        self,
+        path: str | None,
+        tensorboard_directory: str | None,
+        first_step: int,
+        interpreter: Interpreter,
+        outputs: Outputs,
     ) -> None:
+        path, tensorboard_directory = (
+            None if one is None else outputs.place(one) for one in (path, tensorboard_directory)
+        )
         self._interpreter = interpreter
         self._learning_rate = _learning_rate(interpreter)
         self._lines = None if path is None else _opened(path)
         self._board = None if tensorboard_directory is None else _board(tensorboard_directory, first_step)
+        for one in filter(None, (path, tensorboard_directory)):
+            outputs.refuse_moved(one)
 
     def step(self, step: int, loss: float, time_ns: int) -> None:
         """A step that was trained, with the learning rate that it began with."""

@@ -7,8 +7,9 @@ Reads one JSON line from stdin, its assignment::
 ``programs``: those that this rank runs, one after the other (``program``: a single one); with several, ``segments``
 says which comes when from ``first_step`` on (from step 0 where that is not given), and without that they are a
 ladder. Training goes up to step ``steps``.
-Optional: ``options`` (``schemas.api.run_options.RunOptions``), ``plan_hash`` (for checkpoints), ``device`` (torch's
-name, "cpu"), ``transport`` ("auto", or one of ``executor.transport``), ``boundaries`` (of the plan's profile: per cut
+Optional: ``outputs`` (directories below which alone the run may write), ``options``
+(``schemas.api.run_options.RunOptions``), ``plan_hash`` (for checkpoints), ``device`` (torch's name, "cpu"),
+``transport`` ("auto", or one of ``executor.transport``), ``boundaries`` (of the plan's profile: per cut
 ``[name, bytes_per_sample, gradient_bytes_per_sample]`` of each tensor), ``timeout_s`` (a peer silent for longer is
 taken for dead), ``listening`` (descriptor of the store's socket: this rank hosts the store), ``mark`` (file of two
 native 64-bit integers where the index of the running instruction and the step are kept), ``host`` (ranks of one host
@@ -42,6 +43,7 @@ import torch
 import torch.distributed as dist
 
 from penstock.executor.checkpoints.checkpoint import About
+from penstock.executor.checkpoints.outputs import Outputs
 from penstock.executor.checkpoints.shutdown import GracefulShutdown, ShutdownRequested
 from penstock.executor.children import die_with
 from penstock.executor.host_memory import keep_freed_memory
@@ -123,6 +125,7 @@ class Rank:
         self.say = say
         self._give_up = give_up
         self.mark: Mark = open_mark(assignment.get("mark"))
+        self._outputs = Outputs.parse(assignment.get("outputs"))
         self.options = RunOptions.parse(assignment.get("options") or {})
         self._trainer: Trainer | None = None
         self._clock: Reading | None = None
@@ -297,14 +300,19 @@ class Rank:
             plan_hash=given.get("plan_hash"),
             torch_version=torch.__version__,
         )
-        return Checkpoints(options.checkpoint_directory, options.keep_checkpoints, about, given["prefix"])
+        return Checkpoints(
+            options.checkpoint_directory, options.keep_checkpoints, about, given["prefix"], self._outputs
+        )
 
     def _course(self, checkpoints: Checkpoints | None, interpreter: Interpreter) -> Course:
         """What is left to train: from the newest checkpoint on where one is asked for. Raises NotFound without one."""
         given, options = self.assignment, self.options
         first_step = 0
-        if checkpoints is not None and options.resume:
-            first_step = checkpoints.resume(interpreter, self._report_first, may_start_anew=options.resume == "auto")
+        if checkpoints is not None:
+            checkpoints.refuse_unwritable(interpreter)
+            if options.resume:
+                auto = options.resume == "auto"
+                first_step = checkpoints.resume(interpreter, self._report_first, may_start_anew=auto)
         expected = given.get("first_step")
         if expected is not None and expected != first_step:
             raise InvalidDocument(
@@ -328,10 +336,10 @@ class Rank:
 
     def _open_metrics(self, course: Course, interpreter: Interpreter) -> Metrics | None:
         options = self.options
-        wanted = options.metrics_path is not None or options.tensorboard_directory is not None
-        if self.program.rank != 0 or not wanted:
+        paths = (options.metrics_path, options.tensorboard_directory)
+        if self.program.rank != 0 or not any(paths):
             return None
-        return Metrics(options.metrics_path, options.tensorboard_directory, course.first_step, interpreter)
+        return Metrics(*paths, course.first_step, interpreter, self._outputs)
 
     def _report_first(self, event: Mapping[str, Any]) -> None:
         if self.program.rank == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from penstock.executor.checkpoints.checkpoint import (
     MARKER,
     About,
     claim,
-    damage,
+    create,
     newest,
     partial,
     prepare,
@@ -21,22 +22,26 @@ from penstock.executor.checkpoints.checkpoint import (
     read,
     refuse_other_job,
     refuse_superseded,
+    survey,
 )
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 
 pytestmark = pytest.mark.tier("quick")
 
 
-def about(step: int, batches: int | None = None) -> About:
-    return About(step, step if batches is None else batches, "tiny", 5, "synchronous", 1, 12, None, "2.13.0")
+def about(step: int, batches: int | None = None, *, is_finite: bool = True) -> About:
+    batches = step if batches is None else batches
+    return About(step, batches, "tiny", 5, "synchronous", 1, 12, None, "2.13.0", is_finite)
 
 
-def write(directory: Path, step: int, batches: int | None = None, text: str = "numbers") -> Path:
+def write(
+    directory: Path, step: int, batches: int | None = None, text: str = "numbers", *, is_finite: bool = True
+) -> Path:
     place = partial(directory, step, "token")
     place.mkdir(parents=True)
     (place / "__0_0.distcp").write_text(text)
     (place / ".metadata").write_text("names")
-    return publish(place, about(step, batches)).directory
+    return publish(place, about(step, batches, is_finite=is_finite)).directory
 
 
 def test_the_newest_complete_one_is_found(tmp_path: Path) -> None:
@@ -49,7 +54,7 @@ def test_the_newest_complete_one_is_found(tmp_path: Path) -> None:
     assert found.directory == tmp_path / "step-10"
     assert found.about == about(10)
     assert found.next_step() == 10
-    assert damage(tmp_path) == []
+    assert survey(tmp_path).damaged == []
 
 
 def test_one_that_is_being_written_is_not_seen(tmp_path: Path) -> None:
@@ -57,7 +62,7 @@ def test_one_that_is_being_written_is_not_seen(tmp_path: Path) -> None:
     place.mkdir()
     (place / ".metadata").write_text("names")
     assert newest(tmp_path) is None
-    assert damage(tmp_path) == []
+    assert survey(tmp_path).damaged == []
     prepare(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -81,7 +86,7 @@ def test_a_damaged_one_is_left_out_and_named(tmp_path: Path, harm: object, words
     found = newest(tmp_path)
     assert found is not None
     assert found.about.step == 1
-    (told,) = damage(tmp_path)
+    (told,) = survey(tmp_path).damaged
     assert words in told
     assert str(broken) in told
     with pytest.raises(InvalidDocument, match="step-2"):
@@ -141,6 +146,27 @@ def test_a_later_generation_fences_the_earlier_ones(tmp_path: Path) -> None:
     claim(tmp_path, "run-2/1")
     with pytest.raises(OSError, match="'run-2/1' owns"):
         refuse_superseded(tmp_path, "run-1/10")
+
+
+def test_no_link_in_the_directory_is_written_through(tmp_path: Path) -> None:
+    """What could be foreseen of the names of unfinished files is what others may have made links of."""
+    place, mine = tmp_path / "saved", tmp_path / "mine"
+    place.mkdir()
+    mine.mkdir()
+    (mine / "file").write_text("mine")
+    for name in (f".trial-{os.getpid()}", f".owner.{os.getpid()}", ".owner"):
+        (place / name).symlink_to(mine / "file")
+    for name in (".step-3.run-1-1", ".step-3.replaced"):
+        (place / name).symlink_to(mine)
+    prepare(place)
+    claim(place, "run-1/1")
+    assert not partial(place, 3, "run-1-1").is_symlink()
+    write(place, 3)
+    (place / "step-3" / "link").symlink_to(mine / "file")
+    prune(place, 1)
+    assert {one.name: one.read_text() for one in mine.iterdir()} == {"file": "mine"}
+    with pytest.raises(FileExistsError):
+        create(place / "step-3" / "link", "theirs")
 
 
 @pytest.mark.tier("ci")

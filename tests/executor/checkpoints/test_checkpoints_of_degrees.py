@@ -229,9 +229,9 @@ def test_a_checkpoint_of_another_model_is_refused_before_any_step(pool: RankPool
     bytes_of[: len(bytes_of) // 2] = bytes(len(bytes_of) // 2)
     shard.write_bytes(bytes(bytes_of))
     results = run(pool, TWO, tensor=2, steps=2, resume=True, **where)
-    unreadable = [one for one in results if "cannot be read" in one["reason"]]
+    unreadable = [one for one in results if "'__0_0.distcp' changed after it was written" in one["reason"]]
     assert unreadable, results
-    assert all(one["remedy"].startswith("put its files back") for one in unreadable)
+    assert all(one["remedy"].startswith("give the directory of an earlier run") for one in unreadable)
     assert {len(one["reason"].splitlines()) for one in unreadable} == {2}, "a sentence, and what to do"
     assert not any(event["kind"] == "step" for one in results for event in one["events"])
     assert [one.name for one in tmp_path.glob("step-*")] == ["step-1"]

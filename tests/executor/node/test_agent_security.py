@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import json
 from pathlib import Path
 
 import pytest
 from test_state import OFFER, assignment, play, synced
 
+from penstock.executor.node import check_model
 from penstock.executor.node.agent_state import Offer, State
 from penstock.executor.node.settings import AgentSettings
 from penstock.schemas.api.run_options import RunOptions
@@ -39,6 +42,27 @@ def test_a_run_uses_the_directories_of_the_agents_configuration(path: str, allow
         if refused:
             assert repr(path) in refused[0]
             assert "'/shared/out', '/scratch'" in refused[0]
+
+
+def test_symbolic_links_lead_nowhere_else(tmp_path: Path):
+    """The words of the path are those of an allowed directory; the real place is not."""
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "shared" / "link").symlink_to(tmp_path / "outside")
+    said = io.StringIO()
+    question = {
+        "model": "no_such:job",
+        "directory": str(tmp_path),
+        "layers": [],
+        "paths": ["shared/link/here"],
+        "outputs": [str(tmp_path / "shared")],
+    }
+    check_model.main(io.StringIO(json.dumps(question)), said)
+    answer = json.loads(said.getvalue())
+    assert answer["kind"] == "refused"
+    assert (
+        f"leads to '{tmp_path}/outside/here', which is below none of the agent's output_directories" in answer["reason"]
+    )
 
 
 def test_a_run_that_writes_nothing_needs_no_directory():

@@ -85,7 +85,7 @@ RUNNING = (*PREPARED, synced(assignment("start")))
 
 def test_prepare_starts_the_check_with_the_job_of_the_models_key():
     state, actions = play(synced(assignment()))
-    assert actions == [Start("r", 1, CHECK, {"model": "toys:job", "layers": ["x", "y"]})]
+    assert actions == [Start("r", 1, CHECK, {"model": "toys:job", "layers": ["x", "y"], "paths": []})]
     assert state.runs["r"].phase is Phase.CHECKING
     assert told(state) == []
 

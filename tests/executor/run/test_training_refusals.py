@@ -20,6 +20,7 @@ from rank_pool import JOBS, SEED
 from torch._C._distributed_c10d import TCPStore
 
 from penstock.executor.checkpoints.checkpoint import CheckpointFailed, newest
+from penstock.executor.checkpoints.outputs import Outputs
 from penstock.executor.run import chain, rank
 from penstock.executor.run.rank import Rank
 from penstock.executor.torch_versions import refuse_unfit_torch, untried
@@ -31,7 +32,7 @@ ONE = [Part(6, (0,))]
 def run(job: Any, where: str, *, steps: int = 1, **options: Any) -> list[dict[str, Any]]:
     """The events of a run of one rank in this process."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
-    given = {name: options.pop(name) for name in ("seed", "first_step", "segments") if name in options}
+    given = {name: options.pop(name) for name in ("seed", "first_step", "segments", "outputs") if name in options}
     events: list[dict[str, Any]] = []
     assignment = {
         "rank": 0,
@@ -125,9 +126,9 @@ def test_a_damaged_checkpoint_is_told_and_an_older_one_taken(tmp_path: Path) -> 
 def test_a_checkpoint_whose_numbers_are_gone_is_refused(tmp_path: Path) -> None:
     """As long as before, but not what was written."""
     trained("momentum", checkpoint_directory=str(tmp_path))
-    names = tmp_path / "step-1" / ".metadata"
-    names.write_bytes(bytes(names.stat().st_size))
-    with pytest.raises(InvalidDocument, match="step-1' cannot be read"):
+    numbers = tmp_path / "step-1" / "__0_0.distcp"
+    numbers.write_bytes(bytes(numbers.stat().st_size))
+    with pytest.raises(NotFound, match=r"step-1' is damaged: its SHA-256 says that '__0_0\.distcp' changed"):
         trained("momentum", steps=2, resume=True, checkpoint_directory=str(tmp_path))
 
 
@@ -144,6 +145,33 @@ def test_a_place_that_cannot_be_written_is_refused_before_training(tmp_path: Pat
     (tmp_path / "file").write_text("")
     with pytest.raises(UnsupportedRequest, match=r"cannot be written to '.*/file/x': Not a directory"):
         trained("momentum", **{option: str(tmp_path / "file" / "x")})
+
+
+@pytest.mark.parametrize("option", ["checkpoint_directory", "metrics_path", "tensorboard_directory"])
+def test_a_link_out_of_the_allowed_directories_is_refused(tmp_path: Path, option: str) -> None:
+    """The agent's check is past: the link may have been made since."""
+    outside, shared = tmp_path / "outside", tmp_path / "shared"
+    outside.mkdir()
+    shared.mkdir()
+    (shared / "link").symlink_to(outside)
+    with pytest.raises(UnsupportedRequest, match=r"link/here' leads to '.*/outside/here', which is below none"):
+        trained("momentum", outputs=[str(shared)], **{option: str(shared / "link" / "here")})
+    assert list(outside.iterdir()) == []
+    trained("momentum", outputs=[str(shared)], **{option: str(shared / "here")})
+    assert (shared / "here").exists()
+
+
+def test_a_directory_that_became_a_link_is_not_written_to(tmp_path: Path) -> None:
+    outputs = Outputs.parse([str(tmp_path / "shared")])
+    place = outputs.place(str(tmp_path / "shared" / "run"))
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "run").symlink_to(tmp_path / "shared" / "other")
+    with pytest.raises(UnsupportedRequest, match="has been replaced by a symbolic link to"):
+        outputs.refuse_moved(place)
+    Path(place).unlink()
+    Path(place).symlink_to(tmp_path / "outside")
+    with pytest.raises(UnsupportedRequest, match="which is below none"):
+        outputs.refuse_moved(place)
 
 
 def test_a_job_without_evaluation_is_refused() -> None:
