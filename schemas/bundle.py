@@ -16,7 +16,7 @@ from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.document import Document, Part
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.schemas.program import TRANSPORTS, Transport
-from penstock.schemas.quantities import Bytes, ContentHash, Count, Flag, Name, Nanoseconds, Number, PositiveCount
+from penstock.schemas.quantities import Bytes, ContentHash, Count, Flag, Loss, Name, Nanoseconds, Number, PositiveCount
 from penstock.schemas.request import UpdateRule
 
 BoundarySize = tuple[Name, Count, Count]
@@ -176,7 +176,7 @@ class LaunchReport(Document):
     state: Literal["succeeded", "left"] = Field(description="left: asked to end, and saved")
     first_step: Count = Field(description="0, or the step of the checkpoint that it resumed from")
     steps_done: Count
-    losses: tuple[Number | None, ...] = Field(description="of each step from `first_step` on; null: not finite")
+    losses: tuple[Loss, ...] = Field(description="of each step from `first_step` on; a text where it is not finite")
     step_times_ns: tuple[Nanoseconds, ...] = Field(
         description="per global batch; without the first, which warms up, of several"
     )

@@ -187,6 +187,13 @@ class RunFailed(PenstockError):
     exit_code = 1
 
 
+class NonfiniteLoss(RunFailed):
+    """A loss, or a parameter, is NaN or infinite: the same steps would come to the same again."""
+
+    code = "nonfinite-loss"
+    title = "The loss is not finite"
+
+
 class MissingExtra(PenstockError):
     """An optional dependency is not installed."""
 

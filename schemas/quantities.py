@@ -6,9 +6,10 @@ such a document is validated with ``context={"units": True}``; the wire takes in
 
 from __future__ import annotations
 
+import math
 import re
 from decimal import Decimal
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo
 
@@ -69,6 +70,9 @@ Scalar = Annotated[str | int | float | bool, BeforeValidator(_within_wire)]
 Flag = Annotated[bool, Field(strict=True)]
 Number = Annotated[float, Field(strict=True)]
 """A number, and neither ``true`` nor a text that looks like one."""
+Nonfinite = Literal["NaN", "Infinity", "-Infinity"]
+Loss = Number | Nonfinite
+"""A loss; JSON has no number for one that ran away, so that is a text, which ``float`` reads."""
 Count = Annotated[int, Field(strict=True, ge=0, le=MAX_WIRE_INTEGER)]
 PositiveCount = Annotated[int, Field(strict=True, ge=1, le=MAX_WIRE_INTEGER)]
 Nanoseconds = Annotated[int, Field(strict=True, ge=0, le=MAX_WIRE_INTEGER), _with_units(parse_time_ns)]
@@ -79,3 +83,10 @@ Name = Annotated[str, Field(min_length=1, max_length=512)]
 AgentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 """What an agent, and so a node, may be called; the same where it is configured and where it comes in."""
 ContentHash = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+
+
+def spell(loss: float) -> float | Nonfinite:
+    """Return a loss as JSON has it."""
+    if math.isfinite(loss):
+        return loss
+    return "NaN" if math.isnan(loss) else "Infinity" if loss > 0 else "-Infinity"

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from penstock.executor.checkpoints import checkpoint as files
-from penstock.executor.checkpoints.checkpoint import About, CheckpointFailed
+from penstock.executor.checkpoints.checkpoint import About, Checkpoint, CheckpointFailed
 from penstock.executor.checkpoints.checkpoint_state import are_finite, refuse_unwritable, restore, state_of
 from penstock.executor.checkpoints.index import index_text
 from penstock.executor.checkpoints.outputs import Outputs
@@ -51,7 +51,8 @@ class Checkpoints:
         self._outputs = outputs
         self._keep = keep
         self._about = about
-        self._saved_step: int | None = None
+        self._newest: Checkpoint | None = None
+        self._newest_finite: Checkpoint | None = None
         self._owner, self._token = token, token.replace(os.sep, "-")
         self._group = dist.new_group(timeout=SAVE_LIMIT, backend="gloo")
         self._refuse_unshared()
@@ -82,9 +83,11 @@ class Checkpoints:
         about = self._about
         files.refuse_other_job(checkpoint, job=about.job, seed=about.seed, global_batch_size=about.global_batch_size)
         restore(interpreter, checkpoint)
+        if checkpoint.about.is_finite:
+            self._newest_finite = checkpoint
         step: int = checkpoint.next_step(batches_per_step(interpreter.program))
         if checkpoint.directory == self._place(step):
-            self._saved_step = step
+            self._newest = checkpoint
         say({"kind": "resumed", "step": step, "directory": str(checkpoint.directory)})
         return step
 
@@ -92,35 +95,46 @@ class Checkpoints:
         """Raise UnsupportedRequest for a model whose state cannot be saved, before it is trained."""
         refuse_unwritable(interpreter)
 
-    def save(self, interpreter: Interpreter, step: int, *, is_finite: bool = True) -> Path:
+    def save(self, interpreter: Interpreter, step: int, *, is_finite: bool) -> Checkpoint:
         """Write the state after ``step`` steps, unless this run has done so; collective.
 
         ``is_finite``: whether the losses since the last one were. Raises CheckpointFailed on all ranks alike.
         """
-        if self._saved_step == step:
-            return self._place(step)
+        if self._newest is not None and self._newest.about.step == step:
+            return self._newest
         written = files.partial(self.directory, step, self._token)
         about = replace(self._about, step=step, batches=step * batches_per_step(interpreter.program))
         problem, parts = self._write(interpreter, written)
+        made: Checkpoint | None = None
         if dist.get_rank() == 0:
             try:
                 if problem is None:
                     files.refuse_superseded(self.directory, self._owner)
                     about = replace(about, is_finite=is_finite and all(part.is_finite for part in parts))
                     digests = {name: digest for part in parts for name, digest in part.digests.items()}
-                    files.prune(self.directory, self._keep, files.publish(written, about, digests))
+                    made = files.publish(written, about, digests)
+                    files.prune(self.directory, self._keep, made)
             except OSError as error:
                 problem = str(error)
             if problem is not None:
                 shutil.rmtree(written, ignore_errors=True)
-        problems = [problem]
-        dist.broadcast_object_list(problems, src=0, group=self._group)
-        if problems[0] is not None:
+        outcome = [problem or made]
+        dist.broadcast_object_list(outcome, src=0, group=self._group)
+        if not isinstance(outcome[0], Checkpoint):
             raise CheckpointFailed(
-                f"the checkpoint of step {step} could not be written to {str(self._place(step))!r}: {problems[0]}"
+                f"the checkpoint of step {step} could not be written to {str(self._place(step))!r}: {outcome[0]}"
             )
-        self._saved_step = step
-        return self._place(step)
+        self._newest = outcome[0]
+        if self._newest.about.is_finite:
+            self._newest_finite = self._newest
+        return self._newest
+
+    def kept(self) -> str:
+        """Say which checkpoint a run whose loss is not finite can be resumed from."""
+        finite = self._newest_finite
+        return (
+            "no finite checkpoint of this run" if finite is None else f"the finite checkpoint {str(finite.directory)!r}"
+        )
 
     def _place(self, step: int) -> Path:
         return self.directory / f"step-{step}"
@@ -157,7 +171,8 @@ class Checkpoints:
     def _refuse_unshared(self) -> None:
         """Have rank 0 prepare the directory and leave a mark that all ranks must see.
 
-        The mark's name is also what nobody else can have foreseen in the names of this run's unfinished checkpoints.
+        Its random name is also part of the names of unfinished checkpoints: who may write here cannot foresee
+        those.
         """
         mark = self.directory / f".seen-by-all.{secrets.token_hex(4)}"
         problem: list[Any] = [None]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.executor.launched.places import Presence
 from penstock.schemas.bundle import JobBundle, LaunchReport
+from penstock.schemas.quantities import spell
 
 Event = Mapping[str, Any]
 
@@ -35,12 +35,12 @@ def launch_report(
             "state": "left" if done[0] is None else "succeeded",
             "first_step": first_step,
             "steps_done": first_step + len(steps),
-            "losses": [_finite(event["loss"]) for event in steps],
+            "losses": [spell(event["loss"]) for event in steps],
             "step_times_ns": times_ns,
             "predicted_time_per_global_batch_ns": bundle.predicted_time_per_global_batch_ns,
             "measured_time_per_global_batch_ns": sorted(times_ns)[len(times_ns) // 2] if times_ns else None,
             "gradient_check": None if done[0] is None else done[0]["gradient_check"],
-            "evaluations": [{"step": event["step"], "loss": _finite(event["loss"])} for event in evaluated],
+            "evaluations": [{"step": event["step"], "loss": spell(event["loss"])} for event in evaluated],
             "checkpoint_step": saved[-1]["step"] if saved else None,
             "ranks": [
                 {
@@ -67,7 +67,3 @@ def differs_from_one_process(done: Event | None) -> str | None:
         f"the run does not train what one process trains: gradients {apart:.3g} apart, loss {loss_apart:.3g}, where "
         f"{tolerance:.3g} would be rounding"
     )
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

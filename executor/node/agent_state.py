@@ -43,13 +43,14 @@ class Phase(StrEnum):
 
 
 class Suspect(NamedTuple):
-    """A rank that failed, and what is known of it."""
+    """A rank that failed, and what is known of it. ``is_final``: the same steps would fail again."""
 
     rank: int
     reason: str
     instruction: str | None
     code: int | None = None
     last_lines: tuple[str, ...] = ()
+    is_final: bool = False
 
     @property
     def is_root_cause(self) -> bool:

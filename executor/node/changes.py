@@ -37,6 +37,7 @@ def report_failure(state: State, run: str, culprit: Suspect) -> State:
         signal=-code if code is not None and code < 0 else None,
         exit_code=code if code is not None and code >= 0 else None,
         last_lines=list(culprit.last_lines),
+        is_final=culprit.is_final,
     )
 
 

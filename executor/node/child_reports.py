@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,6 +16,8 @@ from penstock.executor.node.stimuli import STORE, Action, Exited, Said, SetTimer
 from penstock.executor.program.mark import where
 from penstock.schemas.api.agents import Checkpointed, Climbed, Evaluated, RankDone, StepReported, Traced, Warned
 from penstock.schemas.document import faults_of
+from penstock.schemas.errors import NonfiniteLoss
+from penstock.schemas.quantities import spell
 
 PEER_LOST_GRACE_NS = 700_000_000
 EXIT_GRACE_NS = 3_000_000_000
@@ -71,7 +72,7 @@ def _take_rank_message(
                 state = queue_event(state, "started", run, ranks=ranks)
             return state
         case "step":
-            reported = StepReported.model_validate({**message, "loss": _finite(message.get("loss"))})
+            reported = StepReported.model_validate({**message, "loss": _spelled(message.get("loss"))})
             if reported.step == 0 and reported.time_ns is not None:
                 state = change(state, run, first_times_ns=dict(record.first_times_ns) | {rank: reported.time_ns})
             key = RankKey(run, record.generation, rank)
@@ -82,7 +83,7 @@ def _take_rank_message(
         case "checkpoint" | "resumed" as kind:
             return queue_event(state, kind, run, **Checkpointed.model_validate(message).model_dump())
         case "evaluation":
-            evaluated = Evaluated.model_validate({**message, "loss": _finite(message.get("loss"))})
+            evaluated = Evaluated.model_validate({**message, "loss": _spelled(message.get("loss"))})
             return queue_event(state, "evaluation", run, **evaluated.model_dump())
         case "rung":
             return queue_event(state, "rung", run, **Climbed.model_validate(message).model_dump())
@@ -98,7 +99,8 @@ def _take_rank_message(
         case "failed" if rank not in record.done:
             at = where(message.get("step"), message.get("index"), message.get("instruction"))
             lines = tuple(map(str, message.get("traceback") or ()))
-            suspect = Suspect(rank, str(message.get("reason")), at, last_lines=lines)
+            is_final = message.get("error") == NonfiniteLoss.__name__
+            suspect = Suspect(rank, str(message.get("reason")), at, last_lines=lines, is_final=is_final)
             delay_ns = EXIT_GRACE_NS if suspect.is_root_cause else PEER_LOST_GRACE_NS
             actions.append(SetTimer(run, record.generation, delay_ns))
             return change(state, run, suspects=(*record.suspects, suspect))
@@ -113,13 +115,12 @@ def _rank_done(record: Record, rank: int, message: Mapping[str, Any]) -> RankDon
         times = [record.first_times_ns[rank], *(times or ())]
     elif warmup:
         times = None
-    losses = tuple(map(_finite, message.get("losses") or ()))
+    losses = tuple(map(_spelled, message.get("losses") or ()))
     return RankDone.model_validate({**message, "rank": rank, "step_times_ns": times, "losses": losses})
 
 
-def _finite(loss: float | None) -> float | None:
-    """JSON has no number for a loss that has run away."""
-    return loss if loss is not None and math.isfinite(loss) else None
+def _spelled(loss: float | None) -> float | str | None:
+    return None if loss is None else spell(loss)
 
 
 def on_exit(state: State, gone: Exited, actions: list[Action]) -> State:

@@ -42,7 +42,7 @@ class Outbox:
                 box = box._number_progress(key)
         return box._append(kind, run, generation, data)
 
-    def add_step(self, key: RankKey, step: int, loss: float | None, time_ns: int | None) -> Outbox:
+    def add_step(self, key: RankKey, step: int, loss: float | str | None, time_ns: int | None) -> Outbox:
         """Return the outbox with one more step of a rank."""
         box, before = self, self.waiting.get(key)
         if before is not None and (step != before["step"] + len(before["losses"]) or len(before["losses"]) >= GATHERED):

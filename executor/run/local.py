@@ -32,6 +32,7 @@ from penstock.schemas.errors import (
     InvalidDocument,
     MissingExtra,
     ModelMismatch,
+    NonfiniteLoss,
     NotFound,
     PenstockError,
     RunFailed,
@@ -44,7 +45,8 @@ PEER_GRACE_S = 0.7
 
 _LOOPBACK = "127.0.0.1"
 _OWN_ERRORS: dict[str, type[PenstockError]] = {
-    kind.__name__: kind for kind in (InvalidDocument, MissingExtra, ModelMismatch, NotFound, UnsupportedRequest)
+    kind.__name__: kind
+    for kind in (InvalidDocument, MissingExtra, ModelMismatch, NonfiniteLoss, NotFound, UnsupportedRequest)
 }
 
 

@@ -2,14 +2,13 @@
 
 A line of a step has ``step``, ``loss``, ``time_ns``, ``samples_per_s``, ``learning_rate`` and, where they exist,
 ``grad_norm`` (before clipping) and ``loss_scale``; a line of an evaluation has ``step`` (steps done) and
-``evaluation``. What is not finite is null. In event files both kinds have the number of steps done. A run that is
-resumed appends: of equal steps the last line counts.
+``evaluation``. What is not finite is the text "NaN", "Infinity" or "-Infinity". In event files both kinds have the
+number of steps done. A run that is resumed appends: of equal steps the last line counts.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from penstock.executor.checkpoints.outputs import Outputs
 from penstock.executor.run.work import batches_per_step
 from penstock.schemas.errors import MissingExtra, UnsupportedRequest
+from penstock.schemas.quantities import spell
 
 if TYPE_CHECKING:
     from penstock.executor.program.interpreter import Interpreter
@@ -79,8 +79,8 @@ class Metrics:
     def _write(self, step: int, done: int, values: dict[str, float]) -> None:
         if self._lines is not None:
             try:
-                finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-                self._lines.write(json.dumps({"step": step, **finite}) + "\n")
+                spelled = {name: spell(value) for name, value in values.items()}
+                self._lines.write(json.dumps({"step": step, **spelled}) + "\n")
                 self._lines.flush()
             except OSError as error:
                 sys.stderr.write(f"metrics are no longer written: {error}\n")

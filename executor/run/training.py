@@ -7,6 +7,7 @@ the next (``RunOptions.segments``). All ranks come to the same halts.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -26,7 +27,7 @@ from penstock.executor.program.watchdog import Watchdog
 from penstock.executor.run.check import Check
 from penstock.executor.run.metrics import Metrics
 from penstock.schemas.api.run_options import RunOptions
-from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.errors import InvalidDocument, NonfiniteLoss
 from penstock.schemas.program import Program
 
 if TYPE_CHECKING:
@@ -96,24 +97,29 @@ class Trainer:
         self._check = check
         self._shutdown = shutdown
         self._watchdog = watchdog
+        self._is_finite = True
+        self._trouble: str | None = None
         self._is_first_rank = interpreter.program.rank == 0
         self._ladder = self._make_ladder()
 
     def train(self) -> None:
         """Train the course to its end.
 
-        Raises InstructionFailed, CheckpointFailed for the last checkpoint, and ShutdownRequested.
+        Raises InstructionFailed, CheckpointFailed for the last checkpoint, NonfiniteLoss, and ShutdownRequested.
         """
         segments = self.course.segments
         for k, length in enumerate(self.course.lengths()):
             if segments is None:
                 for _ in range(length):
                     self._single_step()
+                    self._refuse_nonfinite()
                     self._leave_if_requested()
             else:
                 self._flushed(segments[k], length)
+                self._refuse_nonfinite()
                 self._leave_if_requested()
             self._halt()
+            self._refuse_nonfinite()
 
     @property
     def warmup_steps(self) -> int:
@@ -177,10 +183,33 @@ class Trainer:
         self.times_ns.append(time_ns)
         self.done = self.step = step + 1
         self._mark[1] = min(self.step, self.course.steps - 1)
+        if not math.isfinite(result.loss):
+            self._is_finite = False
+            self._note_trouble(f"the loss of step {step} is {result.loss}")
         if self._is_first_rank:
             self._say({"kind": "step", "step": step, "loss": result.loss, "time_ns": time_ns})
             if self._metrics is not None:
                 self._metrics.step(step, result.loss, time_ns)
+
+    # What is not finite
+
+    def _note_trouble(self, text: str) -> None:
+        """Report the first time that something is not finite."""
+        if self._trouble is None:
+            self._trouble = text
+            if self._is_first_rank:
+                self._say({"kind": "warning", "step": self.done, "text": text})
+
+    def _refuse_nonfinite(self) -> None:
+        """Raise NonfiniteLoss, on all ranks after the same step, unless the run may go on."""
+        if self._trouble is None or self.course.options.allow_nonfinite_loss:
+            return
+        kept = "no checkpoint" if self._checkpoints is None else self._checkpoints.kept()
+        raise NonfiniteLoss(
+            f"{self._trouble}: training ends after {self.done} steps; there is {kept}",
+            remedy="lower the learning rate, clip the gradient's norm, or compute in more bits; with "
+            "allow_nonfinite_loss (--allow-nonfinite-loss) training goes on",
+        )
 
     # The ladder
 
@@ -230,7 +259,7 @@ class Trainer:
     def _save(self, checkpoints: Checkpoints, at_end: bool) -> None:
         """Write a checkpoint; one that cannot be written ends the run only when it is the last."""
         try:
-            written = checkpoints.save(self.interpreter, self.done)
+            written = checkpoints.save(self.interpreter, self.done, is_finite=self._is_finite)
         except CheckpointFailed as error:
             if at_end:
                 raise
@@ -238,4 +267,7 @@ class Trainer:
                 self._say({"kind": "warning", "step": self.done, "text": f"{error}; training goes on"})
         else:
             if self._is_first_rank:
-                self._say({"kind": "checkpoint", "step": self.done, "directory": str(written)})
+                self._say({"kind": "checkpoint", "step": self.done, "directory": str(written.directory)})
+            if self._is_finite and not written.about.is_finite:
+                self._note_trouble(f"a parameter is not finite after {self.done} steps")
+            self._is_finite = True

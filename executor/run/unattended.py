@@ -10,7 +10,7 @@ from penstock.executor.checkpoints.checkpoint import Checkpoint, newest
 from penstock.executor.run.local import RunReport, run_locally
 from penstock.executor.run.work import Work
 from penstock.schemas.api.run_options import RunOptions
-from penstock.schemas.errors import InvalidDocument, RunFailed
+from penstock.schemas.errors import InvalidDocument, NonfiniteLoss, RunFailed
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -26,8 +26,9 @@ def run_unattended(
 ) -> RunReport:
     """``run_locally`` with the work that is left after the checkpoint that ``options`` say to go on from.
 
-    When ranks fail (RunFailed), they are started again up to ``restarts`` times, and ``on_progress`` is called with
-    ``restart {attempt, reason}``. The report has the losses of all steps since the start.
+    When ranks fail (RunFailed, but for NonfiniteLoss), they are started again up to ``restarts`` times, and
+    ``on_progress`` is called with ``restart {attempt, reason}``. The report has the losses of all steps since
+    the start.
     Raises InvalidDocument for restarts without a checkpoint directory.
     """
     if restarts and options.checkpoint_directory is None:
@@ -45,7 +46,7 @@ def run_unattended(
         try:
             report = run_locally(work_after(found), job, options=options, on_progress=listen, **more)
         except RunFailed as error:
-            if attempt == restarts:
+            if attempt == restarts or isinstance(error, NonfiniteLoss):
                 raise
             notify({"kind": "restart", "attempt": attempt + 1, "reason": str(error)})
             options = options.model_copy(update={"resume": "auto"})

@@ -46,7 +46,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.document import Part
-from penstock.schemas.quantities import Bytes, ContentHash, Count, Flag, Name, Nanoseconds, Number
+from penstock.schemas.quantities import Bytes, ContentHash, Count, Flag, Loss, Name, Nanoseconds, Number
 from penstock.schemas.trace import RankTrace
 
 EventKind = Literal[
@@ -104,11 +104,14 @@ class StoreReady(EventData):
 
 
 class Progress(EventData):
-    """Steps of a rank, from ``step`` on; losses over the global batch, null where the rank does not know it."""
+    """Steps of a rank, from ``step`` on; losses over the global batch.
+
+    A loss is null where the rank does not know it, and a text where it is not finite.
+    """
 
     rank: Count
     step: Count
-    losses: tuple[Number | None, ...] = ()
+    losses: tuple[Loss | None, ...] = ()
     times_ns: tuple[Nanoseconds | None, ...] = ()
 
 
@@ -116,7 +119,7 @@ class StepReported(EventData):
     """One step, as a rank tells it to its agent."""
 
     step: Count
-    loss: Number | None = None
+    loss: Loss | None = None
     time_ns: Nanoseconds | None = None
 
 
@@ -134,10 +137,10 @@ class Checkpointed(EventData):
 
 
 class Evaluated(EventData):
-    """The loss of the evaluation data; null where it ran away."""
+    """The loss of the evaluation data."""
 
     step: Count
-    loss: Number | None
+    loss: Loss | None
 
 
 class Climbed(EventData):
@@ -160,7 +163,7 @@ class RankDone(EventData):
 
     rank: Count
     first_step: Count = 0
-    losses: tuple[Number | None, ...] | None = None
+    losses: tuple[Loss | None, ...] | None = None
     step_times_ns: tuple[Nanoseconds, ...] | None = None
     gradient_check: Number | None = None
     peak_memory_bytes: Bytes | None = None
@@ -175,6 +178,7 @@ class RankFailed(EventData):
     signal: int | None = None
     exit_code: int | None = None
     last_lines: tuple[str, ...] = ()
+    is_final: bool = Field(default=False, description="the same steps would fail again")
 
 
 EVENT_DATA: dict[EventKind, type[EventData]] = {

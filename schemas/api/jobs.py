@@ -11,7 +11,7 @@ from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.document import Document, Part
 from penstock.schemas.errors import Fault, PenstockError
 from penstock.schemas.plan import Certificate, Plan, PlanFile
-from penstock.schemas.quantities import ContentHash, Count, Flag, Name, Nanoseconds, Number, PositiveCount
+from penstock.schemas.quantities import ContentHash, Count, Flag, Loss, Name, Nanoseconds, Number, PositiveCount
 from penstock.schemas.transformers.degrees import Degrees, Sharding
 
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
@@ -191,7 +191,7 @@ class EvaluationOut(Part):
     """The loss of the evaluation data after ``step`` steps."""
 
     step: Count
-    loss: Number | None
+    loss: Loss | None
 
 
 class RunOut(Part):
@@ -206,9 +206,9 @@ class RunOut(Part):
     finished_at: str | None = None
     steps: Count
     steps_done: Count = 0
-    losses: tuple[Number | None, ...] = Field(
+    losses: tuple[Loss | None, ...] = Field(
         default=(),
-        description="of each step from 0 on; null where it was lost with a process",
+        description="of each step from 0 on; null where it was lost with a process, a text where it is not finite",
     )
     step_times_ns: tuple[Nanoseconds, ...] = ()
     predicted_time_per_global_batch_ns: Nanoseconds

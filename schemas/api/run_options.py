@@ -30,7 +30,9 @@ class RunOptions(Part):
     )
     checkpoint_directory: Name | None = Field(default=None, description="where step-<n> directories are written")
     checkpoint_every: Count = Field(default=0, description="steps between checkpoints; 0: only one at the end")
-    keep_checkpoints: PositiveCount = Field(default=2, description="older complete ones are removed")
+    keep_checkpoints: PositiveCount = Field(
+        default=2, description="older complete ones are removed, but for the last finite one"
+    )
     resume: Flag | Literal["auto"] = Field(
         default=False,
         description="resume from the newest checkpoint; auto: start from step 0 where there is none",
@@ -40,6 +42,10 @@ class RunOptions(Part):
     tensorboard_directory: Name | None = Field(default=None, description="rank 0 writes event files here")
     staleness: Annotated[int, Field(strict=True, ge=0, le=1)] = Field(
         default=0, description="elastic averaging: how many iterations old the reference model may be"
+    )
+    allow_nonfinite_loss: Flag = Field(
+        default=False,
+        description="train on after a loss, or a parameter, that is not finite; otherwise the run fails there",
     )
     advance_forward: Flag = Field(default=False, description="search how far forwards run ahead while training")
 

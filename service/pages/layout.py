@@ -14,7 +14,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from penstock.report.words import amount, duration, percent, ranges
+from penstock.report.words import amount, duration, number, percent, ranges
 from penstock.schemas.errors import PenstockError, Unauthenticated
 from penstock.service.pages import assets
 from penstock.service.security.principals import Principal
@@ -140,6 +140,7 @@ def _environment() -> Environment:
         "navigation": NAVIGATION,
         "version": version("penstock"),
         "duration": duration,
+        "number": number,
         "amount": amount,
         "percent": percent,
         "ranges": ranges,

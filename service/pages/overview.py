@@ -7,9 +7,10 @@ from platform import python_version
 from typing import Any, get_args
 
 from penstock.report.drawing.figure import fetched_figure
-from penstock.report.words import clauses, duration
+from penstock.report.words import clauses, duration, number
 from penstock.schemas.api.jobs import JobState, RunOut
 from penstock.schemas.errors import PenstockError
+from penstock.schemas.quantities import Loss
 from penstock.schemas.topology import ClusterTopology
 from penstock.service.db.tables import ACTIVE
 from penstock.service.http.readiness import readiness
@@ -91,7 +92,7 @@ def run(sources: Sources, run_id: str) -> dict[str, Any]:
         "figures": _figures(found),
         "losses": _thinned(found.losses),
         "times": _thinned(found.step_times_ns),
-        "evaluations": [[each.step, each.loss] for each in found.evaluations],
+        "evaluations": [[each.step, each.loss] for each in found.evaluations if isinstance(each.loss, float)],
         "steps": [(step, losses.get(step), times.get(step)) for step in range(first, found.steps_done)],
         "events": sources.run_events(run_id),
         "ranks": len({name for pipeline in plan.pipelines for stage in pipeline.stages for name in stage.devices}),
@@ -151,7 +152,7 @@ def _figures(run: RunOut) -> list[tuple[str, Any]]:
     predicted, measured = run.predicted_time_per_global_batch_ns, run.measured_time_per_global_batch_ns
     figures: list[tuple[str, Any]] = [("steps done", f"{run.steps_done} of {run.steps}")]
     if run.losses and run.losses[-1] is not None:
-        figures.append(("loss of the last step", f"{run.losses[-1]:.4g}"))
+        figures.append(("loss of the last step", number(run.losses[-1], ".4g")))
     figures.append(("predicted, per global batch", duration(predicted)))
     if measured is not None:
         figures.append(("measured (median)", duration(measured)))
@@ -165,10 +166,10 @@ def _figures(run: RunOut) -> list[tuple[str, Any]]:
     return figures
 
 
-def _thinned(values: tuple[float | None, ...]) -> list[list[Any]]:
-    """Every k-th step with its value, so that a page stays small; unknown steps are left out."""
+def _thinned(values: tuple[Loss | None, ...]) -> list[list[Any]]:
+    """Every k-th step with its value, so that a page stays small; what is unknown or not finite is left out."""
     every = -(-len(values) // MAX_POINTS) or 1
-    return [[step, value] for step, value in enumerate(values) if value is not None and step % every == 0]
+    return [[step, value] for step, value in enumerate(values) if isinstance(value, int | float) and step % every == 0]
 
 
 def _links(topology: ClusterTopology) -> list[tuple[str, str, int, int, int]]:

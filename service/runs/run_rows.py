@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from penstock.schemas.api.agents import Assignment, RankAssignment, digest_of
 from penstock.schemas.api.jobs import EvaluationOut, GenerationOut, ProblemDetails, RunEvent, RunOut
 from penstock.schemas.errors import NotFound
+from penstock.schemas.quantities import Loss, spell
 from penstock.schemas.trace import RankTrace
 from penstock.service.db.tables import (
     agents,
@@ -98,7 +99,7 @@ def store_steps(
     run_id: str,
     rank: int,
     first: int,
-    losses: Sequence[float | None],
+    losses: Sequence[Loss | None],
     times_ns: Sequence[int | None],
 ) -> None:
     """Keep what a rank says of its steps from ``first`` on; one that was trained again is what it was the last time."""
@@ -189,14 +190,14 @@ def run_out(connection: sa.Connection, row: Row) -> RunOut:
     )
 
 
-def _steps(connection: sa.Connection, run_id: str) -> tuple[dict[int, float], dict[int, int]]:
+def _steps(connection: sa.Connection, run_id: str) -> tuple[dict[int, Loss], dict[int, int]]:
     """The loss of each step by the lowest rank that knows it, and the time of its slowest rank."""
     query = sa.select(run_steps.c.step, run_steps.c.loss, run_steps.c.time_ns).where(run_steps.c.run_id == run_id)
-    losses: dict[int, float] = {}
+    losses: dict[int, Loss] = {}
     times: dict[int, int] = {}
     for step, loss, time_ns in connection.execute(query.order_by(run_steps.c.step, run_steps.c.rank)):
         if loss is not None:
-            losses.setdefault(step, loss)
+            losses.setdefault(step, spell(loss) if isinstance(loss, float) else loss)
         if time_ns is not None:
             times[step] = max(times.get(step, 0), time_ns)
     return losses, times

@@ -133,7 +133,7 @@ class Runs:
             plan_hash=out.plan_hash,
             predicted_time_per_global_batch_ns=out.predicted_time_per_global_batch_ns,
             measured_times_per_global_batch_ns=out.step_times_ns[1:] or out.step_times_ns,
-            losses=tuple(loss for loss in out.losses if loss is not None),
+            losses=tuple(loss for loss in out.losses if isinstance(loss, float)),
             ranks=tuple(RankTrace.model_validate_json(body) for body in bodies),
         )
 
@@ -230,7 +230,11 @@ class Runs:
                 else:
                     fail(connection, run_id, error)
             case _, RankFailed() as failed:
-                fail(connection, run_id, _rank_failed(agent_id, failed))
+                error = _rank_failed(agent_id, failed)
+                if failed.is_final:
+                    end(connection, run_id, "failed", error)
+                else:
+                    fail(connection, run_id, error)
             case "stopped", _:
                 gone = f"agent {agent_id!r} stopped its ranks although it was not asked to"
                 fail(connection, run_id, RunFailed(gone))

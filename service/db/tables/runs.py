@@ -97,13 +97,21 @@ run_ranks = sa.Table(
     sa.Column("peak_memory_bytes", sa.BigInteger),
 )
 
+
+class LossColumn(sa.Float[float]):
+    """Losses: numbers, and "NaN", "Infinity" or "-Infinity" as texts, since SQLite takes the number NaN for NULL."""
+
+    def bind_processor(self, dialect: sa.Dialect) -> None:
+        """Leave texts as they are; PostgreSQL makes numbers of them."""
+
+
 run_steps = sa.Table(
     "run_steps",
     metadata,
     sa.Column("run_id", sa.ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
     sa.Column("step", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("rank", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("loss", sa.Float),
+    sa.Column("loss", LossColumn),
     sa.Column("time_ns", sa.BigInteger),
 )
 

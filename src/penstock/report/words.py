@@ -10,7 +10,12 @@ if TYPE_CHECKING:
     from penstock.schemas.plan import Stage
     from penstock.schemas.transformers.degrees import Degrees, Sharding
 
-__all__ = ["amount", "choice_words", "clauses", "duration", "percent", "ranges", "recomputed"]
+__all__ = ["amount", "choice_words", "clauses", "duration", "number", "percent", "ranges", "recomputed"]
+
+
+def number(value: float | str, form: str) -> str:
+    """Format a number such as a loss; a text stays: ``NaN``."""
+    return value if isinstance(value, str) else format(value, form)
 
 
 def duration(nanoseconds: float) -> str:

@@ -92,7 +92,7 @@ def outcome(job: JobBundle) -> Outcome:
             "state": "succeeded",
             "first_step": 0,
             "steps_done": 2,
-            "losses": [2.0, None],
+            "losses": [2.0, "NaN"],
             "step_times_ns": [7],
             "ranks": [],
         }
@@ -110,7 +110,7 @@ def test_rank_0_writes_report_and_trace(job: Path, plan: Path, tmp_path: Path) -
     files.write(bundle, Outcome(0))
     assert not report.exists(), "another rank"
     files.write(bundle, outcome(bundle))
-    assert LaunchReport.read(report).losses == (2.0, None)
+    assert LaunchReport.read(report).losses == (2.0, "NaN")
     written = Trace.read(trace)
     assert (written.losses, written.plan_file) == ((2.0,), PlanFile.read(plan))
     with pytest.raises(UnsupportedRequest, match=r"cannot write .*report.json': No such file"):

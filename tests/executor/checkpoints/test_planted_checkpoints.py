@@ -136,7 +136,7 @@ def refusal(directory: Path) -> str:
     return str(refused.value)
 
 
-def test_a_checkpoint_that_nobody_has_changed_is_read(step: Path) -> None:
+def test_a_checkpoint_as_it_was_written_is_read(step: Path) -> None:
     sign(step)
     found = survey(step.parent)
     assert found.newest is not None
@@ -267,7 +267,7 @@ def text_of(value: str) -> Callable[[Path], None]:
         pytest.param(text_of('{"penstock": ["dtype", "nn.Module"]}'), "no value", id="no-dtype"),
     ],
 )
-def test_words_that_nobody_writes_are_refused(step: Path, harm: Callable[[Path], None], words: str) -> None:
+def test_other_words_than_those_written_are_refused(step: Path, harm: Callable[[Path], None], words: str) -> None:
     harm(step)
     assert words in refusal(step.parent)
 

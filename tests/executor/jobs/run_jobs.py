@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import signal
@@ -98,6 +99,38 @@ class Diverging(Scheduled):
         return loss * float("nan"), count
 
 
+class DivergesAt(Scheduled):
+    """Has a loss that is not a number, or infinite, in one step; the gradient of an infinite loss is finite."""
+
+    def __init__(self, name: str, step: int, factor: float) -> None:
+        super().__init__(name, "momentum")
+        self._at, self._factor, self._now = step, factor, 0
+
+    def batch(self, step: int, rows: range) -> tuple[dict[str, Tensor], Any]:
+        self._now = step
+        return super().batch(step, rows)
+
+    def loss(self, outputs: dict[str, Tensor], targets: Any) -> tuple[Tensor, int]:
+        loss, count = super().loss(outputs, targets)
+        if self._now != self._at:
+            return loss, count
+        return (loss + self._factor if math.isinf(self._factor) else loss * self._factor), count
+
+
+class Exploding(Scheduled):
+    """Has finite losses, and in step 2 a gradient that is not finite: the parameters are not, after it."""
+
+    def loss(self, outputs: dict[str, Tensor], targets: Any) -> tuple[Tensor, int]:
+        loss, count = super().loss(outputs, targets)
+        if loss.requires_grad:
+            loss.register_hook(lambda gradient: gradient * (math.nan if self._now == 2 else 1.0))
+        return loss, count
+
+    def batch(self, step: int, rows: range) -> tuple[dict[str, Tensor], Any]:
+        self._now = step
+        return super().batch(step, rows)
+
+
 class DiesOnce(Scheduled):
     """Kills its process in step 3, if the file that ``PENSTOCK_TEST_DEATH`` names is there; it is removed then."""
 
@@ -117,6 +150,9 @@ renamed = Scheduled("run", "momentum", layers=_renamed)
 normalised = Scheduled("normalised", "momentum", layers=lambda: [*blocks(2), LayerSpec("norm", Normalised), *_last()])
 full_disk = FullDisk("run", "momentum")
 diverging = Diverging("run", "momentum")
+nan_at_2 = DivergesAt("run", 2, math.nan)
+infinite_at_2 = DivergesAt("run", 2, math.inf)
+exploding = Exploding("run", "momentum")
 dies_once = DiesOnce("run", "momentum")
 
 

@@ -423,7 +423,7 @@ def test_the_report_of_a_run_that_was_resumed_and_told_to_end() -> None:
     found = launch_report(averaging, "srun", "m:job", present("x/3", "y/0"), events, [None, None])
     plain = json.loads(found.model_dump_json())
     assert (found.state, found.first_step, found.steps_done, found.checkpoint_step) == ("left", 4, 7, 7)
-    assert plain["losses"] == [2.0, None, 1.0]
+    assert plain["losses"] == [2.0, "NaN", 1.0]
     assert found.step_times_ns == (50, 150), "of two pipelines' global batches, without the first step"
     assert [(one.step, one.loss) for one in found.evaluations] == [(6, 1.5)]
     assert [(one.node, one.local_rank, one.device) for one in found.ranks] == [("x", 3, "n1/0"), ("y", 0, "n0/0")]

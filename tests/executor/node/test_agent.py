@@ -212,6 +212,7 @@ def test_a_killed_rank_is_named_and_its_neighbours_end(service, project):
         "signal": 9,
         "exit_code": None,
         "last_lines": ["I was here"],
+        "is_final": False,
     }
     assert [event.kind for event in service.events].count("rank_failed") == 1
 

@@ -247,11 +247,17 @@ def test_the_times_of_a_rank_count_from_its_first_step(steps, done, expected):
     assert event.data["step_times_ns"] == expected
 
 
-def test_a_loss_that_has_run_away_is_told_as_unknown():
+def test_a_loss_that_has_run_away_is_told_as_such():
     state, _ = play(*RUNNING, said(RANK0, kind="step", step=1, loss=float("nan"), time_ns=1))
     state, _ = play(said(RANK0, kind="done", losses=[1.0, float("inf")], step_times_ns=[]), state=state)
-    assert [event.data["losses"] for event in state.outbox.events if event.kind == "progress"] == [(None,)]
-    assert state.outbox.events[-1].data["losses"] == [1.0, None]
+    assert [event.data["losses"] for event in state.outbox.events if event.kind == "progress"] == [("NaN",)]
+    assert state.outbox.events[-1].data["losses"] == [1.0, "Infinity"]
+
+
+def test_what_would_fail_again_is_told_as_final():
+    failed = {"kind": "failed", "reason": "the loss of step 2 is nan", "error": "NonfiniteLoss"}
+    state, _ = play(*RUNNING, said(RANK0, **failed), exited(RANK0, 1))
+    assert failure(state)["is_final"] is True
 
 
 @pytest.mark.parametrize(
@@ -290,6 +296,7 @@ def test_a_killed_rank_is_named_at_once_and_the_rest_of_the_run_ends():
         "signal": 9,
         "exit_code": None,
         "last_lines": [],
+        "is_final": False,
     }
     state, _ = play(exited(RANK0, -15), state=state)
     assert told(state) == ["prepared", "rank_failed"]
@@ -454,7 +461,7 @@ def test_ranks_that_saved_because_another_agent_leaves_are_not_to_blame_at_once(
     ("message", "data"),
     [
         ({"kind": "checkpoint", "step": 4, "directory": "/c/step-4"}, {"step": 4, "directory": "/c/step-4"}),
-        ({"kind": "evaluation", "step": 4, "loss": float("nan")}, {"step": 4, "loss": None}),
+        ({"kind": "evaluation", "step": 4, "loss": float("nan")}, {"step": 4, "loss": "NaN"}),
         ({"kind": "rung", "step": 4, "index": 1}, {"step": 4, "index": 1}),
         ({"kind": "warning", "step": 4, "text": "disk full"}, {"rank": 1, "step": 4, "text": "disk full"}),
     ],

@@ -48,16 +48,20 @@ def test_a_run_of_two_agents(server: Server):
     agents = [Agent(server.url, "node0"), Agent(server.url, "node1")]
     for agent in agents:
         agent.sync()
-    run = server.client.runs.create(PlanFile.parse(tiny_plan_file()), "gpt", steps=2, wait=False)
+    run = server.client.runs.create(PlanFile.parse(tiny_plan_file()), "gpt", steps=4, wait=False)
     prepare(agents, run.id)
     assert server.client.runs.get(run.id).state == "running"
     for rank, agent in enumerate(agents):
-        losses = [2.5, float("1e-3")] if rank else [None, None]
-        steps = {"rank": rank, "first_step": 0, "losses": losses, "step_times_ns": [10, 20 + rank]}
+        losses = [2.5, "NaN", "-Infinity", float("1e-3")] if rank else [None] * 4
+        steps = {"rank": rank, "first_step": 0, "losses": losses, "step_times_ns": [10, 20 + rank, 30, 40]}
         agent.tell("rank_done", run.id, peak_memory_bytes=5, **steps)
         agent.sync()
     done = server.client.runs.get(run.id)
-    assert (done.state, done.losses, done.step_times_ns) == ("succeeded", (2.5, 0.001), (10, 21))
+    assert (done.state, done.losses, done.step_times_ns) == (
+        "succeeded",
+        (2.5, "NaN", "-Infinity", 0.001),
+        (10, 21, 30, 40),
+    )
     assert [event.data["state"] for event in server.client.runs.event_page(run.id).items] == [
         "preparing",
         "running",

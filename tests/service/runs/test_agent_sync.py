@@ -158,6 +158,22 @@ def test_a_newer_sync_releases_the_held_one(agents: list[Agent], url: str, make_
         assert len(wait(held, 10).done) == 2
 
 
+def test_losses_that_are_not_finite_come_back_as_such(
+    client: Client, agents: list[Agent], start: Callable[..., RunOut]
+):
+    run = start(steps=5)
+    prepare(agents, run.id)
+    agents[0].tell("progress", run.id, rank=0, step=0, losses=[1.0, "NaN", "Infinity", "-Infinity", None])
+    agents[0].tell("evaluation", run.id, step=2, loss="NaN")
+    agents[0].sync()
+    found = client.runs.get(run.id)
+    assert found.losses == (1.0, "NaN", "Infinity", "-Infinity")
+    assert [one.loss for one in found.evaluations] == ["NaN"]
+    page = client._http.get(f"/runs/{run.id}").text
+    assert '<td class="number">NaN</td>' in page
+    assert '<td class="number">-Infinity</td>' in page
+
+
 def test_events_are_stored_once_and_acknowledged(client: Client, agents: list[Agent], start: Callable[..., RunOut]):
     run = start()
     prepare(agents, run.id)

@@ -153,6 +153,16 @@ def test_a_rank_that_dies_costs_a_generation(server: Server, nodes: list[Node]):
         assert told.read().decode().count("event: state") == 6
 
 
+def test_what_would_fail_again_is_not_tried_again(server: Server, nodes: list[Node]):
+    run = begin(server, nodes, max_restarts=5)
+    nodes[0].tell("rank_failed", run, rank=0, reason="the loss of step 2 is nan", is_final=True)
+    nodes[0].sync()
+    failed = ended(server.client, run)
+    assert (failed.state, failed.restarts) == ("failed", 0)
+    assert failed.error is not None
+    assert "the loss of step 2 is nan" in str(failed.error.detail)
+
+
 def test_the_last_restart_is_the_last(server: Server, nodes: list[Node]):
     run = begin(server, nodes, max_restarts=1)
     nodes[0].tell("rank_failed", run, rank=0, reason="killed")

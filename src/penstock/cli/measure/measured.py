@@ -17,12 +17,12 @@ def measured_lines(plan: Plan, ended: RunReport | RunOut, options: RunOptions) -
 
     In fp16 ranks compare the first loss alone (``executor.run.check``), and what they say of gradients is 0.
     """
-    from penstock.report.words import duration
+    from penstock.report.words import duration, number
 
     step_times_ns, losses, gradient_check = ended.step_times_ns, ended.losses, ended.gradient_check
     lines = []
     if losses:
-        first, last = ("unknown" if loss is None else f"{loss:.6f}" for loss in (losses[0], losses[-1]))
+        first, last = ("unknown" if loss is None else number(loss, ".6f") for loss in (losses[0], losses[-1]))
         lines.append(f"loss       {first} in the first step, {last} in the last of {len(losses)}")
     median = median_time_ns(step_times_ns)
     if median is not None:
@@ -71,9 +71,11 @@ def median_time_ns(step_times_ns: Sequence[int]) -> int | None:
 
 def figures(plan: Plan, report: RunReport) -> dict[str, Any]:
     """What ``--json`` prints of a run on this machine; a service's runs have the same names."""
+    from penstock.schemas.quantities import spell
+
     return {
         "plan_hash": plan.content_hash(),
-        "losses": report.losses,
+        "losses": [spell(loss) for loss in report.losses],
         "step_times_ns": report.step_times_ns,
         "predicted_time_per_global_batch_ns": plan.prediction.time_per_global_batch_ns if plan.prediction else None,
         "measured_time_per_global_batch_ns": median_time_ns(report.step_times_ns),

@@ -212,7 +212,7 @@ class Files:
                 "plan_hash": bundle.plan_hash,
                 "predicted_time_per_global_batch_ns": bundle.predicted_time_per_global_batch_ns or 0,
                 "measured_times_per_global_batch_ns": outcome.report.step_times_ns,
-                "losses": [loss for loss in outcome.report.losses if loss is not None],
+                "losses": [loss for loss in outcome.report.losses if isinstance(loss, float)],
                 "ranks": outcome.rank_traces,
                 "plan_file": None if self._plan is None else read_plan(self._plan),
             }

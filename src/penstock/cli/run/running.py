@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -358,7 +359,7 @@ def _document(file: PlanFile, report: RunReport) -> Trace:
             "plan_hash": plan.content_hash(),
             "predicted_time_per_global_batch_ns": plan.prediction.time_per_global_batch_ns if plan.prediction else 0,
             "measured_times_per_global_batch_ns": report.step_times_ns,
-            "losses": report.losses,
+            "losses": [loss for loss in report.losses if math.isfinite(loss)],
             "ranks": report.rank_traces,
             "plan_file": file,
         }

@@ -51,10 +51,12 @@ class RunProgress:
 
     def __call__(self, run: RunOut) -> None:
         """Tell a change."""
+        from penstock.report.words import number
+
         if run.state != self._state:
             self._state = run.state
             self._screen.done()
             self._screen.say(f"run {run.id} on {', '.join(run.agents) or 'no agent yet'}: {run.state}")
         loss = next((each for each in reversed(run.losses) if each is not None), None)
         if run.steps_done and loss is not None:
-            self._screen.progress(f"step {run.steps_done} of {run.steps}, loss {loss:.6g}")
+            self._screen.progress(f"step {run.steps_done} of {run.steps}, loss {number(loss, '.6g')}")

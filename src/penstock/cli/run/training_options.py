@@ -69,6 +69,13 @@ class Training:
     evaluate_every: Annotated[
         int, typer.Option(min=0, help="Number of steps between evaluations, such as 100; 0 means none.")
     ] = 0
+    allow_nonfinite_loss: Annotated[
+        bool,
+        typer.Option(
+            "--allow-nonfinite-loss",
+            help="Train on after a loss that is NaN or infinite; otherwise the run fails there.",
+        ),
+    ] = False
     staleness: Annotated[
         int,
         typer.Option(min=0, max=1, help="Age in steps of the reference weights under elastic averaging: 0 or 1."),
@@ -128,7 +135,15 @@ def run_options(flags: Mapping[str, Any], place: Callable[[str | None], str | No
     """The training options of a command; ``place`` makes a path one that ranks can open. Raises InvalidDocument."""
     from penstock.schemas.api.run_options import RunOptions
 
-    same = ("clip_norm", "checkpoint_every", "keep_checkpoints", "evaluate_every", "staleness", "advance_forward")
+    same = (
+        "clip_norm",
+        "checkpoint_every",
+        "keep_checkpoints",
+        "evaluate_every",
+        "allow_nonfinite_loss",
+        "staleness",
+        "advance_forward",
+    )
     resume = flags["resume"]
     return RunOptions.parse(
         {name: flags[name] for name in same}
