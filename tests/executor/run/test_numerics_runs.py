@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -278,7 +279,7 @@ def test_the_loss_scale_and_its_count_go_on_under_another_plan(pool: RankPool, t
         losses += losses_of(pool.train(programs, "numeric_jobs:loud", steps=steps, options=given, check=False))
     assert losses == pytest.approx(expected, rel=1e-6)
     dcp_to_torch_save(tmp_path / "step-6", tmp_path / "whole.pt")
-    scale = torch.load(tmp_path / "whole.pt")["loss_scale"]
+    scale = json.loads(torch.load(tmp_path / "whole.pt")["loss_scale"])
     known = unsplit.scaler.state_dict()
     assert (
         scale
