@@ -1,4 +1,4 @@
-"""Runs tests again and again, idle and beside busy processes, and names the failing tests (``scripts/stress-tests``)."""
+"""Runs tests again and again, idle and beside busy processes, and names the failing ones (``scripts/stress-tests``)."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Sessions:
             "no:cacheprovider",
             f"--stress-log={log}",
         ]
-        paths = [str(TESTS), str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = [str(TESTS / "ci"), str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         parent = os.getpid()
         with log.with_suffix(".txt").open("w") as output:
