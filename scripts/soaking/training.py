@@ -254,7 +254,7 @@ class Soak:
         return [pid for pid in marked() if "penstock.executor.run.rank" in command_of(pid)]
 
     def _refuse_other_losses(self, run: RunOut) -> None:
-        known = {step: loss for step, loss in enumerate(run.losses) if loss is not None}
+        known = {step: float(loss) for step, loss in enumerate(run.losses) if loss is not None}
         expected = _losses_of_one_process(self._cluster.directory, len(run.losses))
         apart = max(abs(loss - expected[step]) / abs(expected[step]) for step, loss in known.items())
         missing = len(expected) - len(known)
