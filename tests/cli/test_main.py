@@ -12,6 +12,7 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.cli.plan import judging, planning
+from penstock.schemas.plan import PlanFile
 from penstock.solvers.model.result import Progress
 
 PROFILE = {
@@ -342,7 +343,13 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_file_that_cannot_be_written(inputs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", *inputs, "--planner", "dp", "-o", str(tmp_path / "none" / "plan.json")]) == 1
+    (tmp_path / "file").write_text("")
+    assert main(["plan", *inputs, "--planner", "dp", "-o", str(tmp_path / "file" / "plan.json")]) == 1
     err = capsys.readouterr().err
-    assert "No such file or directory" in err
-    assert "none/plan.json" in err
+    assert "Not a directory" in err
+    assert "file/plan.json" in err
+
+
+def test_the_directory_of_an_output_is_made(inputs: list[str], tmp_path: Path) -> None:
+    assert main(["plan", *inputs, "--planner", "dp", "-o", str(tmp_path / "a" / "b" / "plan.json")]) == 0
+    assert PlanFile.read(tmp_path / "a" / "b" / "plan.json")

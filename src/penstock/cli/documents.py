@@ -119,15 +119,17 @@ def post_document(screen: Screen, document: ModelProfile | ClusterTopology, serv
         screen.say(f"{server} keeps it as {kept.hash}")
 
 
-def refuse_unwritable(target: str | None) -> None:
-    """Raise OSError now rather than after the work, when ``target`` cannot be written."""
+def prepare_output(target: str | None) -> None:
+    """Make the directory of ``target``. Raises OSError, before the work begins, where nothing can be written."""
     if target in (None, STANDARD):
         return
     path = Path(str(target))
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
-    if not path.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(target))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(target)) from None
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(target))
 

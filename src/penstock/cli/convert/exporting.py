@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 from typer.core import TyperGroup
 
-from penstock.cli.documents import STANDARD, read_plan, read_raw, refuse_unwritable
+from penstock.cli.documents import STANDARD, prepare_output, read_plan, read_raw
 from penstock.cli.groups import grouped
 from penstock.cli.options import LAUNCH, OUTPUT
 from penstock.cli.service.remote import Server, connect, refuse_file
@@ -345,7 +345,7 @@ def save(files: tuple[Written, ...], to: str, output: str | None) -> list[Path]:
         return []
     target = Path(str(output))
     if len(files) == 1 and not target.is_dir():
-        refuse_unwritable(str(target))
+        prepare_output(str(target))
         target.write_bytes(files[0].body)
         return [target]
     target.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 import typer
 
-from penstock.cli.documents import STANDARD, post_document, print_json, refuse_unwritable, write_document
+from penstock.cli.documents import STANDARD, post_document, prepare_output, print_json, write_document
 from penstock.cli.groups import grouped
 from penstock.cli.options import OUTPUT, Document
 from penstock.cli.service.remote import Post, Server, connect
@@ -158,7 +158,7 @@ def import_topology(
 
     Example: penstock import topology topology.conf nodes.txt -o cluster.json
     """
-    refuse_unwritable(output)
+    prepare_output(output)
     options = _options(
         {
             "name": name or (Path(output).stem if output != STANDARD else "imported"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
 
 import typer
 
-from penstock.cli.documents import STANDARD, print_json, refuse_unwritable, write_document
+from penstock.cli.documents import STANDARD, prepare_output, print_json, write_document
 from penstock.cli.groups import grouped
 from penstock.cli.options import (
     OUTPUT,
@@ -143,7 +143,7 @@ def import_layout(
     penstock import layout train.sh --from megatron --cluster 4x8xH100
     """
     for target in (output, best):
-        refuse_unwritable(target)
+        prepare_output(target)
     if as_json and STANDARD in (output, best):
         raise typer.BadParameter("standard output can hold one of them; write the plan to a file", param_hint="-o")
     if best is not None and not compare:

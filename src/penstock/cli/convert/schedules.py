@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.convert.exporting import say_notes
-from penstock.cli.documents import STANDARD, read_plan, refuse_unwritable, write_document
+from penstock.cli.documents import STANDARD, prepare_output, read_plan, write_document
 from penstock.cli.options import MODEL, Document, PlanPath
 from penstock.cli.service.remote import Server, export_there
 
@@ -45,7 +45,7 @@ def import_schedule(
     from penstock.schemas.document import unreadable
     from penstock.schemas.errors import InvalidDocument
 
-    refuse_unwritable(output)
+    prepare_output(output)
     given = read_plan(plan)
     try:
         text = sys.stdin.read() if file == STANDARD else Path(file).read_text(encoding="utf-8")
@@ -73,7 +73,7 @@ def export_schedule(plan: PlanPath, output: Document = STANDARD, server: Server 
 
     Example: penstock export schedule plan.json -o rows.csv
     """
-    refuse_unwritable(output)
+    prepare_output(output)
     text, notes = _csv(plan) if server is None else (export_there(server, plan, "csv").decode(), (ELSEWHERE,))
     if output == STANDARD:
         sys.stdout.write(text)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from penstock.cli.documents import STANDARD, print_json, read_document, read_plan, refuse_unwritable, write_document
+from penstock.cli.documents import STANDARD, prepare_output, print_json, read_document, read_plan, write_document
 from penstock.cli.durations import duration_ns
 from penstock.cli.groups import grouped
 from penstock.cli.options import MEASUREMENT, OUTPUT, Document, PlanPath
@@ -88,7 +88,7 @@ def calibrate(
     if as_json and STANDARD in (output, output_topology):
         raise typer.BadParameter("standard output can hold one of them; write the document to a file", param_hint="-o")
     for target in (output, output_topology):
-        refuse_unwritable(target)
+        prepare_output(target)
     from penstock.cli.show import Screen
 
     screen = Screen.of(quiet=as_json or STANDARD in (output, output_topology))
@@ -221,7 +221,7 @@ def export_chrome(
 
     Example: penstock export chrome plan.json --trace trace.json -o both.json
     """
-    refuse_unwritable(output)
+    prepare_output(output)
     if server is not None:
         refuse_here(trace=trace)
         Path(output).write_bytes(export_there(server, plan, "chrome-trace"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.documents import STANDARD, post_document, refuse_unwritable, write_document
+from penstock.cli.documents import STANDARD, post_document, prepare_output, write_document
 from penstock.cli.durations import METAVAR, SECOND_NS, between, seconds
 from penstock.cli.options import MEASUREMENT, Document
 from penstock.cli.panels import MEASURE
@@ -113,7 +113,7 @@ def probe(
         if peers:
             raise typer.BadParameter("the agents are the peers; give either --agents or peers")
         peers, post = _peers_of_agents(agents), post or agents
-    refuse_unwritable(output)
+    prepare_output(output)
     screen = _screen()
     topology = (
         _of_peers(screen, peers, seconds(measure_for), collectives)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import typer
 
 from penstock.cli import completion
-from penstock.cli.documents import STANDARD, post_document, read_plan, refuse_unwritable, write_document
+from penstock.cli.documents import STANDARD, post_document, prepare_output, read_plan, write_document
 from penstock.cli.durations import SECOND_NS, seconds
 from penstock.cli.groups import grouped
 from penstock.cli.options import (
@@ -291,7 +291,7 @@ def profile(
     from penstock.executor.run.job import load_job
     from penstock.executor.runtime.cuda import gpu_count
 
-    refuse_unwritable(output)
+    prepare_output(output)
     screen = _screen(output)
     where = Path.cwd() if directory is None else Path(directory)
     loaded = load_job(job, where)
@@ -346,7 +346,7 @@ def _of_transformer(
     from penstock.planning.documents import computed_profile, find_shape
     from penstock.shapes.routing import Routing
 
-    refuse_unwritable(output)
+    prepare_output(output)
     screen = _screen(output)
     routing = Routing(transformer.routing_imbalance, transformer.capacity_factor)
     shape = find_shape(transformer.example or transformer.hf or "", transformer.sequence_length, routing)
@@ -389,7 +389,7 @@ def _traced(
     from penstock.schemas.errors import UnsupportedRequest
     from penstock.shapes.costs.library import explained
 
-    refuse_unwritable(output)
+    prepare_output(output)
     screen = _screen(output)
     values = read_config(Path(transformer.hf))
     job = HuggingFaceJob(values, sequence_length=transformer.sequence_length, origin=repr(transformer.hf))
@@ -449,7 +449,7 @@ def _pipeline(plan: str, model: str, batches: int, directory: str | None, output
     from penstock.calibration.pipeline_profiling import profile_pipeline
     from penstock.report.words import duration
 
-    refuse_unwritable(output)
+    prepare_output(output)
     file, screen = read_plan(plan), _screen(output)
     where = Path.cwd() if directory is None else Path(directory)
     found = profile_pipeline(file, model, batches=batches, directory=where, progress=screen.progress)

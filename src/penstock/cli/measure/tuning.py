@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.documents import print_json, read_plan, refuse_unwritable, write_document
+from penstock.cli.documents import prepare_output, print_json, read_plan, write_document
 from penstock.cli.options import MEASUREMENT, OUTPUT, AsJson, Directory, Job
 from penstock.cli.panels import MEASURE
 
@@ -50,7 +50,7 @@ def tune(
 
     Example: penstock tune plan.json --job mytrain:job --batches 3 -o tuned.json
     """
-    refuse_unwritable(output)
+    prepare_output(output)
     file = read_plan(plan)
     from penstock.cli.show import Screen
     from penstock.planning.tune import fastest, settings, traverse

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from penstock.cli.documents import STANDARD, print_json, read_document, read_plan, refuse_unwritable
+from penstock.cli.documents import STANDARD, prepare_output, print_json, read_document, read_plan
 from penstock.cli.groups import grouped
 from penstock.cli.options import OUTPUT, AsJson, PlanPath
 from penstock.cli.panels import PLAN
@@ -254,7 +254,7 @@ def report(
     if output is None:
         output = _page_of(plan, server)
         print(f"writing {output}", file=sys.stderr)
-    refuse_unwritable(output)
+    prepare_output(output)
     if server is not None:
         refuse_here(trace=trace)
         text = export_there(server, plan, "svg" if output.endswith(".svg") else "report").decode()

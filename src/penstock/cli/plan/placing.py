@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from penstock.cli.documents import STANDARD, print_json, read_document, refuse_unwritable, write_document
+from penstock.cli.documents import STANDARD, prepare_output, print_json, read_document, write_document
 from penstock.cli.durations import METAVAR, between
 from penstock.cli.groups import grouped
 from penstock.cli.kernels import compilation_shown
@@ -166,7 +166,7 @@ def place(
 
     Example: penstock place --example gpt2-small --cluster 4x4xV100 -b 64 --nodes 1-2 --explain
     """
-    refuse_unwritable(output)
+    prepare_output(output)
     single = {"planner": planner, "schedule": schedule, "set_option": set_option, "seed": seed}
     asked = _request(request, given(question, nodes, goal, training, degrees, limits, **single))
     if output is not None and len(asked.jobs) > 1:

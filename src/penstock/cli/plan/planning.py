@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.documents import STANDARD, print_json, refuse_unwritable, write_document
+from penstock.cli.documents import STANDARD, prepare_output, print_json, write_document
 from penstock.cli.groups import grouped
 from penstock.cli.kernels import compilation_shown
 from penstock.cli.options import (
@@ -84,7 +84,7 @@ def plan(
     from penstock.planning.documents import with_effort
 
     asked = with_effort(request_of(options, open_degrees=True))
-    refuse_unwritable(output)
+    prepare_output(output)
     from penstock.cli.show import Screen, show_answer, show_result
 
     screen = Screen.of(quiet=as_json or output == STANDARD)

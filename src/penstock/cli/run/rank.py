@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import panels
-from penstock.cli.documents import read_plan, refuse_unwritable
+from penstock.cli.documents import prepare_output, read_plan
 from penstock.cli.durations import METAVAR, SECOND_NS, between, seconds
 from penstock.cli.groups import grouped
 from penstock.cli.options import LAUNCH, LONGEST, MEASUREMENT, OUTPUT, RUN, TRAINING, Directory, Job, given
@@ -185,11 +185,11 @@ class Files:
 
         for target in (self._report, self._trace):
             try:
-                refuse_unwritable(target)
+                prepare_output(target)
             except OSError as error:
                 raise UnsupportedRequest(
                     f"cannot write {target!r}: {error.strerror}",
-                    remedy="name a folder that is there on the node of rank 0",
+                    remedy="name a folder that can be written on the node of rank 0",
                 ) from None
         if self._plan is not None:
             read_plan(self._plan)

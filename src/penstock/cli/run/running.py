@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import panels
-from penstock.cli.documents import print_json, read_plan, refuse_unwritable, write_document
+from penstock.cli.documents import prepare_output, print_json, read_plan, write_document
 from penstock.cli.groups import grouped
 from penstock.cli.measure.measured import collective_lines, figures, measured_lines, memory_lines
 from penstock.cli.options import CHECKPOINTS, MEASUREMENT, RUN, AsJson, Directory, given
@@ -121,7 +121,7 @@ def run(
     """
     trace, check, metrics = measured.trace, measured.check, measured.metrics
     for target in (trace, chrome_trace, *([metrics] if server is None else [])):
-        refuse_unwritable(target)
+        prepare_output(target)
     from penstock.cli.show import Screen
 
     refuse_other_jobs(job, hf, server)
