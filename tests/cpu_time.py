@@ -1,4 +1,4 @@
-"""CPU seconds of tests, with those of the processes that they start; printed at the end, by room and by function.
+"""CPU seconds of tests, with those of the processes that they start, printed at the end by room and by function.
 
 A process counts for the tests during which it runs, also one that outlives them, and a fixture for the test that makes
 it. The compiler's work in the tests' own process is left out of a test's time, because kernels are kept on disk. The
@@ -19,6 +19,8 @@ import pytest
 from numba.core import event
 
 SHOWN = 15
+TABLE = Path(__file__).resolve().parents[1] / "out/cpu-times.tsv"
+"""CPU seconds, number of cases and name of each test function."""
 KEY = "cpu_s"
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -106,8 +108,11 @@ class CpuTimes:
         terminalreporter.section(f"CPU time: {total:.0f} s, of which tests {sum(times.values()):.0f} s")
         for title, part in (("rooms", _room), ("functions", _function)):
             terminalreporter.write_line(f"{title} that take longest, and how many cases they have:")
-            for name, taken, number in _longest(times, part):
+            for name, taken, number in _longest(times, part)[:SHOWN]:
                 terminalreporter.write_line(f"{taken:8.1f} s {number:6d}  {name}")
+        TABLE.parent.mkdir(exist_ok=True)
+        lines = [f"{taken:.2f}\t{number}\t{name}\n" for name, taken, number in _longest(times, _function)]
+        TABLE.write_text("".join(lines), encoding="utf-8")
         for name in self.too_slow:
             taken = self.calls[name]
             terminalreporter.write_line(
@@ -122,7 +127,7 @@ def _longest(times: dict[str, float], part: Callable[[str], str]) -> list[tuple[
     parts: defaultdict[str, list[float]] = defaultdict(list)
     for name, seconds in times.items():
         parts[part(name)].append(seconds)
-    return sorted(((name, sum(each), len(each)) for name, each in parts.items()), key=lambda one: -one[1])[:SHOWN]
+    return sorted(((name, sum(each), len(each)) for name, each in parts.items()), key=lambda one: -one[1])
 
 
 def _room(name: str) -> str:

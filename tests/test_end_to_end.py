@@ -352,7 +352,7 @@ def test_training_goes_on_while_the_service_is_dead(cluster, plan_for_two_ranks,
     assert done.step_times_ns != good_run.step_times_ns
 
 
-@pytest.mark.tier("ci")
+@pytest.mark.tier("nightly")
 def test_a_killed_rank_fails_the_run_and_is_named(cluster, plan_for_two_ranks):
     cluster.gate.touch()
     run = cluster.start_run(plan_for_two_ranks)

@@ -106,6 +106,7 @@ def test_a_folder_that_has_a_tier_exists(folder: str) -> None:
 
 
 def test_only_tests_with_several_cases_have_a_number_of_cases() -> None:
+    """A number is for the ci tier, so tests of later tiers have none."""
     single = [
         f"{path.name}: {node.name}"
         for path in sorted((ROOT / "tests").rglob("test_*.py"))
@@ -113,8 +114,10 @@ def test_only_tests_with_several_cases_have_a_number_of_cases() -> None:
         if isinstance(node, ast.FunctionDef)
         and (marks := [ast.unparse(each) for each in node.decorator_list])
         and any(each.startswith("pytest.mark.cases") for each in marks)
-        and not any("parametrize" in each for each in marks)
-        and not node.args.args
+        and (
+            any("tier('nightly')" in each or "tier('everything')" in each for each in marks)
+            or not (any("parametrize" in each or "usefixtures" in each for each in marks) or node.args.args)
+        )
     ]
     assert single == []
 

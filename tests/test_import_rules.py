@@ -134,23 +134,6 @@ def test_an_installation_has_one_name(name: str, tmp_path: Path) -> None:
     assert f"No module named '{name}'" in done.stderr
 
 
-@pytest.mark.tier("quick")
-@pytest.mark.parametrize("folder", [*FOLDERS, "src/penstock", "examples", "tests", "benchmarks"])
-def test_no_bare_import(folder: str) -> None:
-    """A training project may own ``schemas``, ``service`` or ``executor``: ours are always ``penstock.…``."""
-    found = []
-    for path in sorted((ROOT / folder).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.level == 0:
-                names = [node.module or ""]
-            bare = [name for name in names if name.partition(".")[0] in FOLDERS]
-            found += [f"{path.relative_to(ROOT)}:{node.lineno}: write penstock.{name}" for name in bare]
-    assert found == []
-
-
 SOLVERS = ROOT / "solvers"
 ROOMS: dict[str, set[str]] = {
     "compiled": set(),

@@ -43,6 +43,7 @@ TENSOR = laid_out(PROFILE, tensor=4, pipeline=2)
 PLAIN = laid_out(PROFILE, tensor=1, pipeline=4)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("factor", [0.4, 1.0, 1.37, 9.0])
 def test_computation_that_is_off_by_a_factor_is_found_and_with_it_other_layouts(factor: float) -> None:
     true = scaled(PROFILE, "H100", factor)

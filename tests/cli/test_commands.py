@@ -341,6 +341,7 @@ def test_serve_refuses_to_be_open_to_others(capsys: pytest.CaptureFixture[str]) 
     assert "can be reached from other machines" in capsys.readouterr().err
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("command", "code"),
     [

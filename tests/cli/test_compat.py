@@ -30,6 +30,7 @@ def test_an_old_option_is_replaced_with_a_note(old: Old, capsys: pytest.CaptureF
     assert current([*words, f"{old.option}=x"]) == [*words, *([f"{old.now}=x"] if old.now else [])]
 
 
+@pytest.mark.cases(8)
 @pytest.mark.tier("ci")
 @pytest.mark.parametrize("old", OLD_OPTIONS, ids=lambda old: f"{old.command} {old.option}")
 def test_the_command_runs_with_it(old: Old, capsys: pytest.CaptureFixture[str]) -> None:

@@ -308,6 +308,7 @@ def test_an_interrupted_search_writes_its_best_plan(
     assert capsys.readouterr().out.endswith("the best plan so far, by even, is lost: -o FILE would have kept it\n")
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("absent", "arguments", "extra"),
     [

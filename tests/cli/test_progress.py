@@ -92,7 +92,7 @@ def test_a_search_that_needs_a_kernel_says_that_it_is_compiled(
     assert [line.partition(" s: ")[2] for line in lines] == ["compiling bounding.twice"]
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.tier("ci")
 @pytest.mark.parametrize(
     ("command", "words"),

@@ -150,6 +150,7 @@ def test_each_page_shows_one_file_and_one_row() -> None:
     assert [len(commands(page)) for page in PAGES] == [4, 3]
 
 
+@pytest.mark.tier("nightly")
 def test_auto_builds_the_schedule_and_asks_the_planner(said: dict[str, Any]) -> None:
     status, calls = said["auto"]
     assert status in ("feasible", "optimal")

@@ -25,6 +25,11 @@ _LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]*)(#[^)\s]+)?\)")
 _DECISIONS = re.compile(r"\b[Dd]ecisions?\s+(\d+)((?:,? and |, )\d+)*")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _read() -> None:
+    prose()
+
+
 @pytest.mark.parametrize("page", LEAST)
 def test_every_cited_section_is_in_the_theory(page: str) -> None:
     places = [(one, cited) for one in prose() for cited in citations(one.text) if cited.page == page]

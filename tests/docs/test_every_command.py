@@ -57,7 +57,7 @@ def test_the_page_is_true(page: str, sandbox: Sandbox) -> None:
         sandbox.take(piece)
 
 
-@pytest.mark.tier("ci")
+@pytest.mark.tier("nightly")
 def test_a_service_a_worker_an_agent_and_peers_stay(planner: str, peers: tuple[str, str]) -> None:
     """The four commands of ``STAY`` were seen to be ready; the session's end sees that they end when told to."""
     assert planner.startswith("http://127.0.0.1:")

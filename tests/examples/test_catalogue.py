@@ -80,6 +80,7 @@ def test_faster_devices_take_less_time() -> None:
     assert totals["H200"] <= totals["H100"] < totals["A100"] < totals["V100"] < totals["GTX1080Ti"]
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("path", sorted(TOPOLOGIES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_topologies_parse_under_their_own_name(path: Path) -> None:
     cluster = ClusterTopology.read(path)

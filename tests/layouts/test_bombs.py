@@ -43,6 +43,7 @@ SCRIPTS = {
 }
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_is_refused_when_its_variables_stand_for_too_much(name: str) -> None:
     budget = Budget("train.sh")
@@ -114,6 +115,7 @@ PYTHON = {
 }
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", PYTHON)
 def test_a_configuration_is_refused_when_it_takes_too_many_steps(name: str) -> None:
     with pytest.raises(InvalidDocument, match=r"recipe\.py takes more than [0-9,]+ .* to read"):

@@ -338,7 +338,7 @@ def test_a_layout_that_lacks_memory_may_be_quicker_than_what_fits() -> None:
     assert all(bound.bound_ns <= value for bound in found.plan.certificates)
 
 
-@pytest.mark.tier("quick")
+@pytest.mark.tier("nightly")
 def test_the_largest_text_on_one_line_is_read() -> None:
     """Each line is looked through once for conditions: not once for each of its 49,000 assignments."""
     text = f"a=1 && PP=4 {PP} $PP " + "value=3 --some-flag " * 49_000

@@ -328,6 +328,7 @@ def test_wrong_layouts_say_what_is_wrong(form: str, text: str, words: str) -> No
     assert re.search(words, str(caught.value)), caught.value
 
 
+@pytest.mark.tier("nightly")
 @settings(max_examples=150)
 @given(
     st.sampled_from(["megatron", "torchtitan", "deepspeed", "ranges"]),
@@ -362,6 +363,7 @@ def test_a_layout_that_lacks_memory_is_judged_all_the_same() -> None:
     assert any("does not fit" in sentence for sentence in found.sentences)
 
 
+@pytest.mark.tier("nightly")
 def test_rivals_are_within_the_limits_and_beyond() -> None:
     quick = request().model_copy(update={"options": {"exclude": "polish,closing,exact,relax"}, "recompute": "never"})
     flags = "--pipeline-model-parallel-size 4 --micro-batch-size 1"

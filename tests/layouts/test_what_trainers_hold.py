@@ -322,6 +322,7 @@ def test_flags_that_change_the_answer_are_all_listed() -> None:
     assert not any("not understood" in each for each in imported("megatron", f"{PP} 2 --lr 0.1").assumptions)
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(
     "flags",
     [

@@ -76,6 +76,7 @@ def _plans(problem: Problem, within: Within, plain: tuple[Stage, ...], number: i
                 yield Candidate("all", allocation, orders, timeline)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.tier("ci")
 @pytest.mark.parametrize("trainer", sorted(TRAINERS))
 @settings(max_examples=3, phases=(Phase.explicit, Phase.generate))

@@ -53,6 +53,7 @@ def placed(asked: PlacementRequest) -> tuple[float, int, int]:
     return choice.value, choice.time_per_global_batch_ns, len(choice.devices)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_sets_that_are_alike_take_the_same_time(seed: int) -> None:
     times: dict[int, set[int]] = {}
@@ -62,6 +63,7 @@ def test_sets_that_are_alike_take_the_same_time(seed: int) -> None:
     assert len(times) < len(every_set(seed))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_set_is_faster_and_none_as_fast_has_fewer_devices(seed: int) -> None:
     _value, time_ns, devices = placed(request(seed))
@@ -69,6 +71,7 @@ def test_no_set_is_faster_and_none_as_fast_has_fewer_devices(seed: int) -> None:
     assert time_ns == min(time for _kind, _names, _count, time, _price in every_set(seed))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_set_does_more_per_device(seed: int) -> None:
     value, time_ns, devices = placed(request(seed, objective="throughput_per_device"))
@@ -84,6 +87,7 @@ def test_a_price_allows_the_fastest_of_what_it_buys(seed: int) -> None:
     assert placed(asked)[1] <= best
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_deadline_is_kept_by_the_fewest_devices(seed: int) -> None:
     times = sorted(time for _kind, _names, _count, time, _price in every_set(seed))

@@ -53,7 +53,7 @@ def test_degrees_are_chosen_as_for_a_plan() -> None:
     assert cells(found)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.tier("nightly")
 @pytest.mark.parametrize("planner", ["auto", "even"])
 def test_cells_are_whole_and_inside_nodes_where_some_gpus_are_taken(planner: str) -> None:
     """Three free GPUs fill one cell of two, and five fill two."""
@@ -104,7 +104,7 @@ def joined(bandwidth: int, *, apart: bool) -> Problem:
     return to_problem(with_open_degrees(asked))
 
 
-@pytest.mark.tier("quick")
+@pytest.mark.tier("nightly")
 def test_what_is_known_of_hosts_holds_however_they_are_joined() -> None:
     """Bounds are at most those of the set itself, and the plan is that of every choice asked by itself."""
     sets = [joined(gb * 10**9, apart=apart) for gb, apart in ((400, False), (1, True), (12, True))]

@@ -116,6 +116,7 @@ def test_what_others_have_taken_is_an_answer_of_one_job_only() -> None:
     )
 
 
+@pytest.mark.cases(1)
 @pytest.mark.tier("quick")
 @pytest.mark.parametrize("seed", range(3))
 def test_jobs_share_no_device_and_jointly_they_do_at_least_as_much(seed: int) -> None:

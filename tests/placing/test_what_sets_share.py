@@ -74,6 +74,7 @@ def plain(value: Any) -> Any:
     return [plain(each) for each in value] if isinstance(value, (tuple, list)) else value
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("seed", range(2))
 def test_a_choice_on_other_hosts_of_the_same_groups_is_what_it_would_be_by_itself(seed: int) -> None:
     known: dict[object, Known] = {}

@@ -34,7 +34,7 @@ def request(**more: Any) -> PlanRequest:
 # ---- compare ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.tier("ci")
+@pytest.mark.tier("nightly")
 def test_compare_leaves_degrees_open_and_shows_them(capsys: pytest.CaptureFixture[str]) -> None:
     own = ("--layout", "tensor=4,micro-batch=1", "--layout", "pipeline=4,replicas=1")
     assert main(["compare", *QUESTION, "--planner", "even", "--schedule", "early-backward", *own, "--json"]) == 0

@@ -80,7 +80,7 @@ def test_what_is_unknown_is_named(tmp_path: Path) -> None:
         computed_profile(find_shape("llama-3-8b"), "jax")  # type: ignore[arg-type]
 
 
-@pytest.mark.tier("ci")
+@pytest.mark.tier("nightly")
 def test_a_plan_says_how_tokens_were_routed() -> None:
     """Python's ``penstock.plan``, whose assumptions say it; more tokens on the busiest GPU take longer."""
 

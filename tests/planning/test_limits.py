@@ -46,7 +46,7 @@ def test_the_answer_is_that_of_a_solve_in_this_process() -> None:
     assert told[-1].bound.bound_ns > 0
 
 
-@pytest.mark.cases(1)
+@pytest.mark.tier("nightly")
 @pytest.mark.usefixtures("begin")
 def test_at_the_limit_the_compiler_is_ended_and_the_best_plan_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apart, "ENTRY", "ending_entries:compile_for_ever")
@@ -61,7 +61,7 @@ def test_at_the_limit_the_compiler_is_ended_and_the_best_plan_is_the_answer(monk
     assert "a.kernel" in compiled
 
 
-@pytest.mark.cases(1)
+@pytest.mark.tier("nightly")
 @pytest.mark.usefixtures("begin")
 @pytest.mark.parametrize("judged", [True, False], ids=["from-the-first-kernel", "from-the-start"])
 def test_while_the_compiler_is_at_work_interpreted_kernels_find_the_plan(
@@ -80,7 +80,7 @@ def test_while_the_compiler_is_at_work_interpreted_kernels_find_the_plan(
     assert [plan.prediction for plan in found][-1] == same.plan.prediction
 
 
-@pytest.mark.cases(1)
+@pytest.mark.tier("nightly")
 @pytest.mark.usefixtures("begin")
 def test_what_interpreted_kernels_found_is_verified_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here it might have to wait for the compiler; and a process that fails keeps no other one from its answer."""

@@ -40,6 +40,7 @@ def test_programs_say_kind_and_peak_without_context(whole: PlanFile) -> None:
         assert program.needs == Needs("V100", use.peak_memory_bytes - use.memory.context_bytes)
 
 
+@pytest.mark.tier("nightly")
 def test_each_gpu_of_a_cell_needs_what_the_cell_holds_of_one() -> None:
     file = planned(2)
     programs, timeline = penstock.programs(file), judge(file).timeline

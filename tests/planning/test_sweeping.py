@@ -169,6 +169,7 @@ def test_a_table_with_its_front(executor: Executor):
     assert [row.pareto for row in planned] == front(points)
 
 
+@pytest.mark.cases(1)
 def test_cancelling_a_future_ends_its_solver(executor: Executor, pids: Path):
     future = ask(executor, HANG)
     running = solvers(pids)
@@ -178,6 +179,7 @@ def test_cancelling_a_future_ends_its_solver(executor: Executor, pids: Path):
         future.result(PATIENCE_S)
 
 
+@pytest.mark.tier("nightly")
 def test_a_solver_past_its_limit_is_ended_and_its_best_plan_is_the_answer(pids: Path):
     with executor_of("local:1") as pool:
         future = ask(pool, HANG, solve_s=4.0)
@@ -197,6 +199,7 @@ def test_a_solver_past_its_limit_is_ended_on_a_dask_worker(cluster: Cluster, pid
     pids.unlink(missing_ok=True)
 
 
+@pytest.mark.cases(1)
 def test_a_solver_that_dies_is_a_problem_in_words(executor: Executor):
     problem = ask(executor, 4).result(PATIENCE_S)["problem"]
     assert "was killed by SIGSEGV" in problem["detail"]
@@ -211,6 +214,7 @@ sweep(SweepRequest.parse(json.loads(sys.argv[1])), limits=SolveLimits(entry="sol
 """
 
 
+@pytest.mark.tier("nightly")
 def test_a_sweep_that_is_broken_off_leaves_no_solver(pids: Path):
     asked = json.dumps({"request": tiny_request() | {"seed": HANG}})
     command = [sys.executable, "-c", HANGING_SWEEP, asked]
@@ -222,6 +226,7 @@ def test_a_sweep_that_is_broken_off_leaves_no_solver(pids: Path):
     assert psutil.wait_procs(running, PATIENCE_S)[1] == []
 
 
+@pytest.mark.tier("nightly")
 def test_a_killed_dask_worker_takes_its_solver_along_and_the_other_one_solves(cluster: Cluster, pids: Path):
     with executor_of(f"dask://{cluster.address}") as pool:
         future = ask(pool, HANG_FIRST_TIME)

@@ -99,6 +99,7 @@ def test_default_says_nothing_where_the_request_leaves_nothing_open() -> None:
     assert choice_of(named) == (4, "none")
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("asked", ["tensor=1", "next", "sharding=none"])
 def test_parts_add_up_to_both_times(asked: str) -> None:
     (other,) = explained(asked)
@@ -193,6 +194,7 @@ def by_hand() -> Iterator[tuple[str, str | None, float, int, int]]:
             yield turn.number, turn.choice, turn.factor, sign * found[0], sign * found[1]
 
 
+@pytest.mark.tier("nightly")
 def test_the_order_turns_at_the_stated_factor() -> None:
     """One percent before it the order is the plan's, one percent beyond it is not."""
     seen = set()

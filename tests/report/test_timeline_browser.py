@@ -369,6 +369,7 @@ WALK = """(() => {
 })()"""
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", ["periodic", "several", "averaging"])
 def test_plans_of_every_kind_are_walked_through(
     browser: Browser, kind: str, request: pytest.FixtureRequest, tmp_path: Path
@@ -415,6 +416,7 @@ def _lab(colour: Any, seen: Any) -> np.ndarray:
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_colours_can_be_told_apart(browser: Browser, report: str, scheme: str) -> None:
     """WCAG 1.4.11 and 1.4.3 for blocks and words; blocks of one row differ by 20 (CIE 1976) for every kind of eye."""

@@ -32,6 +32,7 @@ def _request(free_bytes: int) -> PlanRequest:
     )
 
 
+@pytest.mark.tier("nightly")
 @pytest.mark.parametrize("free_bytes", [80 * 2**30, 30 * 2**30], ids=("roomy", "tight"))
 def test_the_ten_best_are_those_of_all(free_bytes: int) -> None:
     request, every, too_large = _request(free_bytes), [], 0
@@ -86,6 +87,7 @@ def test_the_requests_leave_degrees_and_sharding_open() -> None:
     assert request.global_batch_size == 64
 
 
+@pytest.mark.tier("nightly")
 def test_open_degrees_are_never_slower_than_degree_1_or_a_uniform_layout() -> None:
     request = _request(30 * 2**30).model_copy(update={"termination": Termination(max_plans=1)})
     ours, one = answered(request), answered(request.model_copy(update={"degrees": Degrees()}))

@@ -52,6 +52,7 @@ def test_messages_are_waited_for_while_an_interleaved_pipeline_fills_and_drains(
     assert waited_s(LARGE._replace(virtual_stages=1)) == 0
 
 
+@pytest.mark.tier("nightly")
 def test_mlperf_calibrates_on_the_fewest_gpus_and_counts_misses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

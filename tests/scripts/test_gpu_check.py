@@ -43,7 +43,7 @@ def test_whatever_goes_wrong_becomes_a_verdict(error: Exception, machine: Machin
     assert str(error).split(":")[0] in row.figure
 
 
-@pytest.mark.tier("ci")
+@pytest.mark.tier("nightly")
 def test_checks_without_a_run_say_what_they_measured(capsys: pytest.CaptureFixture[str]) -> None:
     threads = torch.get_num_threads()
     try:

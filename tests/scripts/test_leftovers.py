@@ -25,7 +25,6 @@ PLANTED = {
 COMMANDS = (
     "git ls-files -z -- 'scripts/*.py' 'tests/scripts/*.py' | xargs -0 .venv/bin/ruff check",
     "git ls-files -z -- 'scripts/*.py' 'tests/scripts/*.py' | xargs -0 .venv/bin/ruff format --check",
-    ".venv/bin/python .ci/sentences.py",
     ".venv/bin/python -m pytest -q -p no:cacheprovider --tier quick tests/scripts/test_setup.py",
 )
 

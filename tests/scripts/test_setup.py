@@ -95,7 +95,7 @@ def test_an_unknown_argument_is_refused(clone: Path) -> None:
     assert "unknown: prod; `scripts/setup`, or `scripts/setup dev`" in done.stderr
 
 
-@pytest.mark.tier("ci")
+@pytest.mark.tier("nightly")
 def test_without_a_network_pip_says_so_and_what_helps(clone: Path) -> None:
     """A .venv of another version is replaced first, in a path with a space."""
     (clone / ".venv/bin").mkdir(parents=True)
@@ -114,7 +114,7 @@ def test_without_a_network_pip_says_so_and_what_helps(clone: Path) -> None:
     assert "PIP_INDEX_URL" in err
 
 
-@pytest.mark.tier("ci")
+@pytest.mark.tier("nightly")
 def test_a_lock_that_does_not_fit_stops_before_anything_is_installed(clone: Path) -> None:
     project = clone / "pyproject.toml"
     project.write_text(project.read_text().replace('"rich>=13"', '"rich>=1300"'))

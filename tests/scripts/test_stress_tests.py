@@ -38,6 +38,7 @@ with load(2):
 """
 
 
+@pytest.mark.tier("nightly")
 def test_a_test_that_fails_every_third_time_is_named_with_its_count(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -53,6 +54,7 @@ def test_a_test_that_fails_every_third_time_is_named_with_its_count(
     assert total.startswith("7 runs of 2 tests, 2 failures of 1; ")
 
 
+@pytest.mark.tier("nightly")
 def test_tests_that_do_not_fail_are_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "test_planted.py").write_text(PLANTED)
     words = ["--idle", "0", "--loaded", "1", "--load", "1", "--workers", "1", "--times", "1", "-k", "nothing"]

@@ -40,6 +40,7 @@ def test_a_name_stands_for_its_document(tmp_path: Path) -> None:
         assert found == penstock.fits("llama-3-70b", "8x8xH100", tensor=8)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("change", "pointer", "words"),
     [

@@ -69,6 +69,7 @@ def _peaks(shape: TransformerShape, layout: Layout) -> list[int]:
     ]
 
 
+@pytest.mark.cases(13)
 @pytest.mark.tier("ci")
 @pytest.mark.parametrize("tensor", [1, 2, 8])
 @pytest.mark.parametrize(("pipeline", "data", "sharding"), [(4, 1, "none"), (2, 2, "optimizer"), (1, 2, "optimizer")])
@@ -85,6 +86,7 @@ def test_the_judges_memory_is_that_of_the_closed_form(
     assert _peaks(shape, layout) == pytest.approx(known, rel=0.001)
 
 
+@pytest.mark.cases(15)
 @pytest.mark.tier("ci")
 @pytest.mark.parametrize("tensor", [1, 2, 8])
 @pytest.mark.parametrize(("sharding", "pipeline"), [("gradients", 1), ("parameters", 1), ("parameters_kept", 2)])
@@ -116,6 +118,7 @@ def test_of_sharded_sequences(framework: Framework, sharding: Sharding) -> None:
     assert _peaks(shape, layout) == pytest.approx(known, rel=0.001)
 
 
+@pytest.mark.cases(4)
 @pytest.mark.tier("ci")
 @pytest.mark.parametrize("kind", get_args(ContextKind))
 @pytest.mark.parametrize(("tensor", "context", "pipeline"), [(1, 4, 2), (2, 2, 4), (1, 8, 1)])
@@ -138,6 +141,7 @@ def test_copied_heads_are_in_both() -> None:
     assert _peaks(GROUPED, layout) == pytest.approx(known, rel=0.001)
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("name", sorted(SHAPES.keys() & set(catalogue.model_names())))
 def test_a_shipped_profile_keeps_its_own_numbers(name: str) -> None:
     profile = catalogue.profile(name)

@@ -91,6 +91,7 @@ def test_a_schedule_of_other_micro_batches(
     assert made.pipelines[0].micro_batches == (0, 1)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -67,6 +67,7 @@ def test_a_configuration_is_traced_from_the_modules_of_its_library(tmp_path: Pat
     assert [known.micro_batch_size for known in found.measurements] == [1, 2, 4, 8]
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

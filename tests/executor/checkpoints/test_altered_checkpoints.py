@@ -34,6 +34,7 @@ def harmed(data: bytes, number: int) -> bytes:
     return bytes(changed)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("number", range(24))
 def test_each_change_is_noticed(saved: Path, number: int) -> None:
     files = sorted((saved / "step-2").iterdir())

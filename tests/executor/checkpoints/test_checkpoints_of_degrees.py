@@ -88,7 +88,7 @@ def saved(directory: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.cases(1)
+@pytest.mark.tier("nightly")
 @pytest.mark.parametrize(
     ("parts", "tensor", "sharding"),
     [
@@ -179,6 +179,7 @@ def evaluated(job: Any, steps: int) -> float:
     return total / terms
 
 
+@pytest.mark.tier("nightly")
 def test_going_on_under_the_same_plan_is_going_on_bit_by_bit(pool: RankPool, tmp_path: Path) -> None:
     where = {"checkpoint_directory": str(tmp_path)}
     whole = losses(run(pool, TWO, tensor=2, steps=STEPS, job="momentum"))
@@ -237,7 +238,7 @@ def test_a_checkpoint_of_another_model_is_refused_before_any_step(pool: RankPool
     assert [one.name for one in tmp_path.glob("step-*")] == ["step-1"]
 
 
-@pytest.mark.cases(1)
+@pytest.mark.tier("nightly")
 @pytest.mark.parametrize(("first", "second"), [pytest.param(2, 1, id="from-tensor-2"), pytest.param(1, 2, id="to-it")])
 def test_older_versions_of_weights_go_on_under_other_degrees(
     pool: RankPool, tmp_path: Path, first: int, second: int

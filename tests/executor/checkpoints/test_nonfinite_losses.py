@@ -37,6 +37,7 @@ def kept(directory: Path) -> dict[str, bool]:
     return {one.name: read(one).about.is_finite for one in sorted(directory.glob("step-*"))}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("job", "what"), [("nan_at_2", "nan"), ("infinite_at_2", "inf")])
 def test_the_run_ends_at_the_first_one(pool: RankPool, tmp_path: Path, job: str, what: str) -> None:
     results = run(pool, job, 5, tmp_path)

@@ -63,7 +63,7 @@ def test_ranks_whose_degrees_disagree_are_refused_before_any_step(world: RankPoo
     assert done[1]["step"] is None
 
 
-@pytest.mark.cases(1)
+@pytest.mark.tier("nightly")
 @pytest.mark.parametrize(("tensor", "recompute"), [(1, "none"), (2, "none"), (1, "full")])
 def test_neighbours_that_have_one_parameter_gather_and_sum_it_as_predicted(
     world: RankPool, tensor: int, recompute: str

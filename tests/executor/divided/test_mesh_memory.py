@@ -80,7 +80,7 @@ def held_by(program: Program, done: dict[str, Any]) -> dict[tuple[str, int], int
     return {words[index]: size for step, index, size in done["held"] if step == 1 and index < len(words)}
 
 
-@pytest.mark.cases(1)
+@pytest.mark.tier("nightly")
 @pytest.mark.parametrize(
     ("job", "tensor", "expert", "replicas", "sharding", "recompute"),
     [
@@ -111,7 +111,7 @@ def test_under_autocast_ranks_hold_what_is_counted(
         assert held["STEP", 0] == pytest.approx(counted_at_step(cells, stage, case), rel=CLOSE)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.tier("nightly")
 @pytest.mark.parametrize(("tensor", "recompute"), [(2, "none"), (1, "full")])
 def test_in_16_bits_autocasts_copies_come_and_go_with_parameters(world: RankPool, tensor: int, recompute: str) -> None:
     """Losses are those of ranks that share out nothing, whose copies stay from the first micro-batch to the step."""

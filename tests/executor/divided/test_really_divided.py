@@ -24,6 +24,9 @@ WHOLE = {"all_gather_into_tensor": 2, "reduce_scatter_tensor": 1, "all_reduce": 
 """Where the whole tensor's bytes are in what a rank notes; of an all-to-all what it sends."""
 
 
+pytestmark = pytest.mark.tier("nightly")
+
+
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What the first rank found of each job."""
@@ -33,13 +36,11 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     return dict(zip(JOBS, map(json.loads, lines[0]), strict=True))
 
 
-@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", JOBS)
 def test_a_divided_example_computes_what_the_whole_one_does(ran: dict[str, dict[str, Any]], name: str) -> None:
     assert ran[name]["apart"] < 1e-4
 
 
-@pytest.mark.cases(5)
 @pytest.mark.parametrize("name", JOBS)
 def test_the_collectives_that_run_are_those_that_were_traced(ran: dict[str, dict[str, Any]], name: str) -> None:
     reference, _, shared = JOBS[name].partition("/")

@@ -82,6 +82,7 @@ def test_names_of_modules_are_those_of_plans() -> None:
         layer_specs(Job())  # type: ignore[arg-type]
 
 
+@pytest.mark.tier("nightly")
 def test_ranks_say_before_any_step_which_layer_and_module(world: RankPool) -> None:
     """A plan of modules for a job whose layers do not say where they are; the program is as it was written."""
     case = Case("llama", "float32", 2, 1, 1, 1, 1, "none", "gpipe", "attention")

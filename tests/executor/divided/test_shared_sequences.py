@@ -77,7 +77,7 @@ CASES: list[tuple[str, Degrees, Any, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.cases(1)
+@pytest.mark.tier("nightly")
 @pytest.mark.parametrize(("job", "degrees", "schedule", "more"), CASES)
 def test_gradients_are_those_of_one_process(
     pool: RankPool, job: str, degrees: Degrees, schedule: Any, more: dict[str, Any]

@@ -205,6 +205,7 @@ def test_buckets_that_replicas_gather_in_different_orders() -> None:
     assert "do not fit each other: all_gather" in said_of(plan._replace(programs=_with(plan, turned)))
 
 
+@pytest.mark.tier("nightly")
 def test_replicas_with_parts_of_different_sizes_rehearse_alike() -> None:
     """Of three samples one replica has two, the other one: of two sizes of micro-batch, and of one."""
     plan = plan_of("gradients", micro_batches=3)

@@ -74,7 +74,7 @@ CASES: dict[str, tuple[UpdateRule, Case, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.cases(1)
+@pytest.mark.tier("nightly")
 @pytest.mark.parametrize("name", CASES)
 def test_every_rule_trains_its_equations_at_degrees(world: RankPool, name: str) -> None:
     rule, case, how = CASES[name]
@@ -85,6 +85,7 @@ def test_every_rule_trains_its_equations_at_degrees(world: RankPool, name: str) 
     assert max(gradients, losses) <= 1e-12
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("case", "rule", "how", "words"),
     [

@@ -94,6 +94,7 @@ def case(family: str, degree: int = 1) -> Case:
     return Case(shape(family), layout, device_facts("H100"))
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("family", CONFIGS)
 def test_every_family_has_the_parameters_of_its_shape(family: str) -> None:
     profile = traced(family)
@@ -104,6 +105,7 @@ def test_every_family_has_the_parameters_of_its_shape(family: str) -> None:
         assert profile.layers[first].parameter_bytes == known[role].parameter_bytes, role
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("family", CONFIGS)
 def test_what_layers_keep_is_the_closed_form_and_what_is_named_by_operator(family: str) -> None:
     known = costs_of(case(family))
@@ -150,6 +152,7 @@ def test_a_profile_says_by_which_operators_its_blocks_differ() -> None:
     )
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("family", CONFIGS)
 def test_flops_are_those_of_the_weights_that_tokens_meet(family: str) -> None:
     """And of the square of attention, as torch counts it, with the width of queries and that of values."""
@@ -177,7 +180,7 @@ def _weights(model: TransformerShape, *, dense: bool) -> int:
     return found + model.experts.per_token * one + model.hidden * model.experts.number
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("degree", DEGREES)
 @pytest.mark.parametrize("family", DIVIDED)
 def test_the_librarys_own_division_is_that_of_the_closed_form(family: str, degree: int) -> None:

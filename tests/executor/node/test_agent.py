@@ -326,7 +326,7 @@ def test_a_new_agent_waits_for_the_name_of_a_dead_one(service, project):
     assert agent.error is None
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -121,6 +121,7 @@ class Told:
                 yield Exited("r", generation, process, code, ("last words",))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("hosts_store", [False, True], ids=["a-node", "the-node-of-rank-0"])
 def test_every_story_of_three_from_each_place_of_the_life_of_a_run(hosts_store):
     """From every state on a run's straight way, all stories of three stimuli; then everything comes to an end."""

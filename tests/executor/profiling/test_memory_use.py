@@ -72,6 +72,7 @@ def test_what_another_thread_lets_go_of_is_gone() -> None:
         assert live.bytes == kept.untyped_storage().nbytes() == BYTES
 
 
+@pytest.mark.tier("nightly")
 def test_ranks_need_what_the_plan_predicts(tmp_path: Path) -> None:
     topology = ClusterTopology(
         name="here",

@@ -116,6 +116,7 @@ def test_impossible_requests_are_refused(sizes: tuple[int, ...], concurrency: in
         measure_profile("examples.gpt:tiny", "cpu", sizes, concurrency)
 
 
+@pytest.mark.tier("nightly")
 def test_links_between_processes_make_a_cluster() -> None:
     link = measure_links(2, rounds=3)
     assert link.bandwidth_bytes_per_s > 0

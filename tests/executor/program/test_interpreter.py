@@ -46,7 +46,7 @@ EXACT = [
 ]
 
 
-@pytest.mark.cases(10)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("job", "parts", "count", "more"), EXACT)
 def test_plain_stages_are_0_apart(pool: RankPool, job: str, parts: list[Part], count: int, more: Any) -> None:
     programs = programs_of(getattr(small_jobs, job), parts, count, **more)
@@ -112,7 +112,7 @@ CLOSE = [
 ]
 
 
-@pytest.mark.cases(6)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("job", "parts", "count", "more"), CLOSE)
 def test_replicas_and_orders_stay_within_rounding(
     pool: RankPool, job: str, parts: list[Part], count: int, more: Any

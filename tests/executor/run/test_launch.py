@@ -80,6 +80,7 @@ def test_other_layers_are_refused_before_anything_runs() -> None:
         run("masked64", ONE, layers=["block.0", "stem", "block.2", "block.3"])
 
 
+@pytest.mark.tier("nightly")
 def test_a_callback_that_raises_ends_the_run() -> None:
     """As Ctrl-C does: the exception passes through, the ranks are gone."""
 
@@ -115,6 +116,7 @@ run_locally(programs, "small_jobs:masked64", directory=Path(sys.argv[2]), steps=
 """
 
 
+@pytest.mark.tier("nightly")
 def test_a_launcher_that_is_killed_takes_its_ranks_with_it() -> None:
     command = [sys.executable, "-c", LAUNCHER, json.dumps([str(JOBS), str(JOBS.parent)]), str(JOBS)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:

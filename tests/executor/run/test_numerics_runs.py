@@ -142,7 +142,7 @@ def trains_as_unsplit(
 # Backwards in two halves
 
 
-@pytest.mark.cases(6)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("name", "parts", "schedule", "count"),
     [
@@ -184,6 +184,7 @@ def test_recomputed_layers_in_two_halves(pool: RankPool) -> None:
 # Models that branch, ties, batch normalisation
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("name", "parts"),
     [

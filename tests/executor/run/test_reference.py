@@ -145,6 +145,7 @@ HALVES = [Part(3, (0,)), Part(3, (1,))]
 GROUPS = [Part(2, (0,)), Part(1, (1,)), Part(2, (0,)), Part(1, (1,))]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("rule", ["weight_stashing", "double_buffered", "double_grouped", "elastic_averaging"])
 def test_a_run_by_any_rule_can_be_checked(pool: RankPool, rule: Any) -> None:
     if rule == "elastic_averaging":

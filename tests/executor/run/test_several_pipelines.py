@@ -49,7 +49,7 @@ def one_after_the_other(problem: Problem, allocation: Allocation) -> Orders:
     return Orders("by hand", tuple(Row((d,), np.asarray(parse_row(text))) for d, text in enumerate(TEXTS)))
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("allocation", "schedule"),
     [

@@ -76,7 +76,7 @@ def test_the_norm_at_tensor_2_is_torchs(pool: RankPool, tmp_path: Path) -> None:
         assert first["grad_norm"] == pytest.approx(wanted, rel=1e-12)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.tier("nightly")
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_lower_precision_at_tensor_2_and_with_shardings(pool: RankPool, precision: str) -> None:
     """Losses are those of one rank in the same precision, to its rounding; fp16 under a scale of the loss."""

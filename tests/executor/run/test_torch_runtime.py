@@ -52,7 +52,7 @@ def stages_on(devices: list[int]) -> Allocation:
     return single_pipeline(tuple(Stage(bounds[s], bounds[s + 1] - 1, (devices[s],)) for s in range(count)), 6)
 
 
-@pytest.mark.cases(8)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("schedule", "allocation"),
     [

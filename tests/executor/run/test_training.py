@@ -91,7 +91,7 @@ def curve(job: str) -> tuple[list[float], dict[int, float]]:
     return CURVES[job]
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("job", "first", "second"),
     [
@@ -209,7 +209,7 @@ def of_rule(pool: RankPool, rule: Any, parts: list[Part], steps: int, halts: int
     return done(pool.train(lists[0], "run_jobs:momentum", steps=steps, check=False, options=options, **programs))
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("rule", "first", "second"),
     [

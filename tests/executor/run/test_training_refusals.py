@@ -79,6 +79,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("job", "more", "error", "words"),
     [
@@ -141,6 +142,7 @@ def test_a_last_checkpoint_that_cannot_be_written_ends_the_run(tmp_path: Path) -
     assert found.about.step == 1
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("option", ["checkpoint_directory", "metrics_path", "tensorboard_directory"])
 def test_a_place_that_cannot_be_written_is_refused_before_training(tmp_path: Path, option: str) -> None:
     (tmp_path / "file").write_text("")
@@ -148,6 +150,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_training(tmp_path: Pat
         trained("momentum", **{option: str(tmp_path / "file" / "x")})
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("option", ["checkpoint_directory", "metrics_path", "tensorboard_directory"])
 def test_a_link_out_of_the_allowed_directories_is_refused(tmp_path: Path, option: str) -> None:
     """The agent's check is past: the link may have been made since."""

@@ -60,7 +60,7 @@ def test_training_goes_on_from_the_checkpoint(tmp_path: Path, monkeypatch: pytes
     assert "was killed by SIGKILL in step 3" in told
 
 
-@pytest.mark.tier("ci")
+@pytest.mark.tier("nightly")
 def test_a_death_too_many_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RunFailed, match="was killed by SIGKILL in step 3"):
         train(tmp_path, 0, monkeypatch)

@@ -93,7 +93,7 @@ def messages_per_micro_batch(records: Sequence[dict[str, Any]], micro_batches: i
     return sum(count for record in records for count in record["messages"].values()) / micro_batches
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("rule", ["weight_stashing", "double_buffered", "double_grouped"])
 def test_periodic_rules_train_their_equations(pool: RankPool, tmp_path: Path, rule: Any, optimizer: str) -> None:
@@ -137,6 +137,7 @@ IN_TURN = [Part(3, (0, 1), "round_robin"), Part(3, (2,))]
 BY_ROWS = [Part(3, (0,)), Part(3, (1, 2))]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("rule", "job", "parts", "count"),
     [
@@ -199,6 +200,7 @@ def test_replicas_in_turn_step_together_under_weight_stashing(pool: RankPool, tm
 HALVES = [Part(3, (0,)), Part(3, (1,))]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("staleness", [0, 1])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_elastic_averaging_trains_its_equation(pool: RankPool, tmp_path: Path, optimizer: str, staleness: int) -> None:

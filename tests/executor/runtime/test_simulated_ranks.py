@@ -128,7 +128,7 @@ def test_losses_stay_on_the_device_until_the_step_ends() -> None:
     assert [b - a for a, b in zip(few, more, strict=True)] == [0, 2 * 3]
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_on_simulated_gpus_train_what_one_process_trains(pool: RankPool, tmp_path: Path, name: str) -> None:
     results, logged = trained(pool, CASES[name](), tmp_path)
@@ -139,7 +139,7 @@ def test_ranks_on_simulated_gpus_train_what_one_process_trains(pool: RankPool, t
     assert all(any(isinstance(one, Joins) for one in each.log) for each in logged), "over simulated communicators"
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", CASES)
 def test_a_rank_asks_for_the_same_with_peers_and_without(pool: RankPool, tmp_path: Path, name: str) -> None:
     """What is found on logs of lone ranks holds for ranks that have peers: bytes included."""

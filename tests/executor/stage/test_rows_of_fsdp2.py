@@ -24,6 +24,9 @@ WORLD, ROWS = 3, 1
 JOB, JOBS = "tensor_jobs:llama", Path(tensor_jobs.__file__).parent
 
 
+pytestmark = pytest.mark.tier("nightly")
+
+
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank of the loop with ``fully_shard`` found."""
@@ -32,7 +35,6 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads(each[-1]) for each in lines]
 
 
-@pytest.mark.cases(1)
 @pytest.mark.parametrize("sharding", RESHARDED)
 def test_collectives_are_those_of_fsdp2(ran: list[dict[str, Any]], sharding: Sharding) -> None:
     """Of a step: what runs is compared with this prediction wherever ranks are checked.

@@ -80,6 +80,7 @@ class Copied(Happened):
         self._copy()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("job", "parts", "count"),
     [

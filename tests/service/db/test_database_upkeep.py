@@ -121,6 +121,7 @@ def test_a_backup_made_while_somebody_writes_is_whole(
     assert list(tmp_path.glob(".*.part")) == []
 
 
+@pytest.mark.cases(1)
 def test_what_is_there_is_replaced_only_when_that_is_said_and_nobody_works(
     filled: Database, engine_url: str, tmp_path: Path, penstock: Penstock
 ):
@@ -142,6 +143,7 @@ def test_what_is_there_is_replaced_only_when_that_is_said_and_nobody_works(
         assert connection.scalars(sa.select(jobs.c.cache_key)).all() == ["first"]
 
 
+@pytest.mark.cases(1)
 def test_a_torn_backup_is_refused_by_name_and_nothing_changes(
     filled: Database, engine_url: str, other_url: str, tmp_path: Path, penstock: Penstock
 ):

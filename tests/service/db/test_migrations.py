@@ -191,6 +191,7 @@ print(database.revision())
 """
 
 
+@pytest.mark.cases(1)
 def test_two_processes_upgrade_at_once(old: Database, engine_url: str):
     before = everything(old)
     old.close()

@@ -44,6 +44,7 @@ def test_plan_there_is_plan_here(asked: tuple[str, Path, str], tmp_path: Path, c
     assert "predicted" in capsys.readouterr().out
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("source", ["file", "job"])
 def test_the_judge_there(asked: tuple[str, Path, str], source: str, capsys: pytest.CaptureFixture[str]):
     url, plan, job = asked

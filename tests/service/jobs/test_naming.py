@@ -108,6 +108,7 @@ def test_names_are_documented(tmp_path: Path):
     assert not validator.is_valid(NAMED | {"routing_imbalance": "much"})
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("path", "body", "pointer", "words"),
     [

@@ -124,6 +124,7 @@ def test_a_limit_without_a_plan(misbehaving: Server):
         client.plans.file(job.id)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("seed", "kind", "expected"),
     [

@@ -81,6 +81,7 @@ def test_a_sweep_gives_the_table_that_the_library_gives(server: Server, client: 
     assert client.sweeps.get(again.id) == again, "a table that was written down needs no job any more"
 
 
+@pytest.mark.tier("nightly")
 def test_cancelling_a_sweep_leaves_what_others_have_asked(client: Client):
     theirs = client.plans.create(PlanRequest.parse(tiny_request() | {"planner": "dp", "seed": HANG}), wait=False)
     running = client.sweeps.create(request(HANG, global_batch_sizes=[8, 16]), wait=False)
@@ -100,6 +101,7 @@ def test_cancelling_a_sweep_leaves_what_others_have_asked(client: Client):
     assert running.id in [one.id for one in client.sweeps.page().items]
 
 
+@pytest.mark.tier("nightly")
 def test_finishing_a_sweep_keeps_the_best_plans(client: Client):
     running = client.sweeps.create(request(HANG, global_batch_sizes=[4, 8]), wait=False)
     for row in running.rows:

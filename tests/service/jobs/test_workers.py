@@ -127,6 +127,7 @@ def test_a_killed_worker_and_one_that_ends(floor: Floor, pids_file: Path):
     assert "Traceback" not in left.text, left.text
 
 
+@pytest.mark.tier("nightly")
 def test_a_worker_that_slept_past_its_lease_writes_nothing(tmp_path: Path, pids_file: Path):
     """Its solver has found an answer meanwhile, and so has that of another worker, which was first to write it."""
     floor = Floor(f"sqlite:///{tmp_path / 'floor.sqlite'}")
@@ -153,6 +154,7 @@ def test_a_worker_that_slept_past_its_lease_writes_nothing(tmp_path: Path, pids_
         floor.close()
 
 
+@pytest.mark.tier("nightly")
 def test_a_service_without_a_worker_and_solvers_without_memory(
     start_server: Callable[..., Server], tmp_path: Path, pids_file: Path
 ):

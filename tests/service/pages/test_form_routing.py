@@ -31,6 +31,7 @@ def _values(**given: str) -> dict[str, list[str]]:
     return FIRST | {"model": ["mixtral-8x7b"], "cluster": ["2x8xH100"]} | {name: [text] for name, text in given.items()}
 
 
+@pytest.mark.tier("nightly")
 def test_routing_is_that_of_the_models_profile():
     assert request_of(SOURCES, _values()).profile == catalogue.profile("mixtral-8x7b")
     asked = request_of(SOURCES, _values(routing_imbalance="1.5", capacity_factor=" "))

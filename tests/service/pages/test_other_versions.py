@@ -71,6 +71,7 @@ PLAN = tiny_plan_file()["plan"]
 SCHEMA = ["/schema_version", "reads documents of version 1", OTHER_VERSION]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -90,6 +91,7 @@ def test_a_file_that_is_opened_is_refused_in_words(tmp_path: Path, changes: dict
     assert [words for words in said if words not in text] == []
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("text", "said"),
     [

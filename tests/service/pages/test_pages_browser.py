@@ -246,7 +246,7 @@ def test_a_run_as_it_trains(browser: Browser, shared_server: Server, agents: lis
         expect(page.get_by_role("cell", name="node0/0")).to_be_visible()
 
 
-@pytest.mark.cases(1)
+@pytest.mark.tier("nightly")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_pages_in_each_scheme_are_narrow_enough(browser: Browser, shared_server: Server, planned: JobOut, scheme: Any):
     with watched(browser, shared_server, color_scheme=scheme, viewport=NARROW) as page:

@@ -352,6 +352,7 @@ def test_a_run_nobody_knows(client: Client):
             call("nobody")
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("kind", "data", "pointer"),
     [

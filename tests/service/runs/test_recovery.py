@@ -234,6 +234,7 @@ def test_nothing_left_is_said(server: Server, nodes: list[Node]):
     )
 
 
+@pytest.mark.tier("nightly")
 def test_a_service_that_is_killed_goes_on_recovering(start_server: Callable[..., Server], tmp_path: Path):
     server = start_server(agent_timeout_s=30)
     server.load_judge()

@@ -361,6 +361,7 @@ def slow_house(tmp_path: Path) -> Iterator[House]:
     assert house.server.stop() == 0
 
 
+@pytest.mark.tier("nightly")
 def test_a_key_that_asks_too_often_is_told_to_wait(slow_house: House):
     house = slow_house
     http = house.http(house.key("blue", "read"))

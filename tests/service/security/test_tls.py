@@ -124,6 +124,7 @@ def test_an_agent_with_its_own_key_is_taken_up(secured: Secured, tmp_path: Path)
     assert process.returncode == 0, said
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("token", "words"),
     [

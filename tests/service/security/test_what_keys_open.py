@@ -60,6 +60,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     assert "Traceback" not in house.server.text, house.server.text
 
 
+@pytest.mark.tier("nightly")
 def test_keys_that_nobody_is_asked_for_are_said_aloud_at_the_start(tmp_path: Path):
     database = Database(f"sqlite:///{tmp_path / 'open.sqlite'}")
     database.create()

@@ -65,6 +65,7 @@ def least_ns(problem: Problem) -> int | None:
     return best
 
 
+@pytest.mark.tier("nightly")
 def test_no_plan_that_fits_is_quicker() -> None:
     binding = 0
     for seed in range(90):

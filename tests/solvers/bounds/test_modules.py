@@ -62,6 +62,7 @@ def best_without(problem: Problem) -> int | None:
     return least_ns(replace(problem, measured={kind: (replace(known, modules={}),)}, _costs={}))
 
 
+@pytest.mark.tier("nightly")
 @pytest.mark.parametrize(("make", "step"), [(with_modules, 1), (with_nested, 2)])
 def test_no_plan_with_modules_is_quicker_than_the_bounds(make: Callable[[Problem, int], Problem], step: int) -> None:
     binding = quicker = 0

@@ -187,6 +187,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", KIND)
 def test_what_ranks_run_is_timed_or_assumed_with_its_bytes(kind: str) -> None:
     words: set[str] = set()

@@ -123,7 +123,7 @@ def test_no_plan_of_any_choice_refutes_the_answer(seed: int) -> None:
     assert contradictions(listed(seed)) == []
 
 
-@pytest.mark.cases(11)
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("planner", range(FLUSHED))
 @pytest.mark.parametrize("seed", range(WITH_EXPERTS // FLUSHED))
 def test_no_plan_with_experts_refutes_the_answer(seed: int, planner: int) -> None:
@@ -131,7 +131,7 @@ def test_no_plan_with_experts_refutes_the_answer(seed: int, planner: int) -> Non
     assert contradictions(listed(FLUSHED * seed + planner, experts=True)) == []
 
 
-@pytest.mark.cases(17)
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("experts", [False, True])
 @pytest.mark.parametrize("seed", range(SHARED))
 def test_no_plan_with_sharded_gradients_or_parameters_refutes_the_answer(seed: int, experts: bool) -> None:

@@ -57,6 +57,7 @@ def lanes_ns(cells: Problem, source: Stage, target: Stage, rows: int, direction:
     return latency + max(taken)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("degrees", SOME, ids=str)
 def test_a_transfer_takes_what_its_lanes_take_together(degrees: Degrees) -> None:
     compared = 0
@@ -80,6 +81,7 @@ def test_a_transfer_takes_what_its_lanes_take_together(degrees: Degrees) -> None
     assert compared > CLUSTERS
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("degrees", SOME, ids=str)
 def test_a_lane_has_its_part_of_each_link(degrees: Degrees) -> None:
     """What rings of collectives ask the network: the narrowest link between any two cells, and the latency."""
@@ -97,6 +99,7 @@ def test_a_lane_has_its_part_of_each_link(degrees: Degrees) -> None:
             assert cells.network.bandwidth(u, v) == part, (seed, u, v)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("degrees", SOME, ids=str)
 def test_a_pass_takes_the_time_of_its_collectives_too(degrees: Degrees) -> None:
     """Rings written down by hand: tensor groups are neighbours, context groups every t-th GPU."""
@@ -147,6 +150,7 @@ def ring_ns(problem: Problem, group: tuple[int, ...], each: Collective, width: i
     return moved_ns + each.count * steps * latency
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize("sharding", ["none", "optimizer"])
 @pytest.mark.parametrize("degrees", [*SOME, *EXPERTS], ids=str)
 def test_memory_is_that_of_one_gpu(degrees: Degrees, sharding: Sharding) -> None:

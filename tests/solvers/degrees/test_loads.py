@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from open_requests import open_request
 
 from penstock.convert import to_problem
@@ -31,6 +32,7 @@ def refusal(make: Callable[[Problem, Choice], object], problem: Problem, choice:
     return None
 
 
+@pytest.mark.tier("nightly")
 def test_no_load_is_above_the_bound_of_its_choice_and_the_same_choices_are_refused() -> None:
     looked_at = refused = 0
     requests = [open_request(seed) for seed in range(REQUESTS)]

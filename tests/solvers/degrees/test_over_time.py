@@ -67,7 +67,7 @@ def compared(seed: int) -> Counter[str]:
     return met
 
 
-@pytest.mark.cases(2)
+@pytest.mark.tier("nightly")
 @pytest.mark.parametrize("part", range(12))
 def test_no_plan_is_quicker_in_the_memory_that_it_takes(part: int) -> None:
     met: Counter[str] = Counter()
@@ -275,7 +275,7 @@ def violations(seeds: range) -> Counter[str]:
     return met
 
 
-@pytest.mark.cases(1)
+@pytest.mark.tier("nightly")
 @pytest.mark.parametrize("part", range(10))
 def test_no_plan_is_quicker_where_larger_slices_are_cheaper(part: int) -> None:
     met = violations(range(part, REQUESTS, 10))
@@ -284,11 +284,13 @@ def test_no_plan_is_quicker_where_larger_slices_are_cheaper(part: int) -> None:
     assert met["binding"] > met["plans"] // 12
 
 
+@pytest.mark.tier("nightly")
 def test_the_battery_finds_a_time_before_which_there_are_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(over_time, "first_slice_ns", lambda problem: 2 * first_slice_ns(problem))
     assert violations(range(60))["quicker"]
 
 
+@pytest.mark.tier("nightly")
 def test_the_battery_finds_rows_that_are_said_to_take_longer_than_their_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = over_time._layer
     monkeypatch.setattr(
@@ -297,6 +299,7 @@ def test_the_battery_finds_rows_that_are_said_to_take_longer_than_their_slices(m
     assert violations(range(60))["quicker"]
 
 
+@pytest.mark.tier("nightly")
 def test_the_battery_finds_rows_that_are_given_too_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time that a row has is n H at a price; 4 H for 5 devices' rows would be too little."""
     whole = over_time.Prices._row
@@ -309,6 +312,7 @@ def test_the_battery_finds_rows_that_are_given_too_little_time(monkeypatch: pyte
     assert violations(range(60))["quicker"]
 
 
+@pytest.mark.tier("nightly")
 def test_memory_counts_in_one_pipeline_unless_single_modules_may_be_recomputed() -> None:
     """Of such a layer the bound knows neither what it keeps nor what it computes again."""
     met: Counter[str] = Counter()

@@ -119,6 +119,7 @@ def test_cells_whose_lanes_are_forgotten_are_noticed(monkeypatch: pytest.MonkeyP
     assert other > 10
 
 
+@pytest.mark.tier("nightly")
 def test_lanes_apart_are_another_plan() -> None:
     """Some take another time than all lanes at once."""
     other = 0

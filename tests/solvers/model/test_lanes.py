@@ -61,6 +61,7 @@ def sizes_of(network: Network) -> list[int]:
     return [network.node_of.count(node) for node in range(len(network.node_names))]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("make", [random_allocation, random_crossing_pipelines], ids=["one pipeline", "crossing"])
 def test_plans_take_as_long_as_with_a_cable_for_each_card(make) -> None:  # type: ignore[no-untyped-def]
     """With a card for each device, or one for all: transfers, rings, and what waits for what in a shared network."""

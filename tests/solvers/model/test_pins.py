@@ -99,6 +99,7 @@ def test_a_fixed_schedule_follows_its_devices() -> None:
     assert [row.devices for row in schedule.rows] == [stage.devices for stage in moved.stages]  # type: ignore[union-attr]
 
 
+@pytest.mark.cases(6)
 @pytest.mark.tier("ci")
 @pytest.mark.parametrize("name", sorted(name for name, p in OF_ANY_TRAINER.items() if "synchronous" in p.supports))
 def test_every_planner_keeps_pins(name: str) -> None:

@@ -65,6 +65,7 @@ def busiest(problem: Problem, bounds: tuple[int, ...], rank_of: tuple[int, ...])
     return max(work)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.tier("quick")
 @pytest.mark.parametrize(
     ("rank_of", "width"), [((0, 1, 0, 1), 1), ((0, 1, 1, 0), 1), ((0, 1, 1, 0), 2), ((0, 1, 2, 3), 1), ((0, 0), 3)]

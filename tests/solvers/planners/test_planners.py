@@ -219,6 +219,7 @@ def test_recomputation_only_where_memory_asks_for_it() -> None:
     assert [stage.recompute for stage in best.allocation.stages] == [(), ((2, 3),)]
 
 
+@pytest.mark.tier("nightly")
 def test_incumbents_only_improve() -> None:
     heard: list[Candidate] = []
     result = solve(four_devices(5), "auto", on_incumbent=heard.append)
@@ -350,6 +351,7 @@ def test_stages_that_nothing_connects_are_left_out() -> None:
     assert unreachable(apart, chain([(3, [0]), (5, [2])], 4)) is not None
 
 
+@pytest.mark.tier("nightly")
 def test_quick_bounds_hold() -> None:
     """What rules a plan out before it is judged: its work, and its certain memory."""
     for seed in range(4):

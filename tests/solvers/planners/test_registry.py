@@ -253,6 +253,7 @@ def test_a_schedule_names_planners_that_try_it(monkeypatch: pytest.MonkeyPatch) 
             refuse_untried()
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("parts", "planner"), [("line", "zero-bubble"), ("v", "zero-bubble"), ("loop", "interleaved")])
 def test_planners_of_parts_try_what_names_them(parts: Parts, planner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new schedule for parts that a planner lays out is built of its own accord, and may be asked for."""

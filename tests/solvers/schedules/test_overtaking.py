@@ -352,8 +352,7 @@ def test_devices_that_share_in_part_are_refused() -> None:
         overtaking(problem, single_pipeline(stages, 2))
 
 
-@pytest.mark.cases(1)
-@pytest.mark.tier("ci")
+@pytest.mark.tier("nightly")
 @pytest.mark.parametrize("shape", ["line", "vee"])
 def test_operations_that_take_no_time_stay_in_the_order_of_their_needs(shape: str) -> None:
     """Of operations that start at once on a rank, a gradient's goes before the one that waits for it."""

@@ -176,6 +176,7 @@ def test_v_schedules_keep_half_and_a_third(p: int, generator: Generator, offsets
     assert judged(*more, generator(*more)).time_per_global_batch_ns - span == 10 * PERIOD
 
 
+@pytest.mark.cases(14)
 @pytest.mark.parametrize("number", [2, 3, 6])
 @pytest.mark.parametrize(
     ("generator", "p", "bubbles"),
@@ -219,6 +220,7 @@ def test_v_min_for_unequal_times_is_as_long_as_the_authors(p: int, number: int, 
         assert span == 2 * number * sum(times) + bubble
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 6, 7, 9])
 @pytest.mark.parametrize(("generator", "most"), [(v_half, lambda p: (p + 2) // 2), (v_min, lambda p: (p + 4) // 3)])
 def test_fewer_micro_batches_take_less_and_keep_no_more(

@@ -303,6 +303,7 @@ def test_a_gap_ends_the_search_early(monkeypatch: pytest.MonkeyPatch) -> None:
     assert searches(monkeypatch, 0.0) > 1
 
 
+@pytest.mark.tier("nightly")
 def test_a_planner_has_its_whole_effort_where_plain_layouts_are_quick() -> None:
     for seed in range(8):
         problem = open_problem(asked(ONE, TWO, FOUR), 1.1, seed=seed)

@@ -46,6 +46,7 @@ def test_update_rules_targets_and_fewer_devices_are_said() -> None:
     assert "madpipe" not in allowed.partition("not asked")[2]
 
 
+@pytest.mark.tier("nightly")
 def test_more_devices_than_a_planner_takes_are_said() -> None:
     said = "; not asked, as 264 devices are more than the 256 up to which they are asked: relax"
     assert said in driver.solve(devices(264), "auto", effort="quick", max_plans=1).why
@@ -121,6 +122,7 @@ def test_over_choices_each_reason_is_said_once_with_its_count() -> None:
     assert len(clauses) == len(set(clauses))
 
 
+@pytest.mark.tier("nightly")
 def test_choices_that_are_not_searched_are_counted_with_the_reason() -> None:
     bounded = choices.solve(open_problem(asked(ONE, TWO, FOUR), 0.05), "auto").why
     assert "the rest spared: " in bounded

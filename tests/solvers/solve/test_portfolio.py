@@ -100,6 +100,7 @@ def orders_of_delays() -> list[tuple[float, ...]]:
     return [(0.0, 0.0, 0.0, 0.0), (0.08, 0.04, 0.0, 0.0), (0.0, 0.0, 0.04, 0.08)]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("forking")
 @pytest.mark.parametrize("gap", [0.0, 0.5])
 def test_the_answer_depends_on_neither_workers_nor_delays(problem: Problem, plans: list[Found], gap: float) -> None:
@@ -121,7 +122,6 @@ def test_the_answer_depends_on_neither_workers_nor_delays(problem: Problem, plan
     assert answers.pop()[0] == by_gap[gap]
 
 
-@pytest.mark.cases(1)
 @pytest.mark.tier("nightly")
 @pytest.mark.usefixtures("forking")
 @pytest.mark.parametrize(("drawn", "changes", "workers"), [(0, {}, 4), (1, {"memory_bytes": 60_000_000}, 2)])
@@ -222,6 +222,7 @@ run(state_of(four_devices(5)), [Hanging("one", (), pid_file={pids!r}), Hanging("
 """
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("forks", [True, False], ids=["forked", "launched"])
 def test_no_process_outlives_a_parent_that_is_killed(tmp_path: Path, forks: bool) -> None:
     pids = tmp_path / "pids"
@@ -255,7 +256,7 @@ def _until(ready: Callable[[], list[psutil.Process] | None]) -> list[psutil.Proc
     raise AssertionError("the workers did not come up")
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("how", [{"max_plans": 3}, {"effort": "quick"}, {"schedule": "gpipe"}, {"gap": 0.2}], ids=str)
 def test_auto_is_never_worse_than_a_planner_with_the_same_limits(how: dict[str, Any]) -> None:
     problem = four_devices(2, 6, memory_bytes=70_000_000)

@@ -16,6 +16,7 @@ from penstock.solvers.solve import warm as warm_up
 from penstock.solvers.solve.warm import warm
 
 
+@pytest.mark.tier("nightly")
 def test_warm_up_solves_its_toys() -> None:
     assert warm() > 0
 
@@ -52,6 +53,7 @@ def test_what_a_program_tells_numba_moves_only_its_own_functions(tmp_path: Path)
     assert not list((tmp_path / "elsewhere").rglob("*"))
 
 
+@pytest.mark.tier("nightly")
 def test_kernels_that_are_not_to_be_compiled_are_refused_in_words() -> None:
     command = [sys.executable, "-P", "-m", "penstock.cli.main", "plan", "--example", "vgg-19", "--cluster", "1x2xV100"]
     environment = os.environ | {"NUMBA_DISABLE_JIT": "1"}

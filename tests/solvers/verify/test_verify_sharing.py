@@ -85,6 +85,7 @@ def _as_stage(number: int) -> Callable[[dict[str, np.ndarray]], None]:
     return change
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

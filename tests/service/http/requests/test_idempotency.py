@@ -148,7 +148,7 @@ def no_processes() -> Any:
     again()
 
 
-@pytest.mark.cases(1)
+@pytest.mark.tier("nightly")
 @pytest.mark.usefixtures("no_processes")
 @pytest.mark.parametrize("path", REQUESTS)
 def test_nothing_is_done_twice_when_the_service_is_killed_between_commit_and_answer(
@@ -157,6 +157,7 @@ def test_nothing_is_done_twice_when_the_service_is_killed_between_commit_and_ans
     assert doubled(tmp_path, engine_url, path, 2) == (0, 0)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("no_processes")
 @pytest.mark.parametrize("path", REQUESTS)
 def test_what_was_killed_before_it_made_anything_is_done_within_a_lease(tmp_path: Path, path: str):

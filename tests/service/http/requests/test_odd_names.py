@@ -31,7 +31,7 @@ PATHS = (
 )
 
 
-@pytest.mark.cases(1)
+@pytest.mark.tier("nightly")
 def test_odd_names(tmp_path: Path, engine_url: str):
     asyncio.run(_ask(tmp_path, engine_url))
 

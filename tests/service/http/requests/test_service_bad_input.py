@@ -42,6 +42,7 @@ def changed(document: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [

@@ -43,6 +43,7 @@ def test_a_layout_of_ones_own_is_judged_beside_the_planners(client: Client, aske
     assert rows[0].iteration_ns >= min(row.iteration_ns or rows[0].iteration_ns for row in rows[1:])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("layout", "error", "words"),
     [
@@ -70,6 +71,7 @@ def test_why_not_other_degrees_is_what_the_python_api_says(client: Client, answe
     assert abs(other.time_ns - ours - sum(p.theirs_ns - p.ours_ns for p in other.differences)) <= len(other.differences)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("asked_for", "error", "words"),
     [

@@ -21,6 +21,7 @@ def file() -> PlanFile:
     return PlanFile.parse(tiny_plan_file())
 
 
+@pytest.mark.tier("nightly")
 def test_the_service_says_what_the_python_api_says(client: Client, file: PlanFile) -> None:
     client.wait_until_ready()
     found = client.plans.explain(file, what_if=["bandwidth=2", "devices=+1"], cuts=["block1"], micro_batches=2)
@@ -31,6 +32,7 @@ def test_the_service_says_what_the_python_api_says(client: Client, file: PlanFil
     assert found.layout.fits
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("how", "error", "words"),
     [

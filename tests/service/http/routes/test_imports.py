@@ -56,6 +56,7 @@ def test_living_agents_are_a_source(
         player.http.close()
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("change", "pointer", "said"),
     [

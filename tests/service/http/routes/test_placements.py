@@ -98,6 +98,7 @@ def test_what_cannot_be_placed_is_refused_with_what_to_do(
     assert words in json.dumps(told.json(), ensure_ascii=False)
 
 
+@pytest.mark.tier("nightly")
 def test_a_job_that_fits_nowhere_is_an_answer_with_the_bytes_that_are_missing(http: httpx.Client) -> None:
     told = http.post("/v1/placements", json=_with_job(memory={"headroom_bytes": 15_999_000_000})).json()
     (choice,) = told["choices"]
@@ -254,6 +255,7 @@ def test_gated_pods_of_kubernetes_go_to_nodes_that_the_service_chooses(client: C
     assert controller.once() == 2
 
 
+@pytest.mark.tier("nightly")
 def test_a_decision_is_carried_out_for_its_own_job_and_on_free_nodes_only(client: Client, controller_of: Any) -> None:
     profile = client.profiles.create(ModelProfile.parse(tiny_profile())).hash
     pods = _pods("train", profile, 2, "2026-01-01")

@@ -31,7 +31,7 @@ def documented_bodies() -> list[Any]:
     return found
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("path", "example"), documented_bodies())
 def test_the_documented_example_can_be_posted_as_it_is(http: httpx.Client, path: str, example: Any):
     answer = http.post(path.replace("{id}", "documented"), json=example)
@@ -65,6 +65,7 @@ def test_a_new_request_is_a_job_and_a_known_one_an_answer(http: httpx.Client):
     assert known.json() == done | {"cached": True}
 
 
+@pytest.mark.tier("nightly")
 def test_prefer_wait_answers_with_the_result(http: httpx.Client):
     body = tiny_request() | {"global_batch_size": 20}
     answer = http.post("/v1/plans", json=body, headers={"Prefer": "respond-async, wait=60"})

@@ -36,7 +36,7 @@ HIGHER = {20: (845, 1364), 79: (574, 708), 94: (281, 790), 178: (1013, 1458), 31
 """Requests with what the label search proves, and what cables prove: of nodes, of switches, with stages across."""
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.tier("ci")
 @pytest.mark.parametrize("block", range(15))
 def test_no_plan_is_below(block: int) -> None:
@@ -67,8 +67,7 @@ def _line_of_six(nodes: Sequence[int], cables: Cables, full: bool) -> Problem:
     return make_problem([1] * 6, [1] * 6, [20] * 5, network=network, shared=True, transfer="nic", **kept)
 
 
-@pytest.mark.cases(1)
-@pytest.mark.tier("ci")
+@pytest.mark.tier("nightly")
 @pytest.mark.parametrize(
     ("nodes", "cables"),
     [((2, 2, 2), star((2, 2, 2), [GIGABYTE])), ((1,) * 6, pairs((1,) * 6, 20 * GIGABYTE, GIGABYTE))],

@@ -39,7 +39,7 @@ from penstock.solvers.solve import driver
 pytestmark = pytest.mark.tier("ci")
 
 
-@pytest.mark.cases(8)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("block", range(10))
 def test_never_above_the_bound_of_any_plan(block: int) -> None:
     """All plans of 30 requests, each with its own bound (``windows``)."""
@@ -55,7 +55,7 @@ def test_never_above_the_bound_of_any_plan(block: int) -> None:
     assert tight > total // 3
 
 
-@pytest.mark.cases(1)
+@pytest.mark.tier("nightly")
 @pytest.mark.parametrize("block", range(4))
 def test_never_above_the_job_shop_of_any_plan(block: int) -> None:
     """Every plan of tiny requests asked of CP-SAT, none left out because of a bound; no plan means no plan."""
@@ -93,7 +93,7 @@ def _one_at_a_time_ns(problem: Problem, plan: Allocation) -> int:
     return plan.num_micro_batches * work + moved + hops + sum(times.exposed) + sum(times.update)
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("seed", range(20_000, 20_016))
 def test_no_planner_has_a_better_plan(seed: int) -> None:
     """``relax`` and ``auto`` among them; and the certificate is never above the plan that it comes with."""

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.tier("ci")
 EFFORT = 10**9
 
 
-@pytest.mark.cases(1)
+@pytest.mark.tier("nightly")
 @pytest.mark.parametrize("block", range(4))
 def test_never_above_the_optimum_of_any_plan(block: int) -> None:
     """Every plan of tiny requests, its split backwards ordered by CP-SAT, none left out because of a bound."""
@@ -75,7 +75,7 @@ def test_a_device_s_own_cable_carries_all_transfers_of_its_stage(monkeypatch: py
     assert raised >= 2
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("seed", range(40_000, 40_012))
 def test_never_above_what_planners_find(seed: int) -> None:
     """Of larger requests: zero-bubble orders, and whole backwards, which the bound covers as well."""

@@ -66,6 +66,7 @@ def apart(rng: random.Random, problem: Problem) -> Allocation:
     return single_pipeline(tuple(stages), drawn.num_micro_batches)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("block", range(3))
 def test_never_above_random_plans(block: int) -> None:
     """Each in any order that runs, recomputing within its backwards or apart; with no more memory than it takes."""
@@ -104,6 +105,7 @@ def proven(drawn: Callable[[int], Iterable[Lean]], seeds: range) -> tuple[int, i
     return seen, equal, near
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("block", range(4))
 def test_never_above_the_quickest_orders_in_their_memory(block: int) -> None:
     """Stages of which some recompute, in exactly the memory and on exactly the devices that they take.
@@ -116,6 +118,7 @@ def test_never_above_the_quickest_orders_in_their_memory(block: int) -> None:
     assert equal > 2
 
 
+@pytest.mark.tier("nightly")
 @pytest.mark.parametrize("block", range(4))
 def test_never_above_plans_on_unlike_devices(block: int) -> None:
     """Of two speeds, with just the memory that each of them needs, and links as slow as layers in every mode."""
@@ -171,6 +174,7 @@ def _too_high(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     monkeypatch.setattr(count, "device_classes", classes)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("fault", ["slowest kind", "one device missing", "transfers twice"])
 def test_a_fault_in_unlike_devices_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The battery fails where a quick device counts as slow, a class has fewer devices or bytes travel longer."""

@@ -31,6 +31,7 @@ from penstock.solvers.solve import driver
 NEVER = 2**60
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("block", range(4))
 def test_never_above_random_plans_of_one_pipeline(block: int) -> None:
     """Stages on any devices, several on some of them, in any order that runs."""
@@ -54,8 +55,7 @@ def test_never_above_random_plans_of_one_pipeline(block: int) -> None:
     assert seen > 160
 
 
-@pytest.mark.cases(1)
-@pytest.mark.tier("ci")
+@pytest.mark.tier("nightly")
 @pytest.mark.parametrize("seed", range(50_000, 50_008))
 def test_never_above_any_planners_plan(seed: int) -> None:
     """Every planner of plans with a flush, each with its schedules: contiguous, interleaved, V, split, pipelines."""
@@ -81,7 +81,7 @@ def test_never_above_any_planners_plan(seed: int) -> None:
     assert compared > 10 or not found, "of seeds with plans enough are covered"
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(1)
 @pytest.mark.tier("ci")
 @pytest.mark.parametrize("seed", range(14))
 def test_never_above_the_job_shop_of_any_plan(seed: int) -> None:

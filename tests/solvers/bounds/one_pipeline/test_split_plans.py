@@ -73,8 +73,7 @@ def least_ns(problem: Problem) -> int:
     return min((value for _plan, value in optima(problem, every_allocation(problem))), default=LONG)
 
 
-@pytest.mark.cases(1)
-@pytest.mark.tier("ci")
+@pytest.mark.tier("nightly")
 @pytest.mark.parametrize("block", range(4))
 def test_never_above_the_optimum_of_any_plan(block: int) -> None:
     """CP-SAT orders each plan's forwards, input and weight gradients within memory; none is left out."""

@@ -65,6 +65,7 @@ def drawn_warmups(rng: random.Random, stages: int, batches: int, count: int) -> 
     return np.asarray(each, dtype=np.int64)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_times_are_the_judges(network: str) -> None:
     """Many allocations of one number of micro-batches at once, then each of them under many warm-ups."""
@@ -170,6 +171,7 @@ def test_nothing_connects(shared: bool) -> None:
     assert (found == NEVER_NS).tolist() == [False, True, False, True]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_bounds_and_limits_hold(network: str) -> None:
     """No plan that fits has more in flight than its limits, or takes less than its bound."""

@@ -184,6 +184,7 @@ def test_a_search_only_improves_and_is_repeatable(seed: int) -> None:
         assert makespan_ns(problem, trial.allocation, trial.orders) == trial.value_ns
 
 
+@pytest.mark.cases(3)
 @pytest.mark.tier("ci")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("shared", [False, True])
@@ -243,6 +244,7 @@ def test_recuts_of_parts_keep_the_order_and_only_improve() -> None:
         assert [s.devices for s in plan.stages] == [s.devices for s in stages]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.tier("ci")
 @pytest.mark.parametrize("planner", ["interleaved", "zero-bubble", "gpipe"])
 def test_a_search_yields_ever_better_plans(planner: str) -> None:

@@ -91,7 +91,7 @@ def least_ns(problem: Problem, rule: UpdateRule) -> int:
     return next(each.value_ns for each in ranked if not verified(problem, each))
 
 
-@pytest.mark.cases(1)
+@pytest.mark.tier("nightly")
 @pytest.mark.parametrize("rule", RULES)
 def test_no_line_is_much_faster_than_the_answer(rule: UpdateRule) -> None:
     """``auto`` against all lines on all devices, unlike ones among them: within 3 %, and mostly as fast."""
@@ -182,6 +182,7 @@ def test_what_is_proposed_keeps_pins_and_slices() -> None:
     assert seen > 20
 
 
+@pytest.mark.tier("nightly")
 def test_auto_polishes_what_has_no_flush_unless_it_is_left_out() -> None:
     """The planners' best line for a chain of this unevenness is not the best one."""
     problem = long_chain("weight_stashing")

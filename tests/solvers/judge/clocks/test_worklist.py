@@ -96,6 +96,7 @@ def test_any_rows_are_timed_as_by_the_event_heap(seed: int, clock: int) -> None:
             _shuffle(rng, lanes.arrays)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("clock", [HALF, FULL], ids=CHANNELS.get)
 @pytest.mark.parametrize("seed", range(10))
 def test_steps_in_rows_are_timed_as_by_the_event_heap(seed: int, clock: int) -> None:

@@ -137,6 +137,7 @@ def test_a_simulated_profile_costs_one_run_per_number_of_micro_batches() -> None
     assert {rank.utilisation_ppm for rank in measured.ranks} == {(1_000_000,)}
 
 
+@pytest.mark.tier("nightly")
 def test_the_tuned_setting_is_near_the_best_and_the_guidelines_are_not() -> None:
     """Claims A5, A6 on the paper's smallest model and its cluster."""
     request = PlanRequest(
@@ -183,6 +184,7 @@ def test_recomputes_only_where_nothing_else_fits() -> None:
     assert all(stage.recompute for stage in always.best.allocation.stages)
 
 
+@pytest.mark.tier("nightly")
 def test_says_what_is_missing_where_nothing_fits() -> None:
     found = solve(a_problem(memory_bytes=300))
     assert found.status is Status.INFEASIBLE

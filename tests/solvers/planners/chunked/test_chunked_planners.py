@@ -103,7 +103,7 @@ def test_plans_are_judged_verified_and_above_the_bounds(seed: int, name: str) ->
     assert solve(problem, name).best.value_ns == result.best.value_ns  # type: ignore[union-attr]
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("name", "schedule"), [(name, schedule) for name in NAMES for schedule in PLANNERS[name].accepts]
 )
@@ -129,6 +129,7 @@ def test_less_bubble_than_one_part_each() -> None:
     assert zero.value_ns == 8 * 1200 + 3 * 200, "no bubble of the last rank after its fill of p - 1 chunks"
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_little_memory_is_kept_to(name: str) -> None:
     """Where the plain orders do not fit, recomputation or orders that keep less do; what is found fits."""

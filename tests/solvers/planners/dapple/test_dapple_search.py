@@ -66,6 +66,7 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("changes", VARIANTS, ids=lambda changes: " ".join(changes) or "plain")
 @pytest.mark.parametrize("rank", ["bound", "latency"])
 def test_kernel_finds_what_the_reference_finds(changes: dict[str, Any], rank: Any) -> None:
@@ -87,6 +88,7 @@ def test_other_rules_find_what_the_reference_finds(rules: Rules) -> None:
         assert same(best(search(problem, batch, rules, base)), Plain(problem, batch, plain, base).memoised())
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("changes", VARIANTS, ids=lambda changes: " ".join(changes) or "plain")
 def test_search_against_all_plans_that_the_policies_reach(changes: dict[str, Any]) -> None:
     """With one prefix per entry never better than enumeration, and mostly equal; with a wide beam always equal."""
@@ -108,6 +110,7 @@ def test_search_against_all_plans_that_the_policies_reach(changes: dict[str, Any
     assert equal >= 3
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("beam", [1, 3])
 @pytest.mark.parametrize("nodes", [(4, 4), (2, 2, 2), (8, 8)])
 def test_pruning_changes_no_value(nodes: tuple[int, ...], beam: int) -> None:

@@ -75,6 +75,7 @@ def best_contiguous_ns(problem: Problem, micro_batches: int) -> int | None:
     return best
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("memory", [10**9, 16_000_000, 12_500_000, 10_000_000, 8_500_000])
 def test_never_worse_than_the_contiguous_optimum(memory: int) -> None:
     """By the judge, over all partitions: not worse by more than updates may differ; feasible wherever one is."""
@@ -88,6 +89,7 @@ def test_never_worse_than_the_contiguous_optimum(memory: int) -> None:
         assert result.best.value_ns <= best * 1.001
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("seed", "layers", "changes"),
     [
@@ -125,6 +127,7 @@ def test_a_special_processor_wins_where_memory_is_short() -> None:
     assert wins >= 2
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize(
     "changes",
     [

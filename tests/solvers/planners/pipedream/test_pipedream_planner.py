@@ -69,6 +69,7 @@ def test_the_best_is_never_worse_than_the_papers_or_the_released_partition(seed:
         assert all(k <= depth - s for s, k in enumerate(plain.schedule.warmup))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_the_rules_that_are_allowed_are_used(seed: int) -> None:
     stashing = solved(drawn(seed, STASHING))
@@ -170,6 +171,7 @@ def test_many_small_micro_batches_are_planned() -> None:
         assert best.allocation.num_micro_batches == 3_000
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("rules", [STASHING, BOTH - STASHING])
 def test_pins_to_one_device_are_kept(rules: frozenset[UpdateRule]) -> None:
     """A first stage with replicas could not keep this pin."""

@@ -132,6 +132,7 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.cases(15)
 @pytest.mark.parametrize("unused", [False, True])
 @pytest.mark.parametrize("changes", VARIANTS)
 @pytest.mark.parametrize("seed", range(4))

@@ -51,7 +51,7 @@ def test_never_worse_than_data_parallelism_and_never_below_the_bound(seed: int) 
     assert found.best.value_ns >= max(b.bound_ns for b in found.bounds)
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("memory", [9_000_000, 14_000_000, 22_000_000, 60_000_000])
 @pytest.mark.parametrize("recompute", ["never", "auto", "always"])
 def test_memory_is_respected_or_the_reason_is_said(memory: int, recompute: str) -> None:
@@ -65,6 +65,7 @@ def test_memory_is_respected_or_the_reason_is_said(memory: int, recompute: str) 
     assert all(use.memory.total <= memory for use in result.best.timeline.uses.values())
 
 
+@pytest.mark.tier("nightly")
 def test_it_finds_a_plan_wherever_dapple_does() -> None:
     for seed in range(4):
         for memory in (12_000_000, 16_000_000):

@@ -79,8 +79,7 @@ def everything(problem: Problem, groups: int) -> Iterator[tuple[Shape, Allocatio
                     yield shape, allocation_of(shape, (0, *cuts, problem.num_layers), layout.places)
 
 
-@pytest.mark.cases(1)
-@pytest.mark.tier("ci")
+@pytest.mark.tier("nightly")
 @pytest.mark.parametrize("groups", [1, 2])
 def test_planner_is_near_the_best_of_everything(groups: int) -> None:
     """A plan where anything fits; at most 12 % and on average 1 % above the best of all plans with rows.

@@ -75,7 +75,7 @@ def test_random_patterns_are_valid_and_keep_g() -> None:
         assert in_flight(line, found) == counted(line, period)
 
 
-@pytest.mark.tier("ci")
+@pytest.mark.tier("nightly")
 def test_no_pattern_keeps_fewer() -> None:
     """Proposition 1 on all patterns of two stages with a channel: every start within a period of what it waits for."""
     draw = random.Random(3)

@@ -148,6 +148,7 @@ def test_only_shorter_patterns_are_wanted() -> None:
     assert solve(line, below_ns=4) == (None, 4, True)
 
 
+@pytest.mark.tier("nightly")
 def test_a_limit_of_nodes_is_kept_and_said() -> None:
     """What is found within it is valid, the bound holds, and the same question has the same answer."""
     draw = random.Random(1)
@@ -341,6 +342,7 @@ from penstock.solvers.schedules.periodic.ilp import solve
 assert solve(make_line([(1, 1), (2, 2), (1, 1)], processor=[0, 1, 0], available_bytes=3)).pattern.period_ns == 5"""
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("order", [(ORTOOLS, HIGHS), (HIGHS, ORTOOLS)], ids=["ortools first", "highs first"])
 def test_both_libraries_live_in_one_process(order: tuple[str, str]) -> None:
     """Some versions of highspy and ortools bring the same symbols, and the second import fails."""
