@@ -110,6 +110,7 @@ def test_only_tests_with_several_cases_have_a_number_of_cases() -> None:
     single = [
         f"{path.name}: {node.name}"
         for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        if "pytest.mark.cases" in path.read_text(encoding="utf-8")
         for node in ast.walk(_tree(path))
         if isinstance(node, ast.FunctionDef)
         and (marks := [ast.unparse(each) for each in node.decorator_list])
