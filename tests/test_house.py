@@ -106,7 +106,7 @@ def test_a_folder_that_has_a_tier_exists(folder: str) -> None:
 
 
 def test_only_tests_with_several_cases_have_a_number_of_cases() -> None:
-    """A number is for the ci tier, so tests of later tiers have none."""
+    """The number is for the ci tier; later tiers run every case."""
     single = [
         f"{path.name}: {node.name}"
         for path in sorted((ROOT / "tests").rglob("test_*.py"))
