@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from penstock.calibration.pipeline_profiling import compute_spans, profile_pipeline, transfer_times, utilisation
+from penstock.executor.profiling import busy_clock
 from penstock.executor.profiling.analytic import analytic_profile
 from penstock.executor.profiling.busy_clock import BusyClock
 from penstock.executor.run.job import load_job
@@ -25,7 +28,6 @@ from penstock.solvers.model.timeline import Transfers
 
 JOB = "examples.gpt:tiny"
 BATCHES = 3
-BUSY_S = 0.3
 
 
 def plan(stages: int, devices: int = 2, planner: str = "gpipe") -> PlanFile:
@@ -116,15 +118,30 @@ def test_transfers_count_at_both_ends() -> None:
     assert transfer_times(transfers, 3) == ([1, 10, 4], [8, 5, 2])
 
 
-def test_the_clock_of_a_process_follows_its_work() -> None:
+def test_the_clock_of_a_process_follows_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between readings by a line, before the first and after the last as these."""
+    readings = [(1000, 70), (1010, 75), (1020, 75), (1040, 95)]
+    walls, busy = iter([wall for wall, _ in readings]), iter([each for _, each in readings])
+    is_read = threading.Event()
+
+    def read(_clock: int) -> int:
+        for each in busy:
+            return each
+        is_read.set()
+        raise ProcessLookupError
+
+    monkeypatch.setattr(busy_clock, "time", SimpleNamespace(clock_gettime_ns=read, perf_counter_ns=lambda: next(walls)))
     clock = BusyClock([os.getpid()])
-    time.sleep(0.02)
-    start = time.perf_counter_ns()
-    busy = time.process_time_ns()
-    while time.process_time_ns() - busy < BUSY_S * 1e9:
-        pass
-    end = time.perf_counter_ns()
-    time.sleep(0.02)
+    assert is_read.wait(30)
     clock.stop()
-    assert clock.busy_ns(0, end) - clock.busy_ns(0, start) == pytest.approx(BUSY_S * 1e9, rel=0.3)
-    assert clock.busy_ns(0, 0) <= clock.busy_ns(0, start)
+    moments = (0, 1000, 1005, 1015, 1030, 1040, 9999)
+    assert [clock.busy_ns(0, moment) for moment in moments] == [70, 70, 72.5, 75, 85, 95, 95]
+
+
+def test_it_reads_the_processor_time_of_the_process() -> None:
+    first = time.process_time_ns()
+    clock = BusyClock([os.getpid()])
+    while clock.busy_ns(0, time.perf_counter_ns()) <= first:
+        pass
+    clock.stop()
+    assert first < clock.busy_ns(0, time.perf_counter_ns()) <= time.process_time_ns()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -73,25 +72,16 @@ def pids(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield path
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 class Cluster:
-    """A Dask scheduler and its workers, each a process of its own."""
+    """A Dask scheduler and its workers, each a process of its own; the scheduler writes where it listens."""
 
-    def __init__(self) -> None:
-        self.address = f"127.0.0.1:{free_port()}"
-        host, _, port = self.address.partition(":")
+    def __init__(self, file: Path) -> None:
         self._started: list[subprocess.Popen[bytes]] = []
-        self._run("dask_scheduler", "--host", host, "--port", port, "--no-show")
-        self.workers = [
-            self._run("dask_worker", f"tcp://{self.address}", "--no-nanny", "--nthreads", "1", "--host", host)
-            for _ in range(2)
-        ]
+        place = ("--host", "127.0.0.1", "--scheduler-file", str(file))
+        self._run("dask_scheduler", *place, "--port", "0", "--no-show")
+        self.workers = [self._run("dask_worker", *place, "--no-nanny", "--nthreads", "1") for _ in range(2)]
+        wait_for(lambda: file.exists() and file.stat().st_size)
+        self.address = json.loads(file.read_text())["address"].removeprefix("tcp://")
 
     def _run(self, module: str, *arguments: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", f"distributed.cli.{module}", "--no-dashboard", *arguments]
@@ -108,7 +98,7 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(pids: Path) -> Iterator[Cluster]:
-    cluster = Cluster()
+    cluster = Cluster(pids.with_name("scheduler.json"))
     yield cluster
     cluster.stop()
 

@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -272,10 +272,23 @@ def test_a_rank_finds_its_device(
 # Rendezvous and parting
 
 
+@pytest.fixture(autouse=True)
+def _ports_are_given_back() -> Iterator[None]:
+    yield
+    while KEPT:
+        KEPT.pop().close()
+
+
+KEPT: list[socket.socket] = []
+"""Sockets that keep the ports of launches from other processes; who sets SO_REUSEADDR may listen there all the same."""
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    kept = socket.socket()
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.bind(("", 0))
+    KEPT.append(kept)
+    return int(kept.getsockname()[1])
 
 
 def launches(count: int, host: str = "127.0.0.1", **more: Any) -> list[Launch]:
@@ -351,6 +364,7 @@ def test_a_store_that_nobody_opens_and_one_whose_port_is_taken() -> None:
     ):
         Rendezvous(second, 0.3)
     with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(("", first.port))
         taken.listen()
         with pytest.raises(Unreachable, match=f"cannot listen on port {first.port}.*\n  try: export MASTER_PORT"):

@@ -18,6 +18,7 @@ from penstock.schemas.errors import InvalidDocument, RunFailed, Unreachable
 from penstock.schemas.topology import Fabric
 
 SECONDS = 0.3
+MOST_TRIES = 40
 DELAY_S = 0.02
 RATE_BYTES_PER_S = 20_000_000
 FABRIC = Fabric(bandwidth_bytes_per_s=3 * 10**9, latency_ns=700)
@@ -73,17 +74,28 @@ class SlowWay:
 
 @pytest.mark.tier("ci")
 def test_a_slow_link_is_found_with_its_two_directions() -> None:
-    """The best of three measurements: other work on the machine makes a link slower and later, never quicker."""
-    measured = []
+    """Other work on the machine makes a link slower and later, never quicker: measured until the best is close."""
+    there: list[Link] = []
+    back: list[Link] = []
+
+    def is_found() -> bool:
+        return (
+            min(each.latency_ns for each in there) < 1.2e9 * DELAY_S
+            and max(each.bandwidth_bytes_per_s for each in there) > 0.8 * RATE_BYTES_PER_S
+            and max(each.bandwidth_bytes_per_s for each in back) > 0.8 * RATE_BYTES_PER_S / 4
+        )
+
     with peer(host("far", 2, FABRIC)) as address:
-        for _attempt in range(3):
+        while not (there and is_found()):
+            assert len(there) < MOST_TRIES, (there, back)
             way = SlowWay(address, rate_there=RATE_BYTES_PER_S, rate_back=RATE_BYTES_PER_S // 4, delay_s=DELAY_S)
-            measured.append(measure(way.address, seconds=0.5))
+            links = measure(way.address, seconds=0.5)
+            there.append(links.there)
+            back.append(links.back)
             way.close()
-    there, back = [links.there for links in measured], [links.back for links in measured]
-    assert min(each.latency_ns for each in there) == pytest.approx(DELAY_S * 1e9, rel=0.2)
-    assert max(each.bandwidth_bytes_per_s for each in there) == pytest.approx(RATE_BYTES_PER_S, rel=0.2)
-    assert max(each.bandwidth_bytes_per_s for each in back) == pytest.approx(RATE_BYTES_PER_S / 4, rel=0.2)
+    assert min(each.latency_ns for each in there) > 0.8e9 * DELAY_S
+    assert max(each.bandwidth_bytes_per_s for each in there) < 1.2 * RATE_BYTES_PER_S
+    assert max(each.bandwidth_bytes_per_s for each in back) < 1.2 * RATE_BYTES_PER_S / 4
     assert all(list(each.one_way_ns) == sorted(each.one_way_ns) for each in there)
 
 

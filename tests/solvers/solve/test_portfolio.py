@@ -131,7 +131,7 @@ def test_auto_gives_the_same_bytes_with_any_number_of_workers(
     few = four_devices(drawn, 5, global_batch_size=8, **changes)
     problem = replace(few, update_rules=frozenset(get_args(UpdateRule)))
     monkeypatch.setattr(crew, "SMALL", 0)
-    among = solve(problem, "auto", workers=workers, time_limit_ns=25 * 10**10, options={"exclude": "closing"})
+    among = solve(problem, "auto", workers=workers, options={"exclude": "closing"})
     assert not among.unfinished
     monkeypatch.setattr(crew, "SMALL", 10**9)
     alone = solve(problem, "auto", options={"exclude": "closing"})
