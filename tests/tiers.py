@@ -50,7 +50,6 @@ SLOW = frozenset(
         "tests/solvers/lowering/test_lowering_random.py::test_what_one_process_could_run_its_ranks_can",
         "tests/placing/test_place_command.py::test_jobs_share_no_device_and_jointly_they_do_at_least_as_much",
         "tests/test_house.py::test_no_modules_import_each_other_in_a_circle",
-        "tests/convert/test_plan_size.py::test_a_plan_of_1024_rows_and_4096_micro_batches_is_below_1_mb",
     }
 )
 """Tests of the quick tier that may take longer."""

@@ -1,5 +1,7 @@
 """A large plan stays small: 1,024 rows of 4,096 micro-batches in less than 1 MB of canonical JSON."""
 
+import pytest
+
 from penstock.convert import from_plan, to_plan, to_problem
 from penstock.schemas.plan import Plan
 from penstock.schemas.request import PlanRequest
@@ -11,6 +13,7 @@ from penstock.solvers.schedules.early_backward import early_backward
 STAGES, MICRO_BATCHES = 1024, 4096
 
 
+@pytest.mark.tier("nightly")
 def test_a_plan_of_1024_rows_and_4096_micro_batches_is_below_1_mb() -> None:
     tensor = {"name": "x", "bytes_per_sample": 4, "gradient_bytes_per_sample": 4}
     layer = {"forward_ns": 100, "backward_ns": 200, "stash_bytes": 8}

@@ -158,6 +158,7 @@ def test_auto_builds_the_schedule_and_asks_the_planner(said: dict[str, Any]) -> 
     assert calls["equal"] == 1
 
 
+@pytest.mark.tier("nightly")
 def test_what_is_asked_for_is_what_the_answer_has(said: dict[str, Any]) -> None:
     schedule, planner, calls = said["two-more"]
     assert (schedule, planner) == ("two-more", "dapple")

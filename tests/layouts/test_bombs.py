@@ -54,6 +54,7 @@ def test_a_script_is_refused_when_its_variables_stand_for_too_much(name: str) ->
     assert budget.characters < 1.6 * MOST_CHARACTERS
 
 
+@pytest.mark.tier("nightly")
 def test_flags_and_comparisons_of_a_script_draw_on_a_budget() -> None:
     script = f"{SCRIPTS['doubled']}\ntorchrun pretrain_gpt.py {PP} $A29 --global-batch-size 8"
     with pytest.raises(InvalidDocument, match="takes more than"):

@@ -88,7 +88,7 @@ def _of(asked: PlacementRequest, **fields: Any) -> PlacementRequest:
     return PlacementRequest.parse(data)
 
 
-@pytest.mark.tier("quick")
+@pytest.mark.tier("nightly")
 def test_a_budget_that_fits_nothing_names_the_least_that_does() -> None:
     asked = _of(request(0, planner="dapple"), memory={"optimizer": "sgd", "headroom_bytes": 400_000_000})
     assert answer(asked).choices[0].status == "placed"

@@ -180,6 +180,7 @@ def test_a_solver_past_its_limit_is_ended_and_its_best_plan_is_the_answer(pids: 
     assert psutil.wait_procs(running, PATIENCE_S)[1] == []
 
 
+@pytest.mark.tier("nightly")
 def test_a_solver_past_its_limit_is_ended_on_a_dask_worker(cluster: Cluster, pids: Path):
     """Before it has found anything, perhaps before it is loaded: a task starts an interpreter."""
     with executor_of(f"dask://{cluster.address}") as pool:

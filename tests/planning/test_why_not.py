@@ -73,6 +73,7 @@ def test_the_other_plan_is_the_best_at_what_is_named() -> None:
         assert other.bound_ns <= other.time_ns
 
 
+@pytest.mark.tier("nightly")
 def test_next_is_the_best_of_the_other_degrees() -> None:
     own = words(plan_at())[0]
     others = {(t, s): time_of(plan_at(t, s)) for t in (1, 2, 4) if t != own for s in ("none", "optimizer")}
@@ -111,6 +112,7 @@ def test_parts_add_up_to_both_times(asked: str) -> None:
         assert (communication > 0) == (tensor > 1)
 
 
+@pytest.mark.tier("nightly")
 def test_a_choice_that_does_not_fit_says_what_is_missing() -> None:
     cramped = cluster().model_dump(mode="json")
     for device in cramped["nodes"][0]["devices"]:

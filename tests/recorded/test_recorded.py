@@ -41,7 +41,7 @@ def test_a_request_is_answered_as_recorded(seed: int, recorded: dict[str, Record
     assert faults(changes, recorded, {name: answer_of(name, 1)}) == []
 
 
-@pytest.mark.tier("ci")
+@pytest.mark.tier("nightly")
 def test_two_workers_answer_as_one(
     recorded: dict[str, Record], changes: Changes, request: pytest.FixtureRequest
 ) -> None:

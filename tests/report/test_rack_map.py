@@ -65,6 +65,7 @@ def test_racks_stand_side_by_side_and_overlap_nowhere() -> None:
             assert any(inside)
 
 
+@pytest.mark.tier("nightly")
 def test_long_titles_keep_racks_apart() -> None:
     topology = _cluster(4, 32, "datacentre-west-row-{p}-gpu-node-number-{n:02}")
     boxes = _boxes(rack_map(topology, _held(topology, 80), 8))

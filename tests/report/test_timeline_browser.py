@@ -134,6 +134,7 @@ def test_blocks_stand_where_the_judge_put_them(browser: Browser, report: str, dr
             assert _colour(value, LABEL_PX + 1, value("d.height") - 1) != _colour(value, left + 1, bottom - 3)
 
 
+@pytest.mark.tier("nightly")
 def test_nothing_is_drawn_where_a_device_idles_unless_it_is_asked_why(
     browser: Browser, file: PlanFile, report: str, drawn: Picture
 ) -> None:

@@ -83,6 +83,7 @@ def test_a_class_within_another_has_no_plan_that_the_other_lacks(one: Covers, ot
     assert all(PLANS[number] <= one for number in members(one))
 
 
+@pytest.mark.tier("nightly")
 @given(one=classes(), two=classes(), three=classes())
 def test_inclusion_is_transitive_and_of_equals_both_ways(one: Covers, two: Covers, three: Covers) -> None:
     assert not (one <= two and two <= three) or one <= three
@@ -121,6 +122,7 @@ def test_sentences_begin_with_what_is_covered() -> None:
     assert "coverage not stated" in claim(REQUEST_SCOPE, None)
 
 
+@pytest.mark.tier("nightly")
 @given(one=classes(), other=classes())
 def test_two_classes_are_described_alike_only_where_plans_of_a_request_are_the_same(one: Covers, other: Covers) -> None:
     """``memory``, ``pins`` and a trainer's absence are not described; how to recompute only if some plan does."""

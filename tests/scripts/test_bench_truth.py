@@ -73,6 +73,7 @@ def test_mlperf_calibrates_on_the_fewest_gpus_and_counts_misses(
     assert report(1.08 * seconds[1]) == 2
 
 
+@pytest.mark.tier("nightly")
 def test_bridge_takes_the_newest_rows_and_leaves_out_what_is_fully_sharded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

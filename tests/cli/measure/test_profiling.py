@@ -120,6 +120,7 @@ def test_context_degrees_are_those_asked_for(tmp_path: Path, capsys: pytest.Capt
         assert words in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.tier("nightly")
 def test_routing_of_tokens_is_what_was_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "p.json"
     said = ["profile", "--framework", "megatron", "--kind", "H100", "-o", str(target)]

@@ -137,7 +137,7 @@ def test_a_run_goes_on_under_other_degrees(pool: RankPool, tmp_path: Path, first
     assert found == pytest.approx(plain(tensor_jobs.llama, STEPS)[0], rel=1e-12)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.tier("nightly")
 @pytest.mark.parametrize(
     ("first", "second"),
     [

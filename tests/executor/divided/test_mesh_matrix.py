@@ -82,6 +82,7 @@ def test_the_pairs_are_those_of_all_products() -> None:
     assert len(_combinations(chosen[:FIRST], 2)) >= len(_combinations(chosen, 2)) * 5 // 6
 
 
+@pytest.mark.tier("nightly")
 def test_every_days_cases_have_all_triples_and_are_others() -> None:
     triples = _combinations(all_products(), 3)
     days = [covering(3, day) for day in (1, 2)]

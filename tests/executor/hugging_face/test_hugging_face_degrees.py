@@ -131,6 +131,7 @@ def test_experts_that_gpus_share_out(family: str) -> None:
     }
 
 
+@pytest.mark.tier("nightly")
 def test_experts_of_gpus_that_share_layers_too_get_each_a_part_of_the_tokens() -> None:
     profile = traced("mixtral", tensor_degrees=(2,), expert_degrees=(2,))
     held, found = of_block(profile)

@@ -280,7 +280,7 @@ def _ports_are_given_back() -> Iterator[None]:
 
 
 KEPT: list[socket.socket] = []
-"""Sockets that keep the ports of launches from other processes; who sets SO_REUSEADDR may listen there all the same."""
+"""Sockets that keep the ports of launches from other processes; whoever sets SO_REUSEADDR may listen there too."""
 
 
 def free_port() -> int:

@@ -39,6 +39,7 @@ def test_two_generations_have_two_stores():
     assert len(addresses) == 2
 
 
+@pytest.mark.tier("nightly")
 def test_a_foreign_address_is_refused():
     ended = subprocess.run(
         [*COMMAND, "192.0.2.1"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from pipelines import Part, programs_of
 from rank_pool import RankPool
 from small_jobs import plain
@@ -34,6 +35,7 @@ def test_the_bound_holds_between_the_readings() -> None:
     assert 0 < max(apart) <= clock.error_ns + 1
 
 
+@pytest.mark.tier("nightly")
 def test_ranks_as_if_on_other_hosts_are_within_their_stated_error(pool: RankPool) -> None:
     """Three ranks of one machine share a clock; those that say otherwise measure it, and know how badly."""
     programs = programs_of(plain, [Part(2, (0,)), Part(2, (1,)), Part(2, (2,))], 3)

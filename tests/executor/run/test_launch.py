@@ -92,6 +92,7 @@ def test_a_callback_that_raises_ends_the_run() -> None:
         run("masked64", ONE, steps=10_000, on_progress=interrupt)
 
 
+@pytest.mark.tier("nightly")
 def test_a_job_that_is_not_there_is_said() -> None:
     programs = programs_of(small_jobs.masked64, ONE, 2)
     with pytest.raises(NotFound, match="rank 0: there is no module 'nowhere'"):
@@ -164,6 +165,7 @@ PROJECT = {
 }
 
 
+@pytest.mark.tier("nightly")
 def test_a_project_with_packages_of_our_names_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its directory comes last on the path, and ours are all under ``penstock``."""
     for name, text in PROJECT.items():

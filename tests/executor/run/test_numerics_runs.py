@@ -265,6 +265,7 @@ def test_clipping_in_float16(pool: RankPool) -> None:
     trains_as_unsplit(pool, "lowered", [Part(4, (0,)), Part(4, (1,))], 3, rel=1e-4, options=options)
 
 
+@pytest.mark.tier("nightly")
 def test_the_loss_scale_and_its_count_go_on_under_another_plan(pool: RankPool, tmp_path: Path) -> None:
     """Steps 0 to 2 overflow; the checkpoint of step 5 lies between two good steps of torch's own count."""
     job, options = numeric_jobs.loud, {"precision": "fp16", "checkpoint_directory": str(tmp_path)}
@@ -314,6 +315,7 @@ def test_states_shared_out_over_three_train_what_one_process_trains(pool: RankPo
         assert one["loss_check"] < 1e-12
 
 
+@pytest.mark.tier("nightly")
 def test_shared_out_states_go_on_with_another_number_of_replicas(pool: RankPool, tmp_path: Path) -> None:
     unsplit = Unsplit(numeric_jobs.adam, 2)
     losses: list[float] = []

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+import pytest
 import small_jobs
 from pipelines import Part, programs_of
 from simulated_cuda.engine import H100, Device, run
@@ -229,6 +230,7 @@ def test_both_ends_send_first_over_one_communicator() -> None:
     assert re.search(r"do not fit each other: .*|hangs: ", said)
 
 
+@pytest.mark.tier("nightly")
 def test_kernels_that_are_loaded_while_receives_wait() -> None:
     """The first launch of a kernel waits for receives that were started ahead, whose senders wait for this rank."""
     programs = wide()

@@ -152,6 +152,7 @@ def test_a_rank_asks_for_the_same_with_peers_and_without(pool: RankPool, tmp_pat
     assert alone == with_peers
 
 
+@pytest.mark.tier("nightly")
 def test_a_trace_is_in_the_order_of_the_devices(pool: RankPool, tmp_path: Path) -> None:
     """The simulated timer has moments of every instruction; the engine knows when the devices came to them."""
     case = CASES["uneven-rows"]()

@@ -111,6 +111,7 @@ def test_a_child_reads_nothing_and_a_forkserver_starts_again_after_its_end():
         forkserver.stop()
 
 
+@pytest.mark.tier("nightly")
 def test_told_to_end_before_it_serves_it_ends_well(run: Callable[[str], Any]):
     service = run(STARTING)
     assert service.stdout.readline() == "starting\n"

@@ -91,7 +91,7 @@ judging.verdict = lambda file: (print("judging", file=sys.stderr, flush=True), t
 """
 
 
-@pytest.mark.tier("ci")
+@pytest.mark.tier("nightly")
 def test_a_thread_at_work_does_not_hold_the_end_up(start_server: Callable[..., Any]):
     server = start_server(slots=0, before=STUCK)
     asking = threading.Thread(target=ask_for_a_verdict, args=(server.url,), daemon=True)

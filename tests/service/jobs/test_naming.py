@@ -131,7 +131,7 @@ def test_what_is_missing_is_said_with_what_may_be_sent(
     assert ("hash of a stored one" in said[pointer]) == (pointer != "/global_batch_size")
 
 
-@pytest.mark.tier("quick")
+@pytest.mark.tier("nightly")
 def test_tokens_of_a_mixture_by_name_are_routed_as_asked():
     named = {"model": "mixtral-8x7b", "cluster": "2x8xH100", "global_batch_size": 64}
     request = with_documents(PlanRequest, {**named, "routing_imbalance": 1.5})

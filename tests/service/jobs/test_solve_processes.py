@@ -79,6 +79,7 @@ def test_cancel_kills_a_solver_that_is_deaf_to_sigterm(misbehaving: Server):
         client.jobs.finish(job.id)
 
 
+@pytest.mark.tier("nightly")
 def test_finish_keeps_the_best_plan_so_far(misbehaving: Server):
     client = misbehaving.client
     job = with_incumbent(client, HANG)

@@ -55,7 +55,7 @@ class Reports:
         self.all.append((bound_ns, working))
 
 
-@pytest.mark.tier("ci")
+@pytest.mark.tier("nightly")
 def test_reports_of_a_fast_solver_are_limited_and_the_last_one_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of plans and bounds that come within a moment the newest are written: when it is over, or at the end."""
     now, reports = [100.0], Reports()

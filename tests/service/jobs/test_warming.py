@@ -33,6 +33,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         one.stop()
 
 
+@pytest.mark.tier("nightly")
 def test_what_takes_long_holds_no_child_up_and_ends_with_the_forkserver(
     started: Callable[[str], Forkserver], tmp_path: Path
 ) -> None:
@@ -48,6 +49,7 @@ def test_what_takes_long_holds_no_child_up_and_ends_with_the_forkserver(
     assert psutil.wait_procs([compiling], LIMIT_S)[1] == []
 
 
+@pytest.mark.tier("nightly")
 def test_what_children_have_started_ends_with_a_service_that_dies_before_all_is_warm(
     started: Callable[[str], Forkserver], tmp_path: Path
 ) -> None:

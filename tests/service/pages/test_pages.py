@@ -108,6 +108,7 @@ def test_every_page_is_whole_and_no_link_is_dead(http: httpx.Client, planned: Jo
     assert {f"/plan?{query}" for _, query in EXAMPLES} <= seen
 
 
+@pytest.mark.tier("nightly")
 def test_a_form_goes_to_its_plan(http: httpx.Client):
     first = send(http, "/plan", FORM)
     assert first.status_code == 303, first.text
@@ -216,6 +217,7 @@ def test_what_a_document_holds_is_never_markup(http: httpx.Client, client: Clien
     assert "b" not in tags[0]
 
 
+@pytest.mark.tier("nightly")
 def test_the_same_in_python_and_on_the_command_line(
     http: httpx.Client, client: Client, monkeypatch: pytest.MonkeyPatch
 ):

@@ -299,6 +299,7 @@ def test_a_silent_agent_fails_its_runs(
         server.client.runs.create(tiny, "gpt")
 
 
+@pytest.mark.tier("nightly")
 def test_a_run_survives_a_restart_of_the_service(
     start_server: Callable[..., Any], tiny: PlanFile, make_agent: Callable[..., Agent]
 ):

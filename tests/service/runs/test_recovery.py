@@ -153,6 +153,7 @@ def test_a_rank_that_dies_costs_a_generation(server: Server, nodes: list[Node]):
         assert told.read().decode().count("event: state") == 6
 
 
+@pytest.mark.tier("nightly")
 def test_what_would_fail_again_is_not_tried_again(server: Server, nodes: list[Node]):
     run = begin(server, nodes, max_restarts=5)
     nodes[0].tell("rank_failed", run, rank=0, reason="the loss of step 2 is nan", is_final=True)

@@ -101,7 +101,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 
 def refused(http: httpx.Client, headers: dict[str, str] | None = None) -> httpx.Response:
-    """The answer to a wrong key; an address may show ten at once, later on two a second."""
+    """Return the answer to a wrong key; an address may show ten at once, later on two a second."""
     while (answer := http.get("/v1/jobs", headers=headers or {})).status_code == 429:
         time.sleep(int(answer.headers["Retry-After"]))
     return answer

@@ -65,6 +65,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     assert "Traceback" not in secured.server.text, secured.server.text
 
 
+@pytest.mark.tier("nightly")
 def test_a_client_that_trusts_the_certificate_is_served(secured: Secured):
     assert secured.server.url.startswith("https://")
     with secured.client("read") as client:

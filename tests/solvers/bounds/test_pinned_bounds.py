@@ -61,7 +61,7 @@ def _schedules(problem: Problem, allocation: Allocation, rule: UpdateRule) -> It
         yield early_backward(problem, allocation, warmup=tuple(min(number, count - s) for s in range(count)))
 
 
-@pytest.mark.tier("ci")
+@pytest.mark.tier("nightly")
 def test_no_plan_that_keeps_the_pins_is_below_a_bound() -> None:
     seen = higher = narrower = relaxed = 0
     for seed in SEEDS:

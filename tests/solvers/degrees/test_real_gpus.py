@@ -50,6 +50,7 @@ def test_of_stages_that_they_share_out_as_well(seed: int) -> None:
     assert_on_gpus(drawn_shared_plan(random.Random(seed)))
 
 
+@pytest.mark.tier("nightly")
 def test_clusters_with_several_ways_between_nodes() -> None:
     for seed in range(40):
         drawn = drawn_plan(random.Random(seed), ("circles",))
@@ -103,6 +104,7 @@ def _buckets(drawn: Drawn, stage: StageOut) -> tuple[Bucket, ...]:
     return buckets(drawn.cells, Stage(*stage.layers, (number,)), 1)
 
 
+@pytest.mark.tier("nightly")
 def test_cells_whose_lanes_are_forgotten_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each lane with the whole of a cable or a bus to itself."""
 

@@ -317,6 +317,7 @@ def test_a_planner_has_its_whole_effort_where_plain_layouts_are_quick() -> None:
         assert result.best.value_ns == min(best)
 
 
+@pytest.mark.tier("nightly")
 def test_degrees_of_1_go_on_however_slow_their_plain_layouts_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the others only the best goes on here; what all planners find at 1 is compared unless the bound is above."""
     monkeypatch.setattr(choices, "ROUNDS", (Round(None, 1.0, (QUICK,)), Round(1, 1.0)))
@@ -340,6 +341,7 @@ def test_degrees_of_1_go_on_however_slow_their_plain_layouts_are(monkeypatch: py
     assert met == {False, True}
 
 
+@pytest.mark.tier("nightly")
 def test_choices_without_a_plain_layout_near_the_best_plan_are_bounded_and_not_searched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -88,6 +88,7 @@ def test_what_a_worker_compiles_is_told_where_the_solve_began(workers: int, plac
     assert heard == ["steps_of_halving.steps", None]
 
 
+@pytest.mark.tier("nightly")
 def test_nothing_is_compiled_once_the_worker_is_killed(place: Path) -> None:
     place.write_text(ENDLESS)
     heard: list[str | None] = []

@@ -66,7 +66,7 @@ def test_the_first_plan_is_waited_for() -> None:
     assert not judge.weary
 
 
-@pytest.mark.cases(1)
+@pytest.mark.tier("nightly")
 @pytest.mark.parametrize("effort", ["quick", "normal"])
 def test_the_answer_depends_on_no_number_of_workers(effort: str) -> None:
     problem = instance(2, 7)

@@ -132,6 +132,7 @@ def test_choices_that_are_not_searched_are_counted_with_the_reason() -> None:
     assert "the rest spared" not in choices.solve(open_problem(asked(ONE, TWO, FOUR), 3.0), "dapple", max_plans=2).why
 
 
+@pytest.mark.tier("nightly")
 def test_efforts_that_are_spent_on_better_choices_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "MOST", 1)
     why = choices.solve(open_problem(asked(ONE, TWO, FOUR)), "auto").why
@@ -144,7 +145,7 @@ def test_no_plan_says_who_was_not_asked_unless_it_is_proven() -> None:
     assert "not asked" not in none.why
 
 
-@pytest.mark.tier("quick")
+@pytest.mark.tier("nightly")
 def test_reasons_that_differ_in_numbers_are_one() -> None:
     reasons = [f"{number:,} devices are more than the 256 that gpu-1 takes in 0.5 s" for number in (512, 4096, 1024)]
     assert gathered(reasons) == "512 to 4,096 devices are more than the 256 that gpu-1 takes in 0.5 s"

@@ -100,7 +100,7 @@ def orders_of_delays() -> list[tuple[float, ...]]:
     return [(0.0, 0.0, 0.0, 0.0), (0.08, 0.04, 0.0, 0.0), (0.0, 0.0, 0.04, 0.08)]
 
 
-@pytest.mark.cases(1)
+@pytest.mark.tier("nightly")
 @pytest.mark.usefixtures("forking")
 @pytest.mark.parametrize("gap", [0.0, 0.5])
 def test_the_answer_depends_on_neither_workers_nor_delays(problem: Problem, plans: list[Found], gap: float) -> None:

@@ -61,6 +61,7 @@ def test_a_layout_that_cannot_be_judged(
         client.plans.compare(with_open_degrees(asked), planners=["even"], layouts=[layout])
 
 
+@pytest.mark.tier("nightly")
 def test_why_not_other_degrees_is_what_the_python_api_says(client: Client, answered: JobOut) -> None:
     found = client.plans.explain(answered.id, why_not=["tensor=1"])
     said = penstock.explain(client.plans.file(answered.id), what_if=(), why_not=["tensor=1"])
@@ -87,6 +88,7 @@ def test_degrees_that_no_plan_can_have(
         client.plans.explain(answered.id, why_not=[asked_for])
 
 
+@pytest.mark.tier("nightly")
 def test_pages_say_the_degrees(http: httpx.Client, answered: JobOut) -> None:
     plan = http.get(f"/plans/{answered.id}").raise_for_status().text
     assert "2 replicas × TP 2 on 4 devices, no recomputation" in plan

@@ -88,7 +88,7 @@ def test_partitions_cover_and_fit(seed: int) -> None:
             assert len(set(devices)) == len(devices) == split.devices
 
 
-@pytest.mark.tier("ci")
+@pytest.mark.tier("nightly")
 def test_promised_times_are_near_the_judges() -> None:
     """With little to send the best split's estimate is within a tenth of its plan's time; the bound is not far.
 

@@ -163,6 +163,7 @@ def test_every_replica_that_shares_rows_gets_the_least_slice(seed: int) -> None:
         assert all(stage.replicas <= 2 for stage in proposal.allocation.stages)
 
 
+@pytest.mark.tier("nightly")
 def test_many_small_micro_batches_are_planned() -> None:
     """3,000 micro-batches of one sample, flushed and not."""
     for rules in (STASHING, BOTH - STASHING):

@@ -287,7 +287,7 @@ def test_infeasible_names_what_is_missing() -> None:
         assert result.shortage.missing_bytes > 0
 
 
-@pytest.mark.tier("ci")
+@pytest.mark.tier("nightly")
 def test_auto_contains_them_where_their_rule_is_allowed() -> None:
     """Transfers dear, memory short of whole weights: double groups without a flush win against every flushed plan."""
     problem = make_problem([10] * 8, nodes=(2,), global_batch_size=4, micro_batch_sizes=(1, 2), parameter_bytes=10**6)

@@ -277,6 +277,7 @@ def test_the_schedule_says_what_it_cannot_do() -> None:
     assert SCHEDULES["periodic-ilp"].build is periodic_ilp
 
 
+@pytest.mark.tier("nightly")
 def test_the_planner_is_never_worse_with_the_ilp() -> None:
     """Against inside-out alone; strictly better somewhere, and the same with either solver."""
     better = 0
