@@ -34,7 +34,7 @@ TWO = ClusterTopology(
     ],
 )
 def test_its_plan_trains_what_one_process_trains(world: RankPool, planner: str, rule: str) -> None:
-    """Gradients and losses are those of one process by the same update rule, after every global batch."""
+    """Compare gradients and losses with one process by the same update rule, after every global batch."""
     job = load_job(JOB)
     file = plan(
         analytic_profile(job, "V100", (2,)),
