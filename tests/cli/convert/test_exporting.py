@@ -178,7 +178,6 @@ job = Two("two", batch_size=4)
 """
 
 
-@pytest.mark.tier("nightly")
 def test_a_model_with_other_layers_is_refused_or_said_not_to_be_compared(
     plan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,7 +39,7 @@ def unlike(file: PlanFile, model: str, directory: str | None, *, elsewhere: bool
         return NOT_COMPARED.format(model=model, why="torch is not installed")
     assert not isinstance(file.request.profile, str)
     layers = [layer.name for layer in file.request.profile.layers]
-    answer = _answer({"model": model, "directory": str(place), "layers": layers})
+    answer = _answer({"model": model, "directory": str(place), "layers": layers, "paths": []})
     if answer["kind"] == "ready":
         return None
     why = " ".join(answer["reason"].split())
