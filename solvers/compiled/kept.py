@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,22 +27,12 @@ COMPLETE = "complete-"
 """The file that says of a processor that every kernel is compiled for it."""
 
 
-def place() -> Path | None:
-    """Return the directory that kernels are kept in; None where we may not write: numba then finds one of its own."""
+def place() -> Path:
+    """Return the directory that kernels are read from, and kept in where it can be written."""
     if given := os.environ.get("PENSTOCK_KERNELS"):
         return Path(given)
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path(os.environ.get("HOME", "/nonexistent"), ".cache"))
-    return _made(base / "penstock" / _version_of_kernels())
-
-
-@cache
-def _made(directory: Path) -> Path | None:
-    """Return the directory, made if need be; None where we may not write. Every kernel asks when it is imported."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return None
-    return directory if os.access(directory, os.W_OK) else None
+    return base / "penstock" / _version_of_kernels()
 
 
 def folder(file: str) -> str | None:
@@ -59,7 +49,7 @@ def folder(file: str) -> str | None:
 
 def kept() -> tuple[int, Path]:
     """Return how many compiled kernels there are, and where."""
-    found = place() or Path(penstock.solvers.__path__[0])
+    found = place()
     return sum(1 for _ in found.rglob("*.nbi")), found
 
 
@@ -78,31 +68,28 @@ def sole_compiler(wait: Callable[[], object]) -> Iterator[None]:
     wait
         Called once, before waiting, where another process holds the lock.
     """
-    directory = place()
-    if directory is None:
-        yield
-        return
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / "compiling.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            wait()
-            fcntl.flock(file, fcntl.LOCK_EX)
+    with ExitStack() as stack:
+        with suppress(OSError):  # nothing can be written there, so nothing is shared
+            place().mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context((place() / "compiling.lock").open("w"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                wait()
+                fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def all_kept() -> bool:
     """Return whether every kernel is compiled for this processor, so that nothing waits for the compiler."""
-    found = place()
-    return found is not None and (found / _complete()).exists()
+    return (place() / _complete()).exists()
 
 
 def note_all_kept() -> None:
-    """Note that every kernel is compiled for this processor."""
-    if (found := place()) is not None:
-        found.mkdir(parents=True, exist_ok=True)
-        (found / _complete()).touch()
+    """Note that every kernel is compiled for this processor, unless they could not be kept."""
+    with suppress(OSError):
+        place().mkdir(parents=True, exist_ok=True)
+        (place() / _complete()).touch()
 
 
 @cache

@@ -8,6 +8,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,27 +26,28 @@ class _Place(UserProvidedCacheLocator):
 
     @classmethod
     def from_function(cls, function: Callable[..., Any], file: str) -> Any:
-        """Return the locator, or None where we may not write. The directory is made with the first kernel in it."""
-        return None if place() is None else cls(function, file)
+        """Return the locator. The directory is made with the first kernel in it."""
+        return cls(function, file)
 
 
 class _Results(CompileResultCacheImpl):
-    """Numba's files, found by ``_Place`` where it can."""
+    """Numba's files, found by ``_Place``."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         file = inspect.getfile(function)
-        found = _Place.from_function(function, file)
-        if found is None:
-            super().__init__(function)
-            return
-        self._locator = found
+        self._locator = _Place(function, file)
         self._filename_base = self.get_filename_base(f"{Path(file).stem}.{function.__qualname__}", sys.abiflags)
 
 
 class OnDisk(FunctionCache):
-    """The cache of a kernel."""
+    """The cache of a kernel; where nothing can be written, kernels are compiled again by each process."""
 
     _impl_class = _Results
+
+    def save_overload(self, signature: Any, result: Any) -> None:
+        """Keep a compiled kernel where that is possible."""
+        with suppress(OSError):
+            super().save_overload(signature, result)
 
 
 def is_kept(kernel: Any) -> bool:
