@@ -64,6 +64,8 @@ def test_compose_gives_ours_no_rights_and_lets_them_end() -> None:
         assert one["cap_drop"] == ["ALL"]
         assert one["security_opt"] == ["no-new-privileges:true"]
         assert one["init"] is True
+        assert one["read_only"] is True
+        assert "/tmp" in one["tmpfs"]
         assert one.get("restart") == "no" or one["stop_grace_period"]
 
 
@@ -79,8 +81,25 @@ def test_pods_are_not_root_and_know_their_settings(resource: dict[str, Any]) -> 
         assert pod["securityContext"]["runAsNonRoot"]
         assert not container["securityContext"]["allowPrivilegeEscalation"]
         image = container["image"]
+        if image.startswith("penstock"):
+            assert container["securityContext"]["readOnlyRootFilesystem"]
+            mounts = {mount["mountPath"] for mount in container.get("volumeMounts", [])}
+            assert "/tmp" in mounts or container in pod.get("initContainers", []), "what Python and torch write to"
         assert image.removeprefix("penstock-") in TARGETS or not image.startswith("penstock")
         refuse_unknown({one["name"] for one in container.get("env", [])})
+
+
+def test_every_port_has_a_policy_that_opens_it() -> None:
+    policies = {
+        one.values[0]["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/name"]: one.values[0]["spec"]
+        for one in RESOURCES
+        if one.values[0]["kind"] == "NetworkPolicy"
+    }
+    assert policies.keys() == {"postgresql", "penstock-service", "penstock-worker"}
+    for policy in policies.values():
+        (rule,) = policy["ingress"]
+        assert rule["from"]
+        assert rule["ports"]
 
 
 def test_the_kustomization_names_what_lies_there() -> None:
