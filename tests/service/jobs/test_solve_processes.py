@@ -95,17 +95,30 @@ def test_finish_keeps_the_best_plan_so_far(misbehaving: Server):
     assert client.plans.verify(client.plans.file(job.id)).valid
 
 
-def test_a_solver_past_its_limit_is_ended_and_its_best_plan_kept(misbehaving: Server):
-    client = misbehaving.client
-    for limit_s in (2, 8, 32):  # the first in which it gets as far as its plan
-        ended = request(HANG, termination={"time_limit_ns": limit_s * 1_000_000_000})
-        job = client.plans.create(ended)
-        assert job.result is not None
-        if job.result.status == "feasible":
-            break
-    assert f"its limit of {limit_s} s was over" in job.result.why
+LATE_ONCE_A_PLAN_IS_REPORTED = """
+import time
+from types import SimpleNamespace
+from penstock.service.jobs import worker
+
+clock, report = SimpleNamespace(late_s=0.0), worker.Leases.report
+def report_late(*arguments):
+    report(*arguments)
+    clock.late_s = 7200.0
+worker.Leases.report = report_late
+worker.time = SimpleNamespace(monotonic=lambda: time.monotonic() + clock.late_s)
+"""
+"""The worker's clock passes every limit, when the first plan is written, and goes on from there."""
+
+
+def test_a_solver_past_its_limit_is_ended_and_its_best_plan_kept(start: Callable[..., Any], pids_file: Path):
+    client = start(before=LATE_ONCE_A_PLAN_IS_REPORTED).client
+    ended = request(HANG, termination={"time_limit_ns": 3600 * 10**9})
+    job = client.plans.create(ended)
+    assert job.result is not None
+    assert job.result.status == "feasible"
+    assert "its limit of 3600 s was over" in job.result.why
     assert job.result.plan is not None
-    assert psutil.wait_procs(processes_that_live(misbehaving.pids_file), 10)[1] == []
+    assert psutil.wait_procs(processes_that_live(pids_file), 10)[1] == []
     again = client.plans.create(ended, wait=False)
     assert not again.cached, "what was cut off is no answer to keep"
     client.jobs.cancel(again.id)
