@@ -11,13 +11,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import chdir
+from contextlib import ExitStack, chdir
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import LIMIT_S, Slurm, free_ports, why_not
+from cluster import LIMIT_S, Slurm, why_not
 from orphans import no_orphans
+from ports import keep_port
 from repository import ROOT
 
 from penstock.cli.main import main
@@ -244,9 +245,8 @@ def test_a_job_that_is_cancelled_goes_on_when_it_is_submitted_again(
     assert [*first.losses, *second.losses] == pytest.approx(trained.losses, rel=1e-4)
 
 
-def started_by_torchrun(script: Path, folder: Path, nodes: Sequence[str]) -> list[int]:
+def started_by_torchrun(script: Path, folder: Path, nodes: Sequence[str], port: int) -> list[int]:
     """The statuses of an agent of torchrun for each node."""
-    (port,) = free_ports(1)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PATH": path, "OMP_NUM_THREADS": "1"}
     agents = []
@@ -261,7 +261,8 @@ def test_torchrun_starts_the_same_ranks(narrow: Path, slurm: Slurm, trained: Lau
     """Two agents of torchrun stand for two nodes, the plan's second one first."""
     folder = slurm.directory / "torchrun"
     script = exported(narrow, "torchrun", folder, report=folder / "report.json")
-    assert started_by_torchrun(script, folder, ("n1", "n0")) == [0, 0], log_of(folder)
+    with ExitStack() as ports:
+        assert started_by_torchrun(script, folder, ("n1", "n0"), keep_port(ports)) == [0, 0], log_of(folder)
     report = report_of(folder / "report.json")
     assert report.launcher == "torchrun"
     bundle = JobBundle.read(folder / "job.json")
