@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -168,15 +170,19 @@ def test_a_crash_is_in_the_log_alone(start: Callable[..., Any]):
     assert "secret detail" not in str(caught.value)
 
 
-def test_a_killed_service_takes_its_solver_along_and_finds_its_job_again(start: Callable[..., Any], pids_file: Path):
-    server = start(lease_s=1)
+def test_a_killed_service_takes_its_solver_along_and_finds_its_job_again(
+    start: Callable[..., Any], pids_file: Path, tmp_path: Path
+):
+    server = start()
     job = with_incumbent(server.client, HANG_FIRST_TIME)
     [solver, _] = processes(pids_file)
     forkserver = solver.parent()
     assert forkserver is not None
     server.stop(signal.SIGKILL)
     assert psutil.wait_procs([solver, forkserver], 10)[1] == []
-    client = start(lease_s=1).client
+    with closing(sqlite3.connect(tmp_path / "service.sqlite", isolation_level=None)) as database:
+        database.execute("UPDATE jobs SET lease_until_ms = 0")
+    client = start().client
     assert client.jobs.incumbent(job.id).prediction is not None
     ended = client.jobs.get(job.id, wait_s=60)
     assert (ended.state, ended.attempt) == ("succeeded", 2)
