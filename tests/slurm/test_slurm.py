@@ -245,8 +245,14 @@ def test_a_job_that_is_cancelled_goes_on_when_it_is_submitted_again(
     assert [*first.losses, *second.losses] == pytest.approx(trained.losses, rel=1e-4)
 
 
-def started_by_torchrun(script: Path, folder: Path, nodes: Sequence[str], port: int) -> list[int]:
+def started_by_torchrun(script: Path, folder: Path, nodes: Sequence[str]) -> list[int]:
     """The statuses of an agent of torchrun for each node."""
+    with ExitStack() as ports:
+        return [agent.wait(LIMIT_S) for agent in agents_of_torchrun(script, folder, nodes, keep_port(ports))]
+
+
+def agents_of_torchrun(script: Path, folder: Path, nodes: Sequence[str], port: int) -> list[subprocess.Popen[bytes]]:
+    """Start an agent of torchrun for each node."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PATH": path, "OMP_NUM_THREADS": "1"}
     agents = []
@@ -254,15 +260,14 @@ def started_by_torchrun(script: Path, folder: Path, nodes: Sequence[str], port: 
         with (folder / f"{node}.log").open("wb") as log:
             environment = os.environ | meeting | {"NODE_NAME": node}
             agents.append(subprocess.Popen(["bash", str(script)], env=environment, stdout=log, stderr=log))
-    return [agent.wait(LIMIT_S) for agent in agents]
+    return agents
 
 
 def test_torchrun_starts_the_same_ranks(narrow: Path, slurm: Slurm, trained: LaunchReport) -> None:
     """Two agents of torchrun stand for two nodes, the plan's second one first."""
     folder = slurm.directory / "torchrun"
     script = exported(narrow, "torchrun", folder, report=folder / "report.json")
-    with ExitStack() as ports:
-        assert started_by_torchrun(script, folder, ("n1", "n0"), keep_port(ports)) == [0, 0], log_of(folder)
+    assert started_by_torchrun(script, folder, ("n1", "n0")) == [0, 0], log_of(folder)
     report = report_of(folder / "report.json")
     assert report.launcher == "torchrun"
     bundle = JobBundle.read(folder / "job.json")
