@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from cpu_time import CpuTimes
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from tiers import IMPORTS, LIMIT_S, SEEDS, SLOW, TIERS, Tier, tier_of
 
 LONGEST = (
@@ -54,10 +54,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "tier(name): the first tier that runs the test (tests/tiers.py)")
     config.addinivalue_line("markers", "cases(n): how many cases of the test the ci tier runs at most")
     tier: Tier = config.getoption("--tier")
-    settings.register_profile("everything", deadline=None)
-    settings.register_profile("nightly", deadline=None, derandomize=True)
-    settings.register_profile("ci", deadline=None, derandomize=True)
-    settings.register_profile("quick", deadline=None, derandomize=True, max_examples=10)
+    untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("everything", untimed)
+    settings.register_profile("nightly", untimed, derandomize=True)
+    settings.register_profile("ci", untimed, derandomize=True)
+    settings.register_profile("quick", untimed, derandomize=True, max_examples=10)
     settings.load_profile(tier)
     limit_s, slow = (LIMIT_S, SLOW) if tier == "quick" else (None, ())
     config.pluginmanager.register(CpuTimes(limit_s, slow), "cpu times")

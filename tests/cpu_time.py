@@ -45,7 +45,8 @@ def _running_s(parent: int | str) -> Iterator[float]:
 class CpuTimes:
     """Measures where tests run, and adds up where their reports arrive.
 
-    With ``limit_s`` the session fails where a test's call takes longer, unless it is one of ``slow``.
+    With ``limit_s`` tests are named whose calls take longer, unless they are among ``slow``. None fails, because a busy
+    machine takes more CPU time for the same.
     """
 
     def __init__(self, limit_s: float | None = None, slow: Collection[str] = ()) -> None:
@@ -83,8 +84,6 @@ class CpuTimes:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(session.config, "workeroutput"):
             session.config.workeroutput[KEY] = cpu_s()
-        elif self.too_slow and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -116,9 +115,9 @@ class CpuTimes:
         for name in self.too_slow:
             taken = self.calls[name]
             terminalreporter.write_line(
-                f"ERROR {name} takes {taken:.1f} s of CPU time; the quick tier allows {self._limit_s} s: "
+                f"{name} takes {taken:.1f} s of CPU time, and tests of the quick tier {self._limit_s} s: "
                 "make it smaller, or mark it with pytest.mark.tier",
-                red=True,
+                yellow=True,
             )
 
 

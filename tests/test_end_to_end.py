@@ -30,9 +30,20 @@ pytestmark = pytest.mark.tier("nightly")
 
 LIMIT_S = 120.0
 LAYERS, BATCH, MICRO_BATCHES, STEPS = 8, 16, 8, 4
-SETTINGS = {"PENSTOCK_AGENT_HOLD_S": "2", "PENSTOCK_AGENT_TIMEOUT_S": "10", "PENSTOCK_WARM_UP": "false"}
-"""How soon a dead agent is noticed: there is none that is only slow. Only the kernels that are needed are loaded."""
+SETTINGS = {"PENSTOCK_AGENT_HOLD_S": "2", "PENSTOCK_AGENT_TIMEOUT_S": "3600", "PENSTOCK_WARM_UP": "false"}
+"""No agent that is only slow counts as dead. Only the kernels that are needed are loaded."""
 COMMAND = [sys.executable, "-P", "-m", "penstock.cli.main"]
+SERVICE = """
+import sys, time
+from pathlib import Path
+from types import SimpleNamespace
+from penstock.cli.main import main
+from penstock.service.runs import agents
+
+agents.time = SimpleNamespace(monotonic=lambda: time.monotonic() + 7200 * Path("two hours later").exists())
+sys.exit(main())
+"""
+"""A command whose service takes agents to have been silent for two hours, once a file is there."""
 
 PROJECT = {
     "schemas/__init__.py": "WIDTH = 12\n",
@@ -131,8 +142,9 @@ class Cluster:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("PENSTOCK_")}
         if name == "service":
             environment |= SETTINGS
+        command = [sys.executable, "-P", "-c", SERVICE] if name == "service" else COMMAND
         self.processes[name] = subprocess.Popen(
-            [*COMMAND, *arguments],
+            [*command, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=writing,
@@ -453,9 +465,8 @@ def test_a_host_that_dies_costs_degrees_and_a_generation_and_nothing_that_was_sa
     cluster.processes["host1"].wait()
     assert psutil.wait_procs(ranks, LIMIT_S)[1] == []
     cluster.gate.unlink()
-    until = time.monotonic() + 2 * LIMIT_S
+    (cluster.directory / "two hours later").touch()
     while (done := cluster.run_when(run, ended)).state == "recovering":
-        assert time.monotonic() < until, done
         time.sleep(0.2)
     assert done.state == "succeeded", done.error
     assert (done.restarts, done.agents, len(done.losses)) == (1, ("host0",), 6)

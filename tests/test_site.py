@@ -68,9 +68,8 @@ def test_a_phone_scrolls_down_only_and_a_search_finds(browser: Browser, address:
         for page in ("cli/", "glossary/"):
             seen.goto(address + page)
             assert seen.evaluate("document.documentElement.scrollWidth") <= 375
-        seen.wait_for_load_state("networkidle")
+        seen.get_by_text("Type to start searching").wait_for(state="attached")  # hidden, until the search is opened
         seen.locator("label[for=__search].md-header__button").click()
-        seen.get_by_text("Type to start searching").wait_for()
         seen.get_by_placeholder("Search").press_sequentially("hostlist")
         seen.locator(".md-search-result__link").first.wait_for()
 

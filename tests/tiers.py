@@ -6,7 +6,7 @@ nightly      whole searches, all exchanges, faults that take long to happen, oth
 everything   every seed and case, new draws of hypothesis, Slurm, soaking, each command of the documentation
 
 A test belongs to the tier of its folder (``FOLDERS``), unless its function or module has ``@pytest.mark.tier``. The
-quick tier refuses to start processes and fails where a test takes more than ``LIMIT_S`` of CPU time, so a test that
+quick tier refuses to start processes and names tests that take more than ``LIMIT_S`` of CPU time, so a test that
 belongs elsewhere is found when it runs. ``@pytest.mark.cases(n)`` limits the ci tier to ``n`` cases of a test.
 """
 
@@ -35,8 +35,8 @@ FOLDERS: dict[str, Tier] = {
 """The tier of the tests below a folder of ``tests/``; the longest name that fits decides."""
 SEEDS: dict[Tier, int] = {"quick": 3, "ci": 4, "nightly": 12, "everything": sys.maxsize}
 """Seeds of a test that draws, with each choice of its other parameters."""
-LIMIT_S = 1.5
-"""CPU time of a test in the quick tier: a second, and half of one for what a busy machine adds."""
+LIMIT_S = 1.0
+"""CPU time of a test in the quick tier."""
 SLOW = frozenset(
     {
         "tests/docs/test_citations.py::test_every_cited_section_is_in_the_theory",
@@ -52,7 +52,7 @@ SLOW = frozenset(
         "tests/test_house.py::test_no_modules_import_each_other_in_a_circle",
     }
 )
-"""Tests of the quick tier that may take longer."""
+"""Tests of the quick tier that take longer."""
 IMPORTS = re.compile(r"^(?:from|import) (?:torch|playwright|distributed|schemathesis)\b", re.MULTILINE)
 """Imports that take seconds; the quick tier does not collect a file that has one."""
 

@@ -53,6 +53,7 @@ class Watchdog(threading.Thread):
         limit_s: float | None = None,
         least_s: float = 60.0,
         thread: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(name="penstock-watchdog", daemon=True)
         self._mark = mark
@@ -61,6 +62,7 @@ class Watchdog(threading.Thread):
         self._least_s = least_s
         self._limit_s = limit_s if limit_s is not None else FIRST_STEP_S
         self._thread = threading.get_ident() if thread is None else thread
+        self._clock = clock
         self._times_watched = 0
         self._watching = threading.Event()
         self._closed = threading.Event()
@@ -88,12 +90,12 @@ class Watchdog(threading.Thread):
 
     def run(self) -> None:
         seen: tuple[int, ...] = ()
-        since = time.monotonic()
+        since = 0.0
         while self._watching.wait() and not self._closed.is_set():
-            now, at = time.monotonic(), (self._times_watched, *self._mark)
+            at, now = (self._times_watched, *self._mark), self._clock()  # in this order: this thread may be held up
             if at != seen:
                 seen, since = at, now
-            elif now - since > self._limit_s and self._watching.is_set():
+            elif now - since > self._limit_s and self._watching.is_set() and self._times_watched == at[0]:
                 self._on_stuck(self._stuck(now - since))
                 return
             self._closed.wait(min(1.0, self._limit_s / 10))

@@ -11,7 +11,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +20,8 @@ from penstock.schemas.errors import RunFailed
 if TYPE_CHECKING:
     import httpx
 
-PATIENCE_S = 300.0
-"""Everything has to answer again within this time."""
+SAY_S = 60.0
+"""Between two lines about jobs that have not ended."""
 
 MOST_OPEN = 8
 ENDED = ("succeeded", "failed", "cancelled")
@@ -82,17 +82,18 @@ class Load(threading.Thread):
         """How many jobs that were accepted since then have ended."""
         return sum(job.accepted >= moment and job.state in ENDED for job in list(self.jobs.values()))
 
-    def settle(self) -> None:
-        """Wait until every accepted job has ended, and read their events. Raises RunFailed for one that does not."""
+    def settle(self, say: Callable[[str], None], refuse_dead: Callable[[], None]) -> None:
+        """Wait until every accepted job has ended, and read their events; ``refuse_dead`` raises what ends the wait."""
         import httpx
 
-        until = time.monotonic() + PATIENCE_S
-        left = list(self.jobs)
+        left, say_at = list(self.jobs), time.monotonic() + SAY_S
         with httpx.Client(timeout=httpx.Timeout(60.0)) as http:
             while left:
                 job = self.jobs[left[-1]]
-                if time.monotonic() > until:
-                    raise RunFailed(f"job {left[-1]} was accepted, and is {job.state} {PATIENCE_S:g} s after the end")
+                refuse_dead()
+                if time.monotonic() > say_at:
+                    say(f"{len(left)} jobs have not ended; {left[-1]} was accepted, and is {job.state}")
+                    say_at += SAY_S
                 with contextlib.suppress(httpx.TransportError):
                     self._look(http, left[-1])
                     if job.state in ENDED and self._read_events(http, left[-1]):

@@ -16,7 +16,6 @@ from normalised import Normaliser
 from service_process import Server
 
 ENDS = ("succeeded", "failed", "cancelled")
-PATIENCE_S = 360
 TITLE = re.compile(r"<title>(.*?)</title>", re.DOTALL)
 
 
@@ -25,7 +24,7 @@ def exchanged(directory: Path, exchanges: Iterable[Exchange] = EXCHANGES) -> dic
     server = Server(directory / "recorded.sqlite", slots=1, max_wait_s=300, agent_timeout_s=600)
     try:
         kept: dict[str, str] = {}
-        with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
+        with httpx.Client(base_url=server.url, timeout=None) as client:
             return {each.name: _exchange(client, each, kept) for each in exchanges}
     finally:
         server.stop()
@@ -49,10 +48,9 @@ def _asked(client: httpx.Client, each: Exchange, kept: dict[str, str]) -> httpx.
         body = body and body.replace(f"{{{name}}}", value)
     headers = {"Content-Type": "application/json", **each.headers} if body is not None else each.headers
     path = each.path.format(**kept)
-    until = time.monotonic() + PATIENCE_S
     while True:
         answer = client.request(each.method, path, content=body, headers=headers)
-        if not each.settle or answer.json()["state"] in ENDS or time.monotonic() > until:
+        if not each.settle or answer.json()["state"] in ENDS:
             return answer
         time.sleep(0.2)
 

@@ -1,7 +1,7 @@
 """A real Slurm in a temporary directory: munge, the controller, and several node daemons on this one host.
 
-Daemons run in the foreground as children of the tests, on free ports, with configuration, keys, spools and logs of
-their own. Nodes share the host's name: in a job ``SLURMD_NODENAME`` says which one a task is on.
+Daemons run in the foreground as children of the tests, on ports that are kept for them, with configuration, keys,
+spools and logs of their own. Nodes share the host's name: in a job ``SLURMD_NODENAME`` says which one a task is on.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
+from ports import keep_port
 
 LIMIT_S = 90.0
 STEPS_END_S = 10.0
@@ -44,7 +45,7 @@ class Slurm:
         }
         self.environment["SLURM_CONF"] = str(directory / "slurm.conf")
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._logs = ExitStack()
+        self._open = ExitStack()
         self._write(leaves)
         try:
             self._start("munged", "--foreground", "--force", *self._munge("key", "socket", "pid", "log", "seed"))
@@ -99,7 +100,7 @@ class Slurm:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
-        self._logs.close()
+        self._open.close()
 
     def left_over(self) -> list[psutil.Process]:
         """Processes of this Slurm beside its daemons: steps, known by their logs, and tasks, by their environment."""
@@ -117,7 +118,7 @@ class Slurm:
 
     def _write(self, leaves: tuple[tuple[str, ...], ...]) -> None:
         here, host = self.directory, socket.gethostname().partition(".")[0]
-        controller, *ports = free_ports(1 + len(self.nodes))
+        controller, *ports = (keep_port(self._open) for _ in ["", *self.nodes])
         (here / "munge.key").write_bytes(os.urandom(1024))
         (here / "munge.key").chmod(0o400)
         (here / "state").mkdir()
@@ -156,7 +157,7 @@ class Slurm:
         return [f"--{options[name]}={self.directory}/munge.{name}" for name in files]
 
     def _start(self, *command: str) -> None:
-        log = self._logs.enter_context((self.directory / f"{command[0]}-{len(self._processes)}.out").open("wb"))
+        log = self._open.enter_context((self.directory / f"{command[0]}-{len(self._processes)}.out").open("wb"))
         self._processes.append(
             subprocess.Popen(command, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         )
@@ -176,12 +177,3 @@ class Slurm:
         for log in sorted([*self.directory.glob("*.log"), *self.directory.glob("*.out")]):
             ends += [f"-- {log.name}", *log.read_text(errors="replace").splitlines()[-8:]]
         return "\n".join(ends)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now, all different."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]

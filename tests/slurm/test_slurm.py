@@ -11,13 +11,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import chdir
+from contextlib import ExitStack, chdir
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import LIMIT_S, Slurm, free_ports, why_not
+from cluster import LIMIT_S, Slurm, why_not
 from orphans import no_orphans
+from ports import keep_port
 from repository import ROOT
 
 from penstock.cli.main import main
@@ -246,7 +247,12 @@ def test_a_job_that_is_cancelled_goes_on_when_it_is_submitted_again(
 
 def started_by_torchrun(script: Path, folder: Path, nodes: Sequence[str]) -> list[int]:
     """The statuses of an agent of torchrun for each node."""
-    (port,) = free_ports(1)
+    with ExitStack() as ports:
+        return [agent.wait(LIMIT_S) for agent in agents_of_torchrun(script, folder, nodes, keep_port(ports))]
+
+
+def agents_of_torchrun(script: Path, folder: Path, nodes: Sequence[str], port: int) -> list[subprocess.Popen[bytes]]:
+    """Start an agent of torchrun for each node."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PATH": path, "OMP_NUM_THREADS": "1"}
     agents = []
@@ -254,7 +260,7 @@ def started_by_torchrun(script: Path, folder: Path, nodes: Sequence[str]) -> lis
         with (folder / f"{node}.log").open("wb") as log:
             environment = os.environ | meeting | {"NODE_NAME": node}
             agents.append(subprocess.Popen(["bash", str(script)], env=environment, stdout=log, stderr=log))
-    return [agent.wait(LIMIT_S) for agent in agents]
+    return agents
 
 
 def test_torchrun_starts_the_same_ranks(narrow: Path, slurm: Slurm, trained: LaunchReport) -> None:

@@ -7,11 +7,12 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import keep_port
 
 from penstock.executor.launched import rendezvous as meetings
 from penstock.executor.launched.environment import FIRST_PORT, Launch, read_launch
@@ -275,24 +276,15 @@ def test_a_rank_finds_its_device(
 @pytest.fixture(autouse=True)
 def _ports_are_given_back() -> Iterator[None]:
     yield
-    while KEPT:
-        KEPT.pop().close()
+    PORTS.close()
 
 
-KEPT: list[socket.socket] = []
-"""Sockets that keep the ports of launches from other processes; whoever sets SO_REUSEADDR may listen there too."""
-
-
-def free_port() -> int:
-    kept = socket.socket()
-    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    kept.bind(("", 0))
-    KEPT.append(kept)
-    return int(kept.getsockname()[1])
+PORTS = ExitStack()
+"""The ports of a test's launches."""
 
 
 def launches(count: int, host: str = "127.0.0.1", **more: Any) -> list[Launch]:
-    port = free_port()
+    port = keep_port(PORTS)
     return [
         Launch(
             launcher="by hand",

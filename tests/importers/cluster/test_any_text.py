@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kubernetes_samples import graph, hypernode, instance, kueue_topology, listed, member, node, pod
 from node_samples import FABRIC, MATRIX, SWITCHES, gpu, log, net, pci, queried, system
@@ -53,7 +53,7 @@ CHANGE = st.tuples(st.floats(0, 1), st.floats(0, 0.2), STUFF | st.text(max_size=
 
 
 @pytest.mark.parametrize("name", TEXTS)
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(changes=st.lists(CHANGE, max_size=3))
 @example(changes=[])
 def test_facts_or_invalid_document(name: str, changes: list[tuple[float, float, str, bool]]) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +25,10 @@ from penstock.service.http.samples import tiny_profile, tiny_request
 
 pytestmark = pytest.mark.tier("nightly")
 
-MANY_LINES = 60
-"""More log lines than an outage of some seconds may cause: each is a request's, or one of a worker's."""
+get = partial(httpx.get, timeout=None)
+post = partial(httpx.post, timeout=None)
+LINES_AT_ONCE, LINES_PER_S = 10, 3
+"""How much may be logged beside requests: what changes, and each try of a worker (2/s) and of a listener (1/s)."""
 
 
 def refused(answer: httpx.Response, *words: str) -> None:
@@ -45,16 +50,14 @@ def profile(number: int, size: int = 0) -> dict[str, Any]:
 def solved(url: str, seed: int) -> dict[str, Any]:
     """Ask for a plan and wait for it."""
     request = tiny_request() | {"seed": seed, "planner": "gpipe"}
-    answer = httpx.post(f"{url}/v1/plans", json=request, headers={"Prefer": "wait=60"}, timeout=90)
+    answer = post(f"{url}/v1/plans", json=request, headers={"Prefer": "wait=300"})
     found: dict[str, Any] = answer.raise_for_status().json()
     return found
 
 
 def until(what: Callable[[], bool]) -> None:
-    """Wait for something; half a minute at most."""
-    deadline = time.monotonic() + 30
+    """Wait for something."""
     while not what():
-        assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
@@ -67,9 +70,10 @@ def fill(path: Path) -> None:
 
 def quiet(server: Server, since: int) -> None:
     """It has told of its troubles, without a traceback and without a flood."""
-    lines = server.log[since:]
+    lines = [line for line in server.log[since:] if '"method"' not in line]
     assert "Traceback" not in "".join(lines)
-    assert len(lines) < MANY_LINES, "".join(lines)
+    moments = [datetime.fromisoformat(json.loads(line)["timestamp"]).timestamp() for line in lines] or [0.0]
+    assert len(lines) <= LINES_AT_ONCE + LINES_PER_S * (moments[-1] - moments[0]), "".join(lines)
 
 
 def test_postgresql_is_a_standby_for_a_while_then_away_for_a_while(postgres: Cluster, postgresql_url: str):
@@ -83,25 +87,25 @@ def test_postgresql_is_a_standby_for_a_while_then_away_for_a_while(postgres: Clu
         postgres.stop()
         (postgres.home / "data" / "standby.signal").touch()
         postgres.start()
-        until(lambda: httpx.get(f"{server.url}/v1/jobs/{first['id']}").status_code == 200)
-        refused(httpx.post(f"{server.url}/v1/profiles", json=profile(2)), "read-only", "recovery")
+        until(lambda: get(f"{server.url}/v1/jobs/{first['id']}").status_code == 200)
+        refused(post(f"{server.url}/v1/profiles", json=profile(2)), "read-only", "recovery")
         postgres._execute("SELECT pg_promote()")
-        until(lambda: httpx.post(f"{server.url}/v1/profiles", json=profile(2)).status_code < 300)
-        accepted = httpx.post(f"{server.url}/v1/plans", json=tiny_request() | {"seed": 2, "planner": "gpipe"})
+        until(lambda: post(f"{server.url}/v1/profiles", json=profile(2)).status_code < 300)
+        accepted = post(f"{server.url}/v1/plans", json=tiny_request() | {"seed": 2, "planner": "gpipe"})
         postgres.stop(signal.SIGKILL)
-        refused(httpx.get(f"{server.url}/v1/jobs/{first['id']}", timeout=30), "does not answer")
-        refused(httpx.post(f"{server.url}/v1/plans", json=tiny_request() | {"seed": 3}, timeout=30), "does not answer")
-        not_ready = httpx.get(f"{server.url}/readyz", timeout=30)
+        refused(get(f"{server.url}/v1/jobs/{first['id']}"), "does not answer")
+        refused(post(f"{server.url}/v1/plans", json=tiny_request() | {"seed": 3}), "does not answer")
+        not_ready = get(f"{server.url}/readyz")
         assert (not_ready.status_code, not_ready.json()["errors"][0]["pointer"]) == (503, "/database")
-        assert httpx.get(f"{server.url}/healthz").status_code == 200
-        time.sleep(2)
+        assert get(f"{server.url}/healthz").status_code == 200
+        time.sleep(2)  # for a flood, if there is one
         quiet(server, since)
         postgres.start()
-        until(lambda: httpx.get(f"{server.url}/readyz").status_code == 200)
-        job = server.client.jobs.get(accepted.json()["id"], wait_s=20)
-        assert job.state == "succeeded", "an accepted job outlives its database's death"
+        until(lambda: get(f"{server.url}/readyz").status_code == 200)
+        job = f"{server.url}/v1/jobs/{accepted.json()['id']}"  # it outlives its database's death
+        until(lambda: get(job).json()["state"] == "succeeded")
         assert solved(server.url, 3)["state"] == "succeeded"
-        assert httpx.get(f"{server.url}/v1/jobs/{first['id']}").json() == first
+        assert get(f"{server.url}/v1/jobs/{first['id']}").json() == first
     finally:
         assert server.stop() == 0
 
@@ -113,8 +117,8 @@ def test_a_sqlite_file_that_is_read_only(tmp_path: Path):
     assert server.stop() == 0
     server = Server(f"sqlite:///file:{path}?mode=ro&uri=true", slots=0)
     try:
-        refused(httpx.post(f"{server.url}/v1/profiles", json=profile(1)), "readonly")
-        assert httpx.get(f"{server.url}/v1/jobs/{first['id']}").json() == first
+        refused(post(f"{server.url}/v1/profiles", json=profile(1)), "readonly")
+        assert get(f"{server.url}/v1/jobs/{first['id']}").json() == first
         quiet(server, 0)
     finally:
         assert server.stop() == 0
@@ -142,17 +146,17 @@ def test_a_disk_that_is_full_for_a_while(small_disk: tuple[Server, Path]):
     number = 0
     while True:
         number += 1
-        answer = httpx.post(f"{server.url}/v1/profiles", json=profile(number, 4000))
+        answer = post(f"{server.url}/v1/profiles", json=profile(number, 4000))
         if answer.status_code == 503:
             break
         accepted.append(answer.json()["hash"])
         assert number < 2000
     refused(answer, "full")
-    assert httpx.get(f"{server.url}/v1/jobs/{first['id']}").json() == first
-    assert httpx.get(f"{server.url}/healthz").status_code == 200
-    quiet(server, since + number)
+    assert get(f"{server.url}/v1/jobs/{first['id']}").json() == first
+    assert get(f"{server.url}/healthz").status_code == 200
+    quiet(server, since)
     (disk / "filler").unlink()
-    until(lambda: httpx.post(f"{server.url}/v1/profiles", json=profile(number, 4000)).status_code < 300)
+    until(lambda: post(f"{server.url}/v1/profiles", json=profile(number, 4000)).status_code < 300)
     assert solved(server.url, 2)["state"] == "succeeded"
     for address in accepted:
-        assert httpx.get(f"{server.url}/v1/profiles/{address}").status_code == 200, "what was accepted is kept"
+        assert get(f"{server.url}/v1/profiles/{address}").status_code == 200, "what was accepted is kept"

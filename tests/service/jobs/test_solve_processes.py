@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -95,17 +97,30 @@ def test_finish_keeps_the_best_plan_so_far(misbehaving: Server):
     assert client.plans.verify(client.plans.file(job.id)).valid
 
 
-def test_a_solver_past_its_limit_is_ended_and_its_best_plan_kept(misbehaving: Server):
-    client = misbehaving.client
-    for limit_s in (2, 8, 32):  # the first in which it gets as far as its plan
-        ended = request(HANG, termination={"time_limit_ns": limit_s * 1_000_000_000})
-        job = client.plans.create(ended)
-        assert job.result is not None
-        if job.result.status == "feasible":
-            break
-    assert f"its limit of {limit_s} s was over" in job.result.why
+LATE_ONCE_A_PLAN_IS_REPORTED = """
+import time
+from types import SimpleNamespace
+from penstock.service.jobs import worker
+
+clock, report = SimpleNamespace(late_s=0.0), worker.Leases.report
+def report_late(*arguments):
+    report(*arguments)
+    clock.late_s = 7200.0
+worker.Leases.report = report_late
+worker.time = SimpleNamespace(monotonic=lambda: time.monotonic() + clock.late_s)
+"""
+"""The worker's clock passes every limit, when the first plan is written, and goes on from there."""
+
+
+def test_a_solver_past_its_limit_is_ended_and_its_best_plan_kept(start: Callable[..., Any], pids_file: Path):
+    client = start(before=LATE_ONCE_A_PLAN_IS_REPORTED).client
+    ended = request(HANG, termination={"time_limit_ns": 3600 * 10**9})
+    job = client.plans.create(ended)
+    assert job.result is not None
+    assert job.result.status == "feasible"
+    assert "its limit of 3600 s was over" in job.result.why
     assert job.result.plan is not None
-    assert psutil.wait_procs(processes_that_live(misbehaving.pids_file), 10)[1] == []
+    assert psutil.wait_procs(processes_that_live(pids_file), 10)[1] == []
     again = client.plans.create(ended, wait=False)
     assert not again.cached, "what was cut off is no answer to keep"
     client.jobs.cancel(again.id)
@@ -155,15 +170,19 @@ def test_a_crash_is_in_the_log_alone(start: Callable[..., Any]):
     assert "secret detail" not in str(caught.value)
 
 
-def test_a_killed_service_takes_its_solver_along_and_finds_its_job_again(start: Callable[..., Any], pids_file: Path):
-    server = start(lease_s=1)
+def test_a_killed_service_takes_its_solver_along_and_finds_its_job_again(
+    start: Callable[..., Any], pids_file: Path, tmp_path: Path
+):
+    server = start()
     job = with_incumbent(server.client, HANG_FIRST_TIME)
     [solver, _] = processes(pids_file)
     forkserver = solver.parent()
     assert forkserver is not None
     server.stop(signal.SIGKILL)
     assert psutil.wait_procs([solver, forkserver], 10)[1] == []
-    client = start(lease_s=1).client
+    with closing(sqlite3.connect(tmp_path / "service.sqlite", isolation_level=None)) as database:
+        database.execute("UPDATE jobs SET lease_until_ms = 0")
+    client = start().client
     assert client.jobs.incumbent(job.id).prediction is not None
     ended = client.jobs.get(job.id, wait_s=60)
     assert (ended.state, ended.attempt) == ("succeeded", 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -24,15 +25,29 @@ from penstock.service.http.samples import tiny_plan_file
 
 OPTIONS = RunOptions(checkpoint_directory="/shared/checkpoints", checkpoint_every=2)
 LIMIT_S = 120.0
+SILENCE = """
+import os
+from penstock.service.runs import agents
+
+loss = agents.Agents._loss
+def loss_after_hours(self, tenant, agent_id, incarnation):
+    if os.path.exists(f"{os.environ['SILENT']}/{incarnation}"):
+        self._contacts[tenant, agent_id].last -= 7200.0
+    return loss(self, tenant, agent_id, incarnation)
+agents.Agents._loss = loss_after_hours
+"""
+"""Hours pass for agents that have a file: no other one is silent for so long, however busy the machine."""
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A service that takes an agent for dead after two seconds."""
+    """A service that takes an agent for dead after an hour."""
     path = tmp_path_factory.mktemp("recovery") / "service.sqlite"
-    server = Server(path, agent_timeout_s=2, recovery_wait_s=4, slots=1)
-    server.load_judge()
-    yield server
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SILENT", str(path.parent))
+        server = Server(path, before=SILENCE, agent_timeout_s=3600, recovery_wait_s=4, slots=1)
+        server.load_judge()
+        yield server
     assert server.stop() == 0
     assert "Traceback" not in server.text, server.text
 
@@ -66,10 +81,11 @@ class Node(Agent):
         raise AssertionError(f"{self.name} was never told to {phase} generation {generation}; last {found}")
 
     def vanish(self) -> None:
-        """End without a word."""
+        """End without a word, hours ago."""
         self._ended.set()
         self._thread.join()
         self.http.close()
+        (Path(os.environ["SILENT"]) / self.incarnation).touch()
 
     def _live(self) -> None:
         while not self._ended.wait(0.3):
