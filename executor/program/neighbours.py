@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from penstock.schemas.program import Held, Instruction
+from penstock.schemas.program import Held, Instruction, Program
 
 GRADIENTS = ("B", "W")
 """Instructions that add to the gradients of parameters."""
@@ -57,3 +57,30 @@ class Neighbours:
                     held = self._stages[number]
                     if held.first <= first and last <= held.last:
                         self.next_gradient[index] = follower
+
+
+def awaited(program: Program, instruction: Instruction) -> list[int]:
+    """Return the ranks whose messages or sums an instruction needs or takes; none where all ranks take part."""
+    kind, number = instruction.kind, instruction.micro_batch
+    if kind.startswith(("SEND", "RECV")):
+        return [program.channels[instruction.channel].peer]
+    if kind == "REDUCE_SHARED":
+        return _others(program, program.shared[number].group)
+    held = program.stage(instruction.stage)
+    if kind in ("REDUCE", "WAIT_REDUCE", "UNSHARD"):
+        groups = {held.buckets[number][2], *held.expert_groups[number : number + 1]}
+        return sorted({rank for group in groups for rank in _others(program, group)})
+    before = {"F": held.previous, "B": held.next, "I": held.next}
+    return sorted(
+        {
+            channel.peer
+            for channel in program.channels
+            if kind in before
+            and channel.kind == ("F" if kind == "F" else "B")
+            and (channel.stage, channel.peer_stage) == (instruction.stage, before[kind])
+        }
+    )
+
+
+def _others(program: Program, group: int) -> list[int]:
+    return [rank for rank in program.groups[group] if rank != program.rank] if group >= 0 else []

@@ -3,7 +3,8 @@
 Groups of torch have one time limit for everything: one that a healthy first step meets, with kernels to compile and
 caches to fill, is far too long for a peer that hangs in step 1,000. So groups get a long limit, and this thread watches
 the mark: the first step may take long, later ones ``FACTOR`` times as long as the first did. Peers that die are noticed
-at once, by gloo or by whoever started them.
+at once, by gloo or by whoever started them. Time in which this process itself was stopped does not count: a job that
+was suspended and resumed goes on.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class Watchdog(threading.Thread):
     """Calls ``on_stuck`` once, from a thread of its own, when an instruction takes longer than the limit.
 
     ``limit_s``: of every instruction, where it is known; None: as the module says, with ``least_s`` from the second
-    step on. ``thread``: the one that runs the instructions, or None for that which makes the watchdog.
+    step on. ``thread``: the one that runs the instructions, or None for that which makes the watchdog. ``clock``: in
+    seconds.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Watchdog(threading.Thread):
         limit_s: float | None = None,
         least_s: float = 60.0,
         thread: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(name="penstock-watchdog", daemon=True)
         self._mark = mark
@@ -61,6 +64,7 @@ class Watchdog(threading.Thread):
         self._least_s = least_s
         self._limit_s = limit_s if limit_s is not None else FIRST_STEP_S
         self._thread = threading.get_ident() if thread is None else thread
+        self._clock = clock
         self._times_watched = 0
         self._watching = threading.Event()
         self._closed = threading.Event()
@@ -88,15 +92,18 @@ class Watchdog(threading.Thread):
 
     def run(self) -> None:
         seen: tuple[int, ...] = ()
-        since = time.monotonic()
+        stuck_s, looked = 0.0, self._clock()
         while self._watching.wait() and not self._closed.is_set():
-            now, at = time.monotonic(), (self._times_watched, *self._mark)
+            pause_s = min(1.0, self._limit_s / 10)
+            now, at = self._clock(), (self._times_watched, *self._mark)
+            stuck_s += min(now - looked, 2 * pause_s)
+            looked = now
             if at != seen:
-                seen, since = at, now
-            elif now - since > self._limit_s and self._watching.is_set():
-                self._on_stuck(self._stuck(now - since))
+                seen, stuck_s = at, 0.0
+            elif stuck_s > self._limit_s and self._watching.is_set():
+                self._on_stuck(self._stuck(stuck_s))
                 return
-            self._closed.wait(min(1.0, self._limit_s / 10))
+            self._closed.wait(pause_s)
 
     def _stuck(self, for_s: float) -> Stuck:
         frame = sys._current_frames().get(self._thread)

@@ -50,6 +50,7 @@ from penstock.executor.host_memory import keep_freed_memory
 from penstock.executor.profiling.peak import peak_of
 from penstock.executor.program.interpreter import InstructionFailed, Interpreter
 from penstock.executor.program.mark import Mark, open_mark
+from penstock.executor.program.neighbours import awaited
 from penstock.executor.program.watchdog import Stuck, Watchdog
 from penstock.executor.run.agreement import refuse_disagreement, refuse_other_place
 from penstock.executor.run.chain import Chain, TensorShape
@@ -253,9 +254,11 @@ class Rank:
     def _stuck(self, stuck: Stuck) -> None:
         """End the process: its main thread does not come back from an instruction."""
         assert self._trainer is not None
-        instruction = self._trainer.interpreter.instruction(stuck.number)
+        interpreter = self._trainer.interpreter
+        instruction = interpreter.instruction(stuck.number)
+        peers = " or ".join(f"rank {rank}" for rank in awaited(interpreter.program, instruction)) or "a peer"
         text = (
-            f"timed out: a peer sent nothing for {stuck.for_s:.0f} s"
+            f"timed out: {peers} sent nothing for {stuck.for_s:.0f} s"
             if stuck.waits
             else f"has computed for {stuck.for_s:.0f} s, and waits for no peer"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain, count
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,6 +87,24 @@ def test_nothing_is_watched_outside_of_steps() -> None:
     assert reports.stuck[0].for_s < PATIENCE_S
 
 
+def test_time_in_which_the_process_was_stopped_does_not_count() -> None:
+    """As of a job that is suspended: the clock goes on, and the watchdog's thread looks again much later."""
+    times = chain([0.0, 0.0], count(1000.0, 0.1))
+    reports, enough = Reports(), threading.Event()
+
+    def clock() -> float:
+        now = next(times)
+        if now > 1000.5:
+            enough.set()
+        return now
+
+    watchdog = Watchdog([0, 0], reports, limit_s=1.0, clock=clock)
+    with watchdog.watching():
+        assert enough.wait(PATIENCE_S)
+    watchdog.close()
+    assert not reports.stuck
+
+
 @pytest.mark.parametrize(
     ("limit_s", "took_s", "first_s", "later_s"),
     [
@@ -118,7 +137,8 @@ def rank() -> tuple[Rank, list[Exception]]:
     """A rank in step 4, and what it gave up for."""
     given_up: list[Exception] = []
     made = Rank({"rank": 1}, say=lambda event: None, give_up=given_up.append)
-    interpreter = SimpleNamespace(instruction=lambda number: Instruction("F", 0, number))
+    program = SimpleNamespace(channels=(SimpleNamespace(peer=4),))
+    interpreter = SimpleNamespace(instruction=lambda number: Instruction("RECV_F", 0, number, 0), program=program)
     made._trainer = SimpleNamespace(interpreter=interpreter, step=4)  # type: ignore[assignment]
     return made, given_up
 
@@ -127,7 +147,7 @@ def rank() -> tuple[Rank, list[Exception]]:
 @pytest.mark.parametrize(
     ("waiting", "words"),
     [
-        (True, "timed out: a peer sent nothing for 61 s"),
+        (True, "timed out: rank 4 sent nothing for 61 s"),
         (False, "has computed for 61 s, and waits for no peer"),
     ],
 )
@@ -138,7 +158,7 @@ def test_a_stuck_rank_names_instruction_and_stack(waiting: bool, words: str) -> 
     assert isinstance(error, RankStuck)
     event = made.failure(error)
     assert event["reason"] == words
-    assert (event["instruction"], event["index"], event["step"]) == ("0F3", 3, 4)
+    assert (event["instruction"], event["index"], event["step"]) == ("0RECV_F3@0", 3, 4)
     assert event["traceback"] == ["line 1", "line 2"]
 
 
