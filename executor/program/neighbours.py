@@ -10,6 +10,9 @@ from penstock.schemas.program import Held, Instruction, Program
 GRADIENTS = ("B", "W")
 """Instructions that add to the gradients of parameters."""
 
+_NAMED = 8
+"""Ranks that a message names at most, of those that one waits for."""
+
 _MESSAGES = ("SEND_F", "LOCAL_F", "SEND_B", "LOCAL_B")
 
 
@@ -60,27 +63,25 @@ class Neighbours:
 
 
 def awaited(program: Program, instruction: Instruction) -> list[int]:
-    """Return the ranks whose messages or sums an instruction needs or takes; none where all ranks take part."""
+    """Return the ranks whose messages or sums an instruction needs or takes; none where they are too many to name.
+
+    All others where it is no matter of some ranks: sums of the norm, and barriers, which follow the last instruction.
+    """
+    ranks = sorted(_awaited(program, instruction) - {program.rank})
+    return ranks if len(ranks) <= _NAMED else []
+
+
+def _awaited(program: Program, instruction: Instruction) -> set[int]:
     kind, number = instruction.kind, instruction.micro_batch
     if kind.startswith(("SEND", "RECV")):
-        return [program.channels[instruction.channel].peer]
-    if kind == "REDUCE_SHARED":
-        return _others(program, program.shared[number].group)
+        return {program.channels[instruction.channel].peer}
     held = program.stage(instruction.stage)
+    if kind in ("F", "B", "I"):
+        end = ("F", held.stage, held.previous) if kind == "F" else ("B", held.stage, held.next)
+        return {one.peer for one in program.channels if (one.kind, one.stage, one.peer_stage) == end}
+    if kind == "REDUCE_SHARED":
+        return set(program.groups[program.shared[number].group])
     if kind in ("REDUCE", "WAIT_REDUCE", "UNSHARD"):
-        groups = {held.buckets[number][2], *held.expert_groups[number : number + 1]}
-        return sorted({rank for group in groups for rank in _others(program, group)})
-    before = {"F": held.previous, "B": held.next, "I": held.next}
-    return sorted(
-        {
-            channel.peer
-            for channel in program.channels
-            if kind in before
-            and channel.kind == ("F" if kind == "F" else "B")
-            and (channel.stage, channel.peer_stage) == (instruction.stage, before[kind])
-        }
-    )
-
-
-def _others(program: Program, group: int) -> list[int]:
-    return [rank for rank in program.groups[group] if rank != program.rank] if group >= 0 else []
+        groups = (held.buckets[number][2], *held.expert_groups[number : number + 1])
+        return {rank for group in groups if group >= 0 for rank in program.groups[group]}
+    return set(range(program.world_size))

@@ -24,6 +24,9 @@ FIRST_STEP_S = 600.0
 FACTOR = 10
 """How many times as long as the first step an instruction of a later one may take."""
 
+_PATIENCE = 2
+"""Looks by which a rank that waits is reported later than one that computes: the one waited for is to say so first."""
+
 _LINES = 12
 _WAITING = ("penstock.executor.", "torch.distributed", "torch.cuda", "threading")
 """Modules whose code is innermost while a rank waits for a peer; what computes is in layers, or in torch below them."""
@@ -101,8 +104,10 @@ class Watchdog(threading.Thread):
             if at != seen:
                 seen, stuck_s = at, 0.0
             elif stuck_s > self._limit_s and self._watching.is_set():
-                self._on_stuck(self._stuck(stuck_s))
-                return
+                stuck = self._stuck(stuck_s)
+                if not stuck.waits or stuck_s > self._limit_s + _PATIENCE * pause_s:
+                    self._on_stuck(stuck)
+                    return
             self._closed.wait(pause_s)
 
     def _stuck(self, for_s: float) -> Stuck:

@@ -491,5 +491,5 @@ def test_whose_message_an_instruction_waits_for() -> None:
         epilogue=(),
     )
     waits = {kind: awaited(program, Instruction(kind, 1, 0)) for kind in ("F", "B", "I", "WAIT_REDUCE", "STEP")}
-    assert waits == {"F": [0, 4], "B": [2], "I": [2], "WAIT_REDUCE": [3], "STEP": []}
+    assert waits == {"F": [0, 4], "B": [2], "I": [2], "WAIT_REDUCE": [3], "STEP": [0, 2, 3, 4]}
     assert awaited(program, Instruction("SEND_F", 1, 0, 2)) == [2]
