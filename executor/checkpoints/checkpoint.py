@@ -244,8 +244,10 @@ def _about(data: Mapping[str, Any]) -> About:
         value, wanted = getattr(about, one.name), _TYPES[one.type]
         if type(value) not in wanted:
             raise TypeError(f"{one.name} is {value!r:.80}")
-        if type(value) is int and value < (one.name == "pipelines"):
+        if type(value) is int and value < 0:
             raise ValueError(f"{one.name} is {value}")
+    if about.pipelines < 1:
+        raise ValueError(f"pipelines is {about.pipelines}")
     return about
 
 
@@ -304,11 +306,11 @@ def _put_back(place: Path) -> None:
 
 
 def _remove(place: Path) -> None:
-    """Remove a directory, as far as that goes; of a symbolic link the link alone."""
-    if place.is_symlink():
-        place.unlink(missing_ok=True)
-    else:
+    """Remove what has this name, as far as that goes; of a symbolic link the link alone."""
+    if place.is_dir() and not place.is_symlink():
         shutil.rmtree(place, ignore_errors=True)
+    else:
+        place.unlink(missing_ok=True)
 
 
 def _size(path: Path) -> int | None:

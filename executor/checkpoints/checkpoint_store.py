@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -113,12 +114,14 @@ class Checkpoints:
                     about = replace(about, is_finite=is_finite and all(part.is_finite for part in parts))
                     digests = {name: digest for part in parts for name, digest in part.digests.items()}
                     made = files.publish(written, about, digests)
-                    files.prune(self.directory, self._keep, made)
             except OSError as error:
                 problem = str(error)
-            if problem is not None:
+            if made is None:
                 shutil.rmtree(written, ignore_errors=True)
-        outcome = [problem or made]
+            else:
+                with suppress(OSError):  # this one is complete; what stays is tried again after the next
+                    files.prune(self.directory, self._keep, made)
+        outcome = [made or problem]
         dist.broadcast_object_list(outcome, src=0, group=self._group)
         if not isinstance(outcome[0], Checkpoint):
             raise CheckpointFailed(

@@ -25,12 +25,13 @@ from penstock.executor.launched.rendezvous import Rendezvous, bind_to
 from penstock.executor.launched.report import differs_from_one_process, launch_report
 from penstock.executor.node.agent_state import lost_a_peer
 from penstock.executor.program.interpreter import InstructionFailed
+from penstock.executor.program.neighbours import awaited
 from penstock.executor.run.rank import Rank
 from penstock.executor.runtime.cuda import gpu_count
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.bundle import JobBundle, LaunchReport
 from penstock.schemas.errors import PenstockError
-from penstock.schemas.program import Instruction, Program
+from penstock.schemas.program import Program
 
 ASKED_TO_END = 143
 """Exit code of a process that was asked to end, and saved: as that of one which SIGTERM has ended."""
@@ -278,24 +279,6 @@ class Process:
         program = Program.from_json(self._bundle.ranks[self.rank].programs[0])
         ranks = awaited(program, error.instruction) if isinstance(error, InstructionFailed) else []
         return " or ".join(map(self._name, ranks)) or "another rank"
-
-
-def awaited(program: Program, instruction: Instruction) -> list[int]:
-    """The ranks whose messages an instruction needs or takes; none where it is no matter of two ranks."""
-    if instruction.kind.startswith(("SEND", "RECV")):
-        return [program.channels[instruction.channel].peer]
-    before = {held.stage: {"F": held.previous, "B": held.next} for held in program.stages}
-    if instruction.kind not in ("F", "B"):
-        return []
-    return sorted(
-        {
-            channel.peer
-            for channel in program.channels
-            if channel.kind == instruction.kind
-            and channel.stage == instruction.stage
-            and channel.peer_stage == before[instruction.stage][instruction.kind]
-        }
-    )
 
 
 def device_of(bundle: JobBundle, rank: int, wanted: str) -> str:

@@ -340,6 +340,7 @@ class Agent:
         line = dict(arguments) | {"directory": offer.directory, "outputs": offer.outputs}
         mark: Path | None = None
         if process.kind == "rank":
+            line["timeout_s"] = self._settings.peer_timeout_s
             mark = self._scratch / f"{run}-{generation}-{process.rank}"
             with contextlib.suppress(OSError):  # a full disk costs the last instruction of a rank that is killed
                 write_mark(mark)

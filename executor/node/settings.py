@@ -69,6 +69,12 @@ class AgentSettings(Document):
     stop_grace_s: float = Field(
         default=30, ge=0, description="between SIGTERM and SIGKILL: time for ranks to save when they are asked to end"
     )
+    peer_timeout_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="a rank whose instruction takes longer has failed; none: 600 in the first step, later ten times as "
+        "long as the first step took, 60 at least",
+    )
     name_wait_s: float = Field(
         default=15,
         ge=0,

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from penstock.schemas.program import Held, Instruction
+from penstock.schemas.program import Held, Instruction, Program
 
 GRADIENTS = ("B", "W")
 """Instructions that add to the gradients of parameters."""
+
+_NAMED = 8
+"""Ranks that a message names at most, of those that one waits for."""
 
 _MESSAGES = ("SEND_F", "LOCAL_F", "SEND_B", "LOCAL_B")
 
@@ -57,3 +60,28 @@ class Neighbours:
                     held = self._stages[number]
                     if held.first <= first and last <= held.last:
                         self.next_gradient[index] = follower
+
+
+def awaited(program: Program, instruction: Instruction) -> list[int]:
+    """Return the ranks whose messages or sums an instruction needs or takes; none where they are too many to name.
+
+    All others where it is no matter of some ranks: sums of the norm, and barriers, which follow the last instruction.
+    """
+    ranks = sorted(_awaited(program, instruction) - {program.rank})
+    return ranks if len(ranks) <= _NAMED else []
+
+
+def _awaited(program: Program, instruction: Instruction) -> set[int]:
+    kind, number = instruction.kind, instruction.micro_batch
+    if kind.startswith(("SEND", "RECV")):
+        return {program.channels[instruction.channel].peer}
+    held = program.stage(instruction.stage)
+    if kind in ("F", "B", "I"):
+        end = ("F", held.stage, held.previous) if kind == "F" else ("B", held.stage, held.next)
+        return {one.peer for one in program.channels if (one.kind, one.stage, one.peer_stage) == end}
+    if kind == "REDUCE_SHARED":
+        return set(program.groups[program.shared[number].group])
+    if kind in ("REDUCE", "WAIT_REDUCE", "UNSHARD"):
+        groups = (held.buckets[number][2], *held.expert_groups[number : number + 1])
+        return {rank for group in groups if group >= 0 for rank in program.groups[group]}
+    return set(range(program.world_size))

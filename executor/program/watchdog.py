@@ -3,7 +3,8 @@
 Groups of torch have one time limit for everything: one that a healthy first step meets, with kernels to compile and
 caches to fill, is far too long for a peer that hangs in step 1,000. So groups get a long limit, and this thread watches
 the mark: the first step may take long, later ones ``FACTOR`` times as long as the first did. Peers that die are noticed
-at once, by gloo or by whoever started them.
+at once, by gloo or by whoever started them. Time in which this process itself was stopped does not count: a job that
+was suspended and resumed goes on.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ FIRST_STEP_S = 600.0
 """How long an instruction of the first step may take."""
 FACTOR = 10
 """How many times as long as the first step an instruction of a later one may take."""
+
+_PATIENCE = 2
+"""Looks by which a rank that waits is reported later than one that computes: the one waited for is to say so first."""
 
 _LINES = 12
 _WAITING = ("penstock.executor.", "torch.distributed", "torch.cuda", "threading")
@@ -42,7 +46,8 @@ class Watchdog(threading.Thread):
     """Calls ``on_stuck`` once, from a thread of its own, when an instruction takes longer than the limit.
 
     ``limit_s``: of every instruction, where it is known; None: as the module says, with ``least_s`` from the second
-    step on. ``thread``: the one that runs the instructions, or None for that which makes the watchdog.
+    step on. ``thread``: the one that runs the instructions, or None for that which makes the watchdog. ``clock``: in
+    seconds.
     """
 
     def __init__(
@@ -90,15 +95,20 @@ class Watchdog(threading.Thread):
 
     def run(self) -> None:
         seen: tuple[int, ...] = ()
-        since = 0.0
+        stuck_s, looked = 0.0, self._clock()
         while self._watching.wait() and not self._closed.is_set():
+            pause_s = min(1.0, self._limit_s / 10)
             at, now = (self._times_watched, *self._mark), self._clock()  # in this order: this thread may be held up
+            stuck_s += min(now - looked, 2 * pause_s)
+            looked = now
             if at != seen:
-                seen, since = at, now
-            elif now - since > self._limit_s and self._watching.is_set() and self._times_watched == at[0]:
-                self._on_stuck(self._stuck(now - since))
-                return
-            self._closed.wait(min(1.0, self._limit_s / 10))
+                seen, stuck_s = at, 0.0
+            elif stuck_s > self._limit_s and self._watching.is_set() and self._times_watched == at[0]:
+                stuck = self._stuck(stuck_s)
+                if not stuck.waits or stuck_s > self._limit_s + _PATIENCE * pause_s:
+                    self._on_stuck(stuck)
+                    return
+            self._closed.wait(pause_s)
 
     def _stuck(self, for_s: float) -> Stuck:
         frame = sys._current_frames().get(self._thread)

@@ -50,7 +50,9 @@ from penstock.executor.host_memory import keep_freed_memory
 from penstock.executor.profiling.peak import peak_of
 from penstock.executor.program.interpreter import InstructionFailed, Interpreter
 from penstock.executor.program.mark import Mark, open_mark
+from penstock.executor.program.neighbours import awaited
 from penstock.executor.program.watchdog import Stuck, Watchdog
+from penstock.executor.run.agreement import refuse_disagreement, refuse_other_place
 from penstock.executor.run.chain import Chain, TensorShape
 from penstock.executor.run.check import Check, CheckReport
 from penstock.executor.run.clocks import CommonClock, Reading, read_clock
@@ -150,7 +152,7 @@ class Rank:
         others = refuse_other_devices(runtime, self.program, kinds_differ=given.get("kinds_differ", False))
         if others is not None:
             self._report_first({"kind": "warning", "step": 0, "text": others})
-        self._refuse_other_degrees(store)
+        self._refuse_disagreement(job)
         kind = agree_on_transport(given.get("transport", AUTO), runtime, self.programs)
         groups = process_groups(self.program.groups, SETUP_LIMIT, runtime if kind == "nccl" else CPU)
         division, model = self._division(groups, model, runtime.device)
@@ -252,9 +254,11 @@ class Rank:
     def _stuck(self, stuck: Stuck) -> None:
         """End the process: its main thread does not come back from an instruction."""
         assert self._trainer is not None
-        instruction = self._trainer.interpreter.instruction(stuck.number)
+        interpreter = self._trainer.interpreter
+        instruction = interpreter.instruction(stuck.number)
+        peers = " or ".join(f"rank {rank}" for rank in awaited(interpreter.program, instruction)) or "a peer"
         text = (
-            f"timed out: a peer sent nothing for {stuck.for_s:.0f} s"
+            f"timed out: {peers} sent nothing for {stuck.for_s:.0f} s"
             if stuck.waits
             else f"has computed for {stuck.for_s:.0f} s, and waits for no peer"
         )
@@ -262,6 +266,7 @@ class Rank:
 
     def _connect(self) -> Any:
         given = self.assignment
+        refuse_other_place(self.program, given)
         return connect(
             given["store"],
             prefix=given["prefix"],
@@ -271,16 +276,8 @@ class Rank:
             listening=given.get("listening"),
         )
 
-    def _refuse_other_degrees(self, store: Any) -> None:
-        """Raise InvalidDocument where this rank's program is of other degrees than that of rank 0."""
-        own = degrees_of(self.program)
-        if self.program.rank == 0:
-            store.set("degrees", own)
-        elif (first := store.get("degrees").decode()) != own:
-            raise InvalidDocument(
-                f"the program of rank {self.program.rank} is at {own}, that of rank 0 at {first}",
-                remedy="lower the programs of all ranks from one plan",
-            )
+    def _refuse_disagreement(self, job: Job) -> None:
+        refuse_disagreement(self.programs, self.assignment, self.options, job)
 
     def _open_checkpoints(self, job: Job) -> Checkpoints | None:
         """Where checkpoints go, found fit before anything is built."""
@@ -426,13 +423,6 @@ class Rank:
         if "CUDA error" in text or "cuBLAS" in text or "cuDNN" in text:
             return f"{text} ({_LATE})"
         return text
-
-
-def degrees_of(program: Program) -> str:
-    """How many ranks share a layer, in words."""
-    mesh = program.mesh
-    names = ("tensor", "context", "expert", "expert_tensor")
-    return ", ".join(f"{name.replace('_', ' ')} {1 if mesh is None else getattr(mesh, name)}" for name in names)
 
 
 def _place(failed: InstructionFailed | None) -> str:

@@ -109,6 +109,7 @@ class Trainer:
         """
         segments = self.course.segments
         for k, length in enumerate(self.course.lengths()):
+            dist.barrier()  # not watched: the slowest may still be setting up
             if segments is None:
                 for _ in range(length):
                     self._single_step()
@@ -134,12 +135,13 @@ class Trainer:
         self._mark[1] = step
         events = self._events(step + 1)
         interpreter.actions.before_step = None if self._check is None else self._check.keep
-        dist.barrier()
-        start = time.perf_counter_ns()
-        with self._watched(), nullcontext() if self._check is None else self._check.watching(step):
-            result = interpreter.step(step, events)
+        with self._watched():
             dist.barrier()
-        time_ns = time.perf_counter_ns() - start
+            start = time.perf_counter_ns()
+            with nullcontext() if self._check is None else self._check.watching(step):
+                result = interpreter.step(step, events)
+                dist.barrier()
+            time_ns = time.perf_counter_ns() - start
         self._finish(step, result, time_ns)
         if events is not None:
             self.traced.append((step, interpreter.program, [start, *events]))
@@ -158,7 +160,6 @@ class Trainer:
         self._mark[1] = first
         events = self._events(first + length)
         interpreter.actions.before_step = None if self._check is None else self._check.keep
-        dist.barrier()
         start = time.perf_counter_ns()
         with self._watched():
             interpreter.run(first, self._finish, events)
@@ -173,7 +174,7 @@ class Trainer:
         return [] if end > course.steps - traced else None
 
     def _watched(self) -> AbstractContextManager[None]:
-        """What steps run inside, so that one which does not end is noticed."""
+        """What steps, and what ranks agree on after them, run inside, so that one which does not end is noticed."""
         return nullcontext() if self._watchdog is None else self._watchdog.watching()
 
     def _finish(self, step: int, result: StepResult, time_ns: int) -> None:
@@ -222,7 +223,8 @@ class Trainer:
             return
         before = ladder.rung
         shared = torch.tensor([time_ns], dtype=torch.int64)
-        dist.broadcast(shared, src=0)
+        with self._watched():
+            dist.broadcast(shared, src=0)
         rung = ladder.after_step(int(shared.item()))
         if rung != before:
             self.interpreter.use(rung)
@@ -243,7 +245,9 @@ class Trainer:
         """Save and end, where a rank was asked to and there is something left to train."""
         if self._shutdown is None or self._checkpoints is None or self.done == self.course.steps:
             return
-        if self._shutdown.agreed():
+        with self._watched():
+            agreed = self._shutdown.agreed()
+        if agreed:
             self._save(self._checkpoints, at_end=True)
             raise ShutdownRequested(self.done)
 

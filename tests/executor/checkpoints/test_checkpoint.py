@@ -109,6 +109,15 @@ def test_old_ones_are_removed_damaged_ones_are_not_counted(tmp_path: Path) -> No
     assert sorted(one.name for one in tmp_path.iterdir()) == ["notes.txt", "step-2", "step-3", "step-4"]
 
 
+def test_files_of_the_names_of_what_is_put_aside_are_removed(tmp_path: Path) -> None:
+    for name in (".step-3.removed", ".step-4.replaced"):
+        (tmp_path / name).write_text("planted")
+    for step in (3, 4, 4):
+        write(tmp_path, step)
+    prune(tmp_path, 1)
+    assert [one.name for one in tmp_path.iterdir()] == ["step-4"]
+
+
 def test_batches_tell_which_is_newer_and_where_to_go_on(tmp_path: Path) -> None:
     """Two pipelines train two global batches a step: their step 6 lies behind step 10 of one pipeline."""
     write(tmp_path, 10)

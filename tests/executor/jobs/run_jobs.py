@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import resource
@@ -131,6 +132,23 @@ class Exploding(Scheduled):
         return super().batch(step, rows)
 
 
+_rename = Path.rename
+
+
+class Unremovable(Scheduled):
+    """In steps 1 and 2 no old checkpoint can be moved away, as where files of one that was are still open (NFS)."""
+
+    def batch(self, step: int, rows: range) -> tuple[dict[str, Tensor], Any]:
+        Path.rename = _refuse_removed if step in (1, 2) else _rename  # type: ignore[method-assign]
+        return super().batch(step, rows)
+
+
+def _refuse_removed(self: Path, target: Path) -> Path:
+    if target.name.endswith(".removed"):
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+    return _rename(self, target)
+
+
 class DiesOnce(Scheduled):
     """Kills its process in step 3, if the file that ``PENSTOCK_TEST_DEATH`` names is there; it is removed then."""
 
@@ -149,6 +167,7 @@ widened = Scheduled("run", "momentum", layers=_widened)
 renamed = Scheduled("run", "momentum", layers=_renamed)
 normalised = Scheduled("normalised", "momentum", layers=lambda: [*blocks(2), LayerSpec("norm", Normalised), *_last()])
 full_disk = FullDisk("run", "momentum")
+unremovable = Unremovable("run", "momentum")
 diverging = Diverging("run", "momentum")
 nan_at_2 = DivergesAt("run", 2, math.nan)
 infinite_at_2 = DivergesAt("run", 2, math.inf)

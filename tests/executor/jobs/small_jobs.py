@@ -242,6 +242,8 @@ normalised = Regression("normalised", lambda: [*blocks(1), LayerSpec("norm", Nor
 class Dies(nn.Module):
     """Kills its own process, as the kernel does when memory runs out, in the fourth real forward."""
 
+    signal = signal.SIGKILL
+
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(WIDTH, WIDTH)
@@ -251,8 +253,14 @@ class Dies(nn.Module):
         if is_real(x):
             self.calls += 1
         if self.calls == 4:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self.signal)
         return self.linear(x)
+
+
+class Stops(Dies):
+    """Is stopped, as by a debugger: it says nothing more, and does not end."""
+
+    signal = signal.SIGSTOP
 
 
 class Hangs(nn.Module):
@@ -269,4 +277,5 @@ class Hangs(nn.Module):
 
 
 dying = Regression("dying", lambda: [*blocks(2), LayerSpec("dies", Dies), LayerSpec("last", Block)])
+stopping = Regression("stopping", lambda: [*blocks(2), LayerSpec("stops", Stops), LayerSpec("last", Block)])
 hanging = Regression("hanging", lambda: [*blocks(2), LayerSpec("hangs", Hangs), LayerSpec("last", Block)])

@@ -17,9 +17,10 @@ from ports import keep_port
 from penstock.executor.launched import rendezvous as meetings
 from penstock.executor.launched.environment import FIRST_PORT, Launch, read_launch
 from penstock.executor.launched.places import Presence, ranks_of_processes, refuse_differences
-from penstock.executor.launched.process import awaited, device_of
+from penstock.executor.launched.process import device_of
 from penstock.executor.launched.rendezvous import Rendezvous
 from penstock.executor.launched.report import differs_from_one_process, launch_report
+from penstock.executor.program.neighbours import awaited
 from penstock.importers.cluster.hostlist import expand
 from penstock.schemas.bundle import JobBundle
 from penstock.schemas.errors import Conflict, PenstockError, Unreachable, UnsupportedRequest
@@ -456,7 +457,7 @@ def test_whose_message_an_instruction_waits_for() -> None:
         previous=0,
         next=2,
         micro_batches=(0, 3),
-        buckets=(),
+        buckets=((0, 0, 0),),
         update_every=4,
         versions=1,
         pipeline=0,
@@ -475,12 +476,12 @@ def test_whose_message_an_instruction_waits_for() -> None:
         stages=(held,),
         channels=channels,
         row_classes=((4, 4),),
-        groups=(),
+        groups=((1, 3),),
         prologue=(),
         body=(),
         repeat=0,
         epilogue=(),
     )
-    waits = {kind: awaited(program, Instruction(kind, 1, 0)) for kind in ("F", "B", "STEP")}
-    assert waits == {"F": [0, 4], "B": [2], "STEP": []}
+    waits = {kind: awaited(program, Instruction(kind, 1, 0)) for kind in ("F", "B", "I", "WAIT_REDUCE", "STEP")}
+    assert waits == {"F": [0, 4], "B": [2], "I": [2], "WAIT_REDUCE": [3], "STEP": [0, 2, 3, 4]}
     assert awaited(program, Instruction("SEND_F", 1, 0, 2)) == [2]

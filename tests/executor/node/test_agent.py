@@ -181,7 +181,7 @@ def test_a_run_from_prepare_to_its_end(service, project):
 
 def test_what_a_rank_is_given(service, project, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    with running(service, project):
+    with running(service, project, peer_timeout_s=7.5):
         start(service, ["hello", "wait never"], ["hello", "wait never"], hosts_store=True)
         service.wait_for("started")
         facts = facts_of(project, 1)
@@ -190,6 +190,7 @@ def test_what_a_rank_is_given(service, project, monkeypatch):
     assert (asked["rank"], asked["world_size"], asked["store"], asked["prefix"]) == (1, 2, store, "r/1")
     assert (asked["job"], asked["directory"], asked["device"]) == ("toy_project:job", str(project), "cpu")
     assert (asked["steps"], asked["seed"], asked["layers"]) == (2, 7, ["first", "second"])
+    assert asked["timeout_s"] == 7.5
     assert facts["cwd"] == str(project)
     assert facts["environment"]["OMP_NUM_THREADS"] == "1"
     assert facts["environment"]["GLOO_SOCKET_IFNAME"] == "lo"

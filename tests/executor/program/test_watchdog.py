@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import count
+from itertools import chain, count
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,8 +18,8 @@ from penstock.schemas.program import Instruction
 pytestmark = pytest.mark.tier("quick")
 
 SOON_S = 0.05
-TICK_S = 0.6 * SOON_S
-"""How much time passes between two looks of a watchdog."""
+TICK_S = 0.16 * SOON_S
+"""How much time passes between two looks of a watchdog: 7 of them are beyond the limit, 8 beyond that of who waits."""
 
 
 class Reports:
@@ -59,14 +59,16 @@ def computes(end: threading.Event) -> None:
         pass
 
 
-@pytest.mark.parametrize(("function", "waiting"), [(waits, True), (computes, False)])
-def test_a_stuck_thread_waits_or_computes(function: Any, waiting: bool) -> None:
+@pytest.mark.parametrize(("function", "waiting", "looks"), [(waits, True, 8), (computes, False, 7)])
+def test_a_stuck_thread_waits_or_computes(function: Any, waiting: bool, looks: int) -> None:
+    """The rank that waits is the more patient one: the one that it waits for is to report itself first."""
     reports = Reports()
     clock = count(step=TICK_S).__next__
     with busy(function) as thread, Watchdog([7, 2], reports, limit_s=SOON_S, thread=thread, clock=clock).watching():
         reports.came.wait()
     (stuck,) = reports.stuck
-    assert (stuck.number, stuck.step, stuck.waits, stuck.for_s) == (7, 2, waiting, 2 * TICK_S)
+    assert (stuck.number, stuck.step, stuck.waits) == (7, 2, waiting)
+    assert stuck.for_s == pytest.approx(looks * TICK_S)
     assert any(function.__name__ in line for line in stuck.stack)
 
 
@@ -74,10 +76,10 @@ def test_instructions_that_end_are_let_go_on() -> None:
     mark, reports, looks, enough = [0, 0], Reports(), count(), threading.Event()
 
     def clock() -> float:
-        """Let an instruction end at every other look."""
+        """Let an instruction end at every sixth look."""
         look = next(looks)
-        mark[0] = (look + 1) // 2
-        if look == 8:
+        mark[0] = look // 6
+        if look == 24:
             enough.set()
         return look * TICK_S
 
@@ -93,7 +95,25 @@ def test_nothing_is_watched_outside_of_steps() -> None:
     assert not reports.came.wait(2 * SOON_S)
     with watchdog.watching():
         reports.came.wait()
-    assert reports.stuck[0].for_s == 2 * TICK_S
+    assert reports.stuck[0].for_s == pytest.approx(8 * TICK_S)
+
+
+def test_time_in_which_the_process_was_stopped_does_not_count() -> None:
+    """As of a job that is suspended: the clock goes on, and the watchdog's thread looks again much later."""
+    times = chain([0.0, 0.0], count(1000.0, 0.1))
+    reports, enough = Reports(), threading.Event()
+
+    def clock() -> float:
+        now = next(times)
+        if now > 1000.5:
+            enough.set()
+        return now
+
+    watchdog = Watchdog([0, 0], reports, limit_s=1.0, clock=clock)
+    with watchdog.watching():
+        enough.wait()
+    watchdog.close()
+    assert not reports.stuck
 
 
 @pytest.mark.parametrize(
@@ -128,7 +148,8 @@ def rank() -> tuple[Rank, list[Exception]]:
     """A rank in step 4, and what it gave up for."""
     given_up: list[Exception] = []
     made = Rank({"rank": 1}, say=lambda event: None, give_up=given_up.append)
-    interpreter = SimpleNamespace(instruction=lambda number: Instruction("F", 0, number))
+    program = SimpleNamespace(rank=1, channels=(SimpleNamespace(peer=4),))
+    interpreter = SimpleNamespace(instruction=lambda number: Instruction("RECV_F", 0, number, 0), program=program)
     made._trainer = SimpleNamespace(interpreter=interpreter, step=4)  # type: ignore[assignment]
     return made, given_up
 
@@ -137,7 +158,7 @@ def rank() -> tuple[Rank, list[Exception]]:
 @pytest.mark.parametrize(
     ("waiting", "words"),
     [
-        (True, "timed out: a peer sent nothing for 61 s"),
+        (True, "timed out: rank 4 sent nothing for 61 s"),
         (False, "has computed for 61 s, and waits for no peer"),
     ],
 )
@@ -148,7 +169,7 @@ def test_a_stuck_rank_names_instruction_and_stack(waiting: bool, words: str) -> 
     assert isinstance(error, RankStuck)
     event = made.failure(error)
     assert event["reason"] == words
-    assert (event["instruction"], event["index"], event["step"]) == ("0F3", 3, 4)
+    assert (event["instruction"], event["index"], event["step"]) == ("0RECV_F3@0", 3, 4)
     assert event["traceback"] == ["line 1", "line 2"]
 
 

@@ -75,6 +75,13 @@ def test_a_rank_that_hangs_is_named_with_its_line() -> None:
     assert 'subprocess.run(["sleep", "1000"], check=True)' in str(caught.value)
 
 
+def test_a_rank_that_is_stopped_is_named_by_the_one_that_waits_for_it() -> None:
+    """Its own watchdog is stopped, too; it is killed with the others."""
+    with pytest.raises(RunFailed, match=r"rank 0 failed in step 1 at .*timed out: rank 1 sent nothing for") as caught:
+        run("stopping", TWO, timeout_s=2.0)
+    assert "rank 1 is still in step 1 at instruction" in str(caught.value)
+
+
 def test_other_layers_are_refused_before_anything_runs() -> None:
     with pytest.raises(ModelMismatch, match=r"layer 1 .*'block.1'.*'stem'"):
         run("masked64", ONE, layers=["block.0", "stem", "block.2", "block.3"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,15 +101,3 @@ def test_evaluation_at_tensor_2(pool: RankPool) -> None:
         results.append([event["loss"] for one in done for event in one["events"] if event["kind"] == "evaluation"])
     assert len(results[0]) == 2
     assert results[1] == pytest.approx(results[0], rel=1e-12)
-
-
-def test_ranks_whose_degrees_disagree_are_refused_before_any_step(pool: RankPool) -> None:
-    """The one that differs says both; the other ends with it."""
-    first, second = programs_of(tensor_jobs.gpt, WHOLE, 2, tensor=2)
-    assert second.mesh is not None
-    programs = [first, replace(second, mesh=replace(second.mesh, tensor=1, tensor_group=-1))]
-    results = pool.train(programs, "tensor_jobs:gpt", steps=1)
-    said = "the program of rank 1 is at tensor 1, context 1, expert 1, expert tensor 1, that of rank 0 at tensor 2, "
-    assert said in results[1]["reason"]
-    assert {one["kind"] for one in results} == {"failed"}
-    assert not any(event["kind"] == "step" for one in results for event in one["events"])

@@ -155,6 +155,15 @@ def test_a_full_disk_is_told_and_training_goes_on(pool: RankPool, tmp_path: Path
     assert sorted(one.name for one in tmp_path.iterdir() if not one.name.startswith(".owner")) == ["step-1", "step-4"]
 
 
+def test_a_checkpoint_is_written_where_an_older_one_cannot_be_removed(pool: RankPool, tmp_path: Path) -> None:
+    """It is complete, and what should have gone goes after the next one for which that works."""
+    options = {"checkpoint_directory": str(tmp_path), "checkpoint_every": 1, "keep_checkpoints": 1}
+    results = run(pool, "unremovable", TWO, 4, steps=4, **options)
+    assert events(results, "warning") == []
+    assert [event["step"] for event in events(results, "checkpoint")] == [1, 2, 3, 4]
+    assert sorted(one.name for one in tmp_path.iterdir() if not one.name.startswith(".owner")) == ["step-4"]
+
+
 @pytest.mark.tier("nightly")
 def test_a_late_checkpoint_of_an_old_generation_is_fenced(pool: RankPool, tmp_path: Path) -> None:
     """Ranks that nobody could end go on to train while the next generation has begun: nothing of theirs counts."""

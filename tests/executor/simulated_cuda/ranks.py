@@ -108,7 +108,7 @@ class _LoneRank(SimulatedRank):
         """So many terms that those expected are those found, and no gradient has to be corrected."""
         return float(self.assignment["job"].batch_size)
 
-    def _refuse_other_degrees(self, store: Any) -> None:
+    def _refuse_disagreement(self, job: Any) -> None:
         """There are no others."""
 
 
