@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from penstock.schemas.errors import MissingExtra, RunFailed, Unreachable
-from soaking.processes import Processes
+from soaking.processes import Processes, command_of, parent_of
 
 NAME = "database"
 _USER = "nobody"
@@ -65,6 +65,13 @@ class Postgres:
                 time.sleep(0.1)
             else:
                 return
+
+    def backends(self) -> list[int]:
+        """Return the processes of its connections; when one is killed, the server ends all of them and recovers."""
+        server = self._processes.pid(NAME)
+        places = (place for place in Path("/proc").iterdir() if place.name.isdigit())
+        children = [int(place.name) for place in places if parent_of(int(place.name)) == server]
+        return sorted(pid for pid in children if "127.0.0.1(" in command_of(pid))
 
     def remove(self) -> None:
         """Delete its files."""

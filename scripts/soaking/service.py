@@ -1,6 +1,7 @@
-"""Kills workers, services, solvers and the database at random moments while a client asks for plans without a break.
+"""Kills whatever a service consists of, at random moments, while a client asks for plans without a break.
 
-Two services without a worker of their own, two workers, and a PostgreSQL of their own or one SQLite file. It
+What dies: services, workers, their fork servers, solvers, and on PostgreSQL the server and processes of connections.
+There are two services without a worker of their own, two workers, and a PostgreSQL of their own or one SQLite file. It
 checks that no accepted job is lost, every one ends, none has two different answers, its events are in order and do not
 change once reported, nothing answers 500, and no process is left without its parent.
 """
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.schemas.errors import RunFailed
+from penstock.workers import forking
 from soaking import postgres
 from soaking.load import Load
 from soaking.processes import Processes, command_of, marked, parent_of, refuse_orphans
@@ -34,8 +36,10 @@ SETTINGS = {
     "PENSTOCK_MAX_ATTEMPTS": "1000",
     "PENSTOCK_UPGRADE_DATABASE": "true",
 }
-WEIGHTS = {"worker": 4, "service": 3, "solver": 3, "database": 2}
-"""How often which one dies."""
+WEIGHTS = {"worker": 4, "service": 3, "solver": 3, "forkserver": 2, "database": 2, "backend": 2}
+"""How often which one dies. A ``backend`` is the process of one connection to PostgreSQL."""
+
+OF_POSTGRESQL = frozenset({"database", "backend"})
 
 KILLED = frozenset({"solver-failed", "out-of-memory"})
 """How a job fails whose solver is killed; a kill looks like a lack of memory."""
@@ -100,20 +104,30 @@ class Soak:
 
     def _kill_one(self) -> str:
         time.sleep(self._random.uniform(0.0, AWAY_S))
-        kinds = [kind for kind in WEIGHTS if kind != "database" or self._database is not None]
+        kinds = [kind for kind in WEIGHTS if kind not in OF_POSTGRESQL or self._database is not None]
         kind = self._random.choices(kinds, [WEIGHTS[kind] for kind in kinds])[0]
-        solvers = _solvers()
-        if kind == "solver" and solvers:
+        if victims := self._unnamed(kind):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._random.choice(solvers), signal.SIGKILL)
+                os.kill(self._random.choice(victims), signal.SIGKILL)
         else:
-            kind = "worker" if kind == "solver" else kind
+            kind = kind if kind in ("service", "database") else "worker"
             name = self._random.choice({"worker": WORKERS, "service": SERVICES, "database": (postgres.NAME,)}[kind])
             self._processes.kill(name)
             time.sleep(self._random.uniform(0.0, AWAY_S))
             self._start(name)
         self.killed[kind] = self.killed.get(kind, 0) + 1
         return kind
+
+    def _unnamed(self, kind: str) -> list[int]:
+        """Return the processes of a kind that were not started by this one, and are not to be started again by it."""
+        match kind:
+            case "solver":
+                return _forked()[1]
+            case "forkserver":
+                return _forked()[0]
+            case "backend" if self._database is not None:
+                return self._database.backends()
+        return []
 
     def _go_on(self, what: str) -> None:
         """Until a job has ended that was accepted after this began."""
@@ -154,10 +168,11 @@ def run(directory: Path, kills: int, seed: int, say: Callable[[str], None], most
     say(soak.summary())
 
 
-def _solvers() -> list[int]:
-    """Processes that solve: children of forkservers."""
-    forkservers = {pid for pid in marked() if "penstock.workers.forkserver" in command_of(pid)}
-    return [pid for pid in forkservers if parent_of(pid) in forkservers]
+def _forked() -> tuple[list[int], list[int]]:
+    """Return the fork servers, and the solvers that are their children."""
+    alike = {pid for pid in marked() if forking.__name__ in command_of(pid)}
+    children = [pid for pid in alike if parent_of(pid) in alike]
+    return sorted(alike.difference(children)), sorted(children)
 
 
 def _free_port() -> int:
