@@ -1,12 +1,12 @@
 """Reading and sending bodies: documents parsed off the event loop, stored JSON sent as it is.
 
-A compressed body is unpacked piece by piece, within the limit on what comes out.
+A compressed body is unpacked in small steps, and each is counted before the next one.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Any, TypeVar
 
 from anyio.to_thread import run_sync
@@ -127,28 +127,42 @@ async def _received(request: Request, unpacker: media.Unpacker | None) -> bytes:
     limit = service.settings.max_body_bytes
     principal: Principal | None = getattr(request.state, "principal", None)
     tenant = "" if principal is None else principal.tenant
-    chunks: list[bytes] = []
+    pieces: list[bytes] = []
     size = received = 0
     held: list[int] = []
     request.state.release = lambda: service.held_bytes.release(tenant, sum(held))
     async for chunk in request.stream():
         received += len(chunk)
-        if unpacker is not None:
-            most = max(2**20, MOST_TIMES * received)
-            chunk = await run_sync(unpacker.take, chunk, min(limit, most) - size + 1)
-            if limit > most and size + len(chunk) > most:
-                raise TooLarge(
-                    f"the compressed body unpacks to more than {MOST_TIMES} times its {exact(received)}",
-                    remedy="send it uncompressed",
-                )
-        held.append(service.held_bytes.grow(tenant, size, size + len(chunk)))
-        size += len(chunk)
-        if size > limit:
-            raise TooLarge(
-                f"the body has more than {exact(limit)}",
-                remedy="POST profile and topology by themselves and refer to their hashes, or raise max_body_bytes",
-            )
-        chunks.append(chunk)
+        most = limit if unpacker is None else min(limit, max(2**20, MOST_TIMES * received))
+        async for piece in _unpacked(unpacker, chunk):
+            held.append(service.held_bytes.grow(tenant, size, size + len(piece)))
+            size += len(piece)
+            if size > most:
+                raise _too_large(limit, None if most == limit else received)
+            pieces.append(piece)
     if unpacker is not None:
         unpacker.close()
-    return b"".join(chunks)
+    return b"".join(pieces)
+
+
+async def _unpacked(unpacker: media.Unpacker | None, chunk: bytes) -> AsyncIterator[bytes]:
+    """Yield what a piece of a body stands for, in steps small enough that each is counted before the next is made."""
+    if unpacker is None:
+        yield chunk
+        return
+    yield await run_sync(unpacker.take, chunk)
+    while unpacker.has_more:
+        yield await run_sync(unpacker.take, b"")
+
+
+def _too_large(limit: int, received: int | None) -> TooLarge:
+    """Return the refusal of a body beyond the limit, or beyond what ``received`` compressed bytes may unpack to."""
+    if received is not None:
+        return TooLarge(
+            f"the compressed body unpacks to more than {MOST_TIMES} times its {exact(received)}",
+            remedy="send it uncompressed",
+        )
+    return TooLarge(
+        f"the body has more than {exact(limit)}",
+        remedy="POST profile and topology by themselves and refer to their hashes, or raise max_body_bytes",
+    )

@@ -23,23 +23,32 @@ def refuse_other_types(content_type: str) -> None:
         )
 
 
+STEP_BYTES = 2**18
+"""What one step unpacks at most: little beside the limits on bodies, and some tenths of a millisecond of work."""
+
+
 class Unpacker:
-    """Decompresses a body piece by piece, never more of it than was asked for."""
+    """Decompresses a body in steps of at most ``STEP_BYTES``; ``has_more``: what was taken last stands for more."""
 
     def __init__(self, window_bits: int) -> None:
         self._stream = zlib.decompressobj(window_bits)
+        self.has_more = False
 
-    def take(self, chunk: bytes, most: int) -> bytes:
-        """Return what a piece unpacks to; after ``most`` bytes there may be more. Raises InvalidDocument."""
+    def take(self, chunk: bytes) -> bytes:
+        """Return the next step of what was taken and ``chunk``, which is empty while there is more.
+
+        Raises InvalidDocument.
+        """
         if self._stream.eof and chunk:
             raise InvalidDocument("the compressed body continues after its end; send one compressed stream")
         try:
-            found = self._stream.decompress(chunk, most)
+            step = self._stream.decompress(self._stream.unconsumed_tail + chunk, STEP_BYTES)
         except zlib.error as error:
             raise InvalidDocument(f"the body does not match its Content-Encoding: {error}") from None
         if self._stream.unused_data:
             raise InvalidDocument("the compressed body continues after its end; send one compressed stream")
-        return found
+        self.has_more = not self._stream.eof and len(step) == STEP_BYTES
+        return step
 
     def close(self) -> None:
         """Raise InvalidDocument when the compressed stream was cut off."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import tracemalloc
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -14,7 +15,9 @@ import httpx
 import pytest
 from in_process import in_process
 
+from penstock.service.http.requests import media
 from penstock.service.http.requests.held_bytes import FREE_BYTES, HeldBytes, TooMuchHeld
+from penstock.service.http.requests.media import STEP_BYTES
 from penstock.service.http.samples import tiny_profile
 
 LIMIT_BYTES = 50_000
@@ -117,6 +120,39 @@ def test_a_body_that_unpacks_to_far_more_than_itself_is_refused(tmp_path: Path) 
             assert "unpacks to more than 200 times its" in refused.json()["detail"]
 
     asyncio.run(run())
+
+
+def test_a_body_that_would_unpack_to_a_gigabyte_is_refused_before_much_of_it_is_made(tmp_path: Path) -> None:
+    body = _gigabyte()
+
+    async def run() -> None:
+        async with in_process(tmp_path, max_held_body_bytes=2**22) as client:
+            await client.post("/v1/profiles", json=tiny_profile())
+            tracemalloc.start()
+            before = tracemalloc.get_traced_memory()[0]
+            refused = await client.post("/v1/profiles", content=body, headers=JSON | {"Content-Encoding": "gzip"})
+            peak = tracemalloc.get_traced_memory()[1] - before
+            tracemalloc.stop()
+            assert (refused.status_code, refused.json()["code"]) == (503, "too-many-bytes")
+            assert peak < 2**23
+
+    asyncio.run(run())
+
+
+def test_what_a_step_leaves_comes_with_the_next_one() -> None:
+    """Also where the end of the stream comes in a piece of its own, and the last step has just the step's size."""
+    text = bytes(2 * STEP_BYTES)
+    body = gzip.compress(text)
+    unpacker = media.unpacker("gzip")
+    assert unpacker is not None
+    steps = []
+    for piece in (body[:20], body[20:-3], body[-3:]):
+        steps.append(unpacker.take(piece))
+        while unpacker.has_more:
+            steps.append(unpacker.take(b""))
+    unpacker.close()
+    assert b"".join(steps) == text
+    assert max(map(len, steps)) == STEP_BYTES
 
 
 def test_bodies_under_way_hold_no_more_together_than_they_may(tmp_path: Path) -> None:
