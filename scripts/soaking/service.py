@@ -41,7 +41,7 @@ WEIGHTS = {"worker": 4, "service": 3, "solver": 3, "forkserver": 2, "database": 
 
 OF_POSTGRESQL = frozenset({"database", "backend"})
 
-KILLED = frozenset({"solver-failed", "out-of-memory"})
+KILLED = frozenset({"solver-killed", "out-of-memory"})
 """How a job fails whose solver is killed; a kill looks like a lack of memory."""
 
 AWAY_S = 1.0
