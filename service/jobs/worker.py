@@ -25,6 +25,7 @@ from penstock.schemas.request import PlanRequest
 from penstock.service import metrics
 from penstock.service.db.database import Database, DatabaseAway
 from penstock.service.db.store import Stores
+from penstock.service.db.upkeep.clocks import set_right
 from penstock.service.jobs.claimed_solve import Solve, report_gap, value_ns
 from penstock.service.jobs.duties import do_hourly
 from penstock.service.jobs.job_rows import new_id
@@ -50,7 +51,8 @@ log = logging.getLogger("penstock.service")
 class Worker:
     """``settings.slots`` threads with one solve at a time each, and one that sends the worker's heartbeat.
 
-    One of all workers of the database does their common duties, once an hour.
+    One of all workers of the database does their common duties: most once an hour, at each heartbeat what depends on a
+    clock that was set back.
     """
 
     def __init__(
@@ -119,13 +121,15 @@ class Worker:
     # ---- the worker itself ---------------------------------------------------------------------------------------
 
     def _attend(self) -> None:
-        """Renew this worker's heartbeat regularly; once an hour the oldest worker does the common duties."""
+        """Renew this worker's heartbeat regularly; the oldest worker does the common duties."""
         last = 0.0
         while not self._ending:
             try:
-                if self._registry.beat() and time.monotonic() - last > 3600:
-                    last = time.monotonic()
-                    do_hourly(self._database, self._settings)
+                if self._registry.beat():
+                    set_right(self._database)
+                    if time.monotonic() - last > 3600:
+                        last = time.monotonic()
+                        do_hourly(self._database, self._settings)
             except DatabaseAway as away:
                 self._say_away(away)
             except Exception:

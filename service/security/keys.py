@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from penstock.schemas.errors import Conflict, InvalidDocument, NotFound
 from penstock.service.db.database import Database, DatabaseAway
 from penstock.service.db.tables import api_keys, now_ms
+from penstock.service.db.upkeep.clocks import ROUNDING_MS, set_right
 from penstock.service.security.principals import OPENS
 
 SHOWN = re.compile(r"psk_([0-9a-f]{12})_([0-9a-f]{64})")
@@ -122,7 +123,10 @@ class Keys:
             ends: Any = now_ms() + int(overlap_s * 1000)
             if old.expires_ms is not None:
                 ends = sa.case((ends < old.expires_ms, ends), else_=old.expires_ms)
-            connection.execute(api_keys.update().where(api_keys.c.id == key_id).values(expires_ms=ends))
+            revoked_ms = None if overlap_s > 0 else now_ms()  # what ends at once does so by any clock
+            connection.execute(
+                api_keys.update().where(api_keys.c.id == key_id).values(expires_ms=ends, revoked_ms=revoked_ms)
+            )
             return _insert(connection, values, lifetime_s)
 
     def revoke(self, key_id: str) -> Key:
@@ -134,15 +138,22 @@ class Keys:
 
     def look_up(self, key_id: str) -> Key | None:
         """A key that was shown, noted as used; a database that cannot be written locks no key out."""
-        query = sa.select(api_keys, now_ms().label("now")).where(api_keys.c.id == key_id)
-        with self._database.read() as connection:
-            row = connection.execute(query).mappings().first()
+        row = self._read(key_id)
+        if row is not None and row["created_ms"] > row["now"] + ROUNDING_MS:
+            with suppress(DatabaseAway):
+                set_right(self._database)
+            row = self._read(key_id)
         if row is None:
             return None
         if row["last_used_ms"] is None or abs(row["now"] - row["last_used_ms"]) > USE_TOLD_MS:
             with suppress(DatabaseAway), self._database.write() as connection:
                 connection.execute(api_keys.update().where(api_keys.c.id == key_id).values(last_used_ms=now_ms()))
         return _key(row)
+
+    def _read(self, key_id: str) -> sa.RowMapping | None:
+        query = sa.select(api_keys, now_ms().label("now")).where(api_keys.c.id == key_id)
+        with self._database.read() as connection:
+            return connection.execute(query).mappings().first()
 
 
 def unheeded(database: Database) -> str | None:

@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from penstock.schemas.errors import Conflict, Fault
 from penstock.service.db.database import Database
 from penstock.service.db.tables import idempotency, now_ms
+from penstock.service.db.upkeep.clocks import set_answers_right
 from penstock.service.http.problems import Refusal
 
 KEPT_MS = 24 * 3600 * 1000
@@ -110,6 +111,7 @@ class Idempotency:
         gone = too_old | (_UNDER_WAY & _NOTHING_MADE & silent)
         with self._database.write() as connection:
             connection.execute(idempotency.delete().where(idempotency.c.tenant == tenant, gone))
+            set_answers_right(connection, tenant)
             row = connection.execute(sa.select(idempotency).where(_row(tenant, key))).first()
             if row is None:
                 values = {"tenant": tenant, "key": key, "request_hash": request_hash, "body": doing.token}

@@ -86,10 +86,31 @@ def test_a_rotated_key_and_its_successor_are_both_valid_for_a_while(keys: Keys):
     assert ends is not None
     assert 3_500_000 < ends - new.created_ms <= 3_600_000
     keys.rotate(new.id, 0)
-    assert {key.id: key.state for key in keys.listed()}[new.id] == "expired"
+    assert {key.id: key.state for key in keys.listed()}[new.id] == "revoked", "at once, by any clock"
     brief, _ = keys.create("blue", "brief", ["read"], lifetime_s=60)
     keys.rotate(brief.id, 3600)
     assert {key.id: key for key in keys.listed()}[brief.id].expires_ms == brief.expires_ms, "no longer than it had"
+
+
+def test_a_key_made_while_the_clock_was_ahead_lives_no_longer_for_that(keys: Keys, database: Database):
+    used, _ = keys.create("blue", "used", ["read"], lifetime_s=60)
+    unused, _ = keys.create("blue", "unused", ["read"], lifetime_s=60)
+    lasting, _ = keys.create("blue", "lasting", ["read"])
+    hour_ms = 3_600_000
+    with database.write() as connection:
+        ahead = {"created_ms": api_keys.c.created_ms + hour_ms, "expires_ms": api_keys.c.expires_ms + hour_ms}
+        connection.execute(api_keys.update().values(**ahead))
+    found = keys.look_up(used.id)
+    assert found is not None
+    assert found.state == "valid"
+    now = found.created_ms
+    ends = {key.name: key.expires_ms for key in keys.listed()}
+    assert ends["lasting"] is None
+    for name in ("used", "unused"):
+        assert ends[name] is not None
+        assert abs(ends[name] - now - 60_000) < 100
+    assert abs(now - used.created_ms) < 60_000, "dated as of the present"
+    assert {unused.id, lasting.id} < {key.id for key in keys.listed()}
 
 
 @pytest.mark.tier("quick")
@@ -231,8 +252,7 @@ def test_the_command_line_makes_lists_rotates_and_revokes(tmp_path: Path, capsys
     assert new["key"].startswith(f"psk_{new['id']}_")
     assert f"{new['id']} (ann of blue) is revoked" in run("revoke", new["id"])
     table = run("list", "--tenant", "blue")
-    assert "expired" in table
-    assert "revoked" in table
+    assert table.count("revoked") == 2, "the old key ended at once"
     assert "no keys yet" in run("list", "--tenant", "red")
 
 

@@ -53,6 +53,15 @@ def test_an_answer_is_given_again_for_a_day(database: Database):
     begun(keys, "a", "two")
 
 
+def test_an_answer_of_a_clock_that_was_ahead_is_kept_for_a_day_too(database: Database):
+    keys = Idempotency(database, lease_s=60)
+    keys.keep(begun(keys, "a", "one"), KEPT)
+    age(database, -3_600_000)
+    assert keys.begin("a", "k", "one") == KEPT
+    age(database, KEPT_MS + 1000)
+    begun(keys, "a", "two")
+
+
 def test_a_request_under_way_is_not_done_twice(database: Database):
     keys = Idempotency(database, lease_s=60)
     doing = begun(keys, "a", "one")

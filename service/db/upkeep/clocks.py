@@ -1,0 +1,44 @@
+"""Brings back what lies in the future of the database's clock: it was written before that was set back.
+
+Otherwise an answer would be kept, and a key be valid, for as much longer as the clock was ahead. Leases, and times
+before which a job is not tried again, are compared with the longest ones where they are read.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from penstock.service.db.database import Database
+from penstock.service.db.tables import api_keys, idempotency, now_ms
+
+ROUNDING_MS = 1000
+"""What lies ahead by less is left: SQLite rounds its clock."""
+
+
+def set_right(database: Database) -> None:
+    """Date what lies in the future as of now, and have keys end as long after that as they were to live."""
+    of_keys, of_answers = is_ahead(api_keys.c.created_ms), is_ahead(idempotency.c.created_ms)
+    with database.read() as connection:
+        if not connection.scalar(sa.select(sa.or_(sa.exists().where(of_keys), sa.exists().where(of_answers)))):
+            return
+    ahead_ms = api_keys.c.created_ms - now_ms()
+    with database.write() as connection:
+        keys = api_keys.update().where(of_keys)
+        connection.execute(keys.values(created_ms=now_ms(), expires_ms=api_keys.c.expires_ms - ahead_ms))
+        connection.execute(_dated_now().where(of_answers))
+
+
+def set_answers_right(connection: sa.Connection, tenant: str) -> None:
+    """Date a tenant's answers to Idempotency-Keys that lie in the future as of now."""
+    connection.execute(_dated_now().where(idempotency.c.tenant == tenant, is_ahead(idempotency.c.created_ms)))
+
+
+def is_ahead(time_ms: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
+    """Return whether a time that was the present when it was written lies in the future."""
+    return time_ms > now_ms() + ROUNDING_MS
+
+
+def _dated_now() -> sa.Update:
+    """Return an update of requests that were done; those under way are lost as soon as their lease is in doubt."""
+    is_done = sa.or_(idempotency.c.status.is_not(None), idempotency.c.job_id.is_not(None))
+    return idempotency.update().where(is_done).values(created_ms=now_ms())
