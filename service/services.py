@@ -29,6 +29,7 @@ from penstock.service.jobs.sweeps import Sweeps
 from penstock.service.jobs.worker import Worker
 from penstock.service.metrics import DatabaseCollector
 from penstock.service.runs.agents import Agents
+from penstock.service.runs.listening import ListeningClock
 from penstock.service.runs.recovery import Recovery
 from penstock.service.runs.runs import Runs
 from penstock.service.security.authenticator import Authenticator
@@ -73,8 +74,14 @@ class Service:
         self.submissions = Submissions(self.stores, self.planning)
         self.idempotency = Idempotency(self.database, lease_s=settings.lease_s)
         self.runs = Runs(self.database)
+        self.listening = ListeningClock()
         self.agents = Agents(
-            self.database, self.notifier, self.runs, hold_s=settings.agent_hold_s, timeout_s=settings.agent_timeout_s
+            self.database,
+            self.notifier,
+            self.runs,
+            hold_s=settings.agent_hold_s,
+            timeout_s=settings.agent_timeout_s,
+            clock=self.listening,
         )
         self.recovery = Recovery(
             self.database,
@@ -97,7 +104,9 @@ class Service:
         await run_sync(self.relay.start)
         await run_sync(self.forkserver.start)
         self.worker.start()
-        self._watches = [asyncio.create_task(_kept_up(one.watch)) for one in (self.agents, self.recovery)]
+        self._watches = [
+            asyncio.create_task(_kept_up(one.watch)) for one in (self.listening, self.agents, self.recovery)
+        ]
         if self.settings.warm_up:
             judging.warm_up(lambda: self.ending)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -15,6 +14,7 @@ from penstock.schemas.errors import Conflict, Unreachable
 from penstock.service.db.database import Database
 from penstock.service.db.notifier import Listener, Notifier
 from penstock.service.db.tables import agents, iso, now_ms, run_agents, runs
+from penstock.service.runs.listening import ListeningClock
 from penstock.service.runs.run_rows import topic_of
 from penstock.service.runs.runs import Runs
 
@@ -30,13 +30,14 @@ REDIAL_S = 2.0
 
 @dataclass
 class Contact:
-    """What this process has seen of an incarnation.
+    """What this process has seen of an incarnation. ``last``: its last call, by ``clock``.
 
     ``held`` is its call that waits; ``gone``: its last connection ended without an answer; ``left``: it said goodbye;
     ``log_requests``: ends of logs that a request waits for.
     """
 
     incarnation: str
+    clock: ListeningClock
     last: float
     calls: int = 0
     held: Listener | None = None
@@ -53,7 +54,7 @@ class Contact:
         return not (self.left or self.gone) and (self.held is not None or self._age_s() < RETRY_S)
 
     def _age_s(self) -> float:
-        return time.monotonic() - self.last
+        return self.clock.now() - self.last
 
     def release(self) -> None:
         """Have the call that waits answered."""
@@ -62,12 +63,21 @@ class Contact:
 
 
 class Agents:
-    """The registry of agents. Its coroutines belong to one event loop."""
+    """The registry of agents. Its coroutines belong to one event loop, whose clock is ``clock``."""
 
-    def __init__(self, database: Database, notifier: Notifier, runs: Runs, *, hold_s: float, timeout_s: float) -> None:
+    def __init__(
+        self,
+        database: Database,
+        notifier: Notifier,
+        runs: Runs,
+        *,
+        hold_s: float,
+        timeout_s: float,
+        clock: ListeningClock,
+    ) -> None:
         self._database, self._notifier, self._runs = database, notifier, runs
         self._hold_s, self._timeout_s = hold_s, timeout_s
-        self._started = time.monotonic()
+        self._clock, self._started = clock, clock.now()
         self._contacts: dict[tuple[str, str], Contact] = {}
         """By tenant and name."""
         self._log_requests_made = 0
@@ -134,7 +144,7 @@ class Agents:
             return "left"
         if contact is not None and contact.held is not None:
             return None
-        is_silent = time.monotonic() - last_sync > self._timeout_s
+        is_silent = self._clock.now() - last_sync > self._timeout_s
         return f"was silent for more than {self._timeout_s:g} s" if is_silent else None
 
     async def watch(self) -> None:
@@ -192,19 +202,19 @@ class Agents:
                 contact.gone = gone.done() and not news.done()
             for task in (gone, news):
                 task.cancel()
-            contact.last = time.monotonic()
+            contact.last = self._clock.now()
 
     def _meet(self, tenant: str, agent_id: str, incarnation: str) -> Contact:
         contact = self._contacts.get((tenant, agent_id))
         if contact is not None and contact.incarnation == incarnation:
-            contact.last, contact.gone = time.monotonic(), False
+            contact.last, contact.gone = self._clock.now(), False
             return contact
         if contact is not None and contact.keeps_name():
             raise Conflict(
                 f"agent {agent_id!r} is alive in another incarnation, {contact.incarnation!r}",
                 remedy=f"give this agent another name, or end the other one and wait {RETRY_S:.0f} s",
             )
-        self._contacts[tenant, agent_id] = contact = Contact(incarnation, time.monotonic())
+        self._contacts[tenant, agent_id] = contact = Contact(incarnation, self._clock, self._clock.now())
         return contact
 
     def _accept(self, tenant: str, agent_id: str, request: SyncRequest) -> SyncReply:

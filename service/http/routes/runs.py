@@ -129,7 +129,8 @@ async def logs(
 
 
 def _start(service: Service, tenant: str, wanted: RunRequest, note: Note | None) -> RunOut:
+    present = service.agents.everybody(tenant)  # the judge may have to be loaded first, which takes its time
     planning = service.planning.of(tenant)
     lowered = judging.lowered(planning.plan_file(wanted.plan), wanted.options, wanted.steps)
     planning.keep(lowered.file)
-    return service.runs.create(tenant, wanted, lowered, service.agents.everybody(tenant), note)
+    return service.runs.create(tenant, wanted, lowered, present, note)
