@@ -198,6 +198,7 @@ _REMEDIES = {
     "malformed": "the file is damaged: restore a backup, penstock db restore",
     "is full": "make room on its disk; nothing that was accepted is lost",
     "No space left": "make room on its disk; nothing that was accepted is lost",
+    "disk I/O error": "its disk is broken or was made read-only: repair it, and start the service again",
     "locked": "another process writes for long (a backup, another service?); ask again",
 }
 

@@ -77,12 +77,14 @@ class Cluster:
         self._server.wait(30)
 
     def restore(self) -> None:
-        """Make it a running primary again, whatever a test that failed has left."""
+        """Make it a running primary with its own settings again, whatever a test that failed has left."""
         assert self._server is not None
         if self._server.poll() is not None:
             self.start()
         if (self.home / "data" / "standby.signal").exists():
             self._execute("SELECT pg_promote()")
+        self._execute("ALTER SYSTEM RESET ALL")
+        self._execute("SELECT pg_reload_conf()")
 
     def kill(self) -> None:
         """End the server's processes as a crash would: at once, nothing is written down."""

@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -160,3 +161,82 @@ def test_a_disk_that_is_full_for_a_while(small_disk: tuple[Server, Path]):
     assert solved(server.url, 2)["state"] == "succeeded"
     for address in accepted:
         assert get(f"{server.url}/v1/profiles/{address}").status_code == 200, "what was accepted is kept"
+
+
+class Disk:
+    """An ext4 file system in a file, mounted where a service keeps its database, in the service's mount namespace."""
+
+    def __init__(self, directory: Path) -> None:
+        self.image, self.mounted = directory / "image", directory / "disk"
+        self.mounted.mkdir()
+        with self.image.open("wb") as image:
+            image.truncate(32 * 2**20)
+        subprocess.run(["mkfs.ext4", "-q", self.image], check=True)
+
+    def serve(self, **settings: Any) -> Server:
+        """Start a service on it."""
+        command = f'mount -o loop,errors=remount-ro {self.image} {self.mounted} && exec "$@"'
+        around = ["unshare", "-m", "sh", "-c", command, "sh"]
+        return Server(self.mounted / "penstock.sqlite", around=around, **settings)
+
+    def fail(self, server: Server) -> None:
+        """Have the kernel find an error, and make it read-only, as it does with a disk that is broken."""
+        os.sync()
+        mounts = Path(f"/proc/{server.process.pid}/mountinfo").read_text().splitlines()
+        device = next(line for line in mounts if line.split()[4] == str(self.mounted)).split(" - ")[1].split()[1]
+        Path(f"/sys/fs/ext4/{Path(device).name}/trigger_fs_error").write_text("a test")
+
+    def repair(self) -> None:
+        """Mend it, as an administrator does before it can be mounted again."""
+        done = subprocess.run(["e2fsck", "-fy", self.image], capture_output=True, text=True, check=False)
+        assert done.returncode in (0, 1), done.stdout
+
+
+def test_a_disk_that_becomes_read_only_in_use(tmp_path: Path):
+    if os.geteuid() != 0 or shutil.which("mkfs.ext4") is None or not Path("/dev/loop-control").exists():
+        pytest.skip("a broken disk needs root, e2fsprogs and loop devices")
+    disk = Disk(tmp_path)
+    server = disk.serve(slots=1, lease_s=3)
+    try:
+        first = solved(server.url, 1)
+        since = len(server.log)
+        accepted = post(f"{server.url}/v1/plans", json=tiny_request() | {"seed": 2}).json()
+        disk.fail(server)
+        for number in range(3):
+            refused(post(f"{server.url}/v1/profiles", json=profile(number)), "disk I/O error")
+            refused(post(f"{server.url}/v1/plans", json=tiny_request() | {"seed": 3}), "disk I/O error")
+            assert get(f"{server.url}/v1/jobs/{first['id']}").json() == first
+            assert get(f"{server.url}/v1/jobs/{accepted['id']}").status_code == 200
+        until(lambda: get(f"{server.url}/readyz").status_code == 503)  # its worker cannot renew its row
+        assert get(f"{server.url}/healthz").status_code == 200
+        quiet(server, since)
+    finally:
+        assert server.stop() == 0
+    disk.repair()
+    server = disk.serve(slots=1, lease_s=3)
+    try:
+        assert server.client.jobs.get(accepted["id"], wait_s=30).state == "succeeded"
+        assert get(f"{server.url}/v1/jobs/{first['id']}").json() == first
+        assert solved(server.url, 4)["state"] == "succeeded"
+    finally:
+        assert server.stop() == 0
+
+
+def test_postgresql_takes_no_writes_for_a_while(postgres: Cluster, postgresql_url: str):
+    server = Server(postgresql_url, slots=1, lease_s=3)
+    try:
+        first = solved(server.url, 1)
+        since = len(server.log)
+        postgres._execute("ALTER SYSTEM SET default_transaction_read_only = on")
+        postgres._execute("SELECT pg_reload_conf()")
+        until(lambda: post(f"{server.url}/v1/profiles", json=profile(1)).status_code == 503)
+        refused(post(f"{server.url}/v1/profiles", json=profile(1)), "read-only")
+        refused(post(f"{server.url}/v1/plans", json=tiny_request() | {"seed": 3}), "read-only")
+        assert get(f"{server.url}/v1/jobs/{first['id']}").json() == first
+        assert get(f"{server.url}/healthz").status_code == 200
+        quiet(server, since)
+        postgres.restore()
+        until(lambda: post(f"{server.url}/v1/profiles", json=profile(2)).status_code < 300)
+        assert solved(server.url, 3)["state"] == "succeeded"
+    finally:
+        assert server.stop() == 0
