@@ -148,12 +148,8 @@ def was_killed(status: int) -> bool:
 
 def _killed(words: str) -> ProblemDetails:
     """Return the failure of a solver that somebody killed; memory is named where the kernel counts it as the cause."""
-    kills = memory_kills()
-    if kills > _KILLS_BEFORE:
-        return out_of_memory(
-            f"{words}; since this service started the kernel has killed {kills - _KILLS_BEFORE} processes of its "
-            "control group for memory"
-        )
+    if kills := _MEMORY_KILLS.since_last():
+        return out_of_memory(f"{words}; the kernel has killed {kills} more of its control group for memory")
     return ProblemDetails(
         title="The solver was killed",
         status=500,
@@ -165,18 +161,36 @@ def _killed(words: str) -> ProblemDetails:
 
 def memory_kills() -> int:
     """Return how many processes of this control group the kernel has killed for memory; 0 where it counts none."""
-    try:
-        _, _, group = Path("/proc/self/cgroup").read_text().splitlines()[-1].split(":", 2)
-        for folder in (f"/sys/fs/cgroup{group}", "/sys/fs/cgroup"):
-            events = Path(folder, "memory.events")
-            if events.exists():
-                return int(dict(line.split() for line in events.read_text().splitlines())["oom_kill"])
-    except (OSError, ValueError, LookupError):
-        pass
+    for events in _memory_events():
+        with suppress(OSError, ValueError, LookupError):
+            return int(dict(line.split() for line in events.read_text().splitlines())["oom_kill"])
     return 0
 
 
-_KILLS_BEFORE = memory_kills()
+def _memory_events() -> Iterator[Path]:
+    """Yield the files that may count them, by the versions of control groups; in a container its group is the root."""
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, group = line.split(":", 2)
+            if not controllers:
+                yield from (Path(f"/sys/fs/cgroup{folder}/memory.events") for folder in (group, ""))
+            elif "memory" in controllers.split(","):
+                yield from (Path(f"/sys/fs/cgroup/memory{folder}/memory.oom_control") for folder in (group, ""))
+
+
+class _MemoryKills:
+    """Counter of what the kernel has killed for memory, so that a kill explains no later death than its own."""
+
+    def __init__(self) -> None:
+        self._counted = memory_kills()
+
+    def since_last(self) -> int:
+        """Return how many were killed since this was last called, or since this process began."""
+        before, self._counted = self._counted, memory_kills()
+        return self._counted - before
+
+
+_MEMORY_KILLS = _MemoryKills()
 
 
 def death(status: int, memory_bytes: int = 0) -> ProblemDetails:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -187,3 +189,45 @@ def test_a_service_without_a_worker_and_solvers_without_memory(
     finally:
         assert worker.stop() == 0
     assert "Traceback" not in worker.text, worker.text
+
+
+@pytest.fixture
+def control_group() -> Iterator[Path]:
+    """A control group that may have 700 MB: some three times what a worker takes."""
+    for root, limit in (("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")):
+        group = Path(root, f"penstock-test-{os.getpid()}")
+        with contextlib.suppress(OSError):
+            group.mkdir()
+            if (group / limit).exists():
+                (group / limit).write_text(str(700 * 2**20))
+                break
+            group.rmdir()
+    else:
+        pytest.skip("a limit on memory needs root and control groups")
+    yield group
+    wait_for(lambda: not (group / "cgroup.procs").read_text())
+    group.rmdir()
+
+
+@pytest.mark.tier("nightly")
+def test_the_kernel_and_somebody_else_kill_a_solver(tmp_path: Path, control_group: Path, pids_file: Path):
+    """Both with SIGKILL; only the kernel counts what it has killed for memory, and each kill explains one death."""
+    floor = Floor(f"sqlite:///{tmp_path / 'penstock.sqlite'}")
+    around = ["sh", "-c", f'echo $$ > {control_group}/cgroup.procs && exec "$@"', "sh"]
+    try:
+        worker = WorkerProcess(str(tmp_path / "penstock.sqlite"), around=around)
+        floor.workers.append(worker)
+        for seed, code, reason in (
+            (EAT, "out-of-memory", "the kernel has killed 1 more of its control group for memory"),
+            (BE_KILLED, "solver-killed", "killed by SIGKILL, and not by the service"),
+            (EAT, "out-of-memory", "the kernel has killed 1 more of its control group for memory"),
+        ):
+            job = floor.ended(floor.ask(seed))
+            assert job.error is not None
+            assert (job.error.code, job.attempt) == (code, 2), job.error
+            assert reason in job.error.detail
+            floor.queue.delete(EVERYBODY.tenant, job.id)
+        assert floor.ended(floor.ask(0)).state == "succeeded", "the worker lives"
+        assert worker.stop() == 0
+    finally:
+        floor.close()

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from logged_process import LoggedProcess
 
 
 class WorkerProcess(LoggedProcess):
-    """``penstock worker`` with the misbehaving solvers."""
+    """``penstock worker`` with the misbehaving solvers, run by the command ``around``."""
 
-    def __init__(self, database: str, **settings: Any) -> None:
+    def __init__(self, database: str, *, around: Sequence[str] = (), **settings: Any) -> None:
         given = {"slots": 1, "lease_s": 2, "kill_grace_s": 0.2, "warm_up": False, "log_format": "text", **settings}
         given |= {"database": database, "solve_entry": "solver_entries:entry"}
-        super().__init__([sys.executable, "-m", "penstock.cli.main", "worker"], given)
+        super().__init__([*around, sys.executable, "-m", "penstock.cli.main", "worker"], given)
         self._working = threading.Event()
         self._reader.start()
         assert self._working.wait(60), "the worker did not start:\n" + self.text
