@@ -1,4 +1,4 @@
-"""Ports for processes that can only be told one, which no other process takes meanwhile."""
+"""Ports for processes that need to know one ahead, which no other process takes meanwhile."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ GRADIENTS = ("B", "W")
 """Instructions that add to the gradients of parameters."""
 
 _NAMED = 8
-"""Ranks that a message names at most, of those that one waits for."""
+"""The most awaited ranks that a message names."""
 
 _MESSAGES = ("SEND_F", "LOCAL_F", "SEND_B", "LOCAL_B")
 
@@ -75,13 +75,13 @@ def _awaited(program: Program, instruction: Instruction) -> set[int]:
     kind, number = instruction.kind, instruction.micro_batch
     if kind.startswith(("SEND", "RECV")):
         return {program.channels[instruction.channel].peer}
-    held = program.stage(instruction.stage)
+    stage = program.stage(instruction.stage)
     if kind in ("F", "B", "I"):
-        end = ("F", held.stage, held.previous) if kind == "F" else ("B", held.stage, held.next)
+        end = ("F", stage.stage, stage.previous) if kind == "F" else ("B", stage.stage, stage.next)
         return {one.peer for one in program.channels if (one.kind, one.stage, one.peer_stage) == end}
     if kind == "REDUCE_SHARED":
         return set(program.groups[program.shared[number].group])
     if kind in ("REDUCE", "WAIT_REDUCE", "UNSHARD"):
-        groups = (held.buckets[number][2], *held.expert_groups[number : number + 1])
+        groups = (stage.buckets[number][2], *stage.expert_groups[number : number + 1])
         return {rank for group in groups if group >= 0 for rank in program.groups[group]}
     return set(range(program.world_size))

@@ -1,4 +1,4 @@
-"""What the ranks of a run have in common, compared before anything is built: one plan, one job, the same settings.
+"""The comparison of all ranks before anything is built: one plan, one job, the same settings.
 
 Devices, transports (`choice`), time limits and places of files may differ, and so may the reference by which a host
 finds the job: of the job its name and the samples of its batches are compared.
@@ -52,19 +52,19 @@ def refuse_disagreement(
 ) -> None:
     """Raise InvalidDocument on every rank alike, naming two ranks that do not belong to one run.
 
-    Collective. ``programs``: those of this rank.
+    Collective. ``programs``: this rank's.
     """
-    own = _Part(
+    part = _Part(
         programs[0].rank,
         _values(programs, assignment, options, job),
         {
-            (number, held.pipeline, held.stage): (held.first, held.last)
+            (number, stage.pipeline, stage.stage): (stage.first, stage.last)
             for number, program in enumerate(programs)
-            for held in program.stages
+            for stage in program.stages
         },
     )
     everyone: list[Any] = [None] * programs[0].world_size
-    dist.all_gather_object(everyone, own)
+    dist.all_gather_object(everyone, part)
     first, *others = everyone
     for other in others:
         _refuse_other_values(other, first)
@@ -98,10 +98,10 @@ def _refuse_other_cuts(everyone: Sequence[_Part]) -> None:
     cuts: dict[_Stage, tuple[tuple[int, int], int]] = {}
     for part in everyone:
         for stage, layers in part.stages.items():
-            known, rank = cuts.setdefault(stage, (layers, part.rank))
-            if known != layers:
+            others, rank = cuts.setdefault(stage, (layers, part.rank))
+            if others != layers:
                 raise InvalidDocument(
-                    f"stage {stage[-1]} has layers {_span(layers)} on rank {part.rank}, and {_span(known)} on rank "
+                    f"stage {stage[-1]} has layers {_span(layers)} on rank {part.rank}, and {_span(others)} on rank "
                     f"{rank}",
                     remedy=_REMEDY,
                 )

@@ -1,4 +1,4 @@
-"""A clock of the time during which the service could hear agents."""
+"""A clock of the time during which the service could answer agents."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 
 TICK_S = 0.25
-"""Between two ticks while nothing holds the event loop up."""
+"""The time between two ticks while nothing holds the event loop up."""
 LONGEST_S = 1.0
-"""What counts of the time between two ticks: some delay is usual on a busy machine."""
+"""The most that counts of the time between two ticks: some delay is usual on a busy machine."""
 
 
 class ListeningClock:
@@ -34,7 +34,7 @@ class ListeningClock:
         self._last = self._clock(), self.now()
 
     async def watch(self) -> None:
-        """Tick, for ever."""
+        """Run ``tick`` for ever."""
         while True:
             self.tick()
             await asyncio.sleep(TICK_S)

@@ -1,4 +1,4 @@
-"""What is built holds what git tracks: from a clone, from an sdist, and from a checkout without symbolic links."""
+"""A wheel holds what git tracks: from a clone, from an sdist, and from a checkout without symbolic links."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def build(source: Path, kind: str) -> Path:
 
 
 def tracked() -> set[str]:
-    """The names that git's files of the package have in a wheel."""
+    """Return the names that git's files of the package have in a wheel."""
     listed = run("git", "ls-files", "-z", "src/penstock", *FOLDERS, directory=ROOT).split("\0")
-    found = {name.removeprefix("src/") for name in listed if name.startswith("src/")}
-    found |= {f"penstock/{name}" for name in listed if name.partition("/")[0] in FOLDERS}
+    names = {name.removeprefix("src/") for name in listed if name.startswith("src/")}
+    names |= {f"penstock/{name}" for name in listed if name.partition("/")[0] in FOLDERS}
     links = {f"penstock/{name}" for name in FOLDERS}
-    return {name for name in found - links if "/schedulers/" not in name}
+    return {name for name in names - links if "/schedulers/" not in name}
 
 
 @pytest.mark.parametrize("origin", ["clone", "sdist", "no-links"])

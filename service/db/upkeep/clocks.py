@@ -1,4 +1,4 @@
-"""Brings back what lies in the future of the database's clock: it was written before that was set back.
+"""Mending of times in the future of the database's clock, written before the clock was set back.
 
 Otherwise an answer would be kept, and a key be valid, for as much longer as the clock was ahead. Leases, and times
 before which a job is not tried again, are compared with the longest ones where they are read.
@@ -12,11 +12,11 @@ from penstock.service.db.database import Database
 from penstock.service.db.tables import api_keys, idempotency, now_ms
 
 ROUNDING_MS = 1000
-"""What lies ahead by less is left: SQLite rounds its clock."""
+"""The least time ahead that is mended: SQLite rounds its clock."""
 
 
 def set_right(database: Database) -> None:
-    """Date what lies in the future as of now, and have keys end as long after that as they were to live."""
+    """Set times in the future to now, and have keys end as long after that as they were to live."""
     of_keys, of_answers = is_ahead(api_keys.c.created_ms), is_ahead(idempotency.c.created_ms)
     with database.read() as connection:
         if not connection.scalar(sa.select(sa.or_(sa.exists().where(of_keys), sa.exists().where(of_answers)))):
@@ -29,7 +29,7 @@ def set_right(database: Database) -> None:
 
 
 def set_answers_right(connection: sa.Connection, tenant: str) -> None:
-    """Date a tenant's answers to Idempotency-Keys that lie in the future as of now."""
+    """Set the times of a tenant's answers to Idempotency-Keys to now where they lie in the future."""
     connection.execute(_dated_now().where(idempotency.c.tenant == tenant, is_ahead(idempotency.c.created_ms)))
 
 

@@ -24,7 +24,7 @@ def refuse_other_types(content_type: str) -> None:
 
 
 STEP_BYTES = 2**18
-"""What one step unpacks at most: little beside the limits on bodies, and some tenths of a millisecond of work."""
+"""The most that one step unpacks: little beside the limits on bodies, and some tenths of a millisecond of work."""
 
 
 class Unpacker:

@@ -136,7 +136,7 @@ _rename = Path.rename
 
 
 class Unremovable(Scheduled):
-    """In steps 1 and 2 no old checkpoint can be moved away, as where files of one that was are still open (NFS)."""
+    """A job during whose steps 1 and 2 no old checkpoint can be moved away, as on NFS while its files are open."""
 
     def batch(self, step: int, rows: range) -> tuple[dict[str, Tensor], Any]:
         Path.rename = _refuse_removed if step in (1, 2) else _rename  # type: ignore[method-assign]

@@ -258,7 +258,7 @@ class Dies(nn.Module):
 
 
 class Stops(Dies):
-    """Is stopped, as by a debugger: it says nothing more, and does not end."""
+    """A layer that stops its process, as a debugger does: it says nothing more, and does not end."""
 
     signal = signal.SIGSTOP
 

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from penstock.schemas.api.agents import AgentEvent, Assignment, LogRequest, SyncReply, SyncRequest
 
 LIMIT_S = 180.0
-"""How long an event is waited for: it only ends a test whose event never comes."""
+"""The longest wait for an event: it only ends a test whose event never comes."""
 HOLD_S = 20.0
 
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.tier("quick")
 
 SOON_S = 0.05
 TICK_S = 0.16 * SOON_S
-"""How much time passes between two looks of a watchdog: 7 of them are beyond the limit, 8 beyond that of who waits."""
+"""The time between two looks of a watchdog: 7 of them are beyond a computing rank's limit, 8 beyond a waiting one's."""
 
 
 class Reports:

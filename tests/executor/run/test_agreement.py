@@ -18,7 +18,7 @@ OTHER = [Part(2, (0,)), Part(4, (1,))]
 
 
 def refused(pool: RankPool, programs: Sequence[Program], **more: Any) -> str:
-    """The reason, which is the same on both ranks."""
+    """Return the reason, which is the same on both ranks."""
     results = pool.train(programs, "plain", steps=2, **({"check": False} | more))
     assert [(one["kind"], one["error"], one["step"]) for one in results] == [("failed", "InvalidDocument", None)] * 2
     (reason,) = {one["detail"] for one in results}
@@ -52,8 +52,8 @@ def refused(pool: RankPool, programs: Sequence[Program], **more: Any) -> str:
 def test_ranks_of_two_plans_are_refused(
     pool: RankPool, parts: list[Part], micro_batches: int, changes: dict[str, Any], words: str
 ) -> None:
-    own, other = programs_of(small_jobs.plain, TWO, 2), programs_of(small_jobs.plain, parts, micro_batches)
-    assert refused(pool, [own[0], replace(other[1], **changes)]) == words
+    first, other = programs_of(small_jobs.plain, TWO, 2), programs_of(small_jobs.plain, parts, micro_batches)
+    assert refused(pool, [first[0], replace(other[1], **changes)]) == words
 
 
 @pytest.mark.cases(2)

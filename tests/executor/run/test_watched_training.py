@@ -1,4 +1,4 @@
-"""What the watchdog sees of training: steps, and all that ranks agree on between two of them."""
+"""The watchdog sees of training: steps, and all that ranks agree on between two of them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def train(monkeypatch: pytest.MonkeyPatch, peer: Peer, barrier: Callable[[], Any
     )
     mark = [0, 0]
     checkpoints: Any = SimpleNamespace(
-        save=lambda *given, **more: SimpleNamespace(about=SimpleNamespace(is_finite=True))
+        save=lambda *arguments, **more: SimpleNamespace(about=SimpleNamespace(is_finite=True))
     )
     shutdown: Any = SimpleNamespace(agreed=agreed)
     watchdog = Watchdog(mark, peer.notice, limit_s=LIMIT_S)

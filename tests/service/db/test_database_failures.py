@@ -29,7 +29,7 @@ pytestmark = pytest.mark.tier("nightly")
 get = partial(httpx.get, timeout=None)
 post = partial(httpx.post, timeout=None)
 LINES_AT_ONCE, LINES_PER_S = 10, 3
-"""How much may be logged beside requests: what changes, and each try of a worker (2/s) and of a listener (1/s)."""
+"""The most lines beside those of requests: for what changes, each try of a worker (2/s) and of a listener (1/s)."""
 
 
 def refused(answer: httpx.Response, *words: str) -> None:
@@ -187,7 +187,7 @@ class Disk:
         Path(f"/sys/fs/ext4/{Path(device).name}/trigger_fs_error").write_text("a test")
 
     def repair(self) -> None:
-        """Mend it, as an administrator does before it can be mounted again."""
+        """Check it and mend it, as an administrator does before it can be mounted again."""
         done = subprocess.run(["e2fsck", "-fy", self.image], capture_output=True, text=True, check=False)
         assert done.returncode in (0, 1), done.stdout
 

@@ -38,7 +38,7 @@ ADDRESSES = """
 """Attributes from which a browser fetches, or runs, what a name says."""
 
 HARMLESS = re.compile("status of 4(04|09|22)|cannot be parsed, or is out of range")
-"""What Chromium says of refusals, and of a text in an address that a field for a number does not take."""
+"""Chromium's words on refusals, and of a text in an address that a field for a number does not take."""
 
 
 class Marked:
@@ -65,7 +65,7 @@ class Marked:
         return agent
 
     def request(self) -> dict[str, Any]:
-        """The tiny request with marks for names."""
+        """Return the tiny request with marks for names."""
         marked = copy.deepcopy(tiny_request()) | {"planner": "dp"}
         profile, uniform = marked["profile"], marked["topology"]["uniform"]
         profile["name"] = marked["topology"]["name"] = uniform["kind"] = self.mark
@@ -80,13 +80,13 @@ class Marked:
         return marked
 
     def post(self, path: str, body: Any) -> Any:
-        """What comes of a request that is accepted."""
+        """Return the answer to a request that is accepted."""
         answer = self.http.post(path, json=body)
         assert answer.status_code in (200, 201, 202), answer.text
         return answer.json()
 
     def addresses(self) -> Iterator[str]:
-        """Yield the pages of everything that there is, and of what there is not."""
+        """Yield the pages of all objects, and of missing ones."""
         job = self.post(f"/v1/plans?tag={quote(self.mark[:40], safe='')}", self.request())
         assert job["state"] == "succeeded", job
         sweep = self.post(
@@ -114,7 +114,7 @@ class Marked:
         return run
 
     def close(self) -> None:
-        """End it; it has met no error of its own."""
+        """End it; it met no internal error."""
         for agent in self.agents:
             agent.http.close()
         self.http.close()

@@ -47,12 +47,12 @@ def test_time_without_ticks_counts_a_little():
 
 
 def service_of(client: httpx.AsyncClient) -> Any:
-    """The service behind a client of this process."""
+    """Return the service behind a client of this process."""
     return client._transport.app.state.service  # type: ignore[attr-defined]
 
 
 async def call(client: httpx.AsyncClient, name: str) -> None:
-    """One call of an agent, which does not wait."""
+    """Make a call of an agent, which does not wait."""
     body = {
         "incarnation": "one",
         "state_version": 0,
@@ -65,7 +65,7 @@ async def call(client: httpx.AsyncClient, name: str) -> None:
 
 
 async def alive(client: httpx.AsyncClient) -> list[bool]:
-    """Whether each agent is."""
+    """Return whether each agent is alive."""
     return [agent["alive"] for agent in (await client.get("/v1/agents")).json()]
 
 

@@ -28,17 +28,17 @@ def test_a_key_is_found_by_its_id_and_known_by_its_secret(keys: Keys, database: 
     made, text = keys.create("blue", "ann", ["solve", "read", "solve"], max_queued=7)
     prefix, key_id, secret = text.split("_")
     assert (prefix, key_id, len(bytes.fromhex(secret))) == ("psk", made.id, 32)
-    found = keys.look_up(key_id)
-    assert found is not None
-    assert (found.tenant, found.scopes, found.state, found.max_queued) == ("blue", ("read", "solve"), "valid", 7)
-    assert found.has_secret(secret)
-    assert not found.has_secret(secret[:-1] + ("0" if secret[-1] != "0" else "1"))
-    assert not found.has_secret("")
+    key = keys.look_up(key_id)
+    assert key is not None
+    assert (key.tenant, key.scopes, key.state, key.max_queued) == ("blue", ("read", "solve"), "valid", 7)
+    assert key.has_secret(secret)
+    assert not key.has_secret(secret[:-1] + ("0" if secret[-1] != "0" else "1"))
+    assert not key.has_secret("")
     assert keys.look_up("0" * 12) is None
     with database.read() as connection:
         row = connection.execute(sa.select(api_keys)).mappings().one()
     assert secret not in repr(dict(row)), "the secret is not stored"
-    assert found.hash not in repr(found)
+    assert key.hash not in repr(key)
 
 
 def test_use_is_noted_but_not_each_time(keys: Keys, database: Database):

@@ -22,7 +22,7 @@ def test_warm_up_solves_its_toys() -> None:
 
 
 READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
-"""Runs a command where a directory is read-only, in a mount namespace of its own."""
+"""Runs a command where a directory is read-only, in another mount namespace."""
 ONE_KERNEL = """
 from penstock.solvers.compiled.kept import note_all_kept, sole_compiler
 from penstock.solvers.planners.dapple.cost_kernel import rounded_up

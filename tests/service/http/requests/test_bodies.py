@@ -140,7 +140,7 @@ def test_a_body_that_would_unpack_to_a_gigabyte_is_refused_before_much_of_it_is_
 
 
 def test_what_a_step_leaves_comes_with_the_next_one() -> None:
-    """Also where the end of the stream comes in a piece of its own, and the last step has just the step's size."""
+    """Also where the end of the stream comes in a separate piece, and the last step has just the step's size."""
     text = bytes(2 * STEP_BYTES)
     body = gzip.compress(text)
     unpacker = media.unpacker("gzip")
