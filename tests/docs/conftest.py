@@ -57,7 +57,7 @@ MAKE = (
 PENSTOCK = (sys.executable, "-m", "penstock.cli.main")
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files that pages take for granted."""
     place = tmp_path_factory.mktemp("base")
@@ -123,14 +123,14 @@ class Staying:
     def end(self) -> None:
         """Tell it to end; it has to."""
         self._process.send_signal(signal.SIGINT)
-        code = self._process.wait(30)
-        self._rest.join(10)
+        code = self._process.wait()
+        self._rest.join()
         assert self._process.stderr is not None
         self._process.stderr.close()
         assert code in (0, 130), code
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def staying() -> Iterator[Callable[[str, str, Path], str]]:
     """Start what stays; all of it is told to end when the last page has run."""
     started: list[Staying] = []
@@ -144,7 +144,7 @@ def staying() -> Iterator[Callable[[str, str, Path], str]]:
         one.end()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def planner(base: Path, staying: Callable[[str, str, Path], str], tmp_path_factory: pytest.TempPathFactory) -> str:
     """The address of a service without solvers of its own, with a worker and an agent beside it."""
     place = tmp_path_factory.mktemp("service")
@@ -155,14 +155,14 @@ def planner(base: Path, staying: Callable[[str, str, Path], str], tmp_path_facto
     return url
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def client(planner: str) -> Iterator[Client]:
     """Of that service."""
     with Client(planner) as client:
         yield client
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def peers(staying: Callable[[str, str, Path], str], tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """Addresses of two hosts that answer probes."""
     place = tmp_path_factory.mktemp("peers")
@@ -173,7 +173,7 @@ def peers(staying: Callable[[str, str, Path], str], tmp_path_factory: pytest.Tem
     return first, second
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def dask() -> Iterator[str]:
     """The address of a scheduler with a worker."""
     with LocalCluster(
@@ -182,7 +182,7 @@ def dask() -> Iterator[str]:
         yield cluster.scheduler_address.removeprefix("tcp://")
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def jobs(planner: str) -> Callable[[str], str]:
     """The id of a job that a command of ``penstock jobs`` can be about."""
     profile, topology = catalogue.profile("gpt2-small"), catalogue.cluster("1x2xV100")
