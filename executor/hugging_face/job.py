@@ -19,7 +19,7 @@ from torch.optim import AdamW, Optimizer
 
 from penstock.executor.hugging_face.pieces import COSTED, TRAINED, Pieces, divide
 from penstock.executor.run.chain import derived_seed
-from penstock.executor.run.job import LayerSpec, SimpleJob
+from penstock.executor.run.job import ANY_BATCH, LayerSpec, SimpleJob
 from penstock.schemas.errors import InvalidDocument
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 USUAL_LENGTH = 8192
 """Tokens of a sample by default: this, or the model's longest sequence where that is shorter."""
-_ANY = 1 << 30
-"""Samples of a global batch: random tokens do not run out."""
 
 
 class HuggingFaceJob(SimpleJob):
@@ -50,7 +48,7 @@ class HuggingFaceJob(SimpleJob):
         self._pieces = Pieces(values, origin, attention)
         config = self._pieces.config
         name = str(values.get("_name_or_path") or values["model_type"])
-        super().__init__(name, batch_size=_ANY)
+        super().__init__(name, batch_size=ANY_BATCH)
         self.sequences = ("x",)
         self.vocabulary = int(config.vocab_size)
         longest = getattr(config, "max_position_embeddings", None) or USUAL_LENGTH

@@ -74,7 +74,13 @@ def _prepare(state: State, wanted: Assignment, actions: list[Action]) -> State:
     is_checked = before is not None and before.has_checked(wanted)
     processes = [*(() if is_checked else (CHECK,)), *((STORE,) if wanted.hosts_store else ())]
     model = state.offer.reference(wanted.model)
-    question = {"model": model, "layers": list(wanted.layers), "paths": _paths(wanted)}
+    programs = [program for rank in wanted.ranks for program in rank.programs]
+    question = {
+        "model": model,
+        "layers": list(wanted.layers),
+        "global_batch_size": max((program.get("global_batch_size", 0) for program in programs), default=0),
+        "paths": _paths(wanted),
+    }
     for process in processes:
         actions.append(Start(wanted.run, wanted.generation, process, question if process == CHECK else {}))
     phase = Phase.PREPARED if is_checked else Phase.CHECKING

@@ -1,9 +1,9 @@
 """Answers whether a job can be trained under a plan: ``python -m penstock.executor.node.check_model``.
 
 A process of its own, because the agent loads neither torch nor the user's code, nor waits for file systems. It reads
-one JSON line ``{model, directory, layers, paths, outputs}`` (``paths``: where the run writes; ``outputs``: the
-directories below which it may) and writes one: ``{"kind": "ready"}``, or ``{"kind": "refused", "reason": …,
-"code": …}``.
+one JSON line ``{model, directory, layers, global_batch_size, paths, outputs}`` (``paths``: where the run writes;
+``outputs``: the directories below which it may) and writes one: ``{"kind": "ready"}``, or ``{"kind": "refused",
+"reason": …, "code": …}``.
 """
 
 from __future__ import annotations
@@ -35,14 +35,24 @@ def refuse_other_layers(model: str, has: Sequence[str], planned: Sequence[str]) 
         )
 
 
-def check(model: str, directory: str | None, layers: Sequence[str]) -> None:
-    """Import ``model``, compare its layers with the plan's, and run it on the meta device. Raises PenstockError."""
+def refuse_larger_batch(model: str, has: int, planned: int) -> None:
+    """Raise ModelMismatch where a batch of the model has fewer samples than a global batch of the plan."""
+    if planned > has:
+        raise ModelMismatch(
+            f"the plan's global batch has {planned} samples, that of job {model!r} has {has}",
+            remedy=f"plan with --global-batch-size {has}, or change the job's batch_size",
+        )
+
+
+def check(model: str, directory: str | None, layers: Sequence[str], global_batch_size: int) -> None:
+    """Import ``model``, compare it with the plan, and run it on the meta device. Raises PenstockError."""
     from penstock.executor.run.chain import Chain
     from penstock.executor.run.job import load_job
 
     job = load_job(model, directory)
     chain = Chain(job)
     refuse_other_layers(model, chain.names, layers)
+    refuse_larger_batch(model, job.batch_size, global_batch_size)
     chain.infer_shapes(range(min(_SAMPLES, job.batch_size)))
 
 
@@ -53,7 +63,7 @@ def main(asked: TextIO, said: TextIO) -> int:
     try:
         for path in question["paths"]:
             Outputs.parse(question["outputs"]).place(os.path.join(question["directory"], path))
-        check(question["model"], question["directory"], question["layers"])
+        check(question["model"], question["directory"], question["layers"], question["global_batch_size"])
     except PenstockError as error:
         answer = {"kind": "refused", "reason": str(error), "code": error.code}
     said.write(json.dumps(answer) + "\n")

@@ -16,11 +16,13 @@ from penstock.executor.node.stimuli import STORE, Action, Exited, Said, SetTimer
 from penstock.executor.program.mark import where
 from penstock.schemas.api.agents import Checkpointed, Climbed, Evaluated, RankDone, StepReported, Traced, Warned
 from penstock.schemas.document import faults_of
-from penstock.schemas.errors import NonfiniteLoss
+from penstock.schemas.errors import ModelMismatch, NonfiniteLoss
 from penstock.schemas.quantities import spell
 
 PEER_LOST_GRACE_NS = 700_000_000
 EXIT_GRACE_NS = 3_000_000_000
+_FINAL = (NonfiniteLoss.__name__, ModelMismatch.__name__)
+"""Errors of ranks that the same steps would come to again."""
 
 
 def on_message(state: State, said: Said, actions: list[Action]) -> State:
@@ -99,7 +101,7 @@ def _take_rank_message(
         case "failed" if rank not in record.done:
             at = where(message.get("step"), message.get("index"), message.get("instruction"))
             lines = tuple(map(str, message.get("traceback") or ()))
-            is_final = message.get("error") == NonfiniteLoss.__name__
+            is_final = message.get("error") in _FINAL
             suspect = Suspect(rank, str(message.get("reason")), at, last_lines=lines, is_final=is_final)
             delay_ns = EXIT_GRACE_NS if suspect.is_root_cause else PEER_LOST_GRACE_NS
             actions.append(SetTimer(run, record.generation, delay_ns))

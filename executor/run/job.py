@@ -58,6 +58,8 @@ Styles = Mapping[str, "ParallelStyle"]
 Parallel = Callable[[], Styles] | Styles | Literal["replicated"]
 _FAMILIES = {"hf": "penstock.executor.hugging_face.job"}
 """Jobs that files describe, by how references to them begin: the module whose ``job_of`` makes them."""
+ANY_BATCH = 1 << 30
+"""Samples of a global batch of a job whose data does not run out: a plan takes as many of them as it likes."""
 _REQUIRED = ("name", "seed", "batch_size", "layers", "batch", "loss", "optimizer")
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.executor.node.check_model import refuse_other_layers
+from penstock.executor.node.check_model import refuse_larger_batch, refuse_other_layers
 from penstock.executor.run.chain import Chain, TensorShape
-from penstock.executor.run.job import Job
+from penstock.executor.run.job import ANY_BATCH, Job
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.errors import ModelMismatch, UnsupportedRequest
 from penstock.schemas.program import Program
@@ -18,13 +18,19 @@ def checked_chain(job: Job, program: Program, layers: Sequence[str] | None) -> C
     chain = Chain(job)
     if layers is not None:
         refuse_other_layers(job.name, chain.names, layers)
-    if program.global_batch_size > job.batch_size:
-        raise ModelMismatch(
-            f"the plan's global batch has {program.global_batch_size} samples, "
-            f"that of job {job.name!r} has {job.batch_size}",
-            remedy=f"plan with --global-batch-size {job.batch_size}, or change the job's batch_size",
-        )
+    refuse_larger_batch(job.name, job.batch_size, program.global_batch_size)
     return chain
+
+
+def untrained_samples(job: Job, program: Program) -> str | None:
+    """Return what to say of a plan whose global batch is smaller than the job's, whose other samples are not seen."""
+    planned, has = program.global_batch_size, job.batch_size
+    if planned == has or has >= ANY_BATCH:
+        return None
+    return (
+        f"the plan's global batch has {planned} samples, that of job {job.name!r} has {has}: of each batch the last "
+        f"{has - planned} are never trained; plan with --global-batch-size {has}, or change the job's batch_size"
+    )
 
 
 def refuse_missing_parts(job: Job, options: RunOptions) -> None:

@@ -58,7 +58,12 @@ from penstock.executor.run.check import Check, CheckReport
 from penstock.executor.run.clocks import CommonClock, Reading, read_clock
 from penstock.executor.run.device_fit import refuse_other_devices
 from penstock.executor.run.job import Job, load_job
-from penstock.executor.run.job_fit import checked_chain, refuse_missing_parts, refuse_other_boundaries
+from penstock.executor.run.job_fit import (
+    checked_chain,
+    refuse_missing_parts,
+    refuse_other_boundaries,
+    untrained_samples,
+)
 from penstock.executor.run.metrics import Metrics
 from penstock.executor.run.trace import rank_trace
 from penstock.executor.run.training import Course, Trainer
@@ -150,8 +155,9 @@ class Rank:
         self._peak = peak_of(runtime, counts_tensors=given.get("count_memory", False))
         store = self._connect()
         others = refuse_other_devices(runtime, self.program, kinds_differ=given.get("kinds_differ", False))
-        if others is not None:
-            self._report_first({"kind": "warning", "step": 0, "text": others})
+        for text in (others, untrained_samples(job, self.program)):
+            if text is not None:
+                self._report_first({"kind": "warning", "step": 0, "text": text})
         self._refuse_disagreement(job)
         kind = agree_on_transport(given.get("transport", AUTO), runtime, self.programs)
         groups = process_groups(self.program.groups, SETUP_LIMIT, runtime if kind == "nccl" else CPU)

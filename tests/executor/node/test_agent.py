@@ -114,10 +114,9 @@ def running(service: ScriptedService, directory: Path, **settings):
             agent.leave()
 
 
-def assign(phase, *do, generation=1, hosts_store=False, layers=("first", "second"), model="toy"):
-    ranks = tuple(
-        RankAssignment(rank=i, device=f"node/{i}", programs=({"do": list(lines)},)) for i, lines in enumerate(do)
-    )
+def assign(phase, *do, generation=1, hosts_store=False, layers=("first", "second"), model="toy", batch=8):
+    programs = [{"do": list(lines), "global_batch_size": batch} for lines in do]
+    ranks = tuple(RankAssignment(rank=i, device=f"node/{i}", programs=(one,)) for i, one in enumerate(programs))
     return Assignment(
         run="r",
         generation=generation,
@@ -333,6 +332,7 @@ def test_a_new_agent_waits_for_the_name_of_a_dead_one(service, project):
     [
         pytest.param({"layers": ("first", "other")}, ["layer 1", "'second'", "'other'"], id="another-name"),
         pytest.param({"layers": ("first",)}, ["has 2 layers", "made for 1"], id="another-length"),
+        pytest.param({"batch": 9}, ["global batch has 9 samples", "that of job 'toy_project:job' has 8"], id="batch"),
         pytest.param({"model": "broken"}, ["broken_project", "no_such_package"], id="does-not-import"),
     ],
 )

@@ -54,6 +54,7 @@ def test_symbolic_links_lead_nowhere_else(tmp_path: Path):
         "model": "no_such:job",
         "directory": str(tmp_path),
         "layers": [],
+        "global_batch_size": 8,
         "paths": ["shared/link/here"],
         "outputs": [str(tmp_path / "shared")],
     }

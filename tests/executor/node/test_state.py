@@ -37,7 +37,8 @@ LOST_PEER = {"kind": "failed", "reason": "RuntimeError: Connection closed by pee
 
 
 def assignment(phase="prepare", *, run="r", generation=1, devices=("a/0", "a/1"), hosts_store=False, **changes):
-    ranks = tuple(RankAssignment(rank=i, device=device, programs=({"rank": i},)) for i, device in enumerate(devices))
+    programs = [{"rank": i, "global_batch_size": 4} for i in range(len(devices))]
+    ranks = tuple(RankAssignment(rank=i, device=device, programs=(programs[i],)) for i, device in enumerate(devices))
     fields = {
         "plan_hash": "sha256:" + 64 * "0",
         "digest": digest_of(program for rank in ranks for program in rank.programs),
@@ -85,7 +86,8 @@ RUNNING = (*PREPARED, synced(assignment("start")))
 
 def test_prepare_starts_the_check_with_the_job_of_the_models_key():
     state, actions = play(synced(assignment()))
-    assert actions == [Start("r", 1, CHECK, {"model": "toys:job", "layers": ["x", "y"], "paths": []})]
+    question = {"model": "toys:job", "layers": ["x", "y"], "global_batch_size": 4, "paths": []}
+    assert actions == [Start("r", 1, CHECK, question)]
     assert state.runs["r"].phase is Phase.CHECKING
     assert told(state) == []
 
@@ -148,7 +150,7 @@ def test_start_gives_each_rank_its_program_and_the_store_of_this_generation():
         "prefix": "r/1",
         "generation": 1,
         "plan_hash": "sha256:" + 64 * "0",
-        "programs": [{"rank": 1}],
+        "programs": [{"rank": 1, "global_batch_size": 4}],
         "segments": None,
         "options": RunOptions().model_dump(mode="json"),
         "device": "a/1",
@@ -254,8 +256,9 @@ def test_a_loss_that_has_run_away_is_told_as_such():
     assert state.outbox.events[-1].data["losses"] == [1.0, "Infinity"]
 
 
-def test_what_would_fail_again_is_told_as_final():
-    failed = {"kind": "failed", "reason": "the loss of step 2 is nan", "error": "NonfiniteLoss"}
+@pytest.mark.parametrize("error", ["NonfiniteLoss", "ModelMismatch"])
+def test_what_would_fail_again_is_told_as_final(error):
+    failed = {"kind": "failed", "reason": "the loss of step 2 is nan", "error": error}
     state, _ = play(*RUNNING, said(RANK0, **failed), exited(RANK0, 1))
     assert failure(state)["is_final"] is True
 

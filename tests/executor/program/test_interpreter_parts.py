@@ -13,7 +13,8 @@ from pipelines import Part, programs_of
 
 from penstock.executor.program.interpreter import InstructionFailed, Interpreter, first_row
 from penstock.executor.run.chain import Chain
-from penstock.executor.run.job_fit import checked_chain, refuse_other_boundaries
+from penstock.executor.run.job import ANY_BATCH, SimpleJob
+from penstock.executor.run.job_fit import checked_chain, refuse_other_boundaries, untrained_samples
 from penstock.executor.run.trace import rank_trace
 from penstock.executor.stage.held_stage import Cell
 from penstock.executor.stage.stage_module import MicroBatch, StageModule, layer_seed, step_seed
@@ -119,6 +120,17 @@ def test_another_model_is_refused_at_its_first_difference() -> None:
         checked_chain(small_jobs.plain, program, [*names, "block.6"])
     with pytest.raises(ModelMismatch, match=r"13 samples.*12"):
         checked_chain(small_jobs.plain, replace(program, global_batch_size=13), names)
+
+
+def test_a_plan_for_a_smaller_batch_says_what_it_leaves_out() -> None:
+    (program,) = programs_of(small_jobs.plain, [Part(6, (0,))], 3)
+    assert untrained_samples(small_jobs.plain, program) is None
+    text = untrained_samples(small_jobs.plain, replace(program, global_batch_size=8))
+    assert text is not None
+    assert text.startswith(
+        "the plan's global batch has 8 samples, that of job 'plain' has 12: of each batch the last 4"
+    )
+    assert untrained_samples(SimpleJob("endless", batch_size=ANY_BATCH), program) is None  # type: ignore[arg-type]
 
 
 def test_other_tensors_at_a_cut_are_refused() -> None:
