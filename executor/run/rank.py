@@ -48,11 +48,11 @@ from penstock.executor.checkpoints.shutdown import GracefulShutdown, ShutdownReq
 from penstock.executor.children import die_with
 from penstock.executor.host_memory import keep_freed_memory
 from penstock.executor.profiling.peak import peak_of
+from penstock.executor.program.agreement import refuse_disagreement, refuse_other_place
 from penstock.executor.program.interpreter import InstructionFailed, Interpreter
 from penstock.executor.program.mark import Mark, open_mark
 from penstock.executor.program.neighbours import awaited
 from penstock.executor.program.watchdog import Stuck, Watchdog
-from penstock.executor.run.agreement import refuse_disagreement, refuse_other_place
 from penstock.executor.run.chain import Chain, TensorShape
 from penstock.executor.run.check import Check, CheckReport
 from penstock.executor.run.clocks import CommonClock, Reading, read_clock
