@@ -3,43 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from two_hosts import DELAY_NS, RATE_BITS_PER_S, TwoHosts
+from two_hosts import DELAY_NS, LIMIT_S, PENSTOCK, RATE_BITS_PER_S, Fleet, TwoHosts, wait_for
 
 from penstock.schemas.topology import ClusterTopology
 
 pytestmark = pytest.mark.tier("everything")
-
-LIMIT_S = 240.0
-PENSTOCK = [sys.executable, "-P", "-m", "penstock.cli.main"]
-
-JOB = """
-import torch
-from torch import nn
-from penstock.executor.run.job import SimpleJob
-
-class Toy(SimpleJob):
-    def layers(self):
-        return [(f"block{i}", lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh())) for i in range(4)]
-    def batch(self, step, rows):
-        made = torch.Generator().manual_seed(step)
-        samples = torch.randn(16, 8, generator=made)[rows.start : rows.stop]
-        return {"x": samples}, samples.flip(1)
-    def loss(self, outputs, targets):
-        return ((outputs["x"] - targets) ** 2).sum(), targets.numel()
-    def optimizer(self, params):
-        return torch.optim.SGD(params, lr=0.05)
-
-job = Toy("toy", batch_size=16)
-"""
 
 CLIENT = """
 import sys, time
@@ -69,29 +43,10 @@ def say_what_is_missing(hosts: TwoHosts, capsys: pytest.CaptureFixture[str]) -> 
             sys.stdout.write(f"\n{Path(__file__).name}: {what}; the rest is tested ")
 
 
-def wait_for(log: Path, pattern: str) -> str:
-    until = time.monotonic() + LIMIT_S
-    while time.monotonic() < until:
-        if found := re.search(pattern, log.read_text()):
-            return found[1]
-        time.sleep(0.05)
-    raise AssertionError(f"no {pattern!r} in {log.read_text()}")
-
-
 @pytest.mark.timeout(3 * LIMIT_S)
 def test_two_hosts_train_what_one_process_trains(hosts: TwoHosts, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     say_what_is_missing(hosts, capsys)
-    (tmp_path / "toy_job.py").write_text(JOB)
-    settings = {"PENSTOCK_ALLOW_UNAUTHENTICATED": "1", "PENSTOCK_WARM_UP": "false"}
-    service = [*PENSTOCK, "serve", "--host", hosts.addresses[0], "--port", "0", "--database", str(tmp_path / "db")]
-    with (tmp_path / "service.log").open("wb") as log:
-        hosts.start(0, service, env=os.environ | settings, stdout=log, stderr=log)
-    url = wait_for(tmp_path / "service.log", r"listening on (http://[^\s\"]+)")
-    for host, address in enumerate(hosts.addresses):
-        agent = [*PENSTOCK, "agent", "--server", url, "--name", f"node{host}", "--cpu-devices", "1"]
-        agent += ["--job", "toy=toy_job:job", "--directory", str(tmp_path), "--interface", address]
-        with (tmp_path / f"node{host}.log").open("wb") as log:
-            hosts.start(host, agent, stdout=log, stderr=log)
+    url = Fleet(hosts, tmp_path).url
     run = json.loads(hosts.run(0, [sys.executable, "-P", "-c", CLIENT, url], LIMIT_S))
     assert (run["state"], run["agents"], len(run["losses"])) == ("succeeded", ["node0", "node1"], 4)
     assert run["gradient_check"] == 0.0
