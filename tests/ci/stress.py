@@ -64,7 +64,7 @@ class Stress:
             return None
         turns = session.items * self._times
         for number, item in enumerate(turns):
-            following = turns[number + 1] if number + 1 < len(turns) else None
+            following = turns[number + 1] if number + 1 < len(turns) and turns[number + 1] is not item else None
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if session.shouldfail or session.shouldstop:
                 break

@@ -18,7 +18,7 @@ PLANTED = """
 import time
 from pathlib import Path
 
-def test_fails_every_third_time():
+def test_fails_every_third_time(tmp_path):
     time.sleep(0)
     count = Path(__file__).with_name("count")
     number = len(count.read_text()) + 1 if count.exists() else 1
