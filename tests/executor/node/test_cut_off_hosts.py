@@ -26,7 +26,7 @@ SETTINGS = {
     "PENSTOCK_AGENT_PEER_TIMEOUT_S": str(PEER_TIMEOUT_S),
 }
 END_S = PEER_TIMEOUT_S + 25.0
-"""Until ranks that are cut off have ended: the limit, and a busy machine."""
+"""The time until ranks that are cut off have ended: the limit, and a busy machine."""
 
 CLIENT = """
 import json, sys, time
@@ -62,7 +62,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 class Run:
-    """A run that trains for ever; ``until`` reads what its client hears."""
+    """A run that trains for ever; ``until`` reads what reaches its client."""
 
     def __init__(self, fleet: Fleet, directory: Path, restarts: int) -> None:
         command = [sys.executable, "-P", "-c", CLIENT, fleet.url, str(directory), str(restarts)]

@@ -175,10 +175,10 @@ class Fleet:
     def __init__(self, hosts: TwoHosts, directory: Path, settings: Mapping[str, str] | None = None) -> None:
         self.hosts, self.directory, settings = hosts, directory, settings or {}
         (directory / "toy_job.py").write_text(JOB)
-        own = {name: value for name, value in settings.items() if name in _OF_THE_SERVICE}
-        own |= {"PENSTOCK_ALLOW_UNAUTHENTICATED": "1", "PENSTOCK_WARM_UP": "false"}
+        variables = {name: value for name, value in settings.items() if name in _OF_THE_SERVICE}
+        variables |= {"PENSTOCK_ALLOW_UNAUTHENTICATED": "1", "PENSTOCK_WARM_UP": "false"}
         service = [*PENSTOCK, "serve", "--host", hosts.addresses[0], "--port", "0", "--database", str(directory / "db")]
-        self._start(0, "service", service, own)
+        self._start(0, "service", service, variables)
         self.url = wait_for(directory / "service.log", r"listening on (http://[^\s\"]+)")
         others = {name: value for name, value in settings.items() if name not in _OF_THE_SERVICE}
         others["PENSTOCK_AGENT_OUTPUT_DIRECTORIES"] = "/"
@@ -189,7 +189,7 @@ class Fleet:
             self._agents.append(self._start(host, f"node{host}", agent, others))
 
     def ranks(self, *hosts: int) -> list[psutil.Process]:
-        """The processes of ranks on these hosts; on both where none is given."""
+        """Return the processes of ranks on these hosts; on both where none is given."""
         agents = [psutil.Process(self._agents[host].pid) for host in hosts or (0, 1)]
         return [
             child for agent in agents for child in agent.children() if "penstock.executor.run.rank" in child.cmdline()

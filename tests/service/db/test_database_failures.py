@@ -29,7 +29,7 @@ pytestmark = pytest.mark.tier("nightly")
 get = partial(httpx.get, timeout=None)
 post = partial(httpx.post, timeout=None)
 LINES_AT_ONCE, LINES_PER_S = 10, 3
-"""The most lines beside those of requests: for what changes, each try of a worker (2/s) and of a listener (1/s)."""
+"""The most lines, without requests: for what changes, each try of a worker (2/s) and of a listener (1/s)."""
 
 
 def refused(answer: httpx.Response, *words: str) -> None:
