@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache, reduce
-from operator import or_
-from types import UnionType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, FailFast, ValidationError, create_model, model_validator
+from pydantic import BaseModel, ValidationError
+from pydantic_core import SchemaValidator
 
 from penstock.schemas.document import load_json, refusal
 from penstock.service.jobs.naming import NAMING, with_documents, with_ways
@@ -20,22 +20,24 @@ LARGE_BYTES = 2**17
 Each fault takes some hundred bytes until it is sent, and its entry may have two.
 """
 
+_REPEATING = frozenset({"list", "tuple", "set", "frozenset"})
+_ANEW: dict[str, Any] = (
+    {"_use_prebuilt": False} if "_use_prebuilt" in (SchemaValidator.__text_signature__ or "") else {}
+)
+"""Has newer versions of pydantic not take the validators that inner models have already."""
 
-class _Stop(FailFast):
-    """The same as FailFast, but hashable, as the members of a union have to be."""
-
-    __hash__ = object.__hash__
-
-
-_STOP = _Stop()
+_PLAIN = frozenset({"metadata", "serialization", "default", "expected", "cls", "config"})
+"""Parts of a core schema that hold values, and no schemas."""
 
 
 def parse(model: type[M], body: bytes) -> M:
     """Return a body as ``model``. Raises InvalidDocument with a fault per mistake, in time linear in the body."""
     data = with_documents(model, load_json(body))
     try:
-        reader = model if len(body) < LARGE_BYTES else _hasty(model)
-        return reader.model_validate(data, context={"units": False})
+        if len(body) < LARGE_BYTES:
+            return model.model_validate(data, context={"units": False})
+        found: M = _hasty(model).validate_python(data, context={"units": False})
+        return found
     except ValidationError as error:
         remedy = (
             None if len(body) < LARGE_BYTES else "in a body of this size each list is read to its first wrong entry"
@@ -45,28 +47,15 @@ def parse(model: type[M], body: bytes) -> M:
 
 
 @cache
-def _hasty(model: type[M]) -> type[M]:
-    """Return a model that reads the same documents as the same objects, but each list to its first wrong entry."""
-
-    def as_model(self: Any) -> Any:
-        object.__setattr__(self, "__class__", model)  # the fields are the same; to validate twice takes twice as long
-        return self
-
-    fields: dict[str, Any] = {name: (_stopping(field.annotation), field) for name, field in model.model_fields.items()}
-    validators: dict[str, Any] = {"as_model": model_validator(mode="after")(as_model)}
-    return create_model(model.__name__, __base__=model, __validators__=validators, **fields)
+def _hasty(model: type[BaseModel]) -> SchemaValidator:
+    """Return a validator that accepts the same as the model's own, but stops in each list at the first wrong entry."""
+    return SchemaValidator(_stopping(model.__pydantic_core_schema__), **_ANEW)
 
 
-def _stopping(annotation: Any) -> Any:
-    """Return the annotation of a field, with hasty models, and lists that stop."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return _hasty(annotation)
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is None or origin is Literal:
-        return annotation
-    if origin is Annotated:
-        return Annotated[(_stopping(arguments[0]), *arguments[1:])]
-    inner = tuple(map(_stopping, arguments))
-    if origin is UnionType:
-        return reduce(or_, inner)
-    return Annotated[origin[inner], _STOP] if origin in (tuple, list, set, frozenset) else origin[inner]
+def _stopping(schema: Any) -> Any:
+    if isinstance(schema, list | tuple):
+        return type(schema)(_stopping(one) for one in schema)
+    if not isinstance(schema, Mapping):
+        return schema
+    inner = {name: one if name in _PLAIN else _stopping(one) for name, one in schema.items()}
+    return inner | {"fail_fast": True} if inner.get("type") in _REPEATING else inner

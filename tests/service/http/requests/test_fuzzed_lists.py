@@ -16,14 +16,10 @@ from penstock.schemas.api.topology_import import TopologyImport
 from penstock.schemas.document import MOST_FAULTS, MOST_REPORTED_BYTES, first_faults, load_json
 from penstock.schemas.errors import Fault as GivenFault
 from penstock.schemas.errors import InvalidDocument, InvalidPlan
-from penstock.schemas.plan import PlanFile
-from penstock.schemas.profile import ModelProfile
-from penstock.schemas.request import PlanRequest
 from penstock.service.http.problems import problem_response
 from penstock.service.http.requests.bodies import BODY_MODELS
 from penstock.service.http.requests.parsing import LARGE_BYTES, parse
 from penstock.service.http.routes import plans  # noqa: F401  (its bodies are known then)
-from penstock.service.http.samples import tiny_plan_file, tiny_profile, tiny_request
 
 pytestmark = pytest.mark.tier("quick")
 
@@ -61,15 +57,6 @@ def test_a_large_body_is_read_to_the_first_wrong_entry_of_each_list():
 def test_a_large_body_is_the_same_document():
     good = {"schema_version": 1, "sources": [{"text": "x" * LARGE_BYTES, "format": "slurm-conf"}], "options": {}}
     assert parse(TopologyImport, json.dumps(good).encode()) == TopologyImport.parse(good)
-
-
-@pytest.mark.parametrize(
-    ("model", "good"), [(PlanRequest, tiny_request()), (ModelProfile, tiny_profile()), (PlanFile, tiny_plan_file())]
-)
-def test_a_large_document_has_the_same_parts(model: type[Any], good: Any):
-    """Parts compare equal only where they are of the same class."""
-    body = json.dumps(good).encode()
-    assert parse(model, body.ljust(LARGE_BYTES)) == parse(model, body)
 
 
 def reported_by_comparison(errors: list[dict[str, Any]]) -> list[str]:
