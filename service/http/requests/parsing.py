@@ -36,8 +36,8 @@ def parse(model: type[M], body: bytes) -> M:
     try:
         if len(body) < LARGE_BYTES:
             return model.model_validate(data, context={"units": False})
-        found: M = _hasty(model).validate_python(data, context={"units": False})
-        return found
+        document: M = _hasty(model).validate_python(data, context={"units": False})
+        return document
     except ValidationError as error:
         remedy = (
             None if len(body) < LARGE_BYTES else "in a body of this size each list is read to its first wrong entry"

@@ -174,7 +174,7 @@ class Two(SimpleJob):
     def loss(self, outputs, targets):
         raise NotImplementedError
 
-job = Two("two", batch_size=4)
+job = Two("two", batch_size=64)
 """
 
 

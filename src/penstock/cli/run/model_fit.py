@@ -39,7 +39,10 @@ def unlike(file: PlanFile, model: str, directory: str | None, *, elsewhere: bool
         return NOT_COMPARED.format(model=model, why="torch is not installed")
     assert not isinstance(file.request.profile, str)
     layers = [layer.name for layer in file.request.profile.layers]
-    answer = _answer({"model": model, "directory": str(place), "layers": layers, "paths": []})
+    batch = file.request.global_batch_size
+    answer = _answer(
+        {"model": model, "directory": str(place), "layers": layers, "global_batch_size": batch, "paths": []}
+    )
     if answer["kind"] == "ready":
         return None
     why = " ".join(answer["reason"].split())
