@@ -24,7 +24,7 @@ _REPEATING = frozenset({"list", "tuple", "set", "frozenset"})
 _ANEW: dict[str, Any] = (
     {"_use_prebuilt": False} if "_use_prebuilt" in (SchemaValidator.__text_signature__ or "") else {}
 )
-"""The option that has newer versions of pydantic build the validators of inner models anew."""
+"""The option with which newer versions of pydantic build the validators of inner models again."""
 
 _PLAIN = frozenset({"metadata", "serialization", "default", "expected", "cls", "config"})
 """Parts of a core schema that hold values, and no schemas."""
