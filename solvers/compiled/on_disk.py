@@ -18,16 +18,11 @@ from penstock.solvers.compiled.kept import folder, place
 
 
 class _Place(UserProvidedCacheLocator):
-    """Finds the directory of a function's file in our place."""
+    """Finds the directory of a function's file in our place; the directory is made with the first kernel in it."""
 
     def __init__(self, function: Callable[..., Any], file: str) -> None:
         super().__init__(function, file)
         self._cache_path = os.path.join(str(place()), folder(file) or self.get_suitable_cache_subpath(file))
-
-    @classmethod
-    def from_function(cls, function: Callable[..., Any], file: str) -> Any:
-        """Return the locator. The directory is made with the first kernel in it."""
-        return cls(function, file)
 
 
 class _Results(CompileResultCacheImpl):
