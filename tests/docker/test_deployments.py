@@ -136,5 +136,16 @@ def test_every_image_says_what_it_is() -> None:
         assert f'org.opencontainers.image.title="penstock-{name}"' in text
 
 
+def test_images_of_others_are_named_by_digest() -> None:
+    """A build and a deployment start from the same files next year, and one PostgreSQL serves both."""
+    composed = [one["image"] for one in COMPOSE["services"].values()]
+    deployed = [container["image"] for one in RESOURCES for container in containers_of(one.values[0])]
+    bases = re.findall(r"^ARG BASE=(\S+)$", (DOCKER / "Dockerfile").read_text(), re.M)
+    others = [image for image in (*composed, *deployed, *bases) if not image.startswith("penstock-")]
+    assert len(others) == 3
+    assert all(re.fullmatch(r"[a-z]+:[\w.-]+@sha256:[0-9a-f]{64}", image) for image in others)
+    assert len({image for image in others if image.startswith("postgres:")}) == 1
+
+
 def test_the_image_sets_settings_that_there_are() -> None:
     refuse_unknown(set(re.findall(r"\b(PENSTOCK_[A-Z_]+)=", (DOCKER / "Dockerfile").read_text())))
