@@ -25,7 +25,7 @@ _MOST_DIGITS = 18
 
 _MEMBER = re.compile(r"(?:[^\s,\[\]]++|\[[^\[\]]*+\])++")
 _SEPARATORS = re.compile(r"[\s,]*+")
-_GROUP = re.compile(r"\[([^\]]*+)\]")
+_GROUP = re.compile(r"\[([^\[\]]*+)\]")
 _RANGE = re.compile(rf"\s*+([0-9]{{1,{_MOST_DIGITS}}}+)(?:\s*+-\s*+([0-9]{{1,{_MOST_DIGITS}}}+))?\s*+", re.ASCII)
 _DIGITS = re.compile(rf"(?<![0-9])([0-9]{{1,{_MOST_DIGITS}}})(?![0-9])")
 _FORM = "write names like node[01-16,20],login1"

@@ -20,7 +20,7 @@ from penstock.importers.lines import Faults
 _IDENTIFIER = r'"([SHR]-[0-9a-fx]+)"'
 _BLOCK = re.compile(rf'(Switch|Ca|Rt)\s+[0-9]+\s+{_IDENTIFIER}\s*(?:#\s*"([^"]*)")?', re.IGNORECASE)
 _PORT = re.compile(
-    r"\[([0-9]{1,6})\](?:\[ext [0-9]+\])?\s*(?:\([0-9a-fx]+\))?\s*"
+    r"\[([0-9]{1,6})\](?:\[ext [0-9]+\])?\s*+(?:\([0-9a-fx]+\)\s*+)?"
     rf"{_IDENTIFIER}\s*\[([0-9]{{1,6}})\][^#]*+(?:#(.*))?",
     re.IGNORECASE,
 )
@@ -28,7 +28,7 @@ _RATE = re.compile(r"(?:^|\s)([0-9]{1,3})x([A-Z]+[0-9]*)(?=\s|$)")
 _SKIPPED = re.compile(
     r"#|(?:vendid|devid|sysimgguid|switchguid|caguid|rtguid)=|(?:Non-)?Chassis |Hostname: ", re.IGNORECASE
 )
-_NAME = re.compile(r"(HCA-\d+|(?:mlx|ib|hfi|qib|bnxt_re|irdma|roce|rdma|ibp)\w*\d\w*)(?:\s|$)", re.IGNORECASE)
+_NAME = re.compile(r"(HCA-\d+|(?:mlx|ib|hfi|qib|bnxt_re|irdma|roce|rdma|ibp)(?=\w*\d)\w+)(?:\s|$)", re.IGNORECASE)
 _UNLIKE_A_NAME = re.compile(r"[\s,\[\]]+")
 _SYSTEM = re.compile(r"MF0;([^:;]+):")
 

@@ -32,7 +32,7 @@ _ARGUMENTS = {"model_spec.0": "flavor", "model_spec.flavor": "flavor", "model_sp
 _FLAG = re.compile(
     rf"--({'|'.join(TABLES)})\.([a-z_]+)(?:(?:[ \t]*=[ \t]*|[ \t]+)(?!--)(\"[^\"\n]*\"|'[^'\n]*'|[^\s'\"]+))?"
 )
-_PYTHON = re.compile(r"(?m)^(?:def |from |import |class |\s*config\.\w)")
+_PYTHON = re.compile(r"(?m)^(?:def |from |import |class |[ \t]*config\.\w)")
 OLD_NAMES = {
     "batch_size": "local_batch_size",
     "pipeline_parallel_module_fqns_per_model_part": "module_fqns_per_model_part",

@@ -46,7 +46,7 @@ _SIGNS = {"*": "NOT_RESPONDING", "$": "MAINT", "@": "REBOOT_REQUESTED", "^": "RE
 _SIGNS |= {"~": "POWERED_DOWN", "#": "POWERING_UP", "!": "POWER_DOWN", "%": "POWERING_DOWN", "-": "PLANNED"}
 _MARKED = re.compile(rf"([^{re.escape(''.join(_SIGNS))}]*)(.*)", re.DOTALL)
 _ENTRY = re.compile(r"[^,(]+(?:\([^)]{0,500}\))?")
-_PARTITION = re.compile(r"\d+g\.\d+gb|^mig\b|_mig\b", re.IGNORECASE)
+_PARTITION = re.compile(r"(?<!\d)\d+g\.\d+gb|^mig\b|_mig\b", re.IGNORECASE)
 
 Counts = tuple[tuple[str | None, int], ...]
 """Type and count of each entry; the texts of a cluster's nodes are mostly alike, hence the caches."""
