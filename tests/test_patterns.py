@@ -2,7 +2,7 @@
 
 Each one in the package is given texts that repeat a piece of itself behind each of its beginnings, which is how servers
 are stopped by regular expressions (Davis et al., "The Impact of Regular Expression Denial of Service in Practice",
-ESEC/FSE 2018). Those of pydantic's ``pattern=`` run in Rust's engine, which is linear.
+ESEC/FSE 2018). pydantic runs its own patterns in Rust's engine, which is linear.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-import re._constants as constants  # type: ignore[import-not-found]
-import re._parser as parser  # type: ignore[import-not-found]
+import re._constants as constants  # type: ignore[import-not-constant]
+import re._parser as parser  # type: ignore[import-not-constant]
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -28,7 +28,7 @@ MOST_S = 0.05
 """A linear pattern takes about a millisecond for so many characters, a quadratic one about a second."""
 
 MOST_GROWTH = 8
-"""For a text four times as long, where a linear pattern takes four times as long and a quadratic one sixteen times."""
+"""The limit for a text four times as long: a linear pattern takes four times as long, a quadratic one sixteen times."""
 
 CATEGORIES = {
     constants.CATEGORY_DIGIT: "0",
@@ -42,7 +42,7 @@ REPEATS = {constants.MAX_REPEAT, constants.MIN_REPEAT, constants.POSSESSIVE_REPE
 
 
 def uses() -> Iterator[tuple[str, re.Pattern[Any], str]]:
-    """Where a pattern is used, the pattern, and the method by which it is: names of modules, and literals in calls."""
+    """Yield the place of each use, the pattern and the method: patterns that a module names, and literals in calls."""
     for package in ("schemas", "solvers", "executor", "service", "calibration", "cli", "convert", "examples"):
         yield from _uses_below(package)
     for package in ("importers", "layouts", "manifests", "report"):
@@ -64,12 +64,12 @@ def _uses_below(package: str) -> Iterator[tuple[str, re.Pattern[Any], str]]:
             if owner.id == "re":
                 if isinstance(call.args[0], ast.Constant):
                     yield place, re.compile(call.args[0].value), method
-            elif isinstance(found := getattr(importlib.import_module(module), owner.id, None), re.Pattern):
-                yield place, found, method
+            elif isinstance(constant := getattr(importlib.import_module(module), owner.id, None), re.Pattern):
+                yield place, constant, method
 
 
 def pieces(tree: Iterable[tuple[Any, Any]]) -> Iterator[str]:
-    """Characters of which the pattern is made, and some that it refuses."""
+    """Yield characters of which the pattern is made, and some that it refuses."""
     for kind, value in tree:
         if kind is constants.LITERAL:
             yield chr(value)
@@ -109,21 +109,21 @@ def _inner(kind: Any, value: Any) -> list[Any]:
 
 
 def beginnings(tree: Iterable[tuple[Any, Any]], so_far: str = "") -> Iterator[str]:
-    """What the pattern takes, up to each of its parts: each repetition once, each alternative."""
+    """Yield what the pattern takes up to each of its parts: each repetition once, each alternative."""
     for kind, value in tree:
         if kind in (constants.ASSERT, constants.ASSERT_NOT):
             continue
         if ways := [list(beginnings(inner, so_far)) for inner in _inner(kind, value)]:
             yield from (text for way in ways for text in way)
             so_far = ways[0][-1] if ways[0] else so_far
-        elif found := next(iter(pieces([(kind, value)])), ""):
-            so_far += found
+        elif constant := next(iter(pieces([(kind, value)])), ""):
+            so_far += constant
             yield so_far
 
 
 @cache
 def attacks(pattern: re.Pattern[Any]) -> list[tuple[str, str, str]]:
-    """Beginning, piece to repeat, and end of each text."""
+    """Return the beginning, the piece to repeat, and the end of each text."""
     source = pattern.pattern.decode() if isinstance(pattern.pattern, bytes) else pattern.pattern
     tree = parser.parse(source, pattern.flags & ~re.DEBUG)
     heads = ["", *dict.fromkeys(beginnings(tree))]
@@ -146,7 +146,7 @@ def seconds(pattern: re.Pattern[Any], method: str, text: str) -> float:
 
 
 def slow_text(pattern: re.Pattern[Any], method: str) -> str | None:
-    """The ends of a text for which the method takes more than linear time, and the seconds."""
+    """Return a text for which the method takes more than linear time, shortened, and the seconds, if there is one."""
     for head, piece, tail in attacks(pattern):
         long, short = (head + piece * (characters // len(piece)) + tail for characters in (CHARACTERS, CHARACTERS // 4))
         if (taken_s := seconds(pattern, method, long)) < MOST_S:
@@ -174,7 +174,6 @@ def test_no_pattern_takes_more_than_linear_time() -> None:
     [(r"\s*b", "search"), (r"x(a|b)\w*\d\w*;", "match"), (r"\d+g", "search"), (r"(?m)^\s*if", "finditer")],
 )
 def test_a_slow_pattern_is_found(source: str, method: str) -> None:
-    """And not where the same is written in linear time."""
     assert slow_text(re.compile(source), method) is not None
 
 
