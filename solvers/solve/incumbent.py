@@ -375,10 +375,13 @@ class State:
 
     @property
     def status(self) -> Status:
-        """Return the status of a solve without a plan: ``infeasible`` only with a proof, also if a limit came first."""
+        """Return the status of a solve without a plan: ``infeasible`` only with a proof, also if a limit came first.
+
+        ``time_limit`` is that of a limit of time alone: with limits of plans the answer is the same on every machine.
+        """
         if self.refuted is not None:
             return Status.INFEASIBLE
-        return Status.TIME_LIMIT if self.unfinished else Status.NONE_FOUND
+        return Status.TIME_LIMIT if self.unfinished and self.setting.deadline.passed else Status.NONE_FOUND
 
     @property
     def shortage(self) -> Shortage | None:

@@ -52,9 +52,7 @@ def _found(state: State, best: Candidate, replan: Replan | None) -> str:
         parts += hints(state.problem, best, replan)
     if state.weary:
         parts.append(f"with effort {state.setting.effort.name} {_ended(state)}")
-    if state.unfinished:
-        parts.append(f"{_limit(state)} came before {', '.join(state.unfinished)} had finished")
-    return "; ".join(parts)
+    return "; ".join(parts) + _unfinished(state)
 
 
 def reasons(state: State) -> dict[str, str]:
@@ -150,9 +148,9 @@ def _nothing(state: State) -> str:
     if state.refuted is not None:
         said = f"there is no plan: {state.refuted.sentence}"
     elif short is None:
-        return f"no plan was found: {_obstacle(state)}; it is not proven that none exists"
+        return f"no plan was found: {_obstacle(state)}; it is not proven that none exists{_unfinished(state)}"
     else:
-        said = "no plan was found that fits; it is not proven that none exists"
+        said = f"no plan was found that fits; it is not proven that none exists{_unfinished(state)}"
     if short is not None:
         said = f"{said}; {_lacking(state, short)}"
     doubt = doubtful_memory(max(device.memory_bytes for device in state.problem.devices))
@@ -194,6 +192,11 @@ def _quicker(state: State) -> str:
     if many <= MOST_LABELLED or "spread" in state.unfinished or "synchronous" not in state.problem.update_rules:
         return ""
     return f"; for as many as {many:,} devices there is planner spread, which auto asks first"
+
+
+def _unfinished(state: State) -> str:
+    """Return a clause with the planners that a limit ended, if it did."""
+    return f"; {_limit(state)} came before {', '.join(state.unfinished)} had finished" if state.unfinished else ""
 
 
 def _limit(state: State) -> str:
