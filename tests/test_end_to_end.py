@@ -194,6 +194,8 @@ class Cluster:
         headers: dict[str, str] = {}
         while True:
             answer = self.client.get(f"/v1/runs/{run}", headers=headers)
+            if answer.status_code == 304:  # nothing has changed for as long as it was held
+                continue
             found = RunOut.model_validate_json(answer.content)
             if good(found) or found.state not in ("preparing", "running"):
                 return found

@@ -207,11 +207,9 @@ class Round(NamedTuple):
 
 
 ROUNDS = (Round(None, 1.4, (QUICK,)), Round(None, 1.12, LISTED), Round(1, 1.12), Round(8, 1.03))
-"""Of planner ``auto``; of an effort that does not compare choices by all planners, the first."""
+"""Of planner ``auto``."""
 NEAR = 1.12
 """How near the best of planner ``QUICK`` a choice is that gets the whole effort of another planner."""
-MOST = 160_000
-"""The effort of the rounds of all planners: the sizes (``micro_batches.size_of``) of the choices searched, added up."""
 LEAST_S = 2.0
 """Seconds that planners need at least at a choice, with the start of their processes, to be worth comparing."""
 

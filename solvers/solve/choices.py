@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -42,6 +43,8 @@ TARGETED = "uniform"
 
 _QUICK: MutableMapping[Problem, dict[Choice, int]] = WeakKeyDictionary()
 """What planner ``QUICK`` found of problems that are asked again, as where planners are compared."""
+LAST = 1.5
+"""How much of the effort of the largest choice choices get together in the last round."""
 NO_PLAN = "no plan of theirs was found to fit"
 CAUSES = 3
 """How many choices without a plan a sentence gives the reason for."""
@@ -133,8 +136,10 @@ class Search:
         self.on_incumbent, self.on_progress = on_incumbent, on_progress
         self.best: Searched | None = None
         self._spent = 0
-        self._ends_planners = effort_of(asked.get("effort")).patience is not None
+        effort = effort_of(asked.get("effort"))
+        self._ends_planners, self._most = effort.patience is not None, effort.comparing
         self.choices, self.refused = choices_of(problem)
+        self._compares_all = sum(each.size for each in self.choices) <= self._most
 
     def run(self) -> None:
         """Search until one choice is left and has had its effort, or none can hold a better plan.
@@ -145,26 +150,42 @@ class Search:
         if not self._asks_others:
             self._run_one(left)
             return
-        for plans, near, planners in ROUNDS if effort_of(self.asked.get("effort")).compares else ROUNDS[:1]:
+        for plans, near, planners in ROUNDS:
             if planners == LISTED:
                 left = self._listed(left, near)
                 continue
             left = left if plans is None else self._afforded(left)
-            if len(left) <= 1:
+            if len(left) <= 1 or (plans is not None and len(self._last(left)) == len(self._open)):
                 break
             even = {**self.asked, "planner": QUICK, "options": {}, "workers": 0}  # a process takes longer to start
             asked = even if plans is None else self._planners_only()
             most = None if plans is None else min(plans, self.max_plans or plans)
             self._round(left, asked, most, quick=plans is None)
             left = self._nearest(left, near, untried=plans is None)
-        self._round(left[:1], self.asked, self.max_plans, final=True)
+        self._round(self._last(left), self.asked, self.max_plans, final=True)
+
+    def _last(self, left: list[Searched]) -> list[Searched]:
+        """Return the choices that get the whole effort: the best one, and others as far as all take little more.
+
+        Together they take ``LAST`` times what the largest choice would, if it was named, and not more than comparing.
+        """
+        most = min(LAST * max((each.size for each in self.choices), default=0), self._most)
+        ranked = [*left, *sorted((each for each in self._open if each not in left), key=_by_value)]
+        sizes = accumulate(each.size for each in ranked)
+        return [
+            each for number, (each, size) in enumerate(zip(ranked, sizes, strict=True)) if not number or size <= most
+        ]
+
+    @property
+    def _open(self) -> list[Searched]:
+        return [each for each in self.choices if self._is_open(each)]
 
     def _listed(self, left: list[Searched], near: float) -> list[Searched]:
         """Give planners ``LISTED`` their effort, and improve the order of the best plan; return who goes on.
 
         So they do without a limit, where asking all at the best choice takes long, at choices that are not far from it.
         """
-        if self.best is None or self.best.size <= LARGE or self.deadline.limited:
+        if self.best is None or self.best.size <= LARGE or self._most < LARGE or self.deadline.limited:
             return left
         schedule, options = self.asked.get("schedule", "auto"), self.asked.get("options") or {}
         values = resolve(self.asked["planner"]).check(self.problem.update_rules, schedule, options)
@@ -274,7 +295,7 @@ class Search:
 
     def _is_far(self, each: Searched) -> bool:
         """Return whether no plain layout of a choice can be near the best plan; degrees of 1 are not left out so."""
-        if self.best_ns is None or each.is_one or each.least_ns >= self.best_ns:
+        if self.best_ns is None or each.is_one or self._compares_all or each.least_ns >= self.best_ns:
             return False
         least = least_layout_ns(each.problem)
         each.far = least is not None and least > ROUNDS[0].near * self.best_ns
@@ -293,6 +314,8 @@ class Search:
         plain = untried or not self._ends_planners
 
         def goes_on(each: Searched) -> bool:
+            if untried and self._compares_all:
+                return True
             stays = plain and each.is_one
             if each.value_ns is None:
                 return (stays or (untried and not each.far)) and not each.lacks_much
@@ -311,7 +334,7 @@ class Search:
         """
         found: list[Searched] = []
         for each in ranked:
-            most = asking.MOST // 2 if self._ends_planners and each.value_ns is None else asking.MOST
+            most = self._most // 2 if self._ends_planners and each.value_ns is None else self._most
             if found and len(found) + 1 > asking.most_comparable(self.deadline):
                 each.dropped = "the limit left no time to compare them"
             elif found and self._spent + (each.size if each.is_one else 0) >= most:

@@ -24,23 +24,24 @@ class Effort(NamedTuple):
 
     ``proves``: planners of proofs are not ended so. ``improving``: what the search from the best plan and the
     optimisation of its order may take, as a multiple of the usual; None: the usual, or more with a long time limit.
-    ``compares``: whether choices of degrees are compared with plans of all planners, or with planner ``even`` alone.
+    ``comparing``: the effort for comparing choices of degrees by plans of all planners: the sizes
+    (``micro_batches.size_of``) of those compared, added up.
     """
 
     name: str
     patience: int | None = None
     proves: bool = True
     improving: float | None = None
-    compares: bool = True
+    comparing: int = 160_000
 
     def patience_for(self, problem: Problem) -> int | None:
         """Return the patience of planners with a problem: less for a large one."""
         if self.patience is None:
             return None
-        return min(self.patience, max(LEAST_PATIENCE, self.patience * FULL_SIZE // size_of(problem)))
+        return min(self.patience, max(LEAST_PATIENCE, self.patience * FULL_SIZE // max(1, size_of(problem))))
 
 
-QUICK = Effort("quick", patience=LEAST_PATIENCE, proves=False, improving=0.0, compares=False)
+QUICK = Effort("quick", patience=LEAST_PATIENCE, proves=False, improving=0.0, comparing=20_000)
 NORMAL = Effort("normal", patience=64, improving=0.5)
 THOROUGH = Effort("thorough")
 EFFORTS = {effort.name: effort for effort in (QUICK, NORMAL, THOROUGH)}

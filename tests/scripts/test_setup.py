@@ -23,6 +23,9 @@ def clone(tmp_path: Path) -> Path:
     for name in ("scripts/setup", "scripts/locked.py", "pyproject.toml"):
         shutil.copy(ROOT / name, directory / name)
     shutil.copytree(ROOT / "lock", directory / "lock")
+    (directory / "src/penstock").mkdir(parents=True)
+    (directory / "src/penstock/schemas").symlink_to(directory / "schemas")
+    (directory / "schemas").mkdir()
     return directory
 
 

@@ -23,7 +23,7 @@ Way = int | Modules
 class Cut:
     """S stages on R ranks of equally many devices, which follow one another ``parts`` times.
 
-    ``span``: the layers that are alike, the last one excluded.
+    ``span``: the layers that stages share out, the last one excluded: most often they are alike.
     """
 
     problem: Problem
@@ -35,6 +35,12 @@ class Cut:
     def ranks(self) -> int:
         """The number of ranks."""
         return len(self.stages) // self.parts
+
+    @cached_property
+    def typical(self) -> int:
+        """The layer that stands for all of the span: that which keeps most, the first of them."""
+        kept = np.diff(self.problem.costs(self.problem.devices[0].kind, 1).stash_bytes)
+        return self.span[0] + int(kept[slice(*self.span)].argmax())
 
     @cached_property
     def longest(self) -> int:

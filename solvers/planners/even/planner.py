@@ -1,5 +1,8 @@
 """``even``: equal stages one after the other, equally replicated on all devices, under 1F1B or interleaved 1F1B.
 
+Stages have equally many of the layers that are alike. In a model where most layers are not, such as one whose layers
+were measured one by one, they take nearly equal time.
+
 Every such layout is looked at: ranks, parts of the model on each, rows of a micro-batch, and as little recomputation
 as memory needs: of whole layers of a part, or of the same modules of every layer. One that cannot fit, by what it
 holds for certain, is left out; the others are simulated from the least bound on. These are the layouts that trainers
@@ -28,6 +31,7 @@ from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders
+from penstock.solvers.planners.block_partition import smallest_largest
 from penstock.solvers.planners.proposal import Proposal, unreachable
 from penstock.solvers.planners.trainer.planner import batches
 from penstock.solvers.schedules.support.fitting import Trial, judged
@@ -153,7 +157,7 @@ class Even:
         if not self.problem.module_sets:
             return layers
         kinds = frozenset(self.problem.devices[d].kind for d in self.cut.stages[0].devices)
-        each = savings(self.problem, self.cut.span[0], kinds, self._share)
+        each = savings(self.problem, self.cut.typical, kinds, self._share)
         saved: dict[Way, Saved] = {number: each[()].times(number) for number in layers}
         saved |= {modules: each[modules].times(longest) for modules in self.problem.module_sets}
         found: list[Way] = []
@@ -294,17 +298,41 @@ def _ranks(plan: Allocation) -> int:
     return len({stage.devices for stage in plan.stages})
 
 
+class Blocks(NamedTuple):
+    """The layers that stages share out: those that are ``alike``, or all where most are not; ``most``: stages."""
+
+    first: int
+    stop: int
+    most: int
+    alike: bool
+
+    @classmethod
+    def of(cls, problem: Problem) -> Blocks:
+        """Return the longest run of layers that are alike, or all layers where it has less than half of them."""
+        first, number = layers_alike(problem)
+        if 2 * number >= problem.num_layers:
+            return cls(first, first + number, number + 2, alike=True)
+        return cls(0, problem.num_layers, int(problem.cuttable.sum()) + 1, alike=False)
+
+    def divide(self, ranks: int, parts: int) -> bool:
+        """Return whether ranks may have some parts: equal ones, whether ends count as layers or not, else few."""
+        if not self.alike:
+            return parts.bit_count() == 1
+        stages = ranks * parts
+        return (self.stop - self.first) % stages == 0 or self.most % stages == 0
+
+
 def _every(problem: Problem) -> Iterator[Even]:
     """Yield ranks × parts × micro-batches."""
-    first, blocks = layers_alike(problem)
+    blocks = Blocks.of(problem)
     number = 0
-    most = min(problem.num_devices, blocks + 2)
+    most = min(problem.num_devices, blocks.most)
     for ranks in (each for each in range(1, most + 1) if problem.num_devices % each == 0):
         known: dict[int, Cut | None] = {}
         for batch in batches(problem, problem.num_devices // ranks):
             for parts in _parts(ranks, blocks, batch):
                 if parts not in known:
-                    known[parts] = _cut(problem, first, blocks, ranks, parts)
+                    known[parts] = _cut(problem, blocks, ranks, parts)
                 cut = known[parts]
                 if cut is None:
                     continue
@@ -314,18 +342,19 @@ def _every(problem: Problem) -> Iterator[Even]:
                 yield Even(cut, batch, number)
 
 
-def _cut(problem: Problem, first: int, blocks: int, ranks: int, parts: int) -> Cut | None:
+def _cut(problem: Problem, blocks: Blocks, ranks: int, parts: int) -> Cut | None:
     """Return the stages of ranks with some parts each; None where a part would end where none may."""
-    ends, width = _ends(problem, first, blocks, ranks * parts), problem.num_devices // ranks
+    ends = _ends(problem, blocks, ranks * parts)
     if ends is None:
         return None
+    width = problem.num_devices // ranks
     places = [tuple(range(rank * width, (rank + 1) * width)) for rank in range(ranks)]
     stages = tuple(Stage(i, j - 1, places[s % ranks]) for s, (i, j) in enumerate(pairwise(ends)))
-    return Cut(problem, stages, parts, (first, first + blocks))
+    return Cut(problem, stages, parts, (blocks.first, blocks.stop))
 
 
-def _parts(ranks: int, blocks: int, batch: Batch) -> Iterator[int]:
-    """Yield how many parts a rank may have: several where they are equal, whether ends count as layers or not.
+def _parts(ranks: int, blocks: Blocks, batch: Batch) -> Iterator[int]:
+    """Yield how many parts a rank may have.
 
     Of replicas of the whole model, several save memory in a single micro-batch: a part's gradients come when its
     activations go.
@@ -333,23 +362,25 @@ def _parts(ranks: int, blocks: int, batch: Batch) -> Iterator[int]:
     yield 1
     numbers = batch.num_micro_batches
     if numbers % ranks == 0 if ranks > 1 else numbers == 1:
-        for parts in range(2, (blocks + 2) // ranks + 1):
-            if blocks % (ranks * parts) == 0 or (blocks + 2) % (ranks * parts) == 0:
-                yield parts
+        yield from (parts for parts in range(2, blocks.most // ranks + 1) if blocks.divide(ranks, parts))
 
 
-def _ends(problem: Problem, first: int, blocks: int, number: int) -> list[int] | None:
+def _ends(problem: Problem, blocks: Blocks, number: int) -> list[int] | None:
     """Return where parts begin and the model ends: equal runs of the layers that are alike, the rest with the ends.
 
     Where they do not divide, both ends count as one layer each, or else the first parts have one more. None: a part
-    would end where none may.
+    would end where none may. Of layers that are not alike the longest part takes as little time as possible.
     """
-    if blocks % number and (blocks + 2) % number == 0 and number > 1:
-        each = (blocks + 2) // number
+    if not blocks.alike:
+        costs = problem.costs(problem.devices[0].kind, 1)
+        return smallest_largest(np.diff(costs.forward_ns + costs.backward_ns), number, problem.cuttable)
+    layers = blocks.stop - blocks.first
+    if layers % number and blocks.most % number == 0 and number > 1:
+        each = blocks.most // number
         sizes = [each - 1, *[each] * (number - 2), each - 1]
     else:
-        sizes = [blocks // number + (part < blocks % number) for part in range(number)]
-    ends = [first + layers for layers in accumulate(sizes, initial=0)]
+        sizes = [layers // number + (part < layers % number) for part in range(number)]
+    ends = [blocks.first + size for size in accumulate(sizes, initial=0)]
     ends[0], ends[-1] = 0, problem.num_layers
     cuts = [end - 1 for end in ends[1:-1]]
     filled = all(i < j for i, j in pairwise(ends))

@@ -190,7 +190,7 @@ def test_relax_places_stages_by_memory(seed: int) -> None:
     ("limits", "status"), [({"max_plans": 0}, Status.NONE_FOUND), ({"time_limit_ns": 0}, Status.TIME_LIMIT)]
 )
 def test_a_limit_does_not_hide_a_proof(planner: str, limits: dict[str, int], status: Status) -> None:
-    """Where a limit comes before anything is judged, ``infeasible`` is said if it is proven, else which limit it was."""
+    """Where a limit comes before anything is judged, ``infeasible`` is said if it is proven, else which limit."""
     for memory, proven in ((299, True), (400, False)):
         problem = make_problem([10] * 3, parameter_bytes=100, nodes=(2,), memory_bytes=memory)
         result = solve(problem, planner, workers=1, **limits)
