@@ -143,7 +143,8 @@ class Database:
             yield connection
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections, those that another thread still uses as soon as it has done."""
+        sa.event.listen(self.engine, "checkin", _close)
         self.engine.dispose()
 
     @contextmanager
@@ -215,6 +216,10 @@ def _parsed(text: str) -> sa.URL:
             remedy="name a file, sqlite:///path, or postgresql://user@host/name",
         )
     return url if url.drivername == "sqlite" else url.set(drivername="postgresql+psycopg")
+
+
+def _close(_connection: Any, record: sa.pool.ConnectionPoolEntry) -> None:
+    record.invalidate()
 
 
 def _on_sqlite_connect(connection: Any, record: Any) -> None:

@@ -377,7 +377,7 @@ class State:
     def status(self) -> Status:
         """Return the status of a solve without a plan: ``infeasible`` only with a proof, also if a limit came first.
 
-        ``time_limit`` is that of a limit of time alone: with limits of plans the answer is the same on every machine.
+        A limit of plans is no ``time_limit``: with it the answer is the same on every machine.
         """
         if self.refuted is not None:
             return Status.INFEASIBLE

@@ -70,6 +70,16 @@ def test_a_reader_sees_one_state_while_others_write(database: Database):
         assert connection.scalar(number) == 2
 
 
+def test_a_connection_in_use_while_all_are_closed_is_closed_afterwards(database: Database, engine_url: str):
+    other = Database(engine_url)
+    with other.read() as connection:
+        used = connection.connection.driver_connection
+        other.close()
+        assert connection.scalar(sa.select(1)) == 1
+    with pytest.raises(Exception, match="closed"):
+        used.execute("SELECT 1")
+
+
 def test_a_value_that_no_column_takes_is_the_callers_fault(database: Database):
     with pytest.raises(InvalidDocument, match="cannot store such a value"):
         _keep_limit(database, 2**70)

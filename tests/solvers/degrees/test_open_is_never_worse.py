@@ -1,4 +1,4 @@
-"""Plans of requests that leave degrees open, against those of the same requests with each choice named."""
+"""Requests that leave degrees open get plans as good as the same requests with any choice named."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def best_ns(problem: Problem, effort: str) -> int | None:
 
 
 def worse(seeds: range, effort: str) -> Iterator[str]:
-    """Yield the requests whose plan takes longer than that of one of their choices, named."""
+    """Yield the requests whose plan takes longer than the plan of one of their choices, named."""
     for seed in seeds:
         for kind in ({}, {"experts": True}, {"sharded": True}):
             problem = open_request(seed, **kind)
             named = [best_ns(replace(problem, choices=(choice,)), effort) for choice in problem.choices]
             times = [each for each in named if each is not None]
-            own = best_ns(problem, effort)
-            if times and (own is None or own > min(times)):
-                yield f"seed {seed}, {kind}: {own} ns, named {named}"
+            open_ns = best_ns(problem, effort)
+            if times and (open_ns is None or open_ns > min(times)):
+                yield f"seed {seed}, {kind}: {open_ns} ns, named {named}"
 
 
 @pytest.mark.tier("ci")
