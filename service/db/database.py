@@ -143,7 +143,7 @@ class Database:
             yield connection
 
     def close(self) -> None:
-        """Close all connections, those that another thread still uses as soon as it has done."""
+        """Close all connections; a connection that another thread uses is closed when it is given back."""
         sa.event.listen(self.engine, "checkin", _close)
         self.engine.dispose()
 

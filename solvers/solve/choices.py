@@ -44,7 +44,7 @@ TARGETED = "uniform"
 _QUICK: MutableMapping[Problem, dict[Choice, int]] = WeakKeyDictionary()
 """What planner ``QUICK`` found of problems that are asked again, as where planners are compared."""
 LAST = 1.5
-"""How much of the effort of the largest choice choices get together in the last round."""
+"""The limit of the sizes of the choices in the last round, as a multiple of the largest choice's."""
 NO_PLAN = "no plan of theirs was found to fit"
 CAUSES = 3
 """How many choices without a plan a sentence gives the reason for."""
@@ -165,7 +165,7 @@ class Search:
         self._round(self._last(left), self.asked, self.max_plans, final=True)
 
     def _last(self, left: list[Searched]) -> list[Searched]:
-        """Return the choices that get the whole effort: the best one, and others as far as all take little more.
+        """Return the choices that get the whole effort: the best one, and others if all take little more.
 
         Together they take ``LAST`` times what the largest choice would, if it was named, and not more than comparing.
         """

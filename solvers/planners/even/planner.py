@@ -299,7 +299,7 @@ def _ranks(plan: Allocation) -> int:
 
 
 class Blocks(NamedTuple):
-    """The layers that stages share out: those that are ``alike``, or all where most are not; ``most``: stages."""
+    """The layers that stages share out: the ``alike`` ones, or all where most are not; ``most``: stages."""
 
     first: int
     stop: int
