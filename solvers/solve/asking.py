@@ -208,6 +208,7 @@ class Round(NamedTuple):
 
 ROUNDS = (Round(None, 1.4, (QUICK,)), Round(None, 1.12, LISTED), Round(1, 1.12), Round(8, 1.03))
 """Of planner ``auto``."""
+NO_PLAN = "no plan of theirs was found to fit"
 NEAR = 1.12
 """How near the best of planner ``QUICK`` a choice is that gets the whole effort of another planner."""
 LEAST_S = 2.0

@@ -10,8 +10,7 @@ is the minimum over the choices of the best bound of each: a choice that was lef
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
@@ -31,11 +30,12 @@ from penstock.solvers.planners.catalogue import EXCLUDE, PHASES, PLANNERS, resol
 from penstock.solvers.planners.even.planner import least_layout_ns
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.solve import asking, driver
-from penstock.solvers.solve.asking import LISTED, QUICK, ROUNDS, excluded_by, left_out, not_asked, without
+from penstock.solvers.solve.asking import LISTED, NO_PLAN, QUICK, ROUNDS, excluded_by, left_out, without
 from penstock.solvers.solve.effort import LARGE, effort_of
 from penstock.solvers.solve.searched import MOST_RAISED, Searched, choices_of, least_of
 from penstock.solvers.solve.setting import Setting
 from penstock.solvers.solve.tasks import LocalSearch, Selective
+from penstock.solvers.solve.why import others, spared
 
 TARGETED = "uniform"
 """The planner of plans within the limits of another trainer, which is given every choice: others make plans beyond."""
@@ -45,7 +45,6 @@ _QUICK: MutableMapping[Problem, dict[Choice, int]] = WeakKeyDictionary()
 """What planner ``QUICK`` found of problems that are asked again, as where planners are compared."""
 LAST = 1.5
 """The limit of the sizes of the choices in the last round, as a multiple of the largest choice's."""
-NO_PLAN = "no plan of theirs was found to fit"
 CAUSES = 3
 """How many choices without a plan a sentence gives the reason for."""
 
@@ -147,7 +146,7 @@ class Search:
         In the first round choices of few cells come first: their plans are found soonest.
         """
         left = self._by_cells()
-        if not self._asks_others:
+        if not self.asks_others:
             self._run_one(left)
             return
         for plans, near, planners in ROUNDS:
@@ -167,10 +166,12 @@ class Search:
     def _last(self, left: list[Searched]) -> list[Searched]:
         """Return the choices that get the whole effort: the best one, and others if all take little more.
 
-        Together they take ``LAST`` times what the largest choice would, if it was named, and not more than comparing.
+        Their sizes add up to ``LAST`` times the largest choice's at most, and to no more than the effort for comparing.
         """
+        if self.deadline.limited:  # the best one has the rest of the time
+            return left[:1]
         most = min(LAST * max((each.size for each in self.choices), default=0), self._most)
-        ranked = [*left, *sorted((each for each in self._open if each not in left), key=_by_value)]
+        ranked = [*left, *sorted((each for each in self._open if each not in left), key=Searched.by_value)]
         sizes = accumulate(each.size for each in ranked)
         return [
             each for number, (each, size) in enumerate(zip(ranked, sizes, strict=True)) if not number or size <= most
@@ -178,7 +179,7 @@ class Search:
 
     @property
     def _open(self) -> list[Searched]:
-        return [each for each in self.choices if self._is_open(each)]
+        return [each for each in self.choices if self.is_open(each)]
 
     def _listed(self, left: list[Searched], near: float) -> list[Searched]:
         """Give planners ``LISTED`` their effort, and improve the order of the best plan; return who goes on.
@@ -254,7 +255,8 @@ class Search:
         return None if self.best is None else self.best.value_ns
 
     @property
-    def _asks_others(self) -> bool:
+    def asks_others(self) -> bool:
+        """Return whether the planner asks others."""
         return resolve(self.asked["planner"]).asks_others
 
     def _round(
@@ -277,7 +279,7 @@ class Search:
             limit_ns = None if left_s is None else int(1e9 * left_s / parts)
             if quick and (self._is_far(each) or self._is_surpassed(each)):
                 continue
-            if (quick or self._is_open(each)) and not self.deadline.passed:
+            if (quick or self.is_open(each)) and not self.deadline.passed:
                 limits = {"time_limit_ns": limit_ns, "max_plans": most}
                 if not (quick or final):
                     limits["longest_ns"] = self._longest_ns
@@ -309,7 +311,7 @@ class Search:
         planner ``QUICK`` has a slow one. Neither stays if it lacks much memory.
         """
         if self.best_ns is None:
-            return sorted(filter(self._is_open, left), key=_by_value)
+            return sorted(filter(self.is_open, left), key=Searched.by_value)
         limit_ns = near * self.best_ns
         plain = untried or not self._ends_planners
 
@@ -325,7 +327,7 @@ class Search:
             slow = f"their plans by then took more than {near:g} times as long as the best"
             each.dropped = "" if goes_on(each) else NO_PLAN if each.value_ns is None else slow
         near_best = [each for each in left if not each.dropped]  # before bounds are asked for, which take longer
-        return sorted(filter(self._is_open, near_best), key=_by_value)
+        return sorted(filter(self.is_open, near_best), key=Searched.by_value)
 
     def _afforded(self, ranked: list[Searched]) -> list[Searched]:
         """Return the best choice, and those after it for which effort is left, for degrees of 1 all of their own.
@@ -344,7 +346,7 @@ class Search:
                 self._spent += each.size
         return found
 
-    def _is_open(self, each: Searched) -> bool:
+    def is_open(self, each: Searched) -> bool:
         """Return whether a choice may hold a better plan than the best one, by more than the gap that was asked for."""
         if each.impossible or each.choice in self.refused:
             return False
@@ -423,58 +425,11 @@ class Search:
         return replace(
             result,
             status=Status.OPTIMAL if optimal else Status.FEASIBLE,
-            why="; ".join([f"{choice}: {result.why}", *self._others(result.best.value_ns, bound), *self._spared()]),
+            why="; ".join([f"{choice}: {result.why}", *others(self, result.best.value_ns, bound), *spared(self)]),
             bounds=(bound, *own),
             seconds=self.deadline.seconds,
             choice=choice,
         )
-
-    def _others(self, best_ns: int, bound: Bound) -> Iterator[str]:
-        """Yield how far the plan is above the bound over all choices, and what the next best choice takes."""
-        if best_ns <= bound.bound_ns + bound.tolerance_ns:
-            yield f"it meets the lower bound over {_choices(len(self.choices))}"
-        else:
-            above = 100 * (best_ns / bound.bound_ns - 1)
-            yield f"{above:.2f} % above the lower bound over {_choices(len(self.choices))} ({bound.method})"
-        others = [each for each in self.choices if each is not self.best and each.value_ns is not None]
-        if others:
-            nearest = min(others, key=_by_value)
-            assert nearest.value_ns is not None
-            longer = 100 * (nearest.value_ns / best_ns - 1)
-            yield f"the next best choice found, {nearest.choice}, takes {longer:.1f} % longer"
-        if self.refused:
-            choice, why = next(iter(self.refused.items()))
-            more = f", and {len(self.refused) - 1} more" if len(self.refused) > 1 else ""
-            yield f"left out: {choice} ({why.detail}){more}"
-
-    def _spared(self) -> Iterator[str]:
-        """Yield which planners were not asked, at how many of the choices that planners were asked for, and the others.
-
-        Where a planner is named, or the target's is taken, there is nothing to be said.
-        """
-        if not self._asks_others:
-            return
-        searched = [each.not_asked for each in self.choices if each.not_asked is not None]
-        yield from not_asked(searched, len(searched))
-        counts = Counter(self._why_unsearched(each) for each in self.choices if each.not_asked is None)
-        if counts:
-            reasons = ", ".join(f"{number} as {why}" for why, number in counts.most_common())
-            where = f"{len(searched)} of {_choices(len(self.choices))}"
-            yield f"all planners were asked at {where}, the rest spared: {reasons}"
-
-    def _why_unsearched(self, each: Searched) -> str:
-        """Return why a choice was searched by the planners that rank choices at most."""
-        if each.choice in self.refused or each.impossible:
-            return NO_PLAN
-        if not each.dropped and not self._is_open(each):
-            return "bounds show that none of their plans is better"
-        if each.far:
-            return f"no plain layout of theirs is within {ROUNDS[0].near:g} times the best"
-        if each.dropped:
-            return each.dropped
-        if self.deadline.passed:
-            return "the time limit came first"
-        return f"effort {self.asked.get('effort')} asks them at the best one alone"
 
     def _nothing(self) -> Result:
         """Return why there is no plan: proven only where it is proven of every choice."""
@@ -491,8 +446,8 @@ class Search:
         others = [(each.choice, each.result) for each in known if each is not nearest]
         causes = [f"{choice}: {result.why}" for choice, result in others if result is not None]
         more = f"; and {len(causes) - CAUSES} more choices" if len(causes) > CAUSES else ""
-        spared = self._spared() if status is Status.NONE_FOUND else ()
-        why = "; ".join([f"{nearest.choice}: {found.why}", *causes[:CAUSES]]) + "; ".join([more, *spared])
+        left = spared(self) if status is Status.NONE_FOUND else ()
+        why = "; ".join([f"{nearest.choice}: {found.why}", *causes[:CAUSES]]) + "; ".join([more, *left])
         return replace(found, status=status, why=why, seconds=self.deadline.seconds, choice=nearest.choice)
 
     def _with_remedy(self, nearest: Searched) -> Result:
@@ -510,14 +465,6 @@ class Search:
         return nearest.result
 
 
-def _by_value(each: Searched) -> tuple[bool, int, int]:
-    return each.value_ns is None, each.value_ns or 0, each.least_ns
-
-
 def _by_shortage(each: Searched) -> tuple[bool, int]:
     short = None if each.result is None else each.result.shortage
     return short is None, 0 if short is None else short.missing_bytes
-
-
-def _choices(number: int) -> str:
-    return "one choice of degrees" if number == 1 else f"{number} choices of degrees"

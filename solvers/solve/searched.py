@@ -120,6 +120,10 @@ class Searched:
         """Whether it is proven that it has no plan."""
         return self.result is not None and self.result.status is Status.INFEASIBLE
 
+    def by_value(self) -> tuple[bool, int, int]:
+        """Return its place among choices: those with the best plans come first, those without one by their bound."""
+        return self.value_ns is None, self.value_ns or 0, self.least_ns
+
     def take(self, result: Result) -> None:
         """Keep the higher bound, and the result of the last search whose plan is not worse than the known one."""
         if proven := [each for each in result.bounds if each.scope == REQUEST_SCOPE]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from penstock.schemas.amounts import doubtful_memory, shortage
 from penstock.solvers.bounds.schedule_bound import MOST_LABELLED
@@ -15,8 +17,12 @@ from penstock.solvers.model.result import REQUEST_SCOPE, Bound, Candidate, Short
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.schedules.catalogue import SCHEDULES
 from penstock.solvers.schedules.early_backward import ACR_THRESHOLD, activation_communication_ratio
-from penstock.solvers.solve.asking import refusal
+from penstock.solvers.solve.asking import NO_PLAN, ROUNDS, not_asked, refusal
 from penstock.solvers.solve.incumbent import State
+from penstock.solvers.solve.searched import Searched
+
+if TYPE_CHECKING:
+    from penstock.solvers.solve.choices import Search
 
 SHOWN = 8
 HINTED_BY, HINT_PLANS = "relax", 4
@@ -204,3 +210,59 @@ def _limit(state: State) -> str:
         return "the time limit"
     number = state.setting.max_plans
     return f"the limit of {number} plan{'' if number == 1 else 's'}"
+
+
+# ---- over choices of degrees -----------------------------------------------------------------------------------------
+
+
+def others(search: Search, best_ns: int, bound: Bound) -> Iterator[str]:
+    """Yield how far the plan is above the bound over all choices, and what the next best choice takes."""
+    if best_ns <= bound.bound_ns + bound.tolerance_ns:
+        yield f"it meets the lower bound over {_choices(search)}"
+    else:
+        above = 100 * (best_ns / bound.bound_ns - 1)
+        yield f"{above:.2f} % above the lower bound over {_choices(search)} ({bound.method})"
+    if rivals := [each for each in search.choices if each is not search.best and each.value_ns is not None]:
+        nearest = min(rivals, key=Searched.by_value)
+        assert nearest.value_ns is not None
+        longer = 100 * (nearest.value_ns / best_ns - 1)
+        yield f"the next best choice found, {nearest.choice}, takes {longer:.1f} % longer"
+    if search.refused:
+        choice, reason = next(iter(search.refused.items()))
+        more = f", and {len(search.refused) - 1} more" if len(search.refused) > 1 else ""
+        yield f"left out: {choice} ({reason.detail}){more}"
+
+
+def spared(search: Search) -> Iterator[str]:
+    """Yield which planners were not asked, at how many of the choices that planners were asked for, and the others.
+
+    Where a planner is named, or the target's is taken, there is nothing to be said.
+    """
+    if not search.asks_others:
+        return
+    searched = [each.not_asked for each in search.choices if each.not_asked is not None]
+    yield from not_asked(searched, len(searched))
+    counts = Counter(_why_spared(search, each) for each in search.choices if each.not_asked is None)
+    if counts:
+        listed = ", ".join(f"{number} as {reason}" for reason, number in counts.most_common())
+        yield f"all planners were asked at {len(searched)} of {_choices(search)}, the rest spared: {listed}"
+
+
+def _why_spared(search: Search, each: Searched) -> str:
+    """Return why a choice was searched by the planners that rank choices at most."""
+    if each.choice in search.refused or each.impossible:
+        return NO_PLAN
+    if not each.dropped and not search.is_open(each):
+        return "bounds show that none of their plans is better"
+    if each.far:
+        return f"no plain layout of theirs is within {ROUNDS[0].near:g} times the best"
+    if each.dropped:
+        return each.dropped
+    if search.deadline.passed:
+        return "the time limit came first"
+    return f"effort {search.asked.get('effort')} asks them at the best ones alone"
+
+
+def _choices(search: Search) -> str:
+    number = len(search.choices)
+    return "one choice of degrees" if number == 1 else f"{number} choices of degrees"

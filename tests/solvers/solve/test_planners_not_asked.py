@@ -15,7 +15,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Status
 from penstock.solvers.model.trainer_limits import Span, Within
 from penstock.solvers.planners.catalogue import PLANNERS
-from penstock.solvers.solve import asking, choices, driver
+from penstock.solvers.solve import asking, choices, driver, effort
 from penstock.solvers.solve.asking import chosen, gathered, not_asked
 from penstock.solvers.solve.effort import NORMAL
 from penstock.solvers.solve.setting import Setting
@@ -123,10 +123,11 @@ def test_over_choices_each_reason_is_said_once_with_its_count() -> None:
 
 
 @pytest.mark.tier("nightly")
-def test_choices_that_are_not_searched_are_counted_with_the_reason() -> None:
+def test_choices_that_are_not_searched_are_counted_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     bounded = choices.solve(open_problem(asked(ONE, TWO, FOUR), 0.05), "auto").why
     assert "the rest spared: " in bounded
     assert "as bounds show that none of their plans is better" in bounded
+    monkeypatch.setitem(effort.EFFORTS, "quick", effort.QUICK._replace(comparing=1))
     quick = choices.solve(open_problem(asked(ONE, TWO, FOUR)), "auto", effort="quick").why
     assert "all planners were asked at 1 of 3 choices of degrees, the rest spared: " in quick
     assert "the rest spared" not in choices.solve(open_problem(asked(ONE, TWO, FOUR), 3.0), "dapple", max_plans=2).why
@@ -134,7 +135,7 @@ def test_choices_that_are_not_searched_are_counted_with_the_reason() -> None:
 
 @pytest.mark.tier("nightly")
 def test_efforts_that_are_spent_on_better_choices_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "MOST", 1)
+    monkeypatch.setattr(effort, "THOROUGH", effort.THOROUGH._replace(comparing=1))
     why = choices.solve(open_problem(asked(ONE, TWO, FOUR)), "auto").why
     assert "as the sizes of better ones add up to 1 already" in why
 
