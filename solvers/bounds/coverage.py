@@ -271,7 +271,8 @@ def _degrees(problem: Problem) -> Values:
 def _named(choice: Choice) -> str:
     """Return a choice's name, with what its problem takes for granted: batches are rows of a sample for each mesh."""
     if choice.in_one_stage:
-        return f"{choice} {OVER_ALL}"
+        left_out = "" if choice.excluded is None else f" but {choice.excluded}"
+        return f"{choice._replace(excluded=None)} {OVER_ALL}{left_out}"
     return str(choice) if choice.degrees.meshes == 1 else f"{choice}, {EVEN} {choice.degrees.meshes_in_words}"
 
 

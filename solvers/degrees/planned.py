@@ -9,7 +9,14 @@ from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.degrees.cells import Cells, cells_of
 from penstock.solvers.degrees.times import variant_at
 from penstock.solvers.model.degrees import Choice, Degrees, Variant
-from penstock.solvers.model.problem import Pin, Problem
+from penstock.solvers.model.problem import Pin, Problem, keeping
+
+
+def remaining(problem: Problem, choice: Choice) -> Problem:
+    """Return the problem without the devices that a choice leaves out."""
+    if choice.excluded is None:
+        return problem
+    return keeping(problem, [d for d, device in enumerate(problem.devices) if device.kind != choice.excluded])
 
 
 def planned_cells(problem: Problem, choice: Choice) -> Cells:

@@ -20,7 +20,7 @@ from penstock.solvers.improve.remedies import extended
 from penstock.solvers.model.allocation import Allocation, Stage
 from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.network import Cable, Inside, Network
-from penstock.solvers.model.problem import Measured, MeasuredCollective, Problem
+from penstock.solvers.model.problem import Measured, MeasuredCollective, Problem, keeping
 from penstock.solvers.model.result import Candidate
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.schedules.support.recomputed import in_flight
@@ -62,7 +62,7 @@ def default_changes(problem: Problem, plan: Candidate) -> Iterator[Change]:
     node = last_node_size(problem)
     asked = ["bandwidth=1/2", "bandwidth=2", "bandwidth=4", "memory=1/2", "memory=2"]
     asked += [f"devices=-{node}"] if node < (problem.real or problem).num_devices else []
-    asked += [f"devices=+{node}"]
+    asked += [f"devices=+{node}", *(f"devices=-{kind}" for kind in _kinds_used(problem, plan))]
     asked += ["micro-batches=1/2", "micro-batches=2"]
     asked += ["recompute=never", "recompute=here", "recompute=everywhere", "speed=2"]
     for text in asked:
@@ -215,28 +215,6 @@ def with_layers(problem: Problem, first: int, last: int, factor: Fraction) -> Pr
     return replace(problem, measured=measured, _costs={})
 
 
-def without_devices(problem: Problem, count: int) -> Problem:
-    """Return the problem without its last ``count`` devices, and without the nodes that lose all of theirs."""
-    kept = problem.devices[:-count]
-    nodes = sorted({device.node for device in kept})
-    number = {node: i for i, node in enumerate(nodes)}
-    old = problem.network
-    gone = {d.name for d in problem.devices[-count:]} | {
-        name for node, name in enumerate(old.node_names) if node not in number
-    }
-    size = len(kept)
-    network = Network(
-        device_names=old.device_names[:size],
-        node_names=tuple(old.node_names[node] for node in nodes),
-        node_of=tuple(number[node] for node in old.node_of[:size]),
-        insides=tuple(old.insides[node] for node in nodes),
-        cables=tuple(c for c in old.cables if c.a not in gone and c.b not in gone),
-        matrix_bytes_per_s=None if old.matrix_bytes_per_s is None else old.matrix_bytes_per_s[:size, :size],
-        matrix_latency_ns=None if old.matrix_latency_ns is None else old.matrix_latency_ns[:size, :size],
-    )
-    return replace(problem, network=network, devices=tuple(replace(d, node=number[d.node]) for d in kept))
-
-
 def with_devices(problem: Problem, count: int) -> Problem | None:
     """The problem with ``count`` more devices: copies of the last node, or devices in it; None where neither can be."""
     network, last = problem.network, problem.devices[-1].node
@@ -261,11 +239,32 @@ def with_devices(problem: Problem, count: int) -> Problem | None:
     return replace(problem, network=wider, devices=problem.devices + more)
 
 
+def _kinds_used(problem: Problem, plan: Candidate) -> list[str]:
+    """Return the kinds of the plan's devices where they are of several kinds."""
+    used = {problem.devices[d].kind for stage in plan.allocation.stages for d in stage.devices}
+    return sorted(used) if len(used) > 1 else []
+
+
+def _without_kind(problem: Problem, kind: str) -> Change:
+    gpus = problem.real or problem
+    kept = [d for d, device in enumerate(gpus.devices) if device.kind != kind]
+    if not kept:
+        raise UnsupportedRequest(f"all {gpus.num_devices} devices are of kind {kind}")
+    sentence = f"the cluster without its {gpus.num_devices - len(kept)} devices of kind {kind}"
+    return Change(f"devices=-{kind}", sentence, _of_gpus(problem, keeping(gpus, kept)), retimes=False)
+
+
 def _devices(problem: Problem, plan: Candidate, value: str) -> Change:
+    kinds = {device.kind for device in problem.devices}
+    if value[:1] == "-" and value[1:] in kinds:
+        return _without_kind(problem, value[1:])
     try:
         count = int(value)
     except ValueError:
-        raise InvalidDocument(f"devices={value!r} is not a number", remedy="devices=+8 or devices=-8") from None
+        raise InvalidDocument(
+            f"devices={value!r} is neither a number nor -KIND; the kinds are {', '.join(sorted(kinds))}",
+            remedy=f"devices=+8, devices=-8 or devices=-{min(kinds)}",
+        ) from None
     if count == 0 or abs(count) > MOST:
         raise InvalidDocument(f"devices={value} changes nothing", remedy="devices=+8 or devices=-8")
     gpus = problem.real or problem
@@ -274,7 +273,7 @@ def _devices(problem: Problem, plan: Candidate, value: str) -> Change:
         if -count >= held:
             raise UnsupportedRequest(f"there are {held} devices; {-count} cannot be removed")
         used = {d for stage in plan.allocation.stages for d in stage.devices}
-        changed = _of_gpus(problem, without_devices(gpus, -count))
+        changed = _of_gpus(problem, keeping(gpus, range(held + count)))
         sentence = f"{-count} device{'s' if count < -1 else ''} less"
         return Change(f"devices={count}", sentence, changed, max(used) < changed.num_devices)
     wider = with_devices(gpus, count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -64,6 +65,15 @@ class Allocation:
     def __getstate__(self) -> dict[str, object]:
         """Leave the hash out: that of another process differs."""
         return {name: value for name, value in self.__dict__.items() if name != "_hash"}
+
+    def on(self, devices: Sequence[int]) -> Allocation:
+        """Return the allocation with ``devices[d]`` in the place of device d."""
+
+        def moved(pipeline: Pipeline) -> Pipeline:
+            stages = (replace(stage, devices=tuple(devices[d] for d in stage.devices)) for stage in pipeline.stages)
+            return replace(pipeline, stages=tuple(stages))
+
+        return replace(self, pipelines=tuple(map(moved, self.pipelines)))
 
     @cached_property
     def _hash(self) -> int:

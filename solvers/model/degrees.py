@@ -113,10 +113,15 @@ class Degrees(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What is chosen before a pipeline is planned: the degrees, and what replicas share out (None: as memory rules)."""
+    """What is chosen before a pipeline is planned.
+
+    ``sharding``: what replicas share out, None for what memory rules say. ``excluded``: the kind of devices that are
+    left out, None for none.
+    """
 
     degrees: Degrees = Degrees()
     sharding: Sharding | None = None
+    excluded: str | None = None
 
     @property
     def in_one_stage(self) -> bool:
@@ -125,9 +130,8 @@ class Choice(NamedTuple):
 
     def __str__(self) -> str:
         """Return the choice in words, by which bounds name it: ``tensor 8, optimizer sharding``."""
-        if self.sharding is None:
-            return str(self.degrees)
-        return f"{self.degrees}, {SHARDED[self.sharding]}"
+        sharded = "" if self.sharding is None else f", {SHARDED[self.sharding]}"
+        return f"{self.degrees}{sharded}{'' if self.excluded is None else f', without {self.excluded}'}"
 
 
 @dataclass(frozen=True, slots=True)

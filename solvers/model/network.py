@@ -106,6 +106,23 @@ class Network:
             self._routes[key] = self._find_route(source, target)
         return self._routes[key]
 
+    def keeping(self, devices: Sequence[int]) -> Network:
+        """Return the network with these devices alone; places that lose all of theirs still pass on what they did."""
+        nodes = sorted({self.node_of[device] for device in devices})
+        passed = Counter(end for cable in self.cables for end in (cable.a, cable.b))
+        gone = set(self.device_names) - {self.device_names[device] for device in devices}
+        gone |= {name for node, name in enumerate(self.node_names) if node not in nodes and passed[name] == 1}
+        index = np.ix_(devices, devices)
+        return Network(
+            device_names=tuple(self.device_names[device] for device in devices),
+            node_names=tuple(self.node_names[node] for node in nodes),
+            node_of=tuple(nodes.index(self.node_of[device]) for device in devices),
+            insides=tuple(self.insides[node] for node in nodes),
+            cables=tuple(cable for cable in self.cables if cable.a not in gone and cable.b not in gone),
+            matrix_bytes_per_s=None if self.matrix_bytes_per_s is None else self.matrix_bytes_per_s[index],
+            matrix_latency_ns=None if self.matrix_latency_ns is None else self.matrix_latency_ns[index],
+        )
+
     def bandwidth(self, source: int, target: int) -> int:
         """Return the bytes per second of the narrowest resource between two devices, 0 where nothing connects them."""
         route = self.route(source, target)

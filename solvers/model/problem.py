@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import combinations
@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.model.degrees import (
     Choice,
     Degrees,
@@ -383,6 +384,25 @@ class Problem:
             sums("workspace_bytes"),
             modules,
         )
+
+
+def keeping(problem: Problem, devices: Sequence[int]) -> Problem:
+    """Return the problem with these of its devices alone.
+
+    Raises UnsupportedRequest where layers are pinned to others.
+    """
+    network = problem.network.keeping(devices)
+    number_of = {device: number for number, device in enumerate(devices)}
+    kept = tuple(replace(problem.devices[device], node=network.node_of[number]) for device, number in number_of.items())
+    kinds = {device.kind for device in kept}
+    pins = []
+    for pin in problem.pins:
+        remaining = frozenset(number_of[device] for device in pin.devices if device in number_of)
+        if not remaining:
+            raise UnsupportedRequest(f"layers {pin.first}–{pin.last} are pinned to devices that would be left out")
+        pins.append(replace(pin, devices=remaining))
+    sources = {kind: source for kind, source in problem.kind_source.items() if kind in kinds}
+    return replace(problem, devices=kept, kind_source=sources, network=network, pins=tuple(pins), _costs={})
 
 
 def _at_rows(sizes: list[int], points: list[np.ndarray], rows: int, linear: bool) -> np.ndarray:

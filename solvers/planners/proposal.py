@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,8 +14,8 @@ from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.model.micro_batches import most_rows, row_classes
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Bound
-from penstock.solvers.model.schedule import Schedule
+from penstock.solvers.model.result import Bound, Candidate
+from penstock.solvers.model.schedule import Orders, Schedule
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.schedules.catalogue import schedule_row
 from penstock.solvers.schedules.early_backward import depths as depths_of
@@ -37,6 +38,21 @@ class Proposal(NamedTuple):
     fixed: Schedule | None = None
     proven: Bound | None = None
     note: str = ""
+
+
+def proposed_again(plan: Candidate, devices: Sequence[int]) -> Proposal:
+    """Return a plan as a proposal with ``devices[d]`` in the place of its device d."""
+    schedule = plan.schedule
+    if isinstance(schedule, Orders):
+        rows = (replace(row, devices=tuple(devices[d] for d in row.devices)) for row in schedule.rows)
+        schedule = replace(schedule, rows=tuple(rows))
+    return Proposal(
+        plan.allocation.on(devices),
+        (schedule.name,),
+        overlaps=(plan.overlap_all_reduce,),
+        update_rule=plan.update_rule,
+        fixed=schedule,
+    )
 
 
 def recompute_variants(problem: Problem, allocation: Allocation, schedules: tuple[str, ...]) -> list[Allocation]:

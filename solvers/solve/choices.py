@@ -28,14 +28,14 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, Candidate, Progress, Result, Status
 from penstock.solvers.planners.catalogue import EXCLUDE, PHASES, PLANNERS, resolve
 from penstock.solvers.planners.even.planner import least_layout_ns
-from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.planners.proposal import Proposal, proposed_again
 from penstock.solvers.solve import asking, driver
 from penstock.solvers.solve.asking import LISTED, NO_PLAN, QUICK, ROUNDS, excluded_by, left_out, without
 from penstock.solvers.solve.effort import LARGE, effort_of
-from penstock.solvers.solve.searched import MOST_RAISED, Searched, choices_of, least_of
+from penstock.solvers.solve.searched import MOST_RAISED, Searched, choices_of, kinds_apart, least_of
 from penstock.solvers.solve.setting import Setting
 from penstock.solvers.solve.tasks import LocalSearch, Selective
-from penstock.solvers.solve.why import others, spared
+from penstock.solvers.solve.why import idle, spared, why_best
 
 TARGETED = "uniform"
 """The planner of plans within the limits of another trainer, which is given every choice: others make plans beyond."""
@@ -137,7 +137,8 @@ class Search:
         self._spent = 0
         effort = effort_of(asked.get("effort"))
         self._ends_planners, self._most = effort.patience is not None, effort.comparing
-        self.choices, self.refused = choices_of(problem)
+        kinds = kinds_apart(problem) if resolve(asked["planner"]).asks_others else ()
+        self.choices, self.refused = choices_of(problem, kinds=(None, *kinds))
         self._compares_all = sum(each.size for each in self.choices) <= self._most
 
     def run(self) -> None:
@@ -162,6 +163,21 @@ class Search:
             self._round(left, asked, most, quick=plans is None)
             left = self._nearest(left, near, untried=plans is None)
         self._round(self._last(left), self.asked, self.max_plans, final=True)
+        self._place_back()
+
+    def _place_back(self) -> None:
+        """Make the best plan one of all devices, if a kind of them was left out though they all can have such plans."""
+        best = self.best
+        if best is None or best.bounds_all:
+            return
+        whole = next(each for each in self.choices if each.choice == best.choice._replace(excluded=None))
+        assert best.result is not None
+        assert best.result.best is not None
+        number_of = {device.name: number for number, device in enumerate(whole.problem.devices)}
+        placed = proposed_again(best.result.best, [number_of[device.name] for device in best.problem.devices])
+        result = driver.judged(whole.problem, best.result.best.planner, [placed])
+        whole.take(replace(result, why=idle(whole, best), not_asked=best.result.not_asked))
+        self.best = min((each for each in self.choices if each.bounds_all), key=Searched.by_value)
 
     def _last(self, left: list[Searched]) -> list[Searched]:
         """Return the choices that get the whole effort: the best one, and others if all take little more.
@@ -406,7 +422,7 @@ class Search:
 
     def outcome(self) -> Result:
         """Return the answer. Raises UnsupportedRequest where every choice is refused."""
-        if len(self.refused) == len(self.problem.choices):
+        if all(each.choice in self.refused for each in self.choices):
             raise next(iter(self.refused.values()))
         if self.best is None:
             return self._nothing()
@@ -425,30 +441,41 @@ class Search:
         return replace(
             result,
             status=Status.OPTIMAL if optimal else Status.FEASIBLE,
-            why="; ".join([f"{choice}: {result.why}", *others(self, result.best.value_ns, bound), *spared(self)]),
+            why=why_best(self, result, bound),
             bounds=(bound, *own),
             seconds=self.deadline.seconds,
-            choice=choice,
+            choice=choice if self.problem.choices or choice.excluded else None,
         )
 
     def _nothing(self) -> Result:
         """Return why there is no plan: proven only where it is proven of every choice."""
+        if not self.problem.choices:
+            return self._alone()
         known = [each for each in self.choices if each.result is not None]
         if not known:
             return Result(Status.TIME_LIMIT, "the time limit came before any choice of degrees was searched")
         statuses = {each.result.status for each in known if each.result is not None}
-        proven = all(each.impossible for each in self.choices)
+        proven = all(each.impossible for each in self.choices if each.bounds_all)
         taken = [each for each in self.choices if each.choice not in self.refused]
         late = Status.TIME_LIMIT in statuses or len(known) < len(taken)
         status = Status.INFEASIBLE if proven else Status.TIME_LIMIT if late else Status.NONE_FOUND
         nearest = min(known, key=_by_shortage)
         found = self._with_remedy(nearest)
-        others = [(each.choice, each.result) for each in known if each is not nearest]
-        causes = [f"{choice}: {result.why}" for choice, result in others if result is not None]
+        others = [each for each in known if each is not nearest and each.result is not None and each.bounds_all]
+        causes = [f"{each.choice}: {each.result.why}" for each in others if each.result is not None]
         more = f"; and {len(causes) - CAUSES} more choices" if len(causes) > CAUSES else ""
         left = spared(self) if status is Status.NONE_FOUND else ()
         why = "; ".join([f"{nearest.choice}: {found.why}", *causes[:CAUSES]]) + "; ".join([more, *left])
         return replace(found, status=status, why=why, seconds=self.deadline.seconds, choice=nearest.choice)
+
+    def _alone(self) -> Result:
+        """Return the answer on all devices, whose planners say what stands in the way of each."""
+        left_s = self.deadline.left_s
+        limit_ns = None if left_s is None else max(0, int(1e9 * left_s))
+        result = driver.solve(
+            self.problem, **{**self.asked, "time_limit_ns": limit_ns, "max_plans": self.max_plans}, gap=self.gap
+        )
+        return replace(result, seconds=self.deadline.seconds)
 
     def _with_remedy(self, nearest: Searched) -> Result:
         """Return the result of the choice that lacks least, with what would help; of no other choice is that asked."""
@@ -465,6 +492,6 @@ class Search:
         return nearest.result
 
 
-def _by_shortage(each: Searched) -> tuple[bool, int]:
+def _by_shortage(each: Searched) -> tuple[bool, bool, int]:
     short = None if each.result is None else each.result.shortage
-    return short is None, 0 if short is None else short.missing_bytes
+    return not each.bounds_all, short is None, 0 if short is None else short.missing_bytes

@@ -7,7 +7,7 @@ tightest, from the memory that activations take over time, until it is known whi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from penstock.schemas.coverage import REQUEST_SCOPE
@@ -17,7 +17,7 @@ from penstock.solvers.bounds.over_time import over_time_bound
 from penstock.solvers.bounds.schedule_bound import LOAD, request_bound
 from penstock.solvers.degrees.contract import Known, contract
 from penstock.solvers.degrees.loads import Loads
-from penstock.solvers.degrees.planned import planned_cells
+from penstock.solvers.degrees.planned import planned_cells, remaining
 from penstock.solvers.model.degrees import Choice, Degrees
 from penstock.solvers.model.micro_batches import size_of
 from penstock.solvers.model.problem import Problem
@@ -38,7 +38,8 @@ class Searched:
     that it tried remedies where it found no plan. ``not_asked``: the planners that its last search by many did not ask,
     with the reasons; None where there was no such search, and ``dropped`` is why, if no bound is. ``asked``: the
     planners whose searches came to their end. ``known``: what was made of the choices on other nodes of the same kinds
-    (``degrees.contract``).
+    (``degrees.contract``). ``bounds_all``: whether its bound is needed for all plans: plans that leave a kind out are
+    among those on all devices, unless one stage is shared out over all devices, or these have no cells.
     """
 
     gpus: Problem
@@ -53,6 +54,7 @@ class Searched:
     asked: set[str] = field(default_factory=set)
     dropped: str = ""
     known: Known | None = None
+    bounds_all: bool = True
     _bound: Bound | None = None
 
     @cached_property
@@ -106,8 +108,8 @@ class Searched:
 
     @property
     def is_one(self) -> bool:
-        """Whether no GPUs share a layer."""
-        return self.choice.degrees == Degrees()
+        """Whether no GPUs share a layer, and none is left out."""
+        return self.choice.degrees == Degrees() and self.choice.excluded is None
 
     @property
     def lacks_much(self) -> bool:
@@ -133,30 +135,57 @@ class Searched:
             self.result = result
 
 
-def choices_of(problem: Problem, known: Known | None = None) -> tuple[list[Searched], dict[Choice, UnsupportedRequest]]:
+def choices_of(
+    problem: Problem, known: Known | None = None, *, kinds: Sequence[str | None] = (None,)
+) -> tuple[list[Searched], dict[Choice, UnsupportedRequest]]:
     """Return the choices of a request, and those that cannot be made, each with its reason.
 
-    ``known``: what was made of them on other nodes of the same kinds.
+    ``known``: what was made of them on other nodes of the same kinds. ``kinds``: each is left out in turn; None: all
+    devices are there.
     """
     found: list[Searched] = []
     refused: dict[Choice, UnsupportedRequest] = {}
-    loads = Loads(problem)
-    for choice in problem.choices:
-        try:
-            cells = planned_cells(problem, choice)
-        except UnsupportedRequest as reason:
-            refused[choice] = reason
-        else:
-            found.append(Searched(problem, choice, len(cells), loads.least_ns(choice, cells), known=known))
+    for kind in kinds:
+        part = remaining(problem, Choice(excluded=kind))
+        loads = Loads(part)
+        for choice in (each._replace(excluded=kind) for each in problem.choices or (Choice(),)):
+            try:
+                cells = planned_cells(part, choice._replace(excluded=None))
+            except UnsupportedRequest as reason:
+                refused[choice] = reason
+            else:
+                least_ns = loads.least_ns(choice, cells)
+                alone = kind is None or choice.in_one_stage or choice._replace(excluded=None) in refused
+                if kind is None or not alone or _lanes_stay(problem):
+                    found.append(Searched(problem, choice, len(cells), least_ns, known=known, bounds_all=alone))
     return found, refused
+
+
+def kinds_apart(problem: Problem) -> tuple[str, ...]:
+    """Return the kinds of devices that a plan may leave out: of devices of several kinds each, if no pin needs it.
+
+    A slow kind can hold up the others. Plans within what a trainer can express use all devices.
+    """
+    if problem.within is not None:
+        return ()
+    kinds = sorted({device.kind for device in problem.devices})
+    pinned = [{problem.devices[device].kind for device in pin.devices} for pin in problem.pins]
+    return tuple(kind for kind in kinds if len(kinds) > 1 and all(each != {kind} for each in pinned))
+
+
+def _lanes_stay(problem: Problem) -> bool:
+    """Return whether devices keep their lanes when others are left out: they are by a device's number in its node."""
+    mixed = any(len({problem.devices[d].kind for d in node}) > 1 for node in problem.nodes())
+    return not (mixed and any(cable.lanes > 1 for cable in problem.network.cables))
 
 
 def least_of(problem: Problem, choices: Sequence[Searched], raised: int = MOST_RAISED) -> Bound:
     """Return the least of the choices' bounds, after it was tightened ``raised`` times or as far as it can be.
 
-    No plan of the request takes less: a choice that the planner cannot take may have plans all the same.
+    No plan of the request takes less: a choice that the planner cannot take may have plans.
     """
-    possible = [each for each in choices if not each.impossible] or choices
+    needed = [each for each in choices if each.bounds_all]
+    possible = [each for each in needed if not each.impossible] or needed
     for _ in range(raised):
         least = min(possible, key=lambda each: each.least_ns)
         if least.tightest:
@@ -164,8 +193,10 @@ def least_of(problem: Problem, choices: Sequence[Searched], raised: int = MOST_R
         least.tighten()
     least = min(possible, key=lambda each: each.least_ns)
     method, tolerance_ns = (LOAD, 0) if least.by_load else (least.bound.method, least.bound.tolerance_ns)
-    sentence = f"the least, of {least.choice}: {method}"
-    return Bound(REQUEST_SCOPE, allowed(problem), least.least_ns, sentence, tolerance_ns)
+    sentence = f"the least, of {least.choice}: {method}" if problem.choices else method
+    parts = tuple(each.choice for each in needed if each.choice.excluded)
+    covers = allowed(replace(problem, choices=(*problem.choices, *parts)))
+    return Bound(REQUEST_SCOPE, covers, least.least_ns, sentence, tolerance_ns)
 
 
 def least_bound(problem: Problem) -> Bound:

@@ -13,7 +13,7 @@ from penstock.solvers.explanation.what_if import Replan
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.plan_shape import layers_need, micro_batches, recomputing, shape
-from penstock.solvers.model.result import REQUEST_SCOPE, Bound, Candidate, Shortage, Status
+from penstock.solvers.model.result import REQUEST_SCOPE, Bound, Candidate, Result, Shortage, Status
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.schedules.catalogue import SCHEDULES
 from penstock.solvers.schedules.early_backward import ACR_THRESHOLD, activation_communication_ratio
@@ -215,22 +215,54 @@ def _limit(state: State) -> str:
 # ---- over choices of degrees -----------------------------------------------------------------------------------------
 
 
-def others(search: Search, best_ns: int, bound: Bound) -> Iterator[str]:
-    """Yield how far the plan is above the bound over all choices, and what the next best choice takes."""
+def why_best(search: Search, result: Result, bound: Bound) -> str:
+    """Return the sentence for the best plan of a search: where it was found, why it is best, and who was not asked."""
+    assert search.best is not None
+    assert result.best is not None
+    if not search.problem.choices:  # the planner's own words on the one choice of degrees
+        return "; ".join([result.why, *_next_best(search, result.best.value_ns)])
+    parts = [f"{search.best.choice}: {result.why}", _gap(search, result.best.value_ns, bound)]
+    return "; ".join([*parts, *_next_best(search, result.best.value_ns), *spared(search)])
+
+
+def idle(whole: Searched, best: Searched) -> str:
+    """Return the words on a plan that leaves a kind of devices out, and how long plans on all of them take."""
+    assert best.result is not None
+    assert best.value_ns is not None
+    without = f"all devices of kind {best.choice.excluded} stay idle"
+    if whole.value_ns is not None:
+        longer = 100 * (whole.value_ns / best.value_ns - 1)
+        without += f", as the best plan found that may use them takes {longer:.1f} % longer"
+    return f"{without}; {best.result.why}"
+
+
+def _gap(search: Search, best_ns: int, bound: Bound) -> str:
+    """Return how far the plan is above the bound over all choices."""
     if best_ns <= bound.bound_ns + bound.tolerance_ns:
-        yield f"it meets the lower bound over {_choices(search)}"
-    else:
-        above = 100 * (best_ns / bound.bound_ns - 1)
-        yield f"{above:.2f} % above the lower bound over {_choices(search)} ({bound.method})"
-    if rivals := [each for each in search.choices if each is not search.best and each.value_ns is not None]:
+        return f"it meets the lower bound over {_choices(search)}"
+    above = 100 * (best_ns / bound.bound_ns - 1)
+    return f"{above:.2f} % above the lower bound over {_choices(search)} ({bound.method})"
+
+
+def _next_best(search: Search, best_ns: int) -> Iterator[str]:
+    """Yield what the next best choice takes, and the choices that cannot be made."""
+    others = [each for each in search.choices if each is not search.best and each.value_ns is not None]
+    if rivals := [each for each in others if each.choice.excluded is None or each.value_ns != best_ns]:
         nearest = min(rivals, key=Searched.by_value)
         assert nearest.value_ns is not None
         longer = 100 * (nearest.value_ns / best_ns - 1)
-        yield f"the next best choice found, {nearest.choice}, takes {longer:.1f} % longer"
-    if search.refused:
-        choice, reason = next(iter(search.refused.items()))
-        more = f", and {len(search.refused) - 1} more" if len(search.refused) > 1 else ""
+        yield f"the next best choice found, {_name(search, nearest)}, takes {longer:.1f} % longer"
+    refused = {choice: reason for choice, reason in search.refused.items() if choice.excluded is None}
+    if refused:
+        choice, reason = next(iter(refused.items()))
+        more = f", and {len(refused) - 1} more" if len(refused) > 1 else ""
         yield f"left out: {choice} ({reason.detail}){more}"
+
+
+def _name(search: Search, each: Searched) -> str:
+    if search.problem.choices:
+        return str(each.choice)
+    return "all devices" if each.choice.excluded is None else f"all devices but {each.choice.excluded}"
 
 
 def spared(search: Search) -> Iterator[str]:
@@ -265,4 +297,5 @@ def _why_spared(search: Search, each: Searched) -> str:
 
 def _choices(search: Search) -> str:
     number = len(search.choices)
-    return "one choice of degrees" if number == 1 else f"{number} choices of degrees"
+    kinds = " and devices" if any(each.choice.excluded for each in search.choices) else ""
+    return "one choice of degrees" if number == 1 else f"{number} choices of degrees{kinds}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import product
 
 import numpy as np
@@ -162,10 +163,24 @@ def refuse_divided(plan: Plan, what: str) -> None:
 def at_choice_of(problem: Problem, plan: Plan) -> Problem:
     """Return the problem at the degrees and the sharding of a plan.
 
-    Raises InvalidPlan where the request does not allow them, UnsupportedRequest where no cells can be made.
+    Where one stage is shared out over all devices, or these have no cells, devices of a kind that the plan does not
+    use are left out. Raises InvalidPlan where the request does not allow them, UnsupportedRequest where no cells can be
+    made.
     """
     choice = choice_of(plan)
-    return problem if choice is None else contract(problem, choice)
+    if choice is None:
+        return problem
+    used = {name for pipeline in plan.pipelines for stage in pipeline.stages for name in stage.devices}
+    kinds = {device.kind for device in problem.devices}
+    unused = kinds - {device.kind for device in problem.devices if device.name in used}
+    if len(unused) == 1 and unused < kinds:
+        part = choice._replace(excluded=next(iter(unused)))
+        if choice.in_one_stage:
+            return contract(problem, part)
+        with suppress(UnsupportedRequest):
+            return contract(problem, choice)
+        return contract(problem, part)
+    return contract(problem, choice)
 
 
 # ---- variants --------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Candidate, Progress, Result
 from penstock.solvers.planners.catalogue import PLANNERS, resolve
 from penstock.solvers.solve import choices, driver
+from penstock.solvers.solve.searched import kinds_apart
 from penstock.workers.apart import solve_apart
 from penstock.workers.solve_child import refuse_unsound
 
@@ -97,7 +98,7 @@ def solve_problem(
         "on_progress": on_progress,
         "workers": workers,
     }
-    if problem.choices:
+    if problem.choices or (resolve(request.planner).asks_others and kinds_apart(problem)):
         result = choices.solve(problem, on_incumbent=lambda found: announce(*found), **asked)
     else:
         result = driver.solve(problem, on_incumbent=lambda plan: announce(problem, plan), **asked)

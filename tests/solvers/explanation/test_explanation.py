@@ -110,7 +110,7 @@ def test_too_little_memory_says_which_stage_lacks_how_much() -> None:
         ("memory=1e99999999", InvalidDocument, "not a factor"),
         ("speed=nan", InvalidDocument, "not a factor"),
         ("devices=0", InvalidDocument, "changes nothing"),
-        ("devices=many", InvalidDocument, "not a number"),
+        ("devices=many", InvalidDocument, "neither a number nor"),
         ("devices=-4", UnsupportedRequest, "cannot be removed"),
         ("micro-batches=1/3", UnsupportedRequest, "cannot be formed"),
         ("micro-batches=4", UnsupportedRequest, "cannot be formed"),
@@ -149,6 +149,23 @@ def test_devices_that_come_can_go_again(nodes: tuple[int, ...]) -> None:
         assert back.network.node_names == problem.network.node_names
         assert back.network.cables == problem.network.cables
         assert makespan_ns(back, plan.allocation, plan.schedule) == plan.value_ns
+
+
+def test_a_kind_of_devices_can_be_left_out() -> None:
+    """The rest is the cluster that has never had them, wherever they stood, and routes through their node stay."""
+    fast = small(nodes=(2, 2, 2), kinds=["cpu", "cpu", "slow", "slow", "cpu", "cpu"], speed={"slow": 0.1})
+    plan = judged(fast, chain([(2, [0, 1]), (2, [2, 3])], 4))
+    (name,) = {each.name for each in default_changes(fast, plan) if each.name == "devices=-slow"}
+    rest = change(fast, plan, name).problem
+    alone = small()
+    assert [device.name for device in rest.devices] == [fast.devices[d].name for d in (0, 1, 4, 5)]
+    mine, other = judged(rest), judged(alone)
+    assert mine.value_ns == other.value_ns
+    assert not [each for each in default_changes(alone, other) if "cpu" in each.name]
+    with pytest.raises(InvalidDocument, match="the kinds are cpu, slow"):
+        change(fast, plan, "devices=-slo")
+    with pytest.raises(UnsupportedRequest, match="all 4 devices are of kind cpu"):
+        change(alone, other, "devices=-cpu")
 
 
 @pytest.mark.parametrize("form", ["pairs", "ports", "bus"])
