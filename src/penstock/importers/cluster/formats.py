@@ -95,6 +95,16 @@ FORMATS: dict[Format, KnownFormat] = {
 }
 
 
+_NOT_READ = {
+    tool: re2.compile(f"(?im){tells}")
+    for tool, tells in {
+        "rocm-smi --showtopo": r"^=+ (Weight|Hops|Link Type) between two GPUs =+",
+        "amd-smi topology": r"^(ACCESS|WEIGHT|HOPS|LINK TYPE|NUMA BW) TABLE:",
+    }.items()
+}
+"""Tools whose texts are recognised, so that a refusal names them."""
+
+
 def import_topology(
     sources: Sequence[ImportSource], options: ImportOptions | None = None, *, most_devices: int | None = None
 ) -> TopologyImported:
@@ -109,6 +119,7 @@ def import_topology(
     options = options or ImportOptions()
     with no_collection():
         read = [_read(number, source, options.topology) for number, source in enumerate(sources)]
+        _refuse_topology_alone(sources, options, read[0].format)
         if options.topology is not None and all(facts.format != "slurm-yaml" for facts in read):
             raise InvalidDocument(f"no source is a topology.yaml, which would have the topology {options.topology!r}")
         return merge(read, [source.nodes for source in sources], options, most_devices)
@@ -133,6 +144,7 @@ def recognised(source: ImportSource, number: int = 0) -> Format:
 
 
 def _read(number: int, source: ImportSource, topology: str | None) -> SourceFacts:
+    _refuse_unread(source, number)
     name = recognised(source, number)
     reader = FORMATS[name].reader(name)
     called = source.name or f"source {number + 1} ({name})"
@@ -141,6 +153,26 @@ def _read(number: int, source: ImportSource, topology: str | None) -> SourceFact
     except InvalidDocument:
         _refuse_other_format(source, name, called)
         raise
+
+
+def _refuse_unread(source: ImportSource, number: int) -> None:
+    for tool, tells in _NOT_READ.items():
+        if tells.search(source.text[:_LOOKED_AT]):
+            raise InvalidDocument(
+                f"{source.name or f'source {number + 1}'} is what `{tool}` prints, which is not read",
+                remedy="give the file that RCCL writes with NCCL_TOPO_DUMP_FILE=topo.xml, or leave the text out and "
+                "say --devices-per-node 8 --fabric pairs --fabric-bandwidth 50GB/s",
+            )
+
+
+def _refuse_topology_alone(sources: Sequence[ImportSource], options: ImportOptions, format: str) -> None:
+    """Refuse a topology of Penstock's with nothing to add to it. Where its format is given, that is what is meant."""
+    if format == "agents" and len(sources) == 1 and sources[0].format is None and options == ImportOptions():
+        called = sources[0].name or "source 1"
+        raise InvalidDocument(
+            f"{called} is already a topology of Penstock's, and no other source and no option adds to it",
+            remedy=f"use it as it is (--topology {sources[0].name or 'FILE'}), or name its format: --from agents",
+        )
 
 
 def _refuse_other_format(source: ImportSource, name: Format, called: str) -> None:
