@@ -29,7 +29,7 @@ def imported(text: str, **options: object) -> TopologyImported:
 
 
 LONELY = matrix("NV18 NODE NV18 NODE NV18 NODE")
-"""Of GPU2, which has no NVLink."""
+"""A node whose GPU2 has no NVLink."""
 
 
 @pytest.mark.parametrize(
@@ -47,28 +47,28 @@ def test_nvlink_of_some_devices_is_not_taken_for_all(text: str, why: str) -> Non
     (fault,) = caught.value.faults
     assert why in fault.detail
     assert caught.value.remedy == "--fabric-bandwidth 50GB/s"
-    found = imported(text, fabric_bytes_per_s=50 * GB)
-    fabric = found.topology.nodes[0].fabric
+    answer = imported(text, fabric_bytes_per_s=50 * GB)
+    fabric = answer.topology.nodes[0].fabric
     assert isinstance(fabric, Fabric)
     assert (fabric.form, fabric.bandwidth_bytes_per_s) == ("bus", 50 * GB)
-    assert any("only PCIe is counted" in sentence for sentence in found.assumptions)
+    assert any("only PCIe is counted" in sentence for sentence in answer.assumptions)
 
 
 def test_devices_with_fewer_links_into_a_switch_bound_all_and_it_is_said() -> None:
-    found = imported(matrix("NV18 NV9 NV18 NV9 NV18 NV9"))
-    fabric = found.topology.nodes[0].fabric
+    answer = imported(matrix("NV18 NV9 NV18 NV9 NV18 NV9"))
+    fabric = answer.topology.nodes[0].fabric
     assert isinstance(fabric, Fabric)
     assert (fabric.form, fabric.bandwidth_bytes_per_s) == ("ports", 225 * GB)
-    assert "every device is counted with 9 NVLinks, as many as the narrowest has" in found.assumptions
+    assert "every device is counted with 9 NVLinks, as many as the narrowest has" in answer.assumptions
 
 
 def test_partitions_beside_whole_devices_are_left_out_alone() -> None:
     text = record("n1", gres="gpu:h100:6,gpu:h100_3g.40gb:4", tres="gres/gpu=10")
     text += record("n2", gres="gpu:h100-40c:2", tres="gres/gpu=2") + record("n3")
-    found = imported(text)
-    assert [(node.name, len(node.devices)) for node in found.topology.nodes] == [("n1", 6), ("n3", 8)]
+    answer = imported(text)
+    assert [(node.name, len(node.devices)) for node in answer.topology.nodes] == [("n1", 6), ("n3", 8)]
     assert any(
-        said == "n1: 4 partitions of devices (MIG, vGPU, or shared in time) are left out beside whole ones"
-        for said in found.assumptions
+        each == "n1: 4 partitions of devices (MIG, vGPU, or shared in time) are left out beside whole ones"
+        for each in answer.assumptions
     )
-    assert [(group.nodes, "vGPU" in group.why) for group in found.left_out] == [("n2", True)]
+    assert [(group.nodes, "vGPU" in group.why) for group in answer.left_out] == [("n2", True)]
