@@ -42,12 +42,12 @@ FLAGS = """
 """
 
 
-def judged(text: str, **given: str) -> LayoutImported:
+def judged(text: str, **values: str) -> LayoutImported:
     topology = catalogue.cluster("1x8xH100")
-    profile = profile_said("megatron", text, "train", ["H100"], given=given, compare=False)
+    profile = profile_said("megatron", text, "train", ["H100"], given=values, compare=False)
     question = {"schema_version": 1, "profile": profile, "topology": topology, "global_batch_size": 16}
     fields: dict[str, Any] = {"format": "megatron", "layout": text, "source": "train", "request": question}
-    return import_layout(LayoutRequest.parse({"schema_version": 1, **fields, "compare": False, "given": given}))
+    return import_layout(LayoutRequest.parse({"schema_version": 1, **fields, "compare": False, "given": values}))
 
 
 def test_nemos_words_mean_megatrons_switches() -> None:
@@ -108,8 +108,8 @@ def test_what_is_said_in_megatrons_words_is_read_and_the_trainer_is_named() -> N
     answer = judged(text, **{"expert-model-parallel-size": "4"})
     assert answer.plan.degrees is not None
     assert answer.plan.degrees.expert == 4
-    (said,) = [each for each in answer.assumptions if each.startswith("the script is Megatron-DeepSpeed's")]
-    assert "(--deepspeed, --deepspeed-config)" in said
+    (sentence,) = [each for each in answer.assumptions if each.startswith("the script is Megatron-DeepSpeed's")]
+    assert "(--deepspeed, --deepspeed-config)" in sentence
 
 
 def test_how_tensors_of_experts_are_split_is_ignored_without_experts() -> None:
@@ -121,7 +121,7 @@ def test_how_tensors_of_experts_are_split_is_ignored_without_experts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "asked"),
+    ("flags", "has_experts"),
     [
         ("--tensor-model-parallel-size 2", False),
         ("--expert-model-parallel-size 8", True),
@@ -129,10 +129,10 @@ def test_how_tensors_of_experts_are_split_is_ignored_without_experts() -> None:
         ("--expert-model-parallel-size 8 --num-experts 8", False),
     ],
 )
-def test_a_model_in_another_file_is_asked_for_with_its_experts(flags: str, asked: bool) -> None:
+def test_a_model_in_another_file_is_asked_for_with_its_experts(flags: str, has_experts: bool) -> None:
     with pytest.raises(InvalidDocument) as caught:
         shape_said(Flags(f"source model.sh; train ${{MODEL[@]}} {flags}", "train.sh"), "train")
-    assert ("--given num-experts=… --given moe-router-topk=…" in str(caught.value.remedy)) == asked
+    assert ("--given num-experts=… --given moe-router-topk=…" in str(caught.value.remedy)) == has_experts
 
 
 def test_sizes_that_a_recipe_hands_to_a_helper_are_read() -> None:

@@ -15,7 +15,7 @@ from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.transformers.degrees import ContextKind, Degrees, Framework
 from penstock.schemas.transformers.shape import TransformerShape
-from penstock.shapes.hugging_face import shape_of
+from penstock.shapes.hugging_face import remarks, shape_of
 from penstock.shapes.layout import FRAMEWORKS
 from penstock.shapes.profiled_degrees import USUAL, Asked, refuse_illegal
 from penstock.shapes.routing import AS_SHAPED, Routing, routed
@@ -58,7 +58,10 @@ def find_profile(
         return _as_it_is(found, framework, sequence_length, changes)
     shape = find_shape(given, sequence_length, routing)
     framework = framework or FRAMEWORKS.get(target or "")
-    return computed_profile(shape, framework, asked=asked, context_kind=context_kind)
+    profile = computed_profile(shape, framework, asked=asked, context_kind=context_kind)
+    if str(given) in SHAPES or str(given) in catalogue.model_names():
+        return profile
+    return profile.model_copy(update={"assumptions": (*profile.assumptions, *remarks(read_config(Path(given))))})
 
 
 def computed_profile(

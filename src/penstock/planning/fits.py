@@ -19,6 +19,7 @@ from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.transformers.degrees import Module
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes import parameters
+from penstock.shapes.hugging_face import remarks
 from penstock.shapes.layout import FULL, SHARDINGS, Layout, divisors, layouts
 from penstock.shapes.legality import Broken, broken
 from penstock.shapes.memory import Memory, memory_of_stages, vocabulary_rows
@@ -310,6 +311,6 @@ def _assumptions(
         yield "tokens are routed evenly to the experts"
     if request.hugging_face is not None and request.hugging_face.get("num_nextn_predict_layers"):
         yield "the layers that predict further tokens are left out"
-    if request.hugging_face is not None and request.hugging_face.get("quantization_config"):
-        yield "the quantization in config.json is left out: training is in bf16"
+    if request.hugging_face is not None:
+        yield from remarks(request.hugging_face)
     yield "neither fragmentation of the allocator nor buffers of the communication library are counted"

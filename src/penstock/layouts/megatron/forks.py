@@ -48,11 +48,11 @@ def switches_by_value(text: str) -> list[tuple[str, int]]:
 
 
 def deepspeed_said(names: Iterable[str]) -> str:
-    """Say that a script is Megatron-DeepSpeed's, from the names of its unknown flags; empty where it is not."""
-    own = [name for name in names if name in OF_DEEPSPEED]
-    if "deepspeed" not in own:
+    """Return the sentence on a script of Megatron-DeepSpeed, from the names of its unknown flags; else no text."""
+    flags = [name for name in names if name in OF_DEEPSPEED]
+    if "deepspeed" not in flags:
         return ""
-    listed = ", ".join(f"--{name}" for name in own)
+    listed = ", ".join(f"--{name}" for name in flags)
     return (
         f"the script is {DEEPSPEED}'s: its own flags ({listed}) and its configuration are not read, and the stage of "
         f"ZeRO and what it offloads can change the answer; --{RANKS} and Megatron-LM's other flags are"
@@ -60,7 +60,7 @@ def deepspeed_said(names: Iterable[str]) -> str:
 
 
 def unknown_said(names: Iterable[str], most: int) -> str:
-    """List unknown names, those first that may well change the answer; empty where there are none."""
+    """List unknown names, those first that may well change the answer; no names give no text."""
     listed = sorted(names, key=lambda name: TELLING.search(name) is None)
     if not listed:
         return ""
