@@ -22,7 +22,7 @@ from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest, Target
 from penstock.schemas.transformers.degrees import Framework, Module
-from penstock.shapes.layout import FULL, Layout, layers_of_stages
+from penstock.shapes.layout import FULL, Layout, layers_of_stages, uneven_said
 from penstock.shapes.legality import broken
 from penstock.solvers.bounds.schedule_bound import schedule_bound
 from penstock.solvers.costs.memory import shortages
@@ -95,6 +95,7 @@ def even_layout(
         recompute=FULL if recompute == "full" else frozenset(),
         sharding=sharding or "optimizer",
         framework=profile.framework or "megatron",
+        uneven=True,
     )
     refuse_several_stages(profile, sharding, pipeline * virtual_stages)
     _refuse_illegal(problem := to_problem(request), profile, layout)
@@ -108,7 +109,10 @@ def even_layout(
     if faults and not short:
         raise InvalidPlan(f"the layout does not verify: {faults[0]}")
     bounds = () if short else (schedule_bound(cells, allocation, found.schedule, overlap=overlap),)
-    file = PlanFile(plan=to_plan(cells, request, found, bounds), request=request)
+    plan = to_plan(cells, request, found, bounds)
+    if words := uneven_said(even.blocks, layout):
+        plan = plan.model_copy(update={"assumptions": (*plan.assumptions, words)})
+    file = PlanFile(plan=plan, request=request)
     return EvenLayout(file, short[0].missing_bytes if short else 0)
 
 
@@ -142,7 +146,7 @@ class Even:
                 "head, so they have no plain layout",
                 remedy="name them so (embedding, block.0 …, head), or write the plan's stages by hand",
             )
-        self._first, self._blocks = roles.first, roles.number
+        self._first, self.blocks = roles.first, roles.number
 
     def allocation(self, layout: Layout) -> Allocation:
         """The stages. Raises UnsupportedRequest where they cannot be equal, InvalidDocument where replicas cannot."""
@@ -153,10 +157,10 @@ class Even:
         return ordered(self.cells, self._within, self._drawn(layout), allocation)
 
     def _drawn(self, layout: Layout) -> Drawn:
-        split = layers_of_stages(self._blocks, layout)
+        split = layers_of_stages(self.blocks, layout)
         if split is None:
             raise UnsupportedRequest(
-                f"{self._blocks} transformer layers cannot be split over {layout.pipeline} stages of "
+                f"{self.blocks} transformer layers cannot be split over {layout.pipeline} stages of "
                 f"{layout.virtual_stages} parts each"
             )
         return Drawn(

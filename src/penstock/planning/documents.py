@@ -58,10 +58,15 @@ def find_profile(
         return _as_it_is(found, framework, sequence_length, changes)
     shape = find_shape(given, sequence_length, routing)
     framework = framework or FRAMEWORKS.get(target or "")
-    profile = computed_profile(shape, framework, asked=asked, context_kind=context_kind)
-    if str(given) in SHAPES or str(given) in catalogue.model_names():
+    return with_remarks(computed_profile(shape, framework, asked=asked, context_kind=context_kind), given)
+
+
+def with_remarks(profile: ModelProfile, model: str | Path) -> ModelProfile:
+    """Return the profile of a model with what has to be said of its config.json, if the model is one."""
+    path = Path(model)
+    if str(model) in SHAPES or not path.is_file():
         return profile
-    return profile.model_copy(update={"assumptions": (*profile.assumptions, *remarks(read_config(Path(given))))})
+    return profile.model_copy(update={"assumptions": (*profile.assumptions, *remarks(read_config(path)))})
 
 
 def computed_profile(
