@@ -201,10 +201,10 @@ def _sentences(
     samples = problem.batch_samples
     rate = samples * 1e9 / value
     said = [
-        f"the model has {_parameters(profile)} parameters",
         f"{duration(value)} per global batch of {samples} samples, {rate:.4g} samples/s; "
         f"{percent(theirs.timeline.bubble)} of the devices' time is idle",
     ]
+    said.append(f"the model has {_parameters(profile)} parameters")
     used = sum(len(problem.gpus(device)) for device in theirs.timeline.uses)
     devices = (problem.real or problem).num_devices
     if used < devices:
