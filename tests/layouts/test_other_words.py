@@ -101,6 +101,16 @@ def test_flags_by_which_another_trainer_decides_the_layout_are_refused(
     assert remedy in str(caught.value.remedy)
 
 
+def test_a_degree_of_one_is_none_also_by_a_variable() -> None:
+    script = 'EP=1\nif [ $EP -gt 1 ]; then\n  MORE="--expert-interval 2"\nfi\n'
+    flags = Flags(
+        f"{script}deepspeed train.py --deepspeed {FLAGS} --moe-expert-parallel-size ${{EP}} $MORE", "train.sh"
+    )
+    assert flags.number("num-layers") == 4
+    one = judged(f"{FLAGS} --num-experts 1")
+    assert one.plan == judged(FLAGS).plan
+
+
 def test_what_is_said_in_megatrons_words_is_read_and_the_trainer_is_named() -> None:
     text = (
         f"deepspeed train.py --deepspeed --deepspeed_config c.json --num-experts 8 --moe-expert-parallel-size 4 {FLAGS}"
@@ -110,6 +120,10 @@ def test_what_is_said_in_megatrons_words_is_read_and_the_trainer_is_named() -> N
     assert answer.plan.degrees.expert == 4
     (sentence,) = [each for each in answer.assumptions if each.startswith("the script is Megatron-DeepSpeed's")]
     assert "(--deepspeed, --deepspeed-config)" in sentence
+    assert not any(each.startswith("no flags of Megatron's") for each in answer.assumptions)
+    launched = judged(f"cd /data && deepspeed train.py {FLAGS}").assumptions
+    assert any(each.startswith("the script is Megatron-DeepSpeed's: its own flags and its") for each in launched)
+    assert not any("Megatron-DeepSpeed" in each for each in judged(f"python deepspeed_train.py {FLAGS}").assumptions)
 
 
 def test_how_tensors_of_experts_are_split_is_ignored_without_experts() -> None:

@@ -162,8 +162,8 @@ class Flags:
         places: list[Fault] = []
         instead: list[str] = []
         for match in _OF_FORKS.finditer(plain):
-            name, value = match[1].replace("_", "-"), match[2] or ""
-            if INSTEAD[name] not in self.found and value not in ("0", "1"):
+            name, value = match[1].replace("_", "-"), self._of_fork(match)
+            if INSTEAD[name] not in self.found and value not in (None, "0", "1"):
                 places.append(Fault(self._place(match.start()), f"--{name} {value}".rstrip(), "layout"))
                 instead.append(f"--given {INSTEAD[name]}=…")
         if places:
@@ -172,6 +172,15 @@ class Flags:
                 faults=tuple(places),
                 remedy=f"say it in Megatron-LM's words: {' '.join(dict.fromkeys(instead))}",
             )
+
+    def _of_fork(self, match: re.Match[str]) -> str | None:
+        """Return the value of another trainer's flag, looked up where that is possible; None where it does not run."""
+        if self._variables.condition(match.start()).runs is False:
+            return None
+        try:
+            return self._variables.value(Value(match[2] or "", match.start())).text
+        except Unsaid:
+            return match[2] or ""
 
     def wrong(self, name: str, detail: str, remedy: str | None = None) -> InvalidDocument:
         """An error that points to the flag's value."""

@@ -31,6 +31,7 @@ TELLING = re.compile(
     r"parallel|expert|partition|pipeline|stage|shard|zero|offload|recompute|checkpoint-act|degree|precision|dtype|optim"
 )
 """Parts of names by which an unknown flag may well change an answer."""
+_LAUNCHER = re.compile(r"(?m)(?:^|[;&|\"'(])[ \t]*deepspeed[ \t]")
 _GATED = "(?:fast-)?(?:swiglu|geglu|reglu)"
 _SHARDED = "distributed_fused_adam|mcore_distributed_optim"
 BY_VALUE = (
@@ -47,14 +48,14 @@ def switches_by_value(text: str) -> list[tuple[str, int]]:
     return [(flag, match.start()) for pattern, flag in _BY_VALUE for match in pattern.finditer(text)]
 
 
-def deepspeed_said(names: Iterable[str]) -> str:
-    """Return the sentence on a script of Megatron-DeepSpeed, from the names of its unknown flags; else no text."""
+def deepspeed_said(text: str, names: Iterable[str]) -> str:
+    """Return the sentence on a script of Megatron-DeepSpeed, from its text and its unknown flags; else no text."""
     flags = [name for name in names if name in OF_DEEPSPEED]
-    if "deepspeed" not in flags:
+    if "deepspeed" not in flags and _LAUNCHER.search(text) is None:
         return ""
-    listed = ", ".join(f"--{name}" for name in flags)
+    listed = f" ({', '.join(f'--{name}' for name in flags)})" if flags else ""
     return (
-        f"the script is {DEEPSPEED}'s: its own flags ({listed}) and its configuration are not read, and the stage of "
+        f"the script is {DEEPSPEED}'s: its own flags{listed} and its configuration are not read, and the stage of "
         f"ZeRO and what it offloads can change the answer; --{RANKS} and Megatron-LM's other flags are"
     )
 

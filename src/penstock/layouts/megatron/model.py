@@ -159,7 +159,7 @@ def _latent(flags: Flags) -> LatentAttention | None:
 
 def _experts(flags: Flags, ffn: int) -> Experts | None:
     number = flags.number("num-experts")
-    if number is None:
+    if number is None or (number == 1 and "moe-router-topk" not in flags.found):  # one expert is the usual feed-forward
         return None
     padded = flags.on("moe-pad-expert-input-to-capacity")
     return Experts(

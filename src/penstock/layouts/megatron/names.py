@@ -123,6 +123,8 @@ OTHERWISE = {
     "encoder-seq-length": "seq-length",
     "decoder-seq-length": "seq-length",
     "overlap-grad-sync": "overlap-grad-reduce",
+    "overlap-param-sync": "overlap-param-gather",
+    "ub-tp-comm-overlap": "tp-comm-overlap",
     "grad-sync-dtype": MAIN_GRADIENTS,
 }
 """Names in configurations of NeMo and Megatron-Core."""

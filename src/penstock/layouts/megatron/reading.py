@@ -12,7 +12,7 @@ from penstock.layouts.degrees import Stated, degrees_in
 from penstock.layouts.drawn import NONE, Drawn, Reading, wrong
 from penstock.layouts.megatron.cuts import predicts_more, stages_of
 from penstock.layouts.megatron.flags import NO_GIVEN, Flags
-from penstock.layouts.megatron.forks import OF_DEEPSPEED, deepspeed_said, unknown_said
+from penstock.layouts.megatron.forks import INSTEAD, OF_DEEPSPEED, deepspeed_said, unknown_said
 from penstock.layouts.megatron.layout_string import read_layout
 from penstock.layouts.megatron.names import (
     CUTS,
@@ -218,6 +218,8 @@ def _degrees(flags: Flags, given: Reading) -> Stated:
 def _compared(flags: Flags, given: Reading) -> tuple[str, ...]:
     """What could not be compared. Raises InvalidDocument where model and profile contradict each other."""
     said = {size: value for name, size in zip(SIZES, _SIZES, strict=True) if (value := flags.number(name)) is not None}
+    if said.get("experts") == 1 and given.profile.shape is not None and given.profile.shape.experts is None:
+        del said["experts"]  # one expert is the usual feed-forward
     names = dict(zip(_SIZES, SIZES, strict=True))
     found = compared(given.profile, given.roles, said)
     for size, words in found.wrong.items():
@@ -288,8 +290,8 @@ def _assumptions(flags: Flags, given: Reading) -> list[str]:
         said.append(f"--{stated}, and the profile was measured with parameters in {profiled}: judged are the profile's")
     if stacks := [name for name in OTHER_STACKS if flags.mentioned(name)]:
         said.append(f"--{stacks[0]}: layers of several kinds, on one stage; what they cost is as the profile has it")
-    fork_sentence = deepspeed_said(name.removeprefix("--") for name in flags.unknown)
-    others = [name for name in flags.unknown if not fork_sentence or name[2:] not in OF_DEEPSPEED]
+    fork_sentence = deepspeed_said(flags.text, (name.removeprefix("--") for name in flags.unknown))
+    others = [name for name in flags.unknown if not fork_sentence or name[2:] not in OF_DEEPSPEED | INSTEAD.keys()]
     said += filter(None, (fork_sentence, unknown_said(others, _MOST_NAMED)))
     if changing := flags.changing():
         said.append(changing_sentence(changing))
