@@ -89,20 +89,12 @@ def test_faults_of_a_text_come_with_its_name_and_line() -> None:
     assert caught.value.faults[0].pointer.startswith("line 1, column ")
 
 
-@pytest.mark.parametrize(
-    ("text", "tool"),
-    [
-        (
-            "===== Weight between two GPUs =====\n       GPU0   GPU1\nGPU0   0      15\nGPU1   15     0\n",
-            "rocm-smi --showtopo",
-        ),
-        ("== Link Type between two GPUs ==\n      GPU0  GPU1\nGPU0  0     XGMI\n", "rocm-smi --showtopo"),
-        ("WEIGHT TABLE:\n             0000:01:00.0 0000:02:00.0\n0000:01:00.0 0            15\n", "amd-smi topology"),
-    ],
-)
 @pytest.mark.parametrize("format", [None, "nvidia-topo"])
-def test_a_tool_that_is_not_read_is_named(text: str, tool: str, format: str | None) -> None:
-    with pytest.raises(InvalidDocument, match=f"topo.txt is what `{tool}` prints, which is not read") as caught:
+def test_a_tool_that_is_not_read_is_named(format: str | None) -> None:
+    text = "WEIGHT TABLE:\n             0000:01:00.0 0000:02:00.0\n0000:01:00.0 0            15\n"
+    with pytest.raises(
+        InvalidDocument, match=r"topo\.txt is what `amd-smi topology` prints, which is not read"
+    ) as caught:
         import_topology([ImportSource(text=text, name="topo.txt", format=format)])
     assert "NCCL_TOPO_DUMP_FILE" in str(caught.value.remedy)
 

@@ -26,9 +26,10 @@ _MORE_EXACT: dict[tuple[Format, ...], Format] = {
     ("slurm-conf", "scontrol-topology"): "scontrol-topology",
     ("slurm-yaml", "scontrol-nodes"): "scontrol-nodes",
     ("k8s-nodes", "hypernodes"): "k8s-nodes",
+    ("nvidia-topo", "rocm-topo"): "rocm-topo",
 }
 """Where a text may be of both: scontrol adds to what topology.conf has, nodes say which topology they are of, and are
-read with their HyperNodes."""
+read with their HyperNodes; rocm-smi's matrices have the columns of nvidia-smi's."""
 
 
 @dataclass(frozen=True)
@@ -89,20 +90,16 @@ FORMATS: dict[Format, KnownFormat] = {
     "nvidia-topo": _format("node.nvidia_topo", "what `nvidia-smi topo -m` prints", r"^[\s\x1b\[0-9;m]*GPU0\b.*"),
     "nvidia-query": _format("node.nvidia_query", "what `nvidia-smi -q -x` prints", r"<nvidia_smi_log\b"),
     "nccl-xml": _format("node.nccl_xml", "a topology that NCCL wrote or is given, XML", r"<system\b"),
+    "rocm-topo": _format(
+        "node.rocm_topo", "what `rocm-smi --showtopo` prints", r"^\s*=+ *(Weight|Link Type) between two GPUs *=+"
+    ),
     "agents": _format(
         "agents", "a topology of Penstock's: living agents, `penstock probe`", r'^\W*"?(schema_version|uniform)"?\s*:'
     ),
 }
 
 
-_NOT_READ = {
-    tool: re2.compile(f"(?im){tells}")
-    for tool, tells in {
-        "rocm-smi --showtopo": r"^=+ (Weight|Hops|Link Type) between two GPUs =+",
-        "amd-smi topology": r"^(ACCESS|WEIGHT|HOPS|LINK TYPE|NUMA BW) TABLE:",
-    }.items()
-}
-"""Tools whose texts are recognised, so that a refusal names them."""
+_AMD_SMI = re2.compile(r"(?im)^(ACCESS|WEIGHT|HOPS|LINK TYPE|NUMA BW) TABLE:")
 
 
 def import_topology(
@@ -156,13 +153,13 @@ def _read(number: int, source: ImportSource, topology: str | None) -> SourceFact
 
 
 def _refuse_unread(source: ImportSource, number: int) -> None:
-    for tool, tells in _NOT_READ.items():
-        if tells.search(source.text[:_LOOKED_AT]):
-            raise InvalidDocument(
-                f"{source.name or f'source {number + 1}'} is what `{tool}` prints, which is not read",
-                remedy="give the file that RCCL writes with NCCL_TOPO_DUMP_FILE=topo.xml, or leave the text out and "
-                "say --devices-per-node 8 --fabric pairs --fabric-bandwidth 50GB/s",
-            )
+    """Refuse by its name what is recognised and not read."""
+    if _AMD_SMI.search(source.text[:_LOOKED_AT]):
+        raise InvalidDocument(
+            f"{source.name or f'source {number + 1}'} is what `amd-smi topology` prints, which is not read",
+            remedy="give what `rocm-smi --showtopo` prints, or the file that RCCL writes with "
+            "NCCL_TOPO_DUMP_FILE=topo.xml",
+        )
 
 
 def _refuse_topology_alone(sources: Sequence[ImportSource], options: ImportOptions, format: str) -> None:

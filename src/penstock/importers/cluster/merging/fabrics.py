@@ -111,7 +111,7 @@ def _is_switched(wired: Iterable[DeviceLinkFacts], nvlink: NvLink) -> bool:
 def _of_mesh(links: Sequence[DeviceLinkFacts], pairs: int, nvlink: NvLink | None, reading: Reading) -> int | None:
     narrowest = min(link.links for link in links)
     if len(links) < pairs:
-        reading.said.append(f"{pairs - len(links)} of {pairs} pairs have no NVLink of their own; others pass it on")
+        reading.said.append(f"{pairs - len(links)} of {pairs} pairs have no link between them; others pass it on")
     _note_narrowest("pair", links, narrowest, reading)
     return _carried(links, narrowest, nvlink, reading)
 
