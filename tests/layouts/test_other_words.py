@@ -66,6 +66,9 @@ def test_nemos_words_mean_megatrons_switches() -> None:
 def test_unknown_settings_of_a_configuration_are_listed() -> None:
     (listed,) = [each for each in judged(NEMO).assumptions if each.startswith("no flags of Megatron's")]
     assert listed.endswith("by their names 1 of these may change the answer: odd_parallel_setting, megatron_amp_O2")
+    manifest = "apiVersion: v1\nkind: Job\nspec: {args: ['--num-layers', '4', '--hidden-size=512']}\n"
+    assert Flags(manifest, "job.yaml").unknown == ()
+    assert Flags("model: &whole\n  odd: 1\n  again: *whole\n", "loop.yaml").unknown == ("odd",)
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,8 @@ _COMMENT = re.compile(r"(?m)(^|(?<=\s))#.*$")
 _NOTHING = ("", "null", "none", "~")
 _OFF = ("false", "no", "off", "0", "0.0", *_NOTHING)
 _ALIKE = 0.92
+_LONGEST = 50_000
+"""Characters of a configuration whose unknown settings are listed; configurations of NeMo have a tenth of it."""
 _MOST_COMPARED = 1000
 """Names that are no flag of these; a script has fewer."""
 NO_GIVEN: Mapping[str, str] = MappingProxyType({})
@@ -155,7 +157,27 @@ class Flags:
                 detail = f"--{match[1]} is no flag of Megatron's; did you mean --{near[0]}?"
                 faults.add(line, detail, column=column, code="layout")
         faults.stop()
-        self.unknown = tuple(f"--{name}" for name in first) or tuple(_unknown_settings(plain, self.configured))
+        self.unknown = tuple(f"--{name}" for name in first) or tuple(self._unknown_settings(plain))
+
+    def _unknown_settings(self, plain: str) -> list[str]:
+        """Return the settings of a configuration in YAML that Megatron does not have; a text with flags is another."""
+        try:
+            has_other_form = self.configured or len(plain) > _LONGEST or _ANY_FLAG.search(plain)
+            data = None if has_other_form else load_yaml(plain, self.source)
+        except InvalidDocument:
+            return []
+        names: dict[str, None] = {}
+        left = [data] if isinstance(data, dict) else []
+        entered = set(map(id, left))  # an alias may lead back
+        while left:
+            for key, value in left.pop(0).items():
+                name = str(key).replace("_", "-")
+                if isinstance(value, dict):
+                    left += [value] if name not in _OTHER_TABLES and id(value) not in entered else []
+                    entered.add(id(value))
+                elif name not in _KNOWN and _without_no(name) not in IRRELEVANT | _KNOWN | _NOT_OF_LAYOUTS:
+                    names[str(key)] = None
+        return list(names)
 
     def _refuse_forks(self, plain: str) -> None:
         """Raise UnsupportedRequest for flags by which another trainer decides what Megatron-LM's flags leave out."""
@@ -313,24 +335,6 @@ class Flags:
         if self.unread:
             said.append(f"not read, and judged as if absent: {'; '.join(self.unread)}")
         return said
-
-
-def _unknown_settings(plain: str, is_module: bool) -> list[str]:
-    """Return the settings of a configuration in YAML that are none of Megatron's."""
-    try:
-        data = None if is_module else load_yaml(plain, "the configuration")
-    except InvalidDocument:
-        return []
-    names: dict[str, None] = {}
-    tables = [data] if isinstance(data, dict) else []
-    for table in tables:
-        for key, value in table.items():
-            name = str(key).replace("_", "-")
-            if isinstance(value, dict):
-                tables += [value] if name not in _OTHER_TABLES else []
-            elif name not in _KNOWN and _without_no(name) not in IRRELEVANT | _KNOWN | _NOT_OF_LAYOUTS:
-                names[str(key)] = None
-    return list(names)
 
 
 def _without_no(name: str) -> str:
