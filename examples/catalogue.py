@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from penstock.examples.shapes import SHAPES
 from penstock.schemas.errors import InvalidDocument, NotFound
 from penstock.schemas.profile import ModelProfile
-from penstock.schemas.topology import ClusterTopology, DeviceKind, Fabric, UniformCluster
+from penstock.schemas.topology import MAX_DEVICES, ClusterTopology, DeviceKind, Fabric, UniformCluster
 from penstock.schemas.transformers.shape import TransformerShape
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def cluster(name: str) -> ClusterTopology:
     if match is None:
         known = [*cluster_names(), *(f"8x8x{kind}" for kind in DEVICES)]
         counts = re.fullmatch(r"[0-9]+x[0-9]+", name)
-        remedy = f"say of which kind the devices are: {name}xA100" if counts else _remedy(name, known)
+        remedy = f"say of which kind the devices are: {name}xA100" if counts else _joined(name) or _remedy(name, known)
         raise NotFound(f"there is no cluster {name!r} among the examples", remedy=remedy)
     kinds = {kind.lower(): kind for kind in DEVICES}
     kind = kinds.get(match["kind"].lower(), match["kind"])
@@ -94,7 +94,23 @@ def cluster(name: str) -> ClusterTopology:
             remedy="describe the cluster in a topology file; `penstock probe -o here.json` writes one of this machine",
         )
     nodes, devices = _counts(name, match["nodes"], int(match["devices"]))
+    if nodes * devices > MAX_DEVICES:
+        raise InvalidDocument(
+            f"the cluster {name!r} has {nodes * devices:,} devices; the most are {MAX_DEVICES:,}",
+            remedy="plan for a part of it",
+        )
     return _uniform(name, nodes, devices, kind)
+
+
+def _joined(name: str) -> str:
+    """Return the remedy for a form that lacks the x before the kind, as in ``2x4V100``; empty for any other name."""
+    from penstock.executor.profiling.device_table import DEVICES
+
+    for kind in DEVICES:
+        counts = name[: -len(kind)].rstrip("-_ x")
+        if name.lower().endswith(kind.lower()) and re.fullmatch(r"(?:[0-9]+x)?[0-9]+", counts):
+            return f"did you mean {counts}x{kind}?"
+    return ""
 
 
 def _counts(name: str, nodes: str | None, devices: int) -> tuple[int, int]:

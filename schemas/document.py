@@ -63,15 +63,15 @@ class Document(Part):
         return address_of(self.canonical_json())
 
     @classmethod
-    def parse(cls, data: Any, *, units: bool = False, origin: str = "") -> Self:
-        """Validate plain data.
+    def parse(cls, data: Any, *, units: bool = False, by_hand: bool = False, origin: str = "") -> Self:
+        """Validate plain data; ``by_hand``: a person wrote it, so that tiny numbers without a unit are refused.
 
         Raises InvalidDocument with one fault per mistake, each with its JSON pointer; of more than MOST_FAULTS, the
         first ones. Data that look like another kind of document are a WrongDocument, without the faults that follow
         from that.
         """
         try:
-            return cls.model_validate(data, context={"units": units})
+            return cls.model_validate(data, context={"units": units, "by_hand": by_hand})
         except ValidationError as error:
             raise refusal(cls, error, data, origin=origin) from None
 
@@ -89,7 +89,7 @@ class Document(Part):
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidDocument(f"cannot read {str(path)!r}: {unreadable(error)}") from None
         if path.suffix in {".yaml", ".yml"}:
-            return cls.parse(_load_yaml(text, str(path)), units=True, origin=repr(str(path)))
+            return cls.parse(_load_yaml(text, str(path)), units=True, by_hand=True, origin=repr(str(path)))
         return cls.parse_json(text, origin=repr(str(path)))
 
     def write(self, path: str | Path) -> None:

@@ -1,7 +1,8 @@
 """Numbers on the wire: integer nanoseconds, bytes and bytes per second, each below 2^53.
 
 Documents read from YAML, and the command line, may also write ``25 Gbit/s``, ``16 GiB`` or ``2 ms``:
-such a document is validated with ``context={"units": True}``; the wire takes integers only.
+such a document is validated with ``context={"units": True}``; the wire takes integers only. A document that a person
+has written has ``"by_hand"`` in its context, too: there a number without a unit that is implausibly small is refused.
 """
 
 from __future__ import annotations
@@ -57,10 +58,15 @@ def _within_wire(value: Any) -> Any:
     return value
 
 
-def _with_units(parse: Any) -> BeforeValidator:
+def _with_units(parse: Any, least: int = 0, unit: str = "", meant: tuple[str, ...] = ()) -> BeforeValidator:
+    """Read a text with a unit. By hand, a number below ``least`` needs one: ``unit``, or what was ``meant``."""
+
     def read(value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, str) and info.context and info.context.get("units"):
             return parse(value)
+        if isinstance(value, int) and 0 < value < least and info.context and info.context.get("by_hand"):
+            guesses = " or ".join(f"{value} {each}" for each in meant)
+            raise ValueError(f"{value} without a unit is {value} {unit}; did you mean {guesses}? Write the unit")
         return value
 
     return BeforeValidator(read)
@@ -77,7 +83,15 @@ Count = Annotated[int, Field(strict=True, ge=0, le=MAX_WIRE_INTEGER)]
 PositiveCount = Annotated[int, Field(strict=True, ge=1, le=MAX_WIRE_INTEGER)]
 Nanoseconds = Annotated[int, Field(strict=True, ge=0, le=MAX_WIRE_INTEGER), _with_units(parse_time_ns)]
 Bytes = Annotated[int, Field(strict=True, ge=0, le=MAX_WIRE_INTEGER), _with_units(parse_bytes)]
-BytesPerSecond = Annotated[int, Field(strict=True, ge=1, le=MAX_WIRE_INTEGER), _with_units(parse_bytes_per_s)]
+MemoryBytes = Annotated[
+    int, Field(strict=True, ge=0, le=MAX_WIRE_INTEGER), _with_units(parse_bytes, 2**20, "B", ("GiB", "MiB"))
+]
+"""The memory of a device, of which less than 1 MiB is a forgotten unit."""
+BytesPerSecond = Annotated[
+    int,
+    Field(strict=True, ge=1, le=MAX_WIRE_INTEGER),
+    _with_units(parse_bytes_per_s, 10**6, "B/s", ("GB/s", "Gbit/s")),
+]
 Fraction = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1, max_length=512)]
 AgentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]

@@ -10,9 +10,20 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from penstock.schemas.document import Document, Part, refuse_doubles
-from penstock.schemas.quantities import Bytes, BytesPerSecond, Count, Name, Nanoseconds, Number, PositiveCount
+from penstock.schemas.quantities import (
+    Bytes,
+    BytesPerSecond,
+    Count,
+    MemoryBytes,
+    Name,
+    Nanoseconds,
+    Number,
+    PositiveCount,
+)
 from penstock.schemas.transformers.degrees import Operation
 
+MAX_DEVICES = 65_536
+"""Devices of a cluster by name, and of one that a service takes unless its operator sets another number."""
 MAX_MATRIX_DEVICES = 2048
 MAX_COLLECTIVES = 4096
 LINE_BY_LINE = ("nodes", "links", "collectives")
@@ -31,7 +42,7 @@ class Device(Part):
 
     id: Name = Field(description="node/device")
     kind: Name
-    memory_bytes: Bytes
+    memory_bytes: MemoryBytes
     context_bytes: Bytes = Field(default=0, description="taken by the driver and the library before the first tensor")
     price: Number | None = Field(default=None, ge=0, description="per hour, in any one currency")
     gpus: PositiveCount = Field(default=1, description="physical accelerators behind this device")
@@ -111,7 +122,7 @@ class UniformCluster(Part):
     nodes: PositiveCount
     devices_per_node: PositiveCount
     kind: Name
-    memory_bytes: Bytes
+    memory_bytes: MemoryBytes
     context_bytes: Bytes = 0
     price: Number | None = Field(default=None, ge=0)
     gpus: PositiveCount = 1

@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from penstock.schemas.document import faults_of
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+from penstock.schemas.topology import MAX_DEVICES
 from penstock.service import configuration
 from penstock.solvers.solve.processes import available_processors
 
@@ -131,7 +132,7 @@ class Settings(BaseSettings):
     )
     max_open_requests: int = Field(default=1000, ge=1, description="for each key: waits, streams and held syncs")
     max_layers: int = Field(default=50_000, ge=1, description="of a profile")
-    max_devices: int = Field(default=65_536, ge=1, description="of a topology")
+    max_devices: int = Field(default=MAX_DEVICES, ge=1, description="of a topology")
     max_micro_batches: int = Field(default=1_048_576, ge=1, description="of a global batch")
     tls_certificate: Path | None = Field(default=None, description="PEM file; with it the service speaks HTTPS only")
     tls_key: Path | None = Field(default=None, description="PEM file of the certificate's key, if it is another file")

@@ -51,14 +51,14 @@ def test_a_configuration_is_the_shape_that_it_describes(tmp_path: Path) -> None:
     ("asked", "pointer", "words"),
     [
         ({"tensor": 5}, "/tensor", "tensor 5 does not divide 64 attention heads"),
-        ({"tensor": [4, 5]}, "/tensor", "tensor 5 does not divide 64 attention heads"),
+        ({"tensor": [3, 5]}, "/tensor", "tensor 3 does not divide 64"),
         ({"tensor": 128}, "/tensor", "tensor 128 does not divide 64 GPUs"),
-        ({"tensor": 8, "pipeline": 3}, "/pipeline", "pipeline 3 divides neither"),
+        ({"pipeline": 64, "virtual_stages": 2}, "/virtual_stages", "80 layers are fewer than 128 stages"),
         ({"context": 64, "tensor": 8}, "/context", "= 512 does not divide 64 GPUs"),
         ({"context": 16, "context_kind": "all_to_all"}, "/context", "does not divide 8 key and value heads"),
         ({"expert": 2}, "/expert", "has no experts"),
         ({"sharding": "parameters", "pipeline": 2}, "/sharding", "gathered again"),
-        ({"virtual_stages": 3}, "/virtual_stages", "virtual stages 3"),
+        ({"virtual_stages": 3, "pipeline": 1}, "/virtual_stages", "virtual stages 3 need a pipeline"),
         ({"micro_batch_size": 3, "global_batch_size": 64, "pipeline": 4}, "/global_batch_size", "does not divide"),
     ],
 )
@@ -67,6 +67,36 @@ def test_an_illegal_degree_is_refused_with_its_rule(asked: dict[str, Any], point
         penstock.fits("llama-3-70b", "8x8xH100", **asked)
     assert pointer in {fault.pointer for fault in caught.value.faults}
     assert words in str(caught.value)
+
+
+def test_one_illegal_value_of_several_leaves_an_answer_for_the_others() -> None:
+    answer = penstock.fits("llama-3-70b", "8x8xH100", tensor=[4, 5], pipeline=[2, 7])
+    assert {(row.tensor, row.pipeline) for row in answer.rows} == {(4, 2)}
+    refused = [each for each in answer.assumptions if each.startswith("no layout has ")]
+    assert [each.partition(":")[0] for each in refused] == ["no layout has tensor 5", "no layout has pipeline 7"]
+    assert sum(one.layouts for one in answer.refused) == 3
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "virtual_stages", "words"),
+    [
+        (8, 1, "pipeline 8: stages of 5 or 8 layers, by --decoder-last-pipeline-num-layers 5"),
+        (16, 1, "pipeline 16: stages of 1 or 4 layers, by --decoder-last-pipeline-num-layers 1"),
+        (
+            8,
+            4,
+            "stages of 1 or 2 layers, by --pipeline-model-parallel-layout 'Et|(t*2|)*29t|tL'",
+        ),
+    ],
+)
+def test_stages_that_are_not_even_are_judged_with_the_flags_that_make_them(
+    pipeline: int, virtual_stages: int, words: str
+) -> None:
+    """DeepSeek-V3 has 61 layers, which no usual number of stages divides."""
+    degrees = {"pipeline": pipeline, "virtual_stages": virtual_stages, "tensor": 1, "expert": 16}
+    answer = penstock.fits("deepseek-v3", "32x8xH100", sequence_length=4096, **degrees)
+    assert answer.legal == 1
+    assert any(words in each for each in answer.assumptions)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ Format = Literal[
     "nvidia-topo",
     "nvidia-query",
     "nccl-xml",
+    "rocm-topo",
     "agents",
 ]
 

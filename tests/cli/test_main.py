@@ -132,6 +132,9 @@ def test_a_request_file_that_is_none_is_named(
 def test_memory_without_its_unit_is_asked_about(inputs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     topology = Path(inputs[3])
     topology.write_text(TOPOLOGY.replace("1 MiB", "80"))
+    assert main(["plan", *inputs]) == 65
+    assert "80 without a unit is 80 B; did you mean 80 GiB or 80 MiB? Write the unit" in capsys.readouterr().err
+    topology.write_text(TOPOLOGY.replace("1 MiB", "80 B"))
     assert main(["plan", *inputs]) == 3
     out, _ = capsys.readouterr()
     assert "memory_bytes is 80 bytes; did you mean 80 GiB (85899345920 on the wire, '80 GiB' in YAML)?" in out

@@ -192,7 +192,13 @@ def test_the_mixed_cluster_is_the_stated_draw() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "near"), [("8x8xH900", "H200"), ("dapple-configa", "dapple-config-a"), ("nonsense", "h100-8x8")]
+    ("name", "near"),
+    [
+        ("8x8xH900", "H200"),
+        ("dapple-configa", "dapple-config-a"),
+        ("nonsense", "h100-8x8"),
+        ("2x4V100", "mean 2x4xV100?"),
+    ],
 )
 def test_unknown_clusters_name_what_is_near(name: str, near: str) -> None:
     with pytest.raises(NotFound) as caught:
@@ -207,7 +213,7 @@ def test_unknown_models_name_what_is_near() -> None:
     assert "llama-3-70b" in (caught.value.remedy or "")
 
 
-@pytest.mark.parametrize("name", ["0x8xH100", "8x0xH100", "12xA100"])
+@pytest.mark.parametrize("name", ["0x8xH100", "8x0xH100", "12xA100", "100000x8xV100"])
 def test_impossible_numbers_are_refused(name: str) -> None:
     with pytest.raises(InvalidDocument):
         catalogue.cluster(name)

@@ -114,3 +114,17 @@ def log(*gpus: str, attached: int | None = None) -> str:
     count = len(gpus) if attached is None else attached
     inside = "".join(gpus)
     return f"{DOCTYPE}<nvidia_smi_log>\n\t<attached_gpus>{count}</attached_gpus>{inside}\n</nvidia_smi_log>\n"
+
+
+def rocm(types: list[list[str]], weights: list[list[int]] | None = None) -> str:
+    """Return what `rocm-smi --showtopo` prints of these link types and weights."""
+    count = len(types)
+
+    def block(title: str, cells: list[list[str]]) -> str:
+        names = [f"GPU{index}" for index in range(count)]
+        rows = [[names[a], *("0" if a == b else cells[a][b] for b in range(count))] for a in range(count)]
+        lines = "".join("   ".join(row) + "\n" for row in rows)
+        return f"==== {title} between two GPUs ====\n       {'   '.join(names)}\n{lines}\n"
+
+    weights = weights or [[15] * count for _ in range(count)]
+    return "\n" + block("Weight", [[str(each) for each in row] for row in weights]) + block("Link Type", types)

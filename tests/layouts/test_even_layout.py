@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -9,11 +10,15 @@ import pytest
 import penstock
 from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES
+from penstock.layouts.megatron.cuts import stages_of
+from penstock.layouts.megatron.flags import Flags
+from penstock.layouts.roles import Roles
 from penstock.schemas.errors import InvalidDocument, PenstockError, UnsupportedRequest
 from penstock.schemas.plan import Pipeline, Plan, PlanFile, PlanSchedule, ScheduleRow, Stage
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.program import KINDS, parse_row
 from penstock.schemas.request import MemoryModel, PlanRequest
+from penstock.shapes.layout import Layout, layers_of_stages, uneven_flags
 from penstock.shapes.profiled_degrees import Asked
 from penstock.shapes.profiles import profile_of
 
@@ -152,8 +157,39 @@ def test_torch_gives_the_first_stages_a_layer_more_and_groups_in_rounds() -> Non
     profile = _profile(7, "torch")
     plan = penstock.even_layout(_request("1x2xH100", 3, profile), pipeline=2, virtual_stages=2).file.plan
     assert [stage.layers for stage in plan.pipelines[0].stages] == [(0, 2), (3, 4), (5, 6), (7, 8)]
-    with pytest.raises(UnsupportedRequest, match="pipeline 2 × virtual stages 2 divides neither 7 layers nor 9"):
-        penstock.even_layout(_request("1x2xH100", 8, _profile(7)), pipeline=2, virtual_stages=2)
+    uneven = penstock.even_layout(_request("1x2xH100", 8, _profile(7)), pipeline=2, virtual_stages=2).file.plan
+    assert [stage.layers for stage in uneven.pipelines[0].stages] == [(0, 2), (3, 4), (5, 6), (7, 8)]
+    assert uneven.assumptions[-1].endswith(
+        "stages of 1 or 2 layers, by --pipeline-model-parallel-layout 'Et*2|(t*2|)*2tL'"
+    )
+    with pytest.raises(UnsupportedRequest, match="7 layers are fewer than 12 stages"):
+        penstock.even_layout(_request("1x2xH100", 8, _profile(7)), pipeline=2, virtual_stages=6)
+
+
+@pytest.mark.parametrize(
+    ("layers", "pipeline", "virtual_stages", "split"),
+    [
+        (61, 8, 1, (*[8] * 7, 5)),
+        (61, 4, 1, (16, 16, 16, 13)),
+        (61, 16, 1, (*[4] * 15, 1)),
+        (17, 8, 1, (2, 3, *[2] * 6)),
+        (13, 8, 1, (1, *[2] * 5, 1, 1)),
+        (5, 6, 1, (*[1] * 5, 0)),
+        (13, 6, 1, (2, 3, 2, 2, 2, 2)),
+        (61, 8, 4, (1, *[2] * 29, 1, 1)),
+        (7, 2, 2, (2, 2, 2, 1)),
+        (9, 4, 1, (2, 3, 3, 1)),
+    ],
+)
+def test_the_flags_of_an_uneven_layout_are_read_as_its_stages(
+    layers: int, pipeline: int, virtual_stages: int, split: tuple[int, ...]
+) -> None:
+    layout = Layout(pipeline=pipeline, virtual_stages=virtual_stages, uneven=True)
+    flags = Flags(f"--pipeline-model-parallel-size {pipeline} {uneven_flags(layers, layout)}", "train.sh")
+    stages = stages_of(flags, Roles(1, layers, 1, ""), pipeline)
+    sizes = [last - first + 1 for first, last in stages]
+    assert layers_of_stages(layers, layout) == (sizes[0] - 1, *sizes[1:-1], sizes[-1] - 1) == split
+    assert layers_of_stages(layers, replace(layout, uneven=False)) is None
 
 
 def test_a_measured_model_needs_names_alone() -> None:
@@ -163,8 +199,10 @@ def test_a_measured_model_needs_names_alone() -> None:
     found = penstock.even_layout(_request("1x4xV100", 8, profile, memory=MemoryModel()), pipeline=4)
     sizes = [last - first + 1 for first, last in (stage.layers for stage in found.file.plan.pipelines[0].stages)]
     assert sizes == [13, 12, 12, 13]
-    with pytest.raises(UnsupportedRequest, match="48 transformer layers cannot be split over 7 stages of 1 parts each"):
-        penstock.even_layout(_request("1x7xV100", 7, profile), pipeline=7)
+    uneven = penstock.even_layout(_request("1x7xV100", 7, profile, memory=MemoryModel()), pipeline=7).file.plan
+    assert uneven.pipelines[0].stages[-1].layers == (43, 49)
+    with pytest.raises(UnsupportedRequest, match="48 transformer layers cannot be split over 7 stages of 8 parts each"):
+        penstock.even_layout(_request("1x7xV100", 7, profile), pipeline=7, virtual_stages=8)
 
 
 @pytest.mark.parametrize(

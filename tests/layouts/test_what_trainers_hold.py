@@ -274,8 +274,6 @@ def test_what_a_profile_does_not_say_is_listed() -> None:
         ("megatron", f"TP=4\n{PP} 2 --tensor-model-parallel-size $TP --context-parallel-size 2",
          "--tensor-model-parallel-size 4, --context-parallel-size 2, and the profile 'gpt2-small' has no costs at"),
         ("megatron", f"{PP} 2 --expert-model-parallel-size 8", "--expert-model-parallel-size 8"),
-        ("megatron", "model.expert_tensor_parallel_size=2 model.pipeline_model_parallel_size=2",
-         "--expert-tensor-parallel-size 2"),
         ("megatron", "Provider(pipeline_model_parallel_size=2, tensor_model_parallel_size=8)", "-size 8"),
         ("torchtitan", TITAN.format(2, "context_parallel_degree = 4"), "context_parallel_degree 4"),
         ("torchtitan", TITAN.format(2, "expert_parallel_degree = 8"), "expert_parallel_degree 8"),

@@ -248,6 +248,29 @@ def test_yaml_takes_units_and_the_wire_does_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("field", "number", "detail"),
+    [
+        ("memory_bytes", "16", "16 without a unit is 16 B; did you mean 16 GiB or 16 MiB? Write the unit"),
+        ("bandwidth_bytes_per_s", "200", "200 without a unit is 200 B/s; did you mean 200 GB/s or 200 Gbit/s? Write"),
+    ],
+)
+def test_a_forgotten_unit_is_asked_about_in_yaml(tmp_path: Path, field: str, number: str, detail: str) -> None:
+    path = tmp_path / "c.yaml"
+    text = (
+        "name: c\nuniform: {nodes: 2, devices_per_node: 1, kind: V100, memory_bytes: 16 GiB, "
+        "nic: {bandwidth_bytes_per_s: 25 Gbit/s}}\n"
+    )
+    plain = re.sub(rf"{field}: [^,}}]*", f"{field}: {number}", text)
+    path.write_text(plain)
+    with pytest.raises(InvalidDocument) as caught:
+        ClusterTopology.read(path)
+    (fault,) = caught.value.faults
+    assert detail in fault.detail
+    path.write_text(plain.replace(f"{field}: {number}", f"{field}: {number} {'B' if number == '16' else 'B/s'}"))
+    assert ClusterTopology.read(path).num_devices == 2
+
+
+@pytest.mark.parametrize(
     ("parse", "text", "value"),
     [
         (parse_time_ns, "2 ms", 2_000_000),

@@ -80,7 +80,7 @@ def test_the_command_asks_a_service(shared_server: Server, capsys: pytest.Captur
     assert main([*command, "--server", shared_server.url]) == 0
     assert capsys.readouterr().out == here
     assert main([*command, "--pipeline", "3", "--server", shared_server.url]) == 65
-    assert "pipeline 3 divides neither 80 layers" in capsys.readouterr().err
+    assert "tensor 8 × pipeline 3 = 24 does not divide 64 GPUs" in capsys.readouterr().err
 
 
 def _of_llama() -> dict[str, Any]:

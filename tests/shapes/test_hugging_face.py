@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.schemas.errors import InvalidDocument, PenstockError, UnsupportedRequest
-from penstock.shapes.hugging_face import FAMILIES, USUAL_LENGTH, shape_of
+from penstock.shapes.hugging_face import FAMILIES, USUAL_LENGTH, remarks, shape_of
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 128256, "num_key_value_heads": 8, "hidden_size": 4096,
@@ -22,6 +22,69 @@ def test_an_unknown_family_lists_the_known_in_one_sentence() -> None:
     assert caught.value.detail.count("\n") == 0
     assert all(family in caught.value.detail for family in FAMILIES)
     assert caught.value.exit_code == 65
+
+
+GEMMA: dict[str, Any] = {
+    "model_type": "gemma3_text", "vocab_size": 262208, "num_key_value_heads": 16, "hidden_size": 5376, "head_dim": 128,
+    "num_hidden_layers": 62, "num_attention_heads": 32, "intermediate_size": 21504,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("values", "like", "words"),
+    [
+        pytest.param(
+            {**LLAMA, "model_type": "house", "architectures": ["LlamaForCausalLM"]},
+            LLAMA,
+            "the family 'house' is read as 'llama', by the architecture",
+            id="renamed",
+        ),
+        pytest.param(
+            {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "text_config": GEMMA},
+            GEMMA,
+            "'gemma3' is read as the 'gemma3_text' in its text_config",
+            id="vision and language",
+        ),
+        pytest.param(
+            {
+                "model_type": "seeing",
+                "text_config": {**LLAMA, "model_type": "house_text", "architectures": ["LlamaForCausalLM"]},
+            },
+            LLAMA,
+            "'seeing' is read as the 'llama' in its text_config",
+            id="renamed within",
+        ),
+        pytest.param(
+            {**LLAMA, "quantization_config": {"quant_method": "fp8"}},
+            LLAMA,
+            "the quantization in config.json is left out",
+            id="quantized",
+        ),
+    ],
+)
+def test_a_family_is_read_by_what_the_file_says_of_its_layers(
+    values: dict[str, Any], like: dict[str, Any], words: str
+) -> None:
+    assert shape_of(values).model_copy(update={"name": ""}) == shape_of(like).model_copy(update={"name": ""})
+    (remark,) = remarks(values)
+    assert words in remark
+    assert remarks(like) == ()
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({**LLAMA, "model_type": "odd", "architectures": ["OddForCausalLM"]}, "the family 'odd', whose layers"),
+        ({"model_type": "seeing", "text_config": {"model_type": "odd"}}, "'seeing', its text_config of 'odd', whose"),
+        ({"model_type": "odd", "architectures": [["LlamaForCausalLM"]], "text_config": 3}, "the family 'odd', whose"),
+    ],
+)
+def test_a_family_that_nothing_explains_is_refused_with_what_to_do(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(UnsupportedRequest) as caught:
+        shape_of(values)
+    assert words in caught.value.detail
+    assert "as model_type" in str(caught.value.remedy)
+    assert remarks(values) == ()
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def _reader_has_left() -> bool:
 def _usage(error: typer.TyperException) -> int:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "penstock"
-    text = error.format_message()
+    text = error.format_message().removeprefix("Invalid value: ")
     if text and type(error).__name__ != "NoArgsIsHelpError":
         _say(f"{text.rstrip('.')}; see `{command} --help`", USAGE)
     else:

@@ -302,4 +302,4 @@ def world_of(problem: Problem, nodes: str, devices_per_node: int | None) -> tupl
 def wrong(what: str, remedy: str | None = None, where: str | None = None) -> InvalidDocument:
     """A layout that contradicts itself or the request; ``where``: in which field of the question."""
     faults = () if where is None else (Fault(where, what, "layout"),)
-    return InvalidDocument(f"the layout does not fit: {what}", faults=faults, remedy=remedy)
+    return InvalidDocument(f"the layout contradicts itself or the request: {what}", faults=faults, remedy=remedy)

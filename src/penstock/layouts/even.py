@@ -18,11 +18,11 @@ from penstock.layouts.drawn import Drawn, by_hand, ordered, placed, world_of
 from penstock.layouts.limits import within_of
 from penstock.layouts.roles import roles_of
 from penstock.schemas.errors import Fault, InvalidDocument, InvalidPlan, UnsupportedRequest
-from penstock.schemas.plan import PlanFile
+from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest, Target
 from penstock.schemas.transformers.degrees import Framework, Module
-from penstock.shapes.layout import FULL, Layout, layers_of_stages
+from penstock.shapes.layout import FULL, Layout, layers_of_stages, uneven_said
 from penstock.shapes.legality import broken
 from penstock.solvers.bounds.schedule_bound import schedule_bound
 from penstock.solvers.costs.memory import shortages
@@ -95,25 +95,33 @@ def even_layout(
         recompute=FULL if recompute == "full" else frozenset(),
         sharding=sharding or "optimizer",
         framework=profile.framework or "megatron",
+        uneven=True,
     )
     refuse_several_stages(profile, sharding, pipeline * virtual_stages)
     _refuse_illegal(problem := to_problem(request), profile, layout)
     request, cells = _at(problem, request, Choice(degrees, sharding))
     even = Even(profile, cells)
-    plain = even.allocation(layout)
-    allocation = plain if isinstance(recompute, str) else _recomputing(cells, plain, recompute)
+    allocation = _recomputing(cells, even.allocation(layout), () if isinstance(recompute, str) else recompute)
     overlap = cells.rules.overlap_all_reduce
     found, faults = by_hand(cells, allocation, even.orders(layout, allocation), overlap)
     short = shortages(cells, allocation, found.timeline)
     if faults and not short:
         raise InvalidPlan(f"the layout does not verify: {faults[0]}")
     bounds = () if short else (schedule_bound(cells, allocation, found.schedule, overlap=overlap),)
-    file = PlanFile(plan=to_plan(cells, request, found, bounds), request=request)
-    return EvenLayout(file, short[0].missing_bytes if short else 0)
+    plan = _with_flags(to_plan(cells, request, found, bounds), even.blocks, layout)
+    return EvenLayout(PlanFile(plan=plan, request=request), short[0].missing_bytes if short else 0)
+
+
+def _with_flags(plan: Plan, layers: int, layout: Layout) -> Plan:
+    """Return the plan with the flags that its stages need, if they are not even."""
+    words = uneven_said(layers, layout)
+    return plan.model_copy(update={"assumptions": (*plan.assumptions, words)}) if words else plan
 
 
 def _recomputing(cells: Problem, allocation: Allocation, modules: Sequence[Module]) -> Allocation:
     """The allocation with modules of every layer recomputed. Raises UnsupportedRequest for those without costs."""
+    if not modules:
+        return allocation
     unknown = [module for module in modules if module not in cells.modules]
     if unknown:
         at = "no degree above 1" if cells.choice is None else str(cells.choice.degrees)
@@ -142,7 +150,7 @@ class Even:
                 "head, so they have no plain layout",
                 remedy="name them so (embedding, block.0 …, head), or write the plan's stages by hand",
             )
-        self._first, self._blocks = roles.first, roles.number
+        self._first, self.blocks = roles.first, roles.number
 
     def allocation(self, layout: Layout) -> Allocation:
         """The stages. Raises UnsupportedRequest where they cannot be equal, InvalidDocument where replicas cannot."""
@@ -153,10 +161,10 @@ class Even:
         return ordered(self.cells, self._within, self._drawn(layout), allocation)
 
     def _drawn(self, layout: Layout) -> Drawn:
-        split = layers_of_stages(self._blocks, layout)
+        split = layers_of_stages(self.blocks, layout)
         if split is None:
             raise UnsupportedRequest(
-                f"{self._blocks} transformer layers cannot be split over {layout.pipeline} stages of "
+                f"{self.blocks} transformer layers cannot be split over {layout.pipeline} stages of "
                 f"{layout.virtual_stages} parts each"
             )
         return Drawn(

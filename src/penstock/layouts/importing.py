@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -18,7 +17,6 @@ from penstock.layouts.exporting import layout_text
 from penstock.layouts.legal import legal_degrees
 from penstock.layouts.limits import refuse_beyond
 from penstock.layouts.megatron import reading as megatron
-from penstock.layouts.megatron.flags import NO_GIVEN
 from penstock.layouts.roles import roles_of, transformer_of
 from penstock.layouts.torchtitan import torchtitan
 from penstock.planning.solve import solve
@@ -26,7 +24,9 @@ from penstock.report.words import amount, duration, percent
 from penstock.schemas.api.layouts import LayoutImported, LayoutRequest, Rival
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import Plan, PlanFile
+from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import FP32_GRADIENTS, MemoryModel, PlanRequest, Termination
+from penstock.shapes.parameters import total
 from penstock.solvers.bounds.coverage import allowed, features_of, whatever_is_pinned
 from penstock.solvers.bounds.schedule_bound import MOST_LABELLED, one_pipeline_bound, request_bound, schedule_bound
 from penstock.solvers.bounds.trainer import within_bounds
@@ -76,7 +76,8 @@ def import_layout(
     bounds = shown(covering) if covering else ()
     own = schedule_bound(problem, allocation, orders, overlap=overlap)
     assumptions = () if drawn is None else (*drawn.assumptions, *gradients_of_target(problem, request))
-    roles = roles_of(inline_documents(request)[0], transformer_of(request))
+    profile, _topology = inline_documents(request)
+    roles = roles_of(profile, transformer_of(request))
     if roles is not None and target in ("megatron", "torchtitan"):
         assumptions = (*assumptions, roles.assumption)
     # What memory allows bounds the orders of a plan that fits; one that does not may well be quicker.
@@ -91,7 +92,11 @@ def import_layout(
         faults=tuple(faults),
         missing_bytes=short[0].missing_bytes if short else 0,
         sentences=_sentences(
-            problem, theirs, short[0].missing_bytes if short else 0, drawn is not None and bool(drawn.counted_whole)
+            profile,
+            problem,
+            theirs,
+            short[0].missing_bytes if short else 0,
+            drawn is not None and bool(drawn.counted_whole),
         ),
         assumptions=assumptions,
         rivals=_rivals(request, problem, theirs, free, workers, on_progress) if asked.compare else (),
@@ -137,6 +142,9 @@ def _read(asked: LayoutRequest, request: PlanRequest) -> _Read:
             raise wrong("ranges of layers name their devices themselves", "a layout with `devices`", "/nodes")
         return _Read(request, problem, *ranges.read(asked.layout, asked.source, problem), None)
     drawn = _drawn(asked, request)
+    if drawn.global_batch_size is None and asked.format in READERS:
+        unsaid = f"no global batch size in the text: judged are {request.global_batch_size} samples a step"
+        drawn = replace(drawn, assumptions=(unsaid, *drawn.assumptions))
     if drawn.global_batch_size not in (None, request.global_batch_size):
         raise wrong(
             f"it trains {drawn.global_batch_size} samples a step, the request {request.global_batch_size}",
@@ -177,14 +185,26 @@ def _drawn(asked: LayoutRequest, request: PlanRequest) -> Drawn:
     return READERS[asked.format](asked.layout, given)
 
 
-def _sentences(problem: Problem, theirs: Candidate, missing_bytes: int, counted_whole: bool) -> tuple[str, ...]:
+def _parameters(profile: ModelProfile) -> str:
+    """Return how many parameters a model has, in words: a size that was read wrongly is seen by it."""
+    width = {"fp32": 4, "bf16": 2, "fp16": 2}[profile.parameter_dtype]
+    held = profile.held_bytes(0, len(profile.layers) - 1)
+    count = held / width if profile.shape is None else total(profile.shape)
+    scale, unit = next((pair for pair in ((1e9, " billion"), (1e6, " million")) if count >= pair[0]), (1, ""))
+    return f"{count / scale:.4g}{unit}"
+
+
+def _sentences(
+    profile: ModelProfile, problem: Problem, theirs: Candidate, missing_bytes: int, counted_whole: bool
+) -> tuple[str, ...]:
     value = theirs.value_ns
     samples = problem.batch_samples
     rate = samples * 1e9 / value
     said = [
         f"{duration(value)} per global batch of {samples} samples, {rate:.4g} samples/s; "
-        f"{percent(theirs.timeline.bubble)} of the devices' time is idle"
+        f"{percent(theirs.timeline.bubble)} of the devices' time is idle",
     ]
+    said.append(f"the model has {_parameters(profile)} parameters")
     used = sum(len(problem.gpus(device)) for device in theirs.timeline.uses)
     devices = (problem.real or problem).num_devices
     if used < devices:
@@ -342,20 +362,3 @@ def _candidate(problem: Problem, plan: Plan) -> Candidate:
     allocation, schedule = from_plan(plan, problem)
     timeline = simulate(problem, allocation, schedule, overlap=plan.overlap_all_reduce, update_rule=plan.update_rule)
     return Candidate(plan.planner, allocation, schedule, timeline, plan.overlap_all_reduce, plan.update_rule)
-
-
-_BATCH = {
-    "torchtitan": r"(?m)[\"']?global_batch_size[\"']?\s*[=: ]\s*(\d{1,9})",
-    "deepspeed": r"[\"']train_batch_size[\"']\s*:\s*(\d{1,9})",
-    "ranges": r"\"global_batch_size\"\s*:\s*(\d{1,9})",
-}
-
-
-def batch_said(
-    form: str, text: str, source: str = "the layout", given: Mapping[str, str] = NO_GIVEN, config: str | None = None
-) -> int | None:
-    """The global batch size that a layout names, to ask for it; the reader checks it again."""
-    if form == "megatron":
-        return megatron.batch_said(text, source, given, config)
-    found = re.search(_BATCH.get(form, r"(?!)"), text)
-    return int(found[1]) if found is not None and int(found[1]) else None

@@ -15,7 +15,7 @@ from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.transformers.degrees import ContextKind, Degrees, Framework
 from penstock.schemas.transformers.shape import TransformerShape
-from penstock.shapes.hugging_face import shape_of
+from penstock.shapes.hugging_face import remarks, shape_of
 from penstock.shapes.layout import FRAMEWORKS
 from penstock.shapes.profiled_degrees import USUAL, Asked, refuse_illegal
 from penstock.shapes.routing import AS_SHAPED, Routing, routed
@@ -58,7 +58,15 @@ def find_profile(
         return _as_it_is(found, framework, sequence_length, changes)
     shape = find_shape(given, sequence_length, routing)
     framework = framework or FRAMEWORKS.get(target or "")
-    return computed_profile(shape, framework, asked=asked, context_kind=context_kind)
+    return with_remarks(computed_profile(shape, framework, asked=asked, context_kind=context_kind), given)
+
+
+def with_remarks(profile: ModelProfile, model: str | Path) -> ModelProfile:
+    """Return the profile of a model with what has to be said of its config.json, if the model is one."""
+    path = Path(model)
+    if str(model) in SHAPES or not path.is_file():
+        return profile
+    return profile.model_copy(update={"assumptions": (*profile.assumptions, *remarks(read_config(path)))})
 
 
 def computed_profile(

@@ -19,7 +19,8 @@ from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.transformers.degrees import Module
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes import parameters
-from penstock.shapes.layout import FULL, SHARDINGS, Layout, divisors, layouts
+from penstock.shapes.hugging_face import remarks
+from penstock.shapes.layout import FULL, SHARDINGS, Layout, divisors, layouts, uneven_said
 from penstock.shapes.legality import Broken, broken
 from penstock.shapes.memory import Memory, memory_of_stages, vocabulary_rows
 from penstock.shapes.routing import Routing
@@ -88,7 +89,7 @@ def answer(request: FitsRequest) -> FitsAnswer:
             refused.append((layout, wrong))
         else:
             legal.append(layout)
-    _refuse_illegal(request, legal, refused)
+    without = _refuse_illegal(request, legal, refused)
     stages = sum(layout.pipeline * layout.virtual_stages for layout in legal)
     if stages > MOST_STAGES:
         raise UnsupportedRequest(
@@ -106,7 +107,7 @@ def answer(request: FitsRequest) -> FitsAnswer:
         fitting=sum(one.memory.total <= cluster.available_bytes for one in found),
         rows=tuple(_row(one, cluster.available_bytes) for one in found[: request.rows]),
         refused=_grouped(refused),
-        assumptions=tuple(_assumptions(request, shape, cluster, found[: request.rows])),
+        assumptions=(*without, *_assumptions(request, shape, cluster, found[: request.rows])),
     )
 
 
@@ -170,6 +171,7 @@ def _layouts(request: FitsRequest, shape: TransformerShape, cluster: _Cluster) -
         sequence_parallel=request.sequence_parallel,
         framework=request.framework,
         context_kind=request.context_kind,
+        uneven=True,
     )
     return list(layouts(cluster.gpus, asked, shardings, rest))
 
@@ -212,8 +214,12 @@ def _shardings(request: FitsRequest) -> Sequence[Any]:
 
 def _refuse_illegal(
     request: FitsRequest, legal: Sequence[Layout], refused: Sequence[tuple[Layout, list[Broken]]]
-) -> None:
-    """Refuse a value that was asked for and that no legal layout has. Raises UnsupportedRequest."""
+) -> list[str]:
+    """Refuse a value that was asked for and that no legal layout has. Raises UnsupportedRequest.
+
+    Where other values of the degree have layouts, these are the answer, and a sentence names each refused value.
+    """
+    sentences: list[str] = []
     for name in (*_VARIED, "sharding"):
         asked = getattr(request, name)
         for value in () if asked == "all" else asked:
@@ -223,9 +229,13 @@ def _refuse_illegal(
             about = [found for found in having if any(one.degree == name for one in found)]
             if not legal and not about:
                 continue
-            _refuse(min(about or having, key=len))
+            if not legal or len(asked) == 1:
+                _refuse(min(about or having, key=len))
+            word = name.replace("_", " ")
+            sentences.append(f"no layout has {word} {value}: {min(about or having, key=len)[0].sentence}")
     if not legal:
         _refuse(min((found for _layout, found in refused), key=len))
+    return sentences
 
 
 def _refuse(found: Sequence[Broken]) -> None:
@@ -292,6 +302,7 @@ def _assumptions(
 ) -> Iterable[str]:
     """What the answer rests on, in sentences."""
     yield f"samples of {shape.sequence_length} tokens; Adam; computation in bf16"
+    yield from dict.fromkeys(filter(None, (uneven_said(shape.layers, one.layout) for one in listed)))
     if request.global_batch_size is None:
         yield "enough micro-batches to fill the pipeline"
     if not cluster.alike:
@@ -310,6 +321,6 @@ def _assumptions(
         yield "tokens are routed evenly to the experts"
     if request.hugging_face is not None and request.hugging_face.get("num_nextn_predict_layers"):
         yield "the layers that predict further tokens are left out"
-    if request.hugging_face is not None and request.hugging_face.get("quantization_config"):
-        yield "the quantization in config.json is left out: training is in bf16"
+    if request.hugging_face is not None:
+        yield from remarks(request.hugging_face)
     yield "neither fragmentation of the allocator nor buffers of the communication library are counted"

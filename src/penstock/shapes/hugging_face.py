@@ -68,23 +68,21 @@ def shape_of(
 ) -> TransformerShape:
     """The shape that a configuration describes.
 
-    Raises UnsupportedRequest for a family that is not known, InvalidDocument for missing or impossible fields.
+    A family that is not known is read as its architecture, or as the language model in its ``text_config``; ``remarks``
+    says so. Raises UnsupportedRequest where that is not known either, InvalidDocument for missing or impossible fields.
     """
     family = values.get("model_type")
-    known = ", ".join(FAMILIES)
     if family is None:
         raise InvalidDocument(
             f"{origin} has no 'model_type', so it is no configuration of a Hugging Face model",
-            remedy=f"a config.json of one of the families {known}",
+            remedy=f"a config.json of one of the families {', '.join(FAMILIES)}",
         )
-    read = FAMILIES.get(family) if isinstance(family, str) else None
-    if read is None:
-        raise UnsupportedRequest(
-            f"{origin} is of the family {family!r}, whose layers are not known; known are {known}",
-            faults=(Fault("/model_type", f"unknown family {family!r}", "family"),),
-        )
+    layers = _with_layers(values)
+    if layers is None:
+        raise _unknown(values, origin)
+    values, layers_of = layers
     try:
-        fields = read(_Config(values, origin))
+        fields = FAMILIES[layers_of](_Config(values, origin))
     except ValidationError as error:
         raise _not_a_transformer(origin, error) from None
     longest = fields.pop("longest")
@@ -99,6 +97,48 @@ def shape_of(
         return TransformerShape.model_validate(fields)
     except ValidationError as error:
         raise _not_a_transformer(origin, error) from None
+
+
+def remarks(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what an answer has to say of how a readable configuration is read."""
+    family, layers = values.get("model_type"), _with_layers(values)
+    if layers is None:
+        return ()
+    inner, other = layers
+    sentences = []
+    if inner is not values:
+        sentences.append(f"{family!r} is read as the {other!r} in its text_config: judged is that language model alone")
+    elif family != other:
+        sentences.append(f"the family {family!r} is read as {other!r}, by the architecture that config.json names")
+    if values.get("quantization_config") or inner.get("quantization_config"):
+        sentences.append("the quantization in config.json is left out: training is in bf16")
+    return tuple(sentences)
+
+
+def _with_layers(values: Mapping[str, Any]) -> tuple[Mapping[str, Any], str] | None:
+    """Return the configuration that has the layers, and the family by which it is read; None where none is known."""
+    text = values.get("text_config")
+    for inner in (values, text) if isinstance(text, Mapping) else (values,):
+        family = inner.get("model_type")
+        if isinstance(family, str) and family in FAMILIES:
+            return inner, family
+        architectures = inner.get("architectures")
+        for name in architectures if isinstance(architectures, list) else ():
+            if isinstance(name, str) and name in _OF_ARCHITECTURE and "hidden_size" in inner:
+                return inner, _OF_ARCHITECTURE[name]
+    return None
+
+
+def _unknown(values: Mapping[str, Any], origin: str) -> UnsupportedRequest:
+    """Return the refusal of a family that is not known, with all that the configuration says of its layers."""
+    family, text = values["model_type"], values.get("text_config")
+    inner = text.get("model_type") if isinstance(text, Mapping) else None
+    within = f", its text_config of {inner!r}" if inner is not None else ""
+    return UnsupportedRequest(
+        f"{origin} is of the family {family!r}{within}, whose layers are not known; known are {', '.join(FAMILIES)}",
+        faults=(Fault("/model_type", f"unknown family {family!r}", "family"),),
+        remedy="if its layers are those of a known family, that family as model_type",
+    )
 
 
 def _not_a_transformer(origin: str, error: ValidationError) -> InvalidDocument:
@@ -354,3 +394,21 @@ FAMILIES: dict[str, Callable[[_Config], Fields]] = {
     "gpt_oss": _gpt_oss,
 }
 """How the configuration of each ``model_type`` is read."""
+_OF_ARCHITECTURE = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "MixtralForCausalLM": "mixtral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen2MoeForCausalLM": "qwen2_moe",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "GemmaForCausalLM": "gemma",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3_text",
+    "PhiForCausalLM": "phi",
+    "Phi3ForCausalLM": "phi3",
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
+    "GptOssForCausalLM": "gpt_oss",
+}
+"""The family that has the layers of each architecture."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import product
+from itertools import groupby, product
 from typing import get_args
 
 from penstock.schemas.transformers.degrees import ContextKind, Framework, Module, Sharding
@@ -40,6 +40,8 @@ class Layout:
     """Left out: the framework's usual one."""
     ends_as_layers: bool = True
     """Whether Megatron may count embedding and head as a layer each, where stages are even in no other way."""
+    uneven: bool = False
+    """Whether some of Megatron's stages may have fewer layers than others, where they cannot be even."""
 
     @property
     def context_by(self) -> ContextKind:
@@ -73,8 +75,8 @@ def layers_of_stages(layers: int, layout: Layout) -> tuple[int, ...] | None:
     """Transformer layers of each virtual stage in the model's order; None where the framework cannot split them.
 
     Megatron splits evenly, or evenly with embedding and head counted as a layer each
-    (``--account-for-embedding-in-pipeline-split``, ``--account-for-loss-in-pipeline-split``). In torch the first stages
-    get one layer more.
+    (``--account-for-embedding-in-pipeline-split``, ``--account-for-loss-in-pipeline-split``), or unevenly
+    (``uneven_flags``). In torch the first stages get one layer more.
     """
     stages = layout.pipeline * layout.virtual_stages
     if layers % stages == 0:
@@ -83,9 +85,59 @@ def layers_of_stages(layers: int, layout: Layout) -> tuple[int, ...] | None:
         longer = layers % stages
         return None if stages > layers else (layers // stages + 1,) * longer + (layers // stages,) * (stages - longer)
     if (layers + 2) % stages or not layout.ends_as_layers:
-        return None
+        return _uneven(layers, stages, layout.virtual_stages) if layout.uneven else None
     each = (layers + 2) // stages
     return (each - 1, *[each] * (stages - 2), each - 1)
+
+
+def _uneven(layers: int, stages: int, virtual_stages: int) -> tuple[int, ...] | None:
+    """Return stages of which some have fewer layers, the largest being as small as they can be.
+
+    With one stage per rank those are the last, and the first where that is not enough: Megatron has flags for both.
+    Otherwise as few stages as possible have one layer fewer, from the back: a layout string says so. Without a
+    transformer layer are the ends at most, which hold the embedding or the head.
+    """
+    each = -(-layers // stages)
+    fewer = each * stages - layers
+    if virtual_stages == 1 and fewer <= 2 * (each - 1):
+        at_last = min(fewer, each - 1)
+        return (each - fewer + at_last, *[each] * (stages - 2), each - at_last)
+    if each == 1 and fewer > 2:
+        return None
+    smaller = {stages - 1, 0, *range(stages - fewer + 1, stages - 1)} if fewer > 1 else {stages - 1}
+    return tuple(each - (stage in smaller) for stage in range(stages))
+
+
+def uneven_flags(layers: int, layout: Layout) -> str:
+    """Return Megatron's flags for the stages of ``layers_of_stages``; no text where they are even."""
+    stages = layout.pipeline * layout.virtual_stages
+    split = None if layout.framework == "torch" or not layout.uneven else layers_of_stages(layers, layout)
+    if split is None or layers % stages == 0 or (layout.ends_as_layers and (layers + 2) % stages == 0):
+        return ""
+    (first, *between, last), each = split, max(split)
+    if layout.virtual_stages == 1 and all(number == each for number in between) and first and last:
+        ends = {"first": first, "last": last}
+        return " ".join(
+            f"--decoder-{end}-pipeline-num-layers {number}" for end, number in ends.items() if number < each
+        )
+    runs = [(_letters(number), len(list(run))) for number, run in groupby(between)]
+    middle = "".join(f"({letters}|)*{times}" if times > 1 else f"{letters}|" for letters, times in runs)
+    return f"--pipeline-model-parallel-layout 'E{_letters(first)}|{middle}{_letters(last)}L'"
+
+
+def _letters(layers: int) -> str:
+    """Return transformer layers as a layout string has them."""
+    return "t" * layers if layers < 2 else f"t*{layers}"
+
+
+def uneven_said(layers: int, layout: Layout) -> str:
+    """Return a sentence on uneven stages and the flags that Megatron needs for them; no text where they are even."""
+    flags, split = uneven_flags(layers, layout), layers_of_stages(layers, layout)
+    if not flags or split is None:
+        return ""
+    sizes = " or ".join(map(str, sorted(set(split))))
+    virtual = f" × virtual stages {layout.virtual_stages}" if layout.virtual_stages > 1 else ""
+    return f"pipeline {layout.pipeline}{virtual}: stages of {sizes} layers, by {flags}"
 
 
 @lru_cache(maxsize=256)

@@ -141,7 +141,8 @@ def test_all_that_a_script_leaves_open_is_asked_at_once(tmp_path: Path, capsys: 
             LARGE + " --pipeline-model-parallel-size 4",
             "1x8xH100",
             [
-                "train.sh: the layout does not fit: 8 GPUs in groups of 4, which is 2 groups, cannot be 4",
+                "train.sh: the layout contradicts itself or the request: 8 GPUs in groups of 4, which is 2 groups, "
+                "cannot be 4",
                 "--nnodes 2 (line 1, column 19) and --nproc-per-node 8",
                 "start 16 devices; judged is a job on 8",
                 "line 2, column 63: --pipeline-model-parallel-size 4",

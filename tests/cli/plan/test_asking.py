@@ -29,6 +29,21 @@ def test_a_plan_for_a_hugging_face_model(tmp_path: Path) -> None:
     assert (found.name, found.framework, len(found.layers)) == ("gpt2", "megatron", 14)
 
 
+def test_a_plan_says_how_a_configuration_of_another_family_is_read(tmp_path: Path) -> None:
+    config, plan = tmp_path / "config.json", tmp_path / "plan.json"
+    llama = {
+        "model_type": "house",
+        "architectures": ["LlamaForCausalLM"],
+        "quantization_config": {"quant_method": "fp8"},
+    }
+    sizes = {"hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8, "intermediate_size": 1024}
+    config.write_text(json.dumps({**llama, **sizes, "vocab_size": 1024}))
+    assert main(["plan", "--hf", str(config), *ASKED, "-o", str(plan)]) == 0
+    assumptions = PlanFile.read(plan).plan.assumptions
+    assert "the family 'house' is read as 'llama', by the architecture that config.json names" in assumptions
+    assert "the quantization in config.json is left out: training is in bf16" in assumptions
+
+
 def test_a_plan_for_a_shipped_transformer_at_another_length(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     assert main(["plan", "--example", "gpt2-small", "--sequence-length", "512", *ASKED, "-o", str(plan)]) == 0

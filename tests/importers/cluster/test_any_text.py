@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kubernetes_samples import graph, hypernode, instance, kueue_topology, listed, member, node, pod
-from node_samples import FABRIC, MATRIX, SWITCHES, gpu, log, net, pci, queried, system
+from node_samples import FABRIC, MATRIX, SWITCHES, gpu, log, net, pci, queried, rocm, system
 from slurm_samples import CLUSTER, SEVERAL
 from slurm_samples import CONF_TREE as CONF
 from slurm_samples import SHOWN_TREE as SHOWN
@@ -22,6 +22,7 @@ from penstock.importers.cluster.kubernetes.topograph import read_topograph
 from penstock.importers.cluster.node.nccl_xml import read_nccl_xml
 from penstock.importers.cluster.node.nvidia_query import read_nvidia_query
 from penstock.importers.cluster.node.nvidia_topo import read_nvidia_topo
+from penstock.importers.cluster.node.rocm_topo import read_rocm_topo
 from penstock.importers.cluster.slurm.scontrol_nodes import read_scontrol_nodes
 from penstock.importers.cluster.slurm.scontrol_topology import read_scontrol_topology
 from penstock.importers.cluster.slurm.slurm_conf import read_slurm_conf
@@ -43,6 +44,7 @@ TEXTS: dict[str, tuple[Callable[[str], SourceFacts], str]] = {
     "topograph": (read_topograph, graph(instance("a", "l", "s", nvlink_domain="d"), instance("b", "m", "s"))),
     "nvidia-topo": (read_nvidia_topo, MATRIX),
     "nvidia-query": (read_nvidia_query, log(queried(1), queried(2))),
+    "rocm-topo": (read_rocm_topo, rocm([["XGMI"] * 3] * 3)),
     "nccl-xml": (
         read_nccl_xml,
         system(pci("0000:01:00.0", gpu(0, "0000:02:00.0", SWITCHES) + net("m", "0000:03:00.0"))),

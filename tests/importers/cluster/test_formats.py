@@ -15,7 +15,7 @@ from slurm_samples import SHOWN_TREE as SCONTROL_TREE
 from test_any_text import TEXTS
 
 from penstock.importers.cluster.formats import FORMATS, import_topology, recognised
-from penstock.schemas.api.topology_import import Format, ImportSource
+from penstock.schemas.api.topology_import import Format, ImportOptions, ImportSource
 from penstock.schemas.errors import InvalidDocument
 
 SCONTROL_JSON = slurm_samples.as_json({"name": "n1", "state": ["IDLE"], "gres": "gpu:h100:4"})
@@ -87,3 +87,22 @@ def test_faults_of_a_text_come_with_its_name_and_line() -> None:
         import_topology([ImportSource(text="SwitchName=a Nodes=n[1-\n", name="site.conf")])
     assert "site.conf" in caught.value.detail
     assert caught.value.faults[0].pointer.startswith("line 1, column ")
+
+
+@pytest.mark.parametrize("format", [None, "nvidia-topo"])
+def test_a_tool_that_is_not_read_is_named(format: str | None) -> None:
+    text = "WEIGHT TABLE:\n             0000:01:00.0 0000:02:00.0\n0000:01:00.0 0            15\n"
+    with pytest.raises(
+        InvalidDocument, match=r"topo\.txt is what `amd-smi topology` prints, which is not read"
+    ) as caught:
+        import_topology([ImportSource(text=text, name="topo.txt", format=format)])
+    assert "NCCL_TOPO_DUMP_FILE" in str(caught.value.remedy)
+
+
+def test_a_topology_with_nothing_to_add_is_one_already() -> None:
+    text = "name: c\nuniform: {nodes: 1, devices_per_node: 2, kind: H100, memory_bytes: 80 GiB}\n"
+    with pytest.raises(InvalidDocument, match=r"c\.yaml is already a topology of Penstock's"):
+        import_topology([ImportSource(text=text, name="c.yaml")])
+    options = ImportOptions(fabric="ports", fabric_bytes_per_s=10**9)
+    assert import_topology([ImportSource(text=text)], options).topology.num_devices == 2
+    assert recognised(ImportSource(text=text)) == "agents"

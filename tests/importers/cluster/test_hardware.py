@@ -94,7 +94,11 @@ def test_agents_and_profiles_call_devices_so_as_well(product: str) -> None:
         ("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", True),
         ("a100_3g.20gb", True),
         ("nvidia_a100_1g.5gb+me", True),
+        ("h100-40c", True),
+        ("NVIDIA A40-48Q", True),
+        ("GRID A100D-3-40C", True),
         ("NVIDIA-A100-SXM4-40GB", False),
+        ("NVIDIA H100 80GB HBM3", False),
         ("GH200 144G", False),
     ],
 )

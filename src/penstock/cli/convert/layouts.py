@@ -195,8 +195,7 @@ def _judged_by(server: str, asked: LayoutRequest, workers: int | None) -> Layout
 
 def _request(options: Mapping[str, Any], file: str, format: str, *, compare: bool) -> LayoutRequest:
     """The request; its batch is the layout's own where no option gives one."""
-    from penstock.layouts.importing import batch_said
-    from penstock.layouts.models import ask
+    from penstock.layouts.models import ask, batch_said
     from penstock.schemas.api.layouts import LayoutFormat, LayoutRequest
     from penstock.schemas.document import unreadable
 
@@ -219,7 +218,7 @@ def _request(options: Mapping[str, Any], file: str, format: str, *, compare: boo
         format, text, source, values, options["config"], batch=own is None and options["request"] is None, model=unnamed
     )
     if own is None and options["request"] is None:
-        own = batch_said(format, text, source, **known)
+        own = batch_said(format, text, source, values, options["config"], gpus=_gpus(options))
     made = _model(options, format, text, source, compare=compare, **known)
     return LayoutRequest.parse(
         {
@@ -236,6 +235,19 @@ def _request(options: Mapping[str, Any], file: str, format: str, *, compare: boo
             **known,
         }
     )
+
+
+def _gpus(options: Mapping[str, Any]) -> int | None:
+    """Return the GPUs of the job that options name; None without a cluster, or for nodes that it lacks."""
+    from penstock.cli.plan.asking import topology_of_options
+    from penstock.importers.cluster.hostlist import expand
+
+    topology = topology_of_options(options)
+    if topology is None:
+        return None
+    nodes = {node.name: node.devices[: options["devices_per_node"]] for node in topology.expanded().nodes}
+    names = expand(options["nodes"]) if options["nodes"] else list(nodes)
+    return sum(device.gpus for name in names for device in nodes.get(name, ())) or None
 
 
 def _value(text: str) -> tuple[str, str]:
@@ -274,7 +286,9 @@ def _model(
         kinds = list(dict.fromkeys(scaled.get(kind, kind) for kind in named))
         said = profile_said(form, text, source, kinds, given=given, config=config, compare=compare)
         return {"made_profile": said}
-    stated = degrees_said(form, text, source, given, config)
+    shape = SHAPES.get(options["example"])
+    experts = shape is not None and shape.experts is not None
+    stated = degrees_said(form, text, source, given, config, experts=experts)
     known = options["example"] in SHAPES or options["hf"] is not None
     if not known or (stated == Degrees() and options["example"] in catalogue.model_names() and form == "torchtitan"):
         return {}

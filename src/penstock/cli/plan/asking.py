@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import typer
 
@@ -141,10 +141,9 @@ def profile_of_options(options: Mapping[str, Any], *, asked: Asked | None = None
     options is the profile itself.
     """
     if options.get("made_profile") is not None:
-        made: ModelProfile = options["made_profile"]
-        return made
+        return cast("ModelProfile", options["made_profile"])
     from penstock.examples import catalogue
-    from penstock.planning.documents import computed_profile, find_profile, find_shape
+    from penstock.planning.documents import computed_profile, find_profile, find_shape, with_remarks
     from penstock.schemas.profile import ModelProfile
     from penstock.shapes.layout import FRAMEWORKS
     from penstock.shapes.routing import Routing
@@ -161,7 +160,8 @@ def profile_of_options(options: Mapping[str, Any], *, asked: Asked | None = None
         return find_profile(given, sequence_length=length, routing=routing, **computed)
     if options.get("hf") is not None:
         computed["framework"] = computed["framework"] or FRAMEWORKS.get(options.get("target") or "")
-        return computed_profile(find_shape(options["hf"], length, routing), **computed)
+        made = computed_profile(find_shape(options["hf"], length, routing), **computed)
+        return with_remarks(made, options["hf"])
     if options["example"] is not None:
         shipped, target = catalogue.known_profile(options["example"]), options.get("target")
         return find_profile(shipped, sequence_length=length, routing=routing, target=target, **computed)

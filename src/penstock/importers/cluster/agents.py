@@ -15,7 +15,8 @@ def read_agents(text: str, source: str = "agents.json") -> SourceFacts:
     if len(documents) != 1:
         faults.add(None, f"it holds {len(documents)} documents, not one")
     faults.stop()
-    topology = ClusterTopology.parse(documents[0], units=True, origin=repr(source)).expanded()
+    by_hand = not text.lstrip("\ufeff \t\r\n").startswith("{")
+    topology = ClusterTopology.parse(documents[0], units=True, by_hand=by_hand, origin=repr(source)).expanded()
     nodes = {
         node.name: NodeFacts(
             name=node.name,

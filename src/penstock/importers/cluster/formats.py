@@ -26,9 +26,10 @@ _MORE_EXACT: dict[tuple[Format, ...], Format] = {
     ("slurm-conf", "scontrol-topology"): "scontrol-topology",
     ("slurm-yaml", "scontrol-nodes"): "scontrol-nodes",
     ("k8s-nodes", "hypernodes"): "k8s-nodes",
+    ("nvidia-topo", "rocm-topo"): "rocm-topo",
 }
 """Where a text may be of both: scontrol adds to what topology.conf has, nodes say which topology they are of, and are
-read with their HyperNodes."""
+read with their HyperNodes; rocm-smi's matrices have the columns of nvidia-smi's."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +90,16 @@ FORMATS: dict[Format, KnownFormat] = {
     "nvidia-topo": _format("node.nvidia_topo", "what `nvidia-smi topo -m` prints", r"^[\s\x1b\[0-9;m]*GPU0\b.*"),
     "nvidia-query": _format("node.nvidia_query", "what `nvidia-smi -q -x` prints", r"<nvidia_smi_log\b"),
     "nccl-xml": _format("node.nccl_xml", "a topology that NCCL wrote or is given, XML", r"<system\b"),
+    "rocm-topo": _format(
+        "node.rocm_topo", "what `rocm-smi --showtopo` prints", r"^\s*=+ *(Weight|Link Type) between two GPUs *=+"
+    ),
     "agents": _format(
         "agents", "a topology of Penstock's: living agents, `penstock probe`", r'^\W*"?(schema_version|uniform)"?\s*:'
     ),
 }
+
+
+_AMD_SMI = re2.compile(r"(?im)^(ACCESS|WEIGHT|HOPS|LINK TYPE|NUMA BW) TABLE:")
 
 
 def import_topology(
@@ -109,6 +116,7 @@ def import_topology(
     options = options or ImportOptions()
     with no_collection():
         read = [_read(number, source, options.topology) for number, source in enumerate(sources)]
+        _refuse_topology_alone(sources, options, read[0].format)
         if options.topology is not None and all(facts.format != "slurm-yaml" for facts in read):
             raise InvalidDocument(f"no source is a topology.yaml, which would have the topology {options.topology!r}")
         return merge(read, [source.nodes for source in sources], options, most_devices)
@@ -133,6 +141,7 @@ def recognised(source: ImportSource, number: int = 0) -> Format:
 
 
 def _read(number: int, source: ImportSource, topology: str | None) -> SourceFacts:
+    _refuse_unread(source, number)
     name = recognised(source, number)
     reader = FORMATS[name].reader(name)
     called = source.name or f"source {number + 1} ({name})"
@@ -141,6 +150,26 @@ def _read(number: int, source: ImportSource, topology: str | None) -> SourceFact
     except InvalidDocument:
         _refuse_other_format(source, name, called)
         raise
+
+
+def _refuse_unread(source: ImportSource, number: int) -> None:
+    """Refuse by its name what is recognised and not read."""
+    if _AMD_SMI.search(source.text[:_LOOKED_AT]):
+        raise InvalidDocument(
+            f"{source.name or f'source {number + 1}'} is what `amd-smi topology` prints, which is not read",
+            remedy="give what `rocm-smi --showtopo` prints, or the file that RCCL writes with "
+            "NCCL_TOPO_DUMP_FILE=topo.xml",
+        )
+
+
+def _refuse_topology_alone(sources: Sequence[ImportSource], options: ImportOptions, format: str) -> None:
+    """Refuse a topology of Penstock's with nothing to add to it. Where its format is given, that is what is meant."""
+    if format == "agents" and len(sources) == 1 and sources[0].format is None and options == ImportOptions():
+        called = sources[0].name or "source 1"
+        raise InvalidDocument(
+            f"{called} is already a topology of Penstock's, and no other source and no option adds to it",
+            remedy=f"use it as it is (--topology {sources[0].name or 'FILE'}), or name its format: --from agents",
+        )
 
 
 def _refuse_other_format(source: ImportSource, name: Format, called: str) -> None:

@@ -26,7 +26,8 @@ SWITCH_LATENCY_NS = 1_000
 _TABLE = Path(__file__).with_name("hardware.yaml")
 _TELLS_NOTHING = frozenset({"nvidia", "amd", "tesla", "geforce", "instinct", "gpu", "hbm3", "hbm3e", "shared"})
 _SIZE = re.compile(r"([0-9]{1,3})(?:g|gb|gib)?")
-_PARTITION = re.compile(r"(?:mig|[0-9]+[cg]\.[0-9]+gb.*)")
+_PARTITION = re.compile(r"(?:mig|[0-9]+[cg]\.[0-9]+gb.*|[0-9]{1,3}[abcq][0-9]?)")
+"""A word of a MIG profile (``3g.20gb``), or the size and series of a vGPU (``H100-40C``, ``A40-48Q``)."""
 _SIZE_ERROR = 0.1
 """How far a memory of the table may be from the number in a product's name."""
 
@@ -142,7 +143,7 @@ def communicators_of(kind: str) -> topology.Communicators | None:
 
 @cache
 def is_partition(product: str) -> bool:
-    """Whether a product's name is of a part of a device (MIG)."""
+    """Return whether a product's name is of a part of a device (MIG, vGPU)."""
     return any(_PARTITION.fullmatch(word) for word in _words(product))
 
 

@@ -18,6 +18,7 @@ from penstock.importers.lines import Faults
 from penstock.layouts.files.configurations import is_python
 from penstock.layouts.files.places import place
 from penstock.layouts.files.shell import EXPANDED, QUOTED, Unsaid, Value, Variables
+from penstock.layouts.megatron.forks import DEEPSPEED, INSTEAD, switches_by_value
 from penstock.layouts.megatron.irrelevant_flags import IRRELEVANT
 from penstock.layouts.megatron.names import (
     MODEL_SWITCHES,
@@ -36,7 +37,8 @@ from penstock.layouts.megatron.names import (
 from penstock.layouts.megatron.other_flags import CHANGING, FLAGS_ONLY, HARMLESS
 from penstock.layouts.megatron.recipe import settings_of
 from penstock.schemas.bounded.budget import Budget
-from penstock.schemas.errors import Fault, InvalidDocument
+from penstock.schemas.bounded.yaml_text import load_yaml
+from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 
 
 def _either(names: Iterable[str]) -> str:
@@ -58,10 +60,20 @@ _SETTING = re.compile(
 )
 _MODULES = re.compile(rf"--{MODULES}[\"']?[=:]?((?:[ \t\\\r\n]+(?:-[ \t]+)?[\[\"',]*[a-z_]+[\]\"',]*)+)")
 _ANY_FLAG = re.compile(r"--([a-z][a-z0-9_-]{5,60})(?![\w-])")
+_OF_FORKS = re.compile(rf"--({_either(INSTEAD)})(?![\w-])(?:[= \t]+(?!--)[\"']?([^\s\"']+))?")
+_TABLES = """
+    trainer exp-manager data dataset tokenizer validation checkpoint logger env-vars hydra run sched nsys-profile
+"""
+_OTHER_TABLES = frozenset(_TABLES.split())
+"""Tables of a configuration whose settings are not the model's."""
+_NOT_OF_LAYOUTS = frozenset(("activation", "bias", "name", "lr", "betas", "defaults"))
+"""Settings that are read by their values, or change no layout."""
 _COMMENT = re.compile(r"(?m)(^|(?<=\s))#.*$")
 _NOTHING = ("", "null", "none", "~")
 _OFF = ("false", "no", "off", "0", "0.0", *_NOTHING)
 _ALIKE = 0.92
+_LONGEST = 50_000
+"""Characters of a configuration whose unknown settings are listed; configurations of NeMo have a tenth of it."""
 _MOST_COMPARED = 1000
 """Names that are no flag of these; a script has fewer."""
 NO_GIVEN: Mapping[str, str] = MappingProxyType({})
@@ -96,6 +108,7 @@ class Flags:
             self._scan(plain)
         self._refuse_slips(plain)
         self._take(given, plain)
+        self._refuse_forks(plain)
 
     def _scan(self, plain: str) -> None:
         every = [*_FLAG.finditer(plain), *_SETTING.finditer(plain)]
@@ -108,6 +121,9 @@ class Flags:
                 text = "true"
             word = Value(text, match.start(2) if text == match[2] else match.start())
             self.found.setdefault(name, []).append(word)
+        for name, at in switches_by_value(plain):
+            if self._variables.condition(at).runs is not False:
+                self.found.setdefault(name, []).append(Value("true", at))
         for match in _MODULES.finditer(plain):
             if self._variables.condition(match.start()).runs is False:
                 continue
@@ -141,7 +157,52 @@ class Flags:
                 detail = f"--{match[1]} is no flag of Megatron's; did you mean --{near[0]}?"
                 faults.add(line, detail, column=column, code="layout")
         faults.stop()
-        self.unknown = tuple(first)
+        self.unknown = tuple(f"--{name}" for name in first) or tuple(self._unknown_settings(plain))
+
+    def _unknown_settings(self, plain: str) -> list[str]:
+        """Return the settings of a configuration in YAML that Megatron does not have; a text with flags is another."""
+        try:
+            has_other_form = self.configured or len(plain) > _LONGEST or _ANY_FLAG.search(plain)
+            data = None if has_other_form else load_yaml(plain, self.source)
+        except InvalidDocument:
+            return []
+        names: dict[str, None] = {}
+        left = [data] if isinstance(data, dict) else []
+        entered = set(map(id, left))  # an alias may lead back
+        while left:
+            for key, value in left.pop(0).items():
+                name = str(key).replace("_", "-")
+                if isinstance(value, dict):
+                    left += [value] if name not in _OTHER_TABLES and id(value) not in entered else []
+                    entered.add(id(value))
+                elif name not in _KNOWN and _without_no(name) not in IRRELEVANT | _KNOWN | _NOT_OF_LAYOUTS:
+                    names[str(key)] = None
+        return list(names)
+
+    def _refuse_forks(self, plain: str) -> None:
+        """Raise UnsupportedRequest for flags by which another trainer decides what Megatron-LM's flags leave out."""
+        places: list[Fault] = []
+        instead: list[str] = []
+        for match in _OF_FORKS.finditer(plain):
+            name, value = match[1].replace("_", "-"), self._of_fork(match)
+            if INSTEAD[name] not in self.found and value not in (None, "0", "1"):
+                places.append(Fault(self._place(match.start()), f"--{name} {value}".rstrip(), "layout"))
+                instead.append(f"--given {INSTEAD[name]}=…")
+        if places:
+            raise UnsupportedRequest(
+                f"{self.source} is a script of {DEEPSPEED}, whose own flags decide the layout and are not read",
+                faults=tuple(places),
+                remedy=f"say it in Megatron-LM's words: {' '.join(dict.fromkeys(instead))}",
+            )
+
+    def _of_fork(self, match: re.Match[str]) -> str | None:
+        """Return the value of another trainer's flag, looked up where that is possible; None where it does not run."""
+        if self._variables.condition(match.start()).runs is False:
+            return None
+        try:
+            return self._variables.value(Value(match[2] or "", match.start())).text
+        except Unsaid:
+            return match[2] or ""
 
     def wrong(self, name: str, detail: str, remedy: str | None = None) -> InvalidDocument:
         """An error that points to the flag's value."""
@@ -216,7 +277,7 @@ class Flags:
     def text_of(self, name: str) -> str | None:
         """What a flag says, in small letters; None where it is absent."""
         found = self.value(name)
-        return None if found is None else found.text.lower().rstrip(",)")
+        return None if found is None else found.text.lower().rstrip(",)}")
 
     def number(self, name: str, least: int = 1) -> int | None:
         """The value of a flag; None where it is absent."""

@@ -12,11 +12,12 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from penstock.layouts.megatron.flags import Flags
-from penstock.layouts.megatron.names import OTHER_STACKS, WIDTHS
+from penstock.layouts.megatron.names import EXPERT, OTHER_STACKS, WIDTHS
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.schemas.transformers.degrees import ContextKind
 from penstock.schemas.transformers.shape import Experts, LatentAttention, TransformerShape
 
+EXPERTS = ("num-experts", "moe-router-topk", "moe-ffn-hidden-size")
 NEEDED = ("num-layers", "hidden-size", "num-attention-heads", "seq-length")
 TOKENIZERS = {"gpt2bpetokenizer": 50_257, "llama2tokenizer": 32_000, "bertwordpiecelowercase": 30_522}
 """Words of tokenizers whose size their type alone says."""
@@ -38,6 +39,8 @@ def shape_said(flags: Flags, name: str) -> TransformerShape:
     vocabulary = flags.number("padded-vocab-size") or flags.number("vocab-size")
     vocabulary = vocabulary or TOKENIZERS.get(flags.text_of("tokenizer-type") or "")
     missing += ["vocab-size"] if vocabulary is None else []
+    if missing and flags.number("num-experts") is None and _has_experts(flags):
+        missing += EXPERTS
     if missing:
         raise InvalidDocument(
             f"{flags.source} does not say the model: it has no {', '.join(f'--{each}' for each in missing)}",
@@ -50,6 +53,11 @@ def shape_said(flags: Flags, name: str) -> TransformerShape:
         first = error.errors()[0]
         words = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
         raise InvalidDocument(f"{flags.source} does not describe a transformer: {words}") from None
+
+
+def _has_experts(flags: Flags) -> bool:
+    """Return whether a text that does not say its model has flags of experts, which are then asked for too."""
+    return (flags.number(EXPERT) or 1) > 1 or re.search(r"--moe-", flags.text) is not None
 
 
 def context_kind_said(flags: Flags) -> ContextKind | None:
@@ -151,7 +159,7 @@ def _latent(flags: Flags) -> LatentAttention | None:
 
 def _experts(flags: Flags, ffn: int) -> Experts | None:
     number = flags.number("num-experts")
-    if number is None:
+    if number is None or (number == 1 and "moe-router-topk" not in flags.found):  # one expert is the usual feed-forward
         return None
     padded = flags.on("moe-pad-expert-input-to-capacity")
     return Experts(

@@ -122,6 +122,10 @@ OTHERWISE = {
     "num-moe-experts": "num-experts",
     "encoder-seq-length": "seq-length",
     "decoder-seq-length": "seq-length",
+    "overlap-grad-sync": "overlap-grad-reduce",
+    "overlap-param-sync": "overlap-param-gather",
+    "ub-tp-comm-overlap": "tp-comm-overlap",
+    "grad-sync-dtype": MAIN_GRADIENTS,
 }
 """Names in configurations of NeMo and Megatron-Core."""
 READ = frozenset((*NUMBERS, *WORDS, MAIN_GRADIENTS, *SWITCHES, *OTHERWISE, *OTHER_STACKS))

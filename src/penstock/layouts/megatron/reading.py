@@ -12,6 +12,7 @@ from penstock.layouts.degrees import Stated, degrees_in
 from penstock.layouts.drawn import NONE, Drawn, Reading, wrong
 from penstock.layouts.megatron.cuts import predicts_more, stages_of
 from penstock.layouts.megatron.flags import NO_GIVEN, Flags
+from penstock.layouts.megatron.forks import INSTEAD, OF_DEEPSPEED, deepspeed_said, unknown_said
 from penstock.layouts.megatron.layout_string import read_layout
 from penstock.layouts.megatron.names import (
     CUTS,
@@ -109,14 +110,11 @@ def read(text: str, given: Reading) -> Drawn:
     return _dealt(drawn, f"another --{RANKS}")
 
 
-def batch_said(text: str, source: str, given: Mapping[str, str] = NO_GIVEN, config: str | None = None) -> int | None:
-    """The global batch size of the flags, to ask for it."""
-    return Flags(text, source, given, config).number("global-batch-size")
-
-
-def degrees_said(text: str, source: str, given: Mapping[str, str] = NO_GIVEN, config: str | None = None) -> Degrees:
-    """The degrees of the flags, for a profile that has costs at them."""
-    return _stated(Flags(text, source, given, config), experts=False)
+def degrees_said(
+    text: str, source: str, given: Mapping[str, str] = NO_GIVEN, config: str | None = None, *, experts: bool = False
+) -> Degrees:
+    """The degrees of the flags, for a profile that has costs at them; ``experts``: whether the model has any."""
+    return _stated(Flags(text, source, given, config), experts=experts)
 
 
 def degrees_by_place(
@@ -194,10 +192,13 @@ def _by_place(flags: Flags, names: tuple[str, ...]) -> tuple[tuple[str, str], ..
 
 
 def _stated(flags: Flags, *, experts: bool) -> Degrees:
-    """As the flags say; an expert's tensors are split as all others are, unless the flags say otherwise."""
+    """As the flags say; an expert's tensors are split as all others are, unless the flags say otherwise.
+
+    Without experts Megatron ignores how their tensors are split.
+    """
     tensor, context, expert, expert_tensor = (flags.number(name) for name in DEGREES)
     experts = experts or (flags.number("num-experts") or 0) > 1 or (expert or 1) > 1
-    return Degrees(tensor or 1, context or 1, expert or 1, expert_tensor or (tensor or 1 if experts else 1))
+    return Degrees(tensor or 1, context or 1, expert or 1, (expert_tensor or tensor or 1) if experts else 1)
 
 
 def _degrees(flags: Flags, given: Reading) -> Stated:
@@ -217,6 +218,8 @@ def _degrees(flags: Flags, given: Reading) -> Stated:
 def _compared(flags: Flags, given: Reading) -> tuple[str, ...]:
     """What could not be compared. Raises InvalidDocument where model and profile contradict each other."""
     said = {size: value for name, size in zip(SIZES, _SIZES, strict=True) if (value := flags.number(name)) is not None}
+    if said.get("experts") == 1 and given.profile.shape is not None and given.profile.shape.experts is None:
+        del said["experts"]  # one expert is the usual feed-forward
     names = dict(zip(_SIZES, SIZES, strict=True))
     found = compared(given.profile, given.roles, said)
     for size, words in found.wrong.items():
@@ -287,10 +290,9 @@ def _assumptions(flags: Flags, given: Reading) -> list[str]:
         said.append(f"--{stated}, and the profile was measured with parameters in {profiled}: judged are the profile's")
     if stacks := [name for name in OTHER_STACKS if flags.mentioned(name)]:
         said.append(f"--{stacks[0]}: layers of several kinds, on one stage; what they cost is as the profile has it")
-    if flags.unknown:
-        named = ", ".join(f"--{name}" for name in flags.unknown[:_MOST_NAMED])
-        more = f" and {len(flags.unknown) - _MOST_NAMED} more" if len(flags.unknown) > _MOST_NAMED else ""
-        said.append(f"no flags of Megatron's as far as known, and not read: {named}{more}")
+    fork_sentence = deepspeed_said(flags.text, (name.removeprefix("--") for name in flags.unknown))
+    others = [name for name in flags.unknown if not fork_sentence or name[2:] not in OF_DEEPSPEED | INSTEAD.keys()]
+    said += filter(None, (fork_sentence, unknown_said(others, _MOST_NAMED)))
     if changing := flags.changing():
         said.append(changing_sentence(changing))
     return said

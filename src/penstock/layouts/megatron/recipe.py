@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from penstock.layouts.files.configurations import configuration, refusal
 from penstock.layouts.files.shell import Value
 from penstock.layouts.files.values import Setting
-from penstock.layouts.megatron.names import LAYOUT, MODULES, OTHERWISE, READ, SHAPE
+from penstock.layouts.megatron.names import (
+    CONTEXT,
+    EXPERT,
+    EXPERT_TENSOR,
+    LAYOUT,
+    MODULES,
+    OTHERWISE,
+    RANKS,
+    READ,
+    SHAPE,
+    TENSOR,
+)
 from penstock.layouts.megatron.other_flags import CHANGING, FLAGS_ONLY
 
 _KNOWN = READ | (CHANGING.keys() - FLAGS_ONLY)
@@ -16,6 +28,19 @@ _OTHERS = ("dataset", "tokenizer", "validation", "checkpoint", "logger", "env_va
 """Parts of a configuration whose settings are not the model's."""
 _LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 """Of a layout that is a list of lists."""
+SHARDED = "use-distributed-optimizer"
+_OF_NEMO = re.compile(r"\bnemo\.collections\.llm\b")
+_OF_HELPERS = {
+    "tp-size": TENSOR,
+    "pp-size": RANKS,
+    "cp-size": CONTEXT,
+    "ep-size": EXPERT,
+    "etp-size": EXPERT_TENSOR,
+    "vp-size": "num-virtual-stages-per-pipeline-rank",
+    "mbs": "micro-batch-size",
+    "gbs": "global-batch-size",
+}
+"""Names by which NeMo's recipes hand their sizes to helpers of other files."""
 BATCHES = frozenset(("global-batch-size", "micro-batch-size"))
 
 
@@ -44,6 +69,9 @@ def settings_of(text: str, source: str, given: Mapping[str, str], config: str | 
             if (why := refusal(setting)) is not None:
                 reasons[name] = why
     remarks = [f"the configuration {one.name}"] if one.name else []
+    if found and SHARDED not in found and _OF_NEMO.search(text):
+        found[SHARDED] = [Value("true", 0)]
+        remarks.append(f"recipes of NeMo set {SHARDED.replace('-', '_')} in other files: taken as set")
     if one.elsewhere:
         remarks.append(f"in other files and not read, what the configuration is made by: {', '.join(one.elsewhere)}")
     return Recipe(found, tuple(remarks), reasons)
@@ -56,7 +84,7 @@ def _plain(value: str) -> Any:
 def _name_of(path: str) -> str:
     *owners, last = path.split(".")
     name = last.replace("_", "-")
-    return "" if any(owner in _OTHERS for owner in owners) else OTHERWISE.get(name, name)
+    return "" if any(owner in _OTHERS for owner in owners) else _OF_HELPERS.get(name) or OTHERWISE.get(name, name)
 
 
 def _says(path: str, setting: Setting) -> bool:

@@ -278,7 +278,7 @@ def test_nodes_without_devices_known_down_in_parts_or_elsewhere_are_left_out() -
     assert out(found) == {
         "lost": "it hangs on no switch of source 1 (slurm-conf)",
         "n3": "it has no device",
-        "n4": "its devices are partitions (MIG, or shared in time); plans are for whole devices",
+        "n4": "its devices are partitions (MIG, vGPU, or shared in time); plans are for whole devices",
         "x1": "no source says which devices it has",
     }
     assert found.topology.switches == ("leaf1",)
@@ -506,7 +506,7 @@ links_from: measured
 
 
 def test_what_agents_have_measured_wins_over_what_would_be_assumed() -> None:
-    alone = imported(MEASURED)
+    alone = imported(ImportSource(text=MEASURED, format="agents"))
     assert alone.topology.links_from == "measured"
     assert links(alone) == {("n1", "star"): 0.8, ("n2", "star"): 0.4}
     below = imported(TREE, MEASURED)
@@ -535,7 +535,7 @@ links:
 kinds:
 - {name: odd, scale_from: H100, speed: 0.5}
 """
-    topology = imported(text).topology
+    topology = imported(ImportSource(text=text, format="agents")).topology
     left, right = topology.nodes[0].devices
     assert (left.id, left.context_bytes, left.price, left.gpus) == ("n1.site/left", 3 * GB, 2.5, 8)
     assert (right.id, right.context_bytes, right.gpus) == ("n1.site/right", 0, 1)
@@ -557,7 +557,7 @@ kinds:
 
 def test_a_measured_matrix_is_cut_to_the_nodes_that_are_left() -> None:
     rows = "[[0, 1, 2], [3, 0, 4], [5, 6, 0]]"
-    three = "\n".join(f"- {{name: n{i}, devices: [{{id: n{i}/0, kind: cpu, memory_bytes: 1}}]}}" for i in range(3))
+    three = "\n".join(f"- {{name: n{i}, devices: [{{id: n{i}/0, kind: cpu, memory_bytes: 1 GiB}}]}}" for i in range(3))
     measured = f"matrix: {{devices: [n0/0, n1/0, n2/0], bandwidth_bytes_per_s: {rows}}}"
     text = f"schema_version: 1\nname: m\nnodes:\n{three}\n{measured}\n"
     matrix = imported(text, only="n0,n2").topology.matrix

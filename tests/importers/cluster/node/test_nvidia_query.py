@@ -56,6 +56,13 @@ def test_nvlink_fabric(more: str, has_nvswitch: bool | None, domains: int) -> No
     assert sum("7f3c2a10-5b4e-4d6a-9c1e-2b8f0e6d4a91.3" in said for said in facts.assumptions) == domains
 
 
+def test_a_device_outside_the_fabric_of_the_others_is_refused() -> None:
+    with pytest.raises(InvalidDocument) as caught:
+        read(log(gpu(1, more=fabric()), gpu(2, more=fabric("In Progress")), gpu(3, more=fabric())))
+    (fault,) = caught.value.faults
+    assert fault.detail.startswith("device 1 is not in the NVLink fabric (state In Progress), where 2 others are")
+
+
 ENTITIES = '<!ENTITY a "xxxxxxxx">\n<!ENTITY b "&a;&a;&a;&a;">'
 BOMB = f"<!DOCTYPE nvidia_smi_log [\n{ENTITIES}\n]>\n<nvidia_smi_log>&b;</nvidia_smi_log>"
 

@@ -99,6 +99,18 @@ def test_rows_of_cards_may_be_missing() -> None:
         ),
         (HEADER + ROWS.replace("NIC1\t", "GPU1\t"), {"line 6, column 1": "the row GPU1 stands already in line 3"}),
         (HEADER + ROWS.replace("NIC1\t", "NIC7\t"), {"line 6, column 1": "the row 'NIC7' has no column of this name"}),
+        (
+            MATRIX.replace("NIC0\tNIC1", "NIC0NIC1", 1).replace("PXB\tNODE", "PXBNODE"),
+            {"line 1, column 17": "'NIC0NIC1' is NIC0 and NIC1 glued together: a tab was lost"},
+        ),
+        (
+            MATRIX.replace("\tGPU1\tGPU2", "\tGPU1GPU2", 1),
+            {"line 1, column 7": "'GPU1GPU2' is GPU1 and GPU2 glued together"},
+        ),
+        (
+            HEADER + ROWS.replace("NV18\tPXB\tNODE\t0-63,128-191\t0\t\tN/A", "NV18\tPXBNODE"),
+            {"line 2, column 20": "GPU0 has 4 cells of 5; 'PXBNODE' is several cells: a tab was lost"},
+        ),
         (MATRIX.replace("\tNIC1\tCPU", "\tNIC0\tCPU"), {"line 1": "there are two columns NIC0"}),
     ],
 )

@@ -29,8 +29,9 @@ def fabric_of(host: Host, facts: Sequence[DeviceFacts], devices: Sequence[Known]
     if form is None:
         reading.missing.append(("how the devices of a node are joined", "--fabric ports (options.fabric)"))
     if bandwidth is None:
-        option = "--fabric-bandwidth 450GB/s (options.fabric_bytes_per_s)"
-        reading.missing.append((f"the bandwidth between the devices of a node{_doubt(form, hardware)}", option))
+        option = f"--fabric-bandwidth {'50GB/s' if form == 'bus' else '450GB/s'} (options.fabric_bytes_per_s)"
+        doubt = _doubt(host, facts, form, hardware)
+        reading.missing.append((f"the bandwidth between the devices of a node{doubt}", option))
     if form is None or bandwidth is None:
         return None
     if late:
@@ -38,11 +39,29 @@ def fabric_of(host: Host, facts: Sequence[DeviceFacts], devices: Sequence[Known]
     return Fabric(form=form, bandwidth_bytes_per_s=bandwidth, latency_ns=late)
 
 
-def _doubt(form: Form | None, hardware: Hardware | None) -> str:
-    """A hint where sources tell of PCIe only, of devices that are sold with NVLink between them."""
+def _doubt(host: Host, facts: Sequence[DeviceFacts], form: Form | None, hardware: Hardware | None) -> str:
+    """Return a hint where only PCIe counts, although the devices are sold with NVLink between them."""
     if form != "bus" or hardware is None or hardware.nvlink is None or hardware.fabric == "bus":
         return ""
+    if apart := _without_nvlink(_wired(host), facts):
+        return f" (PCIe, as {apart}; see `nvidia-smi nvlink -s`)"
+    if _wired(host):
+        return " (PCIe, as NVLink does not join all devices; see `nvidia-smi nvlink -s`)"
     return f" (PCIe; {hardware.kind} {hardware.form} have NVLink, which `nvidia-smi topo -mp` does not show, but -m)"
+
+
+def _wired(host: Host) -> dict[tuple[int, int], DeviceLinkFacts]:
+    """Return the NVLinks by pair of devices, the lower index first."""
+    return {(min(x.a, x.b), max(x.a, x.b)): x for x in host.device_links if x.path == "nvlink"}
+
+
+def _without_nvlink(wired: Iterable[tuple[int, int]], facts: Sequence[DeviceFacts]) -> str:
+    """Name the devices without an NVLink in a node where others have some; otherwise return no text."""
+    ends = {end for pair in wired for end in pair}
+    names = [f"GPU{device.index}" for device in facts if device.index not in ends]
+    if not ends or not names:
+        return ""
+    return f"{', '.join(names)} {'has' if len(names) == 1 else 'have'} no NVLink to the others"
 
 
 _WORDS: dict[Form, str] = {
@@ -57,17 +76,21 @@ def _said_fabric(
 ) -> tuple[Form | None, int | None]:
     """What the sources say: the form, and the bandwidth where they or the table tell it."""
     nvlink = hardware.nvlink if hardware else None
-    wired = {(min(x.a, x.b), max(x.a, x.b)): x for x in host.device_links if x.path == "nvlink"}
-    if host.has_nvswitch or (nvlink is not None and _is_switched(wired.values(), nvlink)):
+    wired = _wired(host)
+    pairs = len(facts) * (len(facts) - 1) // 2
+    is_switched = host.has_nvswitch or (nvlink is not None and _is_switched(wired.values(), nvlink))
+    if is_switched and (len(wired) == pairs or not host.device_links):
         links = min((link.links for link in wired.values()), default=nvlink.links if nvlink else 0)
+        _note_narrowest("device", list(wired.values()), links, reading)
         return "ports", _carried(wired.values(), links, nvlink, reading)
     if not host.device_links:
         return None, None
-    pairs = len(facts) * (len(facts) - 1) // 2
-    if wired and (len(wired) == pairs or _joins_all(wired, [device.index for device in facts])):
+    # A switch joins all pairs: where one is missing, a device is cut off from it, and links are no mesh.
+    if wired and not is_switched and (len(wired) == pairs or _joins_all(wired, [device.index for device in facts])):
         return "pairs", _of_mesh(list(wired.values()), pairs, nvlink, reading)
     if wired:
-        reading.said.append(f"NVLink joins {len(wired)} of {pairs} pairs of devices, not all; only PCIe is counted")
+        apart = _without_nvlink(wired, facts) or f"NVLink joins {len(wired)} of {pairs} pairs of devices, not all"
+        reading.said.append(f"{apart}; only PCIe is counted")
     others = [link.bandwidth_bytes_per_s for link in host.device_links if link.path != "nvlink"]
     slowest = min((each for each in others if each is not None), default=None)
     cards = [device.pcie_bandwidth_bytes_per_s for device in facts]
@@ -88,10 +111,14 @@ def _is_switched(wired: Iterable[DeviceLinkFacts], nvlink: NvLink) -> bool:
 def _of_mesh(links: Sequence[DeviceLinkFacts], pairs: int, nvlink: NvLink | None, reading: Reading) -> int | None:
     narrowest = min(link.links for link in links)
     if len(links) < pairs:
-        reading.said.append(f"{pairs - len(links)} of {pairs} pairs have no NVLink of their own; others pass it on")
-    if any(link.links > narrowest for link in links):
-        reading.said.append(f"every pair is counted with {narrowest} NVLinks, as many as the narrowest has")
+        reading.said.append(f"{pairs - len(links)} of {pairs} pairs have no link between them; others pass it on")
+    _note_narrowest("pair", links, narrowest, reading)
     return _carried(links, narrowest, nvlink, reading)
+
+
+def _note_narrowest(what: str, links: Sequence[DeviceLinkFacts], narrowest: int, reading: Reading) -> None:
+    if any(link.links > narrowest for link in links):
+        reading.said.append(f"every {what} is counted with {narrowest} NVLinks, as many as the narrowest has")
 
 
 def _carried(links: Iterable[DeviceLinkFacts], count: int, nvlink: NvLink | None, reading: Reading) -> int | None:

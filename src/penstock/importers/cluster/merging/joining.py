@@ -284,11 +284,27 @@ def usable(hosts: Mapping[str, Host], devices_per_node: int | None, notes: Notes
             notes.leave_out(name, "no source says which devices it has")
         elif host.devices is not None and not host.devices:
             notes.leave_out(name, NO_DEVICE)
-        elif host.devices is not None and any(map(_is_part, host.devices)):
-            notes.leave_out(name, "its devices are partitions (MIG, or shared in time); plans are for whole devices")
+        elif host.devices is not None and all(map(_is_part, host.devices)):
+            notes.leave_out(
+                name, "its devices are partitions (MIG, vGPU, or shared in time); plans are for whole devices"
+            )
         else:
-            found[name] = host
+            found[name] = _whole_only(host, notes)
     return found
+
+
+def _whole_only(host: Host, notes: Notes) -> Host:
+    """Return the host without its partitions. Those are noted, and so are jobs that may run on either."""
+    devices = tuple(device for device in host.devices or () if not _is_part(device))
+    parts = len(host.devices or ()) - len(devices)
+    if not parts:
+        return host
+    notes.assume(
+        f"{parts} partitions of devices (MIG, vGPU, or shared in time) are left out beside whole ones", [host.name]
+    )
+    kept = {device.index for device in devices}
+    links = tuple(link for link in host.device_links if link.a in kept and link.b in kept)
+    return replace(host, devices=devices, device_links=links)
 
 
 def _is_part(device: DeviceFacts) -> bool:

@@ -62,6 +62,7 @@ class _NvLinks:
     pairs: dict[tuple[int, int], tuple[int, Element]]
     switched: dict[int, int]
     outside: int = 0
+    to_itself: int = 0
 
 
 def read_nccl_xml(text: str, source: str = "nccl-topo.xml") -> SourceFacts:
@@ -207,7 +208,7 @@ def _nvlinks(gpus: Sequence[_Gpu], faults: Faults) -> _NvLinks:
             elif other is None:
                 links.outside += 1
             elif other == gpu.index:
-                faults.add(link.line, f"the link of dev {gpu.index} leads back to it", column=link.column)
+                links.to_itself += 1
             else:
                 before, _ = links.pairs.get((gpu.index, other), (0, link))
                 links.pairs[gpu.index, other] = (before + count, link)
@@ -311,6 +312,8 @@ def _assumptions(root: Element, gpus: Sequence[_Gpu], nvlinks: _NvLinks) -> Iter
         yield "a file without <gpu> says nothing of NVLink, so not how devices reach each other"
     if nvlinks.outside:
         yield f"{nvlinks.outside} NVLinks lead to devices that are not in the file"
+    if nvlinks.to_itself:
+        yield f"{nvlinks.to_itself} NVLinks lead from a device to itself, as in files of clouds; they do not count"
     silent = [pci for pci in root.below("pci") if _class(pci) in _DEVICE_CLASSES and pci.find("gpu") is None]
     if gpus and gpus[0].said is not None and silent:
         yield f"{len(silent)} devices without a <gpu> are left out: the run that wrote the file did not use them"

@@ -38,6 +38,7 @@ def read_nvidia_query(text: str, source: str = "nvidia-smi -q -x") -> SourceFact
     for gpu in found:
         devices += _devices(gpu, len(devices), faults)
     _check_addresses(found, faults)
+    _check_fabric(found, faults)
     faults.stop()
     node = NodeFacts(
         name="", place=Place(source, line=root.line), devices=tuple(devices), has_nvswitch=_has_nvswitch(found)
@@ -118,6 +119,20 @@ _BEST = ("pcie_gen/max_link_gen", "link_widths/max_link_width")
 def _has_nvswitch(found: list[Element]) -> bool | None:
     """A fabric manager joined the devices, so there is a switch; without one, older devices may have one even so."""
     return True if found and all(_text(gpu, "fabric/state") == "Completed" for gpu in found) else None
+
+
+def _check_fabric(gpus: list[Element], faults: Faults) -> None:
+    """Refuse a node of which only some devices are in the NVLink fabric: the others reach them over PCIe."""
+    joined = [_text(gpu, "fabric/state") == "Completed" for gpu in gpus]
+    if not any(joined):
+        return
+    for number, (gpu, is_joined) in enumerate(zip(gpus, joined, strict=True)):
+        if not is_joined:
+            detail = (
+                f"device {number} is not in the NVLink fabric (state {_text(gpu, 'fabric/state') or 'N/A'}), where "
+                f"{sum(joined)} others are; see `nvidia-smi nvlink -s` and the fabric manager, and query again"
+            )
+            faults.add(gpu.line, detail, column=gpu.column)
 
 
 def _domain(gpu: Element) -> str | None:

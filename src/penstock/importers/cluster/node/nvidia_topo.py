@@ -40,6 +40,10 @@ _PATHS: dict[str, Literal["nvlink", "pcie-switch", "pcie", "host-bridge", "socke
 }
 _DISTANCE = ("C2C", "PIX", "PXB", "PHB", "NODE")
 """From near to far; what is not among them (SYS) is near to nothing."""
+_GLUED_NAMES = re.compile(r"(?:(?:GPU|NIC|mlx[0-9]_)[0-9]+){2,}")
+_GLUED_NAME = re.compile(r"(?:GPU|NIC|mlx[0-9]_)[0-9]+")
+_GLUED_PATHS = re.compile(r"(?:NV[0-9]+|PIX|PXB|PHB|NODE|SYS|SOC|C2C){2,}")
+_AGAIN = "a tab was lost, as terminals do where a line wraps; take the text again with `nvidia-smi topo -m > topo.txt`"
 _KNOWN = "X, NV1 … NV99, PIX, PXB, PHB, NODE, SYS, SOC, C2C"
 
 
@@ -109,7 +113,9 @@ def _read_matrix(lines: Sequence[str], faults: Faults) -> _Matrix:
     start = headers[0]
     for again in headers[1:]:
         faults.add(again + 1, "a second matrix begins; give each node's in a file of its own")
-    header = [cell.text for cell in takewhile(lambda cell: cell.text not in _AFTER, _words(lines[start]))]
+    columns = list(takewhile(lambda cell: cell.text not in _AFTER, _words(lines[start])))
+    _check_glue(columns, start + 1, faults)
+    header = [cell.text for cell in columns]
     rows: dict[str, _Row] = {}
     for number in range(start + 1, headers[1] if len(headers) > 1 else len(lines)):
         cells = tuple(_cells(lines[number]))
@@ -150,6 +156,15 @@ def _cells(line: str) -> Iterator[_Cell]:
         start += len(part) + 1
 
 
+def _check_glue(columns: Sequence[_Cell], line: int, faults: Faults) -> None:
+    """Refuse names of columns that have run together: all later faults would be of rows that are whole."""
+    for cell in columns:
+        if _GLUED_NAMES.fullmatch(cell.text):
+            names = " and ".join(_GLUED_NAME.findall(cell.text))
+            faults.add(line, f"{shortened(cell.text)} is {names} glued together: {_AGAIN}", column=cell.column)
+    faults.stop()
+
+
 def _check_rows(header: Sequence[str], rows: dict[str, _Row], line: int, faults: Faults) -> None:
     if doubles := sorted(name for name, count in Counter(header).items() if count > 1):
         faults.add(line, f"there are two columns {', '.join(doubles)}")
@@ -164,8 +179,10 @@ def _check_rows(header: Sequence[str], rows: dict[str, _Row], line: int, faults:
         if row.name not in names:
             faults.add(row.line, f"the row {shortened(row.name)} has no column of this name", column=1)
         elif len(row.cells) < len(header):
-            problem = f"{row.name} has {len(row.cells)} cells of {len(header)}; is the line cut off?"
-            faults.add(row.line, problem, code="missing")
+            glued = next((cell for cell in row.cells if _GLUED_PATHS.fullmatch(cell.text)), None)
+            why = f"{shortened(glued.text)} is several cells: {_AGAIN}" if glued else "is the line cut off?"
+            problem = f"{row.name} has {len(row.cells)} cells of {len(header)}; {why}"
+            faults.add(row.line, problem, column=glued and glued.column, code="missing")
     faults.stop()
 
 
