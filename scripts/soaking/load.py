@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 SAY_S = 60.0
 """Between two lines about jobs that have not ended."""
 
+STUCK_S = 600.0
+"""The time without a change of any job's state from which on jobs count as stuck; a lease is over after 2 s."""
+
 MOST_OPEN = 8
 ENDED = ("succeeded", "failed", "cancelled")
 _PLANNERS = ("gpipe", "dapple", "dp")
@@ -50,6 +53,7 @@ class Load(threading.Thread):
         self._next_seed = 0
         self.jobs: dict[str, Accepted] = {}
         self.fault: str | None = None
+        self._changed = time.monotonic()
         self.unanswered = self.refused = 0
 
     def run(self) -> None:
@@ -74,9 +78,12 @@ class Load(threading.Thread):
         self.refuse_fault()
 
     def refuse_fault(self) -> None:
-        """Raise RunFailed for what was answered wrong until now."""
+        """Raise RunFailed for what was answered wrong until now, or where no job has got on for a long time."""
         if self.fault is not None:
             raise RunFailed(self.fault)
+        left = [f"{job_id} is {job.state}" for job_id, job in list(self.jobs.items()) if job.state not in ENDED]
+        if left and time.monotonic() > self._changed + STUCK_S:
+            raise RunFailed(f"{len(left)} jobs are stuck, unchanged for {STUCK_S:.0f} s: {'; '.join(left[:5])}")
 
     def finished_since(self, moment: float) -> int:
         """How many jobs that were accepted since then have ended."""
@@ -90,6 +97,7 @@ class Load(threading.Thread):
         with httpx.Client(timeout=httpx.Timeout(60.0)) as http:
             while left:
                 job = self.jobs[left[-1]]
+                self.refuse_fault()
                 refuse_dead()
                 if time.monotonic() > say_at:
                     say(f"{len(left)} jobs have not ended; {left[-1]} was accepted, and is {job.state}")
@@ -130,6 +138,8 @@ class Load(threading.Thread):
         job = self.jobs[answer["id"]]
         if job.state in ENDED and answer["state"] != job.state:
             raise RunFailed(f"job {answer['id']} had {job.state}, and is {answer['state']}")
+        if answer["state"] != job.state:
+            self._changed = time.monotonic()
         job.state = answer["state"]
         job.code = (answer.get("error") or {}).get("code")
         if job.state in ENDED:
