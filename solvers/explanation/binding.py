@@ -23,6 +23,7 @@ from penstock.solvers.explanation.idle import Idle
 from penstock.solvers.explanation.reordering import best_order, can_be_reordered, schedules_of
 from penstock.solvers.explanation.run import Run
 from penstock.solvers.judge.simulate import makespan_ns
+from penstock.solvers.model.allocation import Stage
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Candidate
 from penstock.solvers.model.schedule import Orders
@@ -175,8 +176,28 @@ def binding(problem: Problem, plan: Candidate, path: CriticalPath, idle: tuple[I
         return Binding("all-reduces", largest.place, f"the all-reduces of stage {largest.place} bind: they are {part}")
     stage = plan.allocation.stages[largest.place]
     what = "updates" if largest.what == "update" else "computing"
-    return Binding(
-        "stage",
-        largest.place,
-        f"stage {largest.place} (layers {stage.first}–{stage.last}) binds: its {what} is {part}",
-    )
+    waits = "" if largest.what == "update" else _waiting(problem, stage)
+    sentence = f"stage {largest.place} (layers {stage.first}–{stage.last}) binds: its {what} is {part}{waits}"
+    return Binding("stage", largest.place, sentence)
+
+
+def _waiting(problem: Problem, stage: Stage) -> str:
+    """Return which kind of a stage's GPUs waits for which, if they run parts of the same micro-batches; else no text.
+
+    Compared is the time of the stage's layers for one sample on one GPU of each kind.
+    """
+    gpus = problem.real or problem
+    kinds = sorted({gpu.kind for device in stage.devices for gpu in problem.gpus(device)})
+    if len(kinds) < 2 or stage.dispatch != "rows":
+        return ""
+
+    def alone_ns(kind: str) -> int:
+        costs = gpus.costs(kind, 1)
+        sums = costs.forward_ns + costs.backward_ns
+        return int(sums[stage.last + 1] - sums[stage.first])
+
+    quick, slow = min(kinds, key=alone_ns), max(kinds, key=alone_ns)
+    if alone_ns(quick) == alone_ns(slow):
+        return ""
+    share = f"{100 * alone_ns(quick) / alone_ns(slow):.0f} %"
+    return f", in which its {quick} wait for its {slow}: for one sample they compute in {share} of the time"

@@ -215,6 +215,10 @@ def test_what_binds() -> None:
 
     heavy = make_problem([10, 90], nodes=(2,), global_batch_size=4)
     assert "stage 1 (layers 1–1) binds" in sentence(heavy, judged(heavy, straight(heavy, 4)))
+    mixed = make_problem([100], nodes=(2,), global_batch_size=4, kinds=["cpu", "old"], speed={"old": 0.25})
+    waits = sentence(mixed, judged(mixed, chain([(1, [0, 1])], 2)))
+    assert "in which its cpu wait for its old: for one sample they compute in 25 % of the time" in waits
+    assert "wait for" not in sentence(mixed, judged(mixed, chain([(1, [1])], 2)))
     slow = make_problem([10, 10], boundary_bytes=500, nodes=(2,), global_batch_size=4)
     assert "the link between stages 0 and 1 binds" in sentence(slow, judged(slow, straight(slow, 4)))
     tight = make_problem([10, 10], stash_bytes=10, nodes=(2,), global_batch_size=4, memory_bytes=19)
