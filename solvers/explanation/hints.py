@@ -16,11 +16,25 @@ from penstock.schemas.errors import PenstockError
 from penstock.solvers.explanation.binding import binding, more_memory
 from penstock.solvers.explanation.changes import change, last_node_size
 from penstock.solvers.explanation.critical_path import path_of_run
-from penstock.solvers.explanation.idle import idle_split
+from penstock.solvers.explanation.idle import Idle, idle_split
 from penstock.solvers.explanation.run import Run
 from penstock.solvers.explanation.what_if import Replan, tried
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Candidate
+
+FAR = 2
+"""The multiple of the bound on every plan from which on it is said where the difference goes."""
+
+LOSSES = {
+    "computing above the least, as with small slices, recomputation or slow devices": ("busy_ns",),
+    "devices that the plan does not use": (),
+    "filling and draining pipelines": ("fill_ns", "drain_ns"),
+    "waiting for transfers": ("transfer_ns",),
+    "waiting for all-reduces": ("all_reduce_ns",),
+    "waiting for stages that have more work": ("other_stages_ns", "order_ns"),
+    "waiting for memory": ("memory_ns",),
+}
+"""Names for where devices' time goes, each with its fields of ``Idle``."""
 
 SMALL = 128
 MAX_OPERATIONS = 50_000
@@ -34,17 +48,38 @@ class Gain(NamedTuple):
     time_ns: int
 
 
-def hints(problem: Problem, plan: Candidate, replan: Replan) -> list[str]:
-    """Return what binds; and the change that helps most, where one helps at all. ``replan`` plans a changed problem."""
+def hints(problem: Problem, plan: Candidate, replan: Replan, bound_ns: int = 0) -> list[str]:
+    """Return what binds; and the change that helps most, where one helps at all. ``replan`` plans a changed problem.
+
+    ``bound_ns``: of every plan. Where the plan takes ``FAR`` times as long, it is said what most of that is.
+    """
     run = Run(problem, plan)
-    path = path_of_run(run)
-    found = [binding(problem, plan, path, idle_split(run)).sentence]
+    path, idle = path_of_run(run), idle_split(run)
+    found = [binding(problem, plan, path, idle).sentence]
+    if 0 < FAR * bound_ns <= plan.value_ns:
+        found.append(_largest_loss(problem, idle, bound_ns / plan.value_ns))
     if run.first_transfer > MAX_OPERATIONS:
         return found
     best = min(_gains(problem, plan, replan), key=lambda gain: gain.time_ns, default=None)
     if best is not None and best.time_ns < (1 - LEAST_GAIN) * plan.value_ns:
         found.append(f"{best.sentence} would help most: {100 * (1 - best.time_ns / plan.value_ns):.1f} % less time")
     return found
+
+
+def _largest_loss(problem: Problem, idle: tuple[Idle, ...], least: float) -> str:
+    """Return what most of the time above the bound goes into; ``least``: the bound as a part of the plan's time."""
+    span_ns = idle[0].busy_ns + idle[0].idle_ns
+    whole_ns = span_ns * problem.num_devices
+    losses = {
+        name: sum(getattr(each, field) * len(each.devices) for each in idle for field in fields)
+        for name, fields in LOSSES.items()
+    }
+    computing, unused = list(LOSSES)[:2]
+    losses[computing] -= least * whole_ns
+    losses[unused] = whole_ns - span_ns * len({device for each in idle for device in each.devices})
+    largest = max(losses, key=lambda name: losses[name])
+    share = losses[largest] / ((1 - least) * whole_ns)
+    return f"{100 * share:.0f} % of what it is above the bound is {largest}"
 
 
 def _gains(problem: Problem, plan: Candidate, replan: Replan) -> Iterator[Gain]:

@@ -243,6 +243,24 @@ def test_auto_says_what_binds_and_what_would_help_most() -> None:
     assert hints(problem, found.best, replanned_by("relax", 4)) == said
 
 
+def test_far_above_the_bound_the_largest_loss_is_words() -> None:
+    """One device of three works; in a line of three each waits for its turn, half of that in the fill and the drain."""
+
+    def words(problem: Problem, allocation: Allocation, bound_ns: int) -> str:
+        plan = judged(problem, allocation)
+        return "; ".join(hints(problem, plan, replanned_by("relax", 4), bound_ns))
+
+    alone = make_problem([100], nodes=(3,), global_batch_size=1)
+    unused = words(alone, chain([(1, [0])], 1), judged(alone, chain([(1, [0])], 1)).value_ns // 3)
+    assert "100 % of what it is above the bound is devices that the plan does not use" in unused
+    line = make_problem([10, 10, 10], nodes=(3,), global_batch_size=1)
+    third = judged(line, straight(line, 1)).value_ns // 3
+    assert "50 % of what it is above the bound is filling and draining pipelines" in words(
+        line, straight(line, 1), third
+    )
+    assert "above the bound" not in words(line, straight(line, 1), 2 * third)
+
+
 # ---- layouts ---------------------------------------------------------------------------------------------------------
 
 
