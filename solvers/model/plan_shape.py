@@ -20,11 +20,15 @@ def shape(pipelines: Sequence[Sequence[Collection[Hashable]]], cell: int = 1, de
     devices = {device for stages in pipelines for held in stages for device in held}
     where = "one device" if len(devices) == 1 else f"{len(devices):,} devices"
     replicas = {len(held) // cell for stages in pipelines for held in stages}
+    in_turn = f", {len(pipelines[0]):,} parts of the model in turn" if are_in_turn(pipelines) else ""
     if cell > 1 and len(pipelines) == len(replicas) == 1:
-        counts = ((len(pipelines[0]), "stages"), (min(replicas), "replicas"))
-        return f"{' × '.join([*(f'{number:,} {what}' for number, what in counts if number > 1), degrees])} on {where}"
+        counts = ((1 if in_turn else len(pipelines[0]), "stages"), (min(replicas), "replicas"))
+        every = " × ".join([*(f"{number:,} {what}" for number, what in counts if number > 1), degrees])
+        return f"{every} on {where}{in_turn}"
     if cell > 1:
         where = f"{len(devices) // cell:,} cells of {degrees} ({where})"
+    if in_turn:
+        return f"{where if len(devices) == 1 else f'data parallelism over {where}'}{in_turn}"
     if is_data_parallel(pipelines):
         if len(devices) == 1:
             return where
@@ -39,6 +43,11 @@ def shape(pipelines: Sequence[Sequence[Collection[Hashable]]], cell: int = 1, de
         return f"{stages} on {where}"
     together = f"over the same {where.removeprefix('one ')}" if _overlap(pipelines) else f"side by side on {where}"
     return f"{len(pipelines)} pipelines {together}, {'of' if high > low else 'each of'} {stages}"
+
+
+def are_in_turn(pipelines: Sequence[Sequence[Collection[Hashable]]]) -> bool:
+    """Return whether the stages of one pipeline are on the same devices, which is data parallelism by parts."""
+    return len(pipelines) == 1 < len(pipelines[0]) and len(set(map(frozenset, pipelines[0]))) == 1
 
 
 def is_data_parallel(pipelines: Sequence[Sequence[Collection[Hashable]]]) -> bool:

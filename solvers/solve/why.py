@@ -12,7 +12,7 @@ from penstock.solvers.explanation.hints import hints
 from penstock.solvers.explanation.what_if import Replan
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import most_rows
-from penstock.solvers.model.plan_shape import layers_need, micro_batches, recomputing, shape
+from penstock.solvers.model.plan_shape import are_in_turn, layers_need, micro_batches, recomputing, shape
 from penstock.solvers.model.result import REQUEST_SCOPE, Bound, Candidate, Result, Shortage, Status
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.schedules.catalogue import SCHEDULES
@@ -119,6 +119,9 @@ def _shape(state: State, best: Candidate) -> str:
     replicas = _listed([stage.replicas for stage in stages])
     layers = _listed([stage.last - stage.first + 1 for stage in stages])
     name = best.schedule.name
+    if not beside and are_in_turn(held):
+        kind = f"data parallel over {every}" if used > 1 else "one device"
+        return f"{kind}, {len(stages)} parts of the model in turn (layers {layers}{again}), {size}, {name}"
     warmup = ""
     if isinstance(best.schedule, Orders) and name in SCHEDULES and SCHEDULES[name].by_vector:
         warmup = f" with K = {_listed(best.schedule.warmup[: len(stages)])}"

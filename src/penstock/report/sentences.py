@@ -12,7 +12,7 @@ from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.transformers.degrees import Degrees, Sharding
 from penstock.solvers.degrees.shares import exposed_share
 from penstock.solvers.model.degrees import SHARDED
-from penstock.solvers.model.plan_shape import MOST_LISTED, in_words, is_data_parallel, micro_batches, shape
+from penstock.solvers.model.plan_shape import MOST_LISTED, are_in_turn, in_words, is_data_parallel, micro_batches, shape
 
 if TYPE_CHECKING:
     from penstock.planning.judge import Judgement
@@ -78,7 +78,7 @@ def _shape(plan: Plan, stages: list[Stage]) -> str:
     counts = [replicas(plan, stage) for stage in stages]
     held = _held(plan)
     batches = micro_batches(plan.num_micro_batches, plan.micro_batch_size)
-    if len(held) > 1 or is_data_parallel(held):
+    if len(held) > 1 or is_data_parallel(held) or are_in_turn(held):
         cut = f"{plan.planner} uses {_in_words(plan)}."
     else:
         cut = f"{plan.planner} cut the model into {len(stages)} stage{'s' if len(stages) > 1 else ''}"

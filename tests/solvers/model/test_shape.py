@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.solvers.model.plan_shape import is_data_parallel, layers_need, micro_batches, shape
+from penstock.solvers.model.plan_shape import are_in_turn, is_data_parallel, layers_need, micro_batches, shape
 
 
 @pytest.mark.parametrize(
@@ -21,11 +21,15 @@ from penstock.solvers.model.plan_shape import is_data_parallel, layers_need, mic
         ([[["a"]], [["a"]]], "2 pipelines over the same device, each of 1 stage"),
         ([[[str(number)] for number in range(1024)]], "1024 stages on 1,024 devices"),
         ([[["a"], ["b"], ["a"], ["b"]]], "4 stages on 2 devices"),
+        ([[["a", "b"], ["a", "b"]]], "data parallelism over 2 devices, 2 parts of the model in turn"),
+        ([[["a"], ["a"], ["a"]]], "one device, 3 parts of the model in turn"),
+        ([[["a", "b"], ["a"]]], "2 stages on 2 devices"),
     ],
 )
 def test_shapes_in_words(pipelines: list[list[list[str]]], words: str) -> None:
     assert shape(pipelines) == words
-    assert is_data_parallel(pipelines) == words.startswith(("data parallelism", "one device"))
+    by_replicas = is_data_parallel(pipelines) or are_in_turn(pipelines)
+    assert by_replicas == words.startswith(("data parallelism", "one device"))
 
 
 @pytest.mark.parametrize(
@@ -35,6 +39,7 @@ def test_shapes_in_words(pipelines: list[list[list[str]]], words: str) -> None:
         (["abcd"], "2 replicas × TP 2 on 4 devices"),
         (["ab", "cd"], "2 stages × TP 2 on 4 devices"),
         (["abcd", "efgh"], "2 stages × 2 replicas × TP 2 on 8 devices"),
+        (["abcd", "abcd"], "2 replicas × TP 2 on 4 devices, 2 parts of the model in turn"),
         (["ab", "cdef"], "2 stages on 3 cells of TP 2 (6 devices)"),
     ],
 )
