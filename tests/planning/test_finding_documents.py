@@ -69,7 +69,7 @@ def test_a_profile_as_it_is_has_one_framework(tmp_path: Path) -> None:
 
 def test_what_is_unknown_is_named(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedRequest, match="is of the family 'mamba'"):
-        find_profile(_written(tmp_path, model_type="mamba"))
+        find_profile(_written(tmp_path, model_type="mamba", architectures=["MambaForCausalLM"]))
     with pytest.raises(InvalidDocument, match="2 experts per token are more than the 1 experts"):
         find_profile(_written(tmp_path, model_type="mixtral", num_local_experts=1, num_experts_per_tok=2))
     with pytest.raises(UnsupportedRequest, match="1024 learned positions, fewer than a sequence of 2048"):
