@@ -71,9 +71,11 @@ class LayoutImported(Part):
     format: LayoutFormat
     plan: Plan
     request: PlanRequest
-    fits: Flag
+    fits: Flag | None = Field(
+        description="null: not known, as it does not fit by a count that leaves out something that lowers memory"
+    )
     faults: tuple[str, ...]
-    missing_bytes: Bytes = Field(description="on the device that lacks most")
+    missing_bytes: Bytes = Field(description="on the device that lacks most, by that count")
     sentences: tuple[str, ...]
     assumptions: tuple[str, ...]
     rivals: tuple[Rival, ...]

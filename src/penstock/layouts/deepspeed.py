@@ -136,7 +136,9 @@ def read(text: str, given: Reading) -> Drawn:
     if whole and steps and rows and whole % (steps * rows):
         faults.add(None, f"train_batch_size {whole} is no multiple of {rows} samples × {steps} accumulation steps")
     faults.stop()
-    stage, sharded = _zero(found.get("zero_optimization"), len(parts) - 1, faults)
+    stage, host = _zero(found.get("zero_optimization"), len(parts) - 1, faults)
+    if host:
+        said = (*said, f"{host[0]}: what is kept on the host is counted on the device, and not moved")
     interval = numbers["activation_checkpoint_interval"]
     return Drawn(
         tuple((first, after - 1) for first, after in pairwise(parts)),
@@ -151,7 +153,8 @@ def read(text: str, given: Reading) -> Drawn:
         named=stated.named,
         sharding=_STAGES[stage] if stage > 1 else None,
         counted_whole=_counted_whole(stage),
-        assumptions=(*stated.remarks, *said, *sharded),
+        unmodelled=host,
+        assumptions=(*stated.remarks, *said),
     )
 
 
@@ -165,12 +168,9 @@ def _zero(table: Any, stages: int, faults: Faults) -> tuple[int, tuple[str, ...]
         pipeline = "; PipelineModule takes 0 or 1" if stages > 1 else f", none of {', '.join(map(str, allowed))}"
         faults.add(None, f"zero_optimization.stage is {stage!r}{pipeline}")
         faults.stop()
-    said = []
     host = [name for name in ("offload_optimizer", "offload_param") if _offloads(zero.get(name))]
     host += ["cpu_offload"] if zero.get("cpu_offload") is True else []
-    if host:
-        said.append(f"zero_optimization.{host[0]}: what is kept on the host is counted on the device, and not moved")
-    return int(stage), tuple(said)
+    return int(stage), tuple(f"zero_optimization.{name}" for name in host)
 
 
 def _counted_whole(stage: int) -> str:

@@ -39,9 +39,10 @@ class Drawn:
     ``gradient``: width of the gradients of 16-bit parameters. ``other_order``: ranks count along the pipeline first,
     which differs from stage after stage where there are several ranks and replicas. ``sharding``: gradients, or
     parameters too, are sharded over the replicas, as is judged where these are all GPUs of the cluster;
-    ``counted_whole``: what is said where they are not, and are counted whole. ``degrees``: GPUs that share a layer;
-    ``named``: how the file has each of them, by place; ``sized``, ``launched``: likewise ranks and batch, and what says
-    how many processes start; ``modules``: those that every layer recomputes; ``sequence_parallel``:
+    ``counted_whole``: what is said where they are not, and are counted whole. ``unmodelled``: the names of what lowers
+    memory and is not counted, so that a layout may fit that does not by Penstock's count. ``degrees``: GPUs that share
+    a layer; ``named``: how the file has each of them, by place; ``sized``, ``launched``: likewise ranks and batch, and
+    what says how many processes start; ``modules``: those that every layer recomputes; ``sequence_parallel``:
     whether activations between layers are split too. None: not said.
     """
 
@@ -60,6 +61,7 @@ class Drawn:
     other_order: bool = False
     sharding: Sharding | None = None
     counted_whole: str = ""
+    unmodelled: tuple[str, ...] = ()
     degrees: Degrees = ONE
     named: tuple[tuple[str, str], ...] = ()
     sized: tuple[tuple[str, str], ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -88,7 +88,7 @@ def import_layout(
         format=asked.format,
         plan=plan,
         request=request,
-        fits=not short,
+        fits=None if short and drawn is not None and (drawn.unmodelled or drawn.counted_whole) else not short,
         faults=tuple(faults),
         missing_bytes=short[0].missing_bytes if short else 0,
         sentences=_sentences(
@@ -96,7 +96,7 @@ def import_layout(
             problem,
             theirs,
             short[0].missing_bytes if short else 0,
-            drawn is not None and bool(drawn.counted_whole),
+            drawn,
         ),
         assumptions=assumptions,
         rivals=_rivals(request, problem, theirs, free, workers, on_progress) if asked.compare else (),
@@ -195,7 +195,7 @@ def _parameters(profile: ModelProfile) -> str:
 
 
 def _sentences(
-    profile: ModelProfile, problem: Problem, theirs: Candidate, missing_bytes: int, counted_whole: bool
+    profile: ModelProfile, problem: Problem, theirs: Candidate, missing_bytes: int, drawn: Drawn | None
 ) -> tuple[str, ...]:
     value = theirs.value_ns
     samples = problem.batch_samples
@@ -209,17 +209,26 @@ def _sentences(
     devices = (problem.real or problem).num_devices
     if used < devices:
         said.append(f"{devices - used} of {devices} devices are not used")
-    if missing_bytes and counted_whole:
-        stage = theirs.allocation.stages[0]
-        held = static_bytes(problem, stage)
-        more = (held.parameters + held.gradients) * (stage.replicas - 1) // stage.replicas
+    lower = [] if drawn is None else list(_not_counted(problem, theirs, drawn))
+    if missing_bytes and lower:
         said.append(
-            f"it does not fit by Penstock's count: {amount(missing_bytes)} are missing on the device that lacks most; "
-            f"of parameters and gradients, counted whole, up to {amount(more)} of a device are in truth on the others"
+            f"whether it fits is not known: by Penstock's count {amount(missing_bytes)} are missing on the device that "
+            f"lacks most; {'; '.join(lower)}"
         )
     elif missing_bytes:
         said.append(f"it does not fit: {amount(missing_bytes)} are missing on the device that lacks most")
     return tuple(said)
+
+
+def _not_counted(problem: Problem, theirs: Candidate, drawn: Drawn) -> Iterator[str]:
+    """Yield what makes a layout need less memory than is counted."""
+    if drawn.unmodelled:
+        yield f"{' and '.join(drawn.unmodelled)}, which lowers memory, is not modelled"
+    if drawn.counted_whole:
+        stage = theirs.allocation.stages[0]
+        held = static_bytes(problem, stage)
+        more = (held.parameters + held.gradients) * (stage.replicas - 1) // stage.replicas
+        yield f"of parameters and gradients, counted whole, up to {amount(more)} of a device are in truth on the others"
 
 
 def _rivals(

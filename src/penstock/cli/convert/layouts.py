@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 LAYOUT = "Layout"
-DOES_NOT_FIT = 3
+DOES_NOT_FIT, NOT_KNOWN = 3, 4
 NOT_JUDGED = InvalidDocument.exit_code
 """The exit code of a layout that is read and cannot be simulated, as of one that cannot be read."""
 
@@ -175,7 +175,7 @@ def import_layout(
     for target in filter(None, (output, best)):
         screen.say(f"written to {target}")
     if not found.fits:
-        raise typer.Exit(DOES_NOT_FIT)
+        raise typer.Exit(NOT_KNOWN if found.fits is None else DOES_NOT_FIT)
 
 
 def _judged_here(asked: LayoutRequest, screen: Screen, workers: int | None) -> LayoutImported:

@@ -98,6 +98,15 @@ CHANGING: dict[str, str] = {
     "pipeline-model-parallel-split-rank": "a second stack of layers",
 }
 """What each of them changes."""
+_LOWERING = """
+    fp8 fp8-param-gather fp8-param fp4 fp4-param-gather fp4-param use-precision-aware-optimizer main-params-dtype
+    exp-avg-dtype exp-avg-sq-dtype optimizer optimizer-cpu-offload cpu-offloading fine-grained-activation-offloading
+    distribute-saved-activations moe-expert-rank-capacity-factor moe-paged-stash gtp-weight-remat-size
+    expert-gtp-weight-remat-size tensor-parallel-num-weight-shards expert-tensor-parallel-num-weight-shards
+    freeze-all-layers mlp-chunks-for-training
+"""
+LOWERING = frozenset(_LOWERING.split())
+"""Flags with which a GPU holds less than is counted."""
 HARMLESS: dict[str, tuple[str, ...]] = {
     "attention-backend": ("auto", "flash", "fused", "attnbackend.flash", "attnbackend.fused", "attnbackend.auto"),
     "cuda-graph-impl": ("none",),

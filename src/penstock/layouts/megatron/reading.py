@@ -33,7 +33,7 @@ from penstock.layouts.megatron.names import (
     TENSOR,
     WIDTHS,
 )
-from penstock.layouts.megatron.other_flags import changing_sentence
+from penstock.layouts.megatron.other_flags import LOWERING, changing_sentence
 from penstock.layouts.megatron.written import FSDP_STRATEGIES
 from penstock.schemas.errors import InvalidDocument
 from penstock.solvers.model.degrees import Degrees, Module, modules_of
@@ -105,6 +105,7 @@ def read(text: str, given: Reading) -> Drawn:
         sequence_parallel=flags.on(SEQUENCE),
         sharding=_FSDP.get(_fully_sharded(flags) or ""),
         counted_whole=_counted_whole(flags),
+        unmodelled=tuple(f"--{name}" for name in flags.changing() if name in LOWERING),
         assumptions=(*_assumptions(flags, given), *stated.remarks, *unknown),
     )
     return _dealt(drawn, f"another --{RANKS}")

@@ -229,6 +229,7 @@ def read(text: str, given: Reading) -> Drawn:
         sequence_parallel=said.get("parallelism", "enable_sequence_parallel") is not False,
         sharding=degrees.sharding,
         counted_whole=WHOLE_AT_ONE_RANK if ranks == 1 and degrees.shards else "",
+        unmodelled=("selective checkpoints of operators",) if mode == "selective" else (),
         gradient=None if reduced is None else "fp32" if reduced == "float32" else "parameter",
         assumptions=tuple(assumptions),
     )
