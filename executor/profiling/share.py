@@ -66,7 +66,7 @@ class Share:
             results = self.chain.call(self.first + i, self.modules[i], [env[name] for name in spec.reads])
             env.update(zip(spec.writes, results, strict=True))
             if self.ends_chain and i == len(self.modules) - 1:
-                total, _ = self.chain.job.loss({name: env[name] for name in self.chain.outputs}, self.targets)
+                total, _ = self.chain.loss(env, self.targets)
                 env[""] = total
                 return (total,)
         except ModelMismatch:

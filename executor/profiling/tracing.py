@@ -24,7 +24,7 @@ from penstock.executor.profiling.meta_cost import (
     storage_of,
 )
 from penstock.executor.profiling.numberless import Copying, Numberless
-from penstock.executor.run.chain import Chain, TensorShape, tensor_shape
+from penstock.executor.run.chain import Chain, TensorShape, remedy_of, tensor_shape
 from penstock.executor.run.job import Job, alike
 from penstock.executor.runtime.nested import on_tensors
 from penstock.executor.stage.precision import FULL, Training
@@ -181,10 +181,11 @@ class Tracer:
 
     def failure(self, index: int, error: Exception) -> PenstockError:
         """The error of a layer that does not run."""
-        why = f"{type(error).__name__}: {error}"
+        why, name = f"{type(error).__name__}: {error}", self.chain.specs[index].name
+        needs_numbers = any(word in why for word in ("NotImplementedError", "DataDependent", "meta"))
+        measuring = "measure the profile instead of computing it" if needs_numbers else None
         return ModelMismatch(
-            f"layer {self.chain.specs[index].name!r} does not run on the meta device: {why}",
-            remedy="measure the profile instead of computing it",
+            f"layer {name!r} does not run on the meta device: {why}", remedy=remedy_of(name, error) or measuring
         )
 
     def trace(
@@ -276,7 +277,7 @@ def held_once(tensors: Iterable[Tensor]) -> int:
 
 
 def _loss(chain: Chain, env: dict[str, Tensor], targets: Any) -> list[Tensor]:
-    total, _ = chain.job.loss({name: env[name] for name in chain.outputs}, targets)
+    total, _ = chain.loss(env, targets)
     return [total] if total.requires_grad else []
 
 

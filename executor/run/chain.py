@@ -44,6 +44,18 @@ def derived_seed(*parts: object) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
+def remedy_of(layer: str, error: Exception) -> str | None:
+    """Return what helps against the error of a layer that is run by itself; None where the layer itself is wrong."""
+    if "in-place operation" in str(error):
+        return (
+            f"layer {layer!r} changes its input in place, which the first layer of a stage cannot: make it "
+            "inplace=False, or one layer with the layer before it"
+        )
+    if "more than 1 value per channel" in str(error):
+        return "--micro-batch-size 2 or more: batch norm takes no single sample"
+    return None
+
+
 class Chain:
     """The layers of a job in order.
 
@@ -66,6 +78,17 @@ class Chain:
     def names(self) -> tuple[str, ...]:
         """The layers' names, as the profile and the plan have them."""
         return tuple(spec.name for spec in self.specs)
+
+    def loss(self, env: Mapping[str, Tensor], targets: Any) -> tuple[Tensor, int]:
+        """Return the job's loss of its outputs: the sum, and how many terms were summed. Raises ModelMismatch."""
+        loss: Any = self.job.loss({name: env[name] for name in self.outputs}, targets)
+        if isinstance(loss, tuple) and len(loss) == 2 and isinstance(loss[0], Tensor):
+            return loss
+        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise ModelMismatch(
+            f"loss() of job {self.job.name!r} has to return (sum over samples, number of terms), and returned {what}",
+            remedy="return the sum (reduction='sum' in PyTorch) and the number of terms, such as targets.numel()",
+        )
 
     def writers(self, cut: int) -> tuple[int, ...]:
         """The layer that wrote each tensor of ``cuts[cut]``: the same name written again is another tensor."""
@@ -211,7 +234,9 @@ class Chain:
             except Exception as error:
                 given_shapes = ", ".join(f"{name} {tuple(env[name].shape)}" for name in spec.reads)
                 why = f"{type(error).__name__}: {error}"
-                raise ModelMismatch(f"layer {spec.name!r} does not run on {given_shapes}: {why}") from error
+                raise ModelMismatch(
+                    f"layer {spec.name!r} does not run on {given_shapes}: {why}", remedy=remedy_of(spec.name, error)
+                ) from error
             if all(one.is_meta for one in (*given, *results)):
                 known[key] = results
             for name, tensor in zip(spec.writes, results, strict=True):

@@ -142,7 +142,7 @@ class Model:
             if i in ends:  # as messages bring them: dropout draws by where numbers lie
                 results = [tensor.contiguous() for tensor in results]
             env.update(zip(spec.writes, results, strict=True))
-        return chain.job.loss({name: env[name] for name in chain.outputs}, targets)
+        return chain.loss(env, targets)
 
     def _run(
         self, index: int, module: nn.Module, arguments: Sequence[Tensor], parts: Any, seeds: Sequence[int]

@@ -316,7 +316,7 @@ class StageModule:
     def _loss(self, results: Sequence[Tensor], targets: Any) -> tuple[Tensor, int]:
         chain = self.chain
         with self._autocast or _no_context, self._loss_context():
-            total, count = chain.job.loss(dict(zip(chain.outputs, results, strict=True)), targets)
+            total, count = chain.loss(dict(zip(chain.outputs, results, strict=True)), targets)
             if self.division is not None:
                 total = self.division.whole_loss(total)
         if total.dim():

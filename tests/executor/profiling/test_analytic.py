@@ -189,6 +189,36 @@ def test_a_model_that_looks_at_its_numbers_is_named() -> None:
     assert "measure" in (caught.value.remedy or "")
 
 
+class MeanJob(VectorJob):
+    def loss(self, outputs: dict[str, Tensor], targets: Any) -> Any:
+        return outputs["x"].mean()
+
+
+FC = ("fc", partial(nn.Linear, 4, 4))
+REMEDIES = [
+    (VectorJob([FC, ("act", partial(nn.ReLU, inplace=True)), ("end", FC[1])], 4), "'act'", "inplace=False"),
+    (
+        VectorJob([FC, ("norm", partial(nn.BatchNorm1d, 4)), ("end", FC[1])], 4),
+        "'norm'",
+        "--micro-batch-size 2",
+    ),
+    (VectorJob([FC, ("wide", partial(nn.Linear, 8, 4))], 4), "'wide'", ""),
+    (MeanJob([FC], 4), "loss() of job 'vectors' has to return (sum over samples, number of terms)", "reduction='sum'"),
+]
+
+
+@pytest.mark.parametrize(("job", "sentence", "remedy"), REMEDIES)
+def test_measuring_is_advised_only_where_it_would_help(job: VectorJob, sentence: str, remedy: str) -> None:
+    """Neither a layer that works in place, nor batch norm of one sample, nor wrong shapes, nor a mean as the loss."""
+    with pytest.raises(ModelMismatch) as caught:
+        analytic_profile(job, "V100", (1,))
+    assert sentence in str(caught.value)
+    advice = caught.value.remedy or ""
+    assert remedy in advice
+    assert bool(advice) == bool(remedy)
+    assert "measure" not in advice
+
+
 @pytest.mark.parametrize("sizes", [(), (0,), (-1, 2)])
 def test_sizes_that_make_no_sense_are_refused(sizes: tuple[int, ...]) -> None:
     with pytest.raises(InvalidDocument):
