@@ -22,7 +22,7 @@ from penstock.solvers.explanation.what_if import Replan, tried
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Candidate
 
-FAR = 2
+WIDE_GAP = 2
 """The multiple of the bound on every plan from which on it is said where the difference goes."""
 
 LOSSES = {
@@ -51,12 +51,12 @@ class Gain(NamedTuple):
 def hints(problem: Problem, plan: Candidate, replan: Replan, bound_ns: int = 0) -> list[str]:
     """Return what binds; and the change that helps most, where one helps at all. ``replan`` plans a changed problem.
 
-    ``bound_ns``: of every plan. Where the plan takes ``FAR`` times as long, it is said what most of that is.
+    ``bound_ns``: of every plan. Where the plan takes ``WIDE_GAP`` times as long, it is said what most of that is.
     """
     run = Run(problem, plan)
     path, idle = path_of_run(run), idle_split(run)
     found = [binding(problem, plan, path, idle).sentence]
-    if 0 < FAR * bound_ns <= plan.value_ns:
+    if 0 < WIDE_GAP * bound_ns <= plan.value_ns:
         found.append(_largest_loss(problem, idle, bound_ns / plan.value_ns))
     if run.first_transfer > MAX_OPERATIONS:
         return found
