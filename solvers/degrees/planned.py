@@ -35,6 +35,25 @@ def planned_cells(problem: Problem, choice: Choice) -> Cells:
     return cells
 
 
+def is_of_a_part(problem: Problem, choice: Choice) -> bool:
+    """Return whether plans of a choice that leaves a kind of devices out are no plans on all devices.
+
+    So it is where one stage is shared out over all devices, and where these are in other cells, or in none.
+    """
+    if choice.excluded is None or choice.in_one_stage:
+        return choice.excluded is not None
+    whole, part = choice._replace(excluded=None), remaining(problem, choice)
+    cells = _names(part, planned_cells(part, whole))
+    try:
+        return not cells <= _names(problem, planned_cells(problem, whole))
+    except UnsupportedRequest:
+        return True
+
+
+def _names(problem: Problem, cells: Cells) -> set[tuple[str, ...]]:
+    return {tuple(problem.devices[gpu].name for gpu in cell) for cell in cells}
+
+
 def cells_apart(problem: Problem, degrees: Degrees) -> Cells:
     """Return the cells at some degrees, each of which may hold a replica of a stage."""
     if degrees == Degrees():

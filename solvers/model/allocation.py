@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -66,7 +66,7 @@ class Allocation:
         """Leave the hash out: that of another process differs."""
         return {name: value for name, value in self.__dict__.items() if name != "_hash"}
 
-    def on(self, devices: Sequence[int]) -> Allocation:
+    def on(self, devices: Mapping[int, int]) -> Allocation:
         """Return the allocation with ``devices[d]`` in the place of device d."""
 
         def moved(pipeline: Pipeline) -> Pipeline:

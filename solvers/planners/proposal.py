@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -40,7 +40,7 @@ class Proposal(NamedTuple):
     note: str = ""
 
 
-def proposed_again(plan: Candidate, devices: Sequence[int]) -> Proposal:
+def proposed_again(plan: Candidate, devices: Mapping[int, int]) -> Proposal:
     """Return a plan as a proposal with ``devices[d]`` in the place of its device d."""
     schedule = plan.schedule
     if isinstance(schedule, Orders):

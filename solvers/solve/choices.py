@@ -32,7 +32,7 @@ from penstock.solvers.planners.proposal import Proposal, proposed_again
 from penstock.solvers.solve import asking, driver
 from penstock.solvers.solve.asking import LISTED, NO_PLAN, QUICK, ROUNDS, excluded_by, left_out, without
 from penstock.solvers.solve.effort import LARGE, effort_of
-from penstock.solvers.solve.searched import MOST_RAISED, Searched, choices_of, kinds_apart, least_of
+from penstock.solvers.solve.searched import MOST_RAISED, Searched, choices_of, kinds_apart, least_of, same_cells
 from penstock.solvers.solve.setting import Setting
 from penstock.solvers.solve.tasks import LocalSearch, Selective
 from penstock.solvers.solve.why import idle, spared, why_best
@@ -166,16 +166,19 @@ class Search:
         self._place_back()
 
     def _place_back(self) -> None:
-        """Make the best plan one of all devices, if a kind of them was left out though they all can have such plans."""
+        """Make the best plan one of all devices, if a kind of them was left out and its cells are cells of them all."""
         best = self.best
-        if best is None or best.bounds_all:
+        if best is None or best.choice.excluded is None or best.choice.in_one_stage:
             return
-        whole = next(each for each in self.choices if each.choice == best.choice._replace(excluded=None))
+        whole = next((each for each in self.choices if each.choice == best.choice._replace(excluded=None)), None)
         assert best.result is not None
-        assert best.result.best is not None
-        number_of = {device.name: number for number, device in enumerate(whole.problem.devices)}
-        placed = proposed_again(best.result.best, [number_of[device.name] for device in best.problem.devices])
-        result = driver.judged(whole.problem, best.result.best.planner, [placed])
+        plan = best.result.best
+        if whole is None or plan is None:
+            return
+        devices = same_cells(best.problem, whole.problem, plan.allocation)
+        if devices is None:
+            return
+        result = driver.judged(whole.problem, plan.planner, [proposed_again(plan, devices)])
         whole.take(replace(result, why=idle(whole, best), not_asked=best.result.not_asked))
         self.best = min((each for each in self.choices if each.bounds_all), key=Searched.by_value)
 

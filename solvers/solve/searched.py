@@ -17,7 +17,8 @@ from penstock.solvers.bounds.over_time import over_time_bound
 from penstock.solvers.bounds.schedule_bound import LOAD, request_bound
 from penstock.solvers.degrees.contract import Known, contract
 from penstock.solvers.degrees.loads import Loads
-from penstock.solvers.degrees.planned import planned_cells, remaining
+from penstock.solvers.degrees.planned import is_of_a_part, planned_cells, remaining
+from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.degrees import Choice, Degrees
 from penstock.solvers.model.micro_batches import size_of
 from penstock.solvers.model.problem import Problem
@@ -39,7 +40,7 @@ class Searched:
     with the reasons; None where there was no such search, and ``dropped`` is why, if no bound is. ``asked``: the
     planners whose searches came to their end. ``known``: what was made of the choices on other nodes of the same kinds
     (``degrees.contract``). ``bounds_all``: whether its bound is needed for all plans: plans that leave a kind out are
-    among those on all devices, unless one stage is shared out over all devices, or these have no cells.
+    among those on all devices, unless they are plans of a part of them alone (``planned.is_of_a_part``).
     """
 
     gpus: Problem
@@ -155,7 +156,7 @@ def choices_of(
                 refused[choice] = reason
             else:
                 least_ns = loads.least_ns(choice, cells)
-                alone = kind is None or choice.in_one_stage or choice._replace(excluded=None) in refused
+                alone = kind is None or is_of_a_part(problem, choice)
                 if kind is None or not alone or _lanes_stay(problem):
                     found.append(Searched(problem, choice, len(cells), least_ns, known=known, bounds_all=alone))
     return found, refused
@@ -164,13 +165,26 @@ def choices_of(
 def kinds_apart(problem: Problem) -> tuple[str, ...]:
     """Return the kinds of devices that a plan may leave out: of devices of several kinds each, if no pin needs it.
 
-    A slow kind can hold up the others. Plans within what a trainer can express use all devices.
+    A slow kind can hold up the others. Plans within what a trainer can express use all devices, and codecs are chosen
+    for the plan of a search.
     """
-    if problem.within is not None:
+    if problem.within is not None or problem.codec:
         return ()
     kinds = sorted({device.kind for device in problem.devices})
     pinned = [{problem.devices[device].kind for device in pin.devices} for pin in problem.pins]
     return tuple(kind for kind in kinds if len(kinds) > 1 and all(each != {kind} for each in pinned))
+
+
+def same_cells(part: Problem, whole: Problem, plan: Allocation) -> dict[int, int] | None:
+    """Return the number in the whole of each cell of a plan for a part of the devices; None where it has not all."""
+    number_of = {_names(whole, cell): cell for cell in range(whole.num_devices)}
+    used = {cell for stage in plan.stages for cell in stage.devices}
+    numbers = {cell: number_of[_names(part, cell)] for cell in used if _names(part, cell) in number_of}
+    return numbers if len(numbers) == len(used) else None
+
+
+def _names(problem: Problem, cell: int) -> tuple[str, ...]:
+    return tuple(gpu.name for gpu in problem.gpus(cell))
 
 
 def _lanes_stay(problem: Problem) -> bool:
@@ -192,8 +206,10 @@ def least_of(problem: Problem, choices: Sequence[Searched], raised: int = MOST_R
             break
         least.tighten()
     least = min(possible, key=lambda each: each.least_ns)
+    if not problem.choices:
+        return least.bound
     method, tolerance_ns = (LOAD, 0) if least.by_load else (least.bound.method, least.bound.tolerance_ns)
-    sentence = f"the least, of {least.choice}: {method}" if problem.choices else method
+    sentence = f"the least, of {least.choice}: {method}"
     parts = tuple(each.choice for each in needed if each.choice.excluded)
     covers = allowed(replace(problem, choices=(*problem.choices, *parts)))
     return Bound(REQUEST_SCOPE, covers, least.least_ns, sentence, tolerance_ns)

@@ -163,24 +163,27 @@ def refuse_divided(plan: Plan, what: str) -> None:
 def at_choice_of(problem: Problem, plan: Plan) -> Problem:
     """Return the problem at the degrees and the sharding of a plan.
 
-    Where one stage is shared out over all devices, or these have no cells, devices of a kind that the plan does not
-    use are left out. Raises InvalidPlan where the request does not allow them, UnsupportedRequest where no cells can be
-    made.
+    A plan without a kind of devices is one of the other devices where it shares one stage out over all of them, or its
+    cells are none of all devices. Raises InvalidPlan where the request does not allow them, UnsupportedRequest where
+    no cells can be made.
     """
     choice = choice_of(plan)
     if choice is None:
         return problem
-    used = {name for pipeline in plan.pipelines for stage in pipeline.stages for name in stage.devices}
+    stages = [stage.devices for pipeline in plan.pipelines for stage in pipeline.stages]
     kinds = {device.kind for device in problem.devices}
-    unused = kinds - {device.kind for device in problem.devices if device.name in used}
-    if len(unused) == 1 and unused < kinds:
-        part = choice._replace(excluded=next(iter(unused)))
-        if choice.in_one_stage:
-            return contract(problem, part)
-        with suppress(UnsupportedRequest):
-            return contract(problem, choice)
-        return contract(problem, part)
-    return contract(problem, choice)
+    unused = kinds - {device.kind for device in problem.devices if device.name in set().union(*stages)}
+    if len(unused) != 1 or unused == kinds:
+        return contract(problem, choice)
+    part = choice._replace(excluded=next(iter(unused)))
+    with suppress(UnsupportedRequest):
+        whole = contract(problem, choice)
+        cells = {tuple(gpu.name for gpu in whole.gpus(cell)) for cell in range(whole.num_devices)}
+        size = len(min(cells))
+        groups = {names[at : at + size] for names in stages for at in range(0, len(names), size)}
+        if not choice.in_one_stage and groups <= cells:
+            return whole
+    return contract(problem, part)
 
 
 # ---- variants --------------------------------------------------------------------------------------------------------

@@ -62,5 +62,5 @@ def test_some_mixed_clusters_are_never_slower_than_a_part() -> None:
 @pytest.mark.parametrize("first", range(40, 240, 40))
 def test_mixed_clusters_are_never_slower_than_a_part(first: int) -> None:
     slower = {seed: slower_than_a_part(problem) for seed, problem in requests(range(first, first + 40))}
-    assert len(slower) > 4
+    assert len(slower) > 3
     assert not any(slower.values()), slower
