@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from sentences.command import main
 
+pytestmark = pytest.mark.tier("ci")  # each case makes a git repository
+
 FAULTY = ("The plan.", "Whether it fits.", "Of each rank.", "By stage.")
 """Docstrings of functions that each break the rule of first words."""
 

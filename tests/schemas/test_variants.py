@@ -210,6 +210,7 @@ def release_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.tier("ci")
 def test_the_release_before_reads_no_plan_with_degrees(release_before: Path) -> None:
     """It would take each GPU for a replica; what says nothing of degrees it reads as ever."""
     plan = json.loads(Plan.parse(tiny_plan_file()["plan"]).canonical_json())
