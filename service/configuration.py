@@ -84,7 +84,7 @@ def table(settings: type[BaseSettings]) -> str:
     lines = [_HEAD]
     for name, field in settings.model_fields.items():
         kind = field.annotation.__name__ if isinstance(field.annotation, type) else str(field.annotation)
-        kind = kind.replace("typing.", "").replace("|", "\\|")
+        kind = kind.replace("typing.", "").replace("pathlib._local.", "pathlib.").replace("|", "\\|")
         default = "" if field.default_factory is not None or field.default is None else f"`{_toml(field.default)}`"
         lines.append(f"| `{name}` | {kind} | {default} | {field.description} |")
     return "\n".join(lines) + "\n"
