@@ -22,6 +22,10 @@ from repository import ROOT
 
 pytestmark = pytest.mark.tier("nightly")
 
+PACKAGES = (
+    *("schemas", "solvers", "executor", "service", "calibration", "cli"),
+    *("convert", "examples", "importers", "layouts", "manifests", "report"),
+)
 METHODS = {"match", "fullmatch", "search", "sub", "split", "findall", "finditer"}
 CHARACTERS = 20_000
 MOST_S = 0.05
@@ -43,17 +47,14 @@ REPEATS = {constants.MAX_REPEAT, constants.MIN_REPEAT, constants.POSSESSIVE_REPE
 
 def uses() -> Iterator[tuple[str, re.Pattern[Any], str]]:
     """Yield the place of each use, the pattern and the method: patterns that a module names, and literals in calls."""
-    for package in ("schemas", "solvers", "executor", "service", "calibration", "cli", "convert", "examples"):
-        yield from _uses_below(package)
-    for package in ("importers", "layouts", "manifests", "report"):
+    for package in PACKAGES:
         yield from _uses_below(package)
 
 
 def _uses_below(package: str) -> Iterator[tuple[str, re.Pattern[Any], str]]:
-    folder = ROOT / "src" / "penstock"
-    for path in sorted((folder / package).resolve().rglob("*.py")):
-        inside = path.relative_to((folder / package).resolve()).with_suffix("")
-        module = ".".join(("penstock", package, *inside.parts))
+    folder = (ROOT / "src" / "penstock" / package).resolve()
+    for path in sorted(folder.rglob("*.py")):
+        module = ".".join(("penstock", package, *path.relative_to(folder).with_suffix("").parts))
         for call in ast.walk(ast.parse(path.read_text())):
             if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
                 continue

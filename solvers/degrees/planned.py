@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.degrees.cells import Cells, cells_of
@@ -12,6 +13,7 @@ from penstock.solvers.model.degrees import Choice, Degrees, Variant
 from penstock.solvers.model.problem import Pin, Problem, keeping
 
 
+@lru_cache(maxsize=8)
 def remaining(problem: Problem, choice: Choice) -> Problem:
     """Return the problem without the devices that a choice leaves out."""
     if choice.excluded is None:
@@ -33,25 +35,6 @@ def planned_cells(problem: Problem, choice: Choice) -> Cells:
     for pin in problem.pins:
         pin_of(problem, pin, cells)
     return cells
-
-
-def is_of_a_part(problem: Problem, choice: Choice) -> bool:
-    """Return whether plans of a choice that leaves a kind of devices out are no plans on all devices.
-
-    So it is where one stage is shared out over all devices, and where these are in other cells, or in none.
-    """
-    if choice.excluded is None or choice.in_one_stage:
-        return choice.excluded is not None
-    whole, part = choice._replace(excluded=None), remaining(problem, choice)
-    cells = _names(part, planned_cells(part, whole))
-    try:
-        return not cells <= _names(problem, planned_cells(problem, whole))
-    except UnsupportedRequest:
-        return True
-
-
-def _names(problem: Problem, cells: Cells) -> set[tuple[str, ...]]:
-    return {tuple(problem.devices[gpu].name for gpu in cell) for cell in cells}
 
 
 def cells_apart(problem: Problem, degrees: Degrees) -> Cells:

@@ -343,6 +343,10 @@ class Problem:
         """Return the GPUs of a device: itself, or those of its cell."""
         return (self.devices[device],) if self.real is None else tuple(self.real.devices[g] for g in self.cells[device])
 
+    def names(self, device: int) -> tuple[str, ...]:
+        """Return the names of the GPUs of a device."""
+        return tuple(gpu.name for gpu in self.gpus(device))
+
     def nodes(self) -> tuple[tuple[int, ...], ...]:
         """Return the devices of each node."""
         groups: list[list[int]] = [[] for _ in self.network.node_names]

@@ -140,6 +140,7 @@ class Search:
         kinds = kinds_apart(problem) if resolve(asked["planner"]).asks_others else ()
         self.choices, self.refused = choices_of(problem, kinds=(None, *kinds))
         self._compares_all = sum(each.size for each in self.choices) <= self._most
+        self._rounds = ROUNDS if self._compares_all or effort.compares else ROUNDS[:1]
 
     def run(self) -> None:
         """Search until one choice is left and has had its effort, or none can hold a better plan.
@@ -150,7 +151,7 @@ class Search:
         if not self.asks_others:
             self._run_one(left)
             return
-        for plans, near, planners in ROUNDS:
+        for plans, near, planners in self._rounds:
             if planners == LISTED:
                 left = self._listed(left, near)
                 continue
@@ -171,9 +172,7 @@ class Search:
         if best is None or best.choice.excluded is None or best.choice.in_one_stage:
             return
         whole = next((each for each in self.choices if each.choice == best.choice._replace(excluded=None)), None)
-        assert best.result is not None
-        plan = best.result.best
-        if whole is None or plan is None:
+        if whole is None or best.result is None or (plan := best.result.best) is None:
             return
         devices = same_cells(best.problem, whole.problem, plan.allocation)
         if devices is None:
@@ -185,11 +184,12 @@ class Search:
     def _last(self, left: list[Searched]) -> list[Searched]:
         """Return the choices that get the whole effort: the best one, and others if all take little more.
 
-        Their sizes add up to ``LAST`` times the largest choice's at most, and to no more than the effort for comparing.
+        Their sizes add up to ``LAST`` times the largest choice's at most. The best one alone has the rest of a limit of
+        time, and the whole effort of a request that is too large for comparing all choices.
         """
-        if self.deadline.limited:  # the best one has the rest of the time
+        if self.deadline.limited or not self._compares_all:
             return left[:1]
-        most = min(LAST * max((each.size for each in self.choices), default=0), self._most)
+        most = LAST * max((each.size for each in self.choices), default=0)
         ranked = [*left, *sorted((each for each in self._open if each not in left), key=Searched.by_value)]
         sizes = accumulate(each.size for each in ranked)
         return [
@@ -205,7 +205,7 @@ class Search:
 
         So they do without a limit, where asking all at the best choice takes long, at choices that are not far from it.
         """
-        if self.best is None or self.best.size <= LARGE or self._most < LARGE or self.deadline.limited:
+        if self.best is None or self.best.size <= LARGE or self.deadline.limited:
             return left
         schedule, options = self.asked.get("schedule", "auto"), self.asked.get("options") or {}
         values = resolve(self.asked["planner"]).check(self.problem.update_rules, schedule, options)

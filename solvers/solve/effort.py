@@ -25,7 +25,8 @@ class Effort(NamedTuple):
     ``proves``: planners of proofs are not ended so. ``improving``: what the search from the best plan and the
     optimisation of its order may take, as a multiple of the usual; None: the usual, or more with a long time limit.
     ``comparing``: the effort for comparing choices of degrees by plans of all planners: the sizes
-    (``micro_batches.size_of``) of those compared, added up.
+    (``micro_batches.size_of``) of those compared, added up. ``compares``: whether some choices of a request that is too
+    large for comparing all are compared so, or all by planner ``even`` alone.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Effort(NamedTuple):
     proves: bool = True
     improving: float | None = None
     comparing: int = 160_000
+    compares: bool = True
 
     def patience_for(self, problem: Problem) -> int | None:
         """Return the patience of planners with a problem: less for a large one."""
@@ -41,7 +43,7 @@ class Effort(NamedTuple):
         return min(self.patience, max(LEAST_PATIENCE, self.patience * FULL_SIZE // max(1, size_of(problem))))
 
 
-QUICK = Effort("quick", patience=LEAST_PATIENCE, proves=False, improving=0.0, comparing=20_000)
+QUICK = Effort("quick", patience=LEAST_PATIENCE, proves=False, improving=0.0, comparing=20_000, compares=False)
 NORMAL = Effort("normal", patience=64, improving=0.5)
 THOROUGH = Effort("thorough")
 EFFORTS = {effort.name: effort for effort in (QUICK, NORMAL, THOROUGH)}

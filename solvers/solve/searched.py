@@ -15,9 +15,10 @@ from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.coverage import allowed
 from penstock.solvers.bounds.over_time import over_time_bound
 from penstock.solvers.bounds.schedule_bound import LOAD, request_bound
+from penstock.solvers.degrees.cells import Cells
 from penstock.solvers.degrees.contract import Known, contract
 from penstock.solvers.degrees.loads import Loads
-from penstock.solvers.degrees.planned import is_of_a_part, planned_cells, remaining
+from penstock.solvers.degrees.planned import planned_cells, remaining
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.degrees import Choice, Degrees
 from penstock.solvers.model.micro_batches import size_of
@@ -40,7 +41,7 @@ class Searched:
     with the reasons; None where there was no such search, and ``dropped`` is why, if no bound is. ``asked``: the
     planners whose searches came to their end. ``known``: what was made of the choices on other nodes of the same kinds
     (``degrees.contract``). ``bounds_all``: whether its bound is needed for all plans: plans that leave a kind out are
-    among those on all devices, unless they are plans of a part of them alone (``planned.is_of_a_part``).
+    among those on all devices, unless one stage is shared out over all devices, or these are in other cells or in none.
     """
 
     gpus: Problem
@@ -146,6 +147,7 @@ def choices_of(
     """
     found: list[Searched] = []
     refused: dict[Choice, UnsupportedRequest] = {}
+    whole: dict[Choice, set[tuple[str, ...]]] = {}
     for kind in kinds:
         part = remaining(problem, Choice(excluded=kind))
         loads = Loads(part)
@@ -155,11 +157,19 @@ def choices_of(
             except UnsupportedRequest as reason:
                 refused[choice] = reason
             else:
-                least_ns = loads.least_ns(choice, cells)
-                alone = kind is None or is_of_a_part(problem, choice)
+                names = _names(part, cells) if len(kinds) > 1 else set()
+                if kind is None:
+                    whole[choice] = names
+                there = names <= whole.get(choice._replace(excluded=None), set())
+                alone = kind is None or choice.in_one_stage or not there
                 if kind is None or not alone or _lanes_stay(problem):
+                    least_ns = loads.least_ns(choice, cells)
                     found.append(Searched(problem, choice, len(cells), least_ns, known=known, bounds_all=alone))
     return found, refused
+
+
+def _names(problem: Problem, cells: Cells) -> set[tuple[str, ...]]:
+    return {tuple(problem.devices[gpu].name for gpu in cell) for cell in cells}
 
 
 def kinds_apart(problem: Problem) -> tuple[str, ...]:
@@ -177,14 +187,10 @@ def kinds_apart(problem: Problem) -> tuple[str, ...]:
 
 def same_cells(part: Problem, whole: Problem, plan: Allocation) -> dict[int, int] | None:
     """Return the number in the whole of each cell of a plan for a part of the devices; None where it has not all."""
-    number_of = {_names(whole, cell): cell for cell in range(whole.num_devices)}
+    number_of = {whole.names(cell): cell for cell in range(whole.num_devices)}
     used = {cell for stage in plan.stages for cell in stage.devices}
-    numbers = {cell: number_of[_names(part, cell)] for cell in used if _names(part, cell) in number_of}
+    numbers = {cell: number_of[part.names(cell)] for cell in used if part.names(cell) in number_of}
     return numbers if len(numbers) == len(used) else None
-
-
-def _names(problem: Problem, cell: int) -> tuple[str, ...]:
-    return tuple(gpu.name for gpu in problem.gpus(cell))
 
 
 def _lanes_stay(problem: Problem) -> bool:

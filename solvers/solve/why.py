@@ -53,9 +53,10 @@ def _found(state: State, best: Candidate, replan: Replan | None) -> str:
         )
     if state.codec_note:
         parts.append(state.codec_note)
-    parts += [_distance(best, bound, _whose(state, bound)) for bound in state.proofs.shown(best) if bound.bound_ns > 0]
+    bounds = state.proofs.shown(best)
+    parts += [_distance(best, bound, _whose(state, bound)) for bound in bounds if bound.bound_ns > 0]
     if replan is not None and not state.setting.deadline.passed:
-        parts += hints(state.problem, best, replan, state.proofs.shown(best)[0].bound_ns)
+        parts += hints(state.problem, best, replan, bounds[0].bound_ns)
     if state.weary:
         parts.append(f"with effort {state.setting.effort.name} {_ended(state)}")
     return "; ".join(parts) + _unfinished(state)

@@ -178,7 +178,7 @@ def at_choice_of(problem: Problem, plan: Plan) -> Problem:
     part = choice._replace(excluded=next(iter(unused)))
     with suppress(UnsupportedRequest):
         whole = contract(problem, choice)
-        cells = {tuple(gpu.name for gpu in whole.gpus(cell)) for cell in range(whole.num_devices)}
+        cells = set(map(whole.names, range(whole.num_devices)))
         size = len(min(cells))
         groups = {names[at : at + size] for names in stages for at in range(0, len(names), size)}
         if not choice.in_one_stage and groups <= cells:

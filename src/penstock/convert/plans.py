@@ -102,7 +102,7 @@ def _devices(problem: Problem, names: tuple[str, ...], number_of: dict[str, int]
     found = []
     for at in range(0, len(names), size):
         cell = number_of.get(names[at])
-        own = () if cell is None else tuple(gpu.name for gpu in problem.gpus(cell))
+        own = () if cell is None else problem.names(cell)
         if own != names[at : at + size]:
             raise InvalidPlan(
                 f"{', '.join(names[at : at + size])} are not {size} neighbouring GPUs in the topology's order that hold"
