@@ -16,8 +16,10 @@ import numpy as np
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.solvers.costs.memory import activation_bytes, transient_bytes
 from penstock.solvers.degrees.contract import contract
+from penstock.solvers.degrees.planned import remaining
 from penstock.solvers.improve.remedies import extended
 from penstock.solvers.model.allocation import Allocation, Stage
+from penstock.solvers.model.degrees import Choice
 from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.network import Cable, Inside, Network
 from penstock.solvers.model.problem import Measured, MeasuredCollective, Problem, keeping
@@ -247,11 +249,11 @@ def _kinds_used(problem: Problem, plan: Candidate) -> list[str]:
 
 def _without_kind(problem: Problem, kind: str) -> Change:
     gpus = problem.real or problem
-    kept = [d for d, device in enumerate(gpus.devices) if device.kind != kind]
-    if not kept:
+    if all(device.kind == kind for device in gpus.devices):
         raise UnsupportedRequest(f"all {gpus.num_devices} devices are of kind {kind}")
-    sentence = f"the cluster without its {gpus.num_devices - len(kept)} devices of kind {kind}"
-    return Change(f"devices=-{kind}", sentence, _of_gpus(problem, keeping(gpus, kept)), retimes=False)
+    rest = remaining(gpus, Choice(excluded=kind))
+    sentence = f"the cluster without its {gpus.num_devices - rest.num_devices} devices of kind {kind}"
+    return Change(f"devices=-{kind}", sentence, _of_gpus(problem, rest), retimes=False)
 
 
 def _devices(problem: Problem, plan: Candidate, value: str) -> Change:
