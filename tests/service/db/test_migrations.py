@@ -253,7 +253,7 @@ def test_a_database_that_is_not_known_is_left_alone(database: Database, made: li
 def test_the_newest_revision_is_the_last_file():
     from alembic.script import ScriptDirectory
 
-    with closing(sqlite3.connect(":memory:")), sa.create_engine("sqlite://").connect() as connection:
+    with sa.create_engine("sqlite://", poolclass=sa.NullPool).connect() as connection:
         script = ScriptDirectory.from_config(alembic_config(connection))
     assert script.get_heads() == [HEAD]
     assert tuple(sorted(one.revision for one in script.walk_revisions())) == migrations.REVISIONS
