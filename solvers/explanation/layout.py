@@ -8,7 +8,7 @@ all-reduces, updates.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import pairwise
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from penstock.solvers.bounds.schedule_bound import schedule_bound
 from penstock.solvers.explanation.critical_path import CriticalPath, critical_path
 from penstock.solvers.explanation.reordering import USUAL, BestOrder, best_order, schedules_of
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.micro_batches import candidates, measured_rows
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, Candidate
@@ -31,7 +32,8 @@ class Layout:
     """A user's layout: where each stage but the first begins, by layer number or name, and the rest if given.
 
     ``devices``: the names of each stage's; else the request's devices in their order, ``replicas`` to each stage, or
-    as evenly as can be. ``schedule`` and ``num_micro_batches`` are else the plan's.
+    as evenly as can be. ``schedule`` is else the plan's. Without ``num_micro_batches`` the plan's number and all
+    numbers that give measured sizes are tried.
     """
 
     cuts: tuple[str, ...]
@@ -76,6 +78,30 @@ def compare_layout(problem: Problem, ours: Candidate, layout: Layout) -> Compare
         return Compared(BestOrder(None, None, apart), None, (), f"it cannot run: {apart}")
     usual = schedules_of(ours) if ours.update_rule == "synchronous" else USUAL
     schedules = usual if layout.schedule is None else (layout.schedule,)
+    tried = [allocation] if layout.num_micro_batches else _in_other_numbers(problem, allocation)
+    layouts = [_at(problem, ours, each, schedules) for each in tried]
+    best = min(layouts, key=lambda each: each.reordered.rank)
+    runs = sum(1 for each in layouts if each.reordered.plan is not None)
+    number = allocation.num_micro_batches
+    if runs < 2 or best.reordered.plan is None:
+        return best
+    sentence = f"{best.sentence}; of {runs} numbers of micro-batches, our {number} suits it best"
+    if best is not layouts[0]:
+        other = f"with {best.reordered.plan.allocation.num_micro_batches} micro-batches, which suit it best"
+        sentence = f"{other}: {best.sentence}; with our {number}: {layouts[0].sentence}"
+    return replace(best, sentence=sentence)
+
+
+def _in_other_numbers(problem: Problem, allocation: Allocation) -> list[Allocation]:
+    """Return the allocation, then the same in the numbers of micro-batches that give its stages measured sizes."""
+    replicas = {len(stage.devices) for stage in allocation.stages}
+    sizes = problem.micro_batch_sizes or tuple(rows * many for rows in measured_rows(problem) for many in replicas)
+    fed = candidates(replace(problem, micro_batch_sizes=sizes))
+    others = {batch.num_micro_batches for batch in fed} - {allocation.num_micro_batches}
+    return [allocation, *(single_pipeline(allocation.stages, number) for number in sorted(others))]
+
+
+def _at(problem: Problem, ours: Candidate, allocation: Allocation, schedules: tuple[str, ...]) -> Compared:
     reordered = best_order(problem, allocation, schedules, overlap=ours.overlap_all_reduce)
     if reordered.plan is None:
         return Compared(reordered, None, (), f"it cannot run: {reordered.why}")

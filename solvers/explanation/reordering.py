@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from penstock.schemas.errors import InvalidPlan
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import largest_shortage
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation
@@ -32,6 +33,13 @@ class BestOrder(NamedTuple):
         """Whether there is a plan that can be run."""
         return self.plan is not None and self.shortage is None
 
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Return what orders compare by: the memory that lacks, then the time."""
+        if self.plan is None:
+            return NEVER_NS, NEVER_NS
+        return (self.shortage.missing_bytes if self.shortage else 0), self.plan.value_ns
+
 
 def best_order(
     problem: Problem,
@@ -55,7 +63,7 @@ def best_order(
                     continue
                 plan = Candidate("by-hand", variant, orders, timeline, overlap)
                 judged = BestOrder(plan, largest_shortage(problem, variant, timeline))
-                found = judged if found is None or _key(judged) < _key(found) else found
+                found = judged if found is None or judged.rank < found.rank else found
     return found or BestOrder(None, None, why)
 
 
@@ -80,8 +88,3 @@ def _variants(
     pipelines = tuple(replace(p, stages=tuple(stage.plain for stage in p.stages)) for p in allocation.pipelines)
     plain = replace(allocation, pipelines=pipelines)
     return list(dict.fromkeys((allocation, *recompute_variants(problem, plain, schedules))))
-
-
-def _key(reordered: BestOrder) -> tuple[int, int]:
-    assert reordered.plan is not None
-    return (reordered.shortage.missing_bytes if reordered.shortage else 0), reordered.plan.value_ns

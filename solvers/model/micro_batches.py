@@ -101,7 +101,7 @@ def dapple_replicas(problem: Problem) -> tuple[int, ...]:
 def _generated(problem: Problem, replicas: list[int]) -> set[int]:
     """Return sizes up to the batch: powers of two from ``min_slice``, measured, DAPPLE's ``min_slice × replicas``."""
     most = problem.global_batch_size
-    measured = {point.rows for points in problem.measured.values() for point in points}
+    measured = measured_rows(problem)
     sizes = {most}
     for size in _doubled(problem.min_slice, most):
         sizes.add(size)
@@ -110,6 +110,11 @@ def _generated(problem: Problem, replicas: list[int]) -> set[int]:
         sizes.add(min(most, problem.min_slice * factor))
     sizes.update(_doubled(problem.min_slice * max(replicas), most))
     return sizes
+
+
+def measured_rows(problem: Problem) -> tuple[int, ...]:
+    """Return the sizes of micro-batches that the profile has costs of."""
+    return tuple(sorted({point.rows for points in problem.measured.values() for point in points}))
 
 
 def _doubled(size: int, most: int) -> list[int]:

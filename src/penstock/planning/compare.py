@@ -14,7 +14,7 @@ from penstock.schemas.amounts import exact
 from penstock.schemas.api.jobs import PlanComparison
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.request import PlanRequest
-from penstock.solvers.model.micro_batches import row_classes
+from penstock.solvers.model.micro_batches import measured_rows, row_classes
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import REQUEST_SCOPE, Result
 from penstock.solvers.planners.catalogue import PLANNERS, resolve
@@ -143,7 +143,7 @@ def _row(
 def one_device_ns(problem: Problem) -> int | None:
     """Return the time of the global batch on the fastest single device, ignoring memory: the base of speed-ups."""
     best = None
-    sizes = problem.micro_batch_sizes or tuple(sorted({m.rows for ms in problem.measured.values() for m in ms}))
+    sizes = problem.micro_batch_sizes or measured_rows(problem)
     for kind in sorted({device.kind for device in problem.devices}):
         for size in sizes:
             count = -(-problem.global_batch_size // size)

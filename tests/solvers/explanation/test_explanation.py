@@ -279,6 +279,27 @@ def test_a_layout_is_judged_beside_the_plan() -> None:
         assert ("longer" in compared.sentence) == (theirs.value_ns > ours.value_ns)
 
 
+def test_a_layout_is_judged_at_its_best_number_of_micro_batches() -> None:
+    """A pipeline of four is compared with all numbers whose sizes were measured, not with the plan's two alone."""
+    problem = small(micro_batch_sizes=(1, 2, 4, 8))
+    ours = judged(problem, chain([(4, [0, 1])], 2))
+    cuts = ("1", "2", "3")
+    times = {}
+    for number in (1, 2, 4, 8):
+        at = compare_layout(problem, ours, Layout(cuts, num_micro_batches=number))
+        assert at.reordered.plan is not None
+        times[number] = (at.reordered.plan.value_ns, at.sentence)
+    best = min(times, key=lambda number: times[number][0])
+    assert best != 2
+    compared = compare_layout(problem, ours, Layout(cuts))
+    assert compared.reordered.plan is not None
+    assert compared.reordered.plan.value_ns == times[best][0]
+    named = f"with {best} micro-batches, which suit it best: {times[best][1]}; with our 2: {times[2][1]}"
+    assert compared.sentence == named
+    same = compare_layout(problem, judged(problem, chain([(4, [0, 1])], best)), Layout(cuts))
+    assert same.sentence.endswith(f"; of 4 numbers of micro-batches, our {best} suits it best")
+
+
 def test_the_plans_own_layout_takes_as_long() -> None:
     problem = small()
     allocation = chain([(2, [0, 1]), (2, [2, 3])], 4)

@@ -133,7 +133,7 @@ class Layout:
     ] = None
     schedule: Annotated[str | None, typer.Option(help="Schedule, such as gpipe (default: the plan's).")] = None
     micro_batches: Annotated[
-        int | None, typer.Option("--micro-batches", help="Number of micro-batches, such as 16 (default: the plan's).")
+        int | None, typer.Option("--micro-batches", help="Number of micro-batches, such as 16 (default: the best).")
     ] = None
 
 
