@@ -52,9 +52,11 @@ class IdleOut(Part):
     """Devices with the same rows: busy time and idle time by what they wait for; they add up to ``whole_ns``."""
 
     devices: tuple[Name, ...]
+    num_gpus: Count = Field(default=0, description="that these devices are: more where GPUs hold layers together")
     whole_ns: Nanoseconds = Field(description="one step; of a periodic plan its steady window")
     global_batches: PositiveCount
     busy_ns: Nanoseconds
+    slower_ns: Nanoseconds = Field(default=0, description="slower devices of the same stage still compute")
     fill_ns: Nanoseconds
     drain_ns: Nanoseconds
     transfer_ns: Nanoseconds

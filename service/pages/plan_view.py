@@ -61,7 +61,7 @@ def view(file: PlanFile, found: Judged, explained: Explanation, drawn: Picture) 
         "span": SPANS[explained.path.span],
         "shares": largest_shares(explained.path),
         "idle_heads": [PARTS[part] for part in _idle_parts(explained)],
-        "idle": list(_idle(explained, drawn.together)),
+        "idle": list(_idle(explained)),
         "stages": list(_stages(plan, profile)),
         "num_stages": sum(len(pipeline.stages) for pipeline in plan.pipelines),
         "small_stages": SMALL_STAGES,
@@ -147,11 +147,12 @@ def _idle_parts(explained: Explanation) -> list[str]:
     return [part for part in PARTS if any(getattr(each, f"{part}_ns") for each in explained.idle)]
 
 
-def _idle(explained: Explanation, together: int) -> Iterator[tuple[str, list[float]]]:
+def _idle(explained: Explanation) -> Iterator[tuple[str, list[float]]]:
     """Devices with the same rows: the share of computing, and of each reason to wait."""
     parts = _idle_parts(explained)
     for each in explained.idle[:MAX_ROWS]:
-        yield alike_devices(each.devices, together), [_share(each, "busy"), *(_share(each, part) for part in parts)]
+        shares = [_share(each, "busy"), *(_share(each, part) for part in parts)]
+        yield alike_devices(each.devices, each.num_gpus), shares
 
 
 def _share(each: IdleOut, part: str) -> float:

@@ -36,6 +36,11 @@ class StageCosts(NamedTuple):
     kept_bytes: int
     workspace_bytes: int
 
+    @property
+    def passes_ns(self) -> int:
+        """Return the time of forward and backward together, recomputation included."""
+        return self.forward_ns + self.backward_ns + self.recompute_ns
+
 
 def stage_rows(stage: Stage, rows: int) -> int:
     """Return the number of rows that the busiest replica computes of a micro-batch of ``rows``."""
@@ -47,11 +52,12 @@ def stage_costs(problem: Problem, stage: Stage, rows: int) -> StageCosts:
     """Return the costs of a micro-batch of ``rows`` samples on the stage's slowest device (its largest slice)."""
     share = stage_rows(stage, rows)
     kinds = {problem.devices[d].kind for d in stage.devices}
-    each = [_slice_costs(problem, stage, kind, share) for kind in kinds]
+    each = [slice_costs(problem, stage, kind, share) for kind in kinds]
     return each[0] if len(each) == 1 else StageCosts(*(max(column) for column in zip(*each, strict=True)))
 
 
-def _slice_costs(problem: Problem, stage: Stage, kind: str, rows: int) -> StageCosts:
+def slice_costs(problem: Problem, stage: Stage, kind: str, rows: int) -> StageCosts:
+    """Return the costs of ``rows`` samples on one device of a kind."""
     costs = problem.costs(kind, rows)
     coding = conversion_ns(problem, stage, kind, rows)
     i, j = stage.first, stage.last + 1

@@ -34,5 +34,4 @@ def without_collectives(problem: Problem, over: Iterable[str]) -> Problem:
 def _passes_ns(problem: Problem, allocation: Allocation) -> int:
     """Return the time of one micro-batch's passes through all stages of a pipeline, recomputation included."""
     rows = most_rows(problem, allocation)
-    costs = [stage_costs(problem, stage, rows) for stage in allocation.pipelines[0].stages]
-    return sum(each.forward_ns + each.backward_ns + each.recompute_ns for each in costs)
+    return sum(stage_costs(problem, stage, rows).passes_ns for stage in allocation.pipelines[0].stages)

@@ -243,7 +243,7 @@ def with_devices(problem: Problem, count: int) -> Problem | None:
 
 def _kinds_used(problem: Problem, plan: Candidate) -> list[str]:
     """Return the kinds of the plan's devices where they are of several kinds."""
-    used = {problem.devices[d].kind for stage in plan.allocation.stages for d in stage.devices}
+    used = {gpu.kind for stage in plan.allocation.stages for d in stage.devices for gpu in problem.gpus(d)}
     return sorted(used) if len(used) > 1 else []
 
 
@@ -257,7 +257,7 @@ def _without_kind(problem: Problem, kind: str) -> Change:
 
 
 def _devices(problem: Problem, plan: Candidate, value: str) -> Change:
-    kinds = {device.kind for device in problem.devices}
+    kinds = {device.kind for device in (problem.real or problem).devices}
     if value[:1] == "-" and value[1:] in kinds:
         return _without_kind(problem, value[1:])
     try:

@@ -28,6 +28,7 @@ WIDE_GAP = 2
 LOSSES = {
     "computing above the least, as with small slices, recomputation or slow devices": ("busy_ns",),
     "devices that the plan does not use": (),
+    "waiting for slower devices of the same stage": ("slower_ns",),
     "filling and draining pipelines": ("fill_ns", "drain_ns"),
     "waiting for transfers": ("transfer_ns",),
     "waiting for all-reduces": ("all_reduce_ns",),
@@ -69,14 +70,14 @@ def hints(problem: Problem, plan: Candidate, replan: Replan, bound_ns: int = 0) 
 def _largest_loss(problem: Problem, idle: tuple[Idle, ...], least: float) -> str:
     """Return what most of the time above the bound goes into; ``least``: the bound as a part of the plan's time."""
     span_ns = idle[0].busy_ns + idle[0].idle_ns
-    whole_ns = span_ns * problem.num_devices
+    whole_ns = span_ns * sum(len(problem.gpus(device)) for device in range(problem.num_devices))
     losses = {
-        name: sum(getattr(each, field) * len(each.devices) for each in idle for field in fields)
+        name: sum(getattr(each, field) * len(each.gpus) for each in idle for field in fields)
         for name, fields in LOSSES.items()
     }
     computing, unused = list(LOSSES)[:2]
     losses[computing] -= least * whole_ns
-    losses[unused] = whole_ns - span_ns * len({device for each in idle for device in each.devices})
+    losses[unused] = whole_ns - span_ns * sum(len(each.gpus) for each in idle)
     largest = max(losses, key=lambda name: losses[name])
     share = losses[largest] / ((1 - least) * whole_ns)
     return f"{100 * share:.0f} % of what it is above the bound is {largest}"

@@ -4,7 +4,8 @@ A gap before an operation belongs to the transfer of its input from when that wa
 stages that produce it; but while another operation of the row has all that it needs, the gap is the order's, or
 memory's, where that operation is a forward whose activations would not fit on top of the device's peak. A gap before an
 update belongs to the all-reduces. What is before a device's first work fills the pipeline, what is after its last work
-drains it. Every nanosecond is in one part: with ``busy_ns`` they add up to the time looked at.
+drains it. While operations run, GPUs of a quicker kind wait for the slowest one (``slower``). Every nanosecond is in
+one part: with ``busy_ns`` they add up to the time looked at.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import activation_bytes, spare_bytes
 from penstock.solvers.explanation.run import Run
+from penstock.solvers.explanation.slower import Kind, kinds_of
 from penstock.solvers.model.micro_batches import row_classes
+from penstock.solvers.model.problem import Device
 from penstock.solvers.model.schedule import STEP
 
 OWN_INPUTS = ((FORWARD, (BACKWARD, INPUT, RECOMPUTE)), (INPUT, (WEIGHT,)), (RECOMPUTE, (BACKWARD, INPUT)))
@@ -26,10 +29,15 @@ OWN_INPUTS = ((FORWARD, (BACKWARD, INPUT, RECOMPUTE)), (INPUT, (WEIGHT,)), (RECO
 
 
 class Idle(NamedTuple):
-    """Devices that run the same rows, and their time in the run or, of a periodic plan, in its steady window."""
+    """Devices of one kind that run the same rows, and their time in the run or, of a periodic plan, in its window.
+
+    ``gpus``: all GPUs of these devices, or, where a device has GPUs of several kinds, the GPUs of one kind.
+    """
 
     devices: tuple[int, ...]
+    gpus: tuple[Device, ...]
     busy_ns: int
+    slower_ns: int
     fill_ns: int
     drain_ns: int
     transfer_ns: int
@@ -41,7 +49,7 @@ class Idle(NamedTuple):
     @property
     def idle_ns(self) -> int:
         """Return all of the time except computing."""
-        return sum(self[2:])
+        return self.slower_ns + sum(self[4:])
 
 
 class _Later(NamedTuple):
@@ -80,18 +88,36 @@ class Piece(NamedTuple):
 
 
 def idle_split(run: Run, known: dict[tuple[int, ...], list[Piece]] | None = None) -> tuple[Idle, ...]:
-    """Return one entry for the devices of each row (where pipelines share devices: of all their rows).
+    """Return one entry for each kind of devices of a row (where pipelines share devices: of all their rows).
 
     ``known``: the run's ``idle_pieces``, where they are at hand.
     """
     first, last = run.timeline.window_ns
     found = []
     for devices, pieces in (idle_pieces(run) if known is None else known).items():
-        parts = dict.fromkeys(Idle._fields[2:], 0)
+        parts = dict.fromkeys(Idle._fields[4:], 0)
         for piece in pieces:
             parts[piece.part] += max(0, min(piece.end_ns, last) - max(piece.start_ns, first))
-        found.append(Idle(devices, last - first - sum(parts.values()), **parts))
+        busy_ns = last - first - sum(parts.values())
+        for kind in kinds_of(run, devices):
+            slower_ns = min(busy_ns, _slower_ns(run, devices, kind))
+            found.append(Idle(kind.devices, kind.gpus, busy_ns - slower_ns, slower_ns, **parts))
     return tuple(found)
+
+
+def _slower_ns(run: Run, devices: tuple[int, ...], kind: Kind) -> int:
+    """Return how long a kind waits for slower ones in the operations of its rows, in the run's window."""
+    if not any(kind.shares.values()):
+        return 0
+    first, last = run.timeline.window_ns
+    lasts = np.maximum(0, np.minimum(run.end, last) - np.maximum(run.start, first))
+    waited = 0.0
+    for lane in [lane for lane, holders in enumerate(run.lane_devices) if holders == devices]:
+        row = slice(int(run.lane_start[lane]), int(run.lane_start[lane + 1]))
+        passes = run.kind[row] != STEP
+        for s, share in kind.shares.items():
+            waited += share * int(lasts[row][passes & (run.stage_of[row] == s)].sum())
+    return int(waited)
 
 
 def idle_pieces(run: Run) -> dict[tuple[int, ...], list[Piece]]:

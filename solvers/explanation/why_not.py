@@ -62,10 +62,10 @@ def time_parts(planned: Planned) -> dict[str, int]:
     """Return the parts of a plan's time, in ns; they add up to it."""
     problem, plan = planned
     idle = idle_split(Run(problem, plan))
-    cells = sum(len(each.devices) for each in idle) * plan.timeline.window_rounds
+    gpus = sum(len(each.gpus) for each in idle) * plan.timeline.window_rounds
     parts = dict(_computing(problem, plan))
-    parts["pipeline transfers"] = sum(len(each.devices) * each.transfer_ns for each in idle) // cells
-    parts["reductions"] = sum(len(each.devices) * each.all_reduce_ns for each in idle) // cells
+    parts["pipeline transfers"] = sum(len(each.gpus) * each.transfer_ns for each in idle) // gpus
+    parts["reductions"] = sum(len(each.gpus) * each.all_reduce_ns for each in idle) // gpus
     return parts | {"bubble": plan.value_ns - sum(parts.values())}
 
 

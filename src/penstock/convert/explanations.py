@@ -99,7 +99,10 @@ def _listed(numbers: Sequence[int]) -> str:
 def to_idle(problem: Problem, plan: Candidate, idle: Idle) -> wire.IdleOut:
     """One entry of the split bubble."""
     parts = idle._asdict()
-    parts["devices"] = tuple(problem.devices[d].name for d in idle.devices)
+    parts["num_gpus"] = len(parts.pop("gpus"))
+    mixed = parts["num_gpus"] < sum(len(problem.gpus(device)) for device in idle.devices)
+    names = idle.gpus if mixed else [problem.devices[device] for device in idle.devices]
+    parts["devices"] = tuple(each.name for each in names)
     first, last = plan.timeline.window_ns
     return wire.IdleOut(whole_ns=last - first, global_batches=plan.timeline.window_rounds, **parts)
 
@@ -224,7 +227,7 @@ class Gain(NamedTuple):
     time_ns: int
 
 
-REALISTIC = ("bandwidth=2", "memory=2", "devices=+", "micro-batches=", "recompute=")
+REALISTIC = ("bandwidth=2", "memory=2", "devices=", "micro-batches=", "recompute=")
 
 
 def most_helpful(plan: Candidate, rows: Sequence[Row], found: Sequence[Sensitivity]) -> str:

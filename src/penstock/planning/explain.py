@@ -204,7 +204,7 @@ def explanation(
         valid=not judgement.faults,
         faults=judgement.faults,
         time_ns=plan.value_ns,
-        sentences=(*overfull, *sentences(judgement, judgement.timeline)),
+        sentences=(*overfull, *sentences(judgement, judgement.timeline, idle)),
         binds=binding(problem, plan, path, idle).sentence,
         helps=most_helpful(plan, rows, sensible),
         path=to_path(problem, plan, path),

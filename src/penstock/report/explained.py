@@ -23,6 +23,7 @@ SPANS = {
 }
 """The kinds of links of a critical path."""
 PARTS = {
+    "slower": "slower devices",
     "fill": "fill",
     "drain": "drain",
     "transfer": "transfers",
@@ -66,12 +67,9 @@ def in_words(found: Explanation) -> str:
     return f"{found.binds[:1].upper()}{found.binds[1:]}.{helps}"
 
 
-def explained(found: Explanation, together: int = 1) -> str:
-    """Return the part on what the time is made of: the critical path, the bubble and the effect of each change.
-
-    Each device of it represents ``together`` devices.
-    """
-    body = f"<p>{escape(in_words(found))}</p>{_path(found.path)}{_idle(found, together)}{_sensitivities(found)}"
+def explained(found: Explanation) -> str:
+    """Return the part on what the time is made of: the critical path, the bubble and the effect of each change."""
+    body = f"<p>{escape(in_words(found))}</p>{_path(found.path)}{_idle(found)}{_sensitivities(found)}"
     return part("explained", "What the time is made of", path_words(found), body)
 
 
@@ -119,11 +117,11 @@ def _path(path: Path) -> str:
     )
 
 
-def _idle(found: Explanation, together: int) -> str:
+def _idle(found: Explanation) -> str:
     parts = [part for part in PARTS if any(getattr(each, f"{part}_ns") for each in found.idle)]
     rows = [
         [
-            alike_devices(each.devices, together),
+            alike_devices(each.devices, each.num_gpus),
             percent(each.busy_ns / max(1, each.whole_ns)),
             *(percent(getattr(each, f"{part}_ns") / max(1, each.whole_ns)) for part in parts),
         ]

@@ -15,9 +15,9 @@ def some(devices: Sequence[str], separator: str = ", ") -> str:
     return separator.join(devices) if len(devices) <= 3 else f"{devices[0]} … {devices[-1]} ({len(devices):,})"
 
 
-def alike_devices(devices: Sequence[str], together: int) -> str:
+def alike_devices(devices: Sequence[str], num_gpus: int) -> str:
     """Return devices that do the same as ``some`` does, or the first and how many there are, if each is several."""
-    return times(devices[0], len(devices) * together) if together > 1 else some(devices)
+    return times(devices[0], num_gpus) if num_gpus > len(devices) else some(devices)
 
 
 def stages_words(plan: Plan) -> str:

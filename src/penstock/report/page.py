@@ -83,7 +83,7 @@ def html_report(
             picture_of_trace(trace, plan) if trace is not None else None,
             rows_in_words(picture),
         ),
-        *([explained(explanation, picture.together)] if explanation is not None else []),
+        *([explained(explanation)] if explanation is not None else []),
         _stages(plan, profile),
         _cluster(plan, topology, flows, [device.name for device in problem.devices]),
         part("memory", "Memory", fullest(picture), peaks(picture)),

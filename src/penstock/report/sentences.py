@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.report.bounds import bound_sentences
@@ -17,6 +17,7 @@ from penstock.solvers.model.plan_shape import MOST_LISTED, are_in_turn, in_words
 if TYPE_CHECKING:
     from penstock.planning.judge import Judgement
     from penstock.schemas.plan import DevicePrediction, Plan, Prediction, Stage
+    from penstock.solvers.explanation.idle import Idle
     from penstock.solvers.model.timeline import Timeline
 
 
@@ -55,8 +56,11 @@ def _held(plan: Plan) -> list[list[tuple[str, ...]]]:
     return [[stage.devices for stage in pipeline.stages] for pipeline in plan.pipelines]
 
 
-def sentences(judgement: Judgement, timeline: Timeline) -> Iterator[str]:
-    """Describe the shape, the busiest device, where the rest of the time goes, memory, and the bounds."""
+def sentences(judgement: Judgement, timeline: Timeline, idle: Sequence[Idle]) -> Iterator[str]:
+    """Describe the shape, the busiest device, where the rest of the time goes, memory, and the bounds.
+
+    ``idle``: how the devices spend their time.
+    """
     plan = judgement.plan
     assert plan.prediction is not None
     total = plan.prediction.time_per_global_batch_ns
@@ -64,14 +68,29 @@ def sentences(judgement: Judgement, timeline: Timeline) -> Iterator[str]:
     yield _shape(plan, stages)
     yield from _degrees(judgement)
     busiest = max(plan.prediction.devices, key=lambda use: use.busy_ns)
+    waits = [each for each in idle if each.slower_ns]
+    if waits:
+        row = max(idle, key=lambda each: each.busy_ns)
+        used = {use.device: use for use in plan.prediction.devices}[judgement.problem.devices[row.devices[0]].name]
+        busy_ns = row.busy_ns // timeline.window_rounds
+        busiest = used.model_copy(update={"device": row.gpus[0].name, "busy_ns": busy_ns})
     holder = next(number for number, stage in enumerate(stages) if busiest.device in stage.devices)
     yield (
         f"The busiest device is {busiest.device} (stage {holder}, layers {ranges(stages[holder].layers)}): it computes "
         f"for {duration(busiest.busy_ns)} of {duration(total)} ({percent(busiest.busy_ns / total)})."
     )
     yield _rest(plan.prediction.bubble, timeline, busiest)
+    yield from (_slower(each) for each in waits)
     yield _memory(plan.prediction.devices)
     yield from bound_sentences(plan)
+
+
+def _slower(row: Idle) -> str:
+    """Return a sentence: how long devices of one kind wait for slower ones that compute the same micro-batches."""
+    gpu, number = row.gpus[0], len(row.gpus)
+    who = f"{gpu.name}, of kind {gpu.kind}, waits" if number == 1 else f"{number:,} devices of kind {gpu.kind} wait"
+    share = percent(row.slower_ns / max(1, row.busy_ns + row.idle_ns))
+    return f"In addition, {who} for slower devices of the same stage {share} of the time."
 
 
 def _shape(plan: Plan, stages: list[Stage]) -> str:

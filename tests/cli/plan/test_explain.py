@@ -122,7 +122,7 @@ def test_json_is_what_the_python_api_gives(
     assert sum(share.length_ns for share in found.path.shares if share.what == "operation") == 5 * 48_000_000
     assert [row.name for row in found.what_ifs] == ["", "speed=2"]
     for idle in found.idle:
-        parts = idle.model_dump(exclude={"devices", "whole_ns", "global_batches"})
+        parts = idle.model_dump(exclude={"devices", "num_gpus", "whole_ns", "global_batches"})
         assert sum(parts.values()) == idle.whole_ns == found.time_ns
 
 

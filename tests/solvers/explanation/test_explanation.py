@@ -231,6 +231,17 @@ def test_what_binds() -> None:
     assert "half as much memory again" in said[1]
 
 
+def test_quicker_devices_wait_for_slower_ones_of_their_stage() -> None:
+    """Of each 100 + 200 ns a quicker device computes for a quarter, and then waits."""
+    problem = make_problem([100], nodes=(2,), global_batch_size=4, kinds=["new", "cpu"], speed={"new": 4.0})
+    plan = judged(problem, chain([(1, [0, 1])], 2))
+    idle = idle_split(Run(problem, plan))
+    assert all(each.busy_ns + each.idle_ns == plan.value_ns for each in idle)
+    assert {each.gpus[0].kind: (each.busy_ns, each.slower_ns) for each in idle} == {"new": (150, 450), "cpu": (600, 0)}
+    sentences = hints(problem, plan, replanned_by("relax", 4), plan.value_ns // 3)
+    assert any("is waiting for slower devices of the same stage" in part for part in sentences), sentences
+
+
 @pytest.mark.tier("ci")
 def test_auto_says_what_binds_and_what_would_help_most() -> None:
     problem = make_problem([100, 100], boundary_bytes=40, nodes=(1, 1), global_batch_size=2, shared=True)

@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from penstock.cli.show import shown_devices
+from penstock.report.device_names import times
 from penstock.report.explained import PARTS, SPANS, as_sentence, share_name
 from penstock.report.words import amount, duration, percent
 
@@ -150,7 +151,9 @@ def _show_idle(screen: Screen, idle: Sequence[wire.IdleOut]) -> None:
     table = _table(("devices", False), ("computing", True), *((PARTS[part], True) for part in parts))
     for each in idle[:MAX_IDLE]:
         shares = [percent(getattr(each, f"{part}_ns") / max(1, each.whole_ns)) for part in parts]
-        table.add_row(shown_devices(each.devices), percent(each.busy_ns / max(1, each.whole_ns)), *shares)
+        several = each.num_gpus > len(each.devices)
+        name = times(each.devices[0], each.num_gpus) if several else shown_devices(each.devices)
+        table.add_row(name, percent(each.busy_ns / max(1, each.whole_ns)), *shares)
     if len(idle) > MAX_IDLE:
         table.add_row(f"… {len(idle) - MAX_IDLE} more")
     screen.say("how the devices spend their time; idle time by cause")
