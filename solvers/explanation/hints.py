@@ -8,26 +8,35 @@ binds is said, and nothing is tried.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from penstock.schemas.errors import PenstockError
+from penstock.solvers.degrees.shares import exposed_share
 from penstock.solvers.explanation.binding import binding, more_memory
 from penstock.solvers.explanation.changes import change, last_node_size
 from penstock.solvers.explanation.critical_path import path_of_run
 from penstock.solvers.explanation.idle import Idle, idle_split
 from penstock.solvers.explanation.run import Run
 from penstock.solvers.explanation.what_if import Replan, tried
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import Device, Problem
 from penstock.solvers.model.result import Candidate
 
 WIDE_GAP = 2
 """The multiple of the bound on every plan from which on it is said where the difference goes."""
 
+LOW_USE = 0.1
+"""The part of the GPUs' peak (MFU) below which it is said where the rest goes."""
+
+COMPUTING = "computing above the least, as with small slices, recomputation or slow devices"
+COMMUNICATION = "communication among GPUs that hold layers together, which computation does not hide"
+UNUSED = "devices that the plan does not use"
+
 LOSSES = {
-    "computing above the least, as with small slices, recomputation or slow devices": ("busy_ns",),
-    "devices that the plan does not use": (),
+    COMPUTING: ("busy_ns",),
+    COMMUNICATION: (),
+    UNUSED: (),
     "waiting for slower devices of the same stage": ("slower_ns",),
     "filling and draining pipelines": ("fill_ns", "drain_ns"),
     "waiting for transfers": ("transfer_ns",),
@@ -49,17 +58,28 @@ class Gain(NamedTuple):
     time_ns: int
 
 
-def hints(problem: Problem, plan: Candidate, replan: Replan, bound_ns: int = 0) -> list[str]:
+def hints(problem: Problem, plan: Candidate, replan: Replan | None, bound_ns: int = 0) -> list[str]:
     """Return what binds; and the change that helps most, where one helps at all. ``replan`` plans a changed problem.
 
-    ``bound_ns``: of every plan. Where the plan takes ``WIDE_GAP`` times as long, it is said what most of that is.
+    ``bound_ns``: of every plan. Where the plan takes ``WIDE_GAP`` times as long, or uses less than ``LOW_USE`` of the
+    GPUs' peak, it is said what most of that is. Without ``replan`` only low use is said.
     """
+    used = [gpu for device in plan.timeline.uses for gpu in problem.gpus(device)]
+    use = problem.peak_share(used, plan.value_ns)
+    low = use is not None and use < LOW_USE
+    if replan is None and not low:
+        return []
     run = Run(problem, plan)
     path, idle = path_of_run(run), idle_split(run)
-    found = [binding(problem, plan, path, idle).sentence]
-    if 0 < WIDE_GAP * bound_ns <= plan.value_ns:
-        found.append(_largest_loss(problem, idle, bound_ns / plan.value_ns))
-    if run.first_transfer > MAX_OPERATIONS:
+    found = [] if replan is None else [binding(problem, plan, path, idle).sentence]
+    if use is not None and low:
+        largest, share = _largest_loss(problem, plan, idle, used, use, problem.peak_ns)
+        found.append(f"MFU is {100 * use:.1f} %, and {100 * share:.0f} % of the rest is {largest}")
+    elif 0 < WIDE_GAP * bound_ns <= plan.value_ns:
+        every = [gpu for device in range(problem.num_devices) for gpu in problem.gpus(device)]
+        largest, share = _largest_loss(problem, plan, idle, every, bound_ns / plan.value_ns, {})
+        found.append(f"{100 * share:.0f} % of what it is above the bound is {largest}")
+    if replan is None or run.first_transfer > MAX_OPERATIONS:
         return found
     best = min(_gains(problem, plan, replan), key=lambda gain: gain.time_ns, default=None)
     if best is not None and best.time_ns < (1 - LEAST_GAIN) * plan.value_ns:
@@ -67,20 +87,34 @@ def hints(problem: Problem, plan: Candidate, replan: Replan, bound_ns: int = 0) 
     return found
 
 
-def _largest_loss(problem: Problem, idle: tuple[Idle, ...], least: float) -> str:
-    """Return what most of the time above the bound goes into; ``least``: the bound as a part of the plan's time."""
+def _largest_loss(
+    problem: Problem,
+    plan: Candidate,
+    idle: tuple[Idle, ...],
+    gpus: Sequence[Device],
+    least: float,
+    peak_ns: Mapping[str, float],
+) -> tuple[str, float]:
+    """Return what most of the time of ``gpus`` goes into beyond the least, and which part of the rest that is.
+
+    ``least``: what has to be, as a part of the plan's time. ``peak_ns``: the time of equal work on each kind, by which
+    their times count; empty: all times count alike.
+    """
+
+    def weight(those: Sequence[Device]) -> float:
+        return sum(1 / peak_ns[gpu.kind] if peak_ns else 1.0 for gpu in those)
+
     span_ns = idle[0].busy_ns + idle[0].idle_ns
-    whole_ns = span_ns * sum(len(problem.gpus(device)) for device in range(problem.num_devices))
+    whole = span_ns * weight(gpus)
     losses = {
-        name: sum(getattr(each, field) * len(each.gpus) for each in idle for field in fields)
+        name: sum(getattr(each, field) * weight(each.gpus) for each in idle for field in fields)
         for name, fields in LOSSES.items()
     }
-    computing, unused = list(LOSSES)[:2]
-    losses[computing] -= least * whole_ns
-    losses[unused] = whole_ns - span_ns * sum(len(each.gpus) for each in idle)
+    losses[COMMUNICATION] = float(exposed_share(problem, plan.allocation)) * losses[COMPUTING]
+    losses[COMPUTING] -= least * whole + losses[COMMUNICATION]
+    losses[UNUSED] = whole - span_ns * sum(weight(each.gpus) for each in idle)
     largest = max(losses, key=lambda name: losses[name])
-    share = losses[largest] / ((1 - least) * whole_ns)
-    return f"{100 * share:.0f} % of what it is above the bound is {largest}"
+    return largest, losses[largest] / ((1 - least) * whole)
 
 
 def _gains(problem: Problem, plan: Candidate, replan: Replan) -> Iterator[Gain]:

@@ -58,4 +58,4 @@ def _shares(problem: Problem, apart: Problem, stage: Stage, kinds: Sequence[str]
     whole_ns = stage_costs(problem, stage, rows).passes_ns
     own_ns = {kind: slice_costs(apart, stage, kind, share).passes_ns for kind in kinds}
     slowest_ns = max(own_ns.values())
-    return {kind: (slowest_ns - own) / max(1, whole_ns, slowest_ns) for kind, own in own_ns.items()}
+    return {kind: (slowest_ns - own_ns[kind]) / max(1, whole_ns, slowest_ns) for kind in kinds}

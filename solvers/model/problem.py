@@ -270,6 +270,7 @@ class Problem:
     update_workspace_bytes: np.ndarray | None = None
     update_in_turn: bool = False
     copied_bytes: np.ndarray | None = None
+    peak_ns: dict[str, float] = field(default_factory=dict)
     _costs: dict[tuple[str, int], Costs] = field(default_factory=dict, repr=False)
 
     @property
@@ -314,6 +315,12 @@ class Problem:
     def batch_samples(self) -> int:
         """Return the samples of a global batch, as requests and plans count them."""
         return self.global_batch_size * self.samples_per_row
+
+    def peak_share(self, gpus: Sequence[Device], time_ns: int) -> float | None:
+        """Return the part of the GPUs' peak that a global batch in ``time_ns`` uses (MFU); None where it is unknown."""
+        if not all(gpu.kind in self.peak_ns for gpu in gpus):
+            return None
+        return self.batch_samples / time_ns / sum(1 / self.peak_ns[gpu.kind] for gpu in gpus)
 
     def costs(self, kind: str, rows: int) -> Costs:
         """Return the prefix sums for ``rows`` samples on a device kind, computed once; 0 rows cost nothing."""

@@ -92,7 +92,7 @@ def solve(
 
 def _answer(state: State, *, asks_others: bool) -> Result:
     """Return the answer; of a planner that asks others with those that it did not ask."""
-    said = why(state, closely=asks_others and state.setting.closely, replanned_by=replanned_by)
+    said = why(state, asks_others=asks_others, replanned_by=replanned_by)
     if not asks_others:
         return state.result(said)
     others = reasons(state)

@@ -29,13 +29,13 @@ HINTED_BY, HINT_PLANS = "relax", 4
 """Who plans changed problems to see what would help, and the number of plans that it may have judged."""
 
 
-def why(state: State, *, closely: bool, replanned_by: Callable[[str, int], Replan]) -> str:
+def why(state: State, *, asks_others: bool, replanned_by: Callable[[str, int], Replan]) -> str:
     """Return the sentence for the state at its end, with the tasks whose processes died.
 
-    ``closely``: of a plan also what binds it and what would help most (``explanation.hints``), for which
+    ``asks_others``: of a plan also what binds it and what would help most (``explanation.hints``), for which
     ``replanned_by(planner, max_plans)`` gives a function that plans changed problems.
     """
-    replan = replanned_by(HINTED_BY, HINT_PLANS) if closely else None
+    replan = replanned_by(HINTED_BY, HINT_PLANS) if asks_others else None
     said = _nothing(state) if state.best is None else _found(state, state.best, replan)
     return said + "".join(f"; the process of {name} ended with {how}" for name, how in state.lost.items())
 
@@ -55,7 +55,7 @@ def _found(state: State, best: Candidate, replan: Replan | None) -> str:
         parts.append(state.codec_note)
     bounds = state.proofs.shown(best)
     parts += [_distance(best, bound, _whose(state, bound)) for bound in bounds if bound.bound_ns > 0]
-    if replan is not None and not state.setting.deadline.passed:
+    if state.setting.closely and not state.setting.deadline.passed:
         parts += hints(state.problem, best, replan, bounds[0].bound_ns)
     if state.weary:
         parts.append(f"with effort {state.setting.effort.name} {_ended(state)}")

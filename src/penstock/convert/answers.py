@@ -19,7 +19,6 @@ from penstock.schemas.profile import ModelProfile
 from penstock.schemas.program import KINDS, WEIGHT, print_row
 from penstock.schemas.request import FP32_GRADIENTS, PlanRequest
 from penstock.schemas.topology import ClusterTopology
-from penstock.shapes.flops import flops_per_sample
 from penstock.solvers.costs.charges import untimed
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.lowering.meshes import untrained
@@ -159,16 +158,12 @@ def _pace(problem: Problem, profile: ModelProfile, timeline: Timeline) -> dict[s
     """Return tokens per second and GPU, and the part of the GPUs' peak that the model's FLOPs take, where known."""
     if profile.shape is None or profile.parameter_dtype != "bf16":
         return {}
-    from penstock.executor.profiling.device_table import DEVICES
-
     gpus = [gpu for d in timeline.uses for gpu in problem.gpus(d)]
     seconds = timeline.time_per_global_batch_ns / 1e9
     tokens = problem.batch_samples * profile.shape.sequence_length
     found = {"tokens_per_s_per_gpu": tokens / seconds / len(gpus)}
-    if all(gpu.kind in DEVICES for gpu in gpus):
-        peak = sum(DEVICES[gpu.kind].peak_flops_per_s["bf16"] for gpu in gpus)
-        flops = problem.batch_samples * flops_per_sample(profile.shape)
-        found["model_flops_utilisation"] = flops / seconds / peak
+    if (share := problem.peak_share(gpus, timeline.time_per_global_batch_ns)) is not None:
+        found["model_flops_utilisation"] = share
     return found
 
 

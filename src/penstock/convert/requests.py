@@ -17,6 +17,7 @@ from penstock.schemas.profile import Measurement, ModelProfile, PipelineProfile
 from penstock.schemas.quantities import MAX_WIRE_INTEGER
 from penstock.schemas.request import MemoryModel, PlanRequest
 from penstock.schemas.topology import ClusterTopology, Link, Node
+from penstock.shapes.flops import flops_per_sample
 from penstock.solvers.model.network import Cable, Inside, Network
 from penstock.solvers.model.problem import (
     CodecSpeed,
@@ -92,7 +93,19 @@ def to_problem(request: PlanRequest) -> Problem:
         update_workspace_bytes=_update_workspace(profile),
         update_in_turn=bool(profile.update_in_turn),
         copied_bytes=copied_bytes(profile.layers),
+        peak_ns=_peak_ns(profile, devices),
     )
+
+
+def _peak_ns(profile: ModelProfile, devices: tuple[Device, ...]) -> dict[str, float]:
+    """Return how long a sample's FLOPs take on a GPU of each kind at its peak, where both are known."""
+    if profile.shape is None or profile.parameter_dtype != "bf16":
+        return {}
+    from penstock.executor.profiling.device_table import DEVICES
+
+    flops = flops_per_sample(profile.shape)
+    kinds = {device.kind for device in devices} & DEVICES.keys()
+    return {kind: 1e9 * flops / DEVICES[kind].peak_flops_per_s["bf16"] for kind in sorted(kinds)}
 
 
 def _update_workspace(profile: ModelProfile) -> np.ndarray | None:

@@ -242,6 +242,23 @@ def test_quicker_devices_wait_for_slower_ones_of_their_stage() -> None:
     assert any("is waiting for slower devices of the same stage" in part for part in sentences), sentences
 
 
+def test_low_use_of_the_gpus_is_said_of_any_planners_plan() -> None:
+    """A new device has four times the peak: of 600 ns both need 20, and it waits 450 where the other waits none."""
+    problem = make_problem([100], nodes=(2,), global_batch_size=4, kinds=["new", "cpu"], speed={"new": 4.0})
+    problem = replace(problem, peak_ns={"new": 6.25, "cpu": 25.0})
+    plan = judged(problem, chain([(1, [0, 1])], 2))
+    assert problem.peak_share(problem.devices, plan.value_ns) == pytest.approx(20 / 600)
+    waits = (4 * 450 / 5) / (600 - 20)
+    (sentence,) = hints(problem, plan, None)
+    assert (
+        sentence == f"MFU is 3.3 %, and {100 * waits:.0f} % of the rest is waiting for slower devices of the same stage"
+    )
+    assert sentence in hints(problem, plan, replanned_by("relax", 4), plan.value_ns // 3)
+    assert hints(replace(problem, peak_ns={"new": 19.0, "cpu": 76.0}), plan, None) == []
+    assert hints(replace(problem, peak_ns={"new": 6.25}), plan, None) == []
+    assert "; MFU is 1.3 %, and" in solve(replace(problem, peak_ns={"new": 1.0, "cpu": 4.0}), "dapple").why
+
+
 @pytest.mark.tier("ci")
 def test_auto_says_what_binds_and_what_would_help_most() -> None:
     problem = make_problem([100, 100], boundary_bytes=40, nodes=(1, 1), global_batch_size=2, shared=True)
