@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -83,11 +84,7 @@ class Document(Part):
     @classmethod
     def read(cls, path: str | Path) -> Self:
         """Read a ``.json``, ``.yaml`` or ``.yml`` file; YAML may carry units (``25 Gbit/s``)."""
-        path = Path(path)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidDocument(f"cannot read {str(path)!r}: {unreadable(error)}") from None
+        path, text = Path(path), read_text(path)
         if path.suffix in {".yaml", ".yml"}:
             return cls.parse(_load_yaml(text, str(path)), units=True, by_hand=True, origin=repr(str(path)))
         return cls.parse_json(text, origin=repr(str(path)))
@@ -144,11 +141,21 @@ def address_of(canonical_json: bytes) -> str:
     return "sha256:" + hashlib.sha256(canonical_json).hexdigest()
 
 
-def unreadable(error: OSError | UnicodeDecodeError) -> str:
-    """Why a file could not be read, in words."""
-    if isinstance(error, UnicodeDecodeError):
-        return f"byte {error.start} is no UTF-8 text"
-    return error.strerror or type(error).__name__
+def read_text(path: str | Path) -> str:
+    """Return the text of a file. Raises InvalidDocument where it cannot be read, or is not UTF-8."""
+    remedy = None
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        if "\0" not in text:
+            return text
+        why, remedy = "it has bytes of zero, as UTF-16 has", "save it as UTF-8"
+    except UnicodeDecodeError as error:
+        why = f"byte {error.start} is no UTF-8 text"
+        if error.object.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+            why, remedy = "it is UTF-16", "save it as UTF-8"
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+    raise InvalidDocument(f"cannot read {str(path)!r}: {why}", remedy=remedy)
 
 
 def _load_yaml(text: str, path: str) -> Any:
@@ -185,7 +192,8 @@ def load_json(text: str | bytes, origin: str = "") -> Any:
             f"{origin or 'the body'} is not JSON within the limits: it is nested too deeply"
         ) from None
     except ValueError as error:
-        raise InvalidDocument(f"{origin or 'the body'} is not JSON: {error}") from None
+        why = f"not JSON: {error}" if text.strip() else "empty"
+        raise InvalidDocument(f"{origin or 'the body'} is {why}") from None
     if found:
         pointers = _pointers_to([wrong for wrong, _, _ in found[:MOST_FAULTS]], data)
         listed = [Fault(at, detail, code) for at, (_, detail, code) in zip(pointers, found, strict=False)]
@@ -311,10 +319,18 @@ def _fault(place: Iterable[str | int], error: Any) -> Fault:
     printable = isinstance(given, str | int | float | bool) and error["type"] != "missing"
     shown = f" (given: {_cut(repr(given), MOST_SHOWN)})" if printable else ""
     words = "is missing" if error["type"] == "missing" else error["msg"].removeprefix("Value error, ")
+    if error["type"] == "model_type":
+        words = f"has to have fields, as in `name: value`, and is {in_words(given)}"
     place = tuple(place)
     if place[-1:] == ("schema_version",):
         words = "another version of Penstock wrote this; this version reads documents of version 1"
     return Fault(_pointer(place), _cut(words) + shown, error["type"])
+
+
+def in_words(value: Any) -> str:
+    """Return what a value of JSON or YAML is: ``a list``, or for null ``empty``."""
+    names = {dict: "an object", list: "a list", str: "a text", int: "a number", float: "a number"}
+    return "empty" if value is None else names.get(type(value), type(value).__name__)
 
 
 def _unlisted(more: int) -> tuple[Fault, ...]:

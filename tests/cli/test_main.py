@@ -156,7 +156,7 @@ def test_a_report_goes_to_the_plan_s_name_unless_told(
     ("text", "words"),
     [
         ("{", "is not JSON"),
-        ("[1]", "Input should be"),
+        ("[1]", "is a list"),
         ('{"name": NaN}', "NaN is not a number that JSON has"),
         ('{"name": 1, "name": 2}', "given twice"),
         ("node1 -- Conv2d -- forward_compute_time=1", "penstock import profile"),

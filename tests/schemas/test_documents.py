@@ -117,6 +117,31 @@ def test_json_that_is_none_is_refused(text: str) -> None:
         ModelProfile.parse_json(text)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("empty.yaml", b"", "is empty"),
+        ("empty.json", b" \n", "is empty"),
+        ("list.json", b"[1, 2]", "and is a list"),
+        ("text.yaml", b"only words", "and is a text"),
+        ("node.yaml", b"name: x\nnodes: [[1]]", "/nodes/0: has to have fields, as in `name: value`, and is a list"),
+        ("utf16.yaml", "name: x".encode("utf-16"), "it is UTF-16\n  try: save it as UTF-8"),
+        ("utf16le.json", "{}".encode("utf-16-le"), "it has bytes of zero, as UTF-16 has"),
+        ("binary.yaml", b"\x80\x81", "byte 0 is no UTF-8 text"),
+        ("missing.yaml", None, "No such file"),
+    ],
+)
+def test_a_file_that_holds_no_document_is_told_what_it_is(
+    name: str, content: bytes | None, words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InvalidDocument) as caught:
+        ClusterTopology.read(path)
+    assert words in str(caught.value)
+
+
 def test_a_profile_without_any_cost_is_refused() -> None:
     data = a_profile()
     idle = {"forward_ns": 0, "backward_ns": 0, "stash_bytes": 0}

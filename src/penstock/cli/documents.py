@@ -83,18 +83,15 @@ def read_plan(source: str) -> PlanFile:
 def read_raw(source: str) -> dict[str, Any]:
     """Plain data of a JSON or YAML object, to be completed before it is validated."""
     from penstock.schemas.bounded.yaml_text import load_yaml
-    from penstock.schemas.document import load_json, unreadable
+    from penstock.schemas.document import in_words, load_json, read_text
 
     if source == STANDARD:
         text, origin = sys.stdin.read(), "standard input"
     else:
-        try:
-            text, origin = Path(source).read_text(encoding="utf-8"), repr(source)
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidDocument(f"cannot read {source!r}: {unreadable(error)}") from None
+        text, origin = read_text(source), repr(source)
     data = load_yaml(text, origin) if Path(source).suffix in {".yaml", ".yml"} else load_json(text, origin)
     if not isinstance(data, dict):
-        raise InvalidDocument(f"{origin} holds {type(data).__name__}, not an object with fields")
+        raise InvalidDocument(f"{origin} is {in_words(data)}, not an object with fields")
     return data
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.schemas.document import unreadable
+from penstock.schemas.document import read_text
 from penstock.schemas.errors import Conflict, InvalidDocument
 
 if TYPE_CHECKING:
@@ -41,10 +40,7 @@ def read_known(source: str) -> Known:
     from penstock.schemas.api.topology_import import ImportSource
     from penstock.schemas.topology import ClusterTopology
 
-    try:
-        text = Path(source).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidDocument(f"cannot read {source!r}: {unreadable(error)}") from None
+    text = read_text(source)
     try:
         name = recognised(ImportSource(text=text, name=source))
     except InvalidDocument as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES
-from penstock.schemas.document import load_json, unreadable
+from penstock.schemas.document import in_words, load_json, read_text
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
@@ -199,12 +199,9 @@ def _shape_of(
 
 def read_config(path: Path) -> dict[str, Any]:
     """Return the content of a config.json. Raises InvalidDocument where it cannot be read or is no object."""
-    try:
-        found = load_json(path.read_text(encoding="utf-8"), repr(str(path)))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidDocument(f"cannot read {str(path)!r}: {unreadable(error)}") from None
+    found = load_json(read_text(path), repr(str(path)))
     if not isinstance(found, dict):
-        raise InvalidDocument(f"{str(path)!r} holds {type(found).__name__}, not the object of a config.json")
+        raise InvalidDocument(f"{str(path)!r} is {in_words(found)}, not the object of a config.json")
     return found
 
 

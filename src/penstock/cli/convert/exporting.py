@@ -221,16 +221,6 @@ def _made_here(plan: str, to: str, launch: LaunchSettings, against: str | None) 
     return files
 
 
-def _own_text(source: str) -> str:
-    from penstock.schemas.document import unreadable
-    from penstock.schemas.errors import InvalidDocument
-
-    try:
-        return Path(source).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidDocument(f"cannot read {source!r}: {unreadable(error)}") from None
-
-
 def _said_of_the_model(file: PlanFile, to: str, launch: LaunchSettings) -> str | None:
     """What to note of the model that ranks will train, before their programs are made.
 
@@ -272,8 +262,9 @@ def _compared(files: tuple[Written, ...], to: str, against: str | None) -> tuple
     from dataclasses import replace
 
     from penstock.layouts.against import with_differences
+    from penstock.schemas.document import read_text
 
-    own = _own_text(against)
+    own = read_text(against)
     return tuple(
         replace(each, body=with_differences(each.body.decode(), to, own, Path(against).name).encode()) for each in files
     )

@@ -197,14 +197,11 @@ def _request(options: Mapping[str, Any], file: str, format: str, *, compare: boo
     """The request; its batch is the layout's own where no option gives one."""
     from penstock.layouts.models import ask, batch_said
     from penstock.schemas.api.layouts import LayoutFormat, LayoutRequest
-    from penstock.schemas.document import unreadable
+    from penstock.schemas.document import read_text
 
     if format not in (known_formats := get_args(LayoutFormat)):
         raise typer.BadParameter(f"{format!r} is none of {', '.join(known_formats)}", param_hint="--from")
-    try:
-        text = sys.stdin.read() if file == STANDARD else Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidDocument(f"cannot read {file!r}: {unreadable(error)}") from None
+    text = sys.stdin.read() if file == STANDARD else read_text(file)
     if not text.strip():
         raise InvalidDocument(
             f"{file!r} is empty", remedy="Megatron's script, torchtitan's settings, DeepSpeed's parts, …"

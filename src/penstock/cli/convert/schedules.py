@@ -42,15 +42,11 @@ def import_schedule(
 
     Example: penstock import schedule rows.csv --plan plan.json -o other.json
     """
-    from penstock.schemas.document import unreadable
-    from penstock.schemas.errors import InvalidDocument
+    from penstock.schemas.document import read_text
 
     prepare_output(output)
     given = read_plan(plan)
-    try:
-        text = sys.stdin.read() if file == STANDARD else Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidDocument(f"cannot read {file!r}: {unreadable(error)}") from None
+    text = sys.stdin.read() if file == STANDARD else read_text(file)
     from penstock.cli.show import Screen
     from penstock.planning.plan_schedules import with_schedule
     from penstock.report.words import duration

@@ -127,13 +127,10 @@ def import_profile(
     Example: penstock import profile graph.txt --micro-batch-size 64 -o profile.json
     """
     from penstock.importers.pipedream import read_profile
-    from penstock.schemas.document import unreadable
+    from penstock.schemas.document import read_text
     from penstock.schemas.errors import InvalidDocument
 
-    try:
-        text = sys.stdin.read() if file == STANDARD else Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidDocument(f"cannot read {file!r}: {unreadable(error)}") from None
+    text = sys.stdin.read() if file == STANDARD else read_text(file)
     if text.lstrip().startswith("{"):
         raise InvalidDocument(
             f"{file!r} is JSON, not a profile text of PipeDream or DAPPLE",
