@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.examples.shapes import SHAPES
-from penstock.schemas.errors import InvalidDocument, NotFound
+from penstock.schemas.errors import InvalidDocument, UnknownName
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.topology import MAX_DEVICES, ClusterTopology, DeviceKind, Fabric, UniformCluster
 from penstock.schemas.transformers.shape import TransformerShape
@@ -47,7 +47,7 @@ def cluster_names() -> tuple[str, ...]:
 
 @lru_cache(maxsize=16)
 def profile(name: str) -> ModelProfile:
-    """The profile of model ``name``, shipped or computed for all kinds. Raises NotFound naming the nearest models."""
+    """The profile of model ``name``, shipped or computed for all kinds. Raises UnknownName with near models."""
     if known_profile(name) in model_names():
         return ModelProfile.read(_HERE / "profiles" / f"{name}.json")
     from penstock.shapes.profiles import FRAMEWORK, every_kind, profile_of
@@ -56,16 +56,16 @@ def profile(name: str) -> ModelProfile:
 
 
 def known_profile(name: str) -> str:
-    """The name of a model that has a profile. Raises NotFound naming the nearest models."""
+    """The name of a model that has a profile. Raises UnknownName naming the nearest models."""
     if name not in profile_names():
-        raise NotFound(f"there is no model {name!r} among the examples", remedy=_remedy(name, profile_names()))
+        raise UnknownName(f"there is no model {name!r} among the examples", remedy=_remedy(name, profile_names()))
     return name
 
 
 def shape(name: str) -> TransformerShape:
-    """The shape of transformer ``name``, with a shipped profile or without. Raises NotFound naming the nearest."""
+    """The shape of transformer ``name``, with a shipped profile or without. Raises UnknownName naming the nearest."""
     if name not in SHAPES:
-        raise NotFound(f"there is no transformer {name!r} among the examples", remedy=_remedy(name, SHAPES))
+        raise UnknownName(f"there is no transformer {name!r} among the examples", remedy=_remedy(name, SHAPES))
     return SHAPES[name]
 
 
@@ -73,7 +73,7 @@ def shape(name: str) -> TransformerShape:
 def cluster(name: str) -> ClusterTopology:
     """The cluster ``name``: one that is written out, or ``NODESxDEVICESxKIND``, or ``DEVICESxKIND``.
 
-    Without a number of nodes the devices are in nodes of eight. Raises NotFound naming the nearest clusters or
+    Without a number of nodes the devices are in nodes of eight. Raises UnknownName naming the nearest clusters or
     device kinds, InvalidDocument for a form with impossible numbers.
     """
     if name in cluster_names():
@@ -85,11 +85,11 @@ def cluster(name: str) -> ClusterTopology:
         known = [*cluster_names(), *(f"8x8x{kind}" for kind in DEVICES)]
         counts = re.fullmatch(r"[0-9]+x[0-9]+", name)
         remedy = f"say of which kind the devices are: {name}xA100" if counts else _joined(name) or _remedy(name, known)
-        raise NotFound(f"there is no cluster {name!r} among the examples", remedy=remedy)
+        raise UnknownName(f"there is no cluster {name!r} among the examples", remedy=remedy)
     kinds = {kind.lower(): kind for kind in DEVICES}
     kind = kinds.get(match["kind"].lower(), match["kind"])
     if kind not in DEVICES and not difflib.get_close_matches(kind.upper(), DEVICES, 1, _ALIKE):
-        raise NotFound(
+        raise UnknownName(
             f"no device kind {kind!r} in the table; it has {', '.join(DEVICES)}",
             remedy="describe the cluster in a topology file; `penstock probe -o here.json` writes one of this machine",
         )

@@ -4,9 +4,11 @@ PenstockError
 ├── InvalidDocument      a profile, topology, request or plan that does not parse or contradicts itself
 │   └── WrongDocument    one of another kind: a topology where a profile belongs
 ├── UnsupportedRequest   well-formed, but no planner, schedule or executor here does it
+│   └── UnknownMethod    no such planner, schedule or option of one
 ├── InvalidPlan          a plan that the judge refuses (does not verify, deadlocks, does not lower)
 ├── ModelMismatch        the model's layers are not those of the plan
-├── NotFound             no such job, plan, run, agent, example
+├── NotFound             no such job, plan, run, agent
+│   └── UnknownName      no such example, kind of device or module: a name that its user wrote
 ├── Conflict             the state does not allow it (a second agent of one name, a finished job)
 ├── Unauthenticated      no key, or one that is not valid (any more)
 ├── Forbidden            a valid key that does not open this
@@ -95,6 +97,12 @@ class UnsupportedRequest(PenstockError):
     exit_code = 65
 
 
+class UnknownMethod(UnsupportedRequest):
+    """A name that no planner, schedule or option of a planner has."""
+
+    exit_code = 64
+
+
 class InvalidPlan(PenstockError):
     """A plan that does not verify, deadlocks, or cannot be lowered to programs."""
 
@@ -120,6 +128,12 @@ class NotFound(PenstockError):
     code = "not-found"
     status = 404
     exit_code = 1
+
+
+class UnknownName(NotFound):
+    """A name that nothing has: of an example, a kind of device, the module of a training job."""
+
+    exit_code = 64
 
 
 class Conflict(PenstockError):

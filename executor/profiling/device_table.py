@@ -39,7 +39,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from penstock.schemas.errors import NotFound
+from penstock.schemas.errors import UnknownName
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 Level = Literal["runs", "kernels"]
@@ -84,10 +84,10 @@ class DeviceFacts:
 
 
 def device_facts(kind: str, level: Level = "runs") -> DeviceFacts:
-    """The device called ``kind``. Raises NotFound naming the kinds that exist, or those that have the level."""
+    """The device called ``kind``. Raises UnknownName naming the kinds that exist, or those that have the level."""
     if kind in DEVICES and level == "kernels":
         if kind not in MEASURED:
-            raise NotFound(
+            raise UnknownName(
                 f"the table has no level 'kernels' of {kind}; {', '.join(MEASURED)} have it",
                 remedy="name one of these kinds, or leave out the level",
             )
@@ -95,7 +95,7 @@ def device_facts(kind: str, level: Level = "runs") -> DeviceFacts:
     if kind not in DEVICES:
         near = difflib.get_close_matches(kind.upper(), DEVICES, n=1, cutoff=0.4)
         remedy = near[0] if near else "measure a profile on the device instead"
-        raise NotFound(f"no device kind {kind!r} in the table; it has {', '.join(DEVICES)}", remedy=remedy)
+        raise UnknownName(f"no device kind {kind!r} in the table; it has {', '.join(DEVICES)}", remedy=remedy)
     return DEVICES[kind]
 
 

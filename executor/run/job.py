@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args, 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from penstock.schemas.errors import InvalidDocument, NotFound
+from penstock.schemas.errors import InvalidDocument, UnknownName
 from penstock.schemas.transformers.degrees import Module
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def load_job(reference: str, directory: str | Path | None = None) -> Job:
     """The job called ``module:attribute``, or ``hf:config.json`` for a Hugging Face model on random tokens.
 
     ``directory`` is appended to ``sys.path``, never put before what is installed. ``examples.…`` falls back to the
-    examples that Penstock ships. Raises NotFound for an unknown module or attribute, InvalidDocument for an object
+    examples that Penstock ships. Raises UnknownName for an unknown module or attribute, InvalidDocument for an object
     that is no job or a module that cannot be imported.
     """
     module_name, colon, attribute = reference.partition(":")
@@ -140,7 +140,7 @@ def load_job(reference: str, directory: str | Path | None = None) -> Job:
     found: Any = module
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise NotFound(f"module {module_name!r} has no {attribute!r}{_near(part, _public(found))}")
+            raise UnknownName(f"module {module_name!r} has no {attribute!r}{_near(part, _public(found))}")
         found = getattr(found, part)
     return checked_job(found, reference)
 
@@ -269,9 +269,9 @@ def _import(name: str, reference: str) -> Any:
                 raise InvalidDocument(f"importing {reference!r} failed: {error}") from error
         except Exception as error:
             raise InvalidDocument(f"importing {reference!r} failed: {type(error).__name__}: {error}") from error
-    raise NotFound(
+    raise UnknownName(
         f"there is no module {name!r} for the job {reference!r}",
-        remedy="give the directory that holds it, or install the package",
+        remedy="--directory DIR names the directory that holds it; or install its package",
     )
 
 

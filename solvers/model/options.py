@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Generic, TypeVar, cast
 
-from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
+from penstock.schemas.errors import Fault, InvalidDocument, UnknownMethod
 
 Value = str | int | float | bool
 V = TypeVar("V", bound=Value)
@@ -60,7 +60,7 @@ def checked(owner: str, options: Options, given: Mapping[str, object]) -> dict[s
     for name in given:
         if name not in known:
             near = get_close_matches(name, known, n=1)
-            raise UnsupportedRequest(
+            raise UnknownMethod(
                 f"{owner!r} has no option {name!r}; it has {', '.join(known) or 'none'}",
                 remedy=f"did you mean {near[0]!r}?" if near else None,
             )

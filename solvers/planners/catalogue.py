@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import get_args
 
 from penstock.schemas.coverage import Covers
-from penstock.schemas.errors import UnsupportedRequest
+from penstock.schemas.errors import UnknownMethod, UnsupportedRequest
 from penstock.solvers.bounds.coverage import one_pipeline, planned_apart
 from penstock.solvers.bounds.schedule_bound import MOST_LABELLED
 from penstock.solvers.model.network import MAX_DENSE_DEVICES
@@ -377,7 +377,7 @@ def resolve(planner_name: str) -> Planner:
     else:
         remedy = remedy_for(planner_name, SCHEDULES)
         remedy = remedy and f"as a schedule, {remedy}"
-    raise UnsupportedRequest(f"no planner {planner_name!r}; there are {', '.join(PLANNERS)}", remedy=remedy)
+    raise UnknownMethod(f"no planner {planner_name!r}; there are {', '.join(PLANNERS)}", remedy=remedy)
 
 
 def refuse_untried() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
-from penstock.schemas.errors import UnsupportedRequest
+from penstock.schemas.errors import UnknownMethod
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.options import Option, Options
 from penstock.solvers.model.problem import Problem
@@ -304,7 +304,7 @@ SCHEDULES: dict[str, ScheduleRow] = {
 def schedule_row(name: str) -> ScheduleRow:
     """Return the row of that name. Raises ``UnsupportedRequest`` with all names and the closest one."""
     if name not in SCHEDULES:
-        raise UnsupportedRequest(
+        raise UnknownMethod(
             f"no schedule {name!r}; there are {', '.join(SCHEDULES)}", remedy=remedy_for(name, SCHEDULES)
         )
     return SCHEDULES[name]

@@ -40,7 +40,6 @@ from penstock.solvers.solve.why import idle, spared, why_best
 TARGETED = "uniform"
 """The planner of plans within the limits of another trainer, which is given every choice: others make plans beyond."""
 
-
 _QUICK: MutableMapping[Problem, dict[Choice, int]] = WeakKeyDictionary()
 """What planner ``QUICK`` found of problems that are asked again, as where planners are compared."""
 LAST = 1.5
@@ -76,6 +75,7 @@ def solve(
     if problem.within is not None and resolve(planner).asks_others:
         planner = TARGETED
         alone = f"; planner {TARGETED} alone was asked, as others' plans are not kept within {problem.within.trainer}'s"
+    resolve(planner).check(problem.update_rules, more.get("schedule", "auto"), more.get("options") or {})
     deadline, asked = Deadline(time_limit_ns), {"planner": planner, **more}
     search = Search(problem, deadline, max_plans, gap, on_incumbent, on_progress, asked)
     search.run()

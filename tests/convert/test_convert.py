@@ -7,6 +7,7 @@ from small_request import a_request
 from penstock.convert import from_plan, to_problem
 from penstock.schemas.errors import InvalidDocument, InvalidPlan
 from penstock.schemas.plan import Plan
+from penstock.schemas.profile import ModelProfile
 from penstock.solvers.costs.memory import static_bytes
 from penstock.solvers.model.allocation import Stage
 
@@ -83,6 +84,30 @@ def test_memory_factors(optimizer: str, precision: str, dtype: str, gradient: st
     memory = {"optimizer": optimizer, "precision": precision, "gradient": gradient}
     rules = to_problem(a_request(memory=memory, profile={"parameter_dtype": dtype})).memory
     assert (rules.gradient_factor, rules.state_factor) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "kinds", "words"),
+    [
+        ("V1000", ("GTX1080Ti", "V100", "A100"), "scale_from: V100, speed: 1.0"),
+        ("a100-sxm", ("GTX1080Ti", "V100", "A100"), "scale_from: A100, speed: 1.0"),
+        ("B200", ("GTX1080Ti", "V100", "H100"), "scale_from: H100, speed: 2.28"),
+        ("abacus", ("GTX1080Ti", "V100", "H100"), "scale_from: H100, speed: ..."),
+    ],
+)
+def test_an_unkinds_kind_is_compared_with_the_nearest(kind: str, kinds: tuple[str, ...], words: str) -> None:
+    """By its peak where that is kinds, else by its name; without either its speed stays open."""
+    device = {"id": "a/0", "kind": kind, "memory_bytes": 1000}
+    request = a_request(topology={"nodes": [{"name": "a", "devices": [device]}], "links": []})
+    profile = request.profile
+    assert isinstance(profile, ModelProfile)
+    rows = [row.model_copy(update={"device_kind": each}) for each in kinds for row in profile.measurements]
+    source = profile.source.model_copy(update={"method": "analytic"})
+    computed = profile.model_copy(update={"measurements": tuple(rows), "source": source})
+    with pytest.raises(InvalidDocument) as refused:
+        to_problem(request.model_copy(update={"profile": computed}))
+    assert f"{{name: {kind}, {words}}}" in str(refused.value)
+    assert "has computed costs of 'GTX1080Ti'" in str(refused.value)
 
 
 def test_an_unknown_kind_is_refused_unless_it_is_scaled() -> None:

@@ -76,6 +76,11 @@ class Screen:
         if not self.quiet:
             self.out.print(table, soft_wrap=False)
 
+    def announce(self, text: str) -> None:
+        """Show at once what takes a while before there is progress, such as loading PyTorch."""
+        self._text = text
+        self._show(at_once=True)
+
     def progress(self, text: str) -> None:
         """The time that has passed and what is going on: every time on a terminal, elsewhere every few seconds."""
         self._text = text

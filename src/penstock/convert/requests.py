@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from difflib import get_close_matches
+from math import log
 
 import numpy as np
 
@@ -212,7 +213,7 @@ def _kind_sources(profile: ModelProfile, topology: ClusterTopology) -> dict[str,
     known = profile.device_kinds
     scaled = {k.name: (k.scale_from, k.speed) for k in topology.kinds}
     sources: dict[str, tuple[str, float]] = {}
-    faults: list[Fault] = []
+    faults: dict[str, Fault] = {}
     for n, node in enumerate(topology.nodes):
         for d, device in enumerate(node.devices):
             kind = device.kind
@@ -220,17 +221,32 @@ def _kind_sources(profile: ModelProfile, topology: ClusterTopology) -> dict[str,
                 sources[kind] = (kind, 1.0)
             elif kind in scaled and scaled[kind][0] in known:
                 sources[kind] = scaled[kind]
-            elif not any(repr(kind) in fault.detail for fault in faults):
-                faults.append(Fault(f"/topology/nodes/{n}/devices/{d}/kind", f"{kind!r} is not in the profile", "kind"))
+            elif kind not in faults:
+                where = f"/topology/nodes/{n}/devices/{d}/kind"
+                faults[kind] = Fault(where, f"{kind!r} is not in the profile", "kind")
     if faults:
+        unknown = next(iter(faults))
+        costs = "computed" if profile.source.method == "analytic" else profile.source.method
         raise InvalidDocument(
-            f"the profile {profile.name!r} was measured on {', '.join(map(repr, known))} only",
-            faults=tuple(faults),
+            f"the profile {profile.name!r} has {costs} costs of {', '.join(map(repr, known))} only",
+            faults=tuple(faults.values()),
             remedy=f"a topology with {' or '.join(map(repr, known))} devices (`penstock probe` writes one of this "
             "machine), a profile of that kind (`penstock profile`), or its costs from a known one: "
-            f"topology.kinds: [{{name: ..., scale_from: {known[0]}, speed: 1.0}}]",
+            f"topology.kinds: [{{name: {unknown}, {_nearest_kind(unknown, known)}}}]",
         )
     return sources
+
+
+def _nearest_kind(kind: str, kinds: Sequence[str]) -> str:
+    """Return the known kind that an unkinds one may be scaled from, by its peak or its name, and how fast it is."""
+    from penstock.executor.profiling.device_table import DEVICES
+
+    peaks = {each: DEVICES[each].peak_flops_per_s["bf16"] for each in (kind, *kinds) if each in DEVICES}
+    if (peak := peaks.pop(kind, None)) is not None and peaks:
+        like = min(peaks, key=lambda each: abs(log(peaks[each] / peak)))
+        return f"scale_from: {like}, speed: {peak / peaks[like]:.3g}"
+    near = get_close_matches(kind.upper(), kinds, n=1, cutoff=0.4)
+    return f"scale_from: {near[0]}, speed: 1.0" if near else f"scale_from: {kinds[-1]}, speed: ..."
 
 
 def _memory_rules(memory: MemoryModel, profile: ModelProfile) -> MemoryRules:

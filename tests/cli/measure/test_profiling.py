@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import sys
 from pathlib import Path
+from subprocess import PIPE, run
 
 import pytest
 
@@ -49,6 +53,27 @@ def test_a_job_at_degrees(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     said = ["--job", "examples.gnmt:tiny", "--analytic", "H100", "--tensor", "2"]
     assert main(["profile", *said, "-o", str(target)]) == 65
     assert "layer 'encoder.embedding' cannot be divided by tensor 2: it does not say how" in capsys.readouterr().err
+
+
+def test_a_profile_goes_to_no_terminal_and_says_at_once_what_is_loaded(tmp_path: Path) -> None:
+    """A terminal would be filled; before PyTorch is loaded there is a line of progress."""
+    program = [sys.executable, "-m", "penstock.cli.main", "profile"]
+    inner, outer = pty.openpty()
+    try:
+        shown = run([*program, "--example", "gpt2-small"], stdout=outer, stderr=PIPE, text=True, check=False)
+    finally:
+        os.close(inner)
+        os.close(outer)
+    assert shown.returncode == 64
+    assert "name the file of the profile, such as -o profile.json" in shown.stderr
+    loads = run([*program, "--job", "absent:job", "-o", str(tmp_path / "p.json")], stderr=PIPE, text=True, check=False)
+    first, *rest = loads.stderr.splitlines()
+    assert first.endswith("s: loading PyTorch and the job 'absent:job'")
+    assert rest == [
+        "penstock: there is no module 'absent' for the job 'absent:job'",
+        "  try: --directory DIR names the directory that holds it; or install its package",
+    ]
+    assert loads.returncode == 64
 
 
 @pytest.mark.tier("nightly")
@@ -165,5 +190,5 @@ def test_the_level_of_computed_times(tmp_path: Path, capsys: pytest.CaptureFixtu
     ):
         assert main(["profile", *refused, "-o", str(target)]) == 64
         assert words in capsys.readouterr().err
-    assert main(["profile", "--example", "gpt2-small", "--level", "kernels", "-o", str(target)]) == 1
+    assert main(["profile", "--example", "gpt2-small", "--level", "kernels", "-o", str(target)]) == 64
     assert "the table has no level 'kernels' of A100" in capsys.readouterr().err

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from problems import make_problem
 
-from penstock.schemas.errors import UnsupportedRequest
+from penstock.schemas.errors import UnknownMethod, UnsupportedRequest
 from penstock.solvers.bounds.coverage import allowed
 from penstock.solvers.bounds.schedule_bound import request_bound
 from penstock.solvers.degrees.contract import Known, contract
@@ -188,6 +188,17 @@ def test_limits_are_kept(limit_s: float) -> None:
     )
     assert result.seconds < limit_s + 8
     assert result.best is None or certificate(result) <= result.best.value_ns
+
+
+@pytest.mark.parametrize(
+    ("planner", "more"),
+    [("auto", {"options": {"foo": 1}}), ("even", {"options": {"foo": 1}}), ("auto", {"schedule": "1f1b"})],
+)
+def test_unknown_options_and_schedules_are_refused_whatever_the_choices(planner: str, more: dict[str, Any]) -> None:
+    """Each choice refused them before, and other planners' first plans were the answer."""
+    problem = open_problem((Choice(ONE, "none"), Choice(TWO, "optimizer")), nodes=(4,))
+    with pytest.raises(UnknownMethod, match=r"has no option 'foo'|no schedule '1f1b'"):
+        choices.solve(problem, planner, workers=0, **more)
 
 
 def test_a_limit_compares_as_many_choices_as_there_is_time_for(monkeypatch: pytest.MonkeyPatch) -> None:

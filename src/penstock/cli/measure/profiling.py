@@ -283,13 +283,13 @@ def profile(
             raise typer.BadParameter("--pipeline runs a plan here; leave out --analytic and --post")
         _pipeline(pipeline, job, batches, directory, output)
         return
+    screen = _screen(output)
+    screen.announce(f"loading PyTorch and the job {job!r}")
     from penstock.executor.profiling.analytic import analytic_profile
     from penstock.executor.profiling.profiler import measure_profile
     from penstock.executor.run.job import load_job
     from penstock.executor.runtime.cuda import gpu_count
 
-    prepare_output(output)
-    screen = _screen(output)
     where = Path.cwd() if directory is None else Path(directory)
     loaded = load_job(job, where)
     sizes = micro_batch_size or [size for size in (1, 2, 4, MAX_DEFAULT_SIZE) if size <= loaded.batch_size]
@@ -340,11 +340,10 @@ def _of_transformer(
         raise typer.BadParameter(f"give either --{ways[0]} or --{ways[1]}, not both")
     if job is not None:
         raise typer.BadParameter("--framework and options like it go with --example or --hf, not with --job")
+    screen = _screen(output)
     from penstock.planning.documents import computed_profile, find_shape
     from penstock.shapes.routing import Routing
 
-    prepare_output(output)
-    screen = _screen(output)
     routing = Routing(transformer.routing_imbalance, transformer.capacity_factor)
     shape = find_shape(transformer.example or transformer.hf or "", transformer.sequence_length, routing)
     found = computed_profile(
@@ -379,6 +378,8 @@ def _traced(
     if transformer.hf is None or other is not None:
         without = "" if other is None else f", without --{other.replace('_', '-')}"
         raise typer.BadParameter(f"--traced goes with --hf{without}")
+    screen = _screen(output)
+    screen.announce("loading PyTorch and the model's modules")
     from penstock.executor.hugging_face.job import HuggingFaceJob
     from penstock.executor.profiling.analytic import analytic_profile
     from penstock.executor.profiling.device_table import DEVICES, device_facts
@@ -386,8 +387,6 @@ def _traced(
     from penstock.schemas.errors import UnsupportedRequest
     from penstock.shapes.costs.library import explained
 
-    prepare_output(output)
-    screen = _screen(output)
     values = read_config(Path(transformer.hf))
     job = HuggingFaceJob(values, sequence_length=transformer.sequence_length, origin=repr(transformer.hf))
     found = analytic_profile(
@@ -446,8 +445,9 @@ def _pipeline(plan: str, model: str, batches: int, directory: str | None, output
     from penstock.calibration.pipeline_profiling import profile_pipeline
     from penstock.report.words import duration
 
-    prepare_output(output)
-    file, screen = read_plan(plan), _screen(output)
+    screen = _screen(output)
+    screen.announce(f"loading PyTorch and the job {model!r}")
+    file = read_plan(plan)
     where = Path.cwd() if directory is None else Path(directory)
     found = profile_pipeline(file, model, batches=batches, directory=where, progress=screen.progress)
     screen.done()
@@ -487,7 +487,14 @@ def _summary(screen: Screen, found: ModelProfile, output: str) -> None:
 
 
 def _screen(output: str) -> Screen:
-    """Standard output, or standard error where the document goes to the former."""
+    """Standard output, or standard error where the document goes to the former.
+
+    Raises typer.BadParameter where the document would fill a terminal, and as ``prepare_output`` does.
+    """
     from penstock.cli.show import Screen
+
+    if output == STANDARD and sys.stdout.isatty():
+        raise typer.BadParameter("name the file of the profile, such as -o profile.json; or add | cat to see it here")
+    prepare_output(output)
 
     return Screen.of(file=sys.stderr if output == STANDARD else None)

@@ -11,7 +11,7 @@ import typer
 
 from penstock.cli.documents import STANDARD, TAKEN_BY, read_document, read_raw
 from penstock.cli.options import costed_degrees, degrees_of
-from penstock.schemas.errors import WrongDocument
+from penstock.schemas.errors import InvalidDocument, WrongDocument
 
 if TYPE_CHECKING:
     from penstock.schemas.profile import ModelProfile
@@ -21,6 +21,19 @@ if TYPE_CHECKING:
 
 SOURCES = (("profile", "example", "hf"), ("topology", "cluster"))
 """The options that give a document: by file, which is the request's field, too, by name, and by a configuration."""
+
+DOCUMENTS = ("profile", "topology", "pipeline_profile")
+PARTS = ("network", "memory", "termination")
+"""Fields of a request that have fields, each of which an option gives."""
+OPTIONS = {
+    "micro_batch_sizes": "micro_batch_size",
+    "update_rules": "update_rule",
+    "pins": "pin",
+    "options": "set",
+    "sharing": "network",
+    "time_limit_ns": "time_limit",
+}
+"""Options that have other names than the fields that they give."""
 
 
 def request_of(options: Mapping[str, Any], *, open_degrees: bool = False) -> PlanRequest:
@@ -52,11 +65,29 @@ def request_of(options: Mapping[str, Any], *, open_degrees: bool = False) -> Pla
     from penstock.schemas.request import PlanRequest
 
     fields |= _documents(options)
-    if named := _named_degrees(options):
-        plain = PlanRequest.parse(_merged(data, fields), units=True, origin=origin or "")
-        fields["degrees"] = named_degrees(plain.profile, named)
-    found = PlanRequest.parse(_merged(data, fields), units=True, origin=origin or "")
+    try:
+        if named := _named_degrees(options):
+            plain = PlanRequest.parse(_merged(data, fields), units=True, origin=origin or "")
+            fields["degrees"] = named_degrees(plain.profile, named)
+        found = PlanRequest.parse(_merged(data, fields), units=True, origin=origin or "")
+    except InvalidDocument as error:
+        _refuse_options(error, fields)
+        raise
     return with_open_degrees(found) if open_degrees else found
+
+
+def _refuse_options(error: InvalidDocument, fields: Mapping[str, Any]) -> None:
+    """Raise typer.BadParameter where all faults of a request are of values that options gave."""
+    wrong = {}
+    for fault in error.faults:
+        name, *rest = fault.pointer.split("/")[1:] or [""]
+        value = fields.get(name)
+        if value is None or name in DOCUMENTS or (rest and isinstance(value, dict) and rest[0] not in value):
+            return
+        inner = rest[0] if rest and name in PARTS else name
+        wrong[OPTIONS.get(inner, inner).replace("_", "-")] = fault.detail
+    if wrong:
+        raise typer.BadParameter("; ".join(f"--{option}: {detail}" for option, detail in wrong.items()))
 
 
 def _request_file(source: str) -> dict[str, Any]:

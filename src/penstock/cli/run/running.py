@@ -128,6 +128,7 @@ def run(
     flags = given(training, checkpoints, measured)
     options = run_options(flags, from_the_root if server is None else lambda path: path)
     screen = Screen.of(quiet=as_json)
+    screen.announce("reading the plan" if server is not None else "reading the plan and loading PyTorch")
     traced = trace is not None or chrome_trace is not None
     if server is not None:
         from penstock.cli.run.running_there import run_there
@@ -264,7 +265,7 @@ def _train(
     def work(checkpoint: Checkpoint | None) -> Work:
         found = work_after(file, checkpoint, steps, options, transport=choice)
         devices = ", ".join(program.device for program in found.programs[0])
-        screen.say(f"starting {found.num_ranks} ranks on this machine: {devices}")
+        screen.say(f"starting {found.num_ranks} ranks on this machine, which load PyTorch and the model: {devices}")
         return found
 
     return run_unattended(
