@@ -45,6 +45,9 @@ HF = "transformers is slow to load; tests/executor/hugging_face traces smaller m
 ADDS = "tests/docs/test_adding_pages.py runs it with what the page adds"
 
 NOT_RUN = {
+    "penstock plan --example gpt2-small -t cluster.json -b 64 --effort quick --server http://planner:8642": (
+        "the service that is here has no keys; tests/service/security/test_security.py plans with one"
+    ),
     "penstock profile --hf config.json --traced --sequence-length 4096 --kind H100 --tensor 1,2,4,8 -o llama.json": (
         "transformers is slow to load; tests/cli/measure traces a smaller model"
     ),
@@ -109,6 +112,7 @@ def key() -> str:
 
 
 SMALLER = {
+    "penstock plan --example llama-3-8b -t cluster.json -b 96": "{} --planner even",
     "plan --example llama-3-70b --framework megatron --cluster 8x8xH100": "{} --planner even",
     "plan --example llama-3-8b --cluster 1x8xH100": "{} --planner even",
     "plan --example llama-3-70b --cluster 8x8xH100": "plan --example gpt2-small --cluster 2x8xH100 --planner gpipe",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from repository import ROOT
 
 from penstock.examples import catalogue
 from penstock.examples.models import MODELS
@@ -122,6 +123,19 @@ def test_clusters_have_the_devices_their_names_say(name: str, nodes: int, device
     found = [device for node in cluster.nodes for device in node.devices]
     assert (len(cluster.nodes), len(found)) == (nodes, devices)
     assert {device.kind for device in found} == {kind}
+
+
+def test_the_mixed_cluster_is_the_one_that_its_page_shows() -> None:
+    """Two kinds on two switches; a shell command of ``docs/describing-clusters.md`` plans with it."""
+    text = (ROOT / "examples/topologies/a100-v100-mixed.yaml").read_text()
+    assert f'```yaml title="mixed.yaml"\n{text}```' in (ROOT / "docs/describing-clusters.md").read_text()
+    cluster = catalogue.cluster("a100-v100-mixed")
+    kinds = [device.kind for node in cluster.nodes for device in node.devices]
+    assert (kinds.count("A100"), kinds.count("V100"), len(kinds)) == (8, 8, 16)
+    assert ([link.lanes for link in cluster.links], cluster.switches) == (
+        [4, 4, None, None, None],
+        ("new-rack", "old-rack"),
+    )
 
 
 def test_a_node_has_one_nic_per_modern_device() -> None:
