@@ -46,7 +46,7 @@ ADDS = "tests/docs/test_adding_pages.py runs it with what the page adds"
 
 NOT_RUN = {
     "penstock plan --example gpt2-small -t cluster.json -b 64 --effort quick --server http://planner:8642": (
-        "the service that is here has no keys; tests/service/security/test_security.py plans with one"
+        "the service that is here has no keys; tests/service/security has services with keys"
     ),
     "penstock profile --hf config.json --traced --sequence-length 4096 --kind H100 --tensor 1,2,4,8 -o llama.json": (
         "transformers is slow to load; tests/cli/measure traces a smaller model"

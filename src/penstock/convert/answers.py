@@ -210,8 +210,24 @@ def _assumptions(problem: Problem, request: PlanRequest, candidate: Candidate) -
     )
     left_out = tuple(each.sentence for each in untimed(problem, candidate.allocation, candidate.update_rule))
     said = profile.assumptions + topology.assumptions + scaled + _measured_collectives(topology)
-    own = _refused_by_ranks(problem, candidate)
+    own = (*_without_bf16(problem, profile, candidate), *_refused_by_ranks(problem, candidate))
     return said + gradients_of_target(problem, request) + _of_cells(problem) + left_out + own
+
+
+def _without_bf16(problem: Problem, profile: ModelProfile, candidate: Candidate) -> tuple[str, ...]:
+    """Return the kinds of used GPUs whose bf16 was computed at the rate of fp32, though fp16 is quicker there."""
+    if profile.source.method != "analytic" or profile.parameter_dtype != "bf16":
+        return ()
+    from penstock.executor.profiling.device_table import DEVICES
+
+    kinds = {gpu.kind for device in candidate.timeline.uses for gpu in problem.gpus(device)}
+    peaks = {kind: DEVICES[kind].peak_flops_per_s for kind in sorted(kinds & DEVICES.keys())}
+    return tuple(
+        f"{kind} has no bf16: computed as fp32, {peak['fp32'] / 1e12:g} TFLOP/s, though its fp16 has "
+        f"{peak['fp16'] / 1e12:g}"
+        for kind, peak in peaks.items()
+        if peak["bf16"] <= peak["fp32"] < peak["fp16"]
+    )
 
 
 def _of_cells(problem: Problem) -> tuple[str, ...]:
