@@ -1,4 +1,4 @@
-"""What is said of a plan on GPUs of two kinds: who waits for whom, where the peak goes, what would help."""
+"""Sentences on a plan for GPUs of two kinds: who waits for whom, where the peak goes, what would help."""
 
 from __future__ import annotations
 

@@ -78,16 +78,16 @@ def request_of(options: Mapping[str, Any], *, open_degrees: bool = False) -> Pla
 
 def _refuse_options(error: InvalidDocument, fields: Mapping[str, Any]) -> None:
     """Raise typer.BadParameter where all faults of a request are of values that options gave."""
-    wrong = {}
+    wrong: dict[str, list[str]] = {}
     for fault in error.faults:
         name, *rest = fault.pointer.split("/")[1:] or [""]
         value = fields.get(name)
         if value is None or name in DOCUMENTS or (rest and isinstance(value, dict) and rest[0] not in value):
             return
         inner = rest[0] if rest and name in PARTS else name
-        wrong[OPTIONS.get(inner, inner).replace("_", "-")] = fault.detail
+        wrong.setdefault(OPTIONS.get(inner, inner).replace("_", "-"), []).append(fault.detail)
     if wrong:
-        raise typer.BadParameter("; ".join(f"--{option}: {detail}" for option, detail in wrong.items()))
+        raise typer.BadParameter("; ".join(f"--{option}: {'; '.join(details)}" for option, details in wrong.items()))
 
 
 def _request_file(source: str) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def changed(document: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         pytest.param("/profile/source/expected_error", 1e400, "not JSON", id="infinite number"),
         pytest.param("/topology/uniform/nodes", 0, "greater than or equal to 1", id="no nodes"),
         pytest.param("/topology", {"schema_version": 1, "name": "x"}, "either `nodes` or `uniform`", id="no form"),
-        pytest.param("/network", "slow", "valid dictionary", id="wrong enumeration"),
+        pytest.param("/network", "slow", "is a text", id="wrong enumeration"),
         pytest.param("/schema_version", 9, "reads documents of version 1", id="another version"),
     ],
 )
@@ -117,7 +117,7 @@ def test_a_disconnected_topology_is_refused(http: httpx.Client):
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        pytest.param(b"", "is not JSON", id="nothing"),
+        pytest.param(b"", "is empty", id="nothing"),
         pytest.param(b"{", "is not JSON", id="cut off"),
         pytest.param(b"\xff\xfe\x00", "is not JSON", id="not text"),
         pytest.param(b'{"seed": NaN}', "NaN is not a number that JSON has", id="NaN"),
@@ -126,9 +126,9 @@ def test_a_disconnected_topology_is_refused(http: httpx.Client):
         pytest.param(b'{"a":' * 50_000 + b"1" + b"}" * 50_000, "is not JSON", id="deep and closed"),
         pytest.param(b'{"seed": ' + b"9" * 10_000 + b"}", "is not JSON", id="ten thousand digits"),
         pytest.param(b'{"planner": "\\ud800"}', "/planner", id="half a character"),
-        pytest.param(b"[]", "valid dictionary", id="a list"),
-        pytest.param(b"null", "valid dictionary", id="null"),
-        pytest.param(b'"text"', "valid dictionary", id="text"),
+        pytest.param(b"[]", "is a list", id="a list"),
+        pytest.param(b"null", "is empty", id="null"),
+        pytest.param(b'"text"', "is a text", id="text"),
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/plans", "/v1/plans:verify", "/v1/runs", "/v1/profiles", "/v1/agents/a:sync"])
