@@ -9,6 +9,7 @@ GPUs are numbered as ``nvidia-smi`` numbers them, by PCI bus. CUDA's own order m
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -101,6 +102,13 @@ def machine_memory_bytes(meminfo: str = "/proc/meminfo", limit: str = "/sys/fs/c
     if Path(limit).exists() and (text := Path(limit).read_text().strip()).isdigit():
         total = min(total, int(text))
     return total
+
+
+def processor_model(cpuinfo: str = "/proc/cpuinfo") -> str:
+    """Return the model of this machine's processors, or their architecture where Linux names no model."""
+    text = Path(cpuinfo).read_text(encoding="utf-8") if Path(cpuinfo).exists() else ""
+    match = re.search(r"^model name\s*:[ \t]*(\S.*)$", text, re.MULTILINE)
+    return match[1].strip() if match else platform.machine()
 
 
 def device_kind(product: str) -> str:

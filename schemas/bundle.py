@@ -18,6 +18,7 @@ from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.schemas.program import TRANSPORTS, Transport
 from penstock.schemas.quantities import Bytes, ContentHash, Count, Flag, Loss, Name, Nanoseconds, Number, PositiveCount
 from penstock.schemas.request import UpdateRule
+from penstock.schemas.trace import Hardware
 
 BoundarySize = tuple[Name, Count, Count]
 """A tensor that crosses a cut: its name, its bytes per sample, those of its gradient."""
@@ -163,6 +164,7 @@ class RankReport(Part):
     local_rank: Count
     device: Name = Field(description="its name in the plan")
     peak_memory_bytes: Bytes | None = None
+    hardware: Hardware | None = None
 
 
 class LaunchReport(Document):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 from pydantic import Field
@@ -19,6 +20,42 @@ class TraceEvent(Part):
     end_ns: Nanoseconds
 
 
+class Hardware(Part):
+    """The device that a rank computed on, and how busy its machine was from the first step to the last."""
+
+    kind: Name = Field(description="kind of device, as topologies name it; 'cpu' for a processor")
+    model: Name = Field(description="as its maker names it: 'NVIDIA H100 80GB HBM3'")
+    planned_kind: Name | None = Field(default=None, description="kind of the rank's device in the plan")
+    ranks: PositiveCount = Field(description="of the run, on the rank's machine")
+    cores: PositiveCount = Field(description="that those ranks may use: their affinities and the container's quota")
+    machine_cores: PositiveCount = Field(description="all of the machine, which its load is about")
+    load_at_start: Number = Field(ge=0, description="the machine's load average over a minute")
+    load_at_end: Number = Field(ge=0)
+    cpu_ns: Nanoseconds = Field(description="processor time of the rank's process, of all its threads")
+    wall_ns: Nanoseconds
+
+
+def alike(ranks: Iterable[Hardware]) -> tuple[Hardware, ...]:
+    """Return what ranks ran on, those alike as one: with the largest loads, and the sums of their times."""
+    groups: dict[tuple[object, ...], Hardware] = {}
+    for one in ranks:
+        key = (one.kind, one.model, one.planned_kind, one.ranks, one.cores, one.machine_cores)
+        other = groups.get(key)
+        groups[key] = (
+            one
+            if other is None
+            else one.model_copy(
+                update={
+                    "load_at_start": max(one.load_at_start, other.load_at_start),
+                    "load_at_end": max(one.load_at_end, other.load_at_end),
+                    "cpu_ns": one.cpu_ns + other.cpu_ns,
+                    "wall_ns": one.wall_ns + other.wall_ns,
+                }
+            )
+        )
+    return tuple(groups.values())
+
+
 class RankTrace(Part):
     """One rank's step."""
 
@@ -31,6 +68,7 @@ class RankTrace(Part):
     clock_error_ns: Nanoseconds = Field(
         default=0, description="largest error of its times relative to the common clock"
     )
+    hardware: Hardware | None = Field(default=None, description="none in traces of versions that did not record it")
 
 
 class Trace(Document):

@@ -219,17 +219,14 @@ def _compare(log: Log, file: PlanFile, run: RunOut) -> None:
 
 
 def _measured(file: PlanFile, run: RunOut) -> list[str]:
-    from penstock.report.words import duration
+    from penstock.report.comparing import compared
 
     assert file.plan.prediction is not None
     predicted = file.plan.prediction.time_per_global_batch_ns
     measured = run.measured_time_per_global_batch_ns
     if not measured:
         raise RunFailed("the run reported no step time")
-    return [
-        f"measured   {duration(measured)} per global batch",
-        f"predicted  {duration(predicted)}, {100 * (predicted / measured - 1):+.1f} % against it",
-    ]
+    return compared(predicted, measured, run.hardware).lines()
 
 
 def _leave_results(log: Log, directory: Path, file: PlanFile, trace: Trace) -> None:

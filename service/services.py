@@ -12,6 +12,7 @@ from functools import partial
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 
+from penstock.schemas.machine.processors import available_processors
 from penstock.service.db.database import Database, DatabaseAway
 from penstock.service.db.notifier import Notifier
 from penstock.service.db.relay import Relay
@@ -35,7 +36,6 @@ from penstock.service.runs.runs import Runs
 from penstock.service.security.authenticator import Authenticator
 from penstock.service.security.sizes import Sizes
 from penstock.service.settings import Settings
-from penstock.solvers.solve.processes import available_processors
 from penstock.workers.forkserver import Forkserver
 
 WATCH_AGAIN_S = 1.0

@@ -13,9 +13,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from penstock.schemas.document import faults_of
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+from penstock.schemas.machine.processors import available_processors
 from penstock.schemas.topology import MAX_DEVICES
 from penstock.service import configuration
-from penstock.solvers.solve.processes import available_processors
 
 SHORTEST_DAYS = 2
 """A document that was stored within the last day is not marked again when it is read."""

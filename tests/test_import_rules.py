@@ -26,6 +26,8 @@ STANDARD_LIBRARY_ONLY = (
     "penstock.schemas.program",
     "penstock.schemas.notation",
     "penstock.schemas.errors",
+    "penstock.schemas.machine",
+    "penstock.schemas.machine.processors",
 )
 
 
@@ -109,7 +111,8 @@ def test_the_service_loads_no_torch_and_no_executor() -> None:
     assert "torch" not in loaded
     assert "penstock.cli" not in _ours(loaded)
     assert {name for name in loaded if name.startswith("penstock.executor.")} <= {
-        "penstock.executor.profiling.device_table"
+        "penstock.executor.profiling",
+        "penstock.executor.profiling.device_table",
     }
 
 

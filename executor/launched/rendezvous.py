@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -25,6 +24,7 @@ from penstock.executor.interfaces import address_towards, interface_of, is_loopb
 from penstock.executor.launched.environment import Launch
 from penstock.executor.launched.places import Presence
 from penstock.executor.node.store import join_address
+from penstock.executor.runtime.hardware import machine
 from penstock.schemas.errors import Unreachable
 
 _PREFIX = "penstock"
@@ -147,12 +147,6 @@ class Rendezvous:
                     "reaches the port; export MASTER_ADDR and MASTER_PORT to meet elsewhere",
                 )
             time.sleep(_AGAIN_S)
-
-
-def machine() -> str:
-    """The same text in all processes of one machine, network namespaces kept apart."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {os.readlink('/proc/self/ns/net')}"
 
 
 def bind_to(present: list[Presence], own: int) -> None:

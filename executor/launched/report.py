@@ -49,6 +49,7 @@ def launch_report(
                     "local_rank": place.local_rank,
                     "device": part.device,
                     "peak_memory_bytes": None if own is None else own["peak_memory_bytes"],
+                    "hardware": None if own is None else own["hardware"],
                 }
                 for part, place, own in zip(bundle.ranks, places, done, strict=True)
             ],

@@ -42,6 +42,8 @@ from typing import Literal
 from penstock.schemas.errors import UnknownName
 
 Dtype = Literal["fp32", "bf16", "fp16"]
+CPU = "cpu"
+"""The kind of a processor, of which the table has no facts."""
 Level = Literal["runs", "kernels"]
 """What efficiencies are of: whole training runs, or kernels measured one by one."""
 
@@ -97,6 +99,17 @@ def device_facts(kind: str, level: Level = "runs") -> DeviceFacts:
         remedy = near[0] if near else "measure a profile on the device instead"
         raise UnknownName(f"no device kind {kind!r} in the table; it has {', '.join(DEVICES)}", remedy=remedy)
     return DEVICES[kind]
+
+
+def is_other_hardware(planned: str, kind: str) -> bool:
+    """Return whether costs of the kind ``planned`` are certainly wrong for a device of ``kind``.
+
+    ``8xH100-tp8`` is an H100. A name without a kind of the table may be anything: topologies name kinds as they like.
+    """
+    if planned in (kind, CPU) or planned in DEVICES:
+        return planned != kind
+    names = [name for name in DEVICES if name.lower() in planned.lower()]
+    return bool(names) and kind not in names
 
 
 def assumed_level(kinds: Sequence[str], level: Level) -> tuple[str, ...]:

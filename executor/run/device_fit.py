@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from penstock.executor.profiling.device_table import DEVICES
+from penstock.executor.profiling.device_table import CPU, is_other_hardware
 from penstock.executor.runtime.interface import Runtime
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.program import Program
@@ -63,7 +63,8 @@ def refuse_other_devices(runtime: Runtime, program: Program, *, kinds_differ: bo
 
 def _refuse_kinds(found: Sequence[_Found]) -> None:
     for one in found:
-        if one.planned_kind in DEVICES and one.planned_kind != one.kind:
+        # A plan of CPUs may be tried on GPUs, where it is asked for: what it takes is not what they lack.
+        if one.planned_kind not in (None, CPU) and is_other_hardware(one.planned_kind, one.kind):
             raise UnsupportedRequest(
                 f"rank {one.rank} is to be {one.planned}, a {one.planned_kind} in the plan, and has a {one.kind}",
                 remedy="plan for the kind of GPU that is there, or start the rank where the plan's is",

@@ -62,7 +62,8 @@ class RunReport:
     ``reserved_memory_bytes``: with what a GPU's allocator kept for later, which other processes found missing.
 
     ``collectives``: how many of each kind ran on all ranks in the compared steps; None where none are predicted.
-    ``collectives_differ``: the first that is not as predicted; None where all are.
+    ``collectives_differ``: the first that is not as predicted; None where all are. ``hardware``: per rank,
+    ``schemas.trace.Hardware`` as JSON.
     """
 
     losses: tuple[float, ...]
@@ -78,6 +79,7 @@ class RunReport:
     evaluations: tuple[tuple[int, float], ...] = ()
     collectives: Mapping[str, int] | None = None
     collectives_differ: str | None = None
+    hardware: tuple[dict[str, Any], ...] = field(default=(), repr=False)
 
     @property
     def check_passed(self) -> bool | None:
@@ -332,6 +334,7 @@ def _report(
         collectives_differ=next(
             (each for rank in sorted(finished) if (each := finished[rank]["collectives_differ"]) is not None), None
         ),
+        hardware=tuple(finished[rank]["hardware"] for rank in sorted(finished)),
     )
 
 

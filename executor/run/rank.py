@@ -68,6 +68,7 @@ from penstock.executor.run.metrics import Metrics
 from penstock.executor.run.trace import rank_trace
 from penstock.executor.run.training import Course, Trainer
 from penstock.executor.runtime.cpu import CPU
+from penstock.executor.runtime.hardware import Hardware, gather_places
 from penstock.executor.runtime.opening import open_device
 from penstock.executor.stage.precision import Training
 from penstock.executor.torch_versions import untried
@@ -158,6 +159,7 @@ class Rank:
         for text in (others, untrained_samples(job, self.program)):
             if text is not None:
                 self._report_first({"kind": "warning", "step": 0, "text": text})
+        self._hardware = Hardware(runtime, self.program, gather_places(self.program.world_size))
         self._refuse_disagreement(job)
         kind = agree_on_transport(given.get("transport", AUTO), runtime, self.programs)
         groups = process_groups(self.program.groups, SETUP_LIMIT, runtime if kind == "nccl" else CPU)
@@ -187,7 +189,9 @@ class Rank:
         if min(given["steps"], given["trace_steps"]) > 0:
             self._clock = self._read_clock()
         check = Check(interpreter, store, self._inventory(interpreter, groups, division)) if given["check"] else None
+        self._hardware.begin()
         trainer = self._train(interpreter, course, checkpoints, check)
+        self._measured = self._hardware.end()
         self._send_traces(trainer)
         self._report(trainer, check.compare(trainer.losses) if check is not None and trainer.losses else None, check)
         with contextlib.suppress(RuntimeError):
@@ -369,6 +373,7 @@ class Rank:
                 peak_memory_bytes=self.peak_memory_bytes(),
                 batches=program.batches,
                 clock_error_ns=clock.error_ns,
+                hardware=self._measured,
             )
             self.say({"kind": "trace", "rank_trace": document})
 
@@ -389,6 +394,7 @@ class Rank:
                 "collectives_differ": None if inventory is None else inventory.difference,
                 "peak_memory_bytes": self.peak_memory_bytes(),
                 "reserved_memory_bytes": self._peak.reserved_bytes,
+                "hardware": self._measured,
             }
         )
 

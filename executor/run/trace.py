@@ -17,6 +17,7 @@ def rank_trace(
     peak_memory_bytes: int | None = None,
     batches: int = 1,
     clock_error_ns: int = 0,
+    hardware: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A ``schemas.trace.RankTrace`` as JSON.
 
@@ -38,4 +39,5 @@ def rank_trace(
         "peak_memory_bytes": peak_memory_bytes,
         "batches": batches,
         "clock_error_ns": clock_error_ns,
+        "hardware": hardware,
     }

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from penstock.executor.devices import machine_memory_bytes
+from penstock.executor.devices import machine_memory_bytes, processor_model
 from penstock.executor.runtime.interface import Event, MemoryUse, Precision, Stream
 from penstock.executor.runtime.process_memory import available_bytes, peak_bytes, present_bytes, reset_peak_bytes
 from penstock.schemas.errors import UnsupportedRequest
@@ -91,6 +91,10 @@ class CpuRuntime:
         self.compute: Stream = HostStream()
         self.memory = ProcessMemory()
         self.seed = torch.default_generator.manual_seed
+
+    @property
+    def model(self) -> str:
+        return processor_model()
 
     def random_state(self) -> Tensor:
         return torch.default_generator.get_state()

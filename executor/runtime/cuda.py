@@ -167,7 +167,8 @@ class CudaRuntime:
         properties = torch.cuda.get_device_properties(device)
         host = os.environ.get("NCCL_HOSTID")
         self.gpu: str | None = str(properties.uuid) if host is None else f"{properties.uuid} of {host}"
-        self.kind = device_kind(properties.name)
+        self.model = str(properties.name)
+        self.kind = device_kind(self.model)
         self.hardware_queues = min(QUEUES, int(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "8")))
         self.compute = CudaStream(torch.cuda.current_stream(device))
         self.memory = CudaMemory(device)

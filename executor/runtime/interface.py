@@ -85,7 +85,8 @@ class Memory(Protocol):
 class Runtime(Protocol):
     """A device, opened by this process.
 
-    ``gpu``: the same text in all processes on one GPU; None where ranks share no GPU. ``kind``: as topologies name it.
+    ``gpu``: the same text in all processes on one GPU; None where ranks share no GPU. ``kind``: as topologies name it;
+    ``model``: as its maker names it.
     ``direct``: torch's name of the backend that sends from device to device; None where there is none. ``compute``:
     the stream that layers run in. ``hardware_queues``: how many streams make progress side by side.
     """
@@ -98,6 +99,9 @@ class Runtime(Protocol):
 
     @property
     def kind(self) -> str: ...
+
+    @property
+    def model(self) -> str: ...
 
     @property
     def direct(self) -> str | None: ...

@@ -26,7 +26,7 @@ checkpoint   ``{step, directory}``: a complete one, of the weights after ``step`
 evaluation   ``{step, loss}``: after ``step`` steps
 rung         ``{step, index}``: from ``step`` on the ladder's program ``index`` is run
 warning      ``{rank, step, text}``: something went wrong, and training goes on
-rank_done    ``{rank, losses, step_times_ns, gradient_check, peak_memory_bytes}``; what a rank does not know is null
+rank_done    ``{rank, losses, step_times_ns, gradient_check, peak_memory_bytes, hardware}``; unknown values are null
 rank_failed  ``{rank, reason, instruction, signal, exit_code, last_lines}``: the first rank that failed there
 stopped      nothing: no process of this generation is left
 ============ ======================================================================================================
@@ -47,7 +47,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.document import Part
 from penstock.schemas.quantities import Bytes, ContentHash, Count, Flag, Loss, Name, Nanoseconds, Number
-from penstock.schemas.trace import RankTrace
+from penstock.schemas.trace import Hardware, RankTrace
 
 EventKind = Literal[
     "prepared",
@@ -167,6 +167,7 @@ class RankDone(EventData):
     step_times_ns: tuple[Nanoseconds, ...] | None = None
     gradient_check: Number | None = None
     peak_memory_bytes: Bytes | None = None
+    hardware: Hardware | None = None
 
 
 class RankFailed(EventData):

@@ -12,6 +12,7 @@ from penstock.schemas.document import Document, Part
 from penstock.schemas.errors import Fault, PenstockError
 from penstock.schemas.plan import Certificate, Plan, PlanFile
 from penstock.schemas.quantities import ContentHash, Count, Flag, Loss, Name, Nanoseconds, Number, PositiveCount
+from penstock.schemas.trace import Hardware
 from penstock.schemas.transformers.degrees import Degrees, Sharding
 
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
@@ -223,6 +224,9 @@ class RunOut(Part):
     restarts: Count = 0
     max_restarts: Count = 0
     generations: tuple[GenerationOut, ...] = ()
+    hardware: tuple[Hardware, ...] = Field(
+        default=(), description="of ranks that are done; those alike as one, with the largest load and summed times"
+    )
 
 
 class RunEvent(Part):

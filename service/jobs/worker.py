@@ -20,6 +20,7 @@ from typing import Any
 
 from penstock.schemas.api.jobs import ProblemDetails, ResultOut
 from penstock.schemas.errors import PenstockError, Unreachable
+from penstock.schemas.machine.processors import available_processors
 from penstock.schemas.plan import Plan
 from penstock.schemas.request import PlanRequest
 from penstock.service import metrics
@@ -33,7 +34,6 @@ from penstock.service.jobs.leases import Claim, Leases
 from penstock.service.jobs.worker_registry import WorkerRegistry
 from penstock.service.logs import about
 from penstock.service.settings import Settings
-from penstock.solvers.solve.processes import available_processors
 from penstock.workers.child import Child
 from penstock.workers.cut_off import best_so_far
 from penstock.workers.forkserver import Forkserver

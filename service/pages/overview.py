@@ -6,6 +6,7 @@ from importlib.metadata import version
 from platform import python_version
 from typing import Any, get_args
 
+from penstock.report.comparing import compared, measured_note
 from penstock.report.drawing.figure import fetched_figure
 from penstock.report.words import clauses, duration, number
 from penstock.schemas.api.jobs import JobState, RunOut
@@ -90,6 +91,7 @@ def run(sources: Sources, run_id: str) -> dict[str, Any]:
         "run": found,
         "active": found.state in LIVE,
         "figures": _figures(found),
+        "note": measured_note(found.hardware),
         "losses": _thinned(found.losses),
         "times": _thinned(found.step_times_ns),
         "evaluations": [[each.step, each.loss] for each in found.evaluations if isinstance(each.loss, float)],
@@ -154,9 +156,10 @@ def _figures(run: RunOut) -> list[tuple[str, Any]]:
     if run.losses and run.losses[-1] is not None:
         figures.append(("loss of the last step", number(run.losses[-1], ".4g")))
     figures.append(("predicted, per global batch", duration(predicted)))
-    if measured is not None:
+    if measured and (run.hardware or run.state == "succeeded"):
+        figures += compared(predicted, measured, run.hardware).figures()
+    elif measured is not None:  # what ranks compute on is known once they are done
         figures.append(("measured (median)", duration(measured)))
-        figures.append(("prediction against it", f"{100 * (predicted / measured - 1):+.1f} %" if measured else "–"))
     if run.gradient_check is not None:
         figures.append(("gradients differ from one process by", f"{run.gradient_check:.1e}"))
     if run.max_restarts:

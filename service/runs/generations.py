@@ -145,7 +145,8 @@ def rank_done(connection: sa.Connection, run: Row, done: RankDone) -> None:
     run_id = run["id"]
     store_steps(connection, run_id, done.rank, done.first_step, done.losses or (), done.step_times_ns or ())
     here = sa.and_(run_ranks.c.run_id == run_id, run_ranks.c.rank == done.rank)
-    values = {"done": True, "peak_memory_bytes": done.peak_memory_bytes}
+    hardware = None if done.hardware is None else done.hardware.model_dump()
+    values = {"done": True, "peak_memory_bytes": done.peak_memory_bytes, "hardware": hardware}
     connection.execute(run_ranks.update().where(here).values(**values))
     check = done.gradient_check
     if check is not None and (run["gradient_check"] is None or check > run["gradient_check"]):

@@ -14,7 +14,7 @@ from penstock.schemas.api.agents import Assignment, RankAssignment, digest_of
 from penstock.schemas.api.jobs import EvaluationOut, GenerationOut, ProblemDetails, RunEvent, RunOut
 from penstock.schemas.errors import NotFound
 from penstock.schemas.quantities import Loss, spell
-from penstock.schemas.trace import RankTrace
+from penstock.schemas.trace import Hardware, RankTrace, alike
 from penstock.service.db.tables import (
     agents,
     iso,
@@ -187,7 +187,13 @@ def run_out(connection: sa.Connection, row: Row) -> RunOut:
         restarts=row["restarts"],
         max_restarts=row["max_restarts"],
         generations=tuple(map(_generation, _generations(connection, run_id))),
+        hardware=_hardware(connection, run_id),
     )
+
+
+def _hardware(connection: sa.Connection, run_id: str) -> tuple[Hardware, ...]:
+    query = sa.select(run_ranks.c.hardware).where(run_ranks.c.run_id == run_id, run_ranks.c.hardware.is_not(None))
+    return alike(map(Hardware.model_validate, connection.scalars(query.order_by(run_ranks.c.rank))))
 
 
 def _steps(connection: sa.Connection, run_id: str) -> tuple[dict[int, Loss], dict[int, int]]:

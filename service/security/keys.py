@@ -47,6 +47,7 @@ class Key:
     max_running: int | None
     max_queued: int | None
     node: str | None
+    end_set_ms: int | None
     state: KeyState
     hash: str = field(repr=False)
 

@@ -9,19 +9,8 @@ import ctypes
 import os
 import signal
 import sys
-from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
-
-
-def available_processors() -> int:
-    """Processors that this process may use: its affinity, and the quota of its control group where there is one."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-    except (OSError, ValueError):
-        return count
-    return count if quota == "max" else max(1, min(count, int(quota) // int(period)))
 
 
 def end_with(parent: int) -> None:

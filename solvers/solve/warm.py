@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
+from penstock.schemas.machine.processors import available_processors
 from penstock.solvers.bounds import suffix
 from penstock.solvers.bounds.device_count.bound import bounds as count_devices
 from penstock.solvers.compiled.kept import all_kept, declared, kept, note_all_kept, sole_compiler
@@ -33,7 +34,6 @@ from penstock.solvers.planners.madpipe.labels import special_optimum
 from penstock.solvers.planners.madpipe.paper import first_phase
 from penstock.solvers.planners.wpipe.partition import Demand, partition
 from penstock.solvers.solve.driver import solve
-from penstock.solvers.solve.processes import available_processors
 
 PLANS = 12
 """Plans simulated per planner during warm-up; enough to compile every kernel."""

@@ -20,11 +20,12 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Protocol
 
+from penstock.schemas.machine.processors import available_processors
 from penstock.solvers.compiled.progress import tell
 from penstock.solvers.model.micro_batches import size_of
 from penstock.solvers.model.result import Bound
 from penstock.solvers.solve.incumbent import Found, Outcome, State
-from penstock.solvers.solve.processes import available_processors, end_with
+from penstock.solvers.solve.processes import end_with
 from penstock.solvers.solve.setting import Setting
 from penstock.solvers.solve.tasks import Ask, Prove, Remedy, Task
 from penstock.solvers.solve.worker_process import Compiling, Crash, serve

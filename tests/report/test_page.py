@@ -16,7 +16,7 @@ from penstock.report.page import html_report
 from penstock.report.sentences import subtitle, used
 from penstock.schemas.plan import PlanFile, Stage
 from penstock.schemas.topology import ClusterTopology
-from penstock.schemas.trace import Trace
+from penstock.schemas.trace import Hardware, Trace
 from penstock.schemas.transformers.degrees import Degrees
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.timeline import Timeline
@@ -110,6 +110,13 @@ def test_a_trace_adds_the_measured_timeline(file: PlanFile, problem: Problem, ti
     assert [twin is not None for twin in twins] == [True, False, False]
     assert data["strips"][twins[0]]["compute"] == {"kind": "F", "stage": 0, "number": 0, "gap": 0, "length": 11}
     assert "measured ones" in page
+    loads = {"load_at_start": 0.0, "load_at_end": 0.0, "cpu_ns": 1, "wall_ns": 4}
+    cpu = {"kind": "cpu", "model": "cpu", "planned_kind": "A100", "ranks": 1, "cores": 1, "machine_cores": 1, **loads}
+    (rank,) = trace.ranks
+    elsewhere = rank.model_copy(update={"hardware": Hardware.model_validate(cpu)})
+    page = html_report(file, file.plan, problem, timeline, trace=trace.model_copy(update={"ranks": (elsewhere,)}))
+    assert "-20.0 %" not in page
+    assert "ranks computed on cpu, and the plan is for A100: the two times cannot be compared" in page
 
 
 def test_the_map_shows_who_holds_what(page: str) -> None:

@@ -22,10 +22,10 @@ from penstock.service.db.tables import metadata
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD = "0004"
+HEAD = "0005"
 """The newest revision: the tables as ``service.db.tables`` describes them."""
 
-REVISIONS = ("0001", "0002", "0003", HEAD)
+REVISIONS = ("0001", "0002", "0003", "0004", HEAD)
 RELEASED = {2: "0001"}
 """The revision of what databases from before the revisions call their schema version."""
 

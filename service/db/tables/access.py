@@ -21,6 +21,7 @@ api_keys = sa.Table(
     sa.Column("max_running", sa.Integer),
     sa.Column("max_queued", sa.Integer),
     sa.Column("node", sa.String(128), comment="the one agent that it is for"),
+    sa.Column("end_set_ms", sa.BigInteger, comment="when a rotation set expires_ms"),
     sa.Index("uq_api_keys_hash", "hash", unique=True),
 )
 

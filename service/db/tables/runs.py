@@ -95,6 +95,7 @@ run_ranks = sa.Table(
     sa.Column("programs", Packed, nullable=False),
     sa.Column("done", sa.Boolean, nullable=False),
     sa.Column("peak_memory_bytes", sa.BigInteger),
+    sa.Column("hardware", sa.JSON(none_as_null=True), comment="schemas.trace.Hardware"),
 )
 
 

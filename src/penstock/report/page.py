@@ -13,6 +13,7 @@ from html import escape
 
 from penstock.report.bounds import bound_sentence, widest
 from penstock.report.cluster_map import cluster_map, traffic_table
+from penstock.report.comparing import compared
 from penstock.report.device_names import alike, idle_sentence, times, together
 from penstock.report.drawing.assets import script, style
 from penstock.report.drawing.figure import embedded_figure
@@ -129,6 +130,7 @@ def _figures(plan: Plan, trace: Trace | None) -> str:
         ("not computing (bubble)", percent(p.bubble)),
         ("peak memory", amount(p.peak_memory_bytes)),
     ]
+    note = ""
     best = widest(plan.certificates)
     if best is not None:
         entries.append(("proven lower bound", duration(best.bound_ns)))
@@ -139,10 +141,12 @@ def _figures(plan: Plan, trace: Trace | None) -> str:
     if trace is not None and trace.measured_times_per_global_batch_ns:
         times = sorted(trace.measured_times_per_global_batch_ns)
         median = times[len(times) // 2]
-        entries.append(("measured (median)", duration(median)))
-        entries.append(("prediction against it", f"{100 * (p.time_per_global_batch_ns / median - 1):+.1f} %"))
+        ranks = [rank.hardware for rank in trace.ranks if rank.hardware is not None]
+        comparison = compared(p.time_per_global_batch_ns, median, ranks)
+        entries += comparison.figures()
+        note = "" if comparison.note is None else f'\n<p class="hint">{escape(comparison.note)}</p>'
     cells = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in entries)
-    return f'<dl class="figures">{cells}</dl>'
+    return f'<dl class="figures">{cells}</dl>{note}'
 
 
 def _timeline(picture: Picture, path: Sequence[Mark], measured: Picture | None, rows: str | None) -> str:

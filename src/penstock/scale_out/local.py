@@ -8,7 +8,7 @@ from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecu
 from typing import Any, TypeVar
 
 from penstock.scale_out.place import Place, at
-from penstock.solvers.solve.processes import available_processors
+from penstock.schemas.machine.processors import available_processors
 from penstock.workers.forkserver import Forkserver
 
 T = TypeVar("T")

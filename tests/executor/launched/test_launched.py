@@ -25,6 +25,7 @@ from penstock.importers.cluster.hostlist import expand
 from penstock.schemas.bundle import JobBundle
 from penstock.schemas.errors import Conflict, PenstockError, Unreachable, UnsupportedRequest
 from penstock.schemas.program import Channel, Held, Instruction, Program
+from penstock.schemas.trace import Hardware
 
 pytestmark = pytest.mark.tier("quick")
 
@@ -434,6 +435,14 @@ def test_the_report_of_a_run_that_was_resumed_and_told_to_end() -> None:
     assert found.step_times_ns == (50, 150), "of two pipelines' global batches, without the first step"
     assert [(one.step, one.loss) for one in found.evaluations] == [(6, 1.5)]
     assert [(one.node, one.local_rank, one.device) for one in found.ranks] == [("x", 3, "n1/0"), ("y", 0, "n0/0")]
+
+
+def test_the_report_has_what_ranks_computed_on() -> None:
+    loads = {"load_at_start": 0.5, "load_at_end": 1.5, "cpu_ns": 5, "wall_ns": 9}
+    hardware = {"kind": "H100", "model": "NVIDIA H100", "ranks": 1, "cores": 8, "machine_cores": 8, **loads}
+    done = {"gradient_check": None, "peak_memory_bytes": 7, "hardware": hardware}
+    report = launch_report(bundle("n0/0"), "srun", "m:job", present("x/0"), [], [done])
+    assert report.ranks[0].hardware == Hardware.model_validate(hardware)
 
 
 def test_a_comparison_that_is_off_is_said() -> None:

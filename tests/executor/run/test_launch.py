@@ -49,6 +49,10 @@ def test_a_run_reports_losses_times_traces_and_the_check() -> None:
     assert all(size > 0 for size in report.peak_memory_bytes)
     traces = [RankTrace.model_validate(one | {"events": tuple(one["events"])}) for one in report.rank_traces]
     assert [(one.step, one.rank) for one in traces] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    for one in (*report.hardware, *(trace.hardware.model_dump() for trace in traces if trace.hardware is not None)):
+        assert (one["kind"], one["ranks"]) == ("cpu", 2)
+        assert 0 < one["cpu_ns"] < one["wall_ns"] * one["machine_cores"]
+    assert len(report.hardware) == 2
     steps = [(event["step"], event["loss"]) for event in events if event["kind"] == "step"]
     assert steps == list(enumerate(report.losses))
     assert sorted(event["rank"] for event in events if event["kind"] == "ready") == [0, 1]

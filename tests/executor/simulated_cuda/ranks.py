@@ -23,8 +23,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from penstock.executor.run import rank as rank_module
 from penstock.executor.run.job import Job
 from penstock.executor.run.rank import Rank
+from penstock.executor.runtime.hardware import Place, machine
 from penstock.executor.transport import nccl
 from penstock.executor.transport.order import digests, messages
+from penstock.schemas.machine.processors import processor_numbers
 from penstock.schemas.program import Program
 from simulated_cuda.entries import Log
 from simulated_cuda.groups import HostCollectives, tags_noted
@@ -147,6 +149,7 @@ def _without_peers(program: Program, order: Sequence[Any]) -> Iterator[None]:
         "wait_for_all": lambda *_: None,
         "load_job": lambda job, _: job,
         "refuse_other_devices": lambda *_, **__: None,
+        "gather_places": lambda count: [Place(machine(), processor_numbers())] * count,
         "gc": nothing,
         "keep_freed_memory": lambda: None,
     }

@@ -106,7 +106,7 @@ class SimulatedCuda:
     """
 
     device = torch.device("cpu")
-    kind = "SIM"
+    kind = model = "SIM"
     direct: str | None = BACKEND
 
     def __init__(

@@ -19,8 +19,21 @@ from penstock.schemas.api.jobs import RunOut
 from penstock.schemas.errors import Conflict, NotFound, RunFailed
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.program import Program
+from penstock.schemas.trace import Hardware
 from penstock.service.http.samples import tiny_plan_file
 
+HARDWARE = {
+    "kind": "cpu",
+    "model": "Xeon",
+    "planned_kind": "V100",
+    "ranks": 1,
+    "cores": 2,
+    "machine_cores": 2,
+    "load_at_start": 0.5,
+    "load_at_end": 0.5,
+    "cpu_ns": 1,
+    "wall_ns": 2,
+}
 TRACE = {"device": "d", "step": 2, "events": [{"instruction": "0F0", "start_ns": 0, "end_ns": 5}]}
 
 
@@ -84,7 +97,7 @@ def start(client: Client, agents: list[Agent], tiny: PlanFile) -> Any:
             client.runs.cancel(run_id)
 
 
-def test_a_run_from_prepare_to_done(client: Client, agents: list[Agent], start: Callable[..., RunOut]):
+def test_a_run_from_prepare_to_done(client: Client, url: str, agents: list[Agent], start: Callable[..., RunOut]):
     run = start(steps=3, check=True, trace_steps=1)
     assert (run.state, run.agents, run.generation) == ("preparing", ("node0", "node1"), 1)
     wanted = [agent.assignment(run.id) for agent in agents]
@@ -115,7 +128,8 @@ def test_a_run_from_prepare_to_done(client: Client, agents: list[Agent], start: 
         agent.tell("trace", run.id, rank_trace={"rank": rank, **TRACE})
         losses = [None] * 3 if rank == 0 else [2.5, 2.25, 2.0]
         times = [1000, 500 + rank, 600]
-        agent.tell("rank_done", run.id, rank=rank, losses=losses, step_times_ns=times, gradient_check=rank / 1e9)
+        more = {"gradient_check": rank / 1e9, "hardware": HARDWARE | {"load_at_end": 2.0 + rank}}
+        agent.tell("rank_done", run.id, rank=rank, losses=losses, step_times_ns=times, **more)
         agent.sync()
         assert agent.assignment(run.id) is None or rank == 0
     done = client.runs.get(run.id)
@@ -123,6 +137,10 @@ def test_a_run_from_prepare_to_done(client: Client, agents: list[Agent], start: 
     assert done.step_times_ns == (1000, 501, 600)
     assert done.measured_time_per_global_batch_ns == 550
     assert done.gradient_check == 1e-9
+    assert done.hardware == (Hardware.model_validate(HARDWARE | {"load_at_end": 3.0, "cpu_ns": 2, "wall_ns": 4}),)
+    page = httpx.get(f"{url}/runs/{run.id}").text
+    assert "ranks computed on cpu (Xeon), and the plan is for V100: the two times cannot be compared" in page
+    assert "prediction against it" not in page
     assert done.error is None
     trace = client.runs.trace(run.id)
     assert [rank.rank for rank in trace.ranks] == [0, 1]

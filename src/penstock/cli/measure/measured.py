@@ -17,7 +17,9 @@ def measured_lines(plan: Plan, ended: RunReport | RunOut, options: RunOptions) -
 
     In fp16 ranks compare the first loss alone (``executor.run.check``), and what they say of gradients is 0.
     """
+    from penstock.report.comparing import compared
     from penstock.report.words import duration, number
+    from penstock.schemas.trace import Hardware
 
     step_times_ns, losses, gradient_check = ended.step_times_ns, ended.losses, ended.gradient_check
     lines = []
@@ -26,10 +28,12 @@ def measured_lines(plan: Plan, ended: RunReport | RunOut, options: RunOptions) -
         lines.append(f"loss       {first} in the first step, {last} in the last of {len(losses)}")
     median = median_time_ns(step_times_ns)
     if median is not None:
-        lines.append(f"measured   {duration(median)} per global batch (median of {len(step_times_ns)})")
-        if plan.prediction is not None:
+        how = f" (median of {len(step_times_ns)})"
+        if plan.prediction is None:
+            lines.append(f"measured   {duration(median)} per global batch{how}")
+        else:
             predicted = plan.prediction.time_per_global_batch_ns
-            lines.append(f"predicted  {duration(predicted)}, {100 * (predicted / median - 1):+.1f} % against it")
+            lines += compared(predicted, median, [Hardware.model_validate(one) for one in ended.hardware]).lines(how)
     if gradient_check is not None and options.precision == "fp16":
         lines.append("gradients  not compared in fp16, whose first steps may be skipped; the first loss was")
     elif gradient_check is not None:
@@ -72,6 +76,7 @@ def median_time_ns(step_times_ns: Sequence[int]) -> int | None:
 def figures(plan: Plan, report: RunReport) -> dict[str, Any]:
     """What ``--json`` prints of a run on this machine; a service's runs have the same names."""
     from penstock.schemas.quantities import spell
+    from penstock.schemas.trace import Hardware, alike
 
     return {
         "plan_hash": plan.content_hash(),
@@ -81,4 +86,5 @@ def figures(plan: Plan, report: RunReport) -> dict[str, Any]:
         "measured_time_per_global_batch_ns": median_time_ns(report.step_times_ns),
         "gradient_check": report.gradient_check,
         "collectives": report.collectives,
+        "hardware": [one.model_dump() for one in alike(map(Hardware.model_validate, report.hardware))],
     }

@@ -286,7 +286,7 @@ def _train(
 
 def other_devices(file: PlanFile, device: str) -> str | None:
     """What to say when a plan for GPUs is run on the CPU; None where the ranks' devices may be those of the plan."""
-    from penstock.executor.profiling.device_table import DEVICES
+    from penstock.executor.profiling.device_table import CPU, is_other_hardware
     from penstock.schemas.topology import ClusterTopology
 
     if not device.startswith("cpu"):
@@ -295,7 +295,7 @@ def other_devices(file: PlanFile, device: str) -> str | None:
     used = {device for pipeline in file.plan.pipelines for stage in pipeline.stages for device in stage.devices}
     nodes = file.request.topology.expanded().nodes
     kinds = sorted({d.kind for node in nodes for d in node.devices if d.id in used})
-    if not any(known.lower() in kind.lower() for kind in kinds for known in DEVICES):
+    if not any(is_other_hardware(kind, CPU) for kind in kinds):
         return None
     return (
         f"penstock: warning: the plan is for {len(used)} devices of kind {', '.join(kinds)}; here all ranks compute on "

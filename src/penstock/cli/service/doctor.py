@@ -95,7 +95,7 @@ def _of_python() -> Iterator[Check]:
 
 
 def _of_machine() -> Iterator[Check]:
-    from penstock.solvers.solve.processes import available_processors
+    from penstock.schemas.machine.processors import available_processors
 
     ours, all_of_them = available_processors(), os.cpu_count() or 1
     yield Check("processors", "ok", f"{ours} of {all_of_them} (affinity, control group)")
