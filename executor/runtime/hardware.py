@@ -39,15 +39,15 @@ class Hardware:
 
     def __init__(self, runtime: Runtime, program: Program, places: list[Place]) -> None:
         here = [place for place in places if place.machine == places[program.rank].machine]
-        own = available_processors()
+        usable = available_processors()
         # A quota holds for all ranks of a container together; affinities may differ from rank to rank.
-        has_quota = own < len(processor_numbers())
+        has_quota = usable < len(processor_numbers())
         self._facts = {
             "kind": runtime.kind,
             "model": runtime.model,
             "planned_kind": None if program.needs is None else program.needs.kind,
             "ranks": len(here),
-            "cores": own if has_quota else len(frozenset[int]().union(*(place.processors for place in here))),
+            "cores": usable if has_quota else len(frozenset[int]().union(*(place.processors for place in here))),
             "machine_cores": os.cpu_count() or 1,
         }
 

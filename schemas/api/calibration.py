@@ -21,6 +21,7 @@ class CalibrationRequest(Document):
     profile: ModelProfile
     traces: tuple[Trace, ...] = Field(min_length=1, max_length=64)
     links: Flag = Field(default=True, description="whether the links are fitted, too")
+    any_factor: Flag = Field(default=False, description="accept costs that change by more than a factor of 3")
 
 
 class CalibratedRun(Part):
@@ -30,6 +31,7 @@ class CalibratedRun(Part):
     measured_ns: Nanoseconds
     before_ns: Nanoseconds
     after_ns: Nanoseconds
+    note: str | None = Field(default=None, description="why the measured time differs, where ranks recorded it")
 
 
 class CalibrationOut(Part):

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from penstock.schemas.document import Document, Part
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
-from penstock.schemas.quantities import ContentHash, Name, Nanoseconds, Number
+from penstock.schemas.quantities import ContentHash, Flag, Name, Nanoseconds, Number
 
 
 class ThroughputRequest(Document):
@@ -22,6 +22,7 @@ class ThroughputRequest(Document):
     step_ns: Nanoseconds | None = Field(default=None, gt=0, description="of one global batch")
     profile: ModelProfile | None = Field(default=None, description="what is calibrated, if not the plan's own profile")
     show: tuple[PlanFile, ...] = Field(default=(), max_length=64, description="plans to predict before and after")
+    any_factor: Flag = Field(default=False, description="accept computation that changes by more than a factor of 3")
 
     @model_validator(mode="after")
     def _one_figure(self) -> Self:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,16 +14,17 @@ from hypothesis import strategies as st
 from penstock.calibration.calibrate import Calibration, answer, calibrate
 from penstock.calibration.fitting import fit
 from penstock.cli.main import main
+from penstock.cli.measure.calibrating import calibrated_lines
 from penstock.convert import to_plan, to_problem
 from penstock.planning.judge import judge
 from penstock.schemas.api.calibration import CalibrationRequest
-from penstock.schemas.errors import InvalidDocument, InvalidPlan
+from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.program import KINDS
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
-from penstock.schemas.trace import Trace
+from penstock.schemas.trace import Hardware, Trace
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.model.result import Candidate
@@ -234,6 +236,62 @@ def test_what_cannot_be_calibrated_is_refused() -> None:
     alien = trace.ranks[0].model_copy(update={"device": "mars/0"})
     with pytest.raises(InvalidPlan, match="mars/0"):
         calibrate(TRUE, [trace.model_copy(update={"ranks": (alien,)})])
+
+
+def computed_on(trace: Trace, **more: Any) -> Trace:
+    """Return the trace with what its ranks computed on."""
+    facts = {"kind": "cpu", "model": "Xeon", "ranks": 1, "cores": 2, "machine_cores": 2, "cpu_ns": 4, "wall_ns": 10}
+    hardware = Hardware.model_validate(facts | {"load_at_start": 0.0, "load_at_end": 0.0} | more)
+    return trace.model_copy(
+        update={"ranks": tuple(one.model_copy(update={"hardware": hardware}) for one in trace.ranks)}
+    )
+
+
+def of_kind(document: ModelProfile | ClusterTopology, kind: str) -> Any:
+    """Return the document with another kind of device."""
+    return type(document).parse(json.loads(document.model_dump_json().replace('"cpu"', json.dumps(kind))))
+
+
+@pytest.mark.parametrize(
+    ("of", "kind", "words"),
+    [
+        pytest.param("A100", "cpu", "rank 0 of the trace computed on cpu (Xeon), and the costs", id="CPU for GPU"),
+        pytest.param("A100", "H100", "computed on H100 (Xeon), and the costs that its times would", id="other GPU"),
+        pytest.param("cpu", "H100", "are those of cpu: the two cannot be compared", id="GPU for CPU"),
+        pytest.param("A100", "Graphics", "[{name: Graphics, scale_from: A100, speed: 1.0}]", id="unknown name"),
+        pytest.param("cpu", "cpu", None, id="as measured"),
+        pytest.param("A100", "A100", None, id="as planned"),
+        pytest.param("laptop", "cpu", None, id="a name of one's own"),
+    ],
+)
+def test_a_trace_of_other_hardware_is_refused(of: str, kind: str, words: str | None) -> None:
+    costs = of_kind(TRUE, of)
+    file = planned(costs, of_kind(cluster(), of), [1, 3])
+    trace = computed_on(traced(file, file), kind=kind)
+    if words is None:
+        assert calibrate(costs, [trace]).profile.device_kinds == (of,)
+        return
+    with pytest.raises(UnsupportedRequest) as caught:
+        calibrate(costs, [trace], any_factor=True)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("factor", [4.0, 0.25])
+def test_a_factor_that_is_hardly_true_is_asked_about(factor: float) -> None:
+    slow = profile([round(f * factor) for f in FORWARD], [round(b * factor) for b in BACKWARD])
+    trace = computed_on(traced(planned(slow, cluster(), [1, 3]), planned(TRUE, cluster(), [1, 3])), ranks=4)
+    with pytest.raises(UnsupportedRequest, match="beyond 3: the run took") as caught:
+        calibrate(TRUE, [trace])
+    for words in ("measured on a busy machine: 4 ranks shared 2 cores, a rank had 40% of one", "--any-factor"):
+        assert words in str(caught.value)
+    accepted = calibrate(TRUE, [trace], any_factor=True)
+    assert abs(accepted.runs[0].error) < 1e-3
+    assert accepted.profile.source.expected_error == pytest.approx(min(1, abs(factor - 1)), abs=0.1)
+    of_run, of_factor = accepted.profile.assumptions[-2:]
+    assert "4 ranks shared 2 cores" in of_run
+    assert f"a factor of {accepted.runs[0].measured_ns / accepted.runs[0].before_ns:.3g}" in of_factor
+    assert calibrated_lines(accepted, links=False)[1] == f"note             {accepted.runs[0].note}"
+    assert "× the predicted" in calibrated_lines(accepted, links=False)[0]
 
 
 @given(st.data())

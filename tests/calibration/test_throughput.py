@@ -9,6 +9,7 @@ import pytest
 
 from penstock.calibration.scaling import followed, scaled, with_kind
 from penstock.calibration.throughput import PRECISION, answer, calibrate_throughput
+from penstock.calibration.trust import LARGEST_FACTOR
 from penstock.cli.main import main
 from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES
@@ -47,7 +48,8 @@ PLAIN = laid_out(PROFILE, tensor=1, pipeline=4)
 @pytest.mark.parametrize("factor", [0.4, 1.0, 1.37, 9.0])
 def test_computation_that_is_off_by_a_factor_is_found_and_with_it_other_layouts(factor: float) -> None:
     true = scaled(PROFILE, "H100", factor)
-    found = calibrate_throughput(TENSOR, step_ns=time_ns(laid_out(true, tensor=4, pipeline=2)), show=[PLAIN])
+    taken_ns = time_ns(laid_out(true, tensor=4, pipeline=2))
+    found = calibrate_throughput(TENSOR, step_ns=taken_ns, show=[PLAIN], any_factor=factor > LARGEST_FACTOR)
     assert found.factor == pytest.approx(factor, rel=5 * PRECISION)
     assert time_ns(laid_out(found.profile, tensor=4, pipeline=2)) == pytest.approx(found.measured_ns, rel=2 * PRECISION)
     wanted = time_ns(laid_out(true, tensor=1, pipeline=4))
@@ -128,7 +130,13 @@ def test_another_profile_takes_the_factor() -> None:
 
 def test_what_no_factor_explains_is_refused_with_the_numbers() -> None:
     nothing = laid_out(scaled(PROFILE, "H100", 0), tensor=4, pipeline=2)
-    assert calibrate_throughput(TENSOR, step_ns=2 * time_ns(nothing)).least_ns == time_ns(nothing)
+    with pytest.raises(UnsupportedRequest, match=r"costs would change by a factor of 0\.\d+, beyond 3") as caught:
+        calibrate_throughput(TENSOR, step_ns=2 * time_ns(nothing))
+    assert "--any-factor" in str(caught.value)
+    accepted = calibrate_throughput(TENSOR, step_ns=2 * time_ns(nothing), any_factor=True)
+    assert accepted.least_ns == time_ns(nothing)
+    assert accepted.profile.source.expected_error == pytest.approx(1 - accepted.factor, abs=1e-3)
+    assert "beyond 3, which was accepted" in accepted.profile.assumptions[-1]
     with pytest.raises(UnsupportedRequest, match=r"communication, updates and waiting .* even if H100 computed in no"):
         calibrate_throughput(TENSOR, step_ns=time_ns(nothing))
     with pytest.raises(UnsupportedRequest, match="times the"):

@@ -20,9 +20,11 @@ from penstock.calibration.fitting import fit
 from penstock.calibration.links import changed, changes
 from penstock.calibration.observations import Observations, StageTime, StepTime, observe
 from penstock.calibration.scaling import followed, scaled, with_times
+from penstock.calibration.trust import refuse_large, refuse_other_hardware, with_factor_stated
 from penstock.convert import from_plan, to_problem
 from penstock.convert.degrees import at_choice_of
 from penstock.planning.judge import judge
+from penstock.report.comparing import measured_note
 from penstock.schemas.api.calibration import CalibratedRun, CalibrationOut, CalibrationRequest
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
@@ -37,12 +39,16 @@ LEAST_ERROR = 0.01
 
 @dataclass(frozen=True)
 class Compared:
-    """A plan that was run: its measured (median) time, and its predicted time before and after the calibration."""
+    """A plan that was run: its measured (median) time, and its predicted time before and after the calibration.
+
+    ``note``: why the measured time differs, where the ranks recorded it.
+    """
 
     plan_hash: str
     measured_ns: int
     before_ns: int
     after_ns: int
+    note: str | None = None
 
     @property
     def error(self) -> float:
@@ -80,14 +86,19 @@ class Calibration:
 
 def answer(request: CalibrationRequest) -> CalibrationOut:
     """Answer a calibration request with a document. Raises as ``calibrate``."""
-    return calibrate(request.profile, request.traces, links=request.links).out()
+    return calibrate(request.profile, request.traces, links=request.links, any_factor=request.any_factor).out()
 
 
-def calibrate(profile: ModelProfile, traces: Sequence[Trace], *, links: bool = True) -> Calibration:
+def calibrate(
+    profile: ModelProfile, traces: Sequence[Trace], *, links: bool = True, any_factor: bool = False
+) -> Calibration:
     """Fit a profile, and the topology that the traces' plans share, to traces (``links``: to both).
 
+    ``any_factor``: accept costs that change by more than ``LARGEST_FACTOR``; the profile then states that factor.
+
     Raises InvalidDocument without a trace, for one without its plan or of another model, and for different clusters;
-    UnsupportedRequest where operations share a device at the same time, so that their times are no costs.
+    UnsupportedRequest where operations share a device at the same time, so that their times are no costs, where ranks
+    computed on other hardware than the costs are for, and for too large a factor.
     """
     if not traces:
         raise InvalidDocument("there is no trace to calibrate from", remedy="penstock run plan.json --trace trace.json")
@@ -96,6 +107,7 @@ def calibrate(profile: ModelProfile, traces: Sequence[Trace], *, links: bool = T
     problems = [_problem(file, profile, topology) for file in files]
     seen = []
     for trace, file, problem in zip(traces, files, problems, strict=True):
+        refuse_other_hardware(trace, problem)
         seen.append(observe(trace, problem, from_plan(file.plan, problem)[0]))
     messages = [message for one in seen for message in one.messages]
     after = changed(topology, changes(problems[0], topology, messages)) if links else topology
@@ -108,11 +120,17 @@ def calibrate(profile: ModelProfile, traces: Sequence[Trace], *, links: bool = T
             _measured_ns(trace),
             _judged_ns(file, profile, topology),
             _judged_ns(file, scaled, after),
+            measured_note([rank.hardware for rank in trace.ranks if rank.hardware is not None]),
         )
         for trace, file in zip(traces, files, strict=True)
     )
+    largest, run = _largest_factor(runs, factor)
+    if not any_factor:
+        refuse_large(largest, run.measured_ns, run.before_ns, run.note)
+    notes = tuple(f"the run of plan {run.plan_hash[:15]} was {run.note}" for run in runs if run.note is not None)
+    update = {"source": _source(runs, factor), "assumptions": (*scaled.assumptions, *notes)}
     return Calibration(
-        scaled.model_copy(update={"source": _source(runs, factor)}),
+        with_factor_stated(scaled.model_copy(update=update), largest),
         after,
         runs,
         factor,
@@ -282,6 +300,12 @@ def _unaccounted(
             _measured_ns(trace) / _judged_ns(file, scaled, topology) for trace, file in zip(traces, files, strict=True)
         )
     return factor
+
+
+def _largest_factor(runs: Sequence[Compared], factor: float) -> tuple[float, Compared]:
+    """Return the largest factor, either way, on a run's time or beyond its instructions, and that run."""
+    factors = [(run.measured_ns / max(1, run.before_ns), run) for run in runs]
+    return max([*factors, (factor, runs[0])], key=lambda pair: abs(log(pair[0])))
 
 
 def _scaled(profile: ModelProfile, factor: float) -> ModelProfile:

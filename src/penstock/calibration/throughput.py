@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.calibration.scaling import scaled, with_kind
+from penstock.calibration.trust import refuse_large, with_factor_stated
 from penstock.convert import from_plan, to_problem
 from penstock.convert.degrees import at_choice_of
 from penstock.report.words import duration
@@ -67,6 +68,7 @@ def answer(request: ThroughputRequest) -> ThroughputOut:
         step_ns=request.step_ns,
         profile=request.profile,
         show=request.show,
+        any_factor=request.any_factor,
     )
 
 
@@ -77,6 +79,7 @@ def calibrate_throughput(
     step_ns: int | None = None,
     profile: ModelProfile | None = None,
     show: Sequence[PlanFile] = (),
+    any_factor: bool = False,
 ) -> ThroughputOut:
     """Multiply the computation of the plan's kind of device such that the plan takes the time that was measured.
 
@@ -90,9 +93,12 @@ def calibrate_throughput(
         What the factor is applied to; None: the plan's own profile. It may be of another shape.
     show
         Plans that use devices of the same kind, predicted before and after.
+    any_factor
+        Accept a factor beyond ``LARGEST_FACTOR``, which the profile then states.
 
     Raises InvalidDocument for no figure or two, or where tokens cannot be counted; InvalidPlan for a plan that does not
-    verify; UnsupportedRequest for devices of several kinds, and for a time below that of communication alone.
+    verify; UnsupportedRequest for devices of several kinds, for a time below that of communication alone, and for too
+    large a factor.
     """
     run = _run_of(plan)
     measured_ns = _measured_ns(run, tokens_per_s_per_gpu, step_ns)
@@ -105,9 +111,11 @@ def calibrate_throughput(
         )
     others = [_run_of(other, run.kind) for other in show]
     factor = _factor(run, measured_ns, before_ns)
+    if not any_factor:
+        refuse_large(factor, measured_ns, before_ns, None)
     target = run.profile if profile is None else _known(profile, run)
     return ThroughputOut(
-        profile=_calibrated(target, run, factor, measured_ns),
+        profile=with_factor_stated(_calibrated(target, run, factor, measured_ns), factor),
         device_kind=run.kind,
         factor=factor,
         measured_ns=measured_ns,

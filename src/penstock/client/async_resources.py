@@ -475,9 +475,11 @@ class AsyncProfiles(OldList):
         send = Send("GET", "/v1/profiles", params={"limit": limit, "cursor": cursor})
         return await self._connection.document(DocumentPage, send)
 
-    async def calibrate(self, profile: ModelProfile, traces: Sequence[Trace], *, links: bool = True) -> CalibrationOut:
+    async def calibrate(
+        self, profile: ModelProfile, traces: Sequence[Trace], *, links: bool = True, any_factor: bool = False
+    ) -> CalibrationOut:
         """Correct a profile, and the traces' topology, by traces, which contain their plans."""
-        request = CalibrationRequest(profile=profile, traces=tuple(traces), links=links)
+        request = CalibrationRequest(profile=profile, traces=tuple(traces), links=links, any_factor=any_factor)
         send = Send("POST", "/v1/profiles:calibrate", request, patient=True)
         return await self._connection.document(CalibrationOut, send)
 
@@ -489,6 +491,7 @@ class AsyncProfiles(OldList):
         step_ns: int | None = None,
         profile: ModelProfile | None = None,
         show: Sequence[PlanFile] = (),
+        any_factor: bool = False,
     ) -> ThroughputOut:
         """Fold the pace of one run of a plan into its kind of device, and predict other plans before and after."""
         request = ThroughputRequest(
@@ -497,6 +500,7 @@ class AsyncProfiles(OldList):
             step_ns=step_ns,
             profile=profile,
             show=tuple(show),
+            any_factor=any_factor,
         )
         send = Send("POST", "/v1/profiles:calibrate-throughput", request, patient=True)
         return await self._connection.document(ThroughputOut, send)

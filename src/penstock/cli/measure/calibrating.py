@@ -72,6 +72,14 @@ def calibrate(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
+    any_factor: Annotated[
+        bool,
+        typer.Option(
+            "--any-factor",
+            help="Accept costs that change by more than a factor of 3, either way.",
+            rich_help_panel=MEASUREMENT,
+        ),
+    ] = False,
     as_json: Annotated[
         bool,
         typer.Option(
@@ -94,13 +102,13 @@ def calibrate(
     screen = Screen.of(quiet=as_json or STANDARD in (output, output_topology))
     if figure.from_throughput is not None:
         _refuse_traces(figure, traces, output_topology)
-        lines = _by_figure(figure.from_throughput, figure, profile, output, as_json)
+        lines = _by_figure(figure.from_throughput, figure, profile, output, as_json, any_factor)
     else:
         if profile is None or not traces or figure.plan is not None or figure.show:
             raise typer.BadParameter(
                 "give PROFILE and at least one TRACE, or --from-throughput with --plan and, if you like, --show"
             )
-        lines = _by_traces(profile, traces, output, output_topology, as_json)
+        lines = _by_traces(profile, traces, output, output_topology, as_json, any_factor)
     for line in lines:
         screen.say(line)
     for target in filter(None, (output, output_topology)):
@@ -116,22 +124,27 @@ def _refuse_traces(figure: OneFigure, traces: list[str] | None, output_topology:
         raise typer.BadParameter("one figure says nothing of links; leave --output-topology out")
 
 
-def _by_traces(profile: str, traces: list[str], output: str, output_topology: str | None, as_json: bool) -> list[str]:
+def _by_traces(
+    profile: str, traces: list[str], output: str, output_topology: str | None, as_json: bool, any_factor: bool
+) -> list[str]:
     """Write the documents, and return what to say."""
     from penstock.calibration.calibrate import calibrate as calibrated
     from penstock.schemas.profile import ModelProfile
     from penstock.schemas.trace import Trace
 
     given = [read_document(Trace, each) for each in traces]
-    found = calibrated(read_document(ModelProfile, profile), given, links=output_topology is not None)
+    links = output_topology is not None
+    found = calibrated(read_document(ModelProfile, profile), given, links=links, any_factor=any_factor)
     write_document(found.profile, output)
     write_document(found.topology, output_topology)
     if as_json:
         print_json(found.out().model_dump(mode="json", exclude={"profile", "topology"}))
-    return calibrated_lines(found, output_topology is not None)
+    return calibrated_lines(found, links)
 
 
-def _by_figure(text: str, figure: OneFigure, profile: str | None, output: str, as_json: bool) -> list[str]:
+def _by_figure(
+    text: str, figure: OneFigure, profile: str | None, output: str, as_json: bool, any_factor: bool
+) -> list[str]:
     """Write the profile, and return what to say."""
     from penstock.calibration.throughput import calibrate_throughput
     from penstock.schemas.profile import ModelProfile
@@ -144,6 +157,7 @@ def _by_figure(text: str, figure: OneFigure, profile: str | None, output: str, a
         step_ns=step_ns,
         profile=None if profile is None else read_document(ModelProfile, profile),
         show=[read_plan(each) for each in figure.show or ()],
+        any_factor=any_factor,
     )
     write_document(found.profile, output)
     if as_json:
@@ -181,15 +195,19 @@ def throughput_lines(found: ThroughputOut, names: Sequence[str]) -> list[str]:
 
 def calibrated_lines(found: Calibration, links: bool) -> list[str]:
     """Each run before and after, what is left, and what it rests on."""
+    from penstock.report.comparing import compared
     from penstock.report.words import duration
 
     lines = []
     for run in found.runs:
-        before = run.before_ns / run.measured_ns - 1
+        before = compared(run.before_ns, run.measured_ns, ())
+        words = before.factor or f"predicted {duration(run.before_ns)} ({before.percent})"
         lines.append(
-            f"{run.plan_hash[:15]}  measured {duration(run.measured_ns)}, predicted {duration(run.before_ns)} "
-            f"({before:+.1%}) before, {duration(run.after_ns)} ({run.error:+.1%}) after"
+            f"{run.plan_hash[:15]}  measured {duration(run.measured_ns)}, {words} before, {duration(run.after_ns)} "
+            f"({run.error:+.1%}) after"
         )
+        if run.note is not None:
+            lines.append(f"note             {run.note}")
     lines.append(
         f"beyond the instructions {found.unaccounted - 1:+.1%}; messages are issued in {found.issue_ns:.0f} ns"
     )
