@@ -126,7 +126,9 @@ class Keys:
                 ends = sa.case((ends < old.expires_ms, ends), else_=old.expires_ms)
             revoked_ms = None if overlap_s > 0 else now_ms()  # what ends at once does so by any clock
             connection.execute(
-                api_keys.update().where(api_keys.c.id == key_id).values(expires_ms=ends, revoked_ms=revoked_ms)
+                api_keys.update()
+                .where(api_keys.c.id == key_id)
+                .values(expires_ms=ends, end_set_ms=now_ms(), revoked_ms=revoked_ms)
             )
             return _insert(connection, values, lifetime_s)
 
@@ -140,7 +142,7 @@ class Keys:
     def look_up(self, key_id: str) -> Key | None:
         """A key that was shown, noted as used; a database that cannot be written locks no key out."""
         row = self._read(key_id)
-        if row is not None and row["created_ms"] > row["now"] + ROUNDING_MS:
+        if row is not None and max(row["created_ms"], row["end_set_ms"] or 0) > row["now"] + ROUNDING_MS:
             with suppress(DatabaseAway):
                 set_right(self._database)
             row = self._read(key_id)

@@ -16,15 +16,20 @@ ROUNDING_MS = 1000
 
 
 def set_right(database: Database) -> None:
-    """Set times in the future to now, and have keys end as long after that as they were to live."""
-    of_keys, of_answers = is_ahead(api_keys.c.created_ms), is_ahead(idempotency.c.created_ms)
+    """Set times in the future to now, and have keys end as long after that as they were to live.
+
+    A key's end counts from its rotation, or from its making where it was never rotated.
+    """
+    created, end_set = api_keys.c.created_ms, api_keys.c.end_set_ms
+    of_keys, of_answers = sa.or_(is_ahead(created), is_ahead(end_set)), is_ahead(idempotency.c.created_ms)
     with database.read() as connection:
         if not connection.scalar(sa.select(sa.or_(sa.exists().where(of_keys), sa.exists().where(of_answers)))):
             return
-    ahead_ms = api_keys.c.created_ms - now_ms()
+    counted_from = sa.func.coalesce(end_set, created)
+    ends = api_keys.c.expires_ms - counted_from + _no_later_than_now(counted_from)
+    values = {"created_ms": _no_later_than_now(created), "end_set_ms": _no_later_than_now(end_set), "expires_ms": ends}
     with database.write() as connection:
-        keys = api_keys.update().where(of_keys)
-        connection.execute(keys.values(created_ms=now_ms(), expires_ms=api_keys.c.expires_ms - ahead_ms))
+        connection.execute(api_keys.update().where(of_keys).values(values))
         connection.execute(_dated_now().where(of_answers))
 
 
@@ -36,6 +41,10 @@ def set_answers_right(connection: sa.Connection, tenant: str) -> None:
 def is_ahead(time_ms: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
     """Return whether a time that was the present when it was written lies in the future."""
     return time_ms > now_ms() + ROUNDING_MS
+
+
+def _no_later_than_now(time_ms: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+    return sa.case((is_ahead(time_ms), now_ms()), else_=time_ms)
 
 
 def _dated_now() -> sa.Update:

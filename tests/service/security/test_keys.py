@@ -113,6 +113,34 @@ def test_a_key_made_while_the_clock_was_ahead_lives_no_longer_for_that(keys: Key
     assert {unused.id, lasting.id} < {key.id for key in keys.listed()}
 
 
+@pytest.mark.parametrize("made_ahead", [False, True], ids=["made before", "made ahead"])
+def test_a_key_rotated_while_the_clock_was_ahead_ends_after_its_overlap(
+    keys: Keys, database: Database, made_ahead: bool
+):
+    lasting, _ = keys.create("blue", "lasting", ["read"])
+    brief, _ = keys.create("blue", "brief", ["read"], lifetime_s=86400)
+    kept, _ = keys.create("blue", "kept", ["read"], lifetime_s=86400)
+    for key in (lasting, brief):
+        keys.rotate(key.id, 60)
+    hour_ms = 3_600_000
+    with database.write() as connection:
+        rotated = api_keys.c.id.in_((lasting.id, brief.id))
+        ahead = {name: api_keys.c[name] + hour_ms for name in ("end_set_ms", "expires_ms")}
+        connection.execute(api_keys.update().where(rotated).values(**ahead))
+        if made_ahead:
+            connection.execute(api_keys.update().where(rotated).values(created_ms=api_keys.c.created_ms + hour_ms))
+    mended = keys.look_up(lasting.id)
+    assert mended is not None
+    assert mended.end_set_ms is not None
+    listed = {key.id: key for key in keys.listed()}
+    for key in (lasting, brief):
+        assert listed[key.id].expires_ms is not None
+        assert abs(listed[key.id].expires_ms - mended.end_set_ms - 60_000) < 100
+        assert abs(listed[key.id].created_ms - key.created_ms) < 60_000, "dated as of the present, or left"
+    assert abs(mended.end_set_ms - lasting.created_ms) < 60_000
+    assert listed[kept.id].expires_ms == kept.expires_ms
+
+
 @pytest.mark.tier("quick")
 @pytest.mark.parametrize(
     ("tenant", "name", "scopes", "words"),
