@@ -116,6 +116,7 @@ def test_a_trace_adds_the_measured_timeline(file: PlanFile, problem: Problem, ti
     elsewhere = rank.model_copy(update={"hardware": Hardware.model_validate(cpu)})
     page = html_report(file, file.plan, problem, timeline, trace=trace.model_copy(update={"ranks": (elsewhere,)}))
     assert "-20.0 %" not in page
+    assert (data["comparable"], json.loads(_parts(page).scripts["timeline-data"])["comparable"]) == (True, False)
     assert "ranks computed on cpu, and the plan is for A100: the two times cannot be compared" in page
 
 

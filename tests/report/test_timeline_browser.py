@@ -299,6 +299,9 @@ def test_measured_blocks_stand_below_the_predicted_ones(browser: Browser, compar
         page.mouse.click(*_on(page, (below[0] + below[1]) / 2, (below[2] + below[3]) / 2))
         assert "(measured)" in page.inner_text(".about")
         assert "measured 25.0 % longer" in page.inner_text(".about")
+        words = value("(v.data.comparable = false, v.words(v.selected).join(', '))")
+        assert "%" not in words, "of other hardware nothing is compared"
+        assert "predicted" in words
         page.click("button:has-text('Measured')")
         assert value("v.rows.bars(v.rows.rows[0], true).length") == 1
 

@@ -48,13 +48,18 @@ class Comparison(NamedTuple):
 def compared(predicted_ns: float, measured_ns: float, ranks: Sequence[Hardware]) -> Comparison:
     """Compare a predicted time with a measured one. ``ranks``: what ranks ran on; empty where nothing recorded it."""
     factor = percent = None
-    if not any(map(_is_other, ranks)):
+    if is_comparable(ranks):
         times = measured_ns / max(1, predicted_ns)
         if 1 / FAR <= times <= FAR:
             percent = f"{100 * (1 / times - 1):+.1f} %"
         else:
             factor = f"{times:.2g}× the predicted {duration(predicted_ns)}"
     return Comparison(measured_ns, predicted_ns, factor, percent, measured_note(ranks))
+
+
+def is_comparable(ranks: Sequence[Hardware]) -> bool:
+    """Return whether no rank ran on hardware that is certainly another than the plan's."""
+    return not any(map(_is_other, ranks))
 
 
 def measured_note(ranks: Sequence[Hardware]) -> str | None:

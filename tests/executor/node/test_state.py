@@ -204,7 +204,10 @@ def test_a_restarted_agent_does_not_join_a_generation_that_it_has_lost():
 
 
 def test_a_run_that_ends_well():
+    loads = {"load_at_start": 0.5, "load_at_end": 1.5, "cpu_ns": 5, "wall_ns": 9, "planned_kind": None}
+    hardware = {"kind": "cpu", "model": "Xeon", "ranks": 2, "cores": 2, "machine_cores": 2, **loads}
     done = {"kind": "done", "losses": [1.0], "step_times_ns": [5], "gradient_check": None, "peak_memory_bytes": 9}
+    done |= {"hardware": hardware}
     state, _ = play(*RUNNING, said(RANK0, kind="ready"))
     assert told(state) == ["prepared"]
     state, actions = play(
@@ -226,6 +229,7 @@ def test_a_run_that_ends_well():
         "step_times_ns": [5],
         "gradient_check": None,
         "peak_memory_bytes": 9,
+        "hardware": hardware,
     }
     assert (state.runs["r"].phase, actions) == (Phase.DONE, [])
     state, actions = play(synced(ack=5), state=state)

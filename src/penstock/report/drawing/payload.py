@@ -53,6 +53,7 @@ def payload(
         "title": title,
         "end_ns": picture.end_ns,
         "measured_end_ns": measured.end_ns if measured else None,
+        "comparable": measured is None or measured.is_comparable,
         "window_ns": list(picture.window[:2]) if picture.window else None,
         "num_micro_batches": picture.num_micro_batches,
         "merged": is_merged,

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock.report.comparing import is_comparable
 from penstock.report.words import duration
 from penstock.schemas.plan import Plan
 from penstock.schemas.program import KINDS
@@ -155,7 +156,7 @@ class Picture:
     """One global batch, or a run of several, on all participating devices.
 
     ``firsts``: the first stage of each pipeline, then the number of all stages. ``together``: how many devices, which
-    do the same at the same time, each lane represents.
+    do the same at the same time, each lane represents. ``is_comparable``: whether its times are of the plan's hardware.
     """
 
     end_ns: int
@@ -165,6 +166,7 @@ class Picture:
     window: Window | None = None
     firsts: tuple[int, ...] = (0,)
     together: int = 1
+    is_comparable: bool = True
 
     @cached_property
     def num_sent(self) -> int:
@@ -296,7 +298,14 @@ def picture_of_trace(trace: Trace, plan: Plan) -> Picture:
         lanes.append(Lane(rank.device, number, held, np.zeros(0, np.int64), np.zeros(0, np.int64), None))
         end = max([end, *(event.end_ns for event in rank.events)])
     firsts = np.cumsum([0, *(len(pipeline.stages) for pipeline in plan.pipelines)]).tolist()
-    return Picture(max(end, 1), plan.num_micro_batches, tuple(strips), tuple(lanes), firsts=tuple(firsts))
+    return Picture(
+        max(end, 1),
+        plan.num_micro_batches,
+        tuple(strips),
+        tuple(lanes),
+        firsts=tuple(firsts),
+        is_comparable=is_comparable([rank.hardware for rank in trace.ranks if rank.hardware is not None]),
+    )
 
 
 def last_traces(trace: Trace) -> list[RankTrace]:

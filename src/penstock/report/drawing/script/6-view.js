@@ -160,7 +160,8 @@ class View {
       const [real, said] = measured ? [lasts, theirs] : [theirs, lasts];
       const later = (measured ? 1 : -1) * (blocks.start[i] - start[other.index]);
       const by = 100 * (real / said - 1);
-      lines.push(`${measured ? "predicted" : "measured"} ${duration(theirs)}: measured ${Math.abs(by).toFixed(1)} % ${by < 0 ? "shorter" : "longer"}, `
+      const apart = this.data.comparable ? `: measured ${Math.abs(by).toFixed(1)} % ${by < 0 ? "shorter" : "longer"}` : "";
+      lines.push(`${measured ? "predicted" : "measured"} ${duration(theirs)}${apart}, `
         + `begins ${duration(Math.abs(later))} ${later < 0 ? "earlier" : "later"}`);
     }
     return lines;
