@@ -49,10 +49,20 @@ def cluster_names() -> tuple[str, ...]:
 def profile(name: str) -> ModelProfile:
     """The profile of model ``name``, shipped or computed for all kinds. Raises UnknownName with near models."""
     if known_profile(name) in model_names():
-        return ModelProfile.read(_HERE / "profiles" / f"{name}.json")
+        shipped = read(name)
+        if shipped.shape is None or shipped.framework is None:
+            return shipped
+        from penstock.shapes.profiles import with_variants
+
+        return with_variants(shipped, shipped.shape, shipped.framework)
     from penstock.shapes.profiles import FRAMEWORK, every_kind, profile_of
 
     return profile_of(SHAPES[name], FRAMEWORK, every_kind())
+
+
+def read(name: str) -> ModelProfile:
+    """Return the shipped profile of model ``name`` as it is written: a transformer's without costs at degrees."""
+    return ModelProfile.read(_HERE / "profiles" / f"{name}.json")
 
 
 def known_profile(name: str) -> str:
@@ -149,6 +159,7 @@ def _uniform(name: str, nodes: int, devices: int, kind: str) -> ClusterTopology:
             kind=kind,
             memory_bytes=node.memory[0].value,
             context_bytes=node.context.value,
+            communicators=None if node.communicators is None else node.communicators.stated,
             fabric=fabric if devices > 1 else None,
             nic=cards if nodes > 1 else None,
         ),
@@ -162,13 +173,14 @@ def _uniform(name: str, nodes: int, devices: int, kind: str) -> ClusterTopology:
 
 
 def _scaled(kind: str) -> tuple[DeviceKind, ...]:
-    """For profiles without costs of a kind: those of the nearest kind that shipped profiles have."""
-    from penstock.executor.profiling.device_table import PROFILED, SCALED_FROM, device_facts
+    """Return what profiles without costs of a kind take: those of the kind that it is like, and B200's from H100's."""
+    from penstock.executor.profiling.device_table import SCALED_FROM, device_facts
 
-    if kind in PROFILED:
+    nearest = SCALED_FROM if kind == "B200" else device_facts(kind).like
+    if nearest is None:
         return ()
-    speed = device_facts(kind).flops_per_s("bf16") / device_facts(SCALED_FROM).flops_per_s("bf16")
-    return (DeviceKind(name=kind, scale_from=SCALED_FROM, speed=round(speed, 3)),)
+    speed = device_facts(kind).flops_per_s("bf16") / device_facts(nearest).flops_per_s("bf16")
+    return (DeviceKind(name=kind, scale_from=nearest, speed=round(speed, 3)), *_scaled(nearest))
 
 
 def _assumed(node: Hardware, devices: int) -> Iterator[str]:
@@ -177,9 +189,9 @@ def _assumed(node: Hardware, devices: int) -> Iterator[str]:
 
     for each in _scaled(node.kind):
         yield (
-            f"a profile without costs of {node.kind} takes those of {each.scale_from} at {each.speed} times the speed, "
+            f"a profile without costs of {each.name} takes those of {each.scale_from} at {each.speed} times the speed, "
             f"the ratio of what both reach in bf16 products: expect {EXTRAPOLATED_EXPECTED_ERROR:.0%} of error, and "
-            f"less of a profile computed for {node.kind}"
+            f"less of a profile computed for {each.name}"
         )
     if node.collectives is not None and devices > 1:
         beyond = (

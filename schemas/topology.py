@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -143,7 +143,7 @@ class UniformCluster(Part):
 
 
 class DeviceKind(Part):
-    """A kind that the profile lacks, costed from one that it has."""
+    """A kind that a profile may lack, costed from one that it has, or from another kind of this list."""
 
     name: Name
     scale_from: Name
@@ -288,6 +288,18 @@ class ClusterTopology(Document):
         if self.uniform is not None:
             return (f"{self.uniform.node_names.format(0)}/0", self.uniform.gpus) if self.uniform.gpus > 1 else None
         return next(((each.id, each.gpus) for node in self.nodes for each in node.devices if each.gpus > 1), None)
+
+    def costed_from(self, kind: str, costed: Collection[str]) -> tuple[str, float] | None:
+        """Return which of the costed kinds a kind has its costs from, and how many times faster it is; None: none."""
+        scaled = {each.name: each for each in self.kinds}
+        speed = 1.0
+        for _ in range(len(scaled) + 1):
+            if kind in costed:
+                return kind, speed
+            if kind not in scaled:
+                return None
+            kind, speed = scaled[kind].scale_from, speed * scaled[kind].speed
+        return None
 
     def expanded(self) -> ClusterTopology:
         """The same cluster with ``uniform`` written out as nodes and links."""

@@ -45,7 +45,7 @@ def analytic_profile(
     context_degrees: Sequence[int] = (),
     expert_degrees: Sequence[int] = (),
     update_kind: str | None = None,
-    level: Level = "runs",
+    level: Level | None = None,
     counts_workspace: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> ModelProfile:

@@ -15,7 +15,7 @@ from penstock.examples import catalogue
 from penstock.examples.models import MODELS
 from penstock.executor.profiling.device_table import PROFILED
 from penstock.schemas.errors import InvalidDocument, NotFound
-from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.topology import ClusterTopology, DeviceKind
 
 TOPOLOGIES = Path(catalogue.__file__).parent / "topologies"
 GBIT = 10**9 // 8
@@ -158,6 +158,16 @@ def test_shipped_profiles_plan_for_kinds_that_they_lack_by_the_ratio_of_bf16_pro
     said = " ".join(catalogue.cluster("8x8xB200").assumptions)
     assert "H100 at 2.578 times the speed" in said
     assert "40%" in said
+
+
+def test_a_kind_has_its_costs_from_its_own_then_the_kind_that_it_is_like_then_from_further_away() -> None:
+    topology = catalogue.cluster("8x8xGB200")
+    assert topology.costed_from("GB200", ("H100", "B200", "GB200")) == ("GB200", 1.0)
+    assert topology.costed_from("GB200", ("H100", "B200")) == ("B200", 1.111)
+    assert topology.costed_from("GB200", ("H100", "A100")) == ("H100", pytest.approx(1.111 * 2.578))
+    assert topology.costed_from("GB200", ("A100",)) is None
+    around = tuple(DeviceKind(name=a, scale_from=b, speed=2) for a, b in (("a", "b"), ("b", "a")))
+    assert topology.model_copy(update={"kinds": around}).costed_from("a", ()) is None
 
 
 @pytest.mark.parametrize(

@@ -33,11 +33,12 @@ def cluster() -> ClusterTopology:
 
 @cache
 def plan_at(tensor: int | None = None, sharding: str | None = None) -> PlanFile:
-    """The best plan of planner ``even``, at one choice or at any with whole parameters and gradients."""
+    """The best plan of planner ``even``, at one choice or at any with whole parameters and gradients; context 1."""
     degrees: dict[str, Any] = {"degrees": "auto", "sharding": ["none", "optimizer"]}
     if tensor is not None:
         degrees = {"degrees": {"tensor": tensor}, "sharding": sharding}
-    return penstock.plan("llama-3-8b", cluster(), global_batch_size=BATCH, planner="even", **degrees).file
+    how = {"sequence_length": 4096, "planner": "even", **degrees}
+    return penstock.plan("llama-3-8b", cluster(), global_batch_size=BATCH, **how).file
 
 
 def explained(*asked: str, **how: Any) -> tuple[WhyNot, ...]:

@@ -268,7 +268,7 @@ def test_profiles_of_every_length_have_variants_that_gain(framework: Framework, 
         (each.degrees.tensor, each.degrees.context): each.measurements[0].layers[1] for each in profile.variants or ()
     }
     contexts = {c for _t, c in blocks}
-    assert contexts == {1, *(usual_context(shape) if length >= 32_768 else ())}
+    assert contexts == {1, *usual_context(shape)}
     assert all(length // c >= 4096 for c in contexts)
     for (t, c), block in blocks.items():
         half = blocks.get((t, 2 * c))
@@ -276,7 +276,7 @@ def test_profiles_of_every_length_have_variants_that_gain(framework: Framework, 
             assert block.forward_ns / 2 < half.forward_ns < block.forward_ns
             assert block.backward_ns / 2 < half.backward_ns < block.backward_ns
             assert block.stash_bytes / 2 <= half.stash_bytes < block.stash_bytes
-    assert any("context degrees" in each for each in profile.assumptions) == (length >= 32_768)
+    assert any("context degrees" in each for each in profile.assumptions) == (length >= 2 * 4096)
 
 
 def test_degrees_that_were_asked_for_are_there_or_refused() -> None:

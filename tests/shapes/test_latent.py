@@ -236,7 +236,8 @@ def test_profiles_know_latent_attention(framework: Framework) -> None:
     profile = profile_of(DEEPSEEK, framework, ("H100",), micro_batch_sizes=(1,), asked=Asked(context=(2,)))
     degrees = {(each.degrees.tensor, each.degrees.context): each for each in profile.variants or ()}
     assert degrees.keys() == {(t, c) for t in (1, 2, 4, 8) for c in (1, 2)} - {(1, 1)}
-    held = layers_of(Case(DEEPSEEK, Layout(tensor=8, framework=framework), H100))["dense"]
+    facts = device_facts("H100", framework=framework)
+    held = layers_of(Case(DEEPSEEK, Layout(tensor=8, framework=framework), facts))["dense"]
     assert degrees[8, 1].layers[1] == held
     one, eight = profile.measurements[0].layers[1], degrees[8, 1].measurements[0].layers[1]
     assert one.forward_ns / 8 < eight.forward_ns < one.forward_ns / 4

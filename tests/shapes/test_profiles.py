@@ -21,7 +21,7 @@ from penstock.shapes.costs.case import Case
 from penstock.shapes.costs.layers import costs_of
 from penstock.shapes.layout import Layout, layers_of_stages
 from penstock.shapes.memory import memory_of_stages
-from penstock.shapes.profiled_degrees import Asked
+from penstock.shapes.profiled_degrees import LEAST_TOKENS, Asked
 from penstock.shapes.profiles import profile_of, with_variants
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.judge.simulate import simulate
@@ -42,11 +42,11 @@ def _peaks(shape: TransformerShape, layout: Layout) -> list[int]:
         profile=profile_of(
             shape,
             layout.framework,
-            ("H100",),
+            ("A100",),
             asked=Asked(context=(layout.context,)),
             context_kind=layout.context_kind,
         ),
-        topology=catalogue.cluster(f"{layout.pipeline * layout.data}x{layout.tensor * layout.context}xH100"),
+        topology=catalogue.cluster(f"{layout.pipeline * layout.data}x{layout.tensor * layout.context}xA100"),
         global_batch_size=layout.global_batch_size or rows,
         micro_batch_sizes=(rows,),
         memory=MemoryModel(gradient="fp32", buffers="none"),
@@ -147,9 +147,13 @@ def test_a_shipped_profile_keeps_its_own_numbers(name: str) -> None:
     profile = catalogue.profile(name)
     found = with_variants(profile, SHAPES[name], "torch")
     added = {"shape", "framework", "classes", "variants", "assumptions"}
-    assert found.model_dump(exclude=added) == profile.model_dump(exclude=added)
+    assert found == profile
+    assert found.model_dump(exclude=added) == catalogue.read(name).model_dump(exclude=added)
     assert ModelProfile.model_validate_json(found.canonical_json()) == found
-    degrees = [each.degrees.tensor for each in found.variants or ()]
+    degrees = [each.degrees.tensor for each in found.variants or () if each.degrees.context == 1]
+    assert sorted({each.degrees.context for each in found.variants or ()} - {1}) == (
+        [2] if SHAPES[name].sequence_length >= 2 * LEAST_TOKENS else []
+    )
     assert degrees == {"gpt": [2, 4], "gpt2-small": [2, 4], "gpt2-xl": [], "bert-base": [2, 4]}.get(name, [2, 4, 8])
     if degrees:
         assert set(found.classes or ()) == {0, 1, 2}, "all blocks are alike"
@@ -186,9 +190,9 @@ def test_heads_that_no_degree_divides_are_named() -> None:
 
 def test_of_a_shape_alone_the_variants_are_the_closed_form_itself() -> None:
     found = profile_of(LLAMA, "megatron", ("A100", "H100"), micro_batch_sizes=(1, 4))
-    (variant,) = (each for each in found.variants or () if each.degrees.tensor == 4)
+    (variant,) = (each for each in found.variants or () if each.degrees.tensor == 4 and each.degrees.context == 1)
     layout = Layout(tensor=4, micro_batch_size=4)
-    known = costs_of(Case(LLAMA, layout, device_facts("H100")))
+    known = costs_of(Case(LLAMA, layout, device_facts("H100", framework="megatron")))
     assert variant.measurements[-1].layers == tuple(known.values())
     assert found.device_kinds == ("A100", "H100")
     held = variant.layers[1].parameter_bytes

@@ -148,8 +148,8 @@ def _run_of(file: PlanFile, kind: str | None = None) -> _Run:
 
 def _with_costs(profile: ModelProfile, topology: ClusterTopology, kind: str) -> ModelProfile:
     """The profile with the kind's costs written out, where its topology scales them from another kind."""
-    known = next((one for one in topology.kinds if one.name == kind), None)
-    return profile if known is None else with_kind(profile, kind, known.scale_from, known.speed)
+    source = topology.costed_from(kind, profile.device_kinds)
+    return profile if source is None or source[0] == kind else with_kind(profile, kind, *source)
 
 
 def _known(profile: ModelProfile, run: _Run) -> ModelProfile:

@@ -148,10 +148,34 @@ def _prediction(problem: Problem, profile: ModelProfile, timeline: Timeline) -> 
         peak_memory_bytes=timeline.peak_memory_bytes,
         devices=devices,
         basis=profile.source.method,
-        expected_error=profile.source.expected_error,
+        expected_error=_expected_error(problem, profile, timeline),
         cost_per_sample=_cost_per_sample(problem, timeline),
         **_pace(problem, profile, timeline),
     )
+
+
+def _expected_error(problem: Problem, profile: ModelProfile, timeline: Timeline) -> float:
+    """Return the profile's stated error, or a larger one of computed costs.
+
+    Kinds whose efficiencies are another's have it, and experts that many GPUs or several nodes hold.
+    """
+    error = profile.source.expected_error
+    if profile.source.method != "analytic":
+        return error
+    from penstock.executor.profiling import device_table as table
+
+    groups = [problem.gpus(d) for d in timeline.uses]
+    sources = (problem.real or problem).kind_source
+    kinds = {sources[gpu.kind][0] for gpus in groups for gpu in gpus} & table.DEVICES.keys()
+    framework = profile.framework or "torch"
+    if any(table.device_facts(kind, framework=framework).like is not None for kind in kinds):
+        error = max(error, table.EXTRAPOLATED_EXPECTED_ERROR)
+    if problem.degrees.expert == 1:
+        return error
+    size = problem.degrees.expert_group
+    expert_groups = [gpus[at : at + size] for gpus in groups for at in range(0, len(gpus), size)]
+    many = size > table.MOST_EXPERT_GPUS or any(len({gpu.node for gpu in group}) > 1 for group in expert_groups)
+    return max(error, table.MANY_EXPERTS_EXPECTED_ERROR) if many else error
 
 
 def _pace(problem: Problem, profile: ModelProfile, timeline: Timeline) -> dict[str, float]:

@@ -211,16 +211,13 @@ def _refuse_overflow(profile: ModelProfile, kinds: Set[str], global_batch_size: 
 def _kind_sources(profile: ModelProfile, topology: ClusterTopology) -> dict[str, tuple[str, float]]:
     """Where each device kind's times come from: (kind in the profile, how many times faster)."""
     known = profile.device_kinds
-    scaled = {k.name: (k.scale_from, k.speed) for k in topology.kinds}
     sources: dict[str, tuple[str, float]] = {}
     faults: dict[str, Fault] = {}
     for n, node in enumerate(topology.nodes):
         for d, device in enumerate(node.devices):
             kind = device.kind
-            if kind in known:
-                sources[kind] = (kind, 1.0)
-            elif kind in scaled and scaled[kind][0] in known:
-                sources[kind] = scaled[kind]
+            if (source := topology.costed_from(kind, known)) is not None:
+                sources[kind] = source
             elif kind not in faults:
                 where = f"/topology/nodes/{n}/devices/{d}/kind"
                 faults[kind] = Fault(where, f"{kind!r} is not in the profile", "kind")

@@ -58,7 +58,8 @@ class Job:
 
     def _known_kinds(self) -> list[str]:
         own = self.profile.device_kinds
-        return [*own, *(kind.name for kind in self.cluster.topology.kinds if kind.scale_from in own)]
+        topology = self.cluster.topology
+        return [*own, *(kind.name for kind in topology.kinds if topology.costed_from(kind.name, own) is not None)]
 
     def limits(self, objective: Objective) -> PlacementLimits:
         """Return the limits of the job, for the solver."""

@@ -63,20 +63,23 @@ class _Watched(Kernels):
         )
 
 
-def with_range(profile: ModelProfile, level: Level = "runs") -> ModelProfile:
-    """The computed profile with what is extrapolated among its assumptions, and the error that this makes likely."""
-    facts = [device_facts(kind, level) for kind in profile.device_kinds]
+def with_range(profile: ModelProfile, level: Level | None = None) -> ModelProfile:
+    """Return the computed profile with what is extrapolated among its assumptions, and a larger error where it counts.
+
+    Of kinds that are like another one plans have a larger error, and the profile where all its kinds are.
+    """
+    facts = [device_facts(kind, level, profile.framework or "torch") for kind in profile.device_kinds]
     said = [
         f"kernels of {own.kind} reach as much of its peaks as those of {own.like} do: its own are not measured"
         for own in facts
         if own.like is not None
     ]
-    said += [_SENTENCES[measured].format(least, measured) for measured, least in _least(profile, facts[0]).items()]
-    if not said:
-        return profile
-    error = max(EXTRAPOLATED_EXPECTED_ERROR, profile.source.expected_error)
-    source = profile.source.model_copy(update={"expected_error": error})
-    return profile.model_copy(update={"assumptions": (*profile.assumptions, *said), "source": source})
+    small = [_SENTENCES[measured].format(least, measured) for measured, least in _least(profile, facts[0]).items()]
+    source = profile.source
+    if small or all(own.like is not None for own in facts):
+        error = max(EXTRAPOLATED_EXPECTED_ERROR, source.expected_error)
+        source = source.model_copy(update={"expected_error": error})
+    return profile.model_copy(update={"assumptions": (*profile.assumptions, *said, *small), "source": source})
 
 
 def _least(profile: ModelProfile, facts: DeviceFacts) -> dict[float, float]:

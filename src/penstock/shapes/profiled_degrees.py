@@ -1,8 +1,8 @@
 """Degrees at which a computed profile has costs: those that are asked for, or else the usual ones that are legal.
 
-Usual are tensor degrees up to 8, which stay inside a node; for long sequences context degrees up to 32; of models with
-experts powers of two up to 64 that divide them. Expert degrees are left out from the least on, where a profile would
-have more than 60 combinations.
+Usual are tensor degrees up to 8, which stay inside a node; context degrees up to 32 that leave a GPU at least 4,096
+tokens of a sample; of models with experts powers of two up to 64 that divide them. Expert degrees are left out from the
+least on, where a profile would have more than 60 combinations.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from penstock.shapes.legality import broken
 
 TENSOR_DEGREES = (2, 4, 8)
 """Those that divide the GPUs of a usual node; tensor parallelism stays inside."""
-LONG = 32_768
-"""Tokens of a sample from which on a profile has context degrees where nothing is said of them."""
 MOST_CONTEXT = 32
 LEAST_TOKENS = 4096
 """Of a sample on one GPU, at the context degrees that are chosen here."""
@@ -35,18 +33,12 @@ Wanted = Sequence[int] | Literal["auto"] | None
 
 @dataclass(frozen=True)
 class Asked:
-    """Degrees that a profile is to have costs at. Context degrees that are left out are for long sequences only."""
+    """Degrees that a profile is to have costs at."""
 
     tensor: Wanted = None
     context: Wanted = None
     expert: Wanted = None
     expert_tensor: int = 1
-
-    @property
-    def tensor_alone(self) -> bool:
-        """Whether the usual tensor degrees are enough, as a shipped profile has them."""
-        others = all(each in (None, (1,)) for each in (self.context, self.expert))
-        return self.tensor is None and others and self.expert_tensor == 1
 
 
 USUAL = Asked()
@@ -69,10 +61,9 @@ def layouts_of(shape: TransformerShape, single: Layout, asked: Asked) -> tuple[t
 
     Raises UnsupportedRequest for a degree that was asked for.
     """
-    contexts = usual_context(shape) if asked.context == "auto" or shape.sequence_length >= LONG else ()
     wanted = (
         _values(asked.tensor, TENSOR_DEGREES),
-        _values(asked.context, contexts),
+        _values(asked.context, usual_context(shape)),
         _values(asked.expert, usual_experts(shape)),
     )
     named = tuple(each not in (None, "auto") for each in (asked.tensor, asked.context, asked.expert))

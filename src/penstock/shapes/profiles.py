@@ -76,7 +76,7 @@ class _Class(NamedTuple):
 
 
 def every_kind() -> tuple[str, ...]:
-    """All kinds of the table of devices, that of the updates first."""
+    """Return the kinds of a profile where none is named, first the kind of the updates; others are scaled from them."""
     return (UPDATE_KIND, *(kind for kind in PROFILED if kind != UPDATE_KIND))
 
 
@@ -88,12 +88,13 @@ def profile_of(
     micro_batch_sizes: Sequence[int] = SIZES,
     asked: Asked = USUAL,
     context_kind: ContextKind | None = None,
-    level: Level = "runs",
+    level: Level | None = None,
 ) -> ModelProfile:
     """The profile of a transformer in bf16, computed for these kinds of devices, at degrees that `Asked` says.
 
-    ``level``: of the efficiencies in the table of devices. Raises UnsupportedRequest for illegal degrees, NotFound for
-    a kind that the table lacks at this level, InvalidDocument for no kind or a size below 1.
+    ``level``: of the efficiencies in the table of devices (None: the usual one of each kind). Raises
+    UnsupportedRequest for illegal degrees, NotFound for a kind that the table lacks at this level, InvalidDocument for
+    no kind or a size below 1.
     """
     sizes = sorted(set(micro_batch_sizes))
     if not device_kinds or not sizes or sizes[0] < 1:
@@ -101,7 +102,7 @@ def profile_of(
     kinds = tuple(dict.fromkeys(device_kinds))
     single = Layout(framework=framework)
     roles = roles_of(shape)
-    held = layers_of(Case(shape, single, device_facts(kinds[0], level)))
+    held = layers_of(Case(shape, single, device_facts(kinds[0], level, framework)))
     names = ["embedding", *(f"block.{i}" for i in range(shape.layers)), "head"]
     boundary = 2 * shape.sequence_length * shape.hidden
     plain = ModelProfile(
@@ -117,14 +118,16 @@ def profile_of(
         shared_parameters=_tied(shape, single),
         parameter_dtype="bf16",
         measurements=tuple(
-            _measured(shape, single, device_facts(kind, level), size, roles) for kind in kinds for size in sizes
+            _measured(shape, single, device_facts(kind, level, framework), size, roles)
+            for kind in kinds
+            for size in sizes
         ),
         scaling="measured",
         assumptions=(
             f"update_ns is one fused step of Adam on {kinds[0]}",
             "the loss belongs to the last layer; decoders compute half of each square of attention",
             *_windows(shape),
-            *assumed_level(kinds, level),
+            *assumed_level(kinds, level, framework),
         ),
         source=_source(shape, kinds),
     )
@@ -156,7 +159,7 @@ def with_variants(
     *,
     asked: Asked = USUAL,
     context_kind: ContextKind | None = None,
-    level: Level = "runs",
+    level: Level | None = None,
 ) -> ModelProfile:
     """The profile with its shape and framework, and its costs at degrees (see `profile_of`).
 
@@ -186,7 +189,7 @@ def with_variants(
             "framework": framework,
             "classes": classes if layouts else None,
             "variants": tuple(_variant(profile, shape, layout, members, level) for layout in layouts) or None,
-            "assumptions": (*profile.assumptions, *assumed),
+            "assumptions": tuple(dict.fromkeys((*profile.assumptions, *assumed))),
         }
     )
 
@@ -233,16 +236,16 @@ def _classes(profile: ModelProfile, roles: Sequence[Role]) -> tuple[tuple[int, .
 
 
 def _variant(
-    profile: ModelProfile, shape: TransformerShape, shared: Layout, members: Sequence[_Class], level: Level
+    profile: ModelProfile, shape: TransformerShape, shared: Layout, members: Sequence[_Class], level: Level | None
 ) -> Variant:
     """The profile's own costs times the closed form at the degrees over that at 1."""
     dtype: Dtype = profile.parameter_dtype
-    first = device_facts(profile.device_kinds[0], level)
+    first = device_facts(profile.device_kinds[0], level, shared.framework)
     both = (replace(shared, tensor=1, context=1, expert=1, expert_tensor=1, data=1), shared)
     held = [layers_of(Case(shape, layout, first, dtype)) for layout in both]
     measurements = []
     for known in profile.measurements:
-        facts, size = device_facts(known.device_kind, level), known.micro_batch_size
+        facts, size = device_facts(known.device_kind, level, shared.framework), known.micro_batch_size
         one, divided = (costs_of(Case(shape, replace(layout, micro_batch_size=size), facts, dtype)) for layout in both)
         measurements.append(
             DividedMeasurement(

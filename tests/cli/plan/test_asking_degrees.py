@@ -39,8 +39,11 @@ def test_degrees_are_chosen_where_the_profile_has_them(tmp_path: Path, capsys: p
     covers = file.plan.certificates[0].covers
     assert covers is not None
     assert set(covers.degrees or ()) == {
-        f"tensor {tensor}, {sharded}"
-        for tensor in (1, 2, 4, 8)
+        f"{degrees}, {sharded}"
+        for degrees in (
+            *("tensor 1", "tensor 2", "tensor 4", "tensor 8"),
+            *("context 2", "tensor 2, context 2", "tensor 4, context 2", "tensor 8, context 2"),
+        )
         for sharded in (
             *("nothing sharded", "optimizer sharded"),
             *("gradients sharded over all GPUs alike", "parameters sharded over all GPUs alike"),
@@ -91,7 +94,7 @@ def test_other_requests_stay_at_degrees_of_one(fields: dict[str, Any]) -> None:
 
 def test_degrees_of_one_alone_are_no_choice(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    assert main([*QUESTION, "--tensor", "1", "-o", str(path)]) == 0
+    assert main([*QUESTION, "--tensor", "1", "--context", "1", "-o", str(path)]) == 0
     file = PlanFile.read(path)
     assert file.request.sharding is None
     assert (file.plan.degrees, file.plan.sharding) == (None, None)

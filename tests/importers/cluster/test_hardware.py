@@ -14,29 +14,29 @@ GIB, GB = 2**30, 10**9
 @pytest.mark.parametrize(
     ("product", "kind", "form", "memory_bytes"),
     [
-        ("H100-SXM5-80GB", "H100", "SXM5", 80 * GIB),
-        ("NVIDIA H100 80GB HBM3", "H100", "SXM5", 80 * GIB),  # nvidia-smi
-        ("NVIDIA-H100-80GB-HBM3", "H100", "SXM5", 80 * GIB),  # GPU feature discovery
-        ("nvidia_h100_80gb_hbm3", "H100", "SXM5", 80 * GIB),  # Slurm, AutoDetect=nvml
-        ("h100", "H100", "SXM5", 80 * GIB),
-        ("NVIDIA-H100-80GB-HBM3-SHARED", "H100", "SXM5", 80 * GIB),
+        ("H100-SXM5-80GB", "H100", "SXM5", int(79.11 * GIB)),
+        ("NVIDIA H100 80GB HBM3", "H100", "SXM5", int(79.11 * GIB)),  # nvidia-smi
+        ("NVIDIA-H100-80GB-HBM3", "H100", "SXM5", int(79.11 * GIB)),  # GPU feature discovery
+        ("nvidia_h100_80gb_hbm3", "H100", "SXM5", int(79.11 * GIB)),  # Slurm, AutoDetect=nvml
+        ("h100", "H100", "SXM5", int(79.11 * GIB)),
+        ("NVIDIA-H100-80GB-HBM3-SHARED", "H100", "SXM5", int(79.11 * GIB)),
         ("NVIDIA H100 PCIe", "H100", "PCIe", 80 * GB),
         ("NVIDIA H100 NVL", "H100", "NVL", 94 * GB),
-        ("A100-SXM4-40GB", "A100", "SXM4", 40 * GIB),
-        ("NVIDIA A100-SXM4-80GB", "A100", "SXM4", 80 * GIB),
+        ("A100-SXM4-40GB", "A100", "SXM4", int(39.5 * GIB)),
+        ("NVIDIA A100-SXM4-80GB", "A100", "SXM4", int(79.15 * GIB)),
         ("A100-PCIE-40GB", "A100", "PCIe", 40 * GIB),
-        ("a100_80g", "A100", "SXM4", 80 * GIB),
+        ("a100_80g", "A100", "SXM4", int(79.15 * GIB)),
         ("a100", "A100", "SXM4", None),  # there are two sizes
-        ("Tesla V100-SXM2-32GB", "V100", "SXM2", 32 * GIB),
+        ("Tesla V100-SXM2-32GB", "V100", "SXM2", int(31.73 * GIB)),
         ("v100", "V100", "SXM2", None),
         ("NVIDIA L40S", "L40S", "PCIe", 48 * GB),
         ("NVIDIA L4", "L4", "PCIe", 24 * GB),
-        ("NVIDIA H200", "H200", "SXM5", 141 * GB),
-        ("NVIDIA B200", "B200", "SXM6", 180 * GB),
-        ("NVIDIA-GB200", "GB200", "NVL72", 186 * GB),
-        ("NVIDIA B300 SXM6 AC", "B300", "SXM6", 268 * GIB),
-        ("NVIDIA GB300", "GB300", "NVL72", 277 * GB),
-        ("nvidia-h100-mega-80gb", "H100", "SXM5", 80 * GIB),  # GKE
+        ("NVIDIA H200", "H200", "SXM5", int(139.8 * GIB)),
+        ("NVIDIA B200", "B200", "SXM6", int(178.35 * GIB)),
+        ("NVIDIA-GB200", "GB200", "NVL72", int(184.31 * GIB)),
+        ("NVIDIA B300 SXM6 AC", "B300", "SXM6", int(267.69 * GIB)),
+        ("NVIDIA GB300", "GB300", "NVL72", int(276.5 * GIB)),
+        ("nvidia-h100-mega-80gb", "H100", "SXM5", int(79.11 * GIB)),  # GKE
         ("NVIDIA A40", "A40", "PCIe", 48 * GB),
         ("NVIDIA GH200 480GB", "GH200", "96 GB", 96 * GB),  # the processor's memory
         ("NVIDIA GH200 144G HBM3e", "GH200", "144 GB", 144 * GB),

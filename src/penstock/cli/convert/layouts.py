@@ -269,6 +269,7 @@ def _model(
     from penstock.cli.plan.asking import profile_of_options, topology_of_options
     from penstock.examples import catalogue
     from penstock.examples.shapes import SHAPES
+    from penstock.executor.profiling.device_table import DEVICES
     from penstock.layouts.models import TRAINERS, asked_for, degrees_said, naming_degrees, profile_said
     from penstock.solvers.model.degrees import Degrees
 
@@ -278,9 +279,8 @@ def _model(
     if topology is None:
         return {}
     if options["example"] is None and options["hf"] is None:
-        scaled = {kind.name: kind.scale_from for kind in topology.kinds}
-        named = [device.kind for node in topology.expanded().nodes for device in node.devices]
-        kinds = list(dict.fromkeys(scaled.get(kind, kind) for kind in named))
+        named = dict.fromkeys(device.kind for node in topology.expanded().nodes for device in node.devices)
+        kinds = list(dict.fromkeys((topology.costed_from(kind, DEVICES) or (kind, 1.0))[0] for kind in named))
         said = profile_said(form, text, source, kinds, given=given, config=config, compare=compare)
         return {"made_profile": said}
     shape = SHAPES.get(options["example"])

@@ -161,14 +161,14 @@ def profile(
         ),
     ] = None,
     level: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="runs|kernels",
             help="What computed times are of: kernels as quick as in published whole runs, or as measured one by one, "
-            "of H100, H200 and kinds like B200.",
+            "of H100, H200 and kinds like B200 (default: what published runs of the framework are nearer to).",
             rich_help_panel=MEASUREMENT,
         ),
-    ] = "runs",
+    ] = None,
     micro_batch_size: Annotated[
         list[int] | None,
         typer.Option(
@@ -328,7 +328,7 @@ def _of_transformer(
     transformer: Transformer,
     kinds: list[str] | None,
     sizes: list[int] | None,
-    level: Level,
+    level: Level | None,
     output: str,
     post: str | None,
 ) -> None:
@@ -364,7 +364,7 @@ def _traced(
     sizes: list[int] | None,
     degrees: tuple[Sequence[int], Sequence[int], Sequence[int]],
     how: tuple[str, str],
-    level: Level,
+    level: Level | None,
     output: str,
     post: str | None,
 ) -> None:
@@ -418,14 +418,14 @@ def _written(screen: Screen, found: ModelProfile, output: str, post: str | None)
         post_document(screen, found, post)
 
 
-def _level(text: str, *, measured: bool) -> Level:
+def _level(text: str | None, *, measured: bool) -> Level | None:
     from penstock.executor.profiling.device_table import LEVELS
 
-    if text not in LEVELS:
+    if text not in (None, *LEVELS):
         raise typer.BadParameter(f"{text!r} is none of {', '.join(LEVELS)}", param_hint="--level")
-    if measured and text != LEVELS[0]:
+    if measured and text not in (None, LEVELS[0]):
         raise typer.BadParameter("it goes with --analytic, --example or --hf: a job is measured", param_hint="--level")
-    return next(each for each in LEVELS if each == text)
+    return next((each for each in LEVELS if each == text), None)
 
 
 def _to_trace(

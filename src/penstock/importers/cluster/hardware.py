@@ -29,7 +29,7 @@ _SIZE = re.compile(r"([0-9]{1,3})(?:g|gb|gib)?")
 _PARTITION = re.compile(r"(?:mig|[0-9]+[cg]\.[0-9]+gb.*|[0-9]{1,3}[abcq][0-9]?)")
 """A word of a MIG profile (``3g.20gb``), or the size and series of a vGPU (``H100-40C``, ``A40-48Q``)."""
 _SIZE_ERROR = 0.1
-"""How far a memory of the table may be from the number in a product's name."""
+"""How far a memory of the table may be from the number in a product's name, or from what a driver says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,11 @@ class Hardware:
     nic_latency_ns: Figure
     collectives: Collectives | None
     communicators: Communicators | None
+
+    def size_near(self, size_bytes: float) -> Figure | None:
+        """Return the memory of the table that a number in a name, or of another source, means; None for none."""
+        near = [size for size in self.memory if abs(size.value - size_bytes) <= _SIZE_ERROR * size_bytes]
+        return near[0] if near else None
 
     def node_nic_bytes_per_s(self, devices: int) -> int | None:
         """Bandwidth of a node's network cards, by its devices, in one direction; None where the table has none."""
@@ -177,9 +182,7 @@ def _size(word: str, hardware: Hardware) -> Figure | None:
     match = _SIZE.fullmatch(word)
     if match is None:
         return None
-    meant = int(match[1]) * 10**9
-    near = [size for size in hardware.memory if abs(size.value - meant) <= _SIZE_ERROR * meant]
-    return near[0] if near else None
+    return hardware.size_near(int(match[1]) * 10**9)
 
 
 def _hardware(kind: str, context: dict[str, str], form: dict[str, Any]) -> Hardware:

@@ -29,8 +29,10 @@ from penstock.schemas.topology import ClusterTopology, DeviceKind
 pytestmark = pytest.mark.tier("ci")
 
 GIB, GB, GBIT = 2**30, 10**9, 10**9 // 8
-CONTEXT = 80 * GIB - 84_465_090_560
-"""Of an H100: what of 80 GiB was not free once CUDA ran."""
+MEMORY = int(79.11 * GIB)
+"""The memory of an H100 by torch."""
+CONTEXT = MEMORY - 84_465_090_560
+"""The memory of an H100 that was not free once CUDA ran."""
 TREE = """\
 SwitchName=leaf1 Nodes=n[1-2]
 SwitchName=leaf2 Nodes=n[3-4]
@@ -88,7 +90,7 @@ def test_slurm_tree_and_nodes() -> None:
     first = topology.nodes[0]
     assert [device.id for device in first.devices] == [f"n1/{i}" for i in range(8)]
     assert {(device.kind, device.memory_bytes, device.context_bytes) for device in first.devices} == {
-        ("H100", 80 * GIB, CONTEXT)
+        ("H100", MEMORY, CONTEXT)
     }
     (taken,) = {device.communicators for device in first.devices}
     assert taken is not None
@@ -135,7 +137,7 @@ def test_all_that_is_missing_is_asked_for_at_once() -> None:
 def test_two_sizes_of_one_product_are_asked_for() -> None:
     error = refused(nodes("n1", gres="gpu:a100:8", tres="gres/gpu=8"))
     assert [fault.detail for fault in error.faults] == [
-        "the memory of A100 (80 GiB or 40 GiB) is unknown; give --memory 80GiB (options.memory_bytes)"
+        "the memory of A100 (79.15 GiB or 39.5 GiB) is unknown; give --memory 80GiB (options.memory_bytes)"
     ]
     found = imported(nodes("n1", gres="gpu:a100:8", tres="gres/gpu=8"), memory_bytes=40 * GIB)
     assert found.topology.nodes[0].devices[0].memory_bytes == 40 * GIB
@@ -143,20 +145,22 @@ def test_two_sizes_of_one_product_are_asked_for() -> None:
 
 def test_the_user_may_say_more_of_a_product_than_its_name_and_nothing_else() -> None:
     bare = nodes("n1", gres="gpu:a100:8", tres="gres/gpu=8")
-    for device, memory, form in (("A100-SXM4-40GB", 40 * GIB, "ports"), ("A100-PCIE-80GB", 80 * GIB, "bus")):
+    for device, memory, form in (("A100-SXM4-40GB", int(39.5 * GIB), "ports"), ("A100-PCIE-80GB", 80 * GIB, "bus")):
         (node,) = imported(bare, devices=(device,)).topology.nodes
         assert node.fabric is not None
         assert (node.devices[0].memory_bytes, node.fabric.form) == (memory, form)
     sized = nodes("n1", gres="gpu:a100_80g:8", tres="gres/gpu=8")
     found = imported(sized, devices=("A100-SXM4-40GB",))
-    assert found.topology.nodes[0].devices[0].memory_bytes == 80 * GIB
+    assert found.topology.nodes[0].devices[0].memory_bytes == int(79.15 * GIB)
     assert any("has no effect" in said for said in found.assumptions)
 
 
 def test_what_the_table_assumes_is_told() -> None:
     said = imported(TREE, nodes("n1", "n2", "n3", "n4")).assumptions
     assert "a transfer between devices of a node begins 5 µs late: assumed" in said
-    assert any(sentence.startswith("driver and libraries take 1.336 GiB of each H100: measured, ") for sentence in said)
+    assert any(
+        sentence.startswith("driver and libraries take 0.4458 GiB of each H100: measured, ") for sentence in said
+    )
 
 
 def test_a_sites_own_name_of_a_product_is_asked_for() -> None:
@@ -220,7 +224,7 @@ def test_memory_that_differs_is_a_contradiction_unless_it_is_rounded() -> None:
         return ImportSource(text=log(*(queried(i, memory=f"{mib} MiB") for i in range(8))), nodes="n1")
 
     rounded = imported(smi(81559), smi(81920)).topology.nodes[0].devices[0]
-    assert rounded.memory_bytes == 81559 * 2**20
+    assert rounded.memory_bytes == MEMORY
     assert "bytes of memory" in refused(smi(81559), smi(40960)).faults[0].detail
 
 
@@ -263,7 +267,7 @@ def test_one_node_alone_needs_no_network() -> None:
     found = imported(log(*(queried(i) for i in range(4))))
     assert [each.name for each in found.topology.nodes] == ["node0"]
     assert (found.topology.switches, found.topology.links, found.free) == ((), (), None)
-    assert found.topology.nodes[0].devices[0].memory_bytes == 81559 * 2**20
+    assert found.topology.nodes[0].devices[0].memory_bytes == MEMORY
 
 
 def test_nodes_without_devices_known_down_in_parts_or_elsewhere_are_left_out() -> None:

@@ -123,6 +123,9 @@ def _with_memory(
     kind: str, hardware: Hardware | None, size: Figure | None, device: DeviceFacts, reading: Reading
 ) -> Known:
     memory = device.memory_bytes or reading.options.given.memory_bytes
+    if device.memory_bytes and device.stated is None and not device.is_partition and hardware is not None:
+        size = hardware.size_near(device.memory_bytes)
+        memory = device.memory_bytes if size is None else None  # drivers count what torch cannot have
     if memory is None and size is not None:
         memory = size.value
         reading.said.append(f"{kind} has {gib(size.value)} of memory: {size.source}")

@@ -1,4 +1,4 @@
-"""Gradients of 16-bit profiles are counted as wide as ranks hold and reduce them, unless a request says otherwise."""
+"""Memory where a request says nothing: gradients of 16-bit profiles as wide as ranks hold them, and some left free."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from penstock.examples import catalogue
 from penstock.executor.profiling.analytic import analytic_profile
 from penstock.executor.run.job import load_job
 from penstock.executor.stage.reduction import Summed
-from penstock.planning.documents import with_open_degrees
+from penstock.planning.documents import RESERVE, with_open_degrees
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
-from penstock.schemas.request import PlanRequest
+from penstock.schemas.request import MemoryModel, PlanRequest
 
 JOB = "examples.gpt:tiny"
 QUESTION = ("--cluster", "1x2xH100", "-b", "16", "--micro-batch-size", "4", "--planner", "dp")
@@ -59,7 +59,7 @@ def test_replicas_reduce_fp32(half: ModelProfile) -> None:
 def test_what_a_request_says_stays(half: ModelProfile) -> None:
     topology = catalogue.cluster("1x2xH100")
     asked = PlanRequest(profile=half, topology=topology, global_batch_size=16, memory={"gradient": "parameter"})
-    assert with_open_degrees(asked) is asked
+    assert with_open_degrees(asked).memory.gradient == "parameter"
     answer = penstock.plan(
         half, topology, global_batch_size=16, micro_batch_sizes=[4], planner="dp", memory={"gradient": "parameter"}
     )
@@ -71,9 +71,47 @@ def test_what_a_request_says_stays(half: ModelProfile) -> None:
 def test_full_width_and_other_trainers_are_left_alone(half: ModelProfile) -> None:
     topology = catalogue.cluster("1x2xH100")
     full = half.model_copy(update={"parameter_dtype": "fp32"})
-    for asked in (
+    for question in (
         PlanRequest(profile=full, topology=topology, global_batch_size=16),
         PlanRequest(profile=half, topology=topology, global_batch_size=16, target="deepspeed"),
         PlanRequest(profile=half.content_hash(), topology=topology, global_batch_size=16),
     ):
-        assert with_open_degrees(asked) is asked
+        assert with_open_degrees(question).memory.gradient == question.memory.gradient
+
+
+# ---- memory that is left free ------------------------------------------------------------------------------------
+
+
+def test_what_a_request_says_is_kept_and_nothing_said_leaves_three_percent() -> None:
+    request = PlanRequest(profile=catalogue.profile("gpt"), topology=catalogue.cluster("1x2xV100"), global_batch_size=8)
+    assert request.memory.headroom_bytes == 0
+    (node,) = catalogue.cluster("1x2xV100").expanded().nodes
+    left = with_open_degrees(request).memory.headroom_bytes
+    assert left >= RESERVE * node.devices[0].memory_bytes > left - 1
+    assert with_open_degrees(with_open_degrees(request)).memory.headroom_bytes == left
+    for stated in (0, 5):
+        explicit = request.model_copy(update={"memory": MemoryModel(headroom_bytes=stated)})
+        assert with_open_degrees(explicit).memory.headroom_bytes == stated
+
+
+def test_of_several_kinds_it_is_the_part_of_the_largest() -> None:
+    data = catalogue.cluster("1x2xV100").expanded().model_dump(mode="json")
+    data["nodes"][0]["devices"][1]["memory_bytes"] *= 2
+    topology = catalogue.cluster("1x2xV100").parse(data)
+    request = PlanRequest(profile=catalogue.profile("gpt"), topology=topology, global_batch_size=8)
+    assert with_open_degrees(request).memory.headroom_bytes >= RESERVE * data["nodes"][0]["devices"][1]["memory_bytes"]
+
+
+def test_plans_leave_it_free() -> None:
+    """A GPU has just the memory that a plan takes: without a reserve it is found, with the usual one another is."""
+    data = catalogue.cluster("1xV100").expanded().model_dump(mode="json")
+
+    def peak_bytes(**memory: int) -> int:
+        topology = catalogue.cluster("1xV100").parse(data)
+        file = penstock.plan("gpt", topology, global_batch_size=256, planner="dp", max_plans=4, memory=memory).file
+        assert file.plan.prediction is not None
+        return file.plan.prediction.peak_memory_bytes
+
+    exact = data["nodes"][0]["devices"][0]["memory_bytes"] = peak_bytes()
+    assert peak_bytes(headroom_bytes=0) == exact
+    assert peak_bytes() <= (1 - RESERVE) * exact
