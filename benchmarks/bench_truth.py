@@ -7,7 +7,9 @@ summary of release 1.2 on B200, Apache-2.0), ``models/*.json`` (shapes as SimuMa
 ``trainers/megatron-legality.jsonl`` (products of degrees with the verdict of Megatron-LM's own checks). For times also
 ``primitives/simumax-b200_bf16_ceperm.json`` (SimuMax) and ``truth/vtrain-*.csv`` (VIA-Research/vTrain, MIT); for judged
 layouts ``truth/mlperf-training.csv`` (MLCommons' results), ``truth/megatron-bridge.csv`` (NVIDIA-NeMo/Megatron-Bridge,
-Apache-2.0) and ``truth/sailor.csv`` (eth-easl/sailor, MIT). None of it is part of this repository.
+Apache-2.0) and ``truth/sailor.csv`` (eth-easl/sailor, MIT). For what a user gets, with nothing calibrated,
+``truth/published-2026.csv``, whose column `source` says where a row is from. Another folder of the same form does, too:
+files that it lacks are left out, and so are rows of models without a shape. None of it is part of this repository.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import json
 import re
 import sys
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +27,7 @@ from typing import Any, NamedTuple
 import truth_bridge
 import truth_mlperf
 import truth_pairs
+import truth_published
 import truth_sailor
 import truth_times
 
@@ -34,7 +38,8 @@ from penstock.shapes.memory import memory_of_stages
 
 GIB = 2**30
 MOST_ERROR, MOST_CONTEXT_ERROR, MOST_EXPERTS_ERROR = 0.02, 0.03, 0.05
-MODELS = {"llama3_70b": "llama3-70b", "llama3_405b": "llama3-405b_padding_128", "deepseekv2": "deepseekv2"}
+PADDED = {"llama3_405b": "llama3-405b_padding_128"}
+"""Cases whose file of ``models`` is called otherwise."""
 
 SAID = {
     "total_model_size": "product",
@@ -105,11 +110,12 @@ def shape_of_model(path: Path, layers: int, sequence_length: int) -> Transformer
 
 
 def measured_rows(folder: Path) -> list[Measured]:
-    """Every row of the table with what the closed form says of it."""
+    """Return every row of the table whose model has a file, with what the closed form says of it."""
     found = []
     with (folder / "truth" / "simumax-b200.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            found.append(_predicted(folder, row["case"], float(row["measured_alloc_gib"])))
+            if _model_of(folder, row["case"]) is not None:
+                found.append(_predicted(folder, row["case"], float(row["measured_alloc_gib"])))
     return found
 
 
@@ -118,6 +124,7 @@ def _predicted(folder: Path, case: str, measured_gib: float) -> Measured:
     said = dict(re.findall(r"_(tp|cp|pp|dp|ep|l|mbc|seq)(\d+)(?=_|$)", case))
     number = {name: int(value) for name, value in said.items()}
     shape = _shape_of_case(folder, case, number["l"], number.get("seq", 4096))
+    assert shape is not None
     layout = Layout(
         tensor=number["tp"],
         context=number.get("cp", 1),
@@ -131,9 +138,18 @@ def _predicted(folder: Path, case: str, measured_gib: float) -> Measured:
     return Measured(case, shape.experts is None, layout.context, measured_gib, fullest / GIB)
 
 
-def _shape_of_case(folder: Path, case: str, layers: int, sequence_length: int) -> TransformerShape:
-    model = next(name for name in MODELS if case.startswith(name))
-    return shape_of_model(folder / "models" / f"{MODELS[model]}.json", layers, sequence_length)
+def _shape_of_case(folder: Path, case: str, layers: int, sequence_length: int) -> TransformerShape | None:
+    """Return the shape of a case; None where no file has its model."""
+    model = _model_of(folder, case)
+    return None if model is None else shape_of_model(model, layers, sequence_length)
+
+
+def _model_of(folder: Path, case: str) -> Path | None:
+    """Return the file of a case's model: the one with the longest name that it begins with."""
+    files = {path.stem.replace("-", "_"): path for path in (folder / "models").glob("*.json")}
+    files |= {name: folder / "models" / f"{stem}.json" for name, stem in PADDED.items()}
+    names = [name for name, path in files.items() if case.startswith(f"{name}_") and path.exists()]
+    return files[max(names, key=len)] if names else None
 
 
 class Verdict(NamedTuple):
@@ -198,6 +214,27 @@ def main(arguments: list[str]) -> int:
         print("truth: needs the folder of measurements, which is not in the repository: scripts/bench-truth FOLDER")
         return 64 if arguments else 0
     folder = Path(arguments[0])
+    truth = folder / "truth"
+    sections: tuple[tuple[Path, Callable[[], int]], ...] = (
+        (truth / "simumax-b200.csv", lambda: _memory(folder)),
+        (folder / "trainers" / "megatron-legality.jsonl", lambda: _legality(folder)),
+        (truth / "vtrain-one-node.csv", lambda: truth_times.report(folder, partial(_shape_of_case, folder))),
+        (truth / "mlperf-training.csv", lambda: truth_mlperf.report(truth / "mlperf-training.csv")),
+        (truth / "megatron-bridge.csv", lambda: _bridge(truth / "megatron-bridge.csv")),
+        (truth / "sailor.csv", lambda: truth_sailor.report(truth / "sailor.csv")),
+        (truth / "published-2026.csv", lambda: truth_published.report(truth)),
+    )
+    missed = 0
+    for file, section in sections:
+        if file.exists():
+            missed += section()
+        else:
+            print(f"{file.name}: not in {folder}, left out")
+    return int(missed > 0)
+
+
+def _memory(folder: Path) -> int:
+    """Print the memory of SimuMax's rows; return how many are off."""
     wrong = 0
     print(f"{'memory of the fullest GPU':55} {'measured':>9} {'predicted':>9} {'error':>8}")
     for row in measured_rows(folder):
@@ -206,7 +243,12 @@ def main(arguments: list[str]) -> int:
         wrong += missed
         mark = "MISSED" if missed else "ok"
         print(f"{row.case:55} {row.measured_gib:9.2f} {row.predicted_gib:9.2f} {100 * row.error:+7.2f}% {mark}")
-    found = verdicts(folder)
+    return wrong
+
+
+def _legality(folder: Path) -> int:
+    """Print how many verdicts agree with Megatron-LM's; return how many do not."""
+    wrong, found = 0, verdicts(folder)
     print(f"legality: {sum(one.agrees for one in found)} of {len(found)} verdicts agree with Megatron-LM's")
     for one in found:
         if not one.agrees:
@@ -215,17 +257,16 @@ def main(arguments: list[str]) -> int:
     late = Counter(one.later for one in found if one.said == "ok" and one.later)
     for rules, number in late.items():
         print(f"  {number} that its checks let pass are refused here too: {', '.join(rules)}")
-    missed = truth_times.report(folder, partial(_shape_of_case, folder))
-    missed += _judged(folder / "truth")
-    return int(wrong + missed > 0)
+    return wrong
 
 
-def _judged(folder: Path) -> int:
-    """Print the tables of judged layouts; the number of wanted figures that are missed."""
-    missed = truth_mlperf.report(folder / "mlperf-training.csv") + truth_bridge.report(folder / "megatron-bridge.csv")
-    known = truth_bridge.measured_rows(folder / "megatron-bridge.csv")[truth_bridge.WANTED]
-    missed += truth_pairs.report(truth_bridge.speed_of(known))
-    return missed + truth_sailor.report(folder / "sailor.csv")
+def _bridge(path: Path) -> int:
+    """Print Megatron-Bridge's rows, and the layouts that its rows of one kind and precision calibrate."""
+    missed = truth_bridge.report(path)
+    known = truth_bridge.measured_rows(path).get(truth_bridge.WANTED, {})
+    if truth_bridge.SMALL in known:
+        missed += truth_pairs.report(truth_bridge.speed_of(known))
+    return missed
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def measured_rows(path: Path) -> dict[tuple[str, str], dict[str, Measured]]:
     found: dict[tuple[str, str], dict[str, Measured]] = {}
     with path.open(encoding="utf-8") as file:
         for row in sorted(csv.DictReader(file), key=lambda row: tuple(map(int, row["release"].split(".")))):
-            if row["model"] in _SHAPES:
+            if row["model"] in _SHAPES and row["phase"].startswith("Pre-Training"):
                 measured = _row(row)
                 found.setdefault((measured.run.kind, row["Precision"]), {})[row["model"]] = measured
     return found

@@ -22,6 +22,8 @@ from penstock.examples.catalogue import shape
 from penstock.schemas.request import NetworkModel
 
 EACH, MEAN = 0.06, 0.04
+_LEAST_ROWS = 2
+"""One calibrates."""
 SHARED = NetworkModel()
 
 
@@ -37,7 +39,9 @@ def measured_rows(path: Path) -> list[Measured]:
     """The runs of the largest Llama on H100, fewest GPUs first."""
     with path.open(encoding="utf-8") as file:
         rows = [
-            _row(row) for row in csv.DictReader(file) if row["benchmark"] == "llama31_405b" and "H100" in row["gpu"]
+            _row(row)
+            for row in csv.DictReader(file)
+            if row["benchmark"] == "llama31_405b" and "H100" in row["gpu"] and row.get("tp")
         ]
     return sorted(rows, key=lambda row: row.run.gpus)
 
@@ -54,6 +58,9 @@ def _row(row: dict[str, str]) -> Measured:
 def report(path: Path) -> int:
     """Print the table; the number of wanted figures that are missed."""
     rows = measured_rows(path)
+    if len(rows) < _LEAST_ROWS:
+        print(f"MLPerf: {path.name} has {len(rows)} runs of the 405B on H100 with their degrees: nothing to predict")
+        return 0
     speed = calibrated(rows[0].run, rows[0].seconds)
     print(f"MLPerf Training v5.0, 405B on H100, FP8; {rows[0].run.gpus} GPUs calibrate {speed:.3f} × bf16's kernels")
     print(f"{'GPUs':>6} {'micro-batches':>13} {'measured':>9} {'predicted':>9} {'error':>7}")

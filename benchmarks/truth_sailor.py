@@ -96,6 +96,9 @@ def step_s(row: Measured) -> float:
 def report(path: Path) -> int:
     """Print the table; 1 where the predicted order is another one."""
     rows = measured_rows(path)
+    if not rows:
+        print(f"Sailor: {path.name} has no plan of GPT-Neo 2.7B on {LEAST_NODES} nodes or more: nothing to predict")
+        return 0
     predicted = [step_s(row) for row in rows]
     print(f"Sailor, GPT-Neo 2.7B on GH200, from {LEAST_NODES} nodes on; only the order is known")
     print(f"{'plan':10} {'layers':>17} replicas measured predicted")
