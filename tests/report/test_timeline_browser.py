@@ -350,8 +350,12 @@ def test_a_choice_of_colours_is_kept(browser: Browser, report: str) -> None:
     with Watched(browser, viewport=LAPTOP, color_scheme="light") as page:
         value = _open(page, report)
         assert min(value("d.theme.ground")) > 200
+        beside = page.context.new_page()
+        _open(beside, report)
         page.click("[data-theme-choice=dark]")
         assert max(value("d.theme.ground")) < 60
+        # A page hands what it keeps to the browser and does not wait: the next one may be opened before it is there.
+        beside.wait_for_function("localStorage.getItem('penstock-theme') === 'dark'")
         again = _open(page, report)
         assert max(again("d.theme.ground")) < 60
         assert page.get_attribute("[data-theme-choice=dark]", "aria-pressed") == "true"
