@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from penstock.schemas.errors import InvalidDocument, PenstockError, UnsupportedRequest
-from penstock.shapes.hugging_face import FAMILIES, USUAL_LENGTH, remarks, shape_of
+from penstock.shapes.families.table import FAMILIES, USUAL_LENGTH
+from penstock.shapes.hugging_face import remarks, shape_of
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 128256, "num_key_value_heads": 8, "hidden_size": 4096,
@@ -53,6 +54,22 @@ GEMMA: dict[str, Any] = {
             LLAMA,
             "'seeing' is read as the 'llama' in its text_config",
             id="renamed within",
+        ),
+        pytest.param(
+            {
+                "model_type": "qwen3_vl",
+                "tie_word_embeddings": True,
+                "text_config": {**LLAMA, "model_type": "qwen3_vl_text"},
+            },
+            {**LLAMA, "model_type": "qwen3", "tie_word_embeddings": True},
+            "'qwen3_vl' is read as the 'qwen3_vl_text' in its text_config",
+            id="embedding and head tied of the whole",
+        ),
+        pytest.param(
+            {**LLAMA, "model_type": "qwen2_5_vl"},
+            {**LLAMA, "model_type": "qwen2"},
+            "judged is the language model of 'qwen2_5_vl' alone",
+            id="vision and language side by side",
         ),
         pytest.param(
             {**LLAMA, "quantization_config": {"quant_method": "fp8"}},
@@ -108,6 +125,21 @@ def test_what_is_missing_or_impossible_is_named(change: dict[str, Any], words: s
         shape_of(given)
     assert words in str(caught.value)
     assert caught.value.exit_code == 65
+
+
+def test_what_the_publisher_of_gemma_3_leaves_out_is_what_the_library_has() -> None:
+    left_out = {"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}
+    sparse = {name: value for name, value in GEMMA.items() if name not in left_out}
+    assert shape_of(sparse) == shape_of({**sparse, **left_out})
+
+
+def test_the_remedy_for_a_missing_field_is_to_add_it_and_for_a_wrong_one_the_published_file() -> None:
+    with pytest.raises(InvalidDocument) as caught:
+        shape_of({"model_type": "seeing", "text_config": {"model_type": "llama", "vocab_size": 32064}})
+    assert "add hidden_size; where the publisher's file leaves it out" in str(caught.value.remedy)
+    with pytest.raises(InvalidDocument) as caught:
+        shape_of({**LLAMA, "hidden_size": "4096"})
+    assert "as the model's publisher has it" in str(caught.value.remedy)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

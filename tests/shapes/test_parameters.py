@@ -13,11 +13,16 @@ from penstock.examples.shapes import SHAPES
 from penstock.executor.run.job import LayerSpec
 from penstock.schemas.transformers.shape import Experts, TransformerShape
 from penstock.shapes import parameters
-from penstock.shapes.hugging_face import FAMILIES, shape_of
+from penstock.shapes.families.table import FAMILIES
+from penstock.shapes.hugging_face import shape_of
 
 _LLAMA = {"model_type": "llama", "vocab_size": 128256, "num_key_value_heads": 8}
 _SMALL = {"num_hidden_layers": 3, "vocab_size": 1000}
 _MLA = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+_OTHER = {"hidden_size": 1024, "num_hidden_layers": 3, "num_attention_heads": 16, "num_key_value_heads": 4,
+          "intermediate_size": 3072, "vocab_size": 1000}  # fmt: skip
+_GLM = {"n_routed_experts": 8, "n_shared_experts": 2, "num_experts_per_tok": 2, "first_k_dense_replace": 1,
+        "moe_intermediate_size": 512, "use_qk_norm": True, "attention_bias": True}  # fmt: skip
 
 PUBLISHED = [
     # meta-llama/Meta-Llama-3-8B, -70B, Llama-3.1-405B: totals of their safetensors
@@ -72,6 +77,22 @@ PUBLISHED = [
     ({"model_type": "qwen2_moe", "hidden_size": 2048, "num_hidden_layers": 3, "num_attention_heads": 16,
       "num_key_value_heads": 16, "vocab_size": 151936, "intermediate_size": 5632, "moe_intermediate_size": 1408,
       "shared_expert_intermediate_size": 5632, "num_experts": 60, "num_experts_per_tok": 4}, 2_334_013_440),
+    *(({"model_type": family, **_OTHER, **fields}, total) for family, fields, total in (
+        ("granite", {}, 38_231_040), ("smollm3", {}, 37_207_040), ("ministral3", {"head_dim": 128}, 46_095_360),
+        ("seed_oss", {}, 46_104_576), ("ernie4_5", {"use_bias": True}, 45_105_152),
+        ("hunyuan_v1_dense", {}, 38_231_424), ("glm", {"attention_bias": True}, 46_104_576),
+        ("glm4", {"attention_bias": True}, 46_110_720), ("glm4_moe", _GLM, 50_835_328), ("qwen2_vl", {}, 38_235_648),
+        ("qwen2_vl_text", {}, 38_235_648), ("qwen2_5_vl", {}, 38_235_648), ("qwen2_5_vl_text", {}, 38_235_648),
+        ("qwen3_vl_text", {}, 46_096_128), ("qwen3_vl_moe_text", {
+            "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512}, 47_693_184),
+    )),
+    # zai-org/GLM-4.5-Air without the multi-token prediction: 106B in its report; ByteDance-Seed/Seed-OSS-36B
+    ({"model_type": "glm4_moe", "attention_bias": True, "first_k_dense_replace": 1, "head_dim": 128,
+      "hidden_size": 4096, "intermediate_size": 10944, "moe_intermediate_size": 1408, "n_routed_experts": 128,
+      "n_shared_experts": 1, "num_attention_heads": 96, "num_experts_per_tok": 8, "num_hidden_layers": 46,
+      "num_key_value_heads": 8, "vocab_size": 151552}, 106_852_245_504),
+    ({"model_type": "seed_oss", "hidden_size": 5120, "num_hidden_layers": 64, "intermediate_size": 27648,
+      "num_attention_heads": 80, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 155136}, 36_151_104_512),
 ]  # fmt: skip
 
 

@@ -55,6 +55,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "phi3": {**LLAMA, "vocab_size": 32_064},
     "gpt2": {"n_embd": 1024, "n_layer": 3, "n_head": 16, "n_positions": 512, "vocab_size": 50_257, **NO_DROPOUT},
     "gpt_oss": {**LLAMA, "intermediate_size": 1024, "num_local_experts": 16, "num_experts_per_tok": 4, "head_dim": 64},
+    "granite": LLAMA,
+    "smollm3": {**LLAMA, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+    "ministral3": WIDE,
+    "hunyuan_v1_dense": {**LLAMA, "head_dim": 64},
 }
 DIVIDED = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi")
 """Those without experts, all of whose products the library divides."""

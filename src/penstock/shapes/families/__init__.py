@@ -1,0 +1,5 @@
+"""How the configuration of each family of Hugging Face's models is read.
+
+May import: `schemas`.
+Start reading at `table.py`, whose rows are the families; `config.py` has the values, with their places in errors.
+"""
