@@ -217,7 +217,31 @@ def test_what_lowers_memory_and_is_not_modelled_is_no_reason_against_a_layout(
     assert any("it does not fit: " in each for each in plain.sentences)
     assert maybe.fits is None
     assert not any("it does not fit" in each for each in maybe.sentences)
-    assert any("which lowers memory, is not modelled" in each for each in maybe.sentences)
+    words = "which lower memory, are not modelled" if "--exp-avg" in feature else "which lowers memory, is not modelled"
+    assert any(words in each for each in maybe.sentences)
+
+
+@pytest.mark.parametrize(
+    ("setting", "names"),
+    [
+        ('training.dtype "bfloat16"', "training.dtype bfloat16"),
+        ("training.enable_cpu_offload True", "training.enable_cpu_offload"),
+        ("optimizer.early_step_in_backward True", "optimizer.early_step_in_backward"),
+    ],
+)
+def test_torchtitans_settings_that_lower_memory_are_no_reason_either(setting: str, names: str) -> None:
+    big = catalogue.profile("llama-3-8b")
+    flags = "--parallelism.pipeline_parallel_degree 1 --activation_checkpoint.mode full --model.converters float8"
+    plain = imported("torchtitan", flags, profile=big, cluster="1x8xV100")
+    maybe = imported("torchtitan", f"{flags} --{setting}", profile=big, cluster="1x8xV100")
+    assert (plain.fits, maybe.fits) == (False, None)
+    assert any(f"{names}" in each and "is not modelled" in each for each in maybe.sentences)
+    assert "model.converters float8: matrix products are judged in 16 bits all the same" in maybe.assumptions
+
+
+def test_torchtitans_optimizer_alone_is_no_job() -> None:
+    with pytest.raises(InvalidDocument, match=r"neither \[parallelism\]"):
+        imported("torchtitan", '[optimizer]\nname = "AdamW"\n')
 
 
 def test_releases_of_torchtitan() -> None:

@@ -223,7 +223,9 @@ def _sentences(
 def _not_counted(problem: Problem, theirs: Candidate, drawn: Drawn) -> Iterator[str]:
     """Yield what makes a layout need less memory than is counted."""
     if drawn.unmodelled:
-        yield f"{' and '.join(drawn.unmodelled)}, which lowers memory, is not modelled"
+        many = len(drawn.unmodelled) > 1
+        verbs = ("lower", "are") if many else ("lowers", "is")
+        yield f"{' and '.join(drawn.unmodelled)}, which {verbs[0]} memory, {verbs[1]} not modelled"
     if drawn.counted_whole:
         stage = theirs.allocation.stages[0]
         held = static_bytes(problem, stage)

@@ -24,7 +24,9 @@ from penstock.schemas.errors import InvalidDocument
 NONE: Mapping[str, str] = MappingProxyType({})
 CHECKPOINT = "activation_checkpoint"
 MODEL = "model"
-TABLES = ("parallelism", "training", CHECKPOINT, "experimental", MODEL)
+OPTIMIZER, EARLY_STEP = "optimizer", "early_step_in_backward"
+"""Of the optimizer's table this alone is looked at."""
+TABLES = ("parallelism", "training", CHECKPOINT, "experimental", MODEL, OPTIMIZER)
 LENGTH = "max_context_length"
 """How newer heads than 0.3 call the tokens of a sample."""
 _ARGUMENTS = {"model_spec.0": "flavor", "model_spec.flavor": "flavor", "model_spec.num_mtp_layers": "num_mtp_layers"}
@@ -66,7 +68,7 @@ class Settings:
     @property
     def empty(self) -> bool:
         """Whether it says nothing of what is asked for."""
-        return not any(table for name, table in self._tables.items() if name != MODEL)
+        return not any(table for name, table in self._tables.items() if name not in (MODEL, OPTIMIZER))
 
     def get(self, table: str, name: str) -> Any:
         """Return the value; None where there is none."""
@@ -90,6 +92,18 @@ class Settings:
             self.fault(name, f"{table}.{name} is {value!r}, no number from {least} on")
             return None
         return value
+
+
+def unmodelled(said: Settings, mode: str) -> tuple[str, ...]:
+    """What lowers memory: it takes effect without a word of the layout's."""
+    each = {
+        "selective checkpoints of operators": mode == "selective",
+        "training.dtype bfloat16 (parameters and optimizer states of 2 bytes)": said.get("training", "dtype")
+        == "bfloat16",
+        "training.enable_cpu_offload": said.get("training", "enable_cpu_offload") is True,
+        f"{OPTIMIZER}.{EARLY_STEP}": said.get(OPTIMIZER, EARLY_STEP) is True,
+    }
+    return tuple(name for name, is_on in each.items() if is_on)
 
 
 def _of_given(given: Mapping[str, str]) -> dict[str, dict[str, Any]]:
@@ -167,7 +181,7 @@ def _table_of(path: str) -> tuple[str, str] | None:
     *owners, name = path.split(".")
     if path in _ARGUMENTS:
         return MODEL, _ARGUMENTS[path]
-    if owners[-1:] == [CHECKPOINT] and name != "mode":
+    if (owners[-1:] == [CHECKPOINT] and name != "mode") or (owners[-1:] == [OPTIMIZER] and name != EARLY_STEP):
         return None
     if owners and owners[-1] in TABLES and "validator" not in owners and owners[0] != "model_spec":
         return owners[-1], name

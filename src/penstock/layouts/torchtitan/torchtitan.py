@@ -21,7 +21,7 @@ from penstock.layouts.drawn import NONE, Drawn, Expressed, Reading
 from penstock.layouts.roles import Roles
 from penstock.layouts.torchtitan import files as torchtitan_files
 from penstock.layouts.torchtitan.models import FLAVORS, named, without_kernels
-from penstock.layouts.torchtitan.settings import LENGTH, Settings
+from penstock.layouts.torchtitan.settings import LENGTH, Settings, unmodelled
 from penstock.schemas.errors import Fault, UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
 from penstock.solvers.model.degrees import Degrees, Sharding
@@ -211,6 +211,9 @@ def read(text: str, given: Reading) -> Drawn:
     assumptions = [*degrees.assumptions, *unknown, *said.remarks]
     if more := said.get("model", "num_mtp_layers"):
         assumptions.append(f"num_mtp_layers {more}: judged without multi-token prediction, with which it would change")
+    if converters := said.get("model", "converters"):
+        names = ", ".join(map(str, converters)) if isinstance(converters, list) else converters
+        assumptions.append(f"model.converters {names}: matrix products are judged in 16 bits all the same")
     if mode == "selective":
         own = "" if stated else "no activation_checkpoint in the text, torchtitan's own is selective: "
         assumptions.append(f"{own}selective checkpoints are inside the profile's stashes, or they are not counted")
@@ -229,7 +232,7 @@ def read(text: str, given: Reading) -> Drawn:
         sequence_parallel=said.get("parallelism", "enable_sequence_parallel") is not False,
         sharding=degrees.sharding,
         counted_whole=WHOLE_AT_ONE_RANK if ranks == 1 and degrees.shards else "",
-        unmodelled=("selective checkpoints of operators",) if mode == "selective" else (),
+        unmodelled=unmodelled(said, mode),
         gradient=None if reduced is None else "fp32" if reduced == "float32" else "parameter",
         assumptions=tuple(assumptions),
     )
