@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from node_samples import FABRIC, LEAF, SPINE
 
@@ -80,3 +82,13 @@ def test_a_cable_whose_ends_contradict_each_other() -> None:
         read_ibnetdiscover(FABRIC.replace('"S-0000000000000001"[2]', '"S-0000000000000001"[7]'))
     (fault,) = caught.value.faults
     assert (fault.pointer, fault.code) == ("line 11", "contradiction")
+
+
+def test_what_the_command_warns_of_on_standard_error_is_passed_over() -> None:
+    warned = (
+        "src/query_smp.c:203; umad (DR path slid 0; dlid 0; 0,2 Attr 0x15:1) bad status 110; Connection timed out\n"
+    )
+    opened = "ibwarn: [4711] mad_rpc_open_port: client_register for mgmt 1 failed\n"
+    assert read_ibnetdiscover(warned + opened + FABRIC).links == tuple(
+        replace(link, place=replace(link.place, line=link.place.line + 2)) for link in read_ibnetdiscover(FABRIC).links
+    )

@@ -26,8 +26,11 @@ _PORT = re.compile(
 )
 _RATE = re.compile(r"(?:^|\s)([0-9]{1,3})x([A-Z]+[0-9]*)(?=\s|$)")
 _SKIPPED = re.compile(
-    r"#|(?:vendid|devid|sysimgguid|switchguid|caguid|rtguid)=|(?:Non-)?Chassis |Hostname: ", re.IGNORECASE
+    r"#|(?:vendid|devid|sysimgguid|switchguid|caguid|rtguid)=|(?:Non-)?Chassis |Hostname: "
+    r"|ib(?:warn|panic|error): \[\d+\] |src/\w+\.c:\d+; ",
+    re.IGNORECASE,
 )
+"""What says nothing of cables; at last what the command and its libraries write to standard error."""
 _NAME = re.compile(r"(HCA-\d+|(?:mlx|ib|hfi|qib|bnxt_re|irdma|roce|rdma|ibp)(?=\w*\d)\w+)(?:\s|$)", re.IGNORECASE)
 _UNLIKE_A_NAME = re.compile(r"[\s,\[\]]+")
 _SYSTEM = re.compile(r"MF0;([^:;]+):")
