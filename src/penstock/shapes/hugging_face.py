@@ -1,6 +1,6 @@
 """The shape of a transformer from the ``config.json`` of a Hugging Face model; the library itself is not needed.
 
-A family is a row of ``FAMILIES``: what its configuration says in fields of its own, and what its modelling code fixes.
+A family is a row of ``FAMILIES``: the fields by which it is configured, and what its modelling code fixes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.shapes.families.table import FAMILIES, OF_ARCHITECTURE, SEEING, US
 def shape_of(
     values: Mapping[str, Any], *, sequence_length: int | None = None, origin: str = "config.json"
 ) -> TransformerShape:
-    """The shape that a configuration describes.
+    """Return the shape that a configuration describes.
 
     A family that is not known is read as its architecture, or as the language model in its ``text_config``; ``remarks``
     says so. Raises UnsupportedRequest where that is not known either, InvalidDocument for missing or impossible fields.
@@ -98,7 +98,7 @@ def _unknown(values: Mapping[str, Any], origin: str) -> UnsupportedRequest:
 
 
 def _not_a_transformer(origin: str, error: ValidationError) -> InvalidDocument:
-    """The error of widths that no transformer has, with the first mistake."""
+    """Return the error of widths that no transformer has, with the first mistake."""
     first = error.errors()[0]
     words = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
     return InvalidDocument(f"{origin} does not describe a transformer: {words}")

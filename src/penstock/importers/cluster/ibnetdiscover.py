@@ -30,7 +30,7 @@ _SKIPPED = re.compile(
     r"|ib(?:warn|panic|error): \[\d+\] |src/\w+\.c:\d+; ",
     re.IGNORECASE,
 )
-"""What says nothing of cables; at last what the command and its libraries write to standard error."""
+"""Lines that say nothing of cables; the last ones the command and its libraries write to standard error."""
 _NAME = re.compile(r"(HCA-\d+|(?:mlx|ib|hfi|qib|bnxt_re|irdma|roce|rdma|ibp)(?=\w*\d)\w+)(?:\s|$)", re.IGNORECASE)
 _UNLIKE_A_NAME = re.compile(r"[\s,\[\]]+")
 _SYSTEM = re.compile(r"MF0;([^:;]+):")

@@ -25,7 +25,7 @@ NONE: Mapping[str, str] = MappingProxyType({})
 CHECKPOINT = "activation_checkpoint"
 MODEL = "model"
 OPTIMIZER, EARLY_STEP = "optimizer", "early_step_in_backward"
-"""Of the optimizer's table this alone is looked at."""
+"""The one setting of the optimizer's table that is looked at."""
 TABLES = ("parallelism", "training", CHECKPOINT, "experimental", MODEL, OPTIMIZER)
 LENGTH = "max_context_length"
 """How newer heads than 0.3 call the tokens of a sample."""
@@ -94,14 +94,14 @@ class Settings:
         return value
 
 
-def unmodelled(said: Settings, mode: str) -> tuple[str, ...]:
-    """What lowers memory: it takes effect without a word of the layout's."""
+def unmodelled(settings: Settings, mode: str) -> tuple[str, ...]:
+    """Return the settings that lower memory and are not counted."""
     each = {
         "selective checkpoints of operators": mode == "selective",
-        "training.dtype bfloat16 (parameters and optimizer states of 2 bytes)": said.get("training", "dtype")
+        "training.dtype bfloat16 (parameters and optimizer states of 2 bytes)": settings.get("training", "dtype")
         == "bfloat16",
-        "training.enable_cpu_offload": said.get("training", "enable_cpu_offload") is True,
-        f"{OPTIMIZER}.{EARLY_STEP}": said.get(OPTIMIZER, EARLY_STEP) is True,
+        "training.enable_cpu_offload": settings.get("training", "enable_cpu_offload") is True,
+        f"{OPTIMIZER}.{EARLY_STEP}": settings.get(OPTIMIZER, EARLY_STEP) is True,
     }
     return tuple(name for name, is_on in each.items() if is_on)
 

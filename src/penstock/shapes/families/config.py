@@ -19,7 +19,7 @@ class Config:
     origin: str
 
     def number(self, name: str, default: int | None = None) -> int:
-        """A positive integer. Raises InvalidDocument where it is missing, without a default, or is none."""
+        """Return a positive integer. Raises InvalidDocument for another value, or where it and a default lack."""
         value = self.values.get(name)
         if value is None and default is not None:
             return default
@@ -35,7 +35,7 @@ class Config:
         return value
 
     def flag(self, name: str, default: bool) -> bool:
-        """True or false. Raises InvalidDocument for anything else."""
+        """Return true or false. Raises InvalidDocument for anything else."""
         value = self.values.get(name)
         if value is None:
             return default
@@ -44,14 +44,14 @@ class Config:
         return value
 
     def share(self, name: str) -> float:
-        """A probability; 0 where it is missing. Raises InvalidDocument for anything else."""
+        """Return a probability, 0 where it is missing. Raises InvalidDocument for anything else."""
         value = self.values.get(name) or 0.0
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
             raise self.wrong(name, f"has {name} {value!r}, which is no number between 0 and 1")
         return float(value)
 
     def wrong(self, name: str, what: str, remedy: str = _AS_PUBLISHED) -> InvalidDocument:
-        """The error of a field."""
+        """Return the error of a field."""
         return InvalidDocument(
             f"{self.origin}, of family {self.values.get('model_type')!r}, {what}",
             faults=(Fault(f"/{name}", what, "field"),),

@@ -1,4 +1,4 @@
-"""What the configuration of each family says in fields of its own, and what its modelling code fixes."""
+"""The fields by which each family is configured, and what its modelling code fixes."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ def _seed_oss(config: Config) -> Fields:
 
 
 def _ernie(config: Config) -> Fields:
-    """One flag for all biases."""
+    """Read one flag for all biases."""
     biases = config.flag("use_bias", False)
-    own = {"attention_biases": "all" if biases else "none", "ffn_biases": biases}
-    return {**_llama(_at_width(config, 128)), **own, "tied": config.flag("tie_word_embeddings", True)}
+    fields = {"attention_biases": "all" if biases else "none", "ffn_biases": biases}
+    return {**_llama(_at_width(config, 128)), **fields, "tied": config.flag("tie_word_embeddings", True)}
 
 
 def _hunyuan(config: Config) -> Fields:
@@ -87,7 +87,7 @@ def _hunyuan(config: Config) -> Fields:
 
 
 def _glm_layer(config: Config) -> Fields:
-    """Biases of queries, keys and values."""
+    """Read biases of queries, keys and values."""
     biases = "qkv" if config.flag("attention_bias", False) else "none"
     return {**_llama(config), "attention_biases": biases, "ffn_biases": False}
 
@@ -101,10 +101,10 @@ def _glm4(config: Config) -> Fields:
 
 
 def _glm4_moe(config: Config) -> Fields:
-    """GLM-4.5: DeepSeek's experts behind grouped-query attention; prediction of further tokens is left out."""
+    """Read GLM-4.5: DeepSeek's experts behind grouped-query attention, without the prediction of further tokens."""
     fields = _glm_layer(config)
-    own = {"query_key_norm": config.flag("use_qk_norm", False), "experts": _routed(config, fields["layers"])}
-    return {**fields, **own}
+    norm = config.flag("use_qk_norm", False)
+    return {**fields, "query_key_norm": norm, "experts": _routed(config, fields["layers"])}
 
 
 def _mistral(config: Config) -> Fields:
@@ -326,9 +326,9 @@ FAMILIES: dict[str, Callable[[Config], Fields]] = {
     "qwen3_vl_text": _qwen3,
     "qwen3_vl_moe_text": _qwen3_moe,
 }
-"""How the configuration of each ``model_type`` is read."""
+"""The readers of configurations, by their ``model_type``."""
 SEEING = ("qwen2_vl", "qwen2_5_vl")
-"""Families whose published configurations have the language model's fields next to those of what reads images."""
+"""Families whose published configurations have the language model's fields next to the fields of an image encoder."""
 OF_ARCHITECTURE = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
