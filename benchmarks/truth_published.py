@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import truth_bridge
 from truth_layouts import mark
@@ -23,8 +23,8 @@ from truth_layouts import mark
 import penstock
 from penstock.examples.catalogue import SHAPES, cluster, shape
 from penstock.executor.profiling.device_table import LEVELS, MEASURED, MOST_EXPERT_GPUS, Level, usual_level
+from penstock.importers.cluster import hardware
 from penstock.schemas.errors import PenstockError
-from penstock.schemas.quantities import parse_bytes
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.transformers.degrees import Framework, Sharding
 from penstock.schemas.transformers.shape import TransformerShape
@@ -32,13 +32,13 @@ from penstock.shapes.parameters import total
 from penstock.shapes.profiled_degrees import Asked
 from penstock.shapes.profiles import profile_of
 
-_KINDS = {"h100_80gb": "H100", "a100_80gb": "A100", "A100-80GB": "A100", "H100-96GB 500W": "H100"}
-_MEMORY = {"H100-96GB 500W": "95.6 GiB"}
-"""The memory that torch reports of boards that have another one than the table."""
+_KINDS = {"h100_80gb": "H100", "a100_80gb": "A100", "A100-80GB": "A100", "a100_40gb": "A100"}
+_SMALLER = {"a100_40gb": 40 * 10**9}
+"""The size in the name of boards that have another memory than the usual one."""
 _SIXTEEN = ("bf16", "amp_bf16")
 _NOT_EXPRESSED = ("DeepEP", "EP overlap on", "async TP")
 _SHARDINGS: dict[str, Sharding] = {"optimizer": "optimizer", "gradients": "gradients", "parameters": "parameters"}
-_RECOMPUTE = {"none": "none", "full": "full", "not stated": "none", "": "none"}
+_RECOMPUTE: dict[str, Literal["none", "full"]] = {"none": "none", "full": "full", "not stated": "none", "": "none"}
 _DOMAIN = 64
 """GPUs of an NVLink domain of 72 that published runs use."""
 _EAGER = ("mosaicml/llm-foundry", "pytorch/torchtitan")
@@ -57,7 +57,7 @@ class Published(NamedTuple):
     shape: TransformerShape
     framework: Framework
     kind: str
-    memory: str | None
+    memory_bytes: int | None
     gpus: int
     batch: int
     size: int
@@ -67,7 +67,7 @@ class Published(NamedTuple):
     pipeline: int
     virtual: int
     sharding: Sharding
-    recompute: str
+    recompute: Literal["none", "full"]
     seconds: float
 
     @property
@@ -136,13 +136,15 @@ def _row(row: dict[str, str]) -> Published | None:
         return None
     gpus, seq, batch, measured = int(row["gpus"]), int(row["seq"]), int(row["gbs"]), float(row["measured"])
     seconds = measured if row["unit"] == "s/step" else batch * seq / gpus / measured
-    memory = "39.4 GiB" if row["gpu_kind"] == "a100_40gb" else _MEMORY.get(row["gpu_kind"])
-    kind = _KINDS.get(row["gpu_kind"].replace("40", "80"), row["gpu_kind"])
+    kind, memory = _KINDS.get(row["gpu_kind"], row["gpu_kind"]), None
+    if row["gpu_kind"] in _SMALLER:
+        memory = hardware.usual(kind).size_near(_SMALLER[row["gpu_kind"]])
+        assert memory is not None
     framework: Framework = "torch" if source in _EAGER else "megatron"
     tensor, context, expert, pipeline, virtual = (int(row[name] or 1) for name in ("tp", "cp", "ep", "pp", "vpp"))
     return Published(
-        source, model, framework, kind, memory, gpus, batch, int(row["mbs"]), tensor, context, expert, pipeline,
-        virtual, sharding, _RECOMPUTE[recompute], seconds,
+        source, model, framework, kind, memory and memory.value, gpus, batch, int(row["mbs"]), tensor, context, expert,
+        pipeline, virtual, sharding, _RECOMPUTE[recompute], seconds,
     )  # fmt: skip
 
 
@@ -188,8 +190,8 @@ def predicted(run: Published, level: Level) -> Predicted:
     profile = profile_of(run.shape, run.framework, (run.kind,), micro_batch_sizes=sizes, asked=degrees, level=level)
     size = _node_size(run.kind, run.gpus)
     topology = cluster(f"{run.gpus // size}x{size}x{run.kind}")
-    if run.memory is not None and topology.uniform is not None:
-        smaller = topology.uniform.model_copy(update={"memory_bytes": parse_bytes(run.memory)})
+    if run.memory_bytes is not None and topology.uniform is not None:
+        smaller = topology.uniform.model_copy(update={"memory_bytes": run.memory_bytes})
         topology = topology.model_copy(update={"uniform": smaller})
     answer = penstock.even_layout(
         PlanRequest(profile=profile, topology=topology, global_batch_size=run.batch),
@@ -200,7 +202,7 @@ def predicted(run: Published, level: Level) -> Predicted:
         virtual_stages=run.virtual,
         micro_batch_size=run.size,
         sharding=run.sharding,
-        recompute="full" if run.recompute == "full" else "none",
+        recompute=run.recompute,
     )
     prediction = answer.file.plan.prediction
     assert prediction is not None

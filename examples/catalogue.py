@@ -49,12 +49,9 @@ def cluster_names() -> tuple[str, ...]:
 def profile(name: str) -> ModelProfile:
     """The profile of model ``name``, shipped or computed for all kinds. Raises UnknownName with near models."""
     if known_profile(name) in model_names():
-        shipped = read(name)
-        if shipped.shape is None or shipped.framework is None:
-            return shipped
-        from penstock.shapes.profiles import with_variants
+        from penstock.shapes.profiles import at_degrees
 
-        return with_variants(shipped, shipped.shape, shipped.framework)
+        return at_degrees(read(name))
     from penstock.shapes.profiles import FRAMEWORK, every_kind, profile_of
 
     return profile_of(SHAPES[name], FRAMEWORK, every_kind())

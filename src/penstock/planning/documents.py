@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 RESERVE = Fraction(3, 100)
 """Part of a device's memory that plans leave free where nothing is said of it: what allocators lose in fragments. The
-fullest of 130 published runs leaves 4.8 % by the same count (docs/benchmarks.md)."""
+fullest of 145 published runs leaves 4.8 % by the same count (docs/benchmarks.md)."""
 
 
 def find_profile(
@@ -56,8 +56,12 @@ def find_profile(
         if shipped.framework is not None:
             framework = framework or FRAMEWORKS.get(target or "")
         same = _is_so(shipped, framework, sequence_length) and all(value is None for value in changes.values())
+        if same and asked == USUAL:
+            return shipped
         if same:
-            return shipped if asked == USUAL else _at_degrees(shipped, asked)
+            from penstock.shapes.profiles import at_degrees
+
+            return at_degrees(shipped, asked)
     elif str(given) not in SHAPES and not _is_config(Path(given)):
         path = Path(given)
         found = ModelProfile.read(path) if path.suffix or path.exists() else catalogue.profile(str(given))
@@ -65,15 +69,6 @@ def find_profile(
     shape = find_shape(given, sequence_length, routing)
     framework = framework or FRAMEWORKS.get(target or "")
     return with_remarks(computed_profile(shape, framework, asked=asked, context_kind=context_kind), given)
-
-
-def _at_degrees(profile: ModelProfile, wanted: Asked) -> ModelProfile:
-    """Return a shipped profile with costs at other degrees than the usual ones. Raises UnsupportedRequest."""
-    from penstock.shapes.profiles import with_variants
-
-    if profile.shape is None or profile.framework is None:
-        return profile
-    return with_variants(profile, profile.shape, profile.framework, asked=wanted)
 
 
 def with_remarks(profile: ModelProfile, model: str | Path) -> ModelProfile:
@@ -137,9 +132,9 @@ def with_open_degrees(request: PlanRequest) -> PlanRequest:
     profile, topology = request.profile, request.topology
     if isinstance(profile, str) or isinstance(topology, str):
         return request
-    request = _with_reserve(request, topology)
+    request = _with_memory(request, "headroom_bytes", _reserve_bytes(topology))
     if request.target is None and profile.parameter_dtype != "fp32":
-        request = _with_fp32_gradients(request)
+        request = _with_memory(request, "gradient", "fp32")
     if not profile.variants:
         return request
     if request.target is not None or request.codec is not None or topology.group is not None:
@@ -151,25 +146,21 @@ def with_open_degrees(request: PlanRequest) -> PlanRequest:
             refuse_illegal(profile, each)
     settled = request.sharding is not None or request.memory.optimizer_sharding != "none" or _are_one(degrees)
     changed: dict[str, object] = {"degrees": degrees, "sharding": request.sharding if settled else "auto"}
-    return _with_fp32_gradients(request).model_copy(update=changed)
+    return _with_memory(request, "gradient", "fp32").model_copy(update=changed)
 
 
-def _with_reserve(request: PlanRequest, topology: ClusterTopology) -> PlanRequest:
-    """Return the request with memory to leave free, where it says nothing of it."""
-    if "headroom_bytes" in request.memory.model_fields_set:
+def _with_memory(request: PlanRequest, name: str, value: object) -> PlanRequest:
+    """Return the request with a field of its memory, where it says nothing of that field."""
+    if name in request.memory.model_fields_set:
         return request
+    return request.model_copy(update={"memory": request.memory.model_copy(update={name: value})})
+
+
+def _reserve_bytes(topology: ClusterTopology) -> int:
+    """Return the memory that plans leave free on each device: `RESERVE` of the largest one."""
     uniform = topology.uniform
     devices = (uniform,) if uniform is not None else (each for node in topology.nodes for each in node.devices)
-    largest = max((device.memory_bytes for device in devices), default=0)
-    left = request.memory.model_copy(update={"headroom_bytes": math.ceil(RESERVE * largest)})
-    return request.model_copy(update={"memory": left})
-
-
-def _with_fp32_gradients(request: PlanRequest) -> PlanRequest:
-    """The request, with gradients in fp32 where it says nothing of them."""
-    if "gradient" in request.memory.model_fields_set:
-        return request
-    return request.model_copy(update={"memory": request.memory.model_copy(update={"gradient": "fp32"})})
+    return math.ceil(RESERVE * max((device.memory_bytes for device in devices), default=0))
 
 
 def with_effort(request: PlanRequest) -> PlanRequest:

@@ -152,6 +152,13 @@ def _source(shape: TransformerShape, kinds: Sequence[str]) -> ProfileSource:
     )
 
 
+def at_degrees(profile: ModelProfile, wanted: Asked = USUAL) -> ModelProfile:
+    """Return a shipped profile with its costs at degrees, if it is a transformer's. Raises UnsupportedRequest."""
+    if profile.shape is None or profile.framework is None:
+        return profile
+    return with_variants(profile, profile.shape, profile.framework, asked=wanted)
+
+
 def with_variants(
     profile: ModelProfile,
     shape: TransformerShape,
