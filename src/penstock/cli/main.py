@@ -15,7 +15,8 @@ import stat
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any
 
 import typer
 
@@ -84,13 +85,19 @@ def _common(
     pass
 
 
+@cache
+def _command() -> Any:
+    """Return what typer makes of all commands; it takes 40 ms, which tests would wait for at each call."""
+    return typer.main.get_command(app)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; never raises, never shows a traceback unless asked to."""
     early.loaded()
     given = list(sys.argv[1:] if arguments is None else arguments)
     piped = _is_pipe()
     try:
-        code = app(args=compat.current(given), prog_name="penstock", standalone_mode=False)
+        code = _command()(args=compat.current(given), prog_name="penstock", standalone_mode=False)
         sys.stdout.flush()
         if code == INTERRUPTED:
             return _say("interrupted", INTERRUPTED)

@@ -178,26 +178,35 @@ job = Two("two", batch_size=64)
 """
 
 
-def test_a_model_with_other_layers_is_refused_or_said_not_to_be_compared(
+COMMAND = ["--job", "mine:job", "--steps", "3", "-o"]
+
+
+def test_a_model_with_other_layers_is_refused(
     plan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    command = ["export", plan, "--to", "sbatch", "--job", "mine:job", "--steps", "3", "-o", "made"]
-    assert main(command) == 0
-    assert "were not compared with the plan's (there is no module 'mine' here)" in capsys.readouterr().err
-    (tmp_path / "made" / "job.sbatch").unlink()
     Path("mine.py").write_text(MODEL.format(names=["other", "names"]))
-    with monkeypatch.context() as unlowered:
-        unlowered.delattr("penstock.planning.bundles.make_bundle")
-        assert main(command) == 1, "before the programs of all ranks are made"
+    monkeypatch.delattr("penstock.planning.bundles.make_bundle")
+    assert main(["export", plan, "--to", "sbatch", *COMMAND, "made"]) == 1, "before the programs of all ranks are made"
     assert "layer 0 of model 'mine:job' is 'other'" in capsys.readouterr().err
-    assert not (tmp_path / "made" / "job.sbatch").exists(), "nothing is written"
-    assert main([*command[:3], "jobset", *command[4:-1], "job.yaml", "--image", "i"]) == 0
+    assert not Path("made").exists(), "nothing is written"
+
+
+@pytest.mark.tier("nightly")
+def test_a_model_that_cannot_be_compared_is_said_and_one_that_fits_is_not(
+    plan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["export", plan, "--to", "sbatch", *COMMAND]
+    assert main([*command, "without"]) == 0
+    assert "were not compared with the plan's (there is no module 'mine' here)" in capsys.readouterr().err
+    Path("mine.py").write_text(MODEL.format(names=["other", "names"]))
+    assert main(["export", plan, "--to", "jobset", *COMMAND, "job.yaml", "--image", "i"]) == 0
     assert "warning: the mine that lies here does not fit the plan" in capsys.readouterr().err
     layers = PlanFile.read(plan).request.profile.layers  # type: ignore[union-attr]
     Path("mine.py").write_text(MODEL.format(names=[layer.name for layer in layers]))
-    assert main([*command[:-1], "fits"]) == 0
+    assert main([*command, "fits"]) == 0
     assert "mine" not in capsys.readouterr().err
     Path("mine.py").write_text("raise RuntimeError('no GPU')")
-    assert main(command) == 0
+    assert main([*command, "raises"]) == 0
     assert "were not compared with the plan's" in capsys.readouterr().err
