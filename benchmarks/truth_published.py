@@ -26,19 +26,28 @@ from penstock.executor.profiling.device_table import LEVELS, MEASURED, MOST_EXPE
 from penstock.importers.cluster import hardware
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.request import PlanRequest
-from penstock.schemas.transformers.degrees import Framework, Sharding
+from penstock.schemas.transformers.degrees import Framework, Module, Sharding
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes.parameters import total
 from penstock.shapes.profiled_degrees import Asked
 from penstock.shapes.profiles import profile_of
 
-_KINDS = {"h100_80gb": "H100", "a100_80gb": "A100", "A100-80GB": "A100", "a100_40gb": "A100"}
+_KINDS = {"h100_80gb": "H100", "a100_80gb": "A100", "A100-80GB": "A100", "a100_40gb": "A100",
+          "H100-96GB 500W": "H100"}  # fmt: skip
 _SMALLER = {"a100_40gb": 40 * 10**9}
 """The size in the name of boards that have another memory than the usual one."""
 _SIXTEEN = ("bf16", "amp_bf16")
-_NOT_EXPRESSED = ("DeepEP", "EP overlap on", "async TP")
+_NOT_EXPRESSED = ("DeepEP", "EP overlap on", "async TP", "compile")
+Recompute = Literal["none", "full"] | tuple[Module, ...]
 _SHARDINGS: dict[str, Sharding] = {"optimizer": "optimizer", "gradients": "gradients", "parameters": "parameters"}
-_RECOMPUTE: dict[str, Literal["none", "full"]] = {"none": "none", "full": "full", "not stated": "none", "": "none"}
+_RECOMPUTE: dict[str, Recompute] = {
+    "none": "none",
+    "full": "full",
+    "not stated": "none",
+    "": "none",
+    "selective": ("operators",),
+    "per op selective": ("operators",),
+}
 _DOMAIN = 64
 """GPUs of an NVLink domain of 72 that published runs use."""
 _EAGER = ("mosaicml/llm-foundry", "pytorch/torchtitan")
@@ -67,7 +76,7 @@ class Published(NamedTuple):
     pipeline: int
     virtual: int
     sharding: Sharding
-    recompute: Literal["none", "full"]
+    recompute: Recompute
     seconds: float
 
     @property
@@ -194,7 +203,12 @@ def predicted(run: Published, level: Level) -> Predicted:
         smaller = topology.uniform.model_copy(update={"memory_bytes": run.memory_bytes})
         topology = topology.model_copy(update={"uniform": smaller})
     answer = penstock.even_layout(
-        PlanRequest(profile=profile, topology=topology, global_batch_size=run.batch),
+        PlanRequest(
+            profile=profile,
+            topology=topology,
+            global_batch_size=run.batch,
+            target="torchtitan" if run.recompute == ("operators",) else None,
+        ),
         tensor=run.tensor,
         context=run.context,
         expert=run.expert,

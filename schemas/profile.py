@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from penstock.schemas.document import Document, Part, refuse_doubles
 from penstock.schemas.quantities import Bytes, BytesPerSecond, Count, Flag, Fraction, Name, Nanoseconds, PositiveCount
-from penstock.schemas.transformers.degrees import WITHIN, Collective, Degrees, Framework, ModuleCost
+from penstock.schemas.transformers.degrees import ALONE, WITHIN, Collective, Degrees, Framework, ModuleCost
 from penstock.schemas.transformers.shape import TransformerShape
 
 Scaling = Literal["linear", "measured"]
@@ -117,7 +117,9 @@ class DividedCost(LayerMeasurement):
         modules = self.modules or ()
         refuse_doubles("module", [each.module for each in modules])
         known = {each.module: each for each in modules}
-        freed = sum(each.freed_bytes for each in modules if WITHIN.get(each.module) not in known)
+        apart = [each.freed_bytes for each in modules if each.module in ALONE]
+        others = [each for each in modules if each.module not in ALONE and WITHIN.get(each.module) not in known]
+        freed = max(sum(each.freed_bytes for each in others), *apart, 0)
         if freed > self.stash_bytes:
             raise ValueError(f"modules free {freed} bytes of a stash of {self.stash_bytes}")
         for whole in set(WITHIN.values()) & known.keys():

@@ -19,15 +19,18 @@ ContextKind = Literal["ring", "all_gather", "all_to_all"]
 """How GPUs that share a sequence see all of its keys and values."""
 
 
-Module = Literal["attention", "mlp", "norm", "mla_up_proj", "moe_act", "shared_experts"]
+Module = Literal["attention", "mlp", "norm", "mla_up_proj", "moe_act", "shared_experts", "operators"]
 """What of a layer is recomputed by itself: attention with its projections, the whole feed-forward (Megatron's ``mlp``;
 of a layer with experts its ``moe``: router, dispatch, experts, shared experts), the norms of the hidden width
 (Megatron's ``layernorm``), the projections of latent attention from its narrow widths with the rotary positions, the
 activation between the products of experts, the shared experts. Megatron's ``core_attn`` keeps nothing under flash
-attention."""
+attention. ``operators``: all but the results of attention and of every second product and what was sent, as
+torchtitan's selective checkpoints do."""
 
 WITHIN: dict[Module, Module] = {"mla_up_proj": "attention", "moe_act": "mlp", "shared_experts": "mlp"}
 """Modules that are parts of another one: recomputing that makes them again as well."""
+ALONE: tuple[Module, ...] = ("operators",)
+"""Modules that overlap with all others, so that no other one is recomputed with them."""
 
 Asked = Literal["auto", "none", "optimizer", "gradients", "parameters", "parameters_kept"]
 """A sharding, or the choice among those that plans may have."""

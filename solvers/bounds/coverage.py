@@ -211,9 +211,9 @@ def _backwards(split: bool) -> Values:
 
 
 def modules_known(problem: Problem) -> Values:
-    """Return whether plans may recompute single modules: at degrees where the profile knows their costs."""
+    """Return whether plans may recompute single modules: where the profile knows their costs."""
     degrees = {choice.degrees for choice in problem.choices}
-    known = any(variant.modules for variant in problem.variants if variant.degrees in degrees)
+    known = problem.modules or any(variant.modules for variant in problem.variants if variant.degrees in degrees)
     return every("recompute_modules")["recompute_modules"] if known else _one("none")
 
 

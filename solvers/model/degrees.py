@@ -22,7 +22,7 @@ IN_ONE_STAGE: tuple[Sharding, ...] = ("gradients", "parameters")
 Phase = Literal["forward", "backward", "step"]
 Operation = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
 Over = Literal["tensor", "context", "expert"]
-Module = Literal["attention", "mlp", "norm", "mla_up_proj", "moe_act", "shared_experts"]
+Module = Literal["attention", "mlp", "norm", "mla_up_proj", "moe_act", "shared_experts", "operators"]
 Modules = tuple[Module, ...]
 """Modules of a layer that are recomputed by themselves, in this order."""
 WITHIN: dict[Module, Module] = {"mla_up_proj": "attention", "moe_act": "mlp", "shared_experts": "mlp"}

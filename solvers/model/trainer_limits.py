@@ -14,13 +14,16 @@ from typing import Literal, NamedTuple
 
 from penstock.solvers.model.allocation import Allocation, Stage
 
-Method = Literal["none", "block", "uniform"]
+Method = Literal["none", "block", "uniform", "every"]
 AT_ONCE = 8
 """Layers recomputed together: all numbers up to this are tried, then its doubles."""
 
 
 class Recomputing(NamedTuple):
-    """How stages recompute: ``block``: the first n layers, each by itself; ``uniform``: all layers, n at once."""
+    """How stages recompute: ``block``: the first n layers, each by itself; ``uniform``: all layers, n at once.
+
+    ``every``: the layers of a stage whose numbers n divides, from 1 on, each by itself.
+    """
 
     method: Method = "none"
     layers: int = 0
@@ -109,6 +112,8 @@ class Within:
             return ()
         if how.method == "block":
             return tuple((layer, layer) for layer in range(low, min(high + 1, low + how.layers)))
+        if how.method == "every":
+            return tuple((layer, layer) for layer in range(low + how.layers - 1, high + 1, how.layers))
         return tuple((layer, min(layer + how.layers - 1, high)) for layer in range(low, high + 1, how.layers))
 
     def ways(self, stages: Sequence[Stage]) -> Iterator[Recomputing]:

@@ -121,6 +121,7 @@ def test_a_plan_within_megatron_says_its_gradients_and_exports_them() -> None:
         assert back.request.memory == asked.memory
 
 
+KEPT = '[activation_checkpoint]\nmode = "none"\n'
 TITAN = "[training]\nlocal_batch_size = 4\n[parallelism]\npipeline_parallel_degree = {}\n{}"
 
 
@@ -166,7 +167,8 @@ def test_without_a_pipeline_no_schedule_is_looked_at(schedule: str) -> None:
 
 
 def test_a_job_without_a_pipeline_is_exported_with_its_local_batch() -> None:
-    file = plan_file(imported("torchtitan", TITAN.format(1, "data_parallel_shard_degree = 4"), global_batch_size=32))
+    text = TITAN.format(1, f"data_parallel_shard_degree = 4\n{KEPT}")
+    file = plan_file(imported("torchtitan", text, global_batch_size=32))
     assert (file.plan.num_micro_batches, file.plan.sharding) == (2, "parameters")
     for release in HEADS:
         text = layout_text(file, "torchtitan", release)
@@ -176,20 +178,49 @@ def test_a_job_without_a_pipeline_is_exported_with_its_local_batch() -> None:
         assert again.plan.pipelines == file.plan.pipelines
 
 
-def test_checkpoints_that_the_text_leaves_out_are_torchtitans_own() -> None:
-    left_out = imported("torchtitan", TITAN.format(2, "")).assumptions
-    assert any("torchtitan's own is selective" in each for each in left_out)
-    for mode in ("none", "full", "selective"):
-        found = imported("torchtitan", TITAN.format(2, "") + f'\n[activation_checkpoint]\nmode = "{mode}"')
-        assert any("selective checkpoints are inside" in each for each in found.assumptions) == (mode == "selective")
-        assert bool(found.plan.pipelines[0].stages[0].recompute != "none") == (mode == "full")
+@pytest.mark.parametrize(
+    ("text", "recomputed"),
+    [
+        ("", [2, 4, 6, 8, 10, 12]),
+        ('[activation_checkpoint]\nmode = "none"', []),
+        ('[activation_checkpoint]\nmode = "full"', list(range(1, 13))),
+        ('[activation_checkpoint]\nmode = "selective"', [2, 4, 6, 8, 10, 12]),
+        ('[activation_checkpoint]\nmode = "selective"\nselective_ac_option = "3"', [3, 6, 9, 12]),
+        ('[activation_checkpoint]\nmode = "selective"\nselective_ac_option = "op"', "operators"),
+    ],
+)
+def test_checkpoints_are_torchtitans(text: str, recomputed: list[int] | str) -> None:
+    layout = imported("torchtitan", TITAN.format(2, "") + text, target="torchtitan")
+    stages = [stage for pipeline in layout.plan.pipelines for stage in pipeline.stages]
+    if recomputed == "operators":
+        assert all(getattr(stage.recompute, "modules", ()) == ("operators",) for stage in stages)
+    else:
+        spans = [stage.recompute for stage in stages if isinstance(stage.recompute, tuple)]
+        assert [layer for each in spans for first, last in each for layer in range(first, last + 1)] == recomputed
+    assert any("torchtitan's own" in each for each in layout.assumptions) == (not text)
+    file = plan_file(layout)
+    again = imported("torchtitan", layout_text(file, "torchtitan", "0.2"), target="torchtitan")
+    assert again.plan.pipelines == file.plan.pipelines
+    if recomputed in ([2, 4, 6, 8, 10, 12], [3, 6, 9, 12]):
+        with pytest.raises(UnsupportedRequest, match=r"torchtitan 0\.3 cannot express .* whose number [23] divides"):
+            layout_text(file, "torchtitan", "0.3")
+    else:
+        assert imported("torchtitan", layout_text(file, "torchtitan", "0.3")).plan.pipelines == file.plan.pipelines
+
+
+def test_checkpoints_of_python_are_the_policy_that_it_names() -> None:
     python = "def f(c):\n    c.parallelism.pipeline_parallel_degree = 2\n    c.activation_checkpoint = {}"
-    for words, recomputes in {"FullAC.Config()": True, "None": False, "SelectiveAC.Config(x=1)": False}.items():
-        found = imported("torchtitan", python.format(words))
-        assert (found.plan.pipelines[0].stages[0].recompute != "none") == recomputes
+    for words, recomputes in {"FullAC.Config()": True, "None": False}.items():
+        layout = imported("torchtitan", python.format(words))
+        assert (layout.plan.pipelines[0].stages[0].recompute != "none") == recomputes
+    layout = imported("torchtitan", python.format("SelectiveAC.Config(x=1)"))
+    assert getattr(layout.plan.pipelines[0].stages[0].recompute, "modules", ()) == ("operators",)
     with pytest.raises(InvalidDocument, match="1 fault") as caught:
         imported("torchtitan", python.format("MemoryBudgetAC.Config()"))
     assert "'MemoryBudgetAC.Config()' is none of none, full, selective" in str(caught.value)
+    odd = TITAN.format(2, "") + '[activation_checkpoint]\nmode = "selective"\nselective_ac_option = "two"'
+    with pytest.raises(InvalidDocument, match="'two' is neither a number nor 'op'"):
+        imported("torchtitan", odd)
 
 
 MEGATRON = "--pipeline-model-parallel-size 1 --micro-batch-size 1 --global-batch-size 16 {}"
@@ -199,7 +230,11 @@ ZERO = '{{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {{"stage": 1
 @pytest.mark.parametrize(
     ("form", "text", "feature"),
     [
-        ("torchtitan", TITAN.format(1, "{}").replace("4", "2"), '[activation_checkpoint]\nmode = "selective"'),
+        (
+            "torchtitan",
+            TITAN.format(1, "{}").replace("4", "2"),
+            '[activation_checkpoint]\nmode = "none"\n[optimizer]\nearly_step_in_backward = true',
+        ),
         ("megatron", MEGATRON, "--optimizer-cpu-offload"),
         ("megatron", MEGATRON, "--use-precision-aware-optimizer --exp-avg-dtype fp16"),
         ("deepspeed", ZERO, ', "offload_optimizer": {"device": "cpu"}'),
@@ -210,7 +245,7 @@ def test_what_lowers_memory_and_is_not_modelled_is_no_reason_against_a_layout(
 ) -> None:
     """A V100 does not hold what is counted of 8 billion parameters; with the feature it may."""
     big = catalogue.profile("llama-3-8b")
-    without = feature.replace('"selective"', '"none"') if form == "torchtitan" else ""
+    without = "" if form != "torchtitan" else feature.replace("true", "false")
     plain = imported(form, text.format(without), profile=big, cluster="1x8xV100")
     maybe = imported(form, text.format(feature), profile=big, cluster="1x8xV100")
     assert plain.fits is False
@@ -245,7 +280,7 @@ def test_torchtitans_optimizer_alone_is_no_job() -> None:
 
 
 def test_releases_of_torchtitan() -> None:
-    text = TITAN.format(2, "data_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 1")
+    text = TITAN.format(2, f"data_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 1\n{KEPT}")
     file = plan_file(imported("torchtitan", text))
     assert layout_text(file, "torchtitan") == layout_text(file, "torchtitan", "0.3.0")
     old = layout_text(file, "torchtitan", "0.2")
@@ -255,7 +290,8 @@ def test_releases_of_torchtitan() -> None:
     for release in ("0.1", "0.4", "1.0"):
         with pytest.raises(UnsupportedRequest, match=rf"releases 0.3 and 0.2, not {release}"):
             layout_text(file, "torchtitan", release)
-    sharded = TITAN.format(2, 'pipeline_parallel_schedule = "ZBVZeroBubble"\npipeline_parallel_microbatch_size = 2')
+    sharded = TITAN.format(2, 'pipeline_parallel_schedule = "ZBVZeroBubble"\npipeline_parallel_microbatch_size = 2\n')
+    sharded += KEPT
     file = plan_file(imported("torchtitan", sharded))
     for release in HEADS:
         again = imported("torchtitan", layout_text(file, "torchtitan", release), target="torchtitan")

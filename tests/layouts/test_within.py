@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise, permutations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from problems import make_problem
 
 from penstock.examples import catalogue
-from penstock.layouts.limits import TRAINERS, faults, order_name, recomputing_of, within_of
+from penstock.layouts.limits import MODULES, TRAINERS, faults, order_name, recomputing_of, within_of
 from penstock.layouts.roles import roles_of
 from penstock.planning.solve import solve
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
@@ -23,6 +23,7 @@ from penstock.solvers.bounds.trainer import within_bounds
 from penstock.solvers.costs.memory import largest_shortage
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.degrees import Module
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import REQUEST_SCOPE, Candidate
 from penstock.solvers.model.trainer_limits import Span, Within
@@ -58,11 +59,12 @@ def every_plan(problem: Problem, within: Within) -> Iterator[Candidate]:
 
 
 def _plans(problem: Problem, within: Within, plain: tuple[Stage, ...], number: int) -> Iterator[Candidate]:
+    methods = {"never": ("none",), "always": ("uniform",)}.get(problem.recompute)
+    ways = [how for how in within.ways(plain) if methods is None or how.method in methods]
+    again = [tuple(replace(stage, recompute=within.segments(stage, how)) for stage in plain) for how in ways]
+    again += [tuple(replace(stage, modules=modules) for stage in plain) for modules in problem.module_sets]
     for name in within.schedules:
-        for how in within.ways(plain):
-            if how.method not in {"never": ("none",), "always": ("uniform",)}.get(problem.recompute, (how.method,)):
-                continue
-            stages = tuple(replace(stage, recompute=within.segments(stage, how)) for stage in plain)
+        for stages in again:
             allocation = single_pipeline(stages, number)
             try:
                 ranks = len({stage.devices for stage in plain})
@@ -74,6 +76,28 @@ def _plans(problem: Problem, within: Within, plain: tuple[Stage, ...], number: i
             timeline = simulate(problem, allocation, orders)
             if largest_shortage(problem, allocation, timeline) is None:
                 yield Candidate("all", allocation, orders, timeline)
+
+
+def with_modules(problem: Problem, names: Sequence[Module]) -> Problem:
+    """Return the problem with modules, each of which frees some of each layer's stash for some of its forward."""
+    kind, (point,) = next(iter(problem.measured.items()))
+    modules = {
+        name: (point.forward_ns // (4 - number), point.stash_bytes * (1 + number) // 3)
+        for number, name in enumerate(names)
+    }
+    return replace(problem, measured={kind: (replace(point, modules=modules),)}, _costs={})
+
+
+def test_a_plan_that_recomputes_modules_may_be_the_best_within_a_target() -> None:
+    """Four layers keep 120 of 100 bytes: all of them again take 48 longer for a sample, their ``operators`` 12."""
+    plain = make_problem([12] * 4, stash_bytes=30, nodes=(1,), global_batch_size=2, memory_bytes=100, recompute="auto")
+    problem = replace(with_modules(plain, ["operators"]), within=limits("torchtitan", 4))
+    best = driver.solve(problem, "auto", workers=1).best
+    without = driver.solve(replace(plain, within=problem.within), "auto", workers=1).best
+    assert best is not None
+    assert without is not None
+    assert best.allocation.stages[0].modules == ("operators",)
+    assert best.value_ns == without.value_ns - 2 * (48 - 12)
 
 
 @pytest.mark.cases(2)
@@ -96,6 +120,10 @@ def test_uniform_finds_the_best_of_all_plans_within(trainer: str, data: st.DataO
         recompute=data.draw(st.sampled_from(["never", "auto", "always"])),
         shared=data.draw(st.booleans()),
     )
+    if data.draw(st.booleans()):
+        problem = with_modules(
+            problem, [each for each in ("norm", "mlp", "operators") if each in MODULES.get(trainer, {})]
+        )
     within = limits(trainer, len(times))
     plans = list(every_plan(problem, within))
     best = min((each.value_ns for each in plans), default=None)

@@ -12,6 +12,7 @@ from torch.nn import functional
 from penstock.examples.shapes import SHAPES
 from penstock.executor.profiling.device_table import device_facts
 from penstock.schemas.errors import UnsupportedRequest
+from penstock.schemas.transformers.degrees import ALONE
 from penstock.schemas.transformers.shape import Experts, TransformerShape
 from penstock.shapes.activations import per_token
 from penstock.shapes.costs.case import Case
@@ -172,9 +173,9 @@ def test_modules_of_experts_are_parts_of_the_feed_forward(framework: str, degree
     layout = Layout(framework=framework, tensor=degrees[0], expert=degrees[1])  # type: ignore[arg-type]
     case = Case(_with(SMALL, shared_gate=True), layout, device_facts("H100"))
     cost = costs_of(case)
-    known = {each.module: each for each in cost["experts"].modules or ()}
+    known = {each.module: each for each in cost["experts"].modules or () if each.module not in ALONE}
     assert list(known) == ["attention", "mlp", "norm", "moe_act", "shared_experts"]
-    assert [each.module for each in cost["dense"].modules or ()] == ["attention", "mlp", "norm"]
+    assert [each.module for each in cost["dense"].modules or ()][:3] == ["attention", "mlp", "norm"]
     parts = known["moe_act"], known["shared_experts"]
     assert sum(each.freed_bytes for each in parts) < known["mlp"].freed_bytes
     assert sum(each.forward_ns for each in parts) < known["mlp"].forward_ns

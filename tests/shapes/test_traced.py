@@ -3,25 +3,41 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    noop_context_fn,
+)
 
+from penstock.examples import gpt, llama
 from penstock.examples.models import MODELS
 from penstock.examples.shapes import SHAPES
 from penstock.executor.divided.tensor_group import first_of
 from penstock.executor.divided.tracer import DividedTracer, divided
 from penstock.executor.profiling.analytic import TORCH_DTYPES, analytic_profile
 from penstock.executor.profiling.device_table import device_facts
+from penstock.executor.profiling.memory_use import MemoryWatch
 from penstock.executor.profiling.tracing import LayerCost, Tracer
 from penstock.executor.run.chain import Chain
 from penstock.executor.run.job import load_job
+from penstock.executor.runtime.cpu import CPU
 from penstock.schemas.profile import DividedCost, ModelProfile
 from penstock.schemas.transformers.degrees import Collective, Degrees
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes import parameters
+from penstock.shapes.activations import kept_by_modules, per_token
 from penstock.shapes.costs.case import Case
+from penstock.shapes.costs.flash import flash
 from penstock.shapes.costs.layers import costs_of, layers_of
+from penstock.shapes.heads import heads_of
 from penstock.shapes.layout import Layout
 
 pytestmark = pytest.mark.tier("ci")
@@ -182,3 +198,66 @@ def test_parts_of_sequences_are_those_of_the_closed_form(degrees: Degrees) -> No
     for found, alone in ((block.forward, whole.forward), (block.backward, whole.backward)):
         assert sum(each.flops for each in found) == pytest.approx(sum(each.flops for each in alone) / gpus, rel=1e-6)
     assert block.stash_bytes == pytest.approx(known["dense"].stash_bytes, rel=0.03)
+
+
+BLOCKS: dict[str, Callable[[], nn.Module]] = {
+    "llama-3-8b": lambda: llama.Block(
+        llama.Config(blocks=1, width=256, heads=8, key_value_heads=2, inner=640, length=LENGTH, vocabulary=64)
+    ),
+    "gpt2-small": lambda: gpt.Block(gpt.Config(blocks=1, width=256, heads=8, length=LENGTH, vocabulary=64)),
+}
+LENGTH = 128
+SAVED = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+}
+
+
+def selective() -> Any:
+    """Return contexts that make every second product without a bias again, as torchtitan's ``SelectiveAC``."""
+    seen = Counter[bool]()
+
+    def policy(context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+        if operator is torch.ops.aten.mm.default:
+            seen[context.is_recompute] += 1
+        is_saved = operator in SAVED and (operator is not torch.ops.aten.mm.default or seen[context.is_recompute] % 2)
+        return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_selective_checkpoints_keep_what_is_counted(name: str) -> None:
+    """As allocated for a block in bf16 on the CPU; a whole checkpoint keeps the same apart from the results."""
+    block = BLOCKS[name]().to(torch.bfloat16)
+    x = torch.randn(1, LENGTH, 256, dtype=torch.bfloat16, requires_grad=True)
+    left = []
+    for contexts in (noop_context_fn, selective):
+        with MemoryWatch(CPU) as watch, watch.stretch("forward"):
+            out = checkpoint(block, x, use_reentrant=False, context_fn=contexts)
+        left.append(watch.growth("forward").left_bytes - out.untyped_storage().nbytes())
+        del out
+    sizes = {"hidden": 256, "heads": 8, "head_width": 32, "sequence_length": LENGTH}
+    widths = {"kv_heads": 2, "ffn": 640} if name == "llama-3-8b" else {"kv_heads": 8, "ffn": 1024, "positions": 0}
+    shape = SHAPES[name].model_copy(update=sizes | widths)
+    layout = Layout(framework="torch", sequence_parallel=False)
+    freed = kept_by_modules(shape, layout, dense=True)["operators"]
+    kept = per_token(shape, layout, dense=True).kept - freed
+    assert left[1] - left[0] == LENGTH * (kept - 2 * shape.hidden)
+
+
+def test_what_selective_checkpoints_make_again_is_all_but_attention_and_the_products_that_are_kept() -> None:
+    one = case("llama-3-8b", 1)
+    cost = costs_of(one)["dense"]
+    (operators,) = [each for each in cost.modules or () if each.module == "operators"]
+    shape = one.shape
+    kept = [(shape.hidden, 4096), (shape.hidden, 1024), (shape.hidden, shape.ffn), (shape.ffn, shape.hidden)]
+    products = sum(one.kernels.product_ns(one.tokens, rows, columns) for rows, columns in kept)
+    attention = flash(one, heads_of(shape, 1)).forward
+    assert cost.forward_ns - operators.forward_ns == pytest.approx(products + attention, abs=2)
+    assert operators.collectives == ()
+    shared = costs_of(case("llama-3-8b", 8))["dense"]
+    again = next(each for each in shared.modules or () if each.module == "operators")
+    sent = Counter({each.operation: each.count for each in shared.collectives if each.phase == "forward"})
+    assert Counter({each.operation: each.count for each in again.collectives}) == sent - Counter(reduce_scatter=2)

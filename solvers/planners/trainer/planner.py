@@ -145,9 +145,10 @@ class ShapeSearch:
         return Proposal(allocation, (orders.name,), overlaps=overlaps, fixed=orders)
 
     def _fitted(self, allocation: Allocation, below_ns: int) -> Trial | Allocation | None:
-        """The plan with the least recomputation that fits, if it is quick enough; the leanest one where none fits.
+        """Return the quickest plan that fits, if it is quick enough; the leanest one where none fits.
 
         More layers one by one take more time and less memory, so the first number that fits is searched by halves.
+        Where layers are recomputed, single modules of every stage are tried instead.
         """
         ways = [way for way in self.within.ways(allocation.stages) if self._allowed(way)]
         tried = [recomputing(self.within, allocation, way) for way in ways]
@@ -166,8 +167,20 @@ class ShapeSearch:
         for plan in tried[len(single) :] if found is None else ():
             outcome = self._judged(plan, below_ns)
             if outcome.trial is not None or outcome.short is None:
-                return outcome.trial
+                found = outcome.trial
+                break
+        if found is None or any(stage.recomputes for stage in found.allocation.stages):
+            found = self._modules_instead(allocation, below_ns if found is None else found.value_ns) or found
         return found or (tried[-1] if tried else None)
+
+    def _modules_instead(self, plain: Allocation, below_ns: int) -> Trial | None:
+        """Return the quickest plan that recomputes the same modules in every stage."""
+        best: Trial | None = None
+        for modules in self.problem.module_sets:
+            stages = tuple(replace(stage, modules=modules) for stage in plain.stages)
+            plan = single_pipeline(stages, plain.num_micro_batches)
+            best = self._judged(plan, below_ns if best is None else best.value_ns).trial or best
+        return best
 
     def _judged(self, plan: Allocation, below_ns: int) -> Judged:
         """The judge's opinion, which is spared where the micro-batches that are in flight for certain do not fit."""

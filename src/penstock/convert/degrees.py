@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from itertools import product
 
@@ -189,12 +189,15 @@ def at_choice_of(problem: Problem, plan: Plan) -> Problem:
 # ---- variants --------------------------------------------------------------------------------------------------------
 
 
-def variants_of(profile: ModelProfile) -> tuple[Variant, ...]:
-    """Return the model at each of the degrees that the profile has costs at besides 1."""
-    return tuple(_variant(profile, variant) for variant in profile.variants or ())
+def variants_of(profile: ModelProfile, modules: Set[Module]) -> tuple[Variant, ...]:
+    """Return the model at each of the degrees that the profile has costs at besides 1.
+
+    ``modules``: what plans may recompute by itself.
+    """
+    return tuple(_variant(profile, variant, modules) for variant in profile.variants or ())
 
 
-def _variant(profile: ModelProfile, variant: ProfileVariant) -> Variant:
+def _variant(profile: ModelProfile, variant: ProfileVariant, modules: Set[Module]) -> Variant:
     assert profile.classes is not None
     classes = np.asarray(profile.classes)
     held = [variant.layers[number] for number in profile.classes]
@@ -214,7 +217,7 @@ def _variant(profile: ModelProfile, variant: ProfileVariant) -> Variant:
         ),
         shared_parameters=tuple((s.name, s.layers, -(-s.bytes // degrees.tensor)) for s in profile.shared_parameters),
         measured={
-            kind: tuple(_measured(each, classes) for each in points if each.device_kind == kind)
+            kind: tuple(_measured(each, classes, modules) for each in points if each.device_kind == kind)
             for kind in profile.device_kinds
         },
         copied_bytes=copied_bytes(held),
@@ -227,7 +230,7 @@ def copied_bytes(layers: Sequence[Layer | DividedLayer]) -> np.ndarray | None:
     return prefix(sizes) if any(sizes) else None
 
 
-def _measured(given: DividedMeasurement, classes: np.ndarray) -> CellMeasured:
+def _measured(given: DividedMeasurement, classes: np.ndarray, modules: Set[Module]) -> CellMeasured:
     """Return a measurement with an entry for each layer instead of each class."""
     rows, layers = given.micro_batch_size, given.layers
 
@@ -244,7 +247,7 @@ def _measured(given: DividedMeasurement, classes: np.ndarray) -> CellMeasured:
         stash_bytes=every(layer.stash_bytes for layer in layers),
         workspace_bytes=every(layer.workspace_bytes for layer in layers),
         collectives=tuple(collectives[number] for number in classes),
-        modules={module: _module(layers, module, rows, classes) for module in sorted(known)},
+        modules={module: _module(layers, module, rows, classes) for module in sorted(known & modules)},
     )
 
 

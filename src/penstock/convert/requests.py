@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from difflib import get_close_matches
 from math import log
+from typing import get_args
 
 import numpy as np
 
 from penstock.convert.degrees import choices_of, copied_bytes, variants_of
-from penstock.layouts.limits import within_of
+from penstock.layouts.limits import recomputable, within_of
 from penstock.layouts.roles import transformer_of
 from penstock.schemas import topology as wire
 from penstock.schemas.amounts import exact
@@ -19,6 +20,7 @@ from penstock.schemas.quantities import MAX_WIRE_INTEGER
 from penstock.schemas.request import MemoryModel, PlanRequest
 from penstock.schemas.topology import ClusterTopology, Link, Node
 from penstock.shapes.flops import flops_per_sample
+from penstock.solvers.model.degrees import Known, Module
 from penstock.solvers.model.network import Cable, Inside, Network
 from penstock.solvers.model.problem import (
     CodecSpeed,
@@ -38,10 +40,14 @@ from penstock.solvers.model.problem import (
 OPTIMIZER_STATES = {"sgd": 0, "momentum": 1, "adam": 2}
 
 
-def to_problem(request: PlanRequest) -> Problem:
-    """Freeze a request whose profile and topology stand inline. Raises InvalidDocument where they do not fit."""
+def to_problem(request: PlanRequest, *, any_modules: bool = False) -> Problem:
+    """Freeze a request whose profile and topology stand inline. Raises InvalidDocument where they do not fit.
+
+    ``any_modules``: to judge plans made for several targets, whatever these recompute; not to be planned.
+    """
     profile, topology = inline_documents(request)
     topology = topology.expanded()
+    alone, divided = (_recomputable(request, any_modules, is_divided=each) for each in (False, True))
     sources = _kind_sources(profile, topology)
     _refuse_overflow(profile, {kind for kind, _speed in sources.values()}, request.global_batch_size)
     devices = devices_of(topology)
@@ -58,7 +64,7 @@ def to_problem(request: PlanRequest) -> Problem:
         ),
         cuttable=np.array([layer.cuttable for layer in profile.layers[:-1]], dtype=bool),
         shared_parameters=tuple((s.name, s.layers, s.bytes) for s in profile.shared_parameters),
-        measured=_measured(profile),
+        measured=_measured(profile, alone),
         linear=profile.scaling == "linear",
         kind_source=sources,
         devices=devices,
@@ -85,17 +91,23 @@ def to_problem(request: PlanRequest) -> Problem:
         pins=_pins(request, devices),
         seed=request.seed,
         within=None if request.target is None else within_of(request.target, profile, transformer_of(request)),
-        collectives=tuple(
-            MeasuredCollective(each.operation, each.devices_per_node, each.nodes, each.size_bytes, each.time_ns)
-            for each in topology.collectives or ()
-        ),
-        variants=variants_of(profile),
+        collectives=tuple(map(_collective, topology.collectives or ())),
+        variants=variants_of(profile, divided),
         choices=choices_of(request, profile, topology),
         update_workspace_bytes=_update_workspace(profile),
         update_in_turn=bool(profile.update_in_turn),
         copied_bytes=copied_bytes(profile.layers),
         peak_ns=_peak_ns(profile, devices),
     )
+
+
+def _recomputable(request: PlanRequest, any_modules: bool, *, is_divided: bool) -> Set[Module]:
+    """Return the modules that the problem knows, of whole layers or of divided ones."""
+    return frozenset(get_args(Module)) if any_modules else recomputable(request.target, is_divided=is_divided)
+
+
+def _collective(each: wire.MeasuredCollective) -> MeasuredCollective:
+    return MeasuredCollective(each.operation, each.devices_per_node, each.nodes, each.size_bytes, each.time_ns)
 
 
 def _peak_ns(profile: ModelProfile, devices: tuple[Device, ...]) -> dict[str, float]:
@@ -144,18 +156,31 @@ def inline_documents(request: PlanRequest) -> tuple[ModelProfile, ClusterTopolog
     return request.profile, request.topology
 
 
-def _measured(profile: ModelProfile) -> dict[str, tuple[Measured, ...]]:
-    return {
-        kind: tuple(
-            _one_measurement(m)
-            for m in sorted(profile.measurements, key=lambda m: m.micro_batch_size)
-            if m.device_kind == kind
-        )
-        for kind in profile.device_kinds
-    }
+def _measured(profile: ModelProfile, modules: Set[Module]) -> dict[str, tuple[Measured, ...]]:
+    """Return the measurements by kind; ``modules``: what plans may recompute by itself."""
+    by_kind: dict[str, list[Measured]] = {kind: [] for kind in profile.device_kinds}
+    for m, alone in zip(profile.measurements, _modules_alone(profile, modules), strict=True):
+        by_kind[m.device_kind].append(_one_measurement(m, alone))
+    return {kind: tuple(sorted(points, key=lambda each: each.rows)) for kind, points in by_kind.items()}
 
 
-def _one_measurement(m: Measurement) -> Measured:
+def _modules_alone(profile: ModelProfile, modules: Set[Module]) -> Sequence[Known]:
+    """Return the times (L,) of each module and what it frees, for each measurement."""
+    if not modules or profile.shape is None:
+        return [{}] * len(profile.measurements)
+    from penstock.shapes.profiles import modules_alone
+
+    costs_by_module = []
+    for layers in modules_alone(profile):
+        each = [{cost.module: (cost.forward_ns, cost.freed_bytes) for cost in costs} for costs in layers]
+        named = sorted(set().union(*each) & modules)
+        columns = {name: [costs.get(name, (0, 0)) for costs in each] for name in named}
+        arrays = {name: (frozen(t for t, _ in pairs), frozen(b for _, b in pairs)) for name, pairs in columns.items()}
+        costs_by_module.append(arrays)
+    return costs_by_module
+
+
+def _one_measurement(m: Measurement, modules: Known) -> Measured:
     return Measured(
         rows=m.micro_batch_size,
         forward_ns=frozen(layer.forward_ns for layer in m.layers),
@@ -163,6 +188,7 @@ def _one_measurement(m: Measurement) -> Measured:
         weight_ns=frozen(layer.weight_ns for layer in m.layers),
         stash_bytes=frozen(layer.stash_bytes for layer in m.layers),
         workspace_bytes=frozen(layer.workspace_bytes for layer in m.layers),
+        modules=modules,
     )
 
 

@@ -248,10 +248,20 @@ def in_file(error: InvalidDocument, source: str, drawn: Drawn) -> InvalidDocumen
     return InvalidDocument(f"{source}: {error.detail}", faults=faults, remedy=error.remedy)
 
 
+def lacking_modules(problem: Problem, drawn: Drawn) -> Modules:
+    """Return the modules that are recomputed and have no costs."""
+    return tuple(module for module in drawn.modules if module not in problem.modules)
+
+
+def not_counted(problem: Problem, drawn: Drawn) -> tuple[str, ...]:
+    """Return the names of what lowers memory and is not counted."""
+    return (*drawn.unmodelled, *(f"recomputing {module}" for module in lacking_modules(problem, drawn)))
+
+
 def _not_judged(problem: Problem, drawn: Drawn) -> list[str]:
     """What of degrees and of recomputed modules the costs do not have."""
     said = []
-    if lacking := [module for module in drawn.modules if module not in problem.modules]:
+    if lacking := lacking_modules(problem, drawn):
         said.append(f"recomputing {', '.join(lacking)} is not counted: no costs of that at {problem.degrees}")
     if drawn.degrees.tensor > 1 and drawn.sequence_parallel is False:
         said.append(

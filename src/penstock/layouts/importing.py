@@ -12,7 +12,18 @@ from penstock.convert.explanations import to_layout
 from penstock.convert.requests import inline_documents
 from penstock.layouts import deepspeed, ranges
 from penstock.layouts.at_degrees import at_degrees, cells_in
-from penstock.layouts.drawn import Drawn, Reading, by_hand, differing, in_file, ordered, placed, world_of, wrong
+from penstock.layouts.drawn import (
+    Drawn,
+    Reading,
+    by_hand,
+    differing,
+    in_file,
+    not_counted,
+    ordered,
+    placed,
+    world_of,
+    wrong,
+)
 from penstock.layouts.exporting import layout_text
 from penstock.layouts.legal import legal_degrees
 from penstock.layouts.limits import refuse_beyond
@@ -88,7 +99,9 @@ def import_layout(
         format=asked.format,
         plan=plan,
         request=request,
-        fits=None if short and drawn is not None and (drawn.unmodelled or drawn.counted_whole) else not short,
+        fits=None
+        if short and drawn is not None and (not_counted(problem, drawn) or drawn.counted_whole)
+        else not short,
         faults=tuple(faults),
         missing_bytes=short[0].missing_bytes if short else 0,
         sentences=_sentences(
@@ -220,12 +233,16 @@ def _sentences(
     return tuple(said)
 
 
+def _is_doubtful(problem: Problem, drawn: Drawn | None) -> bool:
+    """Return whether the layout may take less memory than is counted."""
+    return drawn is not None and bool(not_counted(problem, drawn) or drawn.counted_whole)
+
+
 def _not_counted(problem: Problem, theirs: Candidate, drawn: Drawn) -> Iterator[str]:
     """Yield what makes a layout need less memory than is counted."""
-    if drawn.unmodelled:
-        many = len(drawn.unmodelled) > 1
-        verbs = ("lower", "are") if many else ("lowers", "is")
-        yield f"{' and '.join(drawn.unmodelled)}, which {verbs[0]} memory, {verbs[1]} not modelled"
+    if lowering := not_counted(problem, drawn):
+        verbs = ("lower", "are") if len(lowering) > 1 else ("lowers", "is")
+        yield f"{' and '.join(lowering)}, which {verbs[0]} memory, {verbs[1]} not modelled"
     if drawn.counted_whole:
         stage = theirs.allocation.stages[0]
         held = static_bytes(problem, stage)
@@ -326,7 +343,7 @@ def _divided_rival(choice: str, request: PlanRequest, theirs: Candidate, workers
 
 def _rival(choice: str, request: PlanRequest, theirs: Candidate, bound_ns: int, workers: int | None) -> Rival:
     result = solve(request, workers=workers)
-    problem = to_problem(request.model_copy(update={"target": None, "options": {}}))
+    problem = to_problem(request.model_copy(update={"target": None, "options": {}}), any_modules=True)
     ours = None if result.plan is None else _candidate(problem, result.plan)
     comparison = None
     if ours is not None:

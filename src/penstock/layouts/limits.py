@@ -19,6 +19,7 @@ from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT
 from penstock.schemas.request import PlanRequest, Target
+from penstock.schemas.transformers.degrees import ALONE
 from penstock.solvers.model.allocation import Allocation, Stage
 from penstock.solvers.model.degrees import Module
 from penstock.solvers.model.problem import Problem
@@ -60,7 +61,7 @@ TRAINERS: dict[str, Trainer] = {
             "zb-v": "ZBVZeroBubble",
         },
         True,
-        ("uniform",),
+        ("uniform", "every"),
         at_once=False,
         needs_roles=False,
     ),
@@ -74,9 +75,21 @@ MODULES: dict[str, dict[Module, str]] = {
         "moe_act": "moe_act",
         "shared_experts": "shared_experts",
         "mla_up_proj": "mla_up_proj",
-    }
+    },
+    "torchtitan": {"operators": "selective"},
 }
 """The modules that trainers recompute by themselves, in their words; ``mlp`` of a layer with experts is ``moe``."""
+
+
+def recomputable(target: Target | None, *, is_divided: bool) -> frozenset[Module]:
+    """Return the modules that plans may recompute by themselves, of layers that GPUs share or of whole ones.
+
+    Without a target these are what ranks recompute, of layers at degrees. One that is recomputed alone has no others
+    beside it: bounds take modules for parts that do not overlap.
+    """
+    if target is not None:
+        return frozenset(MODULES.get(target, {}))
+    return frozenset(get_args(Module)) - set(ALONE) if is_divided else frozenset()
 
 
 def within_of(target: str, profile: ModelProfile, stated: str = "") -> Within:
@@ -222,15 +235,16 @@ def recomputing_of(stages: Sequence[Stage], within: Within) -> Recomputing | Non
         return Recomputing()
     most = max(last - first + 1 for first, last in segments)
     count = max(len(stage.recompute) for stage in stages)
-    for how in (Recomputing("uniform", most), Recomputing("block", count)):
-        known = how.method in within.recompute and (within.at_once or how.layers == 1 or how.method == "block")
+    apart = next(stage.recompute[0][0] - max(stage.first, within.span.first) + 1 for stage in stages if stage.recompute)
+    for how in (Recomputing("uniform", most), Recomputing("block", count), Recomputing("every", apart)):
+        known = how.method in within.recompute and (within.at_once or how.layers == 1 or how.method != "uniform")
         if known and all(within.segments(stage, how) == stage.recompute for stage in stages):
             return how
     return None
 
 
 def _recomputing(allocation: Allocation, within: Within) -> Iterator[str]:
-    """Single modules are recomputed by Megatron alone: the same of every layer of the model."""
+    """Single modules are the same of every layer of the model."""
     stages = allocation.stages
     odd = next((s for s, stage in enumerate(stages) if stage.modules != stages[0].modules), None)
     if odd is not None:
@@ -247,7 +261,7 @@ def _recomputing(allocation: Allocation, within: Within) -> Iterator[str]:
     s, stage = next((s, stage) for s, stage in enumerate(allocation.stages) if stage.recompute)
     ways = {
         "megatron": "all transformer layers in groups of N, or the first N of every stage",
-        "torchtitan": "every transformer layer by itself, or none",
+        "torchtitan": "every transformer layer by itself, every nth, or none",
         "deepspeed": "groups of N layers in every stage, or none",
     }
     shown = ", ".join(f"{first}–{last}" for first, last in stage.recompute[:4])

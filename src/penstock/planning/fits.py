@@ -16,7 +16,7 @@ from penstock.schemas.api.fits import Degree, FitsAnswer, FitsRequest, FitsRow, 
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.schemas.quantities import MAX_WIRE_INTEGER
 from penstock.schemas.topology import ClusterTopology
-from penstock.schemas.transformers.degrees import Module
+from penstock.schemas.transformers.degrees import ALONE, Module
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes import parameters
 from penstock.shapes.hugging_face import remarks
@@ -177,10 +177,24 @@ def _layouts(request: FitsRequest, shape: TransformerShape, cluster: _Cluster) -
 
 
 def _recomputed(request: FitsRequest) -> frozenset[Module]:
-    """The modules of a layer whose activations are made again."""
+    """The modules of a layer whose activations are made again. Raises UnsupportedRequest for some with others."""
     if request.recompute == "none":
         return frozenset()
-    return FULL if request.recompute == "full" else frozenset(request.recompute)
+    if request.recompute == "full":
+        return FULL
+    alone = next((each for each in request.recompute if each in ALONE), None)
+    if alone is not None and (len(set(request.recompute)) > 1 or request.framework != "torch"):
+        raise UnsupportedRequest(
+            f"recompute {', '.join(request.recompute)} with the framework {request.framework}: {alone!r} are "
+            "torchtitan's selective checkpoints, which overlap with every other module",
+            remedy=f"framework torch and {alone} alone, or the other modules without it",
+        )
+    if alone is not None and request.context != (1,):
+        raise UnsupportedRequest(
+            f"what recomputing {alone!r} keeps is not known where GPUs share sequences",
+            remedy="context 1, or recompute full",
+        )
+    return frozenset(request.recompute)
 
 
 def _values(

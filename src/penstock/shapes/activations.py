@@ -8,6 +8,7 @@ of column-parallel products are kept as they are gathered, whole on every GPU; M
 .. [1] Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022), section 4.
 .. [2] Megatron-Core, ``moe_layer``, ``token_dispatcher`` (alltoall) and ``experts.TEGroupedMLP``; Transformer Engine,
    ``permutation``; torchtitan, ``models.common.moe`` and ``token_dispatcher``: what a layer with experts keeps.
+.. [3] torchtitan, ``distributed.activation_checkpoint``: ``SelectiveAC``, by operator (0.2: ``_apply_op_sac``).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple, get_args
 
-from penstock.schemas.transformers.degrees import WITHIN, ContextKind, Framework, Module
+from penstock.schemas.transformers.degrees import ALONE, WITHIN, ContextKind, Framework, Module
 from penstock.schemas.transformers.shape import Experts, LatentAttention, TransformerShape
 from penstock.shapes.heads import heads_of
 from penstock.shapes.layout import FULL, Layout
@@ -67,6 +68,8 @@ class _Pieces(NamedTuple):
     """A part of attention, as the next two are parts of the feed-forward."""
     moe_act: Fraction
     shared_experts: Fraction
+    operators: Fraction
+    """All between the results that torchtitan's selective checkpoints keep; 0 where that is not known."""
 
     @property
     def total(self) -> Fraction:
@@ -74,6 +77,8 @@ class _Pieces(NamedTuple):
 
     def freed(self, modules: frozenset[Module]) -> Fraction:
         """What recomputing these modules frees; a part of another one of them frees nothing more."""
+        alone = modules & set(ALONE)
+        modules = alone or modules
         return sum((getattr(self, each) for each in modules if WITHIN.get(each) not in modules), Fraction(0))
 
 
@@ -98,7 +103,8 @@ def per_token(shape: TransformerShape, layout: Layout, *, dense: bool) -> Kept:
 def kept_by_modules(shape: TransformerShape, layout: Layout, *, dense: bool) -> dict[Module, Fraction]:
     """Bytes per token that recomputing each module frees that a layer, ``dense`` or with experts, has."""
     pieces = _pieces_of(shape, layout, dense=dense)
-    return {each: getattr(pieces, each) for each in get_args(Module) if each not in WITHIN or getattr(pieces, each)}
+    modules = (each for each in get_args(Module) if each not in (*WITHIN, *ALONE) or getattr(pieces, each))
+    return {each: getattr(pieces, each) for each in modules}
 
 
 def context_buffers(shape: TransformerShape, layout: Layout) -> Fraction:
@@ -164,7 +170,31 @@ def _pieces(
         feed_forward = _mixture(shape, shape.experts, tensor, spread, expert, framework)
     read_whole = 1 if shape.experts is not None and not dense and not shape.experts.shared_ffn else 2
     norm = _norm_results(shape, framework, spread, read_whole)
-    return _Pieces(inputs, norm, attention, feed_forward.whole, up, *feed_forward[1:])
+    pieces = _Pieces(inputs, norm, attention, feed_forward.whole, up, *feed_forward[1:], Fraction(0))
+    if framework == "megatron" or context is not None:
+        return pieces
+    kept = _between_operators(shape, dense, tensor, spread, expert)
+    return pieces._replace(operators=max(Fraction(0), pieces.total - kept))
+
+
+def _between_operators(
+    shape: TransformerShape, dense: bool, tensor: int, spread: int, expert: tuple[int, int]
+) -> Fraction:
+    """Return what selective checkpoints by operator keep [3]_: input, attention's result, products, what was sent.
+
+    Results of reduce-scatters are a GPU's part of the sequence; copies of tokens arrive at their experts and back.
+    """
+    kept = Fraction(_BF16 * shape.hidden, spread)
+    kept += _BF16 * heads_of(shape, tensor).results + Fraction(_FP32 * shape.heads, tensor)
+    kept += _BF16 * sum(result.width for result in kept_results(shape, tensor, dense=dense))
+    kept += Fraction(_HALVES * _BF16 * shape.hidden, spread) if spread > 1 else 0
+    experts = shape.experts
+    if experts is not None and not dense:
+        copies = copies_per_token(experts) / spread
+        kept += Fraction(experts.per_token * (_FP32 + _INT64), spread)
+        if expert != (1, 1):
+            kept += _BF16 * shape.hidden * copies * (1 + expert[1] * busiest(experts, expert[0]))
+    return kept
 
 
 def _norm_results(shape: TransformerShape, framework: Framework, spread: int, read_whole: int) -> Fraction:
@@ -284,3 +314,50 @@ def _shared_experts(
     """Shared experts, and their result with its weight where a gate weighs them."""
     gate = _BF16 * (shape.hidden + 1) if experts.shared_gate else 0
     return _feed_forward(shape, experts.shared_ffn, framework) / tensor + Fraction(gate, spread)
+
+
+class Result(NamedTuple):
+    """Elements per token of a product's result on one GPU, by the name of the product."""
+
+    name: str
+    width: Fraction
+    has_bias: bool = False
+
+
+@lru_cache(maxsize=1024)
+def kept_results(shape: TransformerShape, tensor: int, *, dense: bool) -> tuple[Result, ...]:
+    """Return the products of a block, ``dense`` or with experts, whose results selective checkpoints keep [3]_.
+
+    In the order of eager torch every second product without a bias, from the first on, and each that adds one. The
+    router's and grouped ones are made again.
+    """
+    results = [*_attention_results(shape, tensor), *_feed_forward_results(shape, tensor, dense=dense)]
+    counted = [result for result in results if not result.has_bias]
+    return tuple(result for result in results if result.has_bias or counted.index(result) % 2 == 0)
+
+
+def _attention_results(shape: TransformerShape, tensor: int) -> tuple[Result, ...]:
+    """Return the products in order; the one that leads out of the heads leaves a sum of the whole width."""
+    heads, latent, biases = heads_of(shape, tensor), shape.latent, shape.attention_biases
+    out = Result("out", Fraction(shape.hidden), biases == "all")
+    if latent is None:
+        into = zip(("queries", "keys", "values"), heads, strict=False)
+        return (*(Result(name, width, biases != "none") for name, width in into), out)
+    down = (Result("narrow queries", Fraction(latent.query_rank)),) if latent.query_rank is not None else ()
+    up = Fraction(shape.heads * (latent.plain_width + latent.value_width), tensor)
+    return (
+        *down,
+        Result("queries", heads.queries),
+        Result("narrow keys", Fraction(latent.key_value_rank + latent.rotary_width)),
+        Result("keys", up),
+        out,
+    )
+
+
+def _feed_forward_results(shape: TransformerShape, tensor: int, *, dense: bool) -> tuple[Result, ...]:
+    """Return the products of the feed-forward, or of the shared experts."""
+    experts = shape.experts
+    width = shape.ffn if experts is None or dense else experts.shared_ffn
+    names = ("gate", "up") if shape.gated else ("up",)
+    into = [Result(name, Fraction(width, tensor), shape.ffn_biases) for name in names]
+    return (*into, Result("down", Fraction(shape.hidden), shape.ffn_biases)) if width else ()

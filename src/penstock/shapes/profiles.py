@@ -321,6 +321,25 @@ def _module(own: LayerMeasurement, alone: DividedCost, shared: ModuleCost) -> Mo
     )
 
 
+def modules_alone(profile: ModelProfile) -> tuple[tuple[tuple[ModuleCost, ...], ...], ...]:
+    """Return what recomputing single modules of whole layers costs, by measurement and layer, of transformers.
+
+    As at degrees, the closed form's share of a layer's own costs.
+    """
+    shape, framework = profile.shape, profile.framework
+    if shape is None or framework is None or len(profile.layers) != shape.layers + 2:
+        return ((),) * len(profile.measurements)
+    single, roles, modules = Layout(framework=framework), roles_of(shape), []
+    for point in profile.measurements:
+        facts = device_facts(point.device_kind, None, framework)
+        closed = costs_of(
+            Case(shape, replace(single, micro_batch_size=point.micro_batch_size), facts, profile.parameter_dtype)
+        )
+        each = ((layer, closed[role]) for layer, role in zip(point.layers, roles, strict=True))
+        modules.append(tuple(tuple(_module(layer, one, cost) for cost in one.modules or ()) for layer, one in each))
+    return tuple(modules)
+
+
 def _scaled(own: int, alone: int, shared: int) -> int:
     """``own`` × ``shared`` / ``alone``, rounded up; where the closed form has nothing alone, what is added to it."""
     return -(-own * shared // alone) if alone else own + shared

@@ -148,8 +148,8 @@ class Work:
         list[str] | None,
         typer.Option(
             metavar="none|full|MODULES",
-            help="Activations made again in the backward pass: of attention,mlp,norm,moe_act,shared_experts (default: "
-            "none). Repeatable.",
+            help="Activations made again in the backward pass: of attention,mlp,norm,moe_act,shared_experts, or of "
+            "torch operators (default: none). Repeatable.",
         ),
     ] = None
     sequence_parallel: Annotated[

@@ -18,21 +18,24 @@ and add one:
 """
 
 
-def toml(remarks: Sequence[str], tables: Mapping[str, Mapping[str, Any]], recomputes: bool) -> str:
-    """Tables, with remarks above them; ``recomputes``: every transformer layer."""
+_POLICIES = {"full": "FullAC", "selective": "SelectiveAC"}
+
+
+def toml(remarks: Sequence[str], tables: Mapping[str, Mapping[str, Any]], checkpoints: Mapping[str, str]) -> str:
+    """Tables, with remarks above them; ``checkpoints``: of activations."""
     lines = [f"# {line}" for line in remarks]
-    for name, table in tables.items():
+    for name, table in {**tables, "activation_checkpoint": checkpoints}.items():
         lines += [f"[{name}]", *(f"{key} = {_value(value, 0)}" for key, value in table.items()), ""]
-    lines += ["[activation_checkpoint]", f'mode = "{"full" if recomputes else "none"}"', ""]
     return "\n".join(lines)
 
 
-def python(remarks: Sequence[str], tables: Mapping[str, Mapping[str, Any]], recomputes: bool) -> str:
+def python(remarks: Sequence[str], tables: Mapping[str, Mapping[str, Any]], checkpoints: Mapping[str, str]) -> str:
     """A module with one function, ``planned``, that sets the tables' values in a ``Trainer.Config``."""
+    policy = _POLICIES.get(checkpoints["mode"])
     title, *more = [line.replace("\\", "/").replace('"', "'") for line in remarks]
     lines = [f'"""{title}', "", *more, _DOCUMENTED + '"""', ""]
-    if recomputes:
-        lines += ["from torchtitan.distributed.activation_checkpoint import FullAC", ""]
+    if policy is not None:
+        lines += [f"from torchtitan.distributed.activation_checkpoint import {policy}", ""]
     lines += [
         "",
         "def planned(config):",
@@ -43,7 +46,7 @@ def python(remarks: Sequence[str], tables: Mapping[str, Mapping[str, Any]], reco
             f"    config.{name}.{key} = {value if isinstance(value, bool) else _value(value, 4)}"
             for key, value in table.items()
         ]
-    checkpoint = "FullAC.Config()" if recomputes else "None"
+    checkpoint = "None" if policy is None else f"{policy}.Config()"
     return "\n".join([*lines, f"    config.activation_checkpoint = {checkpoint}", "    return config", ""])
 
 

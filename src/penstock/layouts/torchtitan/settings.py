@@ -14,18 +14,23 @@ import re
 import tomllib
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.importers.lines import Faults
+from penstock.layouts.drawn import Expressed
 from penstock.layouts.files.configurations import configuration, refusal
 from penstock.layouts.files.places import place
-from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+from penstock.solvers.model.degrees import Modules
+from penstock.solvers.model.trainer_limits import Recomputing
 
 NONE: Mapping[str, str] = MappingProxyType({})
 CHECKPOINT = "activation_checkpoint"
 MODEL = "model"
 OPTIMIZER, EARLY_STEP = "optimizer", "early_step_in_backward"
 """The one setting of the optimizer's table that is looked at."""
+SELECTIVE = "selective_ac_option"
+"""The setting of 0.2 for selective checkpoints: a number, of which layers, or of all layers some operators."""
 TABLES = ("parallelism", "training", CHECKPOINT, "experimental", MODEL, OPTIMIZER)
 LENGTH = "max_context_length"
 """How newer heads than 0.3 call the tokens of a sample."""
@@ -48,7 +53,7 @@ class Settings:
     """
 
     def __init__(self, text: str, source: str, given: Mapping[str, str] = NONE, config: str | None = None) -> None:
-        self.text, self.faults = text, Faults(source)
+        self.text, self.faults, self.is_python = text, Faults(source), _is_python(text)
         self.remarks: list[str] = []
         self._tables: dict[str, dict[str, Any]] = {}
         parsed = _parsed(text, source, given, config, self.remarks)
@@ -94,10 +99,53 @@ class Settings:
         return value
 
 
-def unmodelled(settings: Settings, mode: str) -> tuple[str, ...]:
+class Checkpoints(NamedTuple):
+    """Layers that are recomputed whole, or what of every layer is."""
+
+    recompute: Recomputing = Recomputing()
+    modules: Modules = ()
+    assumptions: tuple[str, ...] = ()
+
+
+def checkpoints_of(settings: Settings) -> Checkpoints:
+    """Return what is recomputed; left out, torchtitan's own: every second layer in 0.2, by operator in 0.3."""
+    stated = settings.get(CHECKPOINT, "mode")
+    option = settings.get(CHECKPOINT, SELECTIVE) or ("op" if settings.is_python else 2)
+    if stated in ("none", "full"):
+        return Checkpoints(Recomputing("uniform", 1) if stated == "full" else Recomputing())
+    if stated not in (None, "selective"):
+        settings.fault("mode", f"activation_checkpoint.mode {stated!r} is none of none, full, selective")
+    words = "by operator" if option == "op" else f"of every layer whose number {option} divides"
+    default = f"no activation_checkpoint in the text: torchtitan's own, selective {words}"
+    assumptions = () if stated else (default,)
+    if option == "op":
+        return Checkpoints(modules=("operators",), assumptions=assumptions)
+    if not str(option).isdecimal():
+        settings.fault(SELECTIVE, f"activation_checkpoint.{SELECTIVE} {option!r} is neither a number nor 'op'")
+        return Checkpoints()
+    number = int(option)
+    return Checkpoints(Recomputing("every", number) if number else Recomputing("uniform", 1), (), assumptions)
+
+
+def checkpoints_in_words(plan: Expressed, release: str) -> dict[str, str]:
+    """Return the settings of what a plan recomputes. Raises UnsupportedRequest where a release has no words."""
+    if plan.modules:
+        return {"mode": "selective", SELECTIVE: "op"}
+    method, layers = plan.recompute
+    if method == "every" and layers > 1:
+        if release != "0.2":
+            raise UnsupportedRequest(
+                f"torchtitan {release} cannot express this plan: it recomputes every transformer layer or none, "
+                f"and the plan those whose number {layers} divides",
+                remedy="--set release=0.2, or a plan with recompute always or never",
+            )
+        return {"mode": "selective", SELECTIVE: str(layers)}
+    return {"mode": "none" if method == "none" else "full"}
+
+
+def unmodelled(settings: Settings) -> tuple[str, ...]:
     """Return the settings that lower memory and are not counted."""
     each = {
-        "selective checkpoints of operators": mode == "selective",
         "training.dtype bfloat16 (parameters and optimizer states of 2 bytes)": settings.get("training", "dtype")
         == "bfloat16",
         "training.enable_cpu_offload": settings.get("training", "enable_cpu_offload") is True,
@@ -124,7 +172,7 @@ def _parsed(text: str, source: str, given: Mapping[str, str], config: str | None
             data = json.loads(text)
         elif _FLAG.search(text):
             data = _of_flags(text)
-        elif _PYTHON.search(text):
+        elif _is_python(text):
             ast.parse(text)
             data = _of_python(text, source, given, config, remarks)
         else:
@@ -138,6 +186,11 @@ def _parsed(text: str, source: str, given: Mapping[str, str], config: str | None
     if not isinstance(data, dict):
         raise InvalidDocument(f"{source} holds {type(data).__name__}, no tables")
     return data
+
+
+def _is_python(text: str) -> bool:
+    """Return whether it is a module of newer versions, and neither JSON nor flags."""
+    return not text.lstrip().startswith("{") and not _FLAG.search(text) and bool(_PYTHON.search(text))
 
 
 def _of_flags(text: str) -> dict[str, Any]:
@@ -181,7 +234,9 @@ def _table_of(path: str) -> tuple[str, str] | None:
     *owners, name = path.split(".")
     if path in _ARGUMENTS:
         return MODEL, _ARGUMENTS[path]
-    if (owners[-1:] == [CHECKPOINT] and name != "mode") or (owners[-1:] == [OPTIMIZER] and name != EARLY_STEP):
+    if (owners[-1:] == [CHECKPOINT] and name not in ("mode", SELECTIVE)) or (
+        owners[-1:] == [OPTIMIZER] and name != EARLY_STEP
+    ):
         return None
     if owners and owners[-1] in TABLES and "validator" not in owners and owners[0] != "model_spec":
         return owners[-1], name

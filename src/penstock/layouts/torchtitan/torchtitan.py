@@ -17,15 +17,14 @@ from typing import Any, NamedTuple
 
 from penstock.layouts.compared import compared, sizes_of, unknown_sentence
 from penstock.layouts.degrees import Stated, degrees_in
-from penstock.layouts.drawn import NONE, Drawn, Expressed, Reading
+from penstock.layouts.drawn import Drawn, Expressed, Reading
 from penstock.layouts.roles import Roles
 from penstock.layouts.torchtitan import files as torchtitan_files
 from penstock.layouts.torchtitan.models import FLAVORS, named, without_kernels
-from penstock.layouts.torchtitan.settings import LENGTH, Settings, unmodelled
+from penstock.layouts.torchtitan.settings import LENGTH, Settings, checkpoints_in_words, checkpoints_of, unmodelled
 from penstock.schemas.errors import Fault, UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
 from penstock.solvers.model.degrees import Degrees, Sharding
-from penstock.solvers.model.trainer_limits import Recomputing
 from penstock.solvers.schedules.trainer_orders import IN_A_V, ONE_STAGE
 
 SCHEDULES = {
@@ -148,7 +147,7 @@ def write(plan: Expressed, release: str | None = None) -> str:
         },
     }
     written_as = torchtitan_files.toml if release == "0.2" else torchtitan_files.python
-    return written_as([*said, f"for torchtitan {release}"], tables, plan.recompute.method != "none")
+    return written_as([*said, f"for torchtitan {release}"], tables, checkpoints_in_words(plan, release))
 
 
 def _kept_in_words(plan: Expressed) -> dict[str, Any]:
@@ -197,10 +196,7 @@ def read(text: str, given: Reading) -> Drawn:
         parts = f"{len(stages)} model parts on {ranks} ranks"
         said.fault("pipeline_parallel_schedule", f"{name} with {parts}: torchtitan refuses it")
     rows, local, whole = _batch(said, ranks, given)
-    stated = said.get("activation_checkpoint", "mode")
-    mode = stated or "selective"  # torchtitan's own
-    if mode not in ("none", "full", "selective"):
-        said.fault("mode", f"activation_checkpoint.mode {mode!r} is none of none, full, selective")
+    checkpoints = checkpoints_of(said)
     if local is not None and local % rows:
         detail = f"local_batch_size {local} is no multiple of pipeline_parallel_microbatch_size {rows}"
         said.fault("local_batch_size", detail)
@@ -208,15 +204,12 @@ def read(text: str, given: Reading) -> Drawn:
     unknown = _compared(said, given)
     reduced = said.get("training", "mixed_precision_reduce")
     said.faults.stop()
-    assumptions = [*degrees.assumptions, *unknown, *said.remarks]
+    assumptions = [*degrees.assumptions, *unknown, *said.remarks, *checkpoints.assumptions]
     if more := said.get("model", "num_mtp_layers"):
         assumptions.append(f"num_mtp_layers {more}: judged without multi-token prediction, with which it would change")
     if converters := said.get("model", "converters"):
         names = ", ".join(map(str, converters)) if isinstance(converters, list) else converters
         assumptions.append(f"model.converters {names}: matrix products are judged in 16 bits all the same")
-    if mode == "selective":
-        own = "" if stated else "no activation_checkpoint in the text, torchtitan's own is selective: "
-        assumptions.append(f"{own}selective checkpoints are inside the profile's stashes, or they are not counted")
     return Drawn(
         stages,
         ranks,
@@ -224,7 +217,8 @@ def read(text: str, given: Reading) -> Drawn:
         rows=rows,
         global_batch_size=whole,
         local_rows=None if ranks == 1 else local,
-        recompute=Recomputing("uniform", 1) if mode == "full" else NONE,
+        recompute=checkpoints.recompute,
+        modules=checkpoints.modules,
         shard_states=degrees.shard_states,
         processes=degrees.processes,
         degrees=degrees.stated.degrees,
@@ -232,7 +226,7 @@ def read(text: str, given: Reading) -> Drawn:
         sequence_parallel=said.get("parallelism", "enable_sequence_parallel") is not False,
         sharding=degrees.sharding,
         counted_whole=WHOLE_AT_ONE_RANK if ranks == 1 and degrees.shards else "",
-        unmodelled=unmodelled(said, mode),
+        unmodelled=unmodelled(said),
         gradient=None if reduced is None else "fp32" if reduced == "float32" else "parameter",
         assumptions=tuple(assumptions),
     )

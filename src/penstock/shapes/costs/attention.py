@@ -17,16 +17,18 @@ def attention(case: Case) -> tuple[Piece, ...]:
         return latent_attention(case, case.shape.latent)
     shape, t = case.shape, case.layout.tensor
     queries, keys = (heads * shape.head_width // t for heads in (shape.heads, shape.kv_heads))
-    columns = [queries + 2 * keys] if case.fused else [queries, keys, keys]
-    products = [Product(case.tokens, shape.hidden, each) for each in columns]
+    apart = {"queries": queries, "keys": keys, "values": keys}
+    columns = {"": queries + 2 * keys} if case.fused else apart
+    products = [Product(case.tokens, shape.hidden, each, name=name) for name, each in columns.items()]
     heads = heads_of(shape, t)
     kernel = flash(case, heads)
     return (
         Piece(
             modules=("attention",),
-            products=(*products, Product(case.tokens, queries, shape.hidden)),
+            products=(*products, Product(case.tokens, queries, shape.hidden, name="out")),
             moved=_query_key_norms(case) + _around(case) + added_up(case, heads),
             kernels=(kernel,) * kernels(case),
+            attends=True,
             collectives=(
                 *into(case, case.hidden_bytes),
                 *exchanged(case, heads, kernel),

@@ -12,12 +12,13 @@ def feed_forward(case: Case, width: int | None = None, modules: tuple[Module, ..
     """From the result of the norm before to the sum with what passes by; ``width`` within it, left out the shape's."""
     shape = case.shape
     inner, gates = (width or shape.ffn) // case.layout.tensor, 2 if shape.gated else 1
-    columns = [gates * inner] if case.fused else [inner] * gates
-    products = [Product(case.tokens, shape.hidden, each) for each in columns]
+    names = ("gate", "up")[-gates:]
+    columns = [("", gates * inner)] if case.fused else [(name, inner) for name in names]
+    products = [Product(case.tokens, shape.hidden, each, name=name) for name, each in columns]
     return (
         Piece(
             modules=modules,
-            products=(*products, Product(case.tokens, inner, shape.hidden)),
+            products=(*products, Product(case.tokens, inner, shape.hidden, name="down")),
             moved=activations(case, case.tokens, inner),
             collectives=(*into(case, case.hidden_bytes), *out_of(case, case.hidden_bytes)),
         ),

@@ -20,6 +20,8 @@ from penstock.shapes.costs.flash import flash
 from penstock.shapes.costs.pieces import Piece, Product
 from penstock.shapes.heads import heads_of
 
+NARROW = ("narrow queries", "narrow keys")
+
 
 def latent_attention(case: Case, latent: LatentAttention) -> tuple[Piece, ...]:
     """From the result of the norm before to the sum with what passes by."""
@@ -31,9 +33,10 @@ def latent_attention(case: Case, latent: LatentAttention) -> tuple[Piece, ...]:
         _up(case, latent),
         Piece(
             modules=("attention",),
-            products=(Product(case.tokens, shape.heads * latent.value_width // t, shape.hidden),),
+            products=(Product(case.tokens, shape.heads * latent.value_width // t, shape.hidden, name="out"),),
             moved=added_up(case, heads),
             kernels=(kernel,) * kernels(case),
+            attends=True,
             collectives=(*exchanged(case, heads, kernel), *out_of(case, case.hidden_bytes)),
         ),
     )
@@ -49,7 +52,10 @@ def _down(case: Case, latent: LatentAttention) -> Piece:
         rotary = gathered(case, case.length * latent.rotary_width * case.width)
     return Piece(
         modules=("attention",),
-        products=tuple(Product(rows, case.shape.hidden, width) for width in widths),
+        products=tuple(
+            Product(rows, case.shape.hidden, width, name=name)
+            for name, width in zip(NARROW[-len(widths) :], widths, strict=True)
+        ),
         moved=tuple((each[0] * rows * rank, each[1] * rows * rank) for rank in ranks),
         collectives=rotary,
     )
@@ -67,7 +73,10 @@ def _up(case: Case, latent: LatentAttention) -> Piece:
         around += tuple(each for size in narrow for each in into(case, size))
     return Piece(
         modules=("attention", "mla_up_proj"),
-        products=tuple(Product(case.tokens, *each) for each in zip(inner, (queries, keys), strict=True)),
+        products=(
+            Product(case.tokens, inner[0], queries, name="queries"),
+            Product(case.tokens, inner[1], keys, name="keys"),
+        ),
         moved=_rotary(case, latent),
         collectives=around,
     )

@@ -21,7 +21,7 @@ from penstock.schemas.profile import DividedCost, DividedLayer
 from penstock.schemas.transformers.degrees import Collective, ModuleCost
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes import parameters
-from penstock.shapes.activations import kept_by_modules
+from penstock.shapes.activations import kept_by_modules, kept_results
 from penstock.shapes.costs.blocks import block
 from penstock.shapes.costs.case import FP32, Case, Times
 from penstock.shapes.costs.ends import embedding_collectives, embedding_times, head_collectives, head_times
@@ -101,7 +101,9 @@ def _cost(case: Case, role: Role) -> DividedCost:
         dense = is_dense(role)
         pieces = block(case.windowed() if is_windowed(role) else case, dense=dense)
         times, collectives = times_of(case, pieces), collectives_of(pieces)
-        modules = module_costs(case, pieces, kept_by_modules(case.shape, case.layout, dense=dense))
+        freed = kept_by_modules(case.shape, case.layout, dense=dense)
+        kept = {result.name for result in kept_results(case.shape, case.layout.tensor, dense=dense)}
+        modules = module_costs(case, pieces, freed, kept)
     return DividedCost(
         forward_ns=math.ceil(times.forward),
         backward_ns=math.ceil(times.backward),

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from penstock.schemas.transformers.degrees import Collective, Module, ModuleCost
+from penstock.schemas.transformers.degrees import ALONE, Collective, Module, ModuleCost, Operation
 from penstock.shapes.costs.case import FP32, Case, Moved, Times
 from penstock.shapes.costs.collectives import joined
 
+KEPT_WHERE_SENT: tuple[Operation, ...] = ("reduce_scatter", "all_to_all")
+"""Collectives whose results selective checkpoints keep."""
+
 
 class Product(NamedTuple):
-    """A product of one GPU, (rows, inner) and a weight of (inner, columns); ``groups``: of them in a call."""
+    """A product of one GPU, (rows, inner) and a weight of (inner, columns); ``groups``: of them in a call.
+
+    ``name``: as `activations` calls eager torch's.
+    """
 
     rows: float
     inner: float
     columns: float
     groups: int | None = None
+    name: str = ""
 
     def forward_ns(self, case: Case) -> float:
         """The product itself."""
@@ -54,12 +61,14 @@ class Piece(NamedTuple):
     moved: Moved = ()
     kernels: tuple[Times, ...] = ()
     """Kernels that are neither products nor bound by what they move, as attention is."""
+    attends: bool = False
+    """Whether these kernels are attention."""
     collectives: tuple[Collective, ...] = ()
 
-    def forward_ns(self, case: Case) -> float:
-        """Its forward, without collectives."""
-        found = sum(each.forward_ns(case) for each in self.products)
-        found += sum(each.forward for each in self.kernels)
+    def forward_ns(self, case: Case, kept: Container[str] | None = None) -> float:
+        """Its forward, without collectives; of selective checkpoints without attention and the ``kept`` products."""
+        found = sum(each.forward_ns(case) for each in self.products if each.name not in (kept or ()))
+        found += 0 if self.attends and kept is not None else sum(each.forward for each in self.kernels)
         return found + sum(case.kernels.moved_ns(there) for there, _back in self.moved)
 
     def times(self, case: Case) -> Times:
@@ -83,21 +92,25 @@ def collectives_of(pieces: Iterable[Piece]) -> tuple[Collective, ...]:
     return joined(each for piece in pieces for each in piece.collectives)
 
 
-def module_costs(case: Case, pieces: Sequence[Piece], kept: dict[Module, Fraction]) -> tuple[ModuleCost, ...]:
-    """What recomputing each module costs and frees; ``kept``: bytes per token for tensors of 16 bits."""
+def module_costs(
+    case: Case, pieces: Sequence[Piece], freed: dict[Module, Fraction], kept: Container[str]
+) -> tuple[ModuleCost, ...]:
+    """What recomputing each module costs and frees; ``freed``: bytes per token for tensors of 16 bits.
+
+    ``kept``: the products whose results selective checkpoints keep, with what was reduced or sent to experts.
+    """
     scale = Fraction(case.width, 2) * case.tokens
-    return tuple(
-        ModuleCost(
-            module=module,
-            forward_ns=math.ceil(sum(piece.forward_ns(case) for piece in pieces if module in piece.modules)),
-            freed_bytes=math.floor(scale * freed),
-            collectives=joined(
-                each
-                for piece in pieces
-                if module in piece.modules
-                for each in piece.collectives
-                if each.phase == "forward"
-            ),
+    costs = []
+    for module, size in freed.items():
+        alone = module in ALONE
+        again = [piece for piece in pieces if alone or module in piece.modules]
+        sent = (each for piece in again for each in piece.collectives if each.phase == "forward")
+        costs.append(
+            ModuleCost(
+                module=module,
+                forward_ns=math.ceil(sum(piece.forward_ns(case, kept if alone else None) for piece in again)),
+                freed_bytes=math.floor(scale * size),
+                collectives=joined(each for each in sent if not (alone and each.operation in KEPT_WHERE_SENT)),
+            )
         )
-        for module, freed in kept.items()
-    )
+    return tuple(costs)
