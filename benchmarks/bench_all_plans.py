@@ -22,7 +22,7 @@ from penstock.schemas.request import NetworkModel, PlanRequest
 from penstock.solvers.bounds.coverage import features_of_candidate
 from penstock.solvers.bounds.schedule_bound import one_pipeline_bound, request_bound
 from penstock.solvers.model.problem import NetworkRules, Problem
-from penstock.solvers.model.result import Bound, Candidate
+from penstock.solvers.model.result import Bound, JudgedPlan
 from penstock.solvers.solve.driver import solve
 
 MODELS = {"vgg-19": 1024, "gnmt-16": 1024, "bert-48": 64, "xlnet-36": 128, "amoebanet-36": 128}
@@ -102,7 +102,7 @@ def _chain(nodes: tuple[int, ...], layers: int) -> Problem:
     )
 
 
-def _best(problem: Problem, names: list[str], seconds: float) -> Candidate | None:
+def _best(problem: Problem, names: list[str], seconds: float) -> JudgedPlan | None:
     found = [solve(problem, name, time_limit_ns=int(seconds * 1e9)).best for name in names]
     return min((best for best in found if best is not None), key=lambda best: best.value_ns, default=None)
 

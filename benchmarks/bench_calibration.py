@@ -30,7 +30,7 @@ from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.trace import Trace
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Stage, single_pipeline
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.schedules.early_backward import early_backward
 
 JOB = "penstock.examples.gpt:job"
@@ -67,7 +67,7 @@ def planned(profile: ModelProfile, topology: ClusterTopology, case: Case) -> Pla
     stages = Stage(0, case.cut, (0,)), Stage(case.cut + 1, LAYERS - 1, (1,))
     allocation = single_pipeline(stages, case.num_micro_batches)
     orders = early_backward(problem, allocation)
-    best = Candidate("by-hand", allocation, orders, simulate(problem, allocation, orders), True, "synchronous")
+    best = JudgedPlan.of("by-hand", allocation, orders, simulate(problem, allocation, orders), True, "synchronous")
     return PlanFile(plan=to_plan(problem, request, best, ()), request=request)
 
 

@@ -35,7 +35,7 @@ from penstock.schemas.request import PlanRequest, Termination
 from penstock.solvers.explanation.changes import MOST, with_network
 from penstock.solvers.explanation.what_if import retime
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.solve.choices import problem_of
 from penstock.solvers.solve.effort import EFFORTS, NORMAL
 
@@ -112,7 +112,7 @@ def asked(model: str, topology: str, effort: str) -> dict[str, Any]:
     return row
 
 
-def _parts(problem: Problem, plan: Candidate, bound_ns: int) -> Iterator[float]:
+def _parts(problem: Problem, plan: JudgedPlan, bound_ns: int) -> Iterator[float]:
     """Yield the parts of the gap, in percent of the bound."""
     wide = with_network(problem, Fraction(MOST), Fraction(0))
     network = retime(wide, plan)

@@ -29,7 +29,7 @@ from penstock.solvers.bounds.schedule_bound import schedule_bound
 from penstock.solvers.judge.operation_tables import cost_tables
 from penstock.solvers.judge.simulate import makespan_ns, simulate
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Candidate, Result
+from penstock.solvers.model.result import JudgedPlan, Result
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.solve.driver import solve
@@ -135,7 +135,7 @@ def _planned(problem: Problem, planner: str, limit_s: float | None) -> Result:
     return solve(problem, planner, time_limit_ns=limit_ns)
 
 
-def _used(plan: Candidate) -> int:
+def _used(plan: JudgedPlan) -> int:
     return sum(stage.replicas for stage in plan.allocation.stages)
 
 

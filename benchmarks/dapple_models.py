@@ -12,7 +12,7 @@ from penstock.importers.pipedream import read_profile
 from penstock.schemas.profile import ModelProfile
 from penstock.solvers.bounds.coverage import contiguous, features_of_candidate
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 
 MODELS = {
     "vgg-19": ("vgg-19-pbs-32", 32, 1024),
@@ -45,7 +45,7 @@ def models(folder: Path | None, names: Sequence[str] = tuple(MODELS)) -> Iterato
         yield Model(name, found, rows, batch)
 
 
-def is_contiguous(problem: Problem, plan: Candidate) -> bool:
+def is_contiguous(problem: Problem, plan: JudgedPlan) -> bool:
     """Whether the bound of contiguous pipelines covers the plan."""
     numbers = [plan.allocation.num_micro_batches]
     return features_of_candidate(problem, plan) <= contiguous(problem, numbers)

@@ -26,7 +26,7 @@ from penstock.solvers.judge.simulate import makespan_ns
 from penstock.solvers.model.micro_batches import batch_of
 from penstock.solvers.model.network import Network
 from penstock.solvers.model.problem import Measured, Problem
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.planners.spp.ordering import device_order, graph_of
 from penstock.solvers.planners.spp.partition import pruned_replicas, search
 from penstock.solvers.planners.spp.plans import found_of
@@ -114,7 +114,7 @@ def request(model: str, topology: Any, micro_batches: int, size: int, **more: An
     return to_problem(asked)
 
 
-def planned(problem: Problem, system: str) -> Candidate | None:
+def planned(problem: Problem, system: str) -> JudgedPlan | None:
     """A system's best plan; data parallelism has the whole batch as one micro-batch."""
     planner, schedule, options = SYSTEMS[system]
     if system == "DP":

@@ -26,7 +26,7 @@ from penstock.solvers.model.degrees import Choice
 from penstock.solvers.model.micro_batches import batches_tried
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Bound, Candidate
+from penstock.solvers.model.result import Bound, JudgedPlan
 from penstock.solvers.model.schedule import STEP, Orders, Schedule
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.schedules.trainer_orders import IN_A_V, ONE_STAGE
@@ -74,7 +74,7 @@ def features_of(
     )
 
 
-def features_of_candidate(problem: Problem, plan: Candidate) -> Covers:
+def features_of_candidate(problem: Problem, plan: JudgedPlan) -> Covers:
     """Return ``features_of`` for a judged plan that fits."""
     return features_of(problem, plan.allocation, plan.schedule, plan.update_rule, plan.overlap_all_reduce)
 

@@ -25,7 +25,7 @@ from penstock.solvers.explanation.run import Run
 from penstock.solvers.judge.simulate import makespan_ns
 from penstock.solvers.model.allocation import Stage
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.schedule import Orders
 
 STAGES, LINKS = 4, 3
@@ -79,7 +79,7 @@ def sensitivities(run: Run, path: CriticalPath) -> Iterator[Sensitivity]:
         yield more
 
 
-def _timed(thing: Thing, sentence: str, problem: Problem, plan: Candidate, place: int = -1) -> Sensitivity:
+def _timed(thing: Thing, sentence: str, problem: Problem, plan: JudgedPlan, place: int = -1) -> Sensitivity:
     time = makespan_ns(
         problem, plan.allocation, plan.schedule, overlap=plan.overlap_all_reduce, update_rule=plan.update_rule
     )
@@ -123,7 +123,7 @@ def _busiest_links(run: Run) -> list[str]:
     return [link for link, _time in sorted(busiest.items(), key=lambda item: (-item[1], item[0]))]
 
 
-def more_memory(problem: Problem, plan: Candidate) -> Sensitivity | None:
+def more_memory(problem: Problem, plan: JudgedPlan) -> Sensitivity | None:
     """Half as much memory again on the devices of the fullest stage: do more micro-batches in flight help?"""
     if not can_be_reordered(plan):
         return None
@@ -142,13 +142,13 @@ def more_memory(problem: Problem, plan: Candidate) -> Sensitivity | None:
     return None
 
 
-def _depth(plan: Candidate, s: int) -> int | None:
+def _depth(plan: JudgedPlan, s: int) -> int | None:
     if isinstance(plan.schedule, Orders) and s < len(plan.schedule.warmup):
         return plan.schedule.warmup[s]
     return None
 
 
-def binding(problem: Problem, plan: Candidate, path: CriticalPath, idle: tuple[Idle, ...]) -> Binding:
+def binding(problem: Problem, plan: JudgedPlan, path: CriticalPath, idle: tuple[Idle, ...]) -> Binding:
     """Return the stage, cut or all-reduces with most of the critical path; or memory, where it makes devices idle.
 
     Memory is the limit where devices wait for it longer than any transfer or all-reduce takes on the path.

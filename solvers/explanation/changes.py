@@ -23,7 +23,7 @@ from penstock.solvers.model.degrees import Choice
 from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.network import Cable, Inside, Network
 from penstock.solvers.model.problem import Measured, MeasuredCollective, Problem, keeping
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.schedules.support.recomputed import in_flight
 
@@ -45,7 +45,7 @@ class Change(NamedTuple):
     allocation: Allocation | None = None
 
 
-def change(problem: Problem, plan: Candidate, text: str) -> Change:
+def change(problem: Problem, plan: JudgedPlan, text: str) -> Change:
     """Return the change that ``text`` names: ``bandwidth=2``, ``memory=1/2``, ``devices=+8``, ``micro-batches=2``, ….
 
     Raises InvalidDocument for text that names none, UnsupportedRequest for one that this request cannot have.
@@ -59,7 +59,7 @@ def change(problem: Problem, plan: Candidate, text: str) -> Change:
     return CHANGES[name].make(problem, plan, value.strip())
 
 
-def default_changes(problem: Problem, plan: Candidate) -> Iterator[Change]:
+def default_changes(problem: Problem, plan: JudgedPlan) -> Iterator[Change]:
     """Yield the changes to try when none is named, as far as they apply to this request, each made when it is taken."""
     node = last_node_size(problem)
     asked = ["bandwidth=1/2", "bandwidth=2", "bandwidth=4", "memory=1/2", "memory=2"]
@@ -164,12 +164,12 @@ def _links_by_name(network: Network) -> dict[str, str]:
     return links
 
 
-def _bandwidth(problem: Problem, _plan: Candidate, value: str) -> Change:
+def _bandwidth(problem: Problem, _plan: JudgedPlan, value: str) -> Change:
     factor = _factor("bandwidth", value)
     return Change(f"bandwidth={value}", f"links {_times(factor)} as wide", with_network(problem, factor), True)
 
 
-def _latency(problem: Problem, _plan: Candidate, value: str) -> Change:
+def _latency(problem: Problem, _plan: JudgedPlan, value: str) -> Change:
     factor = _factor("latency", value, least=Fraction(0))
     changed = with_network(problem, latency=factor)
     return Change(f"latency={value}", "no latency" if factor == 0 else f"latency × {_words(factor)}", changed, True)
@@ -241,7 +241,7 @@ def with_devices(problem: Problem, count: int) -> Problem | None:
     return replace(problem, network=wider, devices=problem.devices + more)
 
 
-def _kinds_used(problem: Problem, plan: Candidate) -> list[str]:
+def _kinds_used(problem: Problem, plan: JudgedPlan) -> list[str]:
     """Return the kinds of the plan's devices where they are of several kinds."""
     used = {gpu.kind for stage in plan.allocation.stages for d in stage.devices for gpu in problem.gpus(d)}
     return sorted(used) if len(used) > 1 else []
@@ -256,7 +256,7 @@ def _without_kind(problem: Problem, kind: str) -> Change:
     return Change(f"devices=-{kind}", sentence, _of_gpus(problem, rest), retimes=False)
 
 
-def _devices(problem: Problem, plan: Candidate, value: str) -> Change:
+def _devices(problem: Problem, plan: JudgedPlan, value: str) -> Change:
     kinds = {device.kind for device in (problem.real or problem).devices}
     if value[:1] == "-" and value[1:] in kinds:
         return _without_kind(problem, value[1:])
@@ -287,12 +287,12 @@ def _devices(problem: Problem, plan: Candidate, value: str) -> Change:
     return Change(f"devices=+{count}", f"{count} more device{'s' if count > 1 else ''}", _of_gpus(problem, wider), True)
 
 
-def _memory(problem: Problem, _plan: Candidate, value: str) -> Change:
+def _memory(problem: Problem, _plan: JudgedPlan, value: str) -> Change:
     factor = _factor("memory", value)
     return Change(f"memory={value}", f"{_times(factor)} the memory", with_memory(problem, factor), True)
 
 
-def _speed(problem: Problem, _plan: Candidate, value: str) -> Change:
+def _speed(problem: Problem, _plan: JudgedPlan, value: str) -> Change:
     factor = _factor("speed", value)
     return Change(f"speed={value}", f"devices {_times(factor)} as fast", with_speed(problem, factor), True)
 
@@ -300,7 +300,7 @@ def _speed(problem: Problem, _plan: Candidate, value: str) -> Change:
 # ---- the plan --------------------------------------------------------------------------------------------------------
 
 
-def _micro_batches(problem: Problem, plan: Candidate, value: str) -> Change:
+def _micro_batches(problem: Problem, plan: JudgedPlan, value: str) -> Change:
     factor = _factor("micro-batches", value)
     number = plan.allocation.num_micro_batches * factor
     if number.denominator > 1 or not 1 <= number <= problem.global_batch_size:
@@ -320,7 +320,7 @@ def _in_micro_batches(allocation: Allocation, number: int) -> Allocation:
     return Allocation((replace(pipeline, micro_batches=(0, number - 1)),), number)
 
 
-def _recompute(problem: Problem, plan: Candidate, value: str) -> Change:
+def _recompute(problem: Problem, plan: JudgedPlan, value: str) -> Change:
     if value not in ("never", "here", "everywhere"):
         raise InvalidDocument(f"recompute={value!r} is not known", remedy="recompute=never, here or everywhere")
     fullest, before = fullest_device(problem, plan), plan.allocation
@@ -361,7 +361,7 @@ def _leanest(problem: Problem, stage: Stage, flying: int, rows: int) -> Stage:
     )
 
 
-def fullest_device(problem: Problem, plan: Candidate) -> int:
+def fullest_device(problem: Problem, plan: JudgedPlan) -> int:
     """Return the device with the smallest free share of its memory."""
     uses = plan.timeline.uses
     return max(uses, key=lambda d: (Fraction(uses[d].memory.total, max(1, problem.devices[d].memory_bytes)), -d))
@@ -371,7 +371,7 @@ def fullest_device(problem: Problem, plan: Candidate) -> int:
 
 
 class _Named(NamedTuple):
-    make: Callable[[Problem, Candidate, str], Change]
+    make: Callable[[Problem, JudgedPlan, str], Change]
     example: str
 
 

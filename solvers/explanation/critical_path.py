@@ -20,7 +20,7 @@ import numpy as np
 
 from penstock.solvers.explanation.run import GRADIENTS, Because, Cause, Run, What
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 
 LOOKED_BACK = 3
 """So many windows of a periodic plan are searched for a critical cycle."""
@@ -86,7 +86,7 @@ class CriticalPath:
         return tuple(Share(what, place, length) for (what, place), length in ranked if length)
 
 
-def critical_path(problem: Problem, plan: Candidate) -> CriticalPath:
+def critical_path(problem: Problem, plan: JudgedPlan) -> CriticalPath:
     """Return the chain that ends when the plan does."""
     return path_of_run(Run(problem, plan))
 

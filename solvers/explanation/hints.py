@@ -21,7 +21,7 @@ from penstock.solvers.explanation.idle import Idle, idle_split
 from penstock.solvers.explanation.run import Run
 from penstock.solvers.explanation.what_if import Replan, tried
 from penstock.solvers.model.problem import Device, Problem
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 
 WIDE_GAP = 2
 """The multiple of the bound on every plan from which on it is said where the difference goes."""
@@ -58,7 +58,7 @@ class Gain(NamedTuple):
     time_ns: int
 
 
-def hints(problem: Problem, plan: Candidate, replan: Replan | None, bound_ns: int = 0) -> list[str]:
+def hints(problem: Problem, plan: JudgedPlan, replan: Replan | None, bound_ns: int = 0) -> list[str]:
     """Return what binds; and the change that helps most, where one helps at all. ``replan`` plans a changed problem.
 
     ``bound_ns``: of every plan. Where the plan takes ``WIDE_GAP`` times as long, or uses less than ``LOW_USE`` of the
@@ -89,7 +89,7 @@ def hints(problem: Problem, plan: Candidate, replan: Replan | None, bound_ns: in
 
 def _largest_loss(
     problem: Problem,
-    plan: Candidate,
+    plan: JudgedPlan,
     idle: tuple[Idle, ...],
     gpus: Sequence[Device],
     least: float,
@@ -117,7 +117,7 @@ def _largest_loss(
     return largest, losses[largest] / ((1 - least) * whole)
 
 
-def _gains(problem: Problem, plan: Candidate, replan: Replan) -> Iterator[Gain]:
+def _gains(problem: Problem, plan: JudgedPlan, replan: Replan) -> Iterator[Gain]:
     if (more := more_memory(problem, plan)) is not None:
         yield Gain("half as much memory again on its fullest devices (re-drafted)", more.time_ns)
     node = last_node_size(problem)

@@ -22,7 +22,7 @@ from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import candidates, measured_rows
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Bound, Candidate
+from penstock.solvers.model.result import Bound, JudgedPlan
 from penstock.solvers.planners.proposal import unreachable
 from penstock.solvers.schedules.catalogue import SCHEDULES, schedule_row
 
@@ -66,7 +66,7 @@ class Compared:
     sentence: str
 
 
-def compare_layout(problem: Problem, ours: Candidate, layout: Layout) -> Compared:
+def compare_layout(problem: Problem, ours: JudgedPlan, layout: Layout) -> Compared:
     """Compare a layout with the plan. Raises InvalidDocument for one that is none, UnsupportedRequest for schedules."""
     allocation = allocation_of(problem, ours, layout)
     if layout.schedule is not None and not schedule_row(layout.schedule).for_any_stages:
@@ -101,14 +101,14 @@ def _in_other_numbers(problem: Problem, allocation: Allocation) -> list[Allocati
     return [allocation, *(single_pipeline(allocation.stages, number) for number in sorted(others))]
 
 
-def _at(problem: Problem, ours: Candidate, allocation: Allocation, schedules: tuple[str, ...]) -> Compared:
+def _at(problem: Problem, ours: JudgedPlan, allocation: Allocation, schedules: tuple[str, ...]) -> Compared:
     reordered = best_order(problem, allocation, schedules, overlap=ours.overlap_all_reduce)
     if reordered.plan is None:
         return Compared(reordered, None, (), f"it cannot run: {reordered.why}")
     return compared(problem, ours, reordered)
 
 
-def compared(problem: Problem, ours: Candidate, reordered: BestOrder) -> Compared:
+def compared(problem: Problem, ours: JudgedPlan, reordered: BestOrder) -> Compared:
     """Return the comparison of a simulated plan, whether it fits or not, with ours."""
     theirs = reordered.plan
     assert theirs is not None
@@ -119,7 +119,7 @@ def compared(problem: Problem, ours: Candidate, reordered: BestOrder) -> Compare
     return Compared(reordered, bound, found, _sentence(problem, reordered, ours, found) + pinned)
 
 
-def allocation_of(problem: Problem, ours: Candidate, layout: Layout) -> Allocation:
+def allocation_of(problem: Problem, ours: JudgedPlan, layout: Layout) -> Allocation:
     """Return the stages that a layout describes. Raises InvalidDocument naming each mistake."""
     starts = [0, *_starts(problem, layout.cuts)]
     devices = _devices(problem, layout, len(starts))
@@ -209,7 +209,7 @@ def _wrong(where: str, what: str, remedy: str | None = None) -> InvalidDocument:
 
 
 def differences(
-    theirs: CriticalPath, their_plan: Candidate, ours: CriticalPath, our_plan: Candidate
+    theirs: CriticalPath, their_plan: JudgedPlan, ours: CriticalPath, our_plan: JudgedPlan
 ) -> tuple[Difference, ...]:
     """Return the differences of the paths, part by part; for plans without a flush per global batch, rounded down."""
     found = []
@@ -233,7 +233,7 @@ def _parts(path: CriticalPath) -> dict[str, int]:
     return {name: amount // path.rounds for name, amount in amounts.items()}
 
 
-def _sentence(problem: Problem, reordered: BestOrder, ours: Candidate, found: tuple[Difference, ...]) -> str:
+def _sentence(problem: Problem, reordered: BestOrder, ours: JudgedPlan, found: tuple[Difference, ...]) -> str:
     theirs, short = reordered.plan, reordered.shortage
     assert theirs is not None
     more = theirs.value_ns - ours.value_ns

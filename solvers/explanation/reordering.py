@@ -11,7 +11,7 @@ from penstock.solvers.costs.memory import largest_shortage
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Candidate, Shortage
+from penstock.solvers.model.result import JudgedPlan, Shortage
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.planners.proposal import recompute_variants
 from penstock.solvers.schedules.catalogue import SCHEDULES
@@ -24,7 +24,7 @@ USUAL = ("early-backward", "gpipe")
 class BestOrder(NamedTuple):
     """The quickest order that fits and, where none does, the one that lacks least memory; ``why``: nothing runs."""
 
-    plan: Candidate | None
+    plan: JudgedPlan | None
     shortage: Shortage | None = None
     why: str = ""
 
@@ -61,19 +61,19 @@ def best_order(
                 except InvalidPlan as error:
                     why = why or error.detail
                     continue
-                plan = Candidate("by-hand", variant, orders, timeline, overlap)
+                plan = JudgedPlan.of("by-hand", variant, orders, timeline, overlap)
                 judged = BestOrder(plan, largest_shortage(problem, variant, timeline))
                 found = judged if found is None or judged.rank < found.rank else found
     return found or BestOrder(None, None, why)
 
 
-def schedules_of(plan: Candidate) -> tuple[str, ...]:
+def schedules_of(plan: JudgedPlan) -> tuple[str, ...]:
     """Return the plan's own schedule where it orders arbitrary stages, else the usual ones."""
     row = SCHEDULES.get(plan.schedule.name)
     return (row.name,) if row is not None and row.for_any_stages else USUAL
 
 
-def can_be_reordered(plan: Candidate) -> bool:
+def can_be_reordered(plan: JudgedPlan) -> bool:
     """Return whether the plan is one flushed pipeline whose stages have devices of their own."""
     devices = [d for stage in plan.allocation.stages for d in stage.devices]
     apart = len(plan.allocation.pipelines) == 1 and len(set(devices)) == len(devices)

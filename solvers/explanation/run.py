@@ -21,7 +21,7 @@ from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.judge.operation_tables import Tables, cost_tables
 from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.schedule import STEP, Pattern
 from penstock.solvers.model.timeline import Interval
 from penstock.solvers.model.unroll import unroll
@@ -47,7 +47,7 @@ class Cause(NamedTuple):
 class Run:
     """The nodes of a plan's timeline. Times are those of the whole run, which for a periodic plan has many rounds."""
 
-    def __init__(self, problem: Problem, plan: Candidate) -> None:
+    def __init__(self, problem: Problem, plan: JudgedPlan) -> None:
         self.plan, self.plan_problem = plan, problem
         self.timeline = plan.timeline
         self.allocation = plan.allocation

@@ -21,10 +21,10 @@ from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.plan_shape import layers_need
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Candidate, Shortage
+from penstock.solvers.model.result import JudgedPlan, Shortage
 
 How = Literal["as it is", "re-timed", "re-drafted", "re-planned", "none"]
-Replan = Callable[[Problem], Candidate | None]
+Replan = Callable[[Problem], JudgedPlan | None]
 """A planner's best plan for a problem; None where it finds none."""
 
 
@@ -37,14 +37,14 @@ class Row(NamedTuple):
     name: str
     sentence: str
     how: How
-    plan: Candidate | None
+    plan: JudgedPlan | None
     headroom_bytes: int | None
     bound_ns: int
     why: str = ""
 
 
 def what_if(
-    problem: Problem, plan: Candidate, changes: Iterable[Change], replan: Replan | None, replan_all: bool = False
+    problem: Problem, plan: JudgedPlan, changes: Iterable[Change], replan: Replan | None, replan_all: bool = False
 ) -> Iterator[Row]:
     """Yield a row for each change, as they are found; first the plan as it is.
 
@@ -61,10 +61,10 @@ def what_if(
         yield tried(changed, plan, replan, replan_all or changed.name.startswith("devices"))
 
 
-def tried(changed: Change, plan: Candidate, replan: Replan | None, replans: bool) -> Row:
+def tried(changed: Change, plan: JudgedPlan, replan: Replan | None, replans: bool) -> Row:
     """Return the best of what can be done in a changed problem."""
     problem = changed.problem
-    found: list[tuple[How, Candidate]] = []
+    found: list[tuple[How, JudgedPlan]] = []
     why = ""
     if changed.retimes:
         with suppress(InvalidPlan):  # devices that nothing connects any more
@@ -95,7 +95,7 @@ def _nothing(replan: Replan | None) -> str:
     return "the planner found no plan"
 
 
-def retime(problem: Problem, plan: Candidate, recomputing: Allocation | None = None) -> Candidate:
+def retime(problem: Problem, plan: JudgedPlan, recomputing: Allocation | None = None) -> JudgedPlan:
     """Return the plan's own order, timed in another problem or with other stages ``recomputing``.
 
     Raises as ``simulate``.
@@ -104,10 +104,10 @@ def retime(problem: Problem, plan: Candidate, recomputing: Allocation | None = N
     timeline = simulate(
         problem, allocation, plan.schedule, overlap=plan.overlap_all_reduce, update_rule=plan.update_rule
     )
-    return Candidate(plan.planner, allocation, plan.schedule, timeline, plan.overlap_all_reduce, plan.update_rule)
+    return JudgedPlan.of(plan.planner, allocation, plan.schedule, timeline, plan.overlap_all_reduce, plan.update_rule)
 
 
-def headroom(problem: Problem, plan: Candidate) -> int:
+def headroom(problem: Problem, plan: JudgedPlan) -> int:
     """Return what the fullest device has left, in bytes; negative where it overflows."""
     return min(spare_bytes(problem, plan.timeline).values())
 

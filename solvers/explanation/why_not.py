@@ -23,7 +23,7 @@ from penstock.solvers.explanation.run import Run
 from penstock.solvers.explanation.what_if import retime
 from penstock.solvers.judge.simulate import makespan_ns
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 
 MOST = 100
 """No factor above this is tried, and none below its inverse."""
@@ -37,7 +37,7 @@ class Planned(NamedTuple):
     """A plan, and the problem at its degrees."""
 
     problem: Problem
-    plan: Candidate
+    plan: JudgedPlan
 
     def time_ns(self, times: Times = STATED) -> int:
         """Return the time of the plan's own order where passes take ``times`` as long as stated."""
@@ -69,7 +69,7 @@ def time_parts(planned: Planned) -> dict[str, int]:
     return parts | {"bubble": plan.value_ns - sum(parts.values())}
 
 
-def _computing(problem: Problem, plan: Candidate) -> Iterator[tuple[str, int]]:
+def _computing(problem: Problem, plan: JudgedPlan) -> Iterator[tuple[str, int]]:
     """Yield the parts of the time in which cells are busy: what becomes less without one thing after the other."""
     left, bare = _busy_ns(problem, plan), problem
     exposed = []
@@ -87,7 +87,7 @@ def _computing(problem: Problem, plan: Candidate) -> Iterator[tuple[str, int]]:
     yield "updates", left - less
 
 
-def _kept(plan: Candidate) -> Candidate:
+def _kept(plan: JudgedPlan) -> JudgedPlan:
     """Return the plan with stages that keep all of their activations, as if there were the memory."""
     pipelines = tuple(
         replace(pipeline, stages=tuple(stage.plain for stage in pipeline.stages))
@@ -96,7 +96,7 @@ def _kept(plan: Candidate) -> Candidate:
     return replace(plan, allocation=replace(plan.allocation, pipelines=pipelines))
 
 
-def _busy_ns(problem: Problem, plan: Candidate) -> int:
+def _busy_ns(problem: Problem, plan: JudgedPlan) -> int:
     """Return the mean time in which a cell in use is busy, per global batch."""
     uses = retime(problem, plan).timeline.uses
     return sum(use.busy_ns for use in uses.values()) // len(uses)

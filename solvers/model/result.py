@@ -8,9 +8,10 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from penstock.schemas.coverage import CLASS_SCOPE, REQUEST_SCOPE, SCHEDULE_SCOPE, Covers, Scope, model_of
+from penstock.schemas.program import INPUT
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.degrees import Choice
-from penstock.solvers.model.schedule import Schedule
+from penstock.solvers.model.schedule import Orders, Schedule, kinds_of
 from penstock.solvers.model.timeline import Timeline
 from penstock.solvers.model.update_rules import UpdateRule
 
@@ -34,7 +35,7 @@ __all__ = [
     "REQUEST_SCOPE",
     "SCHEDULE_SCOPE",
     "Bound",
-    "Candidate",
+    "JudgedPlan",
     "Progress",
     "Result",
     "Scope",
@@ -80,21 +81,54 @@ class Shortage:
         return self.needed_bytes - self.available_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A simulated plan."""
+@dataclass(slots=True)
+class JudgedPlan:
+    """A plan that fits, with its simulated time; its timeline stays in the process that simulated it."""
 
     planner: str
     allocation: Allocation
     schedule: Schedule
-    timeline: Timeline
+    value_ns: int
     overlap_all_reduce: bool = True
     update_rule: UpdateRule = "synchronous"
+    simulated: Timeline | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        planner: str,
+        allocation: Allocation,
+        schedule: Schedule,
+        timeline: Timeline,
+        overlap_all_reduce: bool = True,
+        update_rule: UpdateRule = "synchronous",
+    ) -> JudgedPlan:
+        """Return the plan with its timeline."""
+        value_ns = timeline.time_per_global_batch_ns
+        return cls(planner, allocation, schedule, value_ns, overlap_all_reduce, update_rule, timeline)
+
+    def __reduce__(self) -> tuple[type[JudgedPlan], tuple[object, ...]]:
+        how = self.overlap_all_reduce, self.update_rule
+        return JudgedPlan, (self.planner, self.allocation, self.schedule, self.value_ns, *how)
 
     @property
-    def value_ns(self) -> int:
-        """Return the simulated time per global batch."""
-        return self.timeline.time_per_global_batch_ns
+    def timeline(self) -> Timeline:
+        """Return the timeline; ``with_timeline`` simulates the plan of another process."""
+        assert self.simulated is not None, f"the plan of {self.planner!r} was simulated in another process"
+        return self.simulated
+
+    @property
+    def orders(self) -> Orders:
+        """Return the schedule of a flushed step."""
+        assert isinstance(self.schedule, Orders), self.schedule
+        return self.schedule
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether it is neither a flushed step of several pipelines nor one with split backwards."""
+        if self.update_rule != "synchronous" or not isinstance(self.schedule, Orders):
+            return True
+        return len(self.allocation.pipelines) == 1 and INPUT not in kinds_of(self.schedule)
 
 
 class Progress(NamedTuple):
@@ -120,7 +154,7 @@ class Result:
 
     status: Status
     why: str
-    best: Candidate | None = None
+    best: JudgedPlan | None = None
     bounds: tuple[Bound, ...] = ()
     shortage: Shortage | None = None
     seconds: float = 0.0

@@ -21,7 +21,7 @@ from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.degrees import Choice
 from penstock.solvers.model.network import Cable, Network
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Candidate, Result, Status
+from penstock.solvers.model.result import JudgedPlan, Result, Status
 from penstock.solvers.planners.even.planner import Layouts
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.schedules.support.fitting import Trial
@@ -155,7 +155,7 @@ class Hosts:
 def _result(own: Problem, trial: Trial) -> Result:
     """Return a plan that is still to be verified, and has no bound."""
     timeline = simulate(own, trial.allocation, trial.orders, overlap=own.rules.overlap_all_reduce)
-    plan = Candidate(QUICK, trial.allocation, trial.orders, timeline, own.rules.overlap_all_reduce, "synchronous")
+    plan = JudgedPlan.of(QUICK, trial.allocation, trial.orders, timeline, own.rules.overlap_all_reduce, "synchronous")
     return Result(Status.FEASIBLE, "", plan, choice=own.choice)
 
 

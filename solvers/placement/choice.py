@@ -26,7 +26,7 @@ from penstock.solvers.degrees.contract import Known
 from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.micro_batches import candidates
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import REQUEST_SCOPE, Candidate, Result, Status
+from penstock.solvers.model.result import REQUEST_SCOPE, JudgedPlan, Result, Status
 from penstock.solvers.placement import regular
 from penstock.solvers.placement.at_degrees import Hosts
 from penstock.solvers.placement.families import Families
@@ -97,7 +97,7 @@ class Option:
         return self.surpassed or self.result is not None
 
     @property
-    def best(self) -> Candidate | None:
+    def best(self) -> JudgedPlan | None:
         """Return the set's plan."""
         return None if self.result is None else self.result.best
 

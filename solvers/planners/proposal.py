@@ -14,7 +14,7 @@ from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.model.micro_batches import most_rows, row_classes
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Bound, Candidate
+from penstock.solvers.model.result import Bound, JudgedPlan
 from penstock.solvers.model.schedule import Orders, Schedule
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.schedules.catalogue import schedule_row
@@ -40,7 +40,7 @@ class Proposal(NamedTuple):
     note: str = ""
 
 
-def proposed_again(plan: Candidate, devices: Mapping[int, int]) -> Proposal:
+def proposed_again(plan: JudgedPlan, devices: Mapping[int, int]) -> Proposal:
     """Return a plan as a proposal with ``devices[d]`` in the place of its device d."""
     schedule = plan.schedule
     if isinstance(schedule, Orders):

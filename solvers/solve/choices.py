@@ -25,7 +25,7 @@ from penstock.solvers.degrees.contract import contract
 from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.degrees import Choice
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Bound, Candidate, Progress, Result, Status
+from penstock.solvers.model.result import Bound, JudgedPlan, Progress, Result, Status
 from penstock.solvers.planners.catalogue import EXCLUDE, PHASES, PLANNERS, resolve
 from penstock.solvers.planners.even.planner import least_layout_ns
 from penstock.solvers.planners.proposal import Proposal, proposed_again
@@ -52,7 +52,7 @@ class Found(NamedTuple):
     """A plan and the problem that it is a plan of."""
 
     problem: Problem
-    plan: Candidate
+    plan: JudgedPlan
 
 
 def solve(
@@ -374,7 +374,7 @@ class Search:
     def _search(self, each: Searched, asked: Mapping[str, Any], *, counts: bool = True) -> None:
         """Search one choice from what was known; keep its bound, and a better plan. ``counts``: planners are asked."""
 
-        def on_incumbent(plan: Candidate) -> None:
+        def on_incumbent(plan: JudgedPlan) -> None:
             if self.on_incumbent is not None and (self.best_ns is None or plan.value_ns < self.best_ns):
                 self.on_incumbent(Found(each.problem, plan))
 

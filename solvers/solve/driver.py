@@ -16,12 +16,12 @@ from penstock.solvers.explanation.what_if import Replan
 from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.options import checked
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Candidate, Progress, Result, Status
+from penstock.solvers.model.result import JudgedPlan, Progress, Result, Status
 from penstock.solvers.planners.catalogue import PLANNERS, resolve
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.solve.asking import not_asked
 from penstock.solvers.solve.effort import THOROUGH, effort_of
-from penstock.solvers.solve.incumbent import Found, State
+from penstock.solvers.solve.incumbent import State
 from penstock.solvers.solve.judging import Judge
 from penstock.solvers.solve.setting import Setting
 from penstock.solvers.solve.tasks import Remedy, Task, first_tasks, rounds
@@ -40,11 +40,11 @@ def solve(
     effort: str | None = None,
     gap: float = 0.0,
     workers: int | None = None,
-    known: Candidate | None = None,
+    known: JudgedPlan | None = None,
     closely: bool = True,
     without: Mapping[str, str] | None = None,
     longest_ns: int | None = None,
-    on_incumbent: Callable[[Candidate], None] | None = None,
+    on_incumbent: Callable[[JudgedPlan], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Result:
     """Return the best plan found, simulated and verified, with its bounds; or why there is none, and what would help.
@@ -76,7 +76,7 @@ def solve(
     state = State(setting, on_incumbent, on_progress)
     small = is_small(setting)
     if known is not None:
-        state.offer(Found.of(known))
+        state.offer(known)
     elif row.asks_others and not small:
         quick = State(replace(setting, first_feasible=True))
         run(quick, [first_tasks(setting, values)], Here(quick.setting))
@@ -132,7 +132,7 @@ def replanned_by(planner: str, max_plans: int) -> Replan:
     """
     row = resolve(planner)
 
-    def replan(problem: Problem) -> Candidate | None:
+    def replan(problem: Problem) -> JudgedPlan | None:
         with suppress(UnsupportedRequest):  # what the planner cannot take has no plan of it
             if row.proposals is None:
                 return solve(problem, row.name, max_plans=max_plans).best

@@ -11,10 +11,10 @@ from penstock.solvers.costs.memory import largest_shortage
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 
 
-def encoded(problem: Problem, best: Candidate, stopped: Callable[[], bool]) -> tuple[Candidate, str] | None:
+def encoded(problem: Problem, best: JudgedPlan, stopped: Callable[[], bool]) -> tuple[JudgedPlan, str] | None:
     """Return the plan with the codecs that save most, and a note for ``why``; None where none saves time."""
     if best.update_rule == "elastic_averaging":
         return None
@@ -34,4 +34,5 @@ def encoded(problem: Problem, best: Candidate, stopped: Callable[[], bool]) -> t
     timeline = simulate(problem, allocation, best.schedule, **how)
     saved = 100 * (1 - timeline.time_per_global_batch_ns / best.value_ns)
     note = f"fp16s after stages {sorted(edges)} takes {saved:.2f} % off"
-    return replace(best, allocation=allocation, timeline=timeline), note
+    value_ns = timeline.time_per_global_batch_ns
+    return replace(best, allocation=allocation, value_ns=value_ns, simulated=timeline), note

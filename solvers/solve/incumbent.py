@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from penstock.schemas.coverage import Covers
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
-from penstock.schemas.program import INPUT
 from penstock.solvers.bounds.coverage import allowed, features_of_candidate
 from penstock.solvers.bounds.feasibility import Proof, proof_of_infeasibility
 from penstock.solvers.bounds.schedule_bound import request_bound, schedule_bound
@@ -21,10 +20,8 @@ from penstock.solvers.costs.memory import largest_shortage
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import REQUEST_SCOPE, Bound, Candidate, Progress, Result, Shortage, Status
+from penstock.solvers.model.result import REQUEST_SCOPE, Bound, JudgedPlan, Progress, Result, Shortage, Status
 from penstock.solvers.model.schedule import Orders, Schedule, kinds_of
-from penstock.solvers.model.timeline import Timeline
-from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.solve.encoding import encoded
 from penstock.solvers.solve.setting import Setting
 from penstock.solvers.verify.verifier import verify
@@ -40,64 +37,33 @@ def key_of(value_ns: int, allocation: Allocation, schedule: Schedule) -> Key:
     return value_ns, used, (stages, allocation.num_micro_batches), warmup, schedule.name
 
 
-@dataclass(slots=True)
-class Found:
-    """A plan that fits, with its simulated time; its timeline stays in the process that simulated it."""
+def with_timeline(problem: Problem, plan: JudgedPlan) -> JudgedPlan:
+    """Return the plan with its timeline, which is simulated once in a process.
 
-    planner: str
-    allocation: Allocation
-    schedule: Schedule
-    value_ns: int
-    overlap: bool
-    update_rule: UpdateRule
-    timeline: Timeline | None = field(default=None, compare=False, repr=False)
-
-    @classmethod
-    def of(cls, candidate: Candidate) -> Found:
-        """Return a simulated plan with its timeline."""
-        c = candidate
-        return cls(c.planner, c.allocation, c.schedule, c.value_ns, c.overlap_all_reduce, c.update_rule, c.timeline)
-
-    def __reduce__(self) -> tuple[type[Found], tuple[object, ...]]:
-        return Found, (self.planner, self.allocation, self.schedule, self.value_ns, self.overlap, self.update_rule)
-
-    @property
-    def plain(self) -> bool:
-        """Return whether it is neither a flushed step of several pipelines nor one with split backwards."""
-        if self.update_rule != "synchronous" or not isinstance(self.schedule, Orders):
-            return True
-        return len(self.allocation.pipelines) == 1 and INPUT not in kinds_of(self.schedule)
-
-    def candidate(self, problem: Problem) -> Candidate:
-        """Return the plan with its timeline, which is simulated once in a process.
-
-        Raises ``InvalidPlan`` where that is not what another process has found (our bug).
-        """
-        if self.timeline is None:
-            how = self.allocation, self.schedule
-            timeline = simulate(problem, *how, overlap=self.overlap, update_rule=self.update_rule)
-            slower = timeline.time_per_global_batch_ns != self.value_ns
-            if slower or largest_shortage(problem, self.allocation, timeline):
-                raise InvalidPlan(f"a plan of {self.planner!r} is slower or larger than its own process has found")
-            self.timeline = timeline
-        return Candidate(self.planner, self.allocation, self.schedule, self.timeline, self.overlap, self.update_rule)
-
-
-P = TypeVar("P", Found, Candidate)
+    Raises ``InvalidPlan`` where that is not what another process has found (our bug).
+    """
+    if plan.simulated is None:
+        how = plan.allocation, plan.schedule
+        timeline = simulate(problem, *how, overlap=plan.overlap_all_reduce, update_rule=plan.update_rule)
+        slower = timeline.time_per_global_batch_ns != plan.value_ns
+        if slower or largest_shortage(problem, plan.allocation, timeline):
+            raise InvalidPlan(f"a plan of {plan.planner!r} is slower or larger than its own process has found")
+        plan.simulated = timeline
+    return plan
 
 
 @dataclass
-class Incumbent(Generic[P]):
+class Incumbent:
     """The best plan of those that were offered; None before the first."""
 
-    best: P | None = None
+    best: JudgedPlan | None = None
     _key: Key | None = None
 
     def is_beaten_by(self, key: Key) -> bool:
         """Return whether a plan with this key is better."""
         return self._key is None or key < self._key
 
-    def offer(self, plan: P) -> bool:
+    def offer(self, plan: JudgedPlan) -> bool:
         """Take a plan if it is better than the incumbent; return whether it is."""
         key = key_of(plan.value_ns, plan.allocation, plan.schedule)
         if not self.is_beaten_by(key):
@@ -119,7 +85,7 @@ class Proofs:
 
     setting: Setting
     by_class: dict[Covers, Bound] = field(default_factory=dict)
-    _known: tuple[Candidate, Covers] | None = None
+    _known: tuple[JudgedPlan, Covers] | None = None
 
     @cached_property
     def every_plan(self) -> Bound:
@@ -144,7 +110,7 @@ class Proofs:
         known = [bound for bound in (*self.by_class.values(), *more) if self.allowed <= bound.covers]
         return max((self.every_plan, *known), key=lambda bound: bound.bound_ns)
 
-    def shown(self, best: Candidate) -> tuple[Bound, ...]:
+    def shown(self, best: JudgedPlan) -> tuple[Bound, ...]:
         """Return the bound on every plan of the request, then a higher one that covers the plan, if there is one.
 
         A bound that the plan refutes is left out.
@@ -153,7 +119,7 @@ class Proofs:
         known = [each for each in self.by_class.values() if own <= each.covers and each.bound_ns <= best.value_ns]
         return shown([self.on_every_plan(), *known])
 
-    def reached(self, best: Candidate | None) -> bool:
+    def reached(self, best: JudgedPlan | None) -> bool:
         """Return whether no better plan like the incumbent is needed: it is within the gap of a bound that covers it.
 
         With ``first_feasible`` any plan is enough.
@@ -162,7 +128,7 @@ class Proofs:
             return best is not None
         return best.value_ns <= self.shown(best)[-1].bound_ns * (1.0 + self.setting.gap)
 
-    def sparing(self, best: Candidate | None, plans: Covers | None) -> Bound | None:
+    def sparing(self, best: JudgedPlan | None, plans: Covers | None) -> Bound | None:
         """Return a bound on a class of plans that shows that no search for them is needed. None: any plan.
 
         The gap that was asked for is between the incumbent and a bound that covers it as well. With ``first_feasible``
@@ -176,7 +142,7 @@ class Proofs:
         enough = (b for b in sparing if best.value_ns <= b.bound_ns * (1.0 + (gap if own <= b.covers else 0.0)))
         return next(enough, None)
 
-    def _features(self, plan: Candidate) -> Covers:
+    def _features(self, plan: JudgedPlan) -> Covers:
         """Return the plan's features, found once for the incumbent."""
         if self._known is None or self._known[0] is not plan:
             self._known = plan, features_of_candidate(self.setting.problem, plan)
@@ -186,16 +152,19 @@ class Proofs:
 class OrderBound(NamedTuple):
     """A bound on every schedule of a plan's allocation with operations of these kinds."""
 
-    plan: Found
+    plan: JudgedPlan
     bound: Bound
 
-    def covers(self, candidate: Candidate) -> bool:
+    def covers(self, candidate: JudgedPlan) -> bool:
         """Return whether a plan has one of those schedules."""
-        own, other = self.plan, Found.of(candidate)
-        if not (isinstance(own.schedule, Orders) and isinstance(other.schedule, Orders)):
+        own = self.plan
+        if not (isinstance(own.schedule, Orders) and isinstance(candidate.schedule, Orders)):
             return False
-        same = (own.allocation, own.overlap, own.update_rule) == (other.allocation, other.overlap, other.update_rule)
-        return same and kinds_of(own.schedule) == kinds_of(other.schedule)
+        how, other = (
+            (each.allocation, each.overlap_all_reduce, each.update_rule, kinds_of(each.orders))
+            for each in (own, candidate)
+        )
+        return how == other
 
 
 @dataclass
@@ -236,7 +205,7 @@ class Outcome:
     feasible.
     """
 
-    found: Found | None = None
+    found: JudgedPlan | None = None
     proven: tuple[Bound, ...] = ()
     order_bound: OrderBound | None = None
     obstacles: Obstacles = field(default_factory=Obstacles)
@@ -253,20 +222,20 @@ class State:
     """What is known so far, from all tasks.
 
     ``on_incumbent`` is called with every better plan, ``on_progress`` also with bounds and the tasks at work.
-    ``plain``: the best of plain plans (``Found.plain``). ``unfinished`` and ``weary``: tasks that a limit or the effort
-    has ended. ``left_out``: planners that do not go with the request, with the reason (``asking``); ``refused``: those
-    that cannot take it, with their error; ``spared``: those of no better plans, with the bound that shows it.
-    ``lost``: tasks whose process died, and of what. ``remedy``: what makes an infeasible request feasible.
+    ``plain``: the best of plain plans (``JudgedPlan.is_plain``). ``unfinished`` and ``weary``: tasks that a limit or
+    the effort has ended. ``left_out``: planners that do not go with the request, with the reason (``asking``);
+    ``refused``: those that cannot take it, with their error; ``spared``: those of no better plans, with the bound that
+    shows it. ``lost``: tasks whose process died, and of what. ``remedy``: what makes an infeasible request feasible.
     ``codec_note``: what codecs save.
     """
 
     setting: Setting
-    on_incumbent: Callable[[Candidate], None] | None = None
+    on_incumbent: Callable[[JudgedPlan], None] | None = None
     on_progress: Callable[[Progress], None] | None = None
-    best: Candidate | None = None
-    announced: Candidate | None = None
-    incumbent: Incumbent[Found] = field(default_factory=Incumbent)
-    plain: Incumbent[Found] = field(default_factory=Incumbent)
+    best: JudgedPlan | None = None
+    announced: JudgedPlan | None = None
+    incumbent: Incumbent = field(default_factory=Incumbent)
+    plain: Incumbent = field(default_factory=Incumbent)
     obstacles: Obstacles = field(default_factory=Obstacles)
     order_bounds: list[OrderBound] = field(default_factory=list)
     unfinished: dict[str, None] = field(default_factory=dict)
@@ -308,20 +277,20 @@ class State:
         if outcome.found is not None:
             self.offer(outcome.found)
 
-    def offer(self, found: Found) -> None:
+    def offer(self, found: JudgedPlan) -> None:
         """Make a plan the incumbent if it is better."""
-        if found.plain:
+        if found.is_plain:
             self.plain.offer(found)
         if self.incumbent.offer(found):
-            self.best = found.candidate(self.problem)
+            self.best = with_timeline(self.problem, found)
             self._announce(self.best)
 
-    def announce(self, found: Found) -> None:
+    def announce(self, found: JudgedPlan) -> None:
         """Pass on a plan that is better than all that were passed on, before it is its task's turn to be taken."""
         if self.announced is None or found.value_ns < self.announced.value_ns:
-            self._announce(found.candidate(self.problem))
+            self._announce(with_timeline(self.problem, found))
 
-    def _announce(self, plan: Candidate) -> None:
+    def _announce(self, plan: JudgedPlan) -> None:
         if self.announced is None or plan.value_ns < self.announced.value_ns:
             self.announced = plan
             if self.on_incumbent is not None:

@@ -15,7 +15,7 @@ from penstock.solvers.costs.ties import tied_sums
 from penstock.solvers.judge.simulate import makespan_ns, simulate
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.pins import broken_pin, keep_pins, keep_pins_of_schedule
-from penstock.solvers.model.result import Bound, Candidate, Shortage
+from penstock.solvers.model.result import Bound, JudgedPlan, Shortage
 from penstock.solvers.model.schedule import Schedule
 from penstock.solvers.model.trainer_limits import misnumbered
 from penstock.solvers.model.update_rules import UpdateRule
@@ -23,7 +23,7 @@ from penstock.solvers.planners.proposal import Proposal, recompute_variants, unr
 from penstock.solvers.schedules.catalogue import ScheduleRow, schedule_row
 from penstock.solvers.schedules.support.candidates import CandidateSchedule, candidate_schedules
 from penstock.solvers.schedules.support.fitting import Vector, lowered, may_lack
-from penstock.solvers.solve.incumbent import Found, Incumbent, Obstacles, Outcome, Proofs, key_of
+from penstock.solvers.solve.incumbent import Incumbent, Obstacles, Outcome, Proofs, key_of
 from penstock.solvers.solve.setting import Setting
 
 MOST_FUTILE = 16
@@ -36,7 +36,7 @@ class Link(Protocol):
     def best_ns(self) -> int | None:
         """Return the least time of any plan that other tasks know; None where nothing is shared."""
 
-    def found(self, found: Found) -> None:
+    def found(self, found: JudgedPlan) -> None:
         """Announce a plan that is better than the task's last one."""
 
     def proven(self, bound: Bound) -> None:
@@ -62,7 +62,7 @@ class Judge:
         self.setting, self.problem = setting, setting.problem
         self.link = link
         self.ceiling_ns = ceiling_ns or (lambda: None if link is None else link.best_ns())
-        self.incumbent, self.proofs, self.obstacles = Incumbent[Candidate](), Proofs(setting), Obstacles()
+        self.incumbent, self.proofs, self.obstacles = Incumbent(), Proofs(setting), Obstacles()
         self.judged, self.note, self.unfinished = 0, "", False
         self._limit: int | None = None
         self._patience, self._better_at = patience, 0
@@ -70,7 +70,7 @@ class Judge:
         self._kept: list[Schedule] = []  # by whose identity they are seen
 
     @property
-    def best(self) -> Candidate | None:
+    def best(self) -> JudgedPlan | None:
         """The best plan so far."""
         return self.incumbent.best
 
@@ -96,7 +96,7 @@ class Judge:
     def outcome(self) -> Outcome:
         """Return what came of the proposals so far."""
         return Outcome(
-            found=None if self.best is None else Found.of(self.best),
+            found=self.best,
             proven=tuple(self.proofs.by_class.values()),
             obstacles=self.obstacles,
             unfinished=self.unfinished,
@@ -109,12 +109,12 @@ class Judge:
         if self.proofs.add(bound) and self.link is not None:
             self.link.proven(bound)
 
-    def offer(self, plan: Candidate) -> None:
+    def offer(self, plan: JudgedPlan) -> None:
         """Take a simulated plan that fits, and announce it if it is the new incumbent."""
         if self.incumbent.offer(plan):
             self._better_at = self.judged
             if self.link is not None:
-                self.link.found(Found.of(plan))
+                self.link.found(plan)
 
     def judge_all(self, planner: str, proposals: Iterable[Proposal]) -> None:
         """Judge proposals in order until a limit, or until nothing better is needed."""
@@ -257,7 +257,7 @@ class Judge:
         timeline = simulate(self.problem, allocation, schedule, **how)
         short = largest_shortage(self.problem, allocation, timeline)
         if short is None and better:
-            self.offer(Candidate(planner, allocation, schedule, timeline, overlap, update_rule))
+            self.offer(JudgedPlan.of(planner, allocation, schedule, timeline, overlap, update_rule))
         return short
 
 

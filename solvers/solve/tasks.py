@@ -39,7 +39,7 @@ from penstock.solvers.improve.remedies import find_remedy
 from penstock.solvers.improve.selective import lighter
 from penstock.solvers.model.options import checked
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Bound
+from penstock.solvers.model.result import Bound, JudgedPlan
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.update_rules import PERIODIC_RULES
 from penstock.solvers.planners.catalogue import EXCLUDE, PLANNERS, Planner, Tier
@@ -48,7 +48,7 @@ from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.planners.simple.candidates import first_plans, last_plans, simplest_plans, unlimited
 from penstock.solvers.schedules.catalogue import tried_with
 from penstock.solvers.solve.asking import chosen, excluded_by, why_unsearched
-from penstock.solvers.solve.incumbent import Found, OrderBound, Outcome, State
+from penstock.solvers.solve.incumbent import OrderBound, Outcome, State, with_timeline
 from penstock.solvers.solve.judging import Judge, Link
 from penstock.solvers.solve.setting import Setting
 
@@ -120,7 +120,7 @@ def _also_under(schedules: tuple[str, ...], proposals: Iterator[Proposal]) -> It
 class LocalSearch:
     """Local search from a plan; ``proven``: known bounds; ``effort`` in about seconds of one core, counted."""
 
-    start: Found
+    start: JudgedPlan
     proven: tuple[Bound, ...]
     effort: float
     name: str = "polish"
@@ -129,7 +129,7 @@ class LocalSearch:
     def run(self, setting: Setting, link: Link) -> Outcome:
         """Search until the effort is spent, the limit, or the gap; return the best plan."""
         judge = Judge(setting, link)
-        judge.offer(self.start.candidate(setting.problem))
+        judge.offer(with_timeline(setting.problem, self.start))
         for bound in self.proven:
             judge.prove(bound)
         judge.judge_all(self.name, self._proposals(judge))
@@ -156,20 +156,20 @@ class LocalSearch:
 class Selective:
     """Recompute modules instead of whole layers, in the plan's order."""
 
-    start: Found
+    start: JudgedPlan
     name: str = "selective"
     makes: Covers | None = None
 
     def run(self, setting: Setting, link: Link) -> Outcome:
         """Return the plan with as little recomputation as fits, if that is quicker."""
         judge, start = Judge(setting, link), self.start
-        judge.offer(start.candidate(setting.problem))
+        judge.offer(with_timeline(setting.problem, start))
         assert isinstance(start.schedule, Orders)
         found = lighter(
-            setting.problem, start.allocation, start.schedule, start.overlap, lambda: setting.deadline.passed
+            setting.problem, start.allocation, start.schedule, start.overlap_all_reduce, lambda: setting.deadline.passed
         )
         if found is not None:
-            judge.judge_all(self.name, [Proposal(found[0], (), overlaps=(start.overlap,), fixed=found[1])])
+            judge.judge_all(self.name, [Proposal(found[0], (), overlaps=(start.overlap_all_reduce,), fixed=found[1])])
         return judge.outcome()
 
 
@@ -177,7 +177,7 @@ class Selective:
 class OptimiseOrder:
     """Find a better order of a plan's allocation, or prove that there is none; ``effort`` as in ``optimise_order``."""
 
-    start: Found
+    start: JudgedPlan
     effort: float
     name: str = "closing"
     makes: Covers | None = None
@@ -188,17 +188,17 @@ class OptimiseOrder:
         A schedule that was asked for is not exchanged.
         """
         start = self.start
-        best: list[Found] = []
+        best: list[JudgedPlan] = []
 
         def better(orders: Orders, value_ns: int) -> None:
-            best[:] = [replace(start, planner=self.name, schedule=orders, value_ns=value_ns, timeline=None)]
+            best[:] = [replace(start, planner=self.name, schedule=orders, value_ns=value_ns, simulated=None)]
             link.found(best[0])
 
         optimised = optimise_order(
             setting.problem,
             start.allocation,
             start.schedule,
-            overlap=start.overlap,
+            overlap=start.overlap_all_reduce,
             value_ns=start.value_ns,
             effort=self.effort,
             update_rule=start.update_rule,
@@ -352,15 +352,15 @@ def asked(setting: Setting, rows: list[Planner]) -> list[Task]:
     return tasks
 
 
-def _starts(state: State) -> list[Found]:
+def _starts(state: State) -> list[JudgedPlan]:
     """Return the best plan, and the best plain one if another: with its order optimised it may be the better one."""
     best, plain = state.incumbent.best, state.plain.best
     if best is None:
         return []
-    return [best] if best.plain or plain is None else [plain, best]
+    return [best] if best.is_plain or plain is None else [plain, best]
 
 
-def _can_search_from(state: State, start: Found) -> bool:
+def _can_search_from(state: State, start: JudgedPlan) -> bool:
     """Return whether local search supports the plan's update rule and the schedule that was asked for."""
     own = "eager" if start.update_rule in PERIODIC_RULES else "early-backward"
     known = start.update_rule == "synchronous" or start.update_rule in PERIODIC_RULES

@@ -13,7 +13,7 @@ from penstock.solvers.explanation.what_if import Replan
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.plan_shape import are_in_turn, layers_need, micro_batches, recomputing, shape
-from penstock.solvers.model.result import REQUEST_SCOPE, Bound, Candidate, Result, Shortage, Status
+from penstock.solvers.model.result import REQUEST_SCOPE, Bound, JudgedPlan, Result, Shortage, Status
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.schedules.catalogue import SCHEDULES
 from penstock.solvers.schedules.early_backward import ACR_THRESHOLD, activation_communication_ratio
@@ -40,7 +40,7 @@ def why(state: State, *, asks_others: bool, replanned_by: Callable[[str, int], R
     return said + "".join(f"; the process of {name} ended with {how}" for name, how in state.lost.items())
 
 
-def _found(state: State, best: Candidate, replan: Replan | None) -> str:
+def _found(state: State, best: JudgedPlan, replan: Replan | None) -> str:
     """Return the best plan's shape, who found it, its activation communication ratio, and its gap to the bound."""
     parts = [f"{best.planner}: {_shape(state, best)}"]
     if best.planner in state.notes:
@@ -87,14 +87,14 @@ def _whose(state: State, bound: Bound) -> str:
     return bound.model if chosen is None or bound.scope != REQUEST_SCOPE else f"every plan at {chosen}"
 
 
-def _distance(best: Candidate, bound: Bound, whose: str) -> str:
+def _distance(best: JudgedPlan, bound: Bound, whose: str) -> str:
     """Return how far the plan is above a bound, and which plans that bound covers."""
     if best.value_ns <= bound.bound_ns + bound.tolerance_ns:
         return f"it meets the lower bound on {whose}"
     return f"{100 * (best.value_ns / bound.bound_ns - 1):.2f} % above the lower bound on {whose}"
 
 
-def _shape(state: State, best: Candidate) -> str:
+def _shape(state: State, best: JudgedPlan) -> str:
     allocation = best.allocation
     stages, beside = allocation.stages, ""
     if best.update_rule == "elastic_averaging":

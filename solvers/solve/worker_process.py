@@ -1,8 +1,8 @@
 """A worker process of a solve: it does its parent's tasks, until the parent ends it or dies.
 
-In: a task with its number, or the best time known. Out: ``(number, Found | Bound | Outcome | Compiling | Crash)``. On
-Linux the kernel kills it when its parent's thread dies (``PR_SET_PDEATHSIG``); elsewhere it ends when it next reads or
-writes.
+In: a task with its number, or the best time known. Out: ``(number, JudgedPlan | Bound | Outcome | Compiling |
+Crash)``. On Linux the kernel kills it when its parent's thread dies (``PR_SET_PDEATHSIG``); elsewhere it ends when it
+next reads or writes.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 from penstock.solvers.compiled.progress import listening
-from penstock.solvers.model.result import Bound
-from penstock.solvers.solve.incumbent import Found
+from penstock.solvers.model.result import Bound, JudgedPlan
 from penstock.solvers.solve.setting import Setting
 
 
@@ -42,7 +41,7 @@ class PipeLink:
             self._best_ns = self._pipe.recv()
         return self._best_ns
 
-    def found(self, found: Found) -> None:
+    def found(self, found: JudgedPlan) -> None:
         """Send a plan to the parent."""
         self._pipe.send((self._number, found))
 

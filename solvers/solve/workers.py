@@ -23,8 +23,8 @@ from typing import Protocol
 from penstock.schemas.machine.processors import available_processors
 from penstock.solvers.compiled.progress import tell
 from penstock.solvers.model.micro_batches import size_of
-from penstock.solvers.model.result import Bound
-from penstock.solvers.solve.incumbent import Found, Outcome, State
+from penstock.solvers.model.result import Bound, JudgedPlan
+from penstock.solvers.solve.incumbent import Outcome, State
 from penstock.solvers.solve.processes import end_with
 from penstock.solvers.solve.setting import Setting
 from penstock.solvers.solve.tasks import Ask, Prove, Remedy, Task
@@ -62,7 +62,7 @@ class Round:
     tasks: Sequence[Task]
     state: State
     _outcomes: dict[int, Outcome] = field(default_factory=dict)
-    _found: dict[int, Found] = field(default_factory=dict)
+    _found: dict[int, JudgedPlan] = field(default_factory=dict)
     _proven: dict[int, tuple[Bound, ...]] = field(default_factory=dict)
     _working: dict[int, None] = field(default_factory=dict)
     _next: int = 0
@@ -76,7 +76,7 @@ class Round:
         self._working[number] = None
         self._report()
 
-    def announce(self, number: int, news: Found | Bound) -> None:
+    def announce(self, number: int, news: JudgedPlan | Bound) -> None:
         """Pass on a plan at once, where times are shared or it is its task's turn; keep it and bounds for that turn."""
         if isinstance(news, Bound):
             self._proven[number] = (*self._proven.get(number, ()), news)
@@ -187,7 +187,7 @@ class _CallLink:
     def best_ns(self) -> int | None:
         return self.round_.state.shared_ns
 
-    def found(self, found: Found) -> None:
+    def found(self, found: JudgedPlan) -> None:
         self.round_.announce(self.number, found)
 
     def proven(self, bound: Bound) -> None:

@@ -27,7 +27,7 @@ from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.trace import Hardware, Trace
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Stage, single_pipeline
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.schedules.early_backward import early_backward
 
 US = 1000
@@ -70,7 +70,7 @@ def planned(
     allocation = single_pipeline(stages, count)
     orders = early_backward(problem, allocation)
     timeline = simulate(problem, allocation, orders)
-    best = Candidate("by-hand", allocation, orders, timeline, True, "synchronous")
+    best = JudgedPlan.of("by-hand", allocation, orders, timeline, True, "synchronous")
     return PlanFile(plan=to_plan(problem, request, best, ()), request=request)
 
 

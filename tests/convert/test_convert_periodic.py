@@ -18,7 +18,7 @@ from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.lowering import check_programs
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage, single_pipeline
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.schedule import Orders, Pattern, PatternOperation, Row
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.schedules.chimera import chimera
@@ -111,10 +111,10 @@ PLANS: dict[str, tuple[UpdateRule, Allocation, Orders | Pattern]] = {
 }
 
 
-def _candidate(problem: Problem, name: str) -> Candidate:
+def _candidate(problem: Problem, name: str) -> JudgedPlan:
     rule, allocation, schedule = PLANS[name]
     timeline = simulate(problem, allocation, schedule, update_rule=rule)
-    return Candidate("by-hand", allocation, schedule, timeline, True, rule)
+    return JudgedPlan.of("by-hand", allocation, schedule, timeline, True, rule)
 
 
 def _document(request: PlanRequest, name: str) -> PlanFile:

@@ -11,7 +11,7 @@ from penstock.solvers.explanation.layout import Layout, compare_layout
 from penstock.solvers.explanation.what_if import Row
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 
 
 def request(forward_ns: int = 10) -> Problem:
@@ -19,10 +19,10 @@ def request(forward_ns: int = 10) -> Problem:
     return make_problem([forward_ns] * 2, boundary_bytes=5, parameter_bytes=10, nodes=(2,), global_batch_size=2)
 
 
-def planned(problem: Problem) -> Candidate:
+def planned(problem: Problem) -> JudgedPlan:
     plan = straight(problem, 2)
     orders = early_backward(plan)
-    return Candidate("test", plan, orders, simulate(problem, plan, orders))
+    return JudgedPlan.of("test", plan, orders, simulate(problem, plan, orders))
 
 
 def test_a_side_has_what_its_path_waits_for() -> None:

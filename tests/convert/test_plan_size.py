@@ -7,7 +7,7 @@ from penstock.schemas.plan import Plan
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Stage, single_pipeline
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.schedules.early_backward import early_backward
 
 STAGES, MICRO_BATCHES = 1024, 4096
@@ -44,7 +44,7 @@ def test_a_plan_of_1024_rows_and_4096_micro_batches_is_below_1_mb() -> None:
     problem = to_problem(request)
     allocation = single_pipeline(tuple(Stage(s, s, (s,)) for s in range(STAGES)), MICRO_BATCHES)
     orders = early_backward(problem, allocation, warmup=(8,) * STAGES)
-    candidate = Candidate("mine", allocation, orders, simulate(problem, allocation, orders))
+    candidate = JudgedPlan.of("mine", allocation, orders, simulate(problem, allocation, orders))
     plan = to_plan(problem, request, candidate, ())
     text = plan.canonical_json()
     assert len(text) < 1_000_000

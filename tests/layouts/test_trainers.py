@@ -31,7 +31,7 @@ from penstock.schemas.request import PlanRequest
 from penstock.solvers.bounds.schedule_bound import request_bound
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Stage, single_pipeline
-from penstock.solvers.model.result import REQUEST_SCOPE, Candidate
+from penstock.solvers.model.result import REQUEST_SCOPE, JudgedPlan
 from penstock.solvers.schedules.interleaved import groups_go
 from penstock.solvers.schedules.trainer_orders import ONE_STAGE, chunks_of, order_of, ranks_of_stages
 
@@ -162,7 +162,7 @@ def plans(draw: st.DrawFn) -> Made:
     overlap = draw(st.booleans()) if target == "megatron" else True
     orders = order_of(problem, allocation, name, group)
     timeline = simulate(problem, allocation, orders, overlap=overlap)
-    made = Candidate("by-hand", allocation, orders, timeline, overlap)
+    made = JudgedPlan.of("by-hand", allocation, orders, timeline, overlap)
     hosts = ",".join(problem.network.node_names[node] for node in names)
     file = PlanFile(plan=to_plan(problem, asked, made, ()), request=asked)
     return Made(target, file, {"nodes": hosts, "devices_per_node": each})
@@ -246,7 +246,7 @@ def test_a_plan_beyond_a_trainer_says_which_stage_and_offers_the_target() -> Non
     stages = (Stage(0, 4, (0, 1, 2)), Stage(5, 9, (3,)))
     allocation = single_pipeline(stages, 4)
     orders = order_of(problem, allocation, "early-backward")
-    made = Candidate("by-hand", allocation, orders, simulate(problem, allocation, orders))
+    made = JudgedPlan.of("by-hand", allocation, orders, simulate(problem, allocation, orders))
     file = PlanFile(plan=to_plan(problem, asked, made, ()), request=asked)
     with pytest.raises(UnsupportedRequest, match=r"stage 1 .* has 1 replica, stage 0 3") as caught:
         layout_text(file, "megatron")

@@ -25,7 +25,7 @@ from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.degrees import Module
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import REQUEST_SCOPE, Candidate
+from penstock.solvers.model.result import REQUEST_SCOPE, JudgedPlan
 from penstock.solvers.model.trainer_limits import Span, Within
 from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.schedules.trainer_orders import order_of
@@ -39,7 +39,7 @@ def limits(trainer: str, layers: int) -> Within:
     return Within(trainer, tuple(one.orders), one.rounds, one.recompute, one.at_once, span, (True,) * (layers - 1))
 
 
-def every_plan(problem: Problem, within: Within) -> Iterator[Candidate]:
+def every_plan(problem: Problem, within: Within) -> Iterator[JudgedPlan]:
     """All plans that fit and that the limits find nothing wrong with, by plain enumeration."""
     layers, devices = problem.num_layers, range(problem.num_devices)
     for used in range(1, problem.num_devices + 1):
@@ -58,7 +58,7 @@ def every_plan(problem: Problem, within: Within) -> Iterator[Candidate]:
                                 yield from _plans(problem, within, plain, number)
 
 
-def _plans(problem: Problem, within: Within, plain: tuple[Stage, ...], number: int) -> Iterator[Candidate]:
+def _plans(problem: Problem, within: Within, plain: tuple[Stage, ...], number: int) -> Iterator[JudgedPlan]:
     methods = {"never": ("none",), "always": ("uniform",)}.get(problem.recompute)
     ways = [how for how in within.ways(plain) if methods is None or how.method in methods]
     again = [tuple(replace(stage, recompute=within.segments(stage, how)) for stage in plain) for how in ways]
@@ -75,7 +75,7 @@ def _plans(problem: Problem, within: Within, plain: tuple[Stage, ...], number: i
                 continue
             timeline = simulate(problem, allocation, orders)
             if largest_shortage(problem, allocation, timeline) is None:
-                yield Candidate("all", allocation, orders, timeline)
+                yield JudgedPlan.of("all", allocation, orders, timeline)
 
 
 def with_modules(problem: Problem, names: Sequence[Module]) -> Problem:

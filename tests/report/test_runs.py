@@ -22,7 +22,7 @@ from penstock.schemas.request import PlanRequest
 from penstock.solvers.judge.shared_processor import parallel_pipelines
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage, single_pipeline
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.schedule import Orders, Pattern, PatternOperation, Row, Schedule
 from penstock.solvers.model.update_rules import UpdateRule
 
@@ -52,7 +52,7 @@ def _file(request: PlanRequest, rule: UpdateRule, allocation: Allocation, schedu
     allowed = request.model_copy(update={"update_rules": ("synchronous", rule)})
     problem = to_problem(allowed)
     timeline = simulate(problem, allocation, schedule, update_rule=rule)
-    best = Candidate("by-hand", allocation, schedule, timeline, True, rule)
+    best = JudgedPlan.of("by-hand", allocation, schedule, timeline, True, rule)
     return PlanFile(plan=to_plan(problem, allowed, best, ()), request=allowed)
 
 

@@ -27,7 +27,7 @@ from penstock.solvers.improve.order import optimise_order
 from penstock.solvers.model.allocation import Allocation, single_pipeline
 from penstock.solvers.model.micro_batches import candidates, dapple_replicas
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.schedule import Orders, Schedule
 from penstock.solvers.schedules.support.fitting import Trial
 
@@ -47,7 +47,7 @@ SECOND = 1_000_000_000
 
 
 def search(
-    problem: Problem, start: Candidate, effort: float, stopped: Callable[[], bool]
+    problem: Problem, start: JudgedPlan, effort: float, stopped: Callable[[], bool]
 ) -> Iterator[tuple[Allocation, Schedule, bool]]:
     """Yield ever better plans than a flushed ``start``, and whether their all-reduces overlap the last backward.
 

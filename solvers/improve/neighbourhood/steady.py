@@ -24,7 +24,7 @@ from penstock.solvers.model.allocation import Allocation, single_pipeline
 from penstock.solvers.model.micro_batches import candidates, dapple_replicas
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.schedule import Schedule
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.schedules.periodic.eager import (
@@ -66,7 +66,7 @@ def search(
     problem: Problem,
     rule: UpdateRule,
     effort: float,
-    incumbent: Callable[[], Candidate | None],
+    incumbent: Callable[[], JudgedPlan | None],
     stopped: Callable[[], bool],
 ) -> Iterator[tuple[Allocation, Schedule, bool]]:
     """Yield plans under the rule that may be better than the incumbent, as ``flushed.search`` does.
@@ -88,7 +88,7 @@ class IteratedLocalSearch:
     problem: Problem
     rule: UpdateRule
     effort: int
-    incumbent: Callable[[], Candidate | None]
+    incumbent: Callable[[], JudgedPlan | None]
     stopped: Callable[[], bool]
     _centre: Plan | None = None
     _least_ns: int = NEVER_NS

@@ -25,13 +25,13 @@ from penstock.solvers.lowering.meshes import untrained
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Bound, Candidate, Result
+from penstock.solvers.model.result import Bound, JudgedPlan, Result
 from penstock.solvers.model.schedule import Pattern, Schedule, kinds_of
 from penstock.solvers.model.timeline import Timeline
 from penstock.solvers.model.update_rules import PERIODIC_RULES
 
 
-def to_plan(problem: Problem, request: PlanRequest, candidate: Candidate, bounds: tuple[Bound, ...]) -> wire.Plan:
+def to_plan(problem: Problem, request: PlanRequest, candidate: JudgedPlan, bounds: tuple[Bound, ...]) -> wire.Plan:
     """The plan document of a judged candidate; its numbers are the timeline's."""
     profile, _ = inline_documents(request)
     allocation = candidate.allocation
@@ -199,12 +199,12 @@ def _cost_per_sample(problem: Problem, timeline: Timeline) -> float | None:
     return sum(price for price in prices if price is not None) * hours / problem.batch_samples
 
 
-def certificates_of(candidate: Candidate, bounds: Iterable[Bound]) -> tuple[wire.Certificate, ...]:
+def certificates_of(candidate: JudgedPlan, bounds: Iterable[Bound]) -> tuple[wire.Certificate, ...]:
     """The bounds that say anything, as documents."""
     return tuple(_certificate(bound, candidate) for bound in bounds if bound.bound_ns > 0)
 
 
-def _certificate(bound: Bound, candidate: Candidate) -> wire.Certificate:
+def _certificate(bound: Bound, candidate: JudgedPlan) -> wire.Certificate:
     """The bound with what it covers and the gap that the plan leaves.
 
     The time of a periodic plan is a mean over some rounds, which can be below what no longer run can keep up: where
@@ -224,7 +224,7 @@ def _certificate(bound: Bound, candidate: Candidate) -> wire.Certificate:
     )
 
 
-def _assumptions(problem: Problem, request: PlanRequest, candidate: Candidate) -> tuple[str, ...]:
+def _assumptions(problem: Problem, request: PlanRequest, candidate: JudgedPlan) -> tuple[str, ...]:
     """Those of profile and topology, and what ranks do that the judge does not time."""
     profile, topology = inline_documents(request)
     scaled = tuple(
@@ -238,7 +238,7 @@ def _assumptions(problem: Problem, request: PlanRequest, candidate: Candidate) -
     return said + gradients_of_target(problem, request) + _of_cells(problem) + left_out + own
 
 
-def _without_bf16(problem: Problem, profile: ModelProfile, candidate: Candidate) -> tuple[str, ...]:
+def _without_bf16(problem: Problem, profile: ModelProfile, candidate: JudgedPlan) -> tuple[str, ...]:
     """Return the kinds of used GPUs whose bf16 was computed at the rate of fp32, though fp16 is quicker there."""
     if profile.source.method != "analytic" or profile.parameter_dtype != "bf16":
         return ()
@@ -276,7 +276,7 @@ def _of_cells(problem: Problem) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _refused_by_ranks(problem: Problem, candidate: Candidate) -> tuple[str, ...]:
+def _refused_by_ranks(problem: Problem, candidate: JudgedPlan) -> tuple[str, ...]:
     """What `penstock run` would refuse the plan for; plans are made for other trainers, too."""
     found = untrained(problem, candidate.allocation, candidate.update_rule, candidate.schedule)
     if found is None:
@@ -318,7 +318,7 @@ def gradients_of_target(problem: Problem, request: PlanRequest) -> tuple[str, ..
     return (f"gradients in the parameters' {profile.parameter_dtype}, as requested, not in {keeper}'s fp32: {said}",)
 
 
-def _uncounted(candidate: Candidate) -> tuple[str, ...]:
+def _uncounted(candidate: JudgedPlan) -> tuple[str, ...]:
     """What ranks hold, of which no profile says how much, so that no prediction of memory has it."""
     found = []
     if WEIGHT in kinds_of(candidate.schedule):

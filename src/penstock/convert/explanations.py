@@ -20,7 +20,7 @@ from penstock.solvers.explanation.why_not import MOST, Planned, Turn, difference
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.plan_shape import in_words
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 
 MAX_SEGMENTS = 500
 SHOWN_OPERATIONS = 6
@@ -39,7 +39,7 @@ BECAUSE: dict[Because, str] = {
 }
 
 
-def to_path(problem: Problem, plan: Candidate, path: CriticalPath) -> wire.Path:
+def to_path(problem: Problem, plan: JudgedPlan, path: CriticalPath) -> wire.Path:
     """The chain, its neighbouring links on one device taken together."""
     found = list(_segments(problem, plan.allocation, path))
     return wire.Path(
@@ -96,7 +96,7 @@ def _listed(numbers: Sequence[int]) -> str:
     return f"micro-batch {numbers[0]}" if len(numbers) == 1 else f"micro-batches {numbers[0]} … {numbers[-1]}"
 
 
-def to_idle(problem: Problem, plan: Candidate, idle: Idle) -> wire.IdleOut:
+def to_idle(problem: Problem, plan: JudgedPlan, idle: Idle) -> wire.IdleOut:
     """One entry of the split bubble."""
     parts = idle._asdict()
     parts["num_gpus"] = len(parts.pop("gpus"))
@@ -107,7 +107,7 @@ def to_idle(problem: Problem, plan: Candidate, idle: Idle) -> wire.IdleOut:
     return wire.IdleOut(whole_ns=last - first, global_batches=plan.timeline.window_rounds, **parts)
 
 
-def to_sensitivity(plan: Candidate, found: Sensitivity) -> wire.SensitivityOut:
+def to_sensitivity(plan: JudgedPlan, found: Sensitivity) -> wire.SensitivityOut:
     """One sensitivity, relative to the plan's time."""
     ratio = found.time_ns / plan.value_ns
     return wire.SensitivityOut(
@@ -115,7 +115,7 @@ def to_sensitivity(plan: Candidate, found: Sensitivity) -> wire.SensitivityOut:
     )
 
 
-def to_what_if(plan: Candidate, row: Row) -> wire.WhatIf:
+def to_what_if(plan: JudgedPlan, row: Row) -> wire.WhatIf:
     """One row of the table."""
     best = row.plan
     return wire.WhatIf(
@@ -131,7 +131,7 @@ def to_what_if(plan: Candidate, row: Row) -> wire.WhatIf:
     )
 
 
-def shape(plan: Candidate) -> str:
+def shape(plan: JudgedPlan) -> str:
     """A plan in a few words: stages, replicas, micro-batches, schedule."""
     stages = plan.allocation.stages
     shown = in_words([len(stage.devices) for stage in stages])
@@ -141,7 +141,7 @@ def shape(plan: Candidate) -> str:
     return f"{kind}{recomputing}, M = {plan.allocation.num_micro_batches}, {plan.schedule.name}"
 
 
-def to_layout(problem: Problem, ours: Candidate, compared: Compared) -> wire.LayoutComparison:
+def to_layout(problem: Problem, ours: JudgedPlan, compared: Compared) -> wire.LayoutComparison:
     """Both layouts side by side."""
     theirs, bound = compared.reordered.plan, compared.bound
     own = schedule_bound(problem, ours.allocation, ours.schedule, ours.update_rule).bound_ns
@@ -156,7 +156,7 @@ def to_layout(problem: Problem, ours: Candidate, compared: Compared) -> wire.Lay
     )
 
 
-def _side(problem: Problem, plan: Candidate, bound_ns: int) -> wire.LayoutSide:
+def _side(problem: Problem, plan: JudgedPlan, bound_ns: int) -> wire.LayoutSide:
     path = critical_path(problem, plan)
     on_path = dict.fromkeys(("transfer", "all-reduce"), 0)
     for share in path.shares():
@@ -230,7 +230,7 @@ class Gain(NamedTuple):
 REALISTIC = ("bandwidth=2", "memory=2", "devices=", "micro-batches=", "recompute=")
 
 
-def most_helpful(plan: Candidate, rows: Sequence[Row], found: Sequence[Sensitivity]) -> str:
+def most_helpful(plan: JudgedPlan, rows: Sequence[Row], found: Sequence[Sensitivity]) -> str:
     """The feasible change that helps most: of the what-ifs, or of a link, memory or a stage."""
     gains = [
         Gain(f"{row.sentence} ({row.how})", row.plan.value_ns)

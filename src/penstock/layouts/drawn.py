@@ -17,7 +17,7 @@ from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.degrees import Degrees, Modules, Sharding, without_parts
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.trainer_limits import Recomputing, Within
 from penstock.solvers.planners.proposal import unreachable
@@ -197,14 +197,14 @@ def ordered(problem: Problem, within: Within, drawn: Drawn, allocation: Allocati
     return order_of(problem, allocation, drawn.schedule, group)
 
 
-def by_hand(problem: Problem, allocation: Allocation, orders: Orders, overlap: bool) -> tuple[Candidate, list[str]]:
+def by_hand(problem: Problem, allocation: Allocation, orders: Orders, overlap: bool) -> tuple[JudgedPlan, list[str]]:
     """The plan, judged as it is, and what verification finds wrong. Raises InvalidPlan where it cannot be simulated."""
     faults = check_allocation(problem, allocation) or check_rows(problem, allocation, orders)
     if faults or (apart := unreachable(problem, allocation)) is not None:
         raise InvalidPlan(f"the layout cannot be simulated: {faults[0] if faults else apart}")
     timeline = simulate(problem, allocation, orders, overlap=overlap)
     faults = verify(problem, allocation, orders, timeline, overlap=overlap)
-    return Candidate("by-hand", allocation, orders, timeline, overlap), faults
+    return JudgedPlan.of("by-hand", allocation, orders, timeline, overlap), faults
 
 
 def differing(problem: Problem, within: Within, drawn: Drawn, world: Sequence[int]) -> tuple[str, ...]:

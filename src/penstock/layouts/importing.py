@@ -48,7 +48,7 @@ from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import REQUEST_SCOPE, Bound, Candidate
+from penstock.solvers.model.result import REQUEST_SCOPE, Bound, JudgedPlan
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.solve.incumbent import shown
 
@@ -208,7 +208,7 @@ def _parameters(profile: ModelProfile) -> str:
 
 
 def _sentences(
-    profile: ModelProfile, problem: Problem, theirs: Candidate, missing_bytes: int, drawn: Drawn | None
+    profile: ModelProfile, problem: Problem, theirs: JudgedPlan, missing_bytes: int, drawn: Drawn | None
 ) -> tuple[str, ...]:
     value = theirs.value_ns
     samples = problem.batch_samples
@@ -238,7 +238,7 @@ def _is_doubtful(problem: Problem, drawn: Drawn | None) -> bool:
     return drawn is not None and bool(not_counted(problem, drawn) or drawn.counted_whole)
 
 
-def _not_counted(problem: Problem, theirs: Candidate, drawn: Drawn) -> Iterator[str]:
+def _not_counted(problem: Problem, theirs: JudgedPlan, drawn: Drawn) -> Iterator[str]:
     """Yield what makes a layout need less memory than is counted."""
     if lowering := not_counted(problem, drawn):
         verbs = ("lower", "are") if len(lowering) > 1 else ("lowers", "is")
@@ -253,7 +253,7 @@ def _not_counted(problem: Problem, theirs: Candidate, drawn: Drawn) -> Iterator[
 def _rivals(
     request: PlanRequest,
     problem: Problem,
-    theirs: Candidate,
+    theirs: JudgedPlan,
     free: list[Bound],
     workers: int | None,
     on_progress: Callable[[str], None],
@@ -279,7 +279,7 @@ def _rivals(
 def _at_any_degrees(
     request: PlanRequest,
     whole: PlanRequest,
-    theirs: Candidate,
+    theirs: JudgedPlan,
     workers: int | None,
     on_progress: Callable[[str], None],
 ) -> tuple[Rival, ...]:
@@ -316,13 +316,13 @@ def _expressed(rival: Rival, target: str | None) -> bool:
 
 
 def _asked_for(
-    choice: str, wanted: PlanRequest, theirs: Candidate, workers: int | None, on_progress: Callable[[str], None]
+    choice: str, wanted: PlanRequest, theirs: JudgedPlan, workers: int | None, on_progress: Callable[[str], None]
 ) -> Rival:
     on_progress(f"the best plan {choice}")
     return _divided_rival(choice, wanted, theirs, workers)
 
 
-def _divided_rival(choice: str, request: PlanRequest, theirs: Candidate, workers: int | None) -> Rival:
+def _divided_rival(choice: str, request: PlanRequest, theirs: JudgedPlan, workers: int | None) -> Rival:
     result = solve(request, workers=workers)
     plan = result.plan
     time = None if plan is None or plan.prediction is None else plan.prediction.time_per_global_batch_ns
@@ -341,7 +341,7 @@ def _divided_rival(choice: str, request: PlanRequest, theirs: Candidate, workers
     )
 
 
-def _rival(choice: str, request: PlanRequest, theirs: Candidate, bound_ns: int, workers: int | None) -> Rival:
+def _rival(choice: str, request: PlanRequest, theirs: JudgedPlan, bound_ns: int, workers: int | None) -> Rival:
     result = solve(request, workers=workers)
     problem = to_problem(request.model_copy(update={"target": None, "options": {}}), any_modules=True)
     ours = None if result.plan is None else _candidate(problem, result.plan)
@@ -386,7 +386,7 @@ def _of_all(problem: Problem, free: list[Bound]) -> tuple[int, int]:
     return max(bound.bound_ns for bound in known if wanted <= bound.covers), everything
 
 
-def _candidate(problem: Problem, plan: Plan) -> Candidate:
+def _candidate(problem: Problem, plan: Plan) -> JudgedPlan:
     allocation, schedule = from_plan(plan, problem)
     timeline = simulate(problem, allocation, schedule, overlap=plan.overlap_all_reduce, update_rule=plan.update_rule)
-    return Candidate(plan.planner, allocation, schedule, timeline, plan.overlap_all_reduce, plan.update_rule)
+    return JudgedPlan.of(plan.planner, allocation, schedule, timeline, plan.overlap_all_reduce, plan.update_rule)

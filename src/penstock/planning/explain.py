@@ -46,7 +46,7 @@ from penstock.solvers.explanation.run import Run
 from penstock.solvers.explanation.what_if import Replan, lacks, what_if
 from penstock.solvers.explanation.why_not import Planned
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.solve.driver import replanned_by
 
 MAX_WHAT_IFS = 64
@@ -66,7 +66,7 @@ class Judged:
 
     judgement: Judgement
     problem: Problem
-    plan: Candidate
+    plan: JudgedPlan
 
     @property
     def num_gpus(self) -> int:
@@ -158,7 +158,7 @@ def judged(file: PlanFile) -> Judged:
             "the plan cannot be simulated", faults=tuple(Fault("plan", sentence) for sentence in judgement.faults)
         )
     given = file.plan
-    best = Candidate(
+    best = JudgedPlan.of(
         given.planner,
         judgement.allocation,
         judgement.schedule,
@@ -216,7 +216,7 @@ def explanation(
     )
 
 
-def _changes(problem: Problem, plan: Candidate, asked: Sequence[str]) -> Iterator[Change]:
+def _changes(problem: Problem, plan: JudgedPlan, asked: Sequence[str]) -> Iterator[Change]:
     """Yield the changes: the named ones are made at once, as they may be refused, the usual ones as they are taken."""
     usual = (DEFAULT, EVERY)
     named = [() if name in usual else (change(problem, plan, name),) for name in asked]
@@ -295,7 +295,7 @@ def _check_trace(file: PlanFile, trace: Trace | None) -> None:
         raise InvalidDocument(f"the trace is of plan {trace.plan_hash}, not of {file.plan.content_hash()}")
 
 
-def _replan(plan: Candidate, planner: str | None, max_plans: int) -> Replan | None:
+def _replan(plan: JudgedPlan, planner: str | None, max_plans: int) -> Replan | None:
     """Return the requested planner; else ``relax``, which is quick, for plans with a flush, and none for the others."""
     if planner is None and plan.update_rule != "synchronous":
         return None

@@ -22,7 +22,7 @@ from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.degrees import Choice
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import REQUEST_SCOPE, Candidate
+from penstock.solvers.model.result import REQUEST_SCOPE, JudgedPlan
 from penstock.solvers.model.schedule import Orders, Schedule
 from penstock.solvers.model.timeline import Timeline
 from penstock.solvers.solve.searched import least_bound
@@ -98,7 +98,7 @@ def _proven_again(
     ``problem`` is at the plan's degrees, ``whole`` is the request's, which may leave them open.
     """
     own = schedule_bound(problem, allocation, schedule, plan.update_rule, plan.overlap_all_reduce)
-    candidate = Candidate(plan.planner, allocation, schedule, timeline, plan.overlap_all_reduce, plan.update_rule)
+    candidate = JudgedPlan.of(plan.planner, allocation, schedule, timeline, plan.overlap_all_reduce, plan.update_rule)
     wide = least_bound(whole) if whole.choices else request_bound(problem)
     return certificates_of(candidate, (wide, own))
 

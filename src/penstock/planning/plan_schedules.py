@@ -11,7 +11,7 @@ from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.solvers.bounds.schedule_bound import request_bound, schedule_bound
 from penstock.solvers.judge.simulate import simulate
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.verify.verifier import verify
 
@@ -38,7 +38,7 @@ def with_schedule(file: PlanFile, text: str) -> PlanFile:
         raise InvalidPlan(
             f"the plan with this schedule does not verify: {faults[0]}", remedy="another plan or schedule"
         )
-    best = Candidate(orders.name, allocation, orders, timeline, overlap, "synchronous")
+    best = JudgedPlan.of(orders.name, allocation, orders, timeline, overlap, "synchronous")
     bounds = (request_bound(problem), schedule_bound(problem, allocation, orders, overlap=overlap))
     return PlanFile(plan=to_plan(problem, file.request, best, bounds), request=file.request)
 

@@ -14,7 +14,7 @@ from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.compiled.kept import all_kept
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Candidate, Progress, Result
+from penstock.solvers.model.result import JudgedPlan, Progress, Result
 from penstock.solvers.planners.catalogue import PLANNERS, resolve
 from penstock.solvers.solve import choices, driver
 from penstock.solvers.solve.searched import kinds_apart
@@ -82,7 +82,7 @@ def solve_problem(
     """Answer a request that is a problem already, as ``solve``."""
     refuse_unsupported(request)
 
-    def announce(at: Problem, plan: Candidate) -> None:
+    def announce(at: Problem, plan: JudgedPlan) -> None:
         if on_incumbent is not None:
             on_incumbent(to_plan(at, request, plan, ()))
 

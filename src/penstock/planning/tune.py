@@ -16,7 +16,7 @@ from penstock.schemas.plan import PlanFile
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.micro_batches import candidates
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.avgpipe.predictor import Degrees
 from penstock.solvers.planners.avgpipe.tuning import Tuner
@@ -74,7 +74,7 @@ def _setting(file: PlanFile, problem: Problem, tuner: Tuner, degrees: Degrees, b
     orders = advance_forward(problem, allocation)
     timeline = simulate(problem, allocation, orders, update_rule=RULE)
     overlap = file.plan.overlap_all_reduce
-    made = to_plan(problem, file.request, Candidate("avgpipe", allocation, orders, timeline, overlap, RULE), ())
+    made = to_plan(problem, file.request, JudgedPlan.of("avgpipe", allocation, orders, timeline, overlap, RULE), ())
     setting = PlanFile(plan=made, request=file.request)
     return Setting(*degrees, setting, timeline.time_per_global_batch_ns, by_profile)
 

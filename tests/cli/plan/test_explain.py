@@ -20,7 +20,7 @@ from penstock.schemas.request import PlanRequest
 from penstock.service.http.samples import tiny_plan_file
 from penstock.solvers.explanation import changes
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_each_of_the_usual_changes_is_made_once(
 ) -> None:
     made: list[str] = []
 
-    def counted(problem: Problem, plan: Candidate, text: str) -> changes.Change:
+    def counted(problem: Problem, plan: JudgedPlan, text: str) -> changes.Change:
         made.append(text)
         return change(problem, plan, text)
 

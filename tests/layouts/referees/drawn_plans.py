@@ -24,7 +24,7 @@ from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.model.degrees import Choice, Degrees, modules_of, without_parts
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.trainer_limits import Within
 from penstock.solvers.schedules.interleaved import groups_go
 from penstock.solvers.schedules.trainer_orders import ONE_STAGE, chunks_of, order_of, ranks_of_stages
@@ -147,7 +147,7 @@ def _drawn(random: Random, request: PlanRequest, target: Target, cells: Problem)
     allocation = single_pipeline(stages, number)
     overlap = random.choice([True, False]) if target == "megatron" else True
     orders = order_of(cells, allocation, name, group)
-    made = Candidate("by-hand", allocation, orders, simulate(cells, allocation, orders, overlap=overlap), overlap)
+    made = JudgedPlan.of("by-hand", allocation, orders, simulate(cells, allocation, orders, overlap=overlap), overlap)
     file = PlanFile(plan=to_plan(cells, request, made, ()), request=request)
     rows = cells.global_batch_size // number // per
     return Drawn(file, degrees, ranks, chunks, number, rows, group or ranks)

@@ -23,7 +23,7 @@ from penstock.solvers.bounds.device_count import bound as device_count
 from penstock.solvers.bounds.schedule_bound import one_pipeline_bound, request_bound
 from penstock.solvers.bounds.trainer import within_bounds
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import SCHEDULE_SCOPE, Bound, Candidate, Result, Status
+from penstock.solvers.model.result import SCHEDULE_SCOPE, Bound, JudgedPlan, Result, Status
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.unroll import unroll
 from penstock.solvers.model.update_rules import PERIODIC_RULES
@@ -58,7 +58,7 @@ class Found(NamedTuple):
     """A plan, and who found it."""
 
     planner: str
-    plan: Candidate
+    plan: JudgedPlan
 
 
 @dataclass
@@ -134,7 +134,7 @@ class Audit:
 
     def _ask(self, name: str) -> None:
         """One planner's answer, every plan on its way, every bound that it tells of."""
-        told: list[Candidate] = []
+        told: list[JudgedPlan] = []
         try:
             with overheard(lambda bound: self._claim(name, bound)):
                 result = solve(
@@ -231,7 +231,7 @@ class Audit:
                 self._contradict(check, claim.source, f"{claim.said}; {each.planner} has {describe(each.plan)}")
                 return
 
-    def _features_of(self, plan: Candidate) -> Covers:
+    def _features_of(self, plan: JudgedPlan) -> Covers:
         if id(plan) not in self._features:
             self._features[id(plan)] = features(self.problem, plan)
         return self._features[id(plan)]
@@ -284,7 +284,7 @@ class Audit:
             return False
         return not verified(self.problem, found.plan)
 
-    def _settled(self, plan: Candidate) -> bool:
+    def _settled(self, plan: JudgedPlan) -> bool:
         """Whether a periodic plan's rounds repeat within what is measured; else its time is an average of some."""
         if plan.update_rule not in PERIODIC_RULES or isinstance(plan.schedule, Orders):
             return True

@@ -10,7 +10,7 @@ from unittest import mock
 from penstock.schemas.coverage import Covers, claim
 from penstock.solvers.bounds.coverage import allowed, features_of_candidate
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import REQUEST_SCOPE, SCHEDULE_SCOPE, Bound, Candidate, Result
+from penstock.solvers.model.result import REQUEST_SCOPE, SCHEDULE_SCOPE, Bound, JudgedPlan, Result
 from penstock.solvers.solve.incumbent import Proofs
 
 
@@ -23,12 +23,12 @@ class Claim(NamedTuple):
     plans: Covers | None
 
 
-def features(problem: Problem, plan: Candidate) -> Covers:
+def features(problem: Problem, plan: JudgedPlan) -> Covers:
     """The plan's features."""
     return features_of_candidate(problem, plan)
 
 
-def is_allowed(problem: Problem, plan: Candidate) -> bool:
+def is_allowed(problem: Problem, plan: JudgedPlan) -> bool:
     """Whether the plan is in the class of all plans that the request allows."""
     return features(problem, plan) <= allowed(problem)
 

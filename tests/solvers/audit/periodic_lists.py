@@ -18,7 +18,7 @@ from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.judge.shared_processor import parallel_pipelines
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.schedule import Pattern, PatternOperation, Schedule
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.schedules.advance_forward import advance_forward
@@ -27,7 +27,7 @@ from penstock.solvers.schedules.periodic.one_f_one_b_star import one_f_one_b_sta
 from penstock.solvers.schedules.periodic.wpipe import wpipe
 from penstock.solvers.verify.verifier import verify
 
-Judge = Callable[[Problem, Allocation, Schedule, bool, UpdateRule], Candidate | None]
+Judge = Callable[[Problem, Allocation, Schedule, bool, UpdateRule], JudgedPlan | None]
 Change = Callable[[random.Random, Problem, Allocation], Allocation]
 MISSES = 25
 """Draws one after the other that make no plan: then there may be none."""
@@ -35,7 +35,7 @@ MISSES = 25
 
 def periodic(
     problem: Problem, rng: random.Random, rule: UpdateRule, judge: Judge, change: Change
-) -> Iterator[Candidate]:
+) -> Iterator[JudgedPlan]:
     """Plans of an update rule without a flush, for ever; none where many draws one after the other made none."""
     draws: tuple[Draw, ...] = (drawn_apart, drawn_in_turn, drawn_together, drawn_looped)
     misses = 0
@@ -55,7 +55,7 @@ def periodic(
                 yield plan
 
 
-def averaging(problem: Problem, rng: random.Random, judge: Judge, change: Change) -> Iterator[Candidate]:
+def averaging(problem: Problem, rng: random.Random, judge: Judge, change: Change) -> Iterator[JudgedPlan]:
     """Pipelines on the same devices, each with a global batch of its own."""
     misses = 0
     while misses < MISSES:

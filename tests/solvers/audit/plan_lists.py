@@ -23,7 +23,7 @@ from penstock.schemas.program import INPUT, RECOMPUTE
 from penstock.solvers.judge.simulate import makespan_ns, simulate
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage, single_pipeline
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.schedule import Orders, Schedule
 from penstock.solvers.model.trainer_limits import Within
 from penstock.solvers.model.update_rules import PERIODIC_RULES, UpdateRule
@@ -37,7 +37,7 @@ MISSES = 40
 FAR_NS = 2**60
 
 
-def permitted(problem: Problem, plan: Candidate) -> str | None:
+def permitted(problem: Problem, plan: JudgedPlan) -> str | None:
     """What the request does not allow in a plan; None where it allows everything."""
     allocation = plan.allocation
     if plan.update_rule not in problem.update_rules:
@@ -70,7 +70,7 @@ def _may_recompute(problem: Problem, stage: Stage) -> bool:
     return within is None or (stage.first <= within.span.last and within.span.first <= stage.last)
 
 
-def verified(problem: Problem, plan: Candidate) -> list[str]:
+def verified(problem: Problem, plan: JudgedPlan) -> list[str]:
     """Why the plan is not one of the request: faults of the plan, memory, what the request does not allow."""
     how = {"overlap": plan.overlap_all_reduce, "update_rule": plan.update_rule}
     found = verify(problem, plan.allocation, plan.schedule, plan.timeline, **how)  # type: ignore[arg-type]
@@ -79,27 +79,27 @@ def verified(problem: Problem, plan: Candidate) -> list[str]:
     return found if beyond is None else [*found, beyond]
 
 
-def _too_small(problem: Problem, plan: Candidate) -> list[int]:
+def _too_small(problem: Problem, plan: JudgedPlan) -> list[int]:
     limits = [device.memory_bytes - problem.memory.headroom_bytes for device in problem.devices]
     return [d for d, use in plan.timeline.uses.items() if use.memory.total > limits[d]]
 
 
 def judged(
     problem: Problem, allocation: Allocation, schedule: Schedule, overlap: bool, rule: UpdateRule = "synchronous"
-) -> Candidate | None:
+) -> JudgedPlan | None:
     """The plan with its timeline; None where it cannot run, does not fit, or is not what the request allows."""
     try:
         timeline = simulate(problem, allocation, schedule, overlap=overlap, update_rule=rule)
     except (InvalidPlan, UnsupportedRequest):
         return None
-    plan = Candidate("listed", allocation, schedule, timeline, overlap, rule)
+    plan = JudgedPlan.of("listed", allocation, schedule, timeline, overlap, rule)
     return None if _too_small(problem, plan) or permitted(problem, plan) is not None else plan
 
 
-def plans_of(problem: Problem, seed: int, most: int) -> Iterator[Candidate]:
+def plans_of(problem: Problem, seed: int, most: int) -> Iterator[JudgedPlan]:
     """Up to ``most`` plans that fit, of all kinds in turn, and what moving operations makes of the best ones."""
     rng = random.Random(f"plans {seed}")
-    makers: list[Iterator[Candidate]] = []
+    makers: list[Iterator[JudgedPlan]] = []
     if not numbers_allowed(problem):
         return
     if problem.within is not None:
@@ -121,7 +121,7 @@ def plans_of(problem: Problem, seed: int, most: int) -> Iterator[Candidate]:
             yield plan
 
 
-def orders_of(problem: Problem, plan: Candidate, rng: random.Random, most: int) -> Iterator[Candidate]:
+def orders_of(problem: Problem, plan: JudgedPlan, rng: random.Random, most: int) -> Iterator[JudgedPlan]:
     """Other orders of the operations of a flushed plan's allocation."""
     assert isinstance(plan.schedule, Orders)
     kinds = {(k, s) for row in plan.schedule.rows for k, s, _m in row.operations.tolist()}
@@ -138,7 +138,7 @@ def orders_of(problem: Problem, plan: Candidate, rng: random.Random, most: int) 
 # ---- plans with a flush ----------------------------------------------------------------------------------------------
 
 
-def _flushed(problem: Problem, rng: random.Random, draw: Draw) -> Iterator[Candidate]:
+def _flushed(problem: Problem, rng: random.Random, draw: Draw) -> Iterator[JudgedPlan]:
     """Plans of one kind for ever; none where many draws one after the other made none that fits."""
     best, misses = FAR_NS, 0
     while misses < MISSES:
@@ -155,7 +155,7 @@ def _flushed(problem: Problem, rng: random.Random, draw: Draw) -> Iterator[Candi
             yield found
 
 
-def _expressible(problem: Problem, rng: random.Random, within: Within) -> Iterator[Candidate]:
+def _expressible(problem: Problem, rng: random.Random, within: Within) -> Iterator[JudgedPlan]:
     """Plans that a trainer can express: equally replicated stages on ranks in a loop or a V, the trainer's orders."""
     misses = 0
     while misses < 3 * MISSES:
@@ -179,7 +179,7 @@ def _expressible(problem: Problem, rng: random.Random, within: Within) -> Iterat
                 yield found
 
 
-def _ordered(problem: Problem, rng: random.Random, allocation: Allocation) -> Candidate | None:
+def _ordered(problem: Problem, rng: random.Random, allocation: Allocation) -> JudgedPlan | None:
     """The first of some orders that fits, each with fewer micro-batches in flight than the one before."""
     early = problem.rules.overlap_all_reduce and rng.random() < 0.7
     style = _style(problem, allocation, rng)
@@ -205,7 +205,7 @@ def _style(problem: Problem, allocation: Allocation, rng: random.Random) -> Styl
     )
 
 
-def _improved(problem: Problem, rng: random.Random, plan: Candidate) -> Candidate:
+def _improved(problem: Problem, rng: random.Random, plan: JudgedPlan) -> JudgedPlan:
     """By moves of single operations that make it no slower and keep it within memory."""
     assert isinstance(plan.schedule, Orders)
     best = plan

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from penstock.schemas.program import INPUT, RECOMPUTE
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.schedule import Orders
 
 
-def kinds_of(plan: Candidate) -> Iterator[str]:
+def kinds_of(plan: JudgedPlan) -> Iterator[str]:
     """What is special about a plan, in words that tallies count."""
     stages, pipelines = plan.allocation.stages, plan.allocation.pipelines
     held = Counter(device for stage in stages for device in stage.devices)
@@ -35,7 +35,7 @@ def kinds_of(plan: Candidate) -> Iterator[str]:
     yield from (mark for mark, holds in marks.items() if holds())
 
 
-def describe(plan: Candidate) -> str:
+def describe(plan: JudgedPlan) -> str:
     """A plan in a line."""
     lines = []
     for pipeline in plan.allocation.pipelines:
@@ -50,7 +50,7 @@ def describe(plan: Candidate) -> str:
     return f"{plan.value_ns} ns: {' '.join(lines)} {plan.update_rule}, {plan.schedule.name}{split}{late}"
 
 
-def operations_of(plan: Candidate) -> frozenset[tuple[int, int]]:
+def operations_of(plan: JudgedPlan) -> frozenset[tuple[int, int]]:
     """Kinds of operations, and the stages that have them."""
     if isinstance(plan.schedule, Orders):
         rows = (row.operations[:, :2].tolist() for row in plan.schedule.rows)
@@ -58,7 +58,7 @@ def operations_of(plan: Candidate) -> frozenset[tuple[int, int]]:
     return frozenset((each.kind, each.stage) for each in plan.schedule.operations)
 
 
-def same_operations(plan: Candidate, other: Candidate) -> bool:
+def same_operations(plan: JudgedPlan, other: JudgedPlan) -> bool:
     """Whether they differ in their orders alone."""
     if plan.allocation != other.allocation or plan.update_rule != other.update_rule:
         return False

@@ -32,7 +32,7 @@ from penstock.solvers.improve.tabu import improve
 from penstock.solvers.judge.simulate import makespan_ns, simulate
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage, single_pipeline
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.schedule import Pattern, PatternOperation
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.schedules.early_backward import early_backward
@@ -184,7 +184,7 @@ def test_the_critical_path_adds_up_with_ties(seed: int) -> None:
     problem, allocation = tied_plan(rng, make)
     orders = random_orders(rng, allocation)
     timeline = simulate(problem, allocation, orders)
-    plan = Candidate("test", allocation, orders, timeline, problem.rules.overlap_all_reduce)
+    plan = JudgedPlan.of("test", allocation, orders, timeline, problem.rules.overlap_all_reduce)
     path = critical_path(problem, plan)
     assert path.length_ns == timeline.time_per_global_batch_ns
     assert all(step.length_ns >= 0 for step in path.steps)

@@ -19,7 +19,7 @@ from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.degrees import Choice, Degrees
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.schedule import Orders
 
 Json = dict[str, Any]
@@ -115,7 +115,7 @@ def drawn_shared_plan(rng: random.Random, forms: Sequence[str] = FORMS) -> Drawn
         orders = random_orders(rng, allocation)
         overlap = cells.rules.overlap_all_reduce and rng.random() < 0.7
         timeline = simulate(cells, allocation, orders, overlap=overlap)
-        plan = to_plan(cells, request, Candidate("drawn", allocation, orders, timeline, overlap), ())
+        plan = to_plan(cells, request, JudgedPlan.of("drawn", allocation, orders, timeline, overlap), ())
         return Drawn(request, choice, cells, PlanFile(plan=plan, request=request))
 
 
@@ -135,7 +135,7 @@ def drawn_plan(rng: random.Random, forms: Sequence[str] = FORMS, **network: str)
             continue
         overlap = cells.rules.overlap_all_reduce and rng.random() < 0.7
         timeline = simulate(cells, allocation, orders, overlap=overlap)
-        candidate = Candidate("drawn", allocation, orders, timeline, overlap)
+        candidate = JudgedPlan.of("drawn", allocation, orders, timeline, overlap)
         plan = to_plan(cells, request, candidate, ())
         return Drawn(request, choice, cells, PlanFile(plan=plan, request=request))
 

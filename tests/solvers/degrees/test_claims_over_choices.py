@@ -17,7 +17,7 @@ from penstock.solvers.bounds.schedule_bound import request_bound
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.model.degrees import Choice
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import REQUEST_SCOPE, SCHEDULE_SCOPE, Candidate, Result, Status
+from penstock.solvers.model.result import REQUEST_SCOPE, SCHEDULE_SCOPE, JudgedPlan, Result, Status
 from penstock.solvers.model.unroll import unroll
 from penstock.solvers.model.update_rules import PERIODIC_RULES
 from penstock.solvers.solve.choices import Found, solve
@@ -54,7 +54,7 @@ class Listed:
     problem: Problem
     result: Result | None
     bounds: dict[Choice, int] = field(default_factory=dict)
-    plans: list[tuple[Problem, Candidate]] = field(default_factory=list)
+    plans: list[tuple[Problem, JudgedPlan]] = field(default_factory=list)
 
     def below(self, limit_ns: int, choice: Choice | None = None) -> Iterator[str]:
         """Plans, of a choice or of all, that take less."""
@@ -84,7 +84,7 @@ def listed(seed: int, *, experts: bool = False, sharded: bool = False) -> Listed
     return found
 
 
-def is_plan(cells: Problem, plan: Candidate) -> bool:
+def is_plan(cells: Problem, plan: JudgedPlan) -> bool:
     """Whether it verifies, and its time is that of a steady state."""
     if plan.update_rule in PERIODIC_RULES:
         run = unroll(cells, plan.allocation, plan.schedule, plan.update_rule)  # type: ignore[arg-type]

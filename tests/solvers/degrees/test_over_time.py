@@ -19,7 +19,7 @@ from penstock.solvers.bounds.over_time import AFTER_FIRST, OVER_TIME, Before, Pr
 from penstock.solvers.bounds.schedule_bound import MEMORY, first_slice_ns, one_pipeline_bound, request_bound
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.model.problem import Measured, Problem
-from penstock.solvers.model.result import REQUEST_SCOPE, Candidate
+from penstock.solvers.model.result import REQUEST_SCOPE, JudgedPlan
 from penstock.solvers.solve.searched import Searched
 
 REQUESTS = 1200
@@ -33,7 +33,7 @@ def _short_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_lists, "MOVES", 2)
 
 
-def in_no_more_memory(problem: Problem, plan: Candidate) -> Problem:
+def in_no_more_memory(problem: Problem, plan: JudgedPlan) -> Problem:
     """The problem on devices with just what the plan takes; those that it leaves idle have no room at all."""
     needed = with_just_enough_memory(problem, plan.timeline)
     idle = set(range(problem.num_devices)) - set(plan.timeline.uses)

@@ -22,7 +22,7 @@ from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation, Stage
 from penstock.solvers.model.micro_batches import micro_batch_rows
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.schedule import Orders, Pattern, PatternOperation, Schedule
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.schedules.advance_forward import advance_forward
@@ -34,12 +34,12 @@ def judged(
     schedule: Schedule,
     overlap: bool = True,
     rule: UpdateRule = "synchronous",
-) -> Candidate:
+) -> JudgedPlan:
     timeline = simulate(problem, allocation, schedule, overlap=overlap, update_rule=rule)
-    return Candidate("test", allocation, schedule, timeline, overlap, rule)
+    return JudgedPlan.of("test", allocation, schedule, timeline, overlap, rule)
 
 
-def random_flushed(rng: random.Random, several: bool) -> tuple[Problem, Candidate]:
+def random_flushed(rng: random.Random, several: bool) -> tuple[Problem, JudgedPlan]:
     problem = any_problem(rng)
     while several and min(problem.num_devices, problem.global_batch_size) < 2:
         problem = any_problem(rng)
@@ -57,7 +57,7 @@ def assert_joined(path: CriticalPath, length_ns: int) -> None:
     assert all(step.because != "start" for step in path.steps[1:])
 
 
-def assert_split(problem: Problem, plan: Candidate) -> None:
+def assert_split(problem: Problem, plan: JudgedPlan) -> None:
     low, high = plan.timeline.window_ns
     for idle in idle_split(Run(problem, plan)):
         assert idle.busy_ns + idle.idle_ns == high - low
@@ -140,7 +140,7 @@ def test_a_longer_operation_lengthens_the_step_if_it_is_on_the_path(seed: int) -
                 assert longer in (0, 1)
 
 
-def _time_with(problem: Problem, plan: Candidate, lane: int, operation: Operation) -> int:
+def _time_with(problem: Problem, plan: JudgedPlan, lane: int, operation: Operation) -> int:
     """The reference's makespan with one operation a nanosecond longer."""
     count = plan.allocation.num_micro_batches
     problem = replace(problem, rules=replace(problem.rules, overlap_all_reduce=plan.overlap_all_reduce))

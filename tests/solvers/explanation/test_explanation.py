@@ -23,7 +23,7 @@ from penstock.solvers.explanation.what_if import Replan, Row, headroom, retime, 
 from penstock.solvers.judge.simulate import makespan_ns, simulate
 from penstock.solvers.model.allocation import Allocation, single_pipeline
 from penstock.solvers.model.problem import Pin, Problem
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.schedules.early_backward import early_backward as reordered
 from penstock.solvers.solve.driver import replanned_by, solve
 
@@ -38,13 +38,13 @@ def small(**how: object) -> Problem:
     return make_problem(COSTS, **{**given, **how})  # type: ignore[arg-type]
 
 
-def judged(problem: Problem, allocation: Allocation | None = None) -> Candidate:
+def judged(problem: Problem, allocation: Allocation | None = None) -> JudgedPlan:
     allocation = allocation or chain([(2, [0, 1]), (2, [2, 3])], 4)
     orders = early_backward(allocation)
-    return Candidate("test", allocation, orders, simulate(problem, allocation, orders))
+    return JudgedPlan.of("test", allocation, orders, simulate(problem, allocation, orders))
 
 
-def asked_of(problem: Problem, plan: Candidate, asked: Sequence[str], replan: Replan | None = None) -> Iterator[Row]:
+def asked_of(problem: Problem, plan: JudgedPlan, asked: Sequence[str], replan: Replan | None = None) -> Iterator[Row]:
     """Return the rows of the changes that are named."""
     return what_if(problem, plan, [change(problem, plan, text) for text in asked], replan)
 
@@ -209,7 +209,7 @@ def test_sensitivities_are_other_simulations() -> None:
 def test_what_binds() -> None:
     """A heavy stage; a slow link; memory that keeps one micro-batch in flight where three would hide the way back."""
 
-    def sentence(problem: Problem, plan: Candidate) -> str:
+    def sentence(problem: Problem, plan: JudgedPlan) -> str:
         run = Run(problem, plan)
         return binding(problem, plan, path_of_run(run), idle_split(run)).sentence
 
@@ -224,7 +224,7 @@ def test_what_binds() -> None:
     tight = make_problem([10, 10], stash_bytes=10, nodes=(2,), global_batch_size=4, memory_bytes=19)
     allocation = straight(tight, 4)
     orders = reordered(tight, allocation, warmup=(1, 1))
-    plan = Candidate("test", allocation, orders, simulate(tight, allocation, orders))
+    plan = JudgedPlan.of("test", allocation, orders, simulate(tight, allocation, orders))
     assert "memory of n0/0 (stage 0) binds" in sentence(tight, plan)
     said = hints(tight, plan, replanned_by("relax", 4))
     assert "memory of n0/0" in said[0]
@@ -332,7 +332,7 @@ def test_the_plans_own_layout_takes_as_long() -> None:
     problem = small()
     allocation = chain([(2, [0, 1]), (2, [2, 3])], 4)
     orders = reordered(problem, allocation)
-    ours = Candidate("test", allocation, orders, simulate(problem, allocation, orders))
+    ours = JudgedPlan.of("test", allocation, orders, simulate(problem, allocation, orders))
     compared = compare_layout(problem, ours, Layout(("2",), devices=(("n0/0", "n0/1"), ("n1/0", "n1/1"))))
     assert compared.reordered.plan is not None
     assert compared.reordered.plan.allocation == allocation

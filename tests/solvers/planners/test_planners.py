@@ -17,7 +17,7 @@ from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.micro_batches import candidates
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Candidate, Result, Status
+from penstock.solvers.model.result import JudgedPlan, Result, Status
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.catalogue import PLANNERS, Planner
@@ -221,7 +221,7 @@ def test_recomputation_only_where_memory_asks_for_it() -> None:
 
 @pytest.mark.tier("nightly")
 def test_incumbents_only_improve() -> None:
-    heard: list[Candidate] = []
+    heard: list[JudgedPlan] = []
     result = solve(four_devices(5), "auto", on_incumbent=heard.append)
     values = [candidate.value_ns for candidate in heard]
     assert values == sorted(values, reverse=True)
@@ -230,7 +230,7 @@ def test_incumbents_only_improve() -> None:
 
 
 def test_a_gap_stops_early() -> None:
-    heard: list[Candidate] = []
+    heard: list[JudgedPlan] = []
     problem = four_devices(5)
     result = solve(problem, "auto", gap=1000.0, on_incumbent=heard.append)
     assert len(heard) == 1

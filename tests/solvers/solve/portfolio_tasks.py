@@ -12,8 +12,8 @@ from types import ModuleType
 
 from penstock.schemas.coverage import Covers
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.model.result import Bound
-from penstock.solvers.solve.incumbent import Found, Obstacles, Outcome
+from penstock.solvers.model.result import Bound, JudgedPlan
+from penstock.solvers.solve.incumbent import Obstacles, Outcome
 from penstock.solvers.solve.judging import Link
 from penstock.solvers.solve.setting import Setting
 
@@ -23,7 +23,7 @@ class Late:
     """Tells of plans, each after a while, but of none that is worse than what is known elsewhere."""
 
     name: str
-    plans: tuple[Found, ...]
+    plans: tuple[JudgedPlan, ...]
     delay_s: float = 0.0
     proven: Bound | None = None
     makes: Covers | None = None
@@ -31,7 +31,7 @@ class Late:
 
     def run(self, setting: Setting, link: Link) -> Outcome:
         """Tell."""
-        best: Found | None = None
+        best: JudgedPlan | None = None
         for plan in self.plans:
             time.sleep(self.delay_s)
             known_ns = link.best_ns()

@@ -11,7 +11,7 @@ from drawn_problems import instance
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Pin
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.solve.driver import solve
 from penstock.solvers.solve.incumbent import Proofs
@@ -36,7 +36,7 @@ def test_pins_min_slice_and_memory_are_kept() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_auto_is_proven_where_exact_is_contained_and_no_worse_without_exclusions(seed: int) -> None:
     problem = instance(seed, 9)
-    heard: list[Candidate] = []
+    heard: list[JudgedPlan] = []
     full = solve(problem, "auto", on_incumbent=heard.append)
     bare = solve(problem, "auto", options={"exclude": f"exact,polish,{OTHER_KINDS}"})
     assert full.best is not None

@@ -24,13 +24,21 @@ from penstock.schemas.coverage import EVERY_PLAN
 from penstock.solvers.bounds.coverage import planned_apart
 from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import CLASS_SCOPE, REQUEST_SCOPE, SCHEDULE_SCOPE, Bound, Candidate, Progress, Status
+from penstock.solvers.model.result import (
+    CLASS_SCOPE,
+    REQUEST_SCOPE,
+    SCHEDULE_SCOPE,
+    Bound,
+    JudgedPlan,
+    Progress,
+    Status,
+)
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.solve import workers as crew
 from penstock.solvers.solve.driver import run as run_rounds
 from penstock.solvers.solve.driver import solve
-from penstock.solvers.solve.incumbent import Found, Proofs, State
+from penstock.solvers.solve.incumbent import Proofs, State
 from penstock.solvers.solve.setting import Setting
 from penstock.solvers.solve.tasks import Ask
 from penstock.solvers.solve.workers import Here, Workers, Workforce
@@ -42,12 +50,12 @@ def problem() -> Problem:
 
 
 @pytest.fixture(scope="module")
-def plans(problem: Problem) -> list[Found]:
+def plans(problem: Problem) -> list[JudgedPlan]:
     """Plans of different planners, the slowest first."""
-    heard: list[Candidate] = []
+    heard: list[JudgedPlan] = []
     for name in ("gpipe", "dapple", "interleaved"):
         solve(problem, name, on_incumbent=heard.append)
-    found = {plan.value_ns: plan for plan in map(Found.of, heard)}
+    found = {plan.value_ns: plan for plan in heard}
     return [found[value_ns] for value_ns in sorted(found, reverse=True)]
 
 
@@ -80,14 +88,14 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist().__repr__()
     if is_dataclass(value):
-        return tuple(plain(getattr(value, field.name)) for field in fields(value) if field.name != "timeline")
+        return tuple(plain(getattr(value, field.name)) for field in fields(value) if field.name != "simulated")
     if isinstance(value, tuple | list):
         return tuple(plain(each) for each in value)
     return value
 
 
 def answer(state: State) -> tuple[object, ...]:
-    best = None if state.best is None else plain(Found.of(state.best))
+    best = None if state.best is None else plain(state.best)
     return best, tuple(state.proofs.by_class.values()), tuple(state.unfinished)
 
 
@@ -103,7 +111,9 @@ def orders_of_delays() -> list[tuple[float, ...]]:
 @pytest.mark.tier("nightly")
 @pytest.mark.usefixtures("forking")
 @pytest.mark.parametrize("gap", [0.0, 0.5])
-def test_the_answer_depends_on_neither_workers_nor_delays(problem: Problem, plans: list[Found], gap: float) -> None:
+def test_the_answer_depends_on_neither_workers_nor_delays(
+    problem: Problem, plans: list[JudgedPlan], gap: float
+) -> None:
     """Ties go to the earlier task; with a gap the first task that reaches it decides, whatever others have found."""
     best, tied = plans[-1], replace(plans[-1], planner="tied")
     bound = told(problem, best.value_ns * 2 // 3)
@@ -137,14 +147,14 @@ def test_auto_gives_the_same_bytes_with_any_number_of_workers(
     alone = solve(problem, "auto", options={"exclude": "closing"})
     assert among.best is not None
     assert alone.best is not None
-    assert plain(Found.of(among.best)) == plain(Found.of(alone.best))
+    assert plain(among.best) == plain(alone.best)
     assert (among.why, among.bounds, among.status) == (alone.why, alone.bounds, alone.status)
 
 
 @pytest.mark.usefixtures("forking")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_hangs_is_ended_at_the_limit_and_its_best_plan_kept(
-    problem: Problem, plans: list[Found], workers: int
+    problem: Problem, plans: list[JudgedPlan], workers: int
 ) -> None:
     state = state_of(problem, limit_s=1.0)
     tasks = [Late("slow", (plans[0],)), Hanging("hanging", (plans[-1],)), Hanging("deaf", ())]
@@ -154,14 +164,14 @@ def test_what_hangs_is_ended_at_the_limit_and_its_best_plan_kept(
     assert list(state.unfinished) == ["hanging", "deaf"]
 
 
-def test_a_limit_that_has_passed_asks_nobody(problem: Problem, plans: list[Found]) -> None:
+def test_a_limit_that_has_passed_asks_nobody(problem: Problem, plans: list[JudgedPlan]) -> None:
     state = state_of(problem, limit_s=0.0)
     run(state, [Late("late", (plans[0],))], 0)
     assert (state.best, list(state.unfinished)) == (None, ["late"])
 
 
 @pytest.mark.usefixtures("forking")
-def test_a_process_that_dies_is_named_and_the_others_go_on(problem: Problem, plans: list[Found]) -> None:
+def test_a_process_that_dies_is_named_and_the_others_go_on(problem: Problem, plans: list[JudgedPlan]) -> None:
     state = state_of(problem)
     run(state, [Dying("dying", (plans[1],)), Late("living", (plans[0],)), Dying("dead", ())], 1)
     assert state.best is not None
@@ -177,7 +187,7 @@ def test_a_fault_in_a_task_is_raised_with_its_traceback(problem: Problem) -> Non
     assert "a fault in a task" in str(fault.value)
 
 
-def test_fresh_interpreters_take_refuse_and_tell(problem: Problem, plans: list[Found]) -> None:
+def test_fresh_interpreters_take_refuse_and_tell(problem: Problem, plans: list[JudgedPlan]) -> None:
     """Without forking, as in a process with threads."""
     state = state_of(problem)
     run(state, [Late("late", tuple(plans)), Refusing("refusing", ())], 2)
@@ -187,7 +197,7 @@ def test_fresh_interpreters_take_refuse_and_tell(problem: Problem, plans: list[F
 
 
 @pytest.mark.usefixtures("forking")
-def test_progress_tells_of_plans_bounds_and_planners_at_work(problem: Problem, plans: list[Found]) -> None:
+def test_progress_tells_of_plans_bounds_and_planners_at_work(problem: Problem, plans: list[JudgedPlan]) -> None:
     bound = Bound(REQUEST_SCOPE, EVERY_PLAN, plans[-1].value_ns // 2, "told")
     heard: list[Progress] = []
     state = state_of(problem, on_progress=heard.append, whole=bound_of(problem, 1))
@@ -200,7 +210,7 @@ def test_progress_tells_of_plans_bounds_and_planners_at_work(problem: Problem, p
     assert heard[-1].gap is not None
 
 
-def test_a_proof_for_one_pipeline_spares_only_those_planners(problem: Problem, plans: list[Found]) -> None:
+def test_a_proof_for_one_pipeline_spares_only_those_planners(problem: Problem, plans: list[JudgedPlan]) -> None:
     """Contract of bounds: it is never used to stop the search for plans of other kinds."""
     contiguous = next(plan for plan in plans if plan.planner == "dapple")
     bound = told(problem, contiguous.value_ns)
@@ -280,7 +290,7 @@ class Knowing:
     def best_ns(self) -> int:
         return self.value_ns
 
-    def found(self, found: Found) -> None:
+    def found(self, found: JudgedPlan) -> None:
         """Heard by nobody."""
 
     def proven(self, bound: Bound) -> None:
@@ -296,7 +306,7 @@ def test_what_is_judged_does_not_depend_on_what_is_known() -> None:
         assert alone is not None
         asked = Ask("dapple", dapple.check(problem.update_rules, "auto", {}))
         outcome = asked.run(Setting(problem), Knowing(alone.value_ns))
-        assert plain(outcome.found) == plain(Found.of(alone))
+        assert plain(outcome.found) == plain(alone)
 
 
 def test_split_backwards_are_taken_where_they_fill_the_bubble() -> None:

@@ -15,7 +15,7 @@ from penstock.planning.documents import find_profile, find_topology
 from penstock.planning.solve import solve as answer
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.judge.simulate import simulate
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.solve import incumbent, judging
 from penstock.solvers.solve.driver import solve
 
@@ -76,7 +76,7 @@ def test_the_best_plan_is_simulated_once(planner: str) -> None:
         simulated.append(simulate(*arguments, **more))
         return simulated[-1]
 
-    announced: list[Candidate] = []
+    announced: list[JudgedPlan] = []
     with mock.patch.object(judging, "simulate", counted), mock.patch.object(incumbent, "simulate", counted):
         best = solve(problem, planner, on_incumbent=announced.append).best
     assert best is not None

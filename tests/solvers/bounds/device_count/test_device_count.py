@@ -29,7 +29,7 @@ from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, batch_of, candidates
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Bound, Candidate
+from penstock.solvers.model.result import Bound, JudgedPlan
 from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.solve.judging import Judge
 from penstock.solvers.solve.setting import Setting
@@ -79,7 +79,7 @@ def test_never_above_random_plans(block: int) -> None:
             allocation = apart(rng, problem)
             orders = random_orders(rng, allocation)
             timeline = simulate(problem, allocation, orders)
-            plan = Candidate("random", allocation, orders, timeline)
+            plan = JudgedPlan.of("random", allocation, orders, timeline)
             numbers = ranges_of([allocation.num_micro_batches])
             if features_of_candidate(problem, plan) <= replace(stages_apart(problem), micro_batches=numbers):
                 seen += 1

@@ -15,12 +15,11 @@ from problems import make_problem
 from penstock.schemas.errors import PenstockError
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.problem import Pin, Problem
-from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.schedules.periodic.eager import eager, noam
 from penstock.solvers.solve.driver import solve
-from penstock.solvers.solve.incumbent import Found
 from penstock.solvers.solve.judging import Judge
 from penstock.solvers.solve.setting import Setting
 from penstock.solvers.solve.tasks import LocalSearch
@@ -71,7 +70,7 @@ def lines(problem: Problem) -> Iterator[Allocation]:
                 yield single_pipeline(tuple(Stage(a, b, own, way) for (a, b), own, way in parts), number)  # type: ignore[arg-type]
 
 
-def under_eager(problem: Problem, plan: Allocation, rule: UpdateRule) -> Iterator[Candidate]:
+def under_eager(problem: Problem, plan: Allocation, rule: UpdateRule) -> Iterator[JudgedPlan]:
     """The line with NOAM's micro-batches in flight, twice as many, and one."""
     base = noam(plan)
     for depth in ([1] * len(base), base, [2 * each for each in base]):
@@ -122,10 +121,10 @@ def proposals(judge: Judge, rule: UpdateRule, effort: float) -> Iterator[Proposa
     """The search's plans, as a task proposes them."""
     start = judge.best
     assert start is not None
-    yield from LocalSearch(Found.of(start), (), effort)._proposals(judge)
+    yield from LocalSearch(start, (), effort)._proposals(judge)
 
 
-def searched(problem: Problem, rule: UpdateRule, plan: Allocation, effort: float = 0.5) -> Candidate:
+def searched(problem: Problem, rule: UpdateRule, plan: Allocation, effort: float = 0.5) -> JudgedPlan:
     """The best plan of the search from this one."""
     judge = begun(problem, rule, plan)
     judge.judge_all("polish", proposals(judge, rule, effort))

@@ -13,7 +13,7 @@ from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.options import checked
 from penstock.solvers.model.problem import Pin, Problem
-from penstock.solvers.model.result import Candidate, Status
+from penstock.solvers.model.result import JudgedPlan, Status
 from penstock.solvers.model.schedule import Orders, Pattern
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.catalogue import PLANNERS
@@ -49,7 +49,7 @@ def drawn(seed: int, rules: frozenset[UpdateRule] = frozenset({"synchronous"}), 
     return replace(problem, update_rules=rules)
 
 
-def solved(problem: Problem, **options: object) -> Candidate:
+def solved(problem: Problem, **options: object) -> JudgedPlan:
     best = solve(problem, PLANNER.name, options=options).best
     assert best is not None
     timeline = simulate(problem, best.allocation, best.schedule, update_rule=best.update_rule)
