@@ -191,7 +191,7 @@ class _OrderSearch:
         self.best = self.best._replace(bound=bound, spent=self.best.spent + spent)
 
     def _offer(self, orders: Orders) -> None:
-        trial = judged(self.problem, self.allocation, orders, self.best.value_ns).trial
+        trial = judged(self.problem, self.allocation, orders, self.best.value_ns).plan
         if trial is not None:
             self.best = self.best._replace(schedule=orders, value_ns=trial.value_ns)
             if self.on_better is not None:

@@ -17,14 +17,12 @@ from penstock.solvers.bounds.feasibility import proof_of_infeasibility
 from penstock.solvers.costs.infinity import NEVER_NS, UNLIMITED
 from penstock.solvers.degrees.contract import Known, contract, inside_nodes
 from penstock.solvers.degrees.planned import planned_cells
-from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.degrees import Choice
 from penstock.solvers.model.network import Cable, Network
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import JudgedPlan, Result, Status
 from penstock.solvers.planners.even.planner import Layouts
-from penstock.solvers.planners.proposal import Proposal
-from penstock.solvers.schedules.support.fitting import Trial
+from penstock.solvers.planners.proposal import proposed
 from penstock.solvers.solve import choices
 from penstock.solvers.solve.asking import QUICK
 from penstock.solvers.solve.searched import Searched, choices_of, least_of
@@ -100,7 +98,7 @@ class Hosts:
         limits = [longest_ns(each.gpus) + 1 for each in self.open]
         waiting = [(each.least_ns, number) for number, each in enumerate(self.open)]
         heapify(waiting)
-        best: tuple[Problem, Trial] | None = None
+        best: tuple[Problem, JudgedPlan] | None = None
         while waiting:
             least_ns, number = heappop(waiting)
             below_ns = min(limits[number], NEVER_NS if best is None else best[1].value_ns)
@@ -122,7 +120,7 @@ class Hosts:
             return choices.quick(problem)
         return Result(Status.INFEASIBLE, "no choice of degrees fits in memory")
 
-    def _asked(self, problem: Problem, each: _Open, below_ns: int) -> tuple[Problem, Trial] | None:
+    def _asked(self, problem: Problem, each: _Open, below_ns: int) -> tuple[Problem, JudgedPlan] | None:
         """Return the quickest layout of a choice that takes less than a time."""
         assert each.layouts is not None
         try:
@@ -147,15 +145,13 @@ class Hosts:
         """Return a regular plan, verified, with the highest bounds on all plans, and on those of its choice."""
         assert result.best is not None
         assert result.choice is not None
-        known, plan = [each.known for each in self.open], result.best
-        proposal = Proposal(plan.allocation, (), overlaps=(plan.overlap_all_reduce,), fixed=plan.schedule)
-        return choices.certified(problem, known, self.refused, proposal, result.choice)
+        known = [each.known for each in self.open]
+        return choices.certified(problem, known, self.refused, proposed(result.best), result.choice)
 
 
-def _result(own: Problem, trial: Trial) -> Result:
+def _result(own: Problem, trial: JudgedPlan) -> Result:
     """Return a plan that is still to be verified, and has no bound."""
-    timeline = simulate(own, trial.allocation, trial.orders, overlap=own.rules.overlap_all_reduce)
-    plan = JudgedPlan.of(QUICK, trial.allocation, trial.orders, timeline, own.rules.overlap_all_reduce, "synchronous")
+    plan = replace(trial, planner=QUICK)
     return Result(Status.FEASIBLE, "", plan, choice=own.choice)
 
 

@@ -26,8 +26,8 @@ class Proposal(NamedTuple):
 
     No schedule at all: nothing is judged, but finding none took as long as a plan, and counts as one in ``max_plans``.
     ``fixed``: judge this schedule and no other, with the allocation's own recomputation; ``schedules`` then holds its
-    name. Rules other than ``synchronous`` always come with a fixed schedule. ``proven``: a bound that the planner has
-    proven by now. ``note``: a remark on its search so far, for ``why``.
+    name. Rules other than ``synchronous`` always come with a fixed schedule. ``judged``: what the planner has timed
+    already. ``proven``: a bound that the planner has proven by now. ``note``: a remark on its search, for ``why``.
     """
 
     allocation: Allocation
@@ -36,8 +36,22 @@ class Proposal(NamedTuple):
     overlaps: tuple[bool, ...] = (True,)
     update_rule: UpdateRule = "synchronous"
     fixed: Schedule | None = None
+    judged: JudgedPlan | None = None
     proven: Bound | None = None
     note: str = ""
+
+
+def proposed(plan: JudgedPlan, proven: Bound | None = None) -> Proposal:
+    """Return a plan as a proposal that is not timed again."""
+    return Proposal(
+        plan.allocation,
+        (plan.schedule.name,),
+        overlaps=(plan.overlap_all_reduce,),
+        update_rule=plan.update_rule,
+        fixed=plan.schedule,
+        judged=plan,
+        proven=proven,
+    )
 
 
 def proposed_again(plan: JudgedPlan, devices: Mapping[int, int]) -> Proposal:
@@ -46,13 +60,7 @@ def proposed_again(plan: JudgedPlan, devices: Mapping[int, int]) -> Proposal:
     if isinstance(schedule, Orders):
         rows = (replace(row, devices=tuple(devices[d] for d in row.devices)) for row in schedule.rows)
         schedule = replace(schedule, rows=tuple(rows))
-    return Proposal(
-        plan.allocation.on(devices),
-        (schedule.name,),
-        overlaps=(plan.overlap_all_reduce,),
-        update_rule=plan.update_rule,
-        fixed=schedule,
-    )
+    return proposed(plan)._replace(allocation=plan.allocation.on(devices), fixed=schedule, judged=None)
 
 
 def recompute_variants(problem: Problem, allocation: Allocation, schedules: tuple[str, ...]) -> list[Allocation]:

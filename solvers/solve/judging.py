@@ -160,7 +160,8 @@ class Judge:
         if allocation is None:
             return None
         numbered = self.problem.within is None or misnumbered(self.problem.nodes(), allocation.stages) is None
-        return proposal._replace(allocation=allocation, fixed=fixed) if numbered else None
+        judged = proposal.judged if allocation == proposal.allocation else None
+        return proposal._replace(allocation=allocation, fixed=fixed, judged=judged) if numbered else None
 
     def _try_schedules(self, planner: str, proposal: Proposal) -> None:
         """Judge every candidate schedule of a proposal, with recomputation where memory or the request asks for it."""
@@ -215,7 +216,7 @@ class Judge:
                 return
             self._kept.append(schedule)
             plan = planner, proposal.allocation, schedule, overlap, proposal.update_rule
-            short = self._accept(*plan, memory=self.best is None)
+            short = self._accept(*plan, memory=self.best is None, judged=proposal.judged)
             if short is not None:
                 self.obstacles.lacks(short)
 
@@ -236,15 +237,16 @@ class Judge:
         update_rule: UpdateRule,
         *,
         memory: bool,
+        judged: JudgedPlan | None = None,
     ) -> Shortage | None:
         """Simulate a plan and take it if it fits and is better; return the shortage when it does not fit.
 
-        ``memory``: whether what it lacks has to be known of a plan that is not better.
+        ``memory``: whether what it lacks has to be known of a plan that is not better. ``judged``: what is known of it.
         """
         self.judged += 1
         how: dict[str, Any] = {"overlap": overlap, "update_rule": update_rule}
         try:
-            value = makespan_ns(self.problem, allocation, schedule, **how)
+            value = makespan_ns(self.problem, allocation, schedule, **how) if judged is None else judged.value_ns
         except InvalidPlan as error:
             if not tied_sums(self.problem, allocation, update_rule):
                 raise  # our bug: planners' orders run, unless ranks wait for each other's sums of tied parameters
@@ -254,8 +256,11 @@ class Judge:
         better = self.incumbent.is_beaten_by(key_of(value, allocation, schedule))
         if not better and not memory:
             return None
-        timeline = simulate(self.problem, allocation, schedule, **how)
-        short = largest_shortage(self.problem, allocation, timeline)
+        timeline = None if judged is None else judged.simulated
+        short = None
+        if timeline is None:
+            timeline = simulate(self.problem, allocation, schedule, **how)
+            short = largest_shortage(self.problem, allocation, timeline)
         if short is None and better:
             self.offer(JudgedPlan.of(planner, allocation, schedule, timeline, overlap, update_rule))
         return short

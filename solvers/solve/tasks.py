@@ -44,7 +44,7 @@ from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.update_rules import PERIODIC_RULES
 from penstock.solvers.planners.catalogue import EXCLUDE, PLANNERS, Planner, Tier
 from penstock.solvers.planners.dapple.planner import LONGEST
-from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.planners.proposal import Proposal, proposed
 from penstock.solvers.planners.simple.candidates import first_plans, last_plans, simplest_plans, unlimited
 from penstock.solvers.schedules.catalogue import tried_with
 from penstock.solvers.solve.asking import chosen, excluded_by, why_unsearched
@@ -144,12 +144,10 @@ class LocalSearch:
         if rule in PERIODIC_RULES:
             # Each step goes on from what the last one found: what others find meanwhile must not change the walk.
             judge.ceiling_ns = lambda: None
-            plans = steady.search(problem, rule, self.effort, lambda: judge.best, stopped)
+            yield from steady.search(problem, rule, self.effort, lambda: judge.best, stopped)
         else:
             assert judge.best is not None
-            plans = flushed.search(problem, judge.best, self.effort, stopped)
-        for plan, schedule, overlap in plans:
-            yield Proposal(plan, (schedule.name,), overlaps=(overlap,), update_rule=rule, fixed=schedule)
+            yield from map(proposed, flushed.search(problem, judge.best, self.effort, stopped))
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ from penstock.solvers.model.micro_batches import candidates, dapple_replicas
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.schedule import Orders, Schedule
-from penstock.solvers.schedules.support.fitting import Trial
 
 DETOUR = 16
 """Plans up to 1/16 above the best plan are passed through."""
@@ -46,22 +45,16 @@ ORDER_EFFORT = 0.3
 SECOND = 1_000_000_000
 
 
-def search(
-    problem: Problem, start: JudgedPlan, effort: float, stopped: Callable[[], bool]
-) -> Iterator[tuple[Allocation, Schedule, bool]]:
-    """Yield ever better plans than a flushed ``start``, and whether their all-reduces overlap the last backward.
-
-    ``effort`` is about seconds of one core, but counted.
-    """
+def search(problem: Problem, start: JudgedPlan, effort: float, stopped: Callable[[], bool]) -> Iterator[JudgedPlan]:
+    """Yield ever better plans than a flushed ``start``. ``effort`` is about seconds of one core, but counted."""
     value_ns = start.value_ns
     if isinstance(start.schedule, Orders):
         overlap = start.overlap_all_reduce
-        for plan, better_ns in recuts(problem, start.allocation, start.schedule, overlap, value_ns, stopped):
-            value_ns = better_ns
-            yield plan, start.schedule, overlap
+        for plan in recuts(problem, start.allocation, start.schedule, overlap, value_ns, stopped):
+            value_ns = plan.value_ns
+            yield plan
     found = LargeNeighbourhoodSearch(problem, value_ns, int(effort * SECOND), stopped)
-    for trial in found.run(start.allocation if is_movable(start.allocation) else None, start.schedule):
-        yield trial.allocation, trial.orders, problem.rules.overlap_all_reduce
+    yield from found.run(start.allocation if is_movable(start.allocation) else None, start.schedule)
 
 
 def is_movable(allocation: Allocation) -> bool:
@@ -87,7 +80,7 @@ class LargeNeighbourhoodSearch:
     value_ns: int
     effort: int
     stopped: Callable[[], bool] = lambda: False
-    best: Trial | None = None
+    best: JudgedPlan | None = None
     _centre: Plan | None = None
     _heap: list[Item] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=count)
@@ -97,7 +90,7 @@ class LargeNeighbourhoodSearch:
         self._scores = Scores(self.problem)
         self._batches = sorted({b.num_micro_batches for b in candidates(self.problem, dapple_replicas(self.problem))})
 
-    def run(self, start: Allocation | None, schedule: Schedule | None) -> Iterator[Trial]:
+    def run(self, start: Allocation | None, schedule: Schedule | None) -> Iterator[JudgedPlan]:
         """Every improvement on the plan to start from, if there is one, and on those with even stages."""
         shapes = dict.fromkeys([*((start.stages,) if start else ()), *even_stages(self.problem)])
         begin = [(number, stages) for stages in shapes for number in self._batches]
@@ -119,7 +112,7 @@ class LargeNeighbourhoodSearch:
         """The largest value of a plan whose neighbours are searched: better plans may be reached through worse ones."""
         return self.value_ns + self.value_ns // DETOUR
 
-    def _rounds(self) -> Iterator[Trial]:
+    def _rounds(self) -> Iterator[JudgedPlan]:
         """Windows at every place of the best plan while that helps, then drawn ones."""
         repairs, idle = Repairs(self.problem, MOST_REPAIRS), 0
         draw = random.Random(self.problem.seed)
@@ -136,7 +129,7 @@ class LargeNeighbourhoodSearch:
                 yield from self._drawn(repairs, draw)
                 idle += 1
 
-    def _drawn(self, repairs: Repairs, draw: random.Random) -> Iterator[Trial]:
+    def _drawn(self, repairs: Repairs, draw: random.Random) -> Iterator[JudgedPlan]:
         """A round from a wide window, at a place that is drawn."""
         assert self._centre is not None
         number, stages = self._centre
@@ -144,7 +137,7 @@ class LargeNeighbourhoodSearch:
         low = draw.randint(0, len(stages) - width)
         yield from self._round([(number, each) for each in repairs.of(stages, low, low + width, draw)], PATIENCE)
 
-    def _round(self, plans: Iterable[Plan], patience: int) -> Iterator[Trial]:
+    def _round(self, plans: Iterable[Plan], patience: int) -> Iterator[JudgedPlan]:
         """Walk from some plans until ``patience`` steps in a row have found nothing."""
         self._heap = []
         self._push(plans)
@@ -174,12 +167,12 @@ class LargeNeighbourhoodSearch:
         for other in self._batches:
             yield other, stages
 
-    def _take(self, trial: Trial) -> Trial:
+    def _take(self, trial: JudgedPlan) -> JudgedPlan:
         self.best, self.value_ns = trial, trial.value_ns
         self._centre = trial.allocation.num_micro_batches, trial.allocation.stages
         return trial
 
-    def _mended(self, plan: Plan, warmup: Vector) -> Iterator[Trial]:
+    def _mended(self, plan: Plan, warmup: Vector) -> Iterator[JudgedPlan]:
         """Other warm-ups for a plan, each step the best of those that are near, while that helps."""
         while not self._enough:
             near = list(dict.fromkeys(_near(warmup, plan[0])))
@@ -190,7 +183,7 @@ class LargeNeighbourhoodSearch:
             warmup = trial.orders.warmup
             yield self._take(trial)
 
-    def _reordered(self) -> Iterator[Trial]:
+    def _reordered(self) -> Iterator[JudgedPlan]:
         """Other orders than warm-ups for the plans that may still be better, while the effort lasts."""
         effort = ORDER_EFFORT
         hopeful = sorted(self._hopeful.items(), key=lambda each: each[1])
@@ -211,7 +204,8 @@ class LargeNeighbourhoodSearch:
             )
             effort -= optimised.spent
             if optimised.schedule is not None:
-                yield self._take(Trial(optimised.value_ns, plan, optimised.schedule))
+                overlap = self.problem.rules.overlap_all_reduce
+                yield self._take(JudgedPlan("", plan, optimised.schedule, optimised.value_ns, overlap))
 
 
 def _windows(stages: int) -> Iterator[tuple[int, int]]:

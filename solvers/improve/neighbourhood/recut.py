@@ -16,6 +16,7 @@ from penstock.solvers.judge.simulate import makespan_ns, simulate
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.schedule import Orders
 
 STEPS = (1, -1, 2, -2, 4, -4)
@@ -31,8 +32,8 @@ def recuts(
     overlap: bool,
     value_ns: int,
     stopped: Callable[[], bool] = lambda: False,
-) -> Iterator[tuple[Allocation, int]]:
-    """Ever better plans and their times: the first move of a cut that helps is taken, cut after cut."""
+) -> Iterator[JudgedPlan]:
+    """Ever better plans: the first move of a cut that helps is taken, cut after cut."""
     size = sum(len(row.operations) for row in orders.rows)
     left = MOST_OPERATIONS // max(1, size)
     edges = [s for s in range(len(allocation.stages)) if allocation.next(s) is not None]
@@ -43,9 +44,12 @@ def recuts(
                 return
             left -= 1
             value = makespan_ns(problem, plan, orders, overlap=overlap)
-            if value < value_ns and fits(problem, simulate(problem, plan, orders, overlap=overlap)):
+            if value >= value_ns:
+                continue
+            timeline = simulate(problem, plan, orders, overlap=overlap)
+            if fits(problem, timeline):
                 allocation, value_ns, since = plan, value, 0
-                yield plan, value
+                yield JudgedPlan.of("", plan, orders, timeline, overlap)
                 break
         else:
             since += 1

@@ -20,8 +20,9 @@ from penstock.solvers.improve.neighbourhood.moves import Stages
 from penstock.solvers.model.allocation import single_pipeline
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.schedules.early_backward import early_backward
-from penstock.solvers.schedules.support.fitting import Trial, judged
+from penstock.solvers.schedules.support.fitting import judged
 from penstock.solvers.schedules.support.recomputed import recomputed
 
 MOST_SIMULATED = 160
@@ -104,7 +105,7 @@ class Scores:
         values[which, kind] = catalogue.makespans_ns(rows.of(which), vectors[kind, which])
         return vectors, values
 
-    def fitting(self, score: Score, below_ns: int) -> Trial | None:
+    def fitting(self, score: Score, below_ns: int) -> JudgedPlan | None:
         """The plan under the first of its warm-ups that fits, if that takes less.
 
         One that does not fit is tried again with one micro-batch less on the stage that lacks memory.
@@ -123,8 +124,8 @@ class Scores:
             tried.add(vector)
             self.spent += JUDGED_NS * 4 * number * len(stages)
             found = judged(self.problem, plan, early_backward(self.problem, plan, warmup=vector), below_ns)
-            if found.trial is not None:
-                return self._recomputed(found.trial)
+            if found.plan is not None:
+                return self._recomputed(found.plan)
             if found.short is not None:
                 lacking = next(s for s, stage in enumerate(stages) if found.short.device in stage.devices)
                 if vector[lacking] > 1:
@@ -132,12 +133,12 @@ class Scores:
                     heapq.heappush(ahead, (self.times(score.plan, [less])[0], less))
         return None
 
-    def _recomputed(self, trial: Trial) -> Trial:
+    def _recomputed(self, trial: JudgedPlan) -> JudgedPlan:
         """With recomputations as operations of their own, if that is quicker and fits."""
         if not any(stage.recompute for stage in trial.allocation.stages):
             return trial
         apart = recomputed(trial.allocation, trial.orders)
-        return judged(self.problem, trial.allocation, apart, trial.value_ns).trial or trial
+        return judged(self.problem, trial.allocation, apart, trial.value_ns).plan or trial
 
     def times(self, plan: Plan, vectors: Sequence[Vector]) -> list[int]:
         """One plan under some warm-ups."""

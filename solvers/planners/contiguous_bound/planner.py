@@ -22,11 +22,11 @@ from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import Batch, batches_tried, candidates
 from penstock.solvers.model.options import Option
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Bound
+from penstock.solvers.model.result import Bound, JudgedPlan
 from penstock.solvers.planners.block_partition import block_partition
 from penstock.solvers.planners.contiguous_bound.warm_ups import climb
-from penstock.solvers.planners.proposal import Proposal, unreachable
-from penstock.solvers.schedules.support.fitting import Trial, best_order
+from penstock.solvers.planners.proposal import Proposal, proposed, unreachable
+from penstock.solvers.schedules.support.fitting import best_order
 
 EFFORT = Option("effort", 30, "labels times grid points of all searches together, in millions", low=1)
 OPTIONS = (EFFORT,)
@@ -53,7 +53,7 @@ class Relaxation:
     problem: Problem
     effort: int
     value_ns: int = LONGEST_NS
-    best: Trial | None = None
+    best: JudgedPlan | None = None
     searches: list[BatchSearch] = field(default_factory=list)
     plans: dict[Allocation, int] = field(default_factory=dict)
 
@@ -107,9 +107,9 @@ class Relaxation:
         for plan in () if path is None else allocations(self.problem, path, search.batch.num_micro_batches):
             if unreachable(self.problem, plan) is None:
                 self.plans[plan] = search.own_bound_ns
-                self._take(best_order(self.problem, plan, self.value_ns).trial)
+                self._take(best_order(self.problem, plan, self.value_ns).plan)
 
-    def _take(self, trial: Trial | None) -> None:
+    def _take(self, trial: JudgedPlan | None) -> None:
         if trial is not None and trial.value_ns < self.value_ns:
             self.best, self.value_ns = trial, trial.value_ns
 
@@ -117,7 +117,7 @@ class Relaxation:
         """The plans with the least bounds again: more warm-ups, then any order."""
         plans = sorted(self.plans.items(), key=lambda each: each[1])[:PLANS]
         for plan, bound_ns in plans:
-            start = best_order(self.problem, plan, LONGEST_NS).trial if bound_ns < self.value_ns else None
+            start = best_order(self.problem, plan, LONGEST_NS).plan if bound_ns < self.value_ns else None
             if start is not None:
                 passes = SHARED_JUDGED if self.problem.rules.shared else JUDGED
                 most = max(LEAST_WARM_UPS, passes // _passes(plan))
@@ -135,7 +135,7 @@ class Relaxation:
         overlap = self.problem.rules.overlap_all_reduce
         found = optimise_order(self.problem, plan, known, overlap=overlap, value_ns=self.value_ns, effort=effort)
         if found.schedule is not None:
-            self._take(Trial(found.value_ns, plan, found.schedule))
+            self._take(JudgedPlan("", plan, found.schedule, found.value_ns, overlap))
         return found.spent
 
 
@@ -168,5 +168,4 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
         if best is None:
             yield from (proposal._replace(proven=relaxation.bound) for proposal in plain)
         else:
-            names = (best.orders.name,)
-            yield Proposal(best.allocation, names, overlaps=overlaps, fixed=best.orders, proven=relaxation.bound)
+            yield proposed(best, relaxation.bound)

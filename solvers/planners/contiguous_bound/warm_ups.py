@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from itertools import accumulate
 
 from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.schedules.early_backward import early_backward
-from penstock.solvers.schedules.support.fitting import Trial, judged
+from penstock.solvers.schedules.support.fitting import judged
 
 CHANGES = (1, -1, 2, -2, 4, -4)
 
 
-def climb(problem: Problem, start: Trial, good_ns: int, most: int) -> Trial:
+def climb(problem: Problem, start: JudgedPlan, good_ns: int, most: int) -> JudgedPlan:
     """Return the best plan of at most ``most`` judged ones, or the first that takes no more than ``good_ns``."""
     best, seen = start, {start.orders.warmup}
     fresh = _neighbours(best)
@@ -26,13 +27,13 @@ def climb(problem: Problem, start: Trial, good_ns: int, most: int) -> Trial:
             break
         seen.add(warmup)
         orders = early_backward(problem, best.allocation, warmup=warmup)
-        found = judged(problem, best.allocation, orders, best.value_ns).trial
+        found = judged(problem, best.allocation, orders, best.value_ns).plan
         if found is not None:
             best, fresh = found, _neighbours(found)
     return best
 
 
-def _neighbours(plan: Trial) -> Iterator[tuple[int, ...]]:
+def _neighbours(plan: JudgedPlan) -> Iterator[tuple[int, ...]]:
     """Each run of stages changed by each amount; never below one, nor above all, nor growing along the pipeline."""
     stages, most = len(plan.orders.warmup), plan.allocation.num_micro_batches
     for low in range(stages):

@@ -30,11 +30,12 @@ from penstock.solvers.model.degrees import Modules
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.planners.block_partition import smallest_largest
-from penstock.solvers.planners.proposal import Proposal, unreachable
+from penstock.solvers.planners.proposal import Proposal, proposed, unreachable
 from penstock.solvers.planners.trainer.planner import batches
-from penstock.solvers.schedules.support.fitting import Trial, judged
+from penstock.solvers.schedules.support.fitting import judged
 from penstock.solvers.schedules.trainer_orders import order_of
 
 KEPT = 3
@@ -194,7 +195,7 @@ def proposals(problem: Problem, _options: Mapping[str, object]) -> Iterator[Prop
     every = _listed(problem)
     found = Layouts(problem).quickest(problem)
     for trial in found:
-        yield _proposal(problem, trial.allocation, trial.orders)
+        yield proposed(trial)
     if found:
         return
     if not every and problem.pins:  # the judge says which pin they break
@@ -251,14 +252,14 @@ class Layouts:
         _bring_fitting(self._waiting, below_ns)
         return self._waiting[0].bound_ns if self._waiting else NEVER_NS
 
-    def quickest(self, problem: Problem, below_ns: int = NEVER_NS, kept: int = KEPT) -> list[Trial]:
+    def quickest(self, problem: Problem, below_ns: int = NEVER_NS, kept: int = KEPT) -> list[JudgedPlan]:
         """Return the quickest layouts that fit and take less than a time, at most ``kept``, the best first.
 
         They are simulated from the least bound on; one that does not fit makes the next. ``problem``: that of the
         layouts, or one that differs from it by how its nodes are joined, and not in the costs of its layers.
         """
         waiting = list(self._waiting)
-        found: list[Trial] = []
+        found: list[JudgedPlan] = []
         last_ns, spent = below_ns, 0
         while _bring_fitting(waiting, last_ns) and (spent <= MOST_OPERATIONS or not (found or below_ns < NEVER_NS)):
             layout = heappop(waiting)
@@ -268,7 +269,7 @@ class Layouts:
             spent += len(plan.stages) * plan.num_micro_batches
             with suppress(UnsupportedRequest):
                 outcome = judged(problem, plan, layout.even.orders(plan), last_ns)
-                found = sorted([*found, *filter(None, [outcome.trial])], key=lambda each: each.value_ns)[:kept]
+                found = sorted([*found, *filter(None, [outcome.plan])], key=lambda each: each.value_ns)[:kept]
                 last_ns = found[-1].value_ns if len(found) == kept else below_ns
                 if outcome.short and (more := layout.even.layout(layout.way + 1)) is not None:
                     heappush(waiting, more)

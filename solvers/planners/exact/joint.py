@@ -25,10 +25,11 @@ from penstock.solvers.improve.order import OptimisedOrder, optimise_order
 from penstock.solvers.model.allocation import Allocation, single_pipeline
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import broken_pin
+from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.planners.exact.chain_tables import WHOLE_BACKWARDS, ChainTables
 from penstock.solvers.planners.exact.enumeration import Placement, Space
 from penstock.solvers.planners.proposal import unreachable
-from penstock.solvers.schedules.support.fitting import Trial, best_order
+from penstock.solvers.schedules.support.fitting import best_order
 
 EFFORT = 1.0
 """Effort of optimising the order of one plan."""
@@ -36,10 +37,10 @@ PIECE = 64
 """Plans that are judged between two yields."""
 
 
-class Found(NamedTuple):
+class Improvement(NamedTuple):
     """An improvement, and what no plan of the space can be below by then."""
 
-    trial: Trial
+    plan: JudgedPlan
     bound_ns: int
 
 
@@ -67,7 +68,7 @@ class BestFirstSearch:
 
     space: Space
     effort: float
-    best: Trial | None = None
+    best: JudgedPlan | None = None
     open: list[int] = field(default_factory=list)
 
     @property
@@ -75,7 +76,7 @@ class BestFirstSearch:
         """Of the best plan."""
         return NEVER_NS if self.best is None else self.best.value_ns
 
-    def run(self) -> Iterator[Found | None]:
+    def run(self) -> Iterator[Improvement | None]:
         """Every improvement, and at last the best plan with all that could be proven.
 
         Yields None after every counted piece of work, so that the caller can stop.
@@ -85,9 +86,9 @@ class BestFirstSearch:
         survivors.sort()
         yield from self._optimise_all(survivors)
         if self.best is not None:
-            yield Found(self.best, min([self.best.value_ns, *self.open]))
+            yield Improvement(self.best, min([self.best.value_ns, *self.open]))
 
-    def _judge_all(self, survivors: list[Item]) -> Iterator[Found | None]:
+    def _judge_all(self, survivors: list[Item]) -> Iterator[Improvement | None]:
         """Judge plans by rising bound; ``survivors`` gets those whose best order is above their bound."""
         bounds, blocks = self._bounds()
         ahead = np.argsort(bounds, kind="stable")
@@ -112,10 +113,10 @@ class BestFirstSearch:
                 survivors.append(item)
             if trial is not None:
                 rest = (each.bound_ns for each in (*refined[:1], *survivors))
-                yield Found(trial, min([trial.value_ns, following, *rest]))
+                yield Improvement(trial, min([trial.value_ns, following, *rest]))
 
-    def _judge(self, allocation: Allocation) -> Trial | None:
-        trial = best_order(self.space.problem, allocation, self.value_ns).trial
+    def _judge(self, allocation: Allocation) -> JudgedPlan | None:
+        trial = best_order(self.space.problem, allocation, self.value_ns).plan
         if trial is not None:
             self.best = trial
         return trial
@@ -154,7 +155,7 @@ class BestFirstSearch:
                 if shortage_of(problem, variant, (1,) * len(stages)) is None:
                     yield variant
 
-    def _optimise_all(self, survivors: list[Item]) -> Iterator[Found | None]:
+    def _optimise_all(self, survivors: list[Item]) -> Iterator[Improvement | None]:
         """Ask CP-SAT for every plan that may still be better, the most promising first."""
         for at, item in enumerate(survivors):
             if item.bound_ns >= self.value_ns:
@@ -168,9 +169,10 @@ class BestFirstSearch:
             if bound_ns < optimised.value_ns:
                 self.open.append(bound_ns)
             if optimised.schedule is not None:
-                self.best = Trial(optimised.value_ns, item.allocation, optimised.schedule)
+                overlap = self.space.problem.rules.overlap_all_reduce
+                self.best = JudgedPlan("", item.allocation, optimised.schedule, optimised.value_ns, overlap)
                 rest = (each.bound_ns for each in survivors[at + 1 :])
-                yield Found(self.best, min([optimised.value_ns, *self.open, *rest]))
+                yield Improvement(self.best, min([optimised.value_ns, *self.open, *rest]))
 
     def _optimise_order(self, item: Item) -> OptimisedOrder:
         problem, effort = self.space.problem, min(EFFORT, self.effort)

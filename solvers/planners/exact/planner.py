@@ -12,8 +12,8 @@ from penstock.solvers.model.options import Option
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.block_partition import block_partition
 from penstock.solvers.planners.exact.enumeration import Space
-from penstock.solvers.planners.exact.joint import BestFirstSearch, Found
-from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.planners.exact.joint import BestFirstSearch, Improvement
+from penstock.solvers.planners.proposal import Proposal, proposed
 
 CONFIGURATIONS = Option("max_configurations", 30_000, "partitions × placements × micro-batch numbers, at most", low=1)
 EFFORT = Option("effort", 5.0, "for optimising orders by CP-SAT, over all plans; about seconds, but counted", low=0)
@@ -40,7 +40,7 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     covers = replace(contiguous(problem, numbers), replica_order=frozenset({"cluster"}))
     latest: Proposal | None = None
     for found in search.run():
-        latest = latest if found is None else _proposal(problem, found, covers, overlaps)
+        latest = latest if found is None else _proposal(problem, found, covers)
         if latest is not None:
             yield latest
     if search.best is None:
@@ -49,7 +49,6 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
             yield Proposal(thinnest, ("early-backward",), "A", overlaps)
 
 
-def _proposal(problem: Problem, found: Found, covers: Covers, overlaps: tuple[bool, ...]) -> Proposal:
+def _proposal(problem: Problem, found: Improvement, covers: Covers) -> Proposal:
     bound = class_bound(problem, covers, found.bound_ns, "every plan's bound, and job shops by CP-SAT")
-    orders = found.trial.orders
-    return Proposal(found.trial.allocation, (orders.name,), overlaps=overlaps, fixed=orders, proven=bound)
+    return proposed(found.plan, bound)

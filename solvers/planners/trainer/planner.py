@@ -28,13 +28,14 @@ from penstock.solvers.model.micro_batches import Batch, batch_of
 from penstock.solvers.model.options import Option
 from penstock.solvers.model.pins import broken_pin, centre, last_ends
 from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.trainer_limits import Recomputing, Within
 from penstock.solvers.planners.block_partition import smallest_largest
 from penstock.solvers.planners.chunked.cuts import Places, chunked
-from penstock.solvers.planners.proposal import Proposal, unreachable
+from penstock.solvers.planners.proposal import Proposal, proposed, unreachable
 from penstock.solvers.schedules.catalogue import schedule_row
-from penstock.solvers.schedules.support.fitting import Judged, Trial, judged
+from penstock.solvers.schedules.support.fitting import Judged, judged
 from penstock.solvers.schedules.trainer_orders import chunks_of, order_of, ranks_of_stages
 
 TRANSFORMER = Option(
@@ -97,8 +98,8 @@ class ShapeSearch:
         cuts = np.asarray(within.cuts, dtype=bool) & problem.cuttable
         cuts.setflags(write=False)
         self.cut = replace(problem, cuttable=cuts)
-        self.best: Trial | None = None
-        self.found: list[tuple[int, Shape, Trial]] = []
+        self.best: JudgedPlan | None = None
+        self.found: list[tuple[int, Shape, JudgedPlan]] = []
         self.effort = 0.0
         self.nearest = 0
         self.unpinned: Allocation | None = None
@@ -114,7 +115,7 @@ class ShapeSearch:
             yield from self._moved(shape, trial)
 
     def _tried(self, shape: Shape, allocations: Iterable[Allocation]) -> Iterator[Proposal]:
-        best: Trial | None = None
+        best: JudgedPlan | None = None
         for allocation in allocations:
             if broken_pin(self.problem, allocation) is not None:
                 self.unpinned = allocation
@@ -130,21 +131,21 @@ class ShapeSearch:
             elif trial is not None:
                 best = trial
         if best is not None:
-            self.found.append((best.value_ns, shape, best))
+            self.found.append((best.value_ns, shape, replace(best, simulated=None)))
             yield from self._better(best)
 
-    def _better(self, trial: Trial) -> Iterator[Proposal]:
+    def _better(self, trial: JudgedPlan) -> Iterator[Proposal]:
         if self.best is None or trial.value_ns < self.best.value_ns:
             self.best = trial
-        yield self.proposal(self.best.allocation, self.best)
+        yield proposed(self.best)
 
-    def proposal(self, allocation: Allocation, trial: Trial | None = None) -> Proposal:
-        """A plan as it was judged, or else in the schedule's usual order."""
-        orders = self._order(allocation) if trial is None else trial.orders
+    def proposal(self, allocation: Allocation) -> Proposal:
+        """Return a plan in the schedule's usual order."""
+        orders = self._order(allocation)
         overlaps = (self.problem.rules.overlap_all_reduce,)
         return Proposal(allocation, (orders.name,), overlaps=overlaps, fixed=orders)
 
-    def _fitted(self, allocation: Allocation, below_ns: int) -> Trial | Allocation | None:
+    def _fitted(self, allocation: Allocation, below_ns: int) -> JudgedPlan | Allocation | None:
         """Return the quickest plan that fits, if it is quick enough; the leanest one where none fits.
 
         More layers one by one take more time and less memory, so the first number that fits is searched by halves.
@@ -153,33 +154,33 @@ class ShapeSearch:
         ways = [way for way in self.within.ways(allocation.stages) if self._allowed(way)]
         tried = [recomputing(self.within, allocation, way) for way in ways]
         single = [plan for way, plan in zip(ways, tried, strict=True) if way.method != "uniform"]
-        found: Trial | None = None
+        found: JudgedPlan | None = None
         least, most = 0, len(single) - 1
         while least <= most:
             middle = least if found is None and least == 0 else (least + most) // 2
             outcome = self._judged(single[middle], below_ns)
-            if outcome.trial is not None:
-                found, most = outcome.trial, middle - 1
+            if outcome.plan is not None:
+                found, most = outcome.plan, middle - 1
             elif outcome.short is None:  # too slow, and more recomputation would be slower
                 return found
             else:
                 least = middle + 1
         for plan in tried[len(single) :] if found is None else ():
             outcome = self._judged(plan, below_ns)
-            if outcome.trial is not None or outcome.short is None:
-                found = outcome.trial
+            if outcome.plan is not None or outcome.short is None:
+                found = outcome.plan
                 break
         if found is None or any(stage.recomputes for stage in found.allocation.stages):
             found = self._modules_instead(allocation, below_ns if found is None else found.value_ns) or found
         return found or (tried[-1] if tried else None)
 
-    def _modules_instead(self, plain: Allocation, below_ns: int) -> Trial | None:
+    def _modules_instead(self, plain: Allocation, below_ns: int) -> JudgedPlan | None:
         """Return the quickest plan that recomputes the same modules in every stage."""
-        best: Trial | None = None
+        best: JudgedPlan | None = None
         for modules in self.problem.module_sets:
             stages = tuple(replace(stage, modules=modules) for stage in plain.stages)
             plan = single_pipeline(stages, plain.num_micro_batches)
-            best = self._judged(plan, below_ns if best is None else best.value_ns).trial or best
+            best = self._judged(plan, below_ns if best is None else best.value_ns).plan or best
         return best
 
     def _judged(self, plan: Allocation, below_ns: int) -> Judged:
@@ -271,7 +272,7 @@ class ShapeSearch:
         stages = tuple(Stage(i, j - 1, shape.places[rank]) for rank, (i, j) in parts)
         return single_pipeline(stages, shape.batch.num_micro_batches)
 
-    def _moved(self, shape: Shape, trial: Trial) -> Iterator[Proposal]:
+    def _moved(self, shape: Shape, trial: JudgedPlan) -> Iterator[Proposal]:
         """Move one cut, or neighbouring ones together, by one place, as long as that helps."""
         places = cut_places(self.cut).tolist()
         cuts = [places.index(stage.first) for stage in trial.allocation.stages] + [len(places) - 1]
@@ -288,7 +289,7 @@ class ShapeSearch:
                 if broken_pin(self.problem, plan) is not None:
                     continue
                 other = self._fitted(plan, trial.value_ns)
-                if isinstance(other, Trial):
+                if isinstance(other, JudgedPlan):
                     cuts, trial, moved = near, other, True
                     yield from self._better(other)
                     break

@@ -16,7 +16,7 @@ from penstock.solvers.costs.shortages import shortage_of, surely_fits
 from penstock.solvers.judge.simulate import makespan_ns, simulate
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Shortage
+from penstock.solvers.model.result import JudgedPlan, Shortage
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.schedules.early_backward import depths, fitted
 from penstock.solvers.schedules.support.candidates import CandidateSchedule, candidate_schedules
@@ -25,22 +25,14 @@ Vector = tuple[int, ...]
 """Micro-batches in flight on each stage."""
 
 
-class Trial(NamedTuple):
-    """A simulated plan that fits in memory."""
-
-    value_ns: int
-    allocation: Allocation
-    orders: Orders
-
-
 class Judged(NamedTuple):
-    """A candidate schedule's simulated time, and ``trial``: the plan, if it is quick enough and fits.
+    """A candidate schedule's simulated time, and the plan, if it is quick enough and fits.
 
     ``short``: what it lacks, where it is quick enough but does not fit.
     """
 
     value_ns: int
-    trial: Trial | None = None
+    plan: JudgedPlan | None = None
     short: Shortage | None = None
 
 
@@ -49,8 +41,10 @@ def judged(problem: Problem, allocation: Allocation, orders: Orders, below_ns: i
     value = makespan_ns(problem, allocation, orders)
     if value >= below_ns:
         return Judged(value)
-    short = largest_shortage(problem, allocation, simulate(problem, allocation, orders))
-    return Judged(value, None if short else Trial(value, allocation, orders), short)
+    timeline = simulate(problem, allocation, orders)
+    if (short := largest_shortage(problem, allocation, timeline)) is not None:
+        return Judged(value, short=short)
+    return Judged(value, JudgedPlan.of("", allocation, orders, timeline, problem.rules.overlap_all_reduce))
 
 
 def best_order(problem: Problem, allocation: Allocation, below_ns: int) -> Judged:
@@ -60,7 +54,7 @@ def best_order(problem: Problem, allocation: Allocation, below_ns: int) -> Judge
 
 def best_of(problem: Problem, allocation: Allocation, vectors: Iterable[Vector], below_ns: int) -> Judged:
     """Return the best early-backward order with one of these warm-ups, each lowered where memory lacks."""
-    best: Trial | None = None
+    best: JudgedPlan | None = None
     least, seen = NEVER_NS, set[Vector]()
 
     def attempt(warmup: Vector) -> Shortage | None:
@@ -73,7 +67,7 @@ def best_of(problem: Problem, allocation: Allocation, vectors: Iterable[Vector],
             return short
         orders = CandidateSchedule("early-backward", warmup).orders(problem, allocation)
         found = judged(problem, allocation, orders, below_ns if best is None else best.value_ns)
-        best, least = found.trial or best, min(least, found.value_ns)
+        best, least = found.plan or best, min(least, found.value_ns)
         return found.short
 
     for vector in vectors:

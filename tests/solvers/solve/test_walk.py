@@ -1,21 +1,27 @@
-"""How many modules a request passes on its way to a plan, and that the best plan is simulated once."""
+"""How many modules a request passes on its way to a plan, and that the best plan is timed and simulated once."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import FrameType
 from typing import Any
-from unittest import mock
 
 import pytest
 from problems import make_problem
 
+from penstock.layouts.limits import within_of
 from penstock.planning.documents import find_profile, find_topology
 from penstock.planning.solve import solve as answer
 from penstock.schemas.request import PlanRequest
-from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.improve.neighbourhood import recut
+from penstock.solvers.judge.simulate import makespan_ns, simulate
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import JudgedPlan
+from penstock.solvers.model.trainer_limits import Span
+from penstock.solvers.schedules.support import fitting
 from penstock.solvers.solve import incumbent, judging
 from penstock.solvers.solve.driver import solve
 
@@ -66,20 +72,37 @@ def test_a_request_passes_few_modules(planner: str, package: str) -> None:
     assert len(walked) <= MOST_MODULES
 
 
-@pytest.mark.parametrize("planner", ["dp", "gpipe"])
-def test_the_best_plan_is_simulated_once(planner: str) -> None:
-    """Its timeline is kept from the judge to the answer."""
-    problem = make_problem([3, 5, 4, 6, 2, 4], boundary_bytes=1, nodes=(2, 2))
-    simulated: list[object] = []
+class Counting:
+    """Counts the plans that the judge is given, by allocation and schedule, wherever it is called from."""
 
-    def counted(*arguments: Any, **more: Any) -> object:
-        simulated.append(simulate(*arguments, **more))
-        return simulated[-1]
+    ROOMS = (judging, incumbent, fitting, recut)
 
+    def __init__(self, call: Callable[..., Any], name: str) -> None:
+        self.call, self.name, self.plans = call, name, list[tuple[object, object]]()
+
+    def __call__(self, problem: Problem, allocation: Allocation, schedule: object, *more: Any, **how: Any) -> Any:
+        self.plans.append((allocation, schedule))
+        return self.call(problem, allocation, schedule, *more, **how)
+
+    def of(self, plan: JudgedPlan) -> int:
+        """Return how often the plan was asked for."""
+        return sum(allocation == plan.allocation and schedule is plan.schedule for allocation, schedule in self.plans)
+
+
+@pytest.mark.parametrize("planner", ["dp", "gpipe", "even", "relax", "exact", "uniform", "auto"])
+def test_the_best_plan_is_timed_once_and_simulated_once(planner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its timeline is kept from the planner that judged it to the answer; ``auto``'s is local search's."""
+    problem = make_problem([3, 5, 4, 6, 2, 4], boundary_bytes=1, nodes=(2, 2), recompute="auto")
+    if planner == "uniform":
+        problem = replace(problem, within=within_of("deepspeed", find_profile("gpt2-small")))
+        problem = replace(problem, within=replace(problem.within, span=Span(0, 5), cuts=(True,) * 5))
+    timed, simulated = Counting(makespan_ns, "makespan_ns"), Counting(simulate, "simulate")
+    for each in (timed, simulated):
+        for room in Counting.ROOMS:
+            if hasattr(room, each.name):
+                monkeypatch.setattr(room, each.name, each)
     announced: list[JudgedPlan] = []
-    with mock.patch.object(judging, "simulate", counted), mock.patch.object(incumbent, "simulate", counted):
-        best = solve(problem, planner, on_incumbent=announced.append).best
+    best = solve(problem, planner, workers=1, on_incumbent=announced.append).best
     assert best is not None
     assert announced[-1].timeline is best.timeline
-    assert [each for each in simulated if each is best.timeline] == [best.timeline]
-    assert len(simulated) == len(announced)
+    assert (timed.of(best), simulated.of(best)) == (1, 1)

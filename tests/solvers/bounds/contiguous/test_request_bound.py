@@ -305,11 +305,11 @@ def test_uneven_warm_ups_are_never_worse() -> None:
             channel="half",
         )
         plan = chain([(1, [s]) for s in range(5)], 12)
-        start = best_order(problem, plan, 2**60).trial
+        start = best_order(problem, plan, 2**60).plan
         assert start is not None
         best = climb(problem, start, 0, 200)
         assert best.value_ns <= start.value_ns
-        assert judged(problem, plan, best.orders, 2**60).trial == best
+        assert judged(problem, plan, best.orders, 2**60).plan == best
         assert climb(problem, start, start.value_ns, 200) == start
         better += best.value_ns < start.value_ns
     assert better > 0

@@ -143,7 +143,7 @@ def test_coarse_units_bound_from_below(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_same_question_has_the_same_answer() -> None:
     problem, plan = random_case(3)
-    best = best_order(problem, plan, 2**60).trial
+    best = best_order(problem, plan, 2**60).plan
     assert best is not None
     first, second = (solve(Question(problem, plan, best.value_ns)) for _ in range(2))
     assert first.bound_ns == second.bound_ns

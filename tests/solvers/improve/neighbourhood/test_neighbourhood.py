@@ -24,10 +24,10 @@ from penstock.solvers.model.allocation import Allocation, single_pipeline
 from penstock.solvers.model.options import checked
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Pin, Problem
-from penstock.solvers.model.schedule import Orders
+from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.schedules.early_backward import early_backward
-from penstock.solvers.schedules.support.fitting import Trial, best_order
+from penstock.solvers.schedules.support.fitting import best_order
 from penstock.solvers.solve.driver import solve
 from penstock.solvers.solve.judging import Judge
 from penstock.solvers.solve.setting import Setting
@@ -158,12 +158,12 @@ def test_scores_are_the_judges(shared: bool) -> None:
         if trial is not None:
             uses = simulate(problem, plan, trial.orders).uses
             assert all(use.memory.total <= problem.capacity_bytes(d) for d, use in uses.items())
-            usual = best_order(problem, plan, NEVER).trial
+            usual = best_order(problem, plan, NEVER).plan
             assert usual is not None
             assert trial.value_ns <= usual.value_ns
 
 
-def searched(problem: Problem, start: Trial | None, effort: float = 1.0) -> list[Trial]:
+def searched(problem: Problem, start: JudgedPlan | None, effort: float = 1.0) -> list[JudgedPlan]:
     value_ns = NEVER if start is None else start.value_ns
     found = LargeNeighbourhoodSearch(problem, value_ns, int(effort * SECOND))
     return list(found.run(None, None) if start is None else found.run(start.allocation, start.orders))
@@ -173,7 +173,7 @@ def searched(problem: Problem, start: Trial | None, effort: float = 1.0) -> list
 @pytest.mark.parametrize("seed", range(4))
 def test_a_search_only_improves_and_is_repeatable(seed: int) -> None:
     problem = instance(seed, 10, 4, recompute="auto", stash_bytes=10**6, memory_bytes=150_000_000)
-    first = best_order(problem, chain([(5, [0, 1]), (5, [2, 3])], 4), NEVER).trial
+    first = best_order(problem, chain([(5, [0, 1]), (5, [2, 3])], 4), NEVER).plan
     assert first is not None
     runs = [searched(problem, first) for _ in range(2)]
     values = [trial.value_ns for trial in runs[0]]
@@ -209,7 +209,7 @@ def test_a_plan_that_is_nearly_best_is_mended() -> None:
     stages = best.allocation.stages
     assert len(stages) == 2
     shifted = (replace(stages[0], last=stages[0].last - 1), replace(stages[1], first=stages[1].first - 1))
-    first = best_order(problem, single_pipeline(shifted, best.allocation.num_micro_batches), NEVER).trial
+    first = best_order(problem, single_pipeline(shifted, best.allocation.num_micro_batches), NEVER).plan
     assert first is not None
     assert first.value_ns > best.value_ns
     assert searched(problem, first)[-1].value_ns == best.value_ns
@@ -236,12 +236,12 @@ def test_recuts_of_parts_keep_the_order_and_only_improve() -> None:
     value = makespan_ns(problem, worse, best.schedule)
     assert value > best.value_ns
     found = list(recuts(problem, worse, best.schedule, True, value))
-    values = [each for _plan, each in found]
+    values = [plan.value_ns for plan in found]
     assert values == sorted(set(values), reverse=True)
     assert values[-1] <= best.value_ns
-    for plan, each in found:
-        assert makespan_ns(problem, plan, best.schedule) == each
-        assert [s.devices for s in plan.stages] == [s.devices for s in stages]
+    for plan in found:
+        assert makespan_ns(problem, plan.allocation, best.schedule) == plan.value_ns
+        assert [s.devices for s in plan.allocation.stages] == [s.devices for s in stages]
 
 
 @pytest.mark.cases(2)
@@ -256,10 +256,10 @@ def test_a_search_yields_ever_better_plans(planner: str) -> None:
     assert judge.best is not None
     before = judge.best.value_ns
     values = []
-    for plan, orders, _overlap in search(problem, judge.best, 0.5, never):
-        assert isinstance(orders, Orders)
-        values.append(makespan_ns(problem, plan, orders))
-        bound = schedule_bound(problem, plan, orders)
+    for plan in search(problem, judge.best, 0.5, never):
+        values.append(makespan_ns(problem, plan.allocation, plan.orders))
+        assert plan.value_ns == values[-1]
+        bound = schedule_bound(problem, plan.allocation, plan.orders)
         assert values[-1] >= bound.bound_ns
     assert values == sorted(set(values), reverse=True)
     assert all(value < before for value in values)
@@ -267,7 +267,7 @@ def test_a_search_yields_ever_better_plans(planner: str) -> None:
 
 def test_a_stopped_search_ends() -> None:
     problem = instance(1, 12, 8)
-    first = best_order(problem, chain([(6, [0]), (6, [1])], 8), NEVER).trial
+    first = best_order(problem, chain([(6, [0]), (6, [1])], 8), NEVER).plan
     assert first is not None
     found = LargeNeighbourhoodSearch(problem, first.value_ns, SECOND, stopped=lambda: True)
     assert list(found.run(first.allocation, first.orders)) == []
@@ -276,7 +276,7 @@ def test_a_stopped_search_ends() -> None:
 @pytest.mark.tier("ci")
 def test_pins_are_kept() -> None:
     problem = replace(instance(3, 10, 4, min_slice=4), pins=(Pin(0, 1, frozenset({2, 3})),))
-    first = best_order(problem, chain([(5, [2, 3]), (5, [0, 1])], 4), NEVER).trial
+    first = best_order(problem, chain([(5, [2, 3]), (5, [0, 1])], 4), NEVER).plan
     assert first is not None
     for trial in searched(problem, first):
         assert broken_pin(problem, trial.allocation) is None

@@ -46,7 +46,7 @@ def test_the_optimum_is_that_of_every_configuration(seed: int) -> None:
         for placement in space.placements(stages):
             for firsts in space.partitions(stages):
                 plan = space.allocation(space.batches[0], firsts, placement)
-                first = best_order(problem, plan, 2**60).trial
+                first = best_order(problem, plan, 2**60).plan
                 assert first is not None
                 optimised = optimise_order(
                     problem, plan, first.orders, overlap=False, value_ns=first.value_ns, effort=20.0
@@ -110,9 +110,9 @@ def test_proofs_hold_for_what_other_planners_find(seed: int, changes: dict[str, 
 def test_every_improvement_comes_with_a_bound_that_rises() -> None:
     search = BestFirstSearch(Space.of(instance(1, 8)), 5.0)
     found = [each for each in search.run() if each is not None]
-    assert [f.trial.value_ns for f in found] == sorted((f.trial.value_ns for f in found), reverse=True)
-    assert all(f.bound_ns <= found[-1].trial.value_ns for f in found)
-    assert found[-1].bound_ns == found[-1].trial.value_ns
+    assert [f.plan.value_ns for f in found] == sorted((f.plan.value_ns for f in found), reverse=True)
+    assert all(f.bound_ns <= found[-1].plan.value_ns for f in found)
+    assert found[-1].bound_ns == found[-1].plan.value_ns
 
 
 def test_without_effort_the_bound_is_what_was_left_open() -> None:
@@ -174,7 +174,7 @@ def test_a_stage_that_surely_fits_fits_in_every_order(seed: int) -> None:
     space = Space.of(problem)
     placement = list(space.placements(2))[seed % 5]
     plan = space.allocation(space.batches[0], space.partitions(2)[seed % 4], placement)
-    flood = next(t for t in [best_order(problem, plan, 2**60).trial] if t is not None)
+    flood = next(t for t in [best_order(problem, plan, 2**60).plan] if t is not None)
     timeline = simulate(problem, plan, flood.orders)
     for stage in plan.stages:
         peak = max(timeline.uses[d].memory.total for d in stage.devices)
@@ -207,7 +207,7 @@ def test_recomputing_need_not_leave_more_room() -> None:
         bounds, blocks = search._bounds()
         for number, bound in enumerate(bounds.tolist()):
             for plan in search._variants(search._allocation(number, blocks)):
-                trial = best_order(problem, plan, 2**60).trial
+                trial = best_order(problem, plan, 2**60).plan
                 if trial is not None:
                     seen += 1
                     assert bound <= trial.value_ns, plan
