@@ -34,13 +34,20 @@ SETTINGS = {"PENSTOCK_AGENT_HOLD_S": "2", "PENSTOCK_AGENT_TIMEOUT_S": "3600", "P
 """No agent that is only slow counts as dead. Only the kernels that are needed are loaded."""
 COMMAND = [sys.executable, "-P", "-m", "penstock.cli.main"]
 SERVICE = """
-import sys, time
+import sys
 from pathlib import Path
-from types import SimpleNamespace
 from penstock.cli.main import main
-from penstock.service.runs import agents
+from penstock.service.runs.listening import ListeningClock
 
-agents.time = SimpleNamespace(monotonic=lambda: time.monotonic() + 7200 * Path("two hours later").exists())
+counted, later = ListeningClock.now, []
+
+def now(clock):
+    if not later and Path("two hours later").exists():
+        later.append(True)
+        clock._last = clock._last[0], clock._last[1] + 7200
+    return counted(clock)
+
+ListeningClock.now = now
 sys.exit(main())
 """
 """A command whose service takes agents to have been silent for two hours, once a file is there."""
