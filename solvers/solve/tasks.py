@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Protocol
+from typing import Any, Protocol
 
 from penstock.schemas.coverage import Covers
 from penstock.schemas.errors import UnsupportedRequest
@@ -144,7 +144,9 @@ class LocalSearch:
         if rule in PERIODIC_RULES:
             # Each step goes on from what the last one found: what others find meanwhile must not change the walk.
             judge.ceiling_ns = lambda: None
-            yield from steady.search(problem, rule, self.effort, lambda: judge.best, stopped)
+            how: dict[str, Any] = {"overlaps": (problem.rules.overlap_all_reduce,), "update_rule": rule}
+            for plan, pattern in steady.search(problem, rule, self.effort, lambda: judge.best, stopped):
+                yield Proposal(plan, (pattern.name,), fixed=pattern, **how)
         else:
             assert judge.best is not None
             yield from map(proposed, flushed.search(problem, judge.best, self.effort, stopped))

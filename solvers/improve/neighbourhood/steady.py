@@ -25,8 +25,8 @@ from penstock.solvers.model.micro_batches import candidates, dapple_replicas
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import JudgedPlan
+from penstock.solvers.model.schedule import Pattern
 from penstock.solvers.model.update_rules import UpdateRule
-from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.schedules.periodic.eager import (
     LONGEST_TURN,
     eager,
@@ -68,7 +68,7 @@ def search(
     effort: float,
     incumbent: Callable[[], JudgedPlan | None],
     stopped: Callable[[], bool],
-) -> Iterator[Proposal]:
+) -> Iterator[tuple[Allocation, Pattern]]:
     """Yield plans under the rule that may be better than the incumbent; the caller judges each before the next.
 
     ``effort`` is about seconds of one core, but counted.
@@ -98,7 +98,7 @@ class IteratedLocalSearch:
         made = candidates(self.problem, dapple_replicas(self.problem))
         self._batches = sorted({batch.num_micro_batches for batch in made})
 
-    def run(self) -> Iterator[Proposal]:
+    def run(self) -> Iterator[tuple[Allocation, Pattern]]:
         """Yield the plans that promise to be better."""
         self._take()
         even = [(number, stages) for stages in self._even() for number in self._batches]
@@ -140,7 +140,7 @@ class IteratedLocalSearch:
     def _kinds(self) -> list[str]:
         return sorted({device.kind for device in self.problem.devices})
 
-    def _round(self, plans: Iterable[Plan], patience: int) -> Iterator[Proposal]:
+    def _round(self, plans: Iterable[Plan], patience: int) -> Iterator[tuple[Allocation, Pattern]]:
         """Walk from some plans until ``patience`` in a row were no better."""
         self._heap = []
         self._push(plans)
@@ -164,7 +164,7 @@ class IteratedLocalSearch:
         known_ns = self._value_ns if self._centre is not None else max(self._value_ns, self._least_ns)
         return known_ns + known_ns // DETOUR
 
-    def _proposals(self, item: Item) -> Iterator[Proposal]:
+    def _proposals(self, item: Item) -> Iterator[tuple[Allocation, Pattern]]:
         number, stages = item.plan
         allocation = single_pipeline(stages, number)
         for depth in item.depths:
@@ -173,8 +173,7 @@ class IteratedLocalSearch:
                 pattern = eager(self.problem, allocation, update_rule=self.rule, depth=depth)
             except PenstockError:  # micro-batches in flight that two weight versions do not allow
                 continue
-            overlaps = (self.problem.rules.overlap_all_reduce,)
-            yield Proposal(allocation, (pattern.name,), overlaps=overlaps, update_rule=self.rule, fixed=pattern)
+            yield allocation, pattern
 
     def _push(self, plans: Iterable[Plan]) -> None:
         for plan in plans:
