@@ -10,6 +10,7 @@ from typing import get_args
 import numpy as np
 from random_requests import request_of
 
+from penstock.schemas.transformers.degrees import ALONE
 from penstock.solvers.model.degrees import (
     WITHIN,
     CellMeasured,
@@ -140,7 +141,7 @@ def _modules(
 ) -> dict[Module, CellModule]:
     """A part of each layer's forward and stash, and a few collectives; of modules within another one, of that."""
     found: dict[Module, CellModule] = {}
-    for module in get_args(Module):
+    for module in (each for each in get_args(Module) if each not in ALONE):
         own = tuple(
             tuple(each for each in _collectives(rng, degrees, rows) if each.phase == "forward") for _ in stash.tolist()
         )

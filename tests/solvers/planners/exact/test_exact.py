@@ -26,7 +26,7 @@ from penstock.solvers.solve.driver import solve
 
 pytestmark = pytest.mark.tier("ci")
 
-ONE_PIPELINE = "exact,chimera,hetpipe,interleaved,zero-bubble"
+ONE_PIPELINE = "exact,chimera,even,hetpipe,interleaved,zero-bubble"
 """What ``auto`` leaves out to find plans of the kind that ``exact`` lists, without its help."""
 
 
