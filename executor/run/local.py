@@ -36,7 +36,6 @@ from penstock.schemas.errors import (
     NotFound,
     PenstockError,
     RunFailed,
-    UnknownName,
     UnsupportedRequest,
 )
 from penstock.schemas.program import Program
@@ -47,15 +46,8 @@ PEER_GRACE_S = 0.7
 _LOOPBACK = "127.0.0.1"
 _OWN_ERRORS: dict[str, type[PenstockError]] = {
     kind.__name__: kind
-    for kind in (
-        InvalidDocument,
-        MissingExtra,
-        ModelMismatch,
-        NonfiniteLoss,
-        NotFound,
-        UnknownName,
-        UnsupportedRequest,
-    )
+    for base in (InvalidDocument, MissingExtra, ModelMismatch, NonfiniteLoss, NotFound, UnsupportedRequest)
+    for kind in (base, *base.__subclasses__())
 }
 
 

@@ -83,7 +83,7 @@ class Shortage:
 
 @dataclass(slots=True)
 class JudgedPlan:
-    """A plan that fits, with its simulated time; its timeline stays in the process that simulated it."""
+    """A plan with its simulated time; its timeline stays in the process that simulated it."""
 
     planner: str
     allocation: Allocation

@@ -26,8 +26,9 @@ class Proposal(NamedTuple):
 
     No schedule at all: nothing is judged, but finding none took as long as a plan, and counts as one in ``max_plans``.
     ``fixed``: judge this schedule and no other, with the allocation's own recomputation; ``schedules`` then holds its
-    name. Rules other than ``synchronous`` always come with a fixed schedule. ``judged``: what the planner has timed
-    already. ``proven``: a bound that the planner has proven by now. ``note``: a remark on its search, for ``why``.
+    name. Rules other than ``synchronous`` always come with a fixed schedule. ``judged``: the plan as the planner has
+    timed it, and found to fit where it has a timeline. ``proven``: a bound that the planner has proven by now.
+    ``note``: a remark on its search, for ``why``.
     """
 
     allocation: Allocation
@@ -42,7 +43,7 @@ class Proposal(NamedTuple):
 
 
 def proposed(plan: JudgedPlan, proven: Bound | None = None) -> Proposal:
-    """Return a plan as a proposal that is not timed again."""
+    """Return a plan as a proposal that is not timed again; one with a timeline fits."""
     return Proposal(
         plan.allocation,
         (plan.schedule.name,),

@@ -199,14 +199,20 @@ def _gpt2(config: Config) -> Fields:
     }
 
 
-def _mixtral(config: Config) -> Fields:
-    fields = _mistral(config)
-    experts = Experts(
+def _local_experts(config: Config, ffn: int, *, biases: bool = False) -> Experts:
+    """Return experts of the feed-forward's width; ``biases``: of theirs and of the router."""
+    return Experts(
         number=config.number("num_local_experts"),
         per_token=config.number("num_experts_per_tok"),
-        ffn=fields["ffn"],
+        ffn=ffn,
+        router_bias=biases,
+        biases=biases,
     )
-    return {**fields, "experts": experts}
+
+
+def _mixtral(config: Config) -> Fields:
+    fields = _mistral(config)
+    return {**fields, "experts": _local_experts(config, fields["ffn"])}
 
 
 def _qwen3_moe(config: Config) -> Fields:
@@ -282,13 +288,7 @@ def _routed(config: Config, layers: int) -> Experts:
 def _gpt_oss(config: Config) -> Fields:
     """Every layer has experts with biases; attention has biases, a learned sink per head, and in turn a window."""
     fields = _llama(config)
-    experts = Experts(
-        number=config.number("num_local_experts"),
-        per_token=config.number("num_experts_per_tok"),
-        ffn=fields["ffn"],
-        router_bias=True,
-        biases=True,
-    )
+    experts = _local_experts(config, fields["ffn"], biases=True)
     windows = _windows(config, 128, 2)
     return {**fields, "attention_biases": "all", "sinks": True, "experts": experts, "windows": windows}
 
