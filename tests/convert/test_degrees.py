@@ -128,6 +128,25 @@ def test_the_answer_to_a_request_has_no_fault() -> None:
         assert first.covers.degrees == tuple(sorted(names))
 
 
+def test_a_shared_stage_that_leaves_a_kind_over_is_still_one_of_all_gpus() -> None:
+    """No GPU of the kind `fast` is in a cell: without them, cells would be others."""
+    nodes = [
+        {"name": name, "devices": [{"id": f"{name}/0", "kind": kind, "memory_bytes": 3000}]}
+        for name, kind in (("a", "V100"), ("b", "fast"), ("c", "V100"), ("d", "V100"))
+    ]
+    links = [{"a": name, "b": "s", "bandwidth_bytes_per_s": 10} for name in "abcd"]
+    kinds = [{"name": "fast", "scale_from": "V100", "speed": 2.0}]
+    (variant,) = with_degrees().model_dump(mode="json", exclude_none=True)["profile"]["variants"]
+    request = with_degrees(
+        profile={"variants": [variant | {"degrees": {"context": 2}}]},
+        topology={"nodes": nodes, "switches": ["s"], "links": links, "kinds": kinds},
+        sharding="gradients",
+        network={"overlap_all_reduce": True},
+    )
+    plan = planned(request, "dp", Choice(Degrees(context=2), "gradients"))
+    assert faults(request, unjudged(plan, [["c/0", "d/0"]])) == ()
+
+
 def test_a_plan_at_a_choice_that_is_not_allowed_is_a_fault() -> None:
     plan = planned(with_degrees())
     only = with_degrees(degrees={"tensor": 1})

@@ -163,9 +163,8 @@ def refuse_divided(plan: Plan, what: str) -> None:
 def at_choice_of(problem: Problem, plan: Plan) -> Problem:
     """Return the problem at the degrees and the sharding of a plan.
 
-    A plan without a kind of devices is one of the other devices where it shares one stage out over all of them, or its
-    cells are none of all devices. Raises InvalidPlan where the request does not allow them, UnsupportedRequest where
-    no cells can be made.
+    A plan without a kind of devices is one of the other devices where its cells are none of all devices. Raises
+    InvalidPlan where the request does not allow them, UnsupportedRequest where no cells can be made.
     """
     choice = choice_of(plan)
     if choice is None:
@@ -181,7 +180,7 @@ def at_choice_of(problem: Problem, plan: Plan) -> Problem:
         cells = set(map(whole.names, range(whole.num_devices)))
         size = len(min(cells))
         groups = {names[at : at + size] for names in stages for at in range(0, len(names), size)}
-        if not choice.in_one_stage and groups <= cells:
+        if groups <= cells:
             return whole
     return contract(problem, part)
 

@@ -20,6 +20,7 @@ from orphans import no_orphans
 from scripted_service import LIMIT_S, ScriptedService, problem
 
 from penstock.executor.node.agent import run_agent
+from penstock.executor.node.rank_log import tail
 from penstock.executor.node.settings import AgentSettings
 from penstock.schemas.api.agents import Assignment, LogRequest, RankAssignment, digest_of
 from penstock.schemas.errors import Conflict, InvalidDocument, Unreachable
@@ -439,9 +440,9 @@ def test_a_cancelled_run_may_save_and_a_failed_one_is_killed(service, project):
 
 
 def wait_for_line(file, line):
-    """The two streams of a rank are read one beside the other: lines of both have no order."""
+    """The two streams of a rank are read one beside the other, and a full file is moved away while this reads."""
     limit = time.monotonic() + LIMIT_S
-    while not file.exists() or line not in file.read_text().splitlines():
+    while line not in (tail(file, 4000) or "").splitlines():
         assert time.monotonic() < limit, f"{file} never had {line!r}"
         time.sleep(0.01)
 
