@@ -224,7 +224,7 @@ def answered(request: PlanRequest) -> Answered:
     started, first = _cpu_s(), list[float]()
     found = solve(request, on_incumbent=lambda _plan: first.append(_cpu_s() - started), workers=1)
     if found.plan is None:
-        raise SystemExit(f"bench-degrees: no plan: {found.why}")
+        raise SystemExit(f"bench-degrees: no plan: {found.sentence}")
     return Answered(found.plan, first[0], _cpu_s() - started)
 
 

@@ -101,11 +101,11 @@ def asked(model: str, topology: str, effort: str) -> dict[str, Any]:
     result = solve_problem(problem, request, on_incumbent, workers=1)
     row: dict[str, Any] = {"model": model, "cluster": topology, "effort": effort, "all_s": _cpu_s() - started}
     if result.best is None:
-        return row | {"status": result.status.value, "why": result.why}
+        return row | {"status": result.status.value, "why": result.sentence}
     best, bound = result.best, result.bounds[0]
     near = next(seconds for seconds, value in came if value <= NEAR * best.value_ns)
     row |= {"first_s": came[0][0], "near_s": near, "value_ns": best.value_ns, "bound_ns": bound.bound_ns}
-    row |= {"planner": best.planner, "choice": str(result.choice), "method": bound.method, "why": result.why}
+    row |= {"planner": best.planner, "choice": str(result.choice), "method": bound.method, "why": result.sentence}
     row["gap"] = 100 * (best.value_ns / bound.bound_ns - 1)
     if row["gap"] > SPLIT:
         row["parts"] = dict(zip(PARTS, _parts(problem_of(problem, result), best, bound.bound_ns), strict=True))

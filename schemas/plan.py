@@ -279,9 +279,9 @@ class PlanFile(Document):
 
     plan: Plan
     request: PlanRequest
-    why: str | None = Field(
-        default=None,
-        description="what the search said of it: its gaps, and which planners were not asked, with reasons",
+    why: tuple[str, ...] = Field(
+        default=(),
+        description="what the search said of it, by clauses: its gaps, and which planners were not asked, with reasons",
     )
 
     @model_validator(mode="after")

@@ -166,8 +166,8 @@ def _plan(log: Log, client: Client, profile: ModelProfile, topology: ClusterTopo
     )
     job = client.plans.create(request)
     if job.result is None or job.result.plan is None:
-        raise RunFailed(f"the service found no plan: {job.result.why if job.result else job.state}")
-    log.say(f"{job.result.status} after {job.result.seconds:.2f} s: {job.result.why}")
+        raise RunFailed(f"the service found no plan: {job.result.sentence if job.result else job.state}")
+    log.say(f"{job.result.status} after {job.result.seconds:.2f} s: {job.result.sentence}")
     return client.plans.file(job.id)
 
 

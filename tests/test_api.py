@@ -144,7 +144,7 @@ def test_pins_hold_in_the_answer() -> None:
 
 def test_a_budget_of_plans_is_kept_and_said() -> None:
     few = penstock.plan("gpt2-small", "2x4xV100", global_batch_size=8, max_plans=1, planner="dapple")
-    assert "the limit of 1 plan came before" in few.result.why
+    assert "the limit of 1 plan came before" in few.result.sentence
     more = penstock.plan("gpt2-small", "2x4xV100", global_batch_size=8, planner="dapple")
     assert more.seconds_per_global_batch <= few.seconds_per_global_batch
 

@@ -296,7 +296,7 @@ def plan_for_two_ranks(cluster, request_for_two_ranks):
 def planned(cluster: Cluster, request: PlanRequest, stages: int) -> str:
     """The hash of the service's plan, which has a device for each of so many stages."""
     result = ask(cluster, request).result
-    assert result.plan is not None, result.why
+    assert result.plan is not None, result.sentence
     assert [len(stage.devices) for stage in result.plan.pipelines[0].stages] == [1] * stages
     return result.plan_hash
 
@@ -336,7 +336,7 @@ def test_a_plan_without_a_flush_trains_in_segments_between_checkpoints(cluster, 
     fields = {"planner": "pipedream-2bw", "schedule": "auto", "update_rules": ("double_buffered",), "options": {}}
     periodic = request_for_two_ranks.model_copy(update=fields)
     result = ask(cluster, periodic).result
-    assert result.plan is not None, result.why
+    assert result.plan is not None, result.sentence
     saved = cluster.directory / "saved"
     options = {"checkpoint_directory": str(saved), "checkpoint_every": 3, "keep_checkpoints": 5}
     run = cluster.run_when(cluster.start_run(result.plan_hash, steps=5, check=True, options=options), ended)
@@ -462,7 +462,7 @@ def request_at_tensor_2(cluster):
 def test_a_host_that_dies_costs_degrees_and_a_generation_and_nothing_that_was_saved(cluster, request_at_tensor_2):
     """Two ranks share all layers; when their host is gone, one rank of the other goes on from what they have saved."""
     result = ask(cluster, request_at_tensor_2).result
-    assert result.plan is not None, result.why
+    assert result.plan is not None, result.sentence
     assert result.plan.degrees.tensor == 2
     cluster.gate.touch()
     options = {"checkpoint_directory": str(cluster.directory / "divided"), "checkpoint_every": 2}

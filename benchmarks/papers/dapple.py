@@ -195,7 +195,7 @@ def table_v(quick: bool, profiles: Path | None) -> Section:
 def _cell(what: str, problem: Problem, printed: str) -> Row:
     result = _solve(problem, "dapple", allow_unused=False)
     if result.best is None:
-        return Row(what, printed, result.why, False)
+        return Row(what, printed, result.sentence, False)
     found = family(result.best.allocation)
     cuts = ":".join(str(stage.last - stage.first + 1) for stage in result.best.allocation.stages)
     bound = result.bounds[-2].bound_ns

@@ -340,7 +340,7 @@ def _judged(name: str, folder: Path | None) -> Row:
     expected = _case(name, processors, memory, bandwidth, folder).madpipe_ns
     what = f"{name}: judged over expected period, P = 4, M = 8 GB"
     if result.best is None:
-        return Row(what, "about 1", "none", expected == 0, result.why)
+        return Row(what, "about 1", "none", expected == 0, result.sentence)
     ratio = result.best.value_ns / MICRO_BATCHES / expected
     note = "the judged request has no transfer buffers, so other allocations fit" if abs(ratio - 1) > 0.001 else ""
     return Row(what, "about 1", f"{ratio:.3f}", 0.85 < ratio < 1.02, note)

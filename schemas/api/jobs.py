@@ -88,12 +88,17 @@ class ResultOut(Part):
     """A planner's answer."""
 
     status: ResultStatus
-    why: str
+    why: tuple[str, ...] = Field(description="clauses: the plan or what stands in its way, gaps, planners not asked")
     infeasibility: Infeasibility | None = None
     plan_hash: ContentHash | None = None
     plan: Plan | None = None
     certificates: tuple[Certificate, ...] = ()
     seconds: Number = Field(ge=0)
+
+    @property
+    def sentence(self) -> str:
+        """The clauses as one sentence."""
+        return "; ".join(self.why)
 
 
 class JobOut(Part):

@@ -46,8 +46,16 @@ class SweepRequest(Document):
     over: Axes = Axes()
 
 
+class Method(Part):
+    """The planner that made a plan, and the order and the rule by which it runs."""
+
+    planner: Name
+    schedule: Name
+    update_rule: UpdateRule
+
+
 class SweepRow(Part):
-    """One case and its answer; what the plan decided itself is in ``found``."""
+    """One case and its answer; what the plan decided itself is in ``method``."""
 
     topology: Name = Field(description="its name; of unnamed hashes the hash")
     global_batch_size: PositiveCount
@@ -58,7 +66,7 @@ class SweepRow(Part):
     job_id: str | None = Field(default=None, description="of the service that was asked")
     status: ResultStatus | None = None
     why: str = ""
-    found: str | None = Field(default=None, description="planner, schedule and update rule of the plan")
+    method: Method | None = Field(default=None, description="of the plan")
     plan_hash: ContentHash | None = None
     time_per_global_batch_ns: Nanoseconds | None = None
     samples_per_s: Number | None = None

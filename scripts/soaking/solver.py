@@ -26,4 +26,4 @@ def solve(request: PlanRequest, send_plan: Callable[[Plan], None], on_progress: 
         time.sleep(0.1)
         if result.plan is not None:
             send_plan(result.plan)
-    return result.model_copy(update={"why": f"made by process {os.getpid()} at {time.time_ns()}"})
+    return result.model_copy(update={"why": (f"made by process {os.getpid()} at {time.time_ns()}",)})

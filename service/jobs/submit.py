@@ -125,7 +125,7 @@ class TenantPlanning:
         if job.result is not None and job.result.plan_hash is not None:
             return job.result.plan_hash
         if job.result is not None:
-            raise Conflict(f"job {job.id!r} ended without a plan ({job.result.status}): {job.result.why}")
+            raise Conflict(f"job {job.id!r} ended without a plan ({job.result.status}): {job.result.sentence}")
         if job.error is not None:
             raise Conflict(f"job {job.id!r} failed and has no plan: {job.error.detail}")
         raise Conflict(

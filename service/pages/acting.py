@@ -13,7 +13,6 @@ from fastapi import Request
 
 from penstock.planning.documents import with_open_degrees, with_quick_planner
 from penstock.report.drawing.figure import fetched_figure
-from penstock.report.words import clauses
 from penstock.schemas.amounts import exact
 from penstock.schemas.api.explanation import Explanation
 from penstock.schemas.api.sweep import SweepRequest
@@ -148,7 +147,7 @@ def plan(sources: Sources, plan_or_job: str) -> dict[str, Any] | None:
     return {
         **shown,
         "id": address,
-        "found_how": clauses(sources.why(plan_or_job, address, shown["plan"].request_hash)),
+        "found_how": sources.why(plan_or_job, address, shown["plan"].request_hash),
         "timeline": fetched_figure(f"/plans/{address}/timeline"),
     }
 

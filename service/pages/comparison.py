@@ -41,7 +41,8 @@ class Row:
     @property
     def found(self) -> str:
         """What the plan decided that the case had left open."""
-        parts = (self.row.found or "–").split(", ")
+        method = self.row.method
+        parts = () if method is None else (method.planner, method.schedule, method.update_rule)
         return ", ".join(part.replace("_", " ") for part in dict.fromkeys(parts) if part not in self._asked) or "–"
 
     @property
@@ -124,7 +125,7 @@ def _of_job(sources: Sources, job: JobOut) -> Row:
 def _of_plan(sources: Sources, address: str) -> Row:
     plan = sources.store.plan(address)
     result = ResultOut(
-        status="feasible", why="", plan_hash=address, plan=plan, certificates=plan.certificates, seconds=0
+        status="feasible", why=(), plan_hash=address, plan=plan, certificates=plan.certificates, seconds=0
     )
     row = answered(_case(sources, address), result).model_copy(update={"seconds": None})
     return Row(sources.asked(plan.request_hash).model, row)

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from penstock.report.comparing import compared, measured_note
 from penstock.report.drawing.figure import fetched_figure
-from penstock.report.words import clauses, duration, number
+from penstock.report.words import duration, number
 from penstock.schemas.api.jobs import JobState, RunOut
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.quantities import Loss
@@ -62,7 +62,7 @@ def job(sources: Sources, job_id: str) -> dict[str, Any]:
         "asked": sources.asked(found.request_hash),
         "active": found.state in ACTIVE,
         "events": events,
-        "found_how": clauses(found.result.why) if found.result else [],
+        "found_how": found.result.why if found.result else (),
         "first_event": events[0].at if events else found.created_at,
     }
 

@@ -163,14 +163,14 @@ class Sources:
             self.service.sizes.check(file.request)
         return self.service.planning.of(self.tenant).keep(file)
 
-    def why(self, plan_or_job: str, plan_hash: str, request_hash: str) -> str:
+    def why(self, plan_or_job: str, plan_hash: str, request_hash: str) -> tuple[str, ...]:
         """What the search said of a plan: of a job's, or of the answer to its request; empty where that is not kept."""
         if not plan_or_job.startswith("sha256:"):
             result = self.job(plan_or_job).result
-            return "" if result is None else result.why
+            return () if result is None else result.why
         answer = self.store.answer(cache_key(request_hash, planner_versions()))
         kept: dict[str, Any] = {} if answer is None else json.loads(answer).get("result") or {}
-        return str(kept["why"]) if kept.get("plan_hash") == plan_hash else ""
+        return tuple(kept["why"]) if kept.get("plan_hash") == plan_hash else ()
 
     def plan_file(self, plan_or_job: str) -> PlanFile:
         """A plan with its request. Raises NotFound and Conflict."""

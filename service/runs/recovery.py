@@ -197,7 +197,7 @@ def _devices(file: PlanFile) -> set[str]:
 
 def _no_plan(job: JobOut) -> str:
     if job.result is not None:
-        return f"{job.result.status}: {job.result.why}"
+        return f"{job.result.status}: {job.result.sentence}"
     return job.error.detail if job.error is not None else f"its job was {job.state}"
 
 

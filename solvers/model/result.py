@@ -2,18 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from penstock.schemas.coverage import CLASS_SCOPE, REQUEST_SCOPE, SCHEDULE_SCOPE, Covers, Scope, model_of
+from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.program import INPUT
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.degrees import Choice
 from penstock.solvers.model.schedule import Orders, Schedule, kinds_of
 from penstock.solvers.model.timeline import Timeline
 from penstock.solvers.model.update_rules import UpdateRule
+
+
+class Reason(NamedTuple):
+    """The reason for which a planner is not asked: ``kind`` has a place ``{}`` for each of the values.
+
+    Reasons of one kind, as at several choices of degrees, are combined without a look at their words.
+    """
+
+    kind: str
+    values: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return self.kind.format(*(f"{value:,}" for value in self.values))
+
+    @classmethod
+    def combined(cls, reasons: Sequence[Reason]) -> str:
+        """Return reasons of one kind as one text: each place has the least and the greatest of its values."""
+        places = zip(*(reason.values for reason in reasons), strict=True)
+        return reasons[0].kind.format(*(_range(min(values), max(values)) for values in places))
+
+
+def _range(low: int, high: int) -> str:
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+class Refusal(UnsupportedRequest):
+    """A request that a planner cannot take, for a reason that other requests share with other values."""
+
+    def __init__(self, reason: Reason, *, remedy: str) -> None:
+        super().__init__(str(reason), remedy=remedy)
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _refusal, (self.reason, self.remedy)
+
+
+def _refusal(reason: Reason, remedy: str) -> Refusal:
+    return Refusal(reason, remedy=remedy)
+
+
+def reason_of(error: UnsupportedRequest) -> Reason:
+    """Return why a planner cannot take a request: its detail is a kind without values unless it is a ``Refusal``."""
+    if isinstance(error, Refusal):
+        return error.reason
+    return Reason(error.detail.rstrip(".").replace("{", "{{").replace("}", "}}"))
 
 
 class Status(StrEnum):
@@ -148,16 +194,22 @@ class Progress(NamedTuple):
 class Result:
     """A planner's result. ``best`` is None if infeasible, if no plan was found, or if the limit was reached first.
 
-    ``choice``: the degrees and the sharding of the problem that the best plan, or the shortage, belongs to.
-    ``not_asked``: of ``auto``, the planners that were not asked, each with the reason.
+    ``why``: clauses, the plan or what stands in its way first. ``choice``: the degrees and the sharding of the problem
+    that the best plan, or the shortage, belongs to. ``not_asked``: of ``auto``, the planners that were not asked, each
+    with the reason.
     """
 
     status: Status
-    why: str
+    why: tuple[str, ...]
     best: JudgedPlan | None = None
     bounds: tuple[Bound, ...] = ()
     shortage: Shortage | None = None
     seconds: float = 0.0
     unfinished: tuple[str, ...] = ()
     choice: Choice | None = None
-    not_asked: Mapping[str, str] = field(default_factory=dict)
+    not_asked: Mapping[str, Reason] = field(default_factory=dict)
+
+    @property
+    def sentence(self) -> str:
+        """Return the clauses as one sentence."""
+        return "; ".join(self.why)

@@ -118,7 +118,7 @@ class Hosts:
         proofs = [proof_of_infeasibility(each.known.problem) for each in self.open]
         if not self.open or None in proofs:
             return choices.quick(problem)
-        return Result(Status.INFEASIBLE, "no choice of degrees fits in memory")
+        return Result(Status.INFEASIBLE, ("no choice of degrees fits in memory",))
 
     def _asked(self, problem: Problem, each: _Open, below_ns: int) -> tuple[Problem, JudgedPlan] | None:
         """Return the quickest layout of a choice that takes less than a time."""
@@ -152,7 +152,7 @@ class Hosts:
 def _result(own: Problem, trial: JudgedPlan) -> Result:
     """Return a plan that is still to be verified, and has no bound."""
     plan = replace(trial, planner=QUICK)
-    return Result(Status.FEASIBLE, "", plan, choice=own.choice)
+    return Result(Status.FEASIBLE, (), plan, choice=own.choice)
 
 
 def _free(network: Network) -> Network:

@@ -384,7 +384,7 @@ class Chooser:
         except UnsupportedRequest as refused:
             if not problem.choices:
                 raise
-            result = Result(Status.INFEASIBLE, refused.detail)  # the set has no cells at any choice
+            result = Result(Status.INFEASIBLE, (refused.detail,))  # the set has no cells at any choice
         option.take(result, choices.problem_of(problem, result).cells)
         keeps = option.best is not None and self.limits.keeps(option.best.value_ns)
         if keeps and (self.best is None or self._rank(option) < self._rank(self.best)):

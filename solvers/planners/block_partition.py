@@ -15,11 +15,11 @@ from typing import Literal
 
 import numpy as np
 
-from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.costs.tables.stage_table import static_sums
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Reason, Refusal
 from penstock.solvers.planners.hetpipe.partition_kernel import run_worker
 
 By = Literal["time", "layers", "parameters"]
@@ -32,9 +32,9 @@ def block_partition(problem: Problem, batch: Batch, num_stages: int, *, by: By =
     """
     blocks = int(problem.cuttable.sum()) + 1
     if not 1 <= num_stages <= min(blocks, problem.num_devices):
-        raise UnsupportedRequest(
-            f"{num_stages} stages need {num_stages} devices and separable blocks of layers; "
-            f"there are {problem.num_devices} devices and {blocks} blocks",
+        kind = "{0} stages need {0} devices and separable blocks of layers; there are {1} devices and {2} blocks"
+        raise Refusal(
+            Reason(kind, (num_stages, problem.num_devices, blocks)),
             remedy=f"between 1 and {min(blocks, problem.num_devices)} stages",
         )
     kinds = [problem.devices[d].kind for d in range(num_stages)]

@@ -1,13 +1,12 @@
 """Which planners ``auto`` asks for a request, and why it does not ask the others.
 
-A reason says which values decided. Over choices of degrees the same reason has other numbers at each, so that reasons
-are distinguished without their numbers, and named once with the least and the greatest (``gathered``).
+A reason says which values decided. Over choices of degrees reasons of one kind have other values at each; they are
+named once, with the least and the greatest (``Reason.combined``).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from math import inf
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.micro_batches import size_of
 from penstock.solvers.model.network import MAX_DENSE_DEVICES
 from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Reason
 from penstock.solvers.planners.catalogue import EXCLUDE, PHASES, PLANNERS, Planner, Tier
 from penstock.solvers.solve.effort import LARGE
 from penstock.solvers.solve.searched import Searched
@@ -26,15 +26,13 @@ MOST_CELLS = 1024
 """Where degrees are a choice, more cells are for planners of any number of devices alone: others take minutes each."""
 EXACT = tuple(row.name for row in PLANNERS.values() if row.exact)
 PROVING = tuple(row.name for row in PLANNERS.values() if row.tier is Tier.PROOF and row.least_devices == 1)
-_NUMBER = re.compile(r"(?<![\w./\-])\d+(?:,\d{3})*(?![\w/\-]|\.\d)")
-"""A number of its own in a reason: neither part of a name nor of a decimal."""
 
 
 class Chosen(NamedTuple):
     """The planners that a request is given to, in the order in which they are asked; of the others the reason."""
 
     rows: list[Planner]
-    left_out: dict[str, str]
+    left_out: dict[str, Reason]
 
 
 def chosen(setting: Setting, excluded: set[str]) -> Chosen:
@@ -50,7 +48,8 @@ def chosen(setting: Setting, excluded: set[str]) -> Chosen:
     rows = [row for row in of_size or fit if _mismatched(setting, row) is None]
     reasons = {row.name: _reason(setting, row) for row in every if row not in rows and row.name not in excluded}
     reasons |= {name: reason for name, reason in setting.without.items() if reason}
-    reasons |= dict.fromkeys(sorted(excluded - set(setting.without)), f"option {EXCLUDE.name} names them")
+    by_name = Reason(f"option {EXCLUDE.name} names them")
+    reasons |= dict.fromkeys(sorted(excluded - set(setting.without)), by_name)
     wide = any(row.least_devices > 1 for row in rows)
 
     def turn(row: Planner) -> tuple[bool, bool, Tier]:
@@ -59,7 +58,7 @@ def chosen(setting: Setting, excluded: set[str]) -> Chosen:
     return Chosen(sorted(rows, key=turn), reasons)
 
 
-def _reason(setting: Setting, row: Planner) -> str:
+def _reason(setting: Setting, row: Planner) -> Reason:
     """Return why a planner is not asked: what the user has asked for comes before what takes too long."""
     found = _unfit(setting, row, by_target_alone=True) or _mismatched(setting, row)
     found = found or _unfit(setting, row) or _oversized(setting, row)
@@ -67,47 +66,53 @@ def _reason(setting: Setting, row: Planner) -> str:
     return found
 
 
-def _unfit(setting: Setting, row: Planner, *, by_target_alone: bool = False) -> str | None:
+def _unfit(setting: Setting, row: Planner, *, by_target_alone: bool = False) -> Reason | None:
     """Return why a planner is not for a request of this target, number of devices, and effort."""
     problem, size = setting.problem, setting.problem.num_devices
     if problem.within is not None and not row.target:
-        return f"their plans are not kept within what target {problem.within.trainer} can express"
+        return Reason(f"their plans are not kept within what target {problem.within.trainer} can express")
     if problem.within is None and row.target:
-        return "the request names no target"
+        return Reason("the request names no target")
     if by_target_alone:
         return None
     if row.least_devices > size:
-        there = f"{problem.counted(size)} {'is' if size == 1 else 'are'}"
-        return f"{there} fewer than the {row.least_devices:,} from which on it is asked"
+        return Reason(_devices(problem) + " fewer than the {} from which on it is asked", (size, row.least_devices))
     if setting.first_feasible:
-        return "the first plan that fits is enough" if row.exact else None
+        return Reason("the first plan that fits is enough") if row.exact else None
     large = setting.effort.patience is not None and row.tier is Tier.PROOF and row.least_devices == 1
     if large and size_of(problem) > LARGE:
         return too_large(size_of(problem))
     return None
 
 
-def too_large(size: int) -> str:
+def too_large(size: int) -> Reason:
     """Return why planners that prove what is best of small requests are not asked for a large one."""
-    return f"layers × devices × numbers of micro-batches are {size:,}, above the {LARGE:,} up to which they are asked"
+    kind = "layers × devices × numbers of micro-batches are {}, above the {} up to which they are asked"
+    return Reason(kind, (size, LARGE))
 
 
-def _oversized(setting: Setting, row: Planner) -> str | None:
+def _devices(problem: Problem) -> str:
+    """Return a kind of reasons with the number of devices as its first value, up to the verb."""
+    one = problem.num_devices == 1
+    return f"{{}} {problem.counted(1 if one else 2).split()[1]} {'is' if one else 'are'}"
+
+
+def _oversized(setting: Setting, row: Planner) -> Reason | None:
     """Return why a planner is not asked for this number of devices, as long as another one is."""
     problem, size = setting.problem, setting.problem.num_devices
     if reach(problem) <= row.most_devices:
         return None
     most = row.most_devices if size > row.most_devices else MOST_CELLS
-    return f"{problem.counted(size)} are more than the {most:,} up to which they are asked"
+    return Reason(_devices(problem) + " more than the {} up to which they are asked", (size, most))
 
 
-def _mismatched(setting: Setting, row: Planner) -> str | None:
+def _mismatched(setting: Setting, row: Planner) -> Reason | None:
     """Return why a planner has no plans with the update rules and the schedule that were asked for."""
     rules = setting.problem.update_rules
     if not row.supports & rules:
-        return f"the request allows only update rule {' and '.join(sorted(rules))}"
+        return Reason(f"the request allows only update rule {' and '.join(sorted(rules))}")
     if setting.schedule != "auto" and setting.schedule not in row.accepts:
-        return f"they do not make schedule {setting.schedule!r}"
+        return Reason(f"they do not make schedule {setting.schedule!r}")
     return None
 
 
@@ -117,15 +122,15 @@ def reach(problem: Problem) -> int:
     return max(problem.num_devices, MAX_DENSE_DEVICES + 1) if many else problem.num_devices
 
 
-def why_unsearched(setting: Setting) -> str:
-    """Return why neither plans nor orders are searched for from the best plan; empty where they are."""
+def why_unsearched(setting: Setting) -> Reason | None:
+    """Return why neither plans nor orders are searched for from the best plan; None where they are."""
     problem, size = setting.problem, setting.problem.num_devices
     if problem.within is not None:
-        return f"it makes plans beyond target {problem.within.trainer}"
+        return Reason(f"it makes plans beyond target {problem.within.trainer}")
     if reach(problem) > MAX_DENSE_DEVICES:
         most = MAX_DENSE_DEVICES if size > MAX_DENSE_DEVICES else MOST_CELLS
-        return f"{problem.counted(size)} are more than the {most:,} up to which it follows"
-    return ""
+        return Reason(_devices(problem) + " more than the {} up to which it follows", (size, most))
+    return None
 
 
 def excluded_by(setting: Setting, names: str) -> set[str]:
@@ -147,44 +152,22 @@ def excluded_by(setting: Setting, names: str) -> set[str]:
 # ---- in words --------------------------------------------------------------------------------------------------------
 
 
-def refusal(detail: str) -> str:
-    """Return a planner's own words, that it cannot take the request, as a reason."""
-    return detail.rstrip(".").replace("; ", ", ")
-
-
-def not_asked(left_out: Sequence[Mapping[str, str]], choices: int = 1) -> Iterator[str]:
+def not_asked(left_out: Sequence[Mapping[str, Reason]], choices: int = 1) -> Iterator[str]:
     """Yield a clause for each reason, with the planners: "not asked, as the request names no target: uniform".
 
     ``left_out``: of each search, such as those at ``choices`` choices of degrees that were searched, the reason by the
     planner. A clause says at how many of them, unless it holds at all.
     """
-    names: dict[tuple[str, str], list[str]] = {}
+    alike: dict[tuple[str, str], list[Reason]] = {}
     for each in left_out:
         for name, reason in each.items():
-            names.setdefault((name, _NUMBER.sub("#", reason)), []).append(reason)
+            alike.setdefault((name, reason.kind), []).append(reason)
     clauses: dict[tuple[str, int], list[str]] = {}
-    for (name, _), reasons in names.items():
-        clauses.setdefault((gathered(reasons), len(reasons)), []).append(name)
-    for (reason, number), planners in clauses.items():
+    for (name, _), reasons in alike.items():
+        clauses.setdefault((Reason.combined(reasons), len(reasons)), []).append(name)
+    for (words, number), planners in clauses.items():
         where = "" if number == choices else f" at {number} of {choices} choices"
-        yield f"not asked{where}, as {reason}: {', '.join(planners)}"
-
-
-def gathered(reasons: Sequence[str]) -> str:
-    """Return one sentence for several that differ in numbers alone, each of which becomes ``least to greatest``."""
-    numbers = zip(*(map(_value, _NUMBER.findall(reason)) for reason in reasons), strict=True)
-    ranges = iter([_range(values) for values in numbers])
-    return _NUMBER.sub(lambda _: next(ranges), reasons[0])
-
-
-def _value(number: str) -> int:
-    return int(number.replace(",", ""))
-
-
-def _range(values: Iterable[int]) -> str:
-    known = sorted(values)
-    low, high = known[0], known[-1]
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+        yield f"not asked{where}, as {words}: {', '.join(planners)}"
 
 
 # ---- at choices of degrees -------------------------------------------------------------------------------------------
@@ -220,11 +203,12 @@ def most_comparable(deadline: Deadline) -> float:
     return inf if deadline.left_s is None else deadline.left_s / (2 * LEAST_S)
 
 
-def left_out(each: Searched) -> dict[str, str]:
+def left_out(each: Searched) -> dict[str, Reason | None]:
     """Return the planners that a choice is not given to: those that had their effort; for a large one ``PROVING``."""
-    return dict.fromkeys(each.asked, "") | dict.fromkeys(PROVING if each.size > LARGE else (), too_large(each.size))
+    unfit = {} if each.size <= LARGE else dict.fromkeys(PROVING, too_large(each.size))
+    return {**dict.fromkeys(each.asked), **unfit}
 
 
-def without(asked: Mapping[str, Any], others: Mapping[str, str]) -> dict[str, Any]:
+def without(asked: Mapping[str, Any], others: Mapping[str, Reason | None]) -> dict[str, Any]:
     """Return what is asked of ``auto`` without these planners or phases; of each the reason that the answer gives."""
     return {**asked, "without": {**asked.get("without", {}), **others}}

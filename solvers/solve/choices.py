@@ -25,7 +25,7 @@ from penstock.solvers.degrees.contract import contract
 from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.degrees import Choice
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Bound, JudgedPlan, Progress, Result, Status
+from penstock.solvers.model.result import Bound, JudgedPlan, Progress, Reason, Result, Status
 from penstock.solvers.planners.catalogue import EXCLUDE, PHASES, PLANNERS, resolve
 from penstock.solvers.planners.even.planner import least_layout_ns
 from penstock.solvers.planners.proposal import Proposal, proposed_again
@@ -35,7 +35,7 @@ from penstock.solvers.solve.effort import LARGE, effort_of
 from penstock.solvers.solve.searched import MOST_RAISED, Searched, choices_of, kinds_apart, least_of, same_cells
 from penstock.solvers.solve.setting import Setting
 from penstock.solvers.solve.tasks import LocalSearch, Selective
-from penstock.solvers.solve.why import idle, spared, why_best
+from penstock.solvers.solve.why import at, idle, spared, why_best
 
 TARGETED = "uniform"
 """The planner of plans within the limits of another trainer, which is given every choice: others make plans beyond."""
@@ -71,10 +71,12 @@ def solve(
     The parameters are those of ``driver.solve``; ``on_incumbent`` is called with the problem of each plan as well.
     Raises UnsupportedRequest where no choice can be made, or the planner can take none of them.
     """
-    alone = ""
+    alone: tuple[str, ...] = ()
     if problem.within is not None and resolve(planner).asks_others:
         planner = TARGETED
-        alone = f"; planner {TARGETED} alone was asked, as others' plans are not kept within {problem.within.trainer}'s"
+        alone = (
+            f"planner {TARGETED} alone was asked, as others' plans are not kept within {problem.within.trainer}'s",
+        )
     resolve(planner).check(problem.update_rules, more.get("schedule", "auto"), more.get("options") or {})
     deadline, asked = Deadline(time_limit_ns), {"planner": planner, **more}
     search = Search(problem, deadline, max_plans, gap, on_incumbent, on_progress, asked)
@@ -214,7 +216,7 @@ class Search:
             limit_ns = ROUNDS[0].near * (self.best_ns or 0)
             ranked = [each for each in left if each.value_ns is not None and each.value_ns <= limit_ns]
             self._round(ranked, {**self.asked, "planner": planner, "options": {}}, self.max_plans)
-        others = dict.fromkeys((*PLANNERS, LocalSearch.name, Selective.name), "")
+        others = dict.fromkeys((*PLANNERS, LocalSearch.name, Selective.name))
         self._search(self.best, {**without(self.asked, others), "workers": 1, "closely": False}, counts=False)
         return self._nearest(left, near, untried=True)
 
@@ -414,7 +416,7 @@ class Search:
         With an effort that ends planners none that is exact is asked: it goes on for its proof whatever it has found.
         """
         proofs = asking.EXACT if self._ends_planners else ()
-        others = dict.fromkeys(PHASES, "") | dict.fromkeys(proofs, "proofs are looked for at the best choice alone")
+        others = dict.fromkeys(PHASES) | dict.fromkeys(proofs, Reason("proofs are looked for at the best choice alone"))
         return {**without(self.asked, others), "workers": 1}
 
     # ---- what came of it ---------------------------------------------------------------------------------------------
@@ -456,7 +458,7 @@ class Search:
             return self._alone()
         known = [each for each in self.choices if each.result is not None]
         if not known:
-            return Result(Status.TIME_LIMIT, "the time limit came before any choice of degrees was searched")
+            return Result(Status.TIME_LIMIT, ("the time limit came before any choice of degrees was searched",))
         statuses = {each.result.status for each in known if each.result is not None}
         proven = all(each.impossible for each in self.choices if each.bounds_all)
         taken = [each for each in self.choices if each.choice not in self.refused]
@@ -465,10 +467,10 @@ class Search:
         nearest = min(known, key=_by_shortage)
         found = self._with_remedy(nearest)
         others = [each for each in known if each is not nearest and each.result is not None and each.bounds_all]
-        causes = [f"{each.choice}: {each.result.why}" for each in others if each.result is not None]
-        more = f"; and {len(causes) - CAUSES} more choices" if len(causes) > CAUSES else ""
+        causes = [f"{each.choice}: {each.result.sentence}" for each in others if each.result is not None]
+        more = (f"and {len(causes) - CAUSES} more choices",) if len(causes) > CAUSES else ()
         left = spared(self) if status is Status.NONE_FOUND else ()
-        why = "; ".join([f"{nearest.choice}: {found.why}", *causes[:CAUSES]]) + "; ".join([more, *left])
+        why = (*at(nearest.choice, found.why), *causes[:CAUSES], *more, *left)
         return replace(found, status=status, why=why, seconds=self.deadline.seconds, choice=nearest.choice)
 
     def _alone(self) -> Result:

@@ -16,7 +16,7 @@ from penstock.solvers.explanation.what_if import Replan
 from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.options import checked
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import JudgedPlan, Progress, Result, Status
+from penstock.solvers.model.result import JudgedPlan, Progress, Reason, Result, Status
 from penstock.solvers.planners.catalogue import PLANNERS, resolve
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.solve.asking import not_asked
@@ -42,7 +42,7 @@ def solve(
     workers: int | None = None,
     known: JudgedPlan | None = None,
     closely: bool = True,
-    without: Mapping[str, str] | None = None,
+    without: Mapping[str, Reason | None] | None = None,
     longest_ns: int | None = None,
     on_incumbent: Callable[[JudgedPlan], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -92,13 +92,13 @@ def solve(
 
 def _answer(state: State, *, asks_others: bool) -> Result:
     """Return the answer; of a planner that asks others with those that it did not ask."""
-    said = why(state, asks_others=asks_others, replanned_by=replanned_by)
+    clauses = why(state, asks_others=asks_others, replanned_by=replanned_by)
     if not asks_others:
-        return state.result(said)
+        return state.result(clauses)
     others = reasons(state)
     if state.problem.choice is None and state.refuted is None:  # over choices of degrees they are said once for all
-        said = "; ".join([said, *not_asked([others])])
-    return state.result(said, others)
+        clauses += not_asked([others])
+    return state.result(clauses, others)
 
 
 def run(state: State, every_round: Iterable[list[Task]], workforce: Workforce) -> None:
@@ -122,7 +122,7 @@ def judged(problem: Problem, name: str, proposals: Iterable[Proposal], schedule:
     judge = Judge(state.setting)
     judge.judge_all(name, proposals)
     state.take(name, judge.outcome())
-    return state.result("")
+    return state.result(())
 
 
 def replanned_by(planner: str, max_plans: int) -> Replan:

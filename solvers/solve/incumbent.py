@@ -20,7 +20,7 @@ from penstock.solvers.costs.memory import largest_shortage
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import REQUEST_SCOPE, Bound, JudgedPlan, Progress, Result, Shortage, Status
+from penstock.solvers.model.result import REQUEST_SCOPE, Bound, JudgedPlan, Progress, Reason, Result, Shortage, Status
 from penstock.solvers.model.schedule import Orders, Schedule, kinds_of
 from penstock.solvers.solve.encoding import encoded
 from penstock.solvers.solve.setting import Setting
@@ -243,7 +243,7 @@ class State:
     spared: dict[str, Bound] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, Reason] = field(default_factory=dict)
     refused: dict[str, UnsupportedRequest] = field(default_factory=dict)
     remedy: str | None = None
     codec_note: str = ""
@@ -358,9 +358,10 @@ class State:
         short = self.obstacles.shortage or (None if self.refuted is None else self.refuted.shortage)
         return short and replace(short, remedy=self.remedy)
 
-    def result(self, why: str, not_asked: Mapping[str, str] | None = None) -> Result:
+    def result(self, clauses: Iterable[str], not_asked: Mapping[str, Reason] | None = None) -> Result:
         """Return the answer. Raises ``InvalidPlan`` where the verifier refuses the incumbent (our bug)."""
         unfinished, seconds, others = tuple(self.unfinished), self.setting.deadline.seconds, not_asked or {}
+        why = tuple(clauses)
         if self.best is None:
             return Result(self.status, why, None, (), self.shortage, seconds, unfinished, not_asked=others)
         best = self.best

@@ -23,7 +23,7 @@ from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.degrees import Choice, Degrees
 from penstock.solvers.model.micro_batches import size_of
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Bound, Result, Status
+from penstock.solvers.model.result import Bound, Reason, Result, Status
 
 LACKING = 0.1
 """Which part of a device's memory a choice may lack in its nearest plan and go on, where others have plans."""
@@ -52,7 +52,7 @@ class Searched:
     tightest: bool = False
     far: bool = False
     closely: bool = False
-    not_asked: Mapping[str, str] | None = None
+    not_asked: Mapping[str, Reason] | None = None
     asked: set[str] = field(default_factory=set)
     dropped: str = ""
     known: Known | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Bound
+from penstock.solvers.model.result import Bound, Reason
 from penstock.solvers.solve.effort import THOROUGH, Effort
 
 
@@ -20,7 +20,7 @@ class Setting:
     machine. ``first_feasible``: stop at the first plan that fits. ``closely``: look for bounds of classes of plans.
     ``whole``: a bound on every plan of the request, where it is known already. ``effort``: when planners end by
     themselves. ``without``: planners and phases that ``auto`` does not ask, each with the reason that the answer gives,
-    empty where there is nothing to be said. ``longest_ns``: plans that take longer need not be looked for, which
+    None where it gives none. ``longest_ns``: plans that take longer need not be looked for, which
     planners of ``auto`` get as an option; None: no limit.
     """
 
@@ -33,5 +33,5 @@ class Setting:
     closely: bool = True
     whole: Bound | None = None
     effort: Effort = THOROUGH
-    without: Mapping[str, str] = field(default_factory=dict)
+    without: Mapping[str, Reason | None] = field(default_factory=dict)
     longest_ns: int | None = None

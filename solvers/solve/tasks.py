@@ -39,7 +39,7 @@ from penstock.solvers.improve.remedies import find_remedy
 from penstock.solvers.improve.selective import lighter
 from penstock.solvers.model.options import checked
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Bound, JudgedPlan
+from penstock.solvers.model.result import Bound, JudgedPlan, Reason
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.update_rules import PERIODIC_RULES
 from penstock.solvers.planners.catalogue import EXCLUDE, PLANNERS, Planner, Tier
@@ -293,7 +293,7 @@ def rounds(state: State, planner: Planner, values: Mapping[str, object]) -> Iter
     excluded = excluded_by(setting, EXCLUDE.of(values))
     rows, state.left_out = chosen(setting, excluded)
     effort, stays = _effort(setting), why_unsearched(setting)
-    unsearched = stays or ("" if effort else f"effort {setting.effort.name} has none of it")
+    unsearched = stays or (None if effort else Reason(f"effort {setting.effort.name} has none of it"))
     if unsearched:
         state.left_out |= {name: unsearched for name in (LocalSearch.name, OptimiseOrder.name) if name not in excluded}
         excluded |= {LocalSearch.name, OptimiseOrder.name}

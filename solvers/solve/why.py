@@ -11,13 +11,23 @@ from penstock.solvers.bounds.schedule_bound import MOST_LABELLED
 from penstock.solvers.explanation.hints import hints
 from penstock.solvers.explanation.what_if import Replan
 from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.degrees import Choice
 from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.plan_shape import are_in_turn, layers_need, micro_batches, recomputing, shape
-from penstock.solvers.model.result import REQUEST_SCOPE, Bound, JudgedPlan, Result, Shortage, Status
+from penstock.solvers.model.result import (
+    REQUEST_SCOPE,
+    Bound,
+    JudgedPlan,
+    Reason,
+    Result,
+    Shortage,
+    Status,
+    reason_of,
+)
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.schedules.catalogue import SCHEDULES
 from penstock.solvers.schedules.early_backward import ACR_THRESHOLD, activation_communication_ratio
-from penstock.solvers.solve.asking import NO_PLAN, ROUNDS, not_asked, refusal
+from penstock.solvers.solve.asking import NO_PLAN, ROUNDS, not_asked
 from penstock.solvers.solve.incumbent import State
 from penstock.solvers.solve.searched import Searched
 
@@ -29,18 +39,18 @@ HINTED_BY, HINT_PLANS = "relax", 4
 """Who plans changed problems to see what would help, and the number of plans that it may have judged."""
 
 
-def why(state: State, *, asks_others: bool, replanned_by: Callable[[str, int], Replan]) -> str:
-    """Return the sentence for the state at its end, with the tasks whose processes died.
+def why(state: State, *, asks_others: bool, replanned_by: Callable[[str, int], Replan]) -> list[str]:
+    """Return the clauses for the state at its end, with the tasks whose processes died.
 
     ``asks_others``: of a plan also what binds it and what would help most (``explanation.hints``), for which
     ``replanned_by(planner, max_plans)`` gives a function that plans changed problems.
     """
     replan = replanned_by(HINTED_BY, HINT_PLANS) if asks_others else None
-    said = _nothing(state) if state.best is None else _found(state, state.best, replan)
-    return said + "".join(f"; the process of {name} ended with {how}" for name, how in state.lost.items())
+    clauses = _nothing(state) if state.best is None else _found(state, state.best, replan)
+    return clauses + [f"the process of {name} ended with {how}" for name, how in state.lost.items()]
 
 
-def _found(state: State, best: JudgedPlan, replan: Replan | None) -> str:
+def _found(state: State, best: JudgedPlan, replan: Replan | None) -> list[str]:
     """Return the best plan's shape, who found it, its activation communication ratio, and its gap to the bound."""
     parts = [f"{best.planner}: {_shape(state, best)}"]
     if best.planner in state.notes:
@@ -59,20 +69,20 @@ def _found(state: State, best: JudgedPlan, replan: Replan | None) -> str:
         parts += hints(state.problem, best, replan, bounds[0].bound_ns)
     if state.weary:
         parts.append(f"with effort {state.setting.effort.name} {_ended(state)}")
-    return "; ".join(parts) + _unfinished(state)
+    return parts + _unfinished(state)
 
 
-def reasons(state: State) -> dict[str, str]:
+def reasons(state: State) -> dict[str, Reason]:
     """Return the planners that ``auto`` did not ask, each with the reason.
 
     Where degrees are a choice, bounds are named without them, so that one reason serves all choices.
     """
     found = dict(state.left_out)
-    found |= {name: refusal(error.detail) for name, error in state.refused.items()}
+    found |= {name: reason_of(error) for name, error in state.refused.items()}
     better = "better by more than the gap" if state.setting.gap else "better"
     for name, bound in state.spared.items():
         whose = f"the bound on {bound.model}" if state.problem.choice is None else "a bound on all of them"
-        found[name] = f"their plans are no {better} than {whose}"
+        found[name] = Reason(f"their plans are no {better} than {whose}")
     return found
 
 
@@ -150,21 +160,23 @@ def _listed(numbers: Sequence[int]) -> str:
     return ":".join(map(str, numbers)) if len(numbers) <= 2 * SHOWN else f"{low} to {high}"
 
 
-def _nothing(state: State) -> str:
+def _nothing(state: State) -> list[str]:
     """Return what proves that there is no plan, or what stood in the way: which stage lacks most, what would help."""
     short = state.obstacles.shortage
     if state.status is Status.TIME_LIMIT:
-        return f"{_limit(state)} came before {' and '.join(state.unfinished)} had found a plan{_quicker(state)}"
+        late = f"{_limit(state)} came before {' and '.join(state.unfinished)} had found a plan"
+        return [late, *_quicker(state)]
+    unproven = ["it is not proven that none exists", *_unfinished(state)]
     if state.refuted is not None:
-        said = f"there is no plan: {state.refuted.sentence}"
+        clauses = [f"there is no plan: {state.refuted.sentence}"]
     elif short is None:
-        return f"no plan was found: {_obstacle(state)}; it is not proven that none exists{_unfinished(state)}"
+        return [f"no plan was found: {_obstacle(state)}", *unproven]
     else:
-        said = f"no plan was found that fits; it is not proven that none exists{_unfinished(state)}"
+        clauses = ["no plan was found that fits", *unproven]
     if short is not None:
-        said = f"{said}; {_lacking(state, short)}"
+        clauses += _lacking(state, short)
     doubt = doubtful_memory(max(device.memory_bytes for device in state.problem.devices))
-    return f"{said}; {doubt}" if doubt and (state.refuted or short) else said
+    return [*clauses, doubt] if doubt else clauses
 
 
 def _obstacle(state: State) -> str:
@@ -179,34 +191,32 @@ def _obstacle(state: State) -> str:
     return "nothing was proposed for this request"
 
 
-def _lacking(state: State, short: Shortage) -> str:
+def _lacking(state: State, short: Shortage) -> list[str]:
     """Return what the nearest plan lacks, and what would help."""
     problem = state.problem
     need = layers_need(short.first_layer, short.last_layer, problem.layer_names)
-    sentence = (
-        f"in the nearest one, {need} "
-        f"{shortage(short.needed_bytes, short.available_bytes, f'device {problem.devices[short.device].name!r}')}"
-    )
+    lack = shortage(short.needed_bytes, short.available_bytes, f"device {problem.devices[short.device].name!r}")
+    clause = f"in the nearest one, {need} {lack}"
     if not state.setting.closely:
-        return sentence
+        return [clause]
     if state.remedy:
-        return f"{sentence}; this works: {state.remedy}"
+        return [clause, f"this works: {state.remedy}"]
     if state.setting.deadline.passed:
-        return f"{sentence}; the time limit came before a remedy was found"
-    return f"{sentence}; no remedy tried here works"
+        return [clause, "the time limit came before a remedy was found"]
+    return [clause, "no remedy tried here works"]
 
 
-def _quicker(state: State) -> str:
+def _quicker(state: State) -> list[str]:
     """Return who would have been in time, where the others look at too much."""
     many = state.problem.num_devices
     if many <= MOST_LABELLED or "spread" in state.unfinished or "synchronous" not in state.problem.update_rules:
-        return ""
-    return f"; for as many as {many:,} devices there is planner spread, which auto asks first"
+        return []
+    return [f"at {many:,} devices use planner spread, which auto asks first"]
 
 
-def _unfinished(state: State) -> str:
+def _unfinished(state: State) -> list[str]:
     """Return a clause with the planners that a limit ended, if it did."""
-    return f"; {_limit(state)} came before {', '.join(state.unfinished)} had finished" if state.unfinished else ""
+    return [f"{_limit(state)} came before {', '.join(state.unfinished)} had finished"] if state.unfinished else []
 
 
 def _limit(state: State) -> str:
@@ -219,25 +229,30 @@ def _limit(state: State) -> str:
 # ---- over choices of degrees -----------------------------------------------------------------------------------------
 
 
-def why_best(search: Search, result: Result, bound: Bound) -> str:
-    """Return the sentence for the best plan of a search: where it was found, why it is best, and who was not asked."""
+def why_best(search: Search, result: Result, bound: Bound) -> tuple[str, ...]:
+    """Return the clauses on the best plan of a search: where it was found, why it is best, and who was not asked."""
     assert search.best is not None
     assert result.best is not None
     if not search.problem.choices:  # the planner's own words on the one choice of degrees
-        return "; ".join([result.why, *_next_best(search, result.best.value_ns)])
-    parts = [f"{search.best.choice}: {result.why}", _gap(search, result.best.value_ns, bound)]
-    return "; ".join([*parts, *_next_best(search, result.best.value_ns), *spared(search)])
+        return (*result.why, *_next_best(search, result.best.value_ns))
+    parts = (*at(search.best.choice, result.why), _gap(search, result.best.value_ns, bound))
+    return (*parts, *_next_best(search, result.best.value_ns), *spared(search))
 
 
-def idle(whole: Searched, best: Searched) -> str:
-    """Return the words on a plan that leaves a kind of devices out, and how long plans on all of them take."""
+def at(choice: Choice, clauses: Sequence[str]) -> tuple[str, ...]:
+    """Return the clauses on a search at one choice, with its name."""
+    return (f"{choice}: {clauses[0]}", *clauses[1:]) if clauses else (str(choice),)
+
+
+def idle(whole: Searched, best: Searched) -> tuple[str, ...]:
+    """Return the clauses on a plan that leaves a kind of devices out, and how long plans on all of them take."""
     assert best.result is not None
     assert best.value_ns is not None
     without = f"all devices of kind {best.choice.excluded} stay idle"
     if whole.value_ns is not None:
         longer = 100 * (whole.value_ns / best.value_ns - 1)
         without += f", as the best plan found that may use them takes {longer:.1f} % longer"
-    return f"{without}; {best.result.why}"
+    return (without, *best.result.why)
 
 
 def _gap(search: Search, best_ns: int, bound: Bound) -> str:

@@ -78,7 +78,7 @@ def test_a_run_becomes_a_profile_that_the_planner_takes(tmp_path: Path) -> None:
         }
     )
     result = solve(request)
-    assert result.plan is not None, result.why
+    assert result.plan is not None, result.sentence
     assert len(result.plan.pipelines[0].stages) == 2
 
 

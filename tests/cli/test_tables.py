@@ -24,8 +24,12 @@ SAME: dict[str, Any] = {
 }
 
 
-def _row(planner: str, found: str, samples_per_s: float, memory: int, **more: Any) -> SweepRow:
-    asked = {"planner": planner, "schedule": "auto", "found": found}
+def _method(planner: str, schedule: str, update_rule: str = "synchronous") -> dict[str, str]:
+    return {"planner": planner, "schedule": schedule, "update_rule": update_rule}
+
+
+def _row(planner: str, method: dict[str, str], samples_per_s: float, memory: int, **more: Any) -> SweepRow:
+    asked = {"planner": planner, "schedule": "auto", "method": method}
     return SweepRow(**(SAME | asked | {"samples_per_s": samples_per_s, "peak_memory_bytes": memory} | more))
 
 
@@ -36,11 +40,9 @@ def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_sweep_says_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [
-        _row("auto", "relax, early-backward, synchronous", 100.0, 2**30),
-        _row("gpipe", "gpipe, gpipe, synchronous", 50.0, 2**31, schedule="gpipe"),
-        SweepRow(
-            **(SAME | {"planner": "spp", "schedule": "auto", "status": "infeasible", "why": "too large", "found": None})
-        ),
+        _row("auto", _method("relax", "early-backward"), 100.0, 2**30),
+        _row("gpipe", _method("gpipe", "gpipe"), 50.0, 2**31, schedule="gpipe"),
+        SweepRow(**(SAME | {"planner": "spp", "schedule": "auto", "status": "infeasible", "why": "too large"})),
     ]
     show_rows(Screen.of(), with_front(rows))
     out = capsys.readouterr().out
@@ -54,19 +56,19 @@ def test_a_sweep_says_what_was_found(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.tier("quick")
 def test_a_sweep_over_rules_names_them(capsys: pytest.CaptureFixture[str]) -> None:
     rules = ("weight_stashing",)
-    show_rows(Screen.of(), [_row("auto", "wpipe, wpipe, weight_stashing", 1.0, 1, update_rules=rules)])
+    show_rows(Screen.of(), [_row("auto", _method("wpipe", "wpipe", "weight_stashing"), 1.0, 1, update_rules=rules)])
     assert "auto, weight stashing" in capsys.readouterr().out
 
 
 def test_a_thousandth_of_memory_is_no_reason_to_be_on_the_front() -> None:
     """Of plans on equally many devices the fast one beats those that save 0.1 % of memory, not one that saves 20 %."""
     rows = [
-        _row("a", "a, x, synchronous", 100.0, 1_000_000),
-        _row("b", "b, x, synchronous", 80.0, 999_000),
-        _row("c", "c, x, synchronous", 60.0, 800_000),
-        _row("d", "d, x, synchronous", 100.0, 1_000_000),
-        _row("e", "e, x, synchronous", 99.9, 1_000_100),
-        _row("f", "f, x, synchronous", 80.0, 1_000_000, devices=7),
+        _row("a", _method("a", "x"), 100.0, 1_000_000),
+        _row("b", _method("b", "x"), 80.0, 999_000),
+        _row("c", _method("c", "x"), 60.0, 800_000),
+        _row("d", _method("d", "x"), 100.0, 1_000_000),
+        _row("e", _method("e", "x"), 99.9, 1_000_100),
+        _row("f", _method("f", "x"), 80.0, 1_000_000, devices=7),
     ]
     assert [row.pareto for row in with_front(rows)] == [True, False, True, True, False, True]
     assert with_front([]) == ()

@@ -85,7 +85,7 @@ def test_at_the_limit_the_compiler_is_ended_and_the_best_plan_is_the_answer(
         answer = solve(asked())
     assert answer.status == "feasible"
     assert answer.plan is not None
-    assert "its limit of 3600 s was over, most of which went to compiling" in answer.why
+    assert "its limit of 3600 s was over, most of which went to compiling" in answer.sentence
     assert "a.kernel" in compiled
 
 
@@ -101,7 +101,7 @@ def test_while_the_compiler_is_at_work_interpreted_kernels_find_the_plan(
     found: list[Plan] = []
     answer, same = solve(asked(), found.append), solving.solve_here(asked())
     assert answer.status == "feasible"
-    assert "its limit of 3600 s was over, most of which went to compiling" in answer.why
+    assert "its limit of 3600 s was over, most of which went to compiling" in answer.sentence
     assert answer.plan is not None
     assert same.plan is not None
     assert (answer.plan.pipelines, answer.plan.prediction) == (same.plan.pipelines, same.plan.prediction)

@@ -93,7 +93,7 @@ def answer(**more: object) -> Record:
         {"scope": "schedule of this allocation", "covers": {"order": None}, "bound_ns": 90, "method": "work"},
     ]
     plan = {"planner": "gpipe", "digest": "0", "prediction": {"time_per_global_batch_ns": 100}}
-    return {"request_hash": "r", "status": "feasible", "why": "so", "plan": plan, "certificates": bounds, **more}
+    return {"request_hash": "r", "status": "feasible", "why": ["so"], "plan": plan, "certificates": bounds, **more}
 
 
 def taking(time_ns: int) -> Record:
@@ -111,8 +111,8 @@ def with_bounds(*bounds_ns: int) -> list[Record]:
     ("phase", "change", "fault"),
     [
         pytest.param("moves", {}, None, id="nothing-changed"),
-        pytest.param("moves", {"why": "because"}, "why: so -> because", id="moves-change-no-word"),
-        pytest.param("words", {"why": "because"}, None, id="words"),
+        pytest.param("moves", {"why": ["because"]}, "why: ['so'] -> ['because']", id="moves-change-no-word"),
+        pytest.param("words", {"why": ["because"]}, None, id="words"),
         pytest.param("words", {"plan": taking(100)}, "plan/planner: gpipe -> spp", id="names-are-no-words"),
         pytest.param("merges", {"plan": taking(99)}, None, id="a-faster-plan"),
         pytest.param("merges", {"plan": taking(101)}, "takes longer", id="a-slower-plan"),

@@ -80,7 +80,7 @@ def test_what_the_search_said_is_listed_clause_by_clause(
     file: PlanFile, page: str, problem: Problem, timeline: Timeline
 ) -> None:
     assert 'id="search"' not in page, "of a plan that was not searched for nothing is said"
-    said = file.model_copy(update={"why": "gpipe: one stage; not asked, as 8 < 9 devices: relax"})
+    said = file.model_copy(update={"why": ("gpipe: one stage", "not asked, as 8 < 9 devices: relax")})
     shown = html_report(said, file.plan, problem, timeline)
     assert '<span class="gist">gpipe: one stage</span>' in shown
     assert "<li>not asked, as 8 &lt; 9 devices: relax</li>" in shown

@@ -80,11 +80,11 @@ def answer_late(request: PlanRequest, tell: Tell) -> ResultOut:
     """The first one answers when it is told to; whoever comes after it answers at once, in other words."""
     pids = Path(os.environ["PIDS_FILE"])
     if pids.exists():
-        return solve(request).model_copy(update={"why": "second"})
+        return solve(request).model_copy(update={"why": ("second",)})
     pids.write_text(f"{os.getpid()}\n")
     while not pids.with_suffix(".go").exists():
         time.sleep(0.02)
-    result = solve(request).model_copy(update={"why": "first"})
+    result = solve(request).model_copy(update={"why": ("first",)})
     pids.with_suffix(".done").touch()
     return result
 

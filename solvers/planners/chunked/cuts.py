@@ -16,6 +16,7 @@ from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, largest_slice
 from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Reason, Refusal
 from penstock.solvers.planners.block_partition import smallest_largest
 from penstock.solvers.planners.chunked.pinned_cuts import keeping_pins
 
@@ -91,8 +92,8 @@ def _cuttable(problem: Problem, parts: int) -> np.ndarray:
     """Return where the chain may be cut into ``parts`` parts. Raises ``UnsupportedRequest`` for a short chain."""
     blocks = int(problem.cuttable.sum()) + 1
     if parts > blocks:
-        raise UnsupportedRequest(
-            f"{parts} parts need {parts} separable blocks of layers; there are {blocks}",
+        raise Refusal(
+            Reason("{0} parts need {0} separable blocks of layers; there are {1}", (parts, blocks)),
             remedy="fewer devices in a pipeline, or fewer parts on each",
         )
     return problem.cuttable

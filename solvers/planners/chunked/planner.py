@@ -26,6 +26,7 @@ from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import Batch, candidates, most_rows
 from penstock.solvers.model.options import Option
 from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Reason, Refusal
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.planners.chunked.cuts import Places, both_ways, chunked, in_a_loop, in_a_v
 from penstock.solvers.planners.proposal import Proposal
@@ -230,9 +231,9 @@ def _depths(problem: Problem, asked: int, least: int, step: int) -> list[int]:
     most = min(problem.num_devices, blocks // least) // step * step
     fewest = max(2, step)
     if most < fewest:
-        raise UnsupportedRequest(
-            f"this planner needs {problem.counted(fewest)} and {fewest * least} separable blocks of layers; there are "
-            f"{problem.num_devices} and {blocks}",
+        kind = "this planner needs {} devices and {} separable blocks of layers; there are {} and {}"
+        raise Refusal(
+            Reason(kind, (fewest, fewest * least, problem.num_devices, blocks)),
             remedy="planner 'dapple' or 'dp'",
         )
     if asked and (not fewest <= asked <= most or asked % step):

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from penstock.schemas.coverage import Covers
-from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.coverage import class_bound, contiguous
 from penstock.solvers.model.options import Option
 from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Reason, Refusal
 from penstock.solvers.planners.block_partition import block_partition
 from penstock.solvers.planners.exact.enumeration import Space
 from penstock.solvers.planners.exact.joint import BestFirstSearch, Improvement
@@ -29,9 +29,12 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     space = Space.of(problem)
     count, most = space.count(), CONFIGURATIONS.of(options)
     if count > most:
-        raise UnsupportedRequest(
-            f"planner 'exact' enumerates all plans: {problem.num_layers} layers on {problem.num_devices} devices in "
-            f"{len(space.batches)} numbers of micro-batches make {count} partitions and placements; at most {most}",
+        kind = (
+            "planner 'exact' enumerates all plans: {} layers on {} devices in {} numbers of micro-batches make {} "
+            "partitions and placements; at most {}"
+        )
+        raise Refusal(
+            Reason(kind, (problem.num_layers, problem.num_devices, len(space.batches), count, most)),
             remedy="planner auto; or fewer micro_batch_sizes, or a larger option max_configurations",
         )
     search = BestFirstSearch(space, EFFORT.of(options))

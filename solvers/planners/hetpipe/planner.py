@@ -16,6 +16,7 @@ from penstock.solvers.model.micro_batches import Batch, candidates, most_rows
 from penstock.solvers.model.options import Option
 from penstock.solvers.model.pins import moved
 from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Reason, Refusal
 from penstock.solvers.planners.hetpipe.partitions import HOLDS, POLICIES, Partitions, groupings, groupings_for_pins
 from penstock.solvers.planners.proposal import Proposal
 
@@ -75,9 +76,9 @@ def _refuse_few(wanted: list[Grouping], batches: Sequence[Batch]) -> None:
     fewest = min(len(workers) for workers in wanted)
     most = max((batch.num_micro_batches for batch in batches), default=fewest)
     if most < fewest:
-        raise UnsupportedRequest(
-            f"HetPipe gives each of {fewest} or more virtual workers micro-batches of its own; the request allows at "
-            f"most {most} per global batch",
+        kind = "HetPipe needs a micro-batch for each of {} or more virtual workers; a global batch has at most {}"
+        raise Refusal(
+            Reason(kind, (fewest, most)),
             remedy="smaller micro_batch_sizes or a larger global batch; planner 'pipedream' takes this request",
         )
 
@@ -98,8 +99,8 @@ def _expected_ns(problem: Problem, allocation: Allocation) -> int:
 def _groupings(problem: Problem, options: Mapping[str, object]) -> list[Grouping]:
     nodes = [node for node in problem.nodes() if node]
     if len(nodes) < 2:
-        raise UnsupportedRequest(
-            f"HetPipe forms virtual workers across several nodes; there is one, of {problem.counted(len(nodes[0]))}",
+        raise Refusal(
+            Reason("HetPipe forms virtual workers across several nodes; there is one, of {} devices", (len(nodes[0]),)),
             remedy="planner 'pipedream', which is what HetPipe amounts to on one node",
         )
     workers, size = WORKERS.of(options), SIZE.of(options)

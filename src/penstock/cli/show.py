@@ -18,7 +18,7 @@ from rich.text import Text
 
 from penstock.report.bounds import bound_sentences
 from penstock.report.sentences import recomputed_modules
-from penstock.report.words import amount, choice_words, clauses, duration, percent, ranges, recomputed
+from penstock.report.words import amount, choice_words, duration, percent, ranges, recomputed
 
 if TYPE_CHECKING:
     from penstock.planning.judge import Judgement
@@ -141,13 +141,13 @@ def show_answer(screen: Screen, request: PlanRequest, result: ResultOut) -> None
 
 def _say_why(screen: Screen, result: ResultOut) -> None:
     """Say how the search ended, what it proved and whom it did not ask: a line for each clause."""
-    screen.say(f"{result.status} after {result.seconds:.2f} s: " + "\n  ".join(clauses(result.why)))
+    screen.say(f"{result.status} after {result.seconds:.2f} s: " + "\n  ".join(result.why))
 
 
 def _show_nothing(screen: Screen, result: ResultOut) -> None:
-    screen.say(f"{result.status}: {result.why}")
+    screen.say(f"{result.status}: {result.sentence}")
     if result.infeasibility is not None:
-        if result.infeasibility.sentence != result.why:
+        if result.infeasibility.sentence != result.sentence:
             screen.say(f"  {result.infeasibility.sentence}")
         if result.infeasibility.remedy:
             screen.say(f"  try: {result.infeasibility.remedy}")

@@ -261,7 +261,7 @@ class Jobs(OldList):
             return plan_or_job
         job = self.get(plan_or_job)
         if job.result is None or job.result.plan_hash is None:
-            why = job.error.detail if job.error is not None else job.result.why if job.result is not None else ""
+            why = job.error.detail if job.error is not None else job.result.sentence if job.result is not None else ""
             how = job.state if job.result is None else job.result.status
             raise Conflict(
                 f"job {job.id!r} ended without a plan ({how}): {why}"

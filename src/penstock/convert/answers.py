@@ -352,7 +352,7 @@ def to_result(problem: Problem, request: PlanRequest, result: Result) -> ResultO
     infeasibility = None
     if result.status in ("infeasible", "none_found"):
         infeasibility = Infeasibility(
-            sentence=result.why,
+            sentence=result.sentence,
             stage=_layer_range(problem, shortage.first_layer, shortage.last_layer) if shortage else None,
             device=problem.devices[shortage.device].name if shortage else None,
             missing_bytes=shortage.missing_bytes if shortage else None,

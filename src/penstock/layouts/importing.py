@@ -331,7 +331,7 @@ def _divided_rival(choice: str, request: PlanRequest, theirs: JudgedPlan, worker
     return Rival(
         choice=choice,
         status=status,
-        why=result.why,
+        why=result.sentence,
         time_ns=time,
         bound_ns=max((each.bound_ns for each in whole), default=None),
         saved=None if time is None else 1 - time / theirs.value_ns,
@@ -354,7 +354,7 @@ def _rival(choice: str, request: PlanRequest, theirs: JudgedPlan, bound_ns: int,
     return Rival(
         choice=choice,
         status=status,
-        why=result.why,
+        why=result.sentence,
         time_ns=None if ours is None else ours.value_ns,
         bound_ns=bound_ns,
         saved=None if ours is None else 1 - ours.value_ns / theirs.value_ns,

@@ -159,7 +159,7 @@ def _memory(job: Job, choice: Choice) -> list[str]:
     """State how many bytes are missing on the set that comes nearest."""
     tried = [option for option in choice.options if option.result is not None and option.result.shortage is not None]
     if not tried and choice.refuted:
-        return list(dict.fromkeys(option.result.why for option in choice.options if option.result is not None))
+        return list(dict.fromkeys(option.result.sentence for option in choice.options if option.result is not None))
     if not tried:
         return [choice.cut_short or "the time limit was reached before any plan was found"]
     nearest = min(tried, key=lambda option: (_missing(option), option.devices))

@@ -46,7 +46,7 @@ class Answer:
     def file(self) -> PlanFile:
         """Return the plan with its request inline. Raises InvalidPlan when there is none, with the reason."""
         if self.result.plan is None:
-            raise InvalidPlan(f"there is no plan: {self.result.why}")
+            raise InvalidPlan(f"there is no plan: {self.result.sentence}")
         return PlanFile(plan=self.result.plan, request=self.request, why=self.result.why)
 
     @property

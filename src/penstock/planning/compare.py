@@ -133,7 +133,7 @@ def _row(
         gap=best.value_ns / bound - 1 if best and bound else None,
         speedup_vs_one_device=alone_ns / best.value_ns if best and alone_ns else None,
         seconds=round(seconds, 6),
-        why=result.why,
+        why=result.sentence,
         degrees=to_degrees(result.choice.degrees) if best and result.choice else None,
         sharding=result.choice.sharding if best and result.choice else None,
         stages=len({stage.devices for stage in best.allocation.stages}) if best else None,

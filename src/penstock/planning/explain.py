@@ -129,7 +129,7 @@ def _why_not(asked: str, other: Found, ours: Planned, on_progress: Callable[[str
         asked=asked,
         choice=str(other.choice),
         planner=other.planner,
-        sentence=f"no plan was found at {other.choice}: {other.result.why}",
+        sentence=f"no plan was found at {other.choice}: {other.result.sentence}",
         time_ns=None,
         ratio=None,
         bound_ns=other.bound_ns,

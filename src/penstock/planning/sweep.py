@@ -17,7 +17,7 @@ from penstock.planning.pareto import front, graded
 from penstock.scale_out import executor_of
 from penstock.scale_out.solving import SolveLimits, solve_case
 from penstock.schemas.api.jobs import ProblemDetails, ResultOut
-from penstock.schemas.api.sweep import SweepRequest, SweepRow
+from penstock.schemas.api.sweep import Method, SweepRequest, SweepRow
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.plan import Plan
 from penstock.schemas.profile import ModelProfile
@@ -96,7 +96,7 @@ def figures(result: ResultOut) -> dict[str, Any]:
     return {
         "state": "succeeded",
         "status": result.status,
-        "why": result.why,
+        "why": result.sentence,
         "seconds": round(result.seconds, 6),
         "gap": next((c.gap for c in result.certificates if c.scope == REQUEST_SCOPE), None),
         "plan_hash": result.plan_hash,
@@ -120,7 +120,7 @@ def _figures_of(plan: Plan) -> dict[str, Any]:
     time_ns = plan.prediction.time_per_global_batch_ns
     stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
     return {
-        "found": f"{plan.planner}, {plan.schedule.name}, {plan.update_rule}",
+        "method": Method(planner=plan.planner, schedule=plan.schedule.name, update_rule=plan.update_rule),
         "time_per_global_batch_ns": time_ns,
         "samples_per_s": plan.global_batch_size / time_ns * 1e9,
         "peak_memory_bytes": plan.prediction.peak_memory_bytes,

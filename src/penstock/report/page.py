@@ -26,7 +26,7 @@ from penstock.report.parts import part
 from penstock.report.sentences import pace, replicas, subtitle
 from penstock.report.tables import table
 from penstock.report.traffic import Flow, traffic
-from penstock.report.words import amount, clauses, duration, percent, ranges, recomputed
+from penstock.report.words import amount, duration, percent, ranges, recomputed
 from penstock.schemas.api.explanation import Explanation
 from penstock.schemas.coverage import NOT_STATED
 from penstock.schemas.plan import Certificate, Plan, PlanFile
@@ -91,7 +91,7 @@ def html_report(
         _devices(plan),
         _certificates(plan),
         _operations(picture),
-        _search(file.why) if file.why else "",
+        _search(*file.why) if file.why else "",
         _origin(plan, profile),
     ]
     return _page(title, "\n".join(sections))
@@ -256,8 +256,7 @@ def _cut(count: int) -> str:
     return f'<p class="hint">{MAX_TABLE_ROWS} of {count:,} rows are shown.</p>' if count > MAX_TABLE_ROWS else ""
 
 
-def _search(why: str) -> str:
-    first, *others = clauses(why)
+def _search(first: str, *others: str) -> str:
     listed = "".join(f"<li>{escape(clause)}</li>" for clause in others)
     return part("search", "How it was found", first, f"<ul>{listed}</ul>")
 

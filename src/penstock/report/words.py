@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from penstock.schemas.plan import Stage
     from penstock.schemas.transformers.degrees import Degrees, Sharding
 
-__all__ = ["amount", "choice_words", "clauses", "duration", "number", "percent", "ranges", "recomputed"]
+__all__ = ["amount", "choice_words", "duration", "number", "percent", "ranges", "recomputed"]
 
 
 def number(value: float | str, form: str) -> str:
@@ -32,11 +32,6 @@ def duration(nanoseconds: float) -> str:
 def percent(share: float) -> str:
     """Format a share: ``4.2 %``."""
     return f"{100 * share:.1f} %" if abs(share) < 0.9995 else f"{100 * share:.0f} %"
-
-
-def clauses(why: str) -> list[str]:
-    """Return what a search said of its answer, by clauses: first the plan, then its gaps and who was not asked."""
-    return why.split("; ") if why else []
 
 
 def ranges(numbers: tuple[int, int]) -> str:

@@ -30,7 +30,7 @@ def best_so_far(
     outcome = "no plan had been found" if plan is None else "this is the best plan until then"
     return ResultOut(
         status="time_limit" if plan is None else "feasible",
-        why=f"the solver was stopped because {because}; {outcome}",
+        why=(f"the solver was stopped because {because}", outcome),
         plan=plan,
         plan_hash=None if plan is None else plan.content_hash(),
         certificates=() if plan is None else plan.certificates,

@@ -42,7 +42,9 @@ def test_leaving_the_slow_kind_out_is_what_helps_most(explanation: Explanation) 
 
 
 def test_the_plan_says_where_the_peak_goes_and_how_bf16_is_computed(answer: Answer) -> None:
-    assert "MFU is 4.2 %, and 84 % of the rest is waiting for slower devices of the same stage" in answer.result.why
+    assert (
+        "MFU is 4.2 %, and 84 % of the rest is waiting for slower devices of the same stage" in answer.result.sentence
+    )
     computed = "V100 has no bf16: computed as fp32, 15.7 TFLOP/s, though its fp16 has 125"
     assert computed in answer.plan.assumptions
     assert all("A100 has no bf16" not in each for each in answer.plan.assumptions)

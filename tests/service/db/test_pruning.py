@@ -36,7 +36,7 @@ def ended_job(database: Database, file: PlanFile, key: str) -> tuple[str, str]:
     job_id, _ = queue.enqueue(DEFAULT_TENANT, NewJob(request_hash=request_hash, cache_key=key, limit_ms=1000))
     claim = leases.claim("me")
     assert claim is not None
-    result = ResultOut(status="feasible", why="the best found", seconds=0.1, plan_hash=plan_hash, plan=file.plan)
+    result = ResultOut(status="feasible", why=("the best found",), seconds=0.1, plan_hash=plan_hash, plan=file.plan)
     assert leases.finish(claim, "succeeded", result=result, keep=True)
     return job_id, plan_hash
 

@@ -24,7 +24,7 @@ from penstock.service.jobs.queue import JobQueue, NewJob, new_id
 from penstock.service.jobs.worker_registry import WorkerRegistry
 from penstock.service.settings import Settings
 
-RESULT = ResultOut(status="infeasible", why="too big", seconds=0.1)
+RESULT = ResultOut(status="infeasible", why=("too big",), seconds=0.1)
 HASH = "sha256:" + "0" * 64
 OURS, THEIRS = "ours", "theirs"
 

@@ -93,7 +93,7 @@ def test_finish_keeps_the_best_plan_so_far(misbehaving: Server):
     assert ended.state == "succeeded"
     assert ended.result is not None
     assert (ended.result.status, ended.result.plan) == ("feasible", best)
-    assert "it was asked to finish; this is the best plan until then" in ended.result.why
+    assert "it was asked to finish; this is the best plan until then" in ended.result.sentence
     assert client.plans.verify(client.plans.file(job.id)).valid
 
 
@@ -118,7 +118,7 @@ def test_a_solver_past_its_limit_is_ended_and_its_best_plan_kept(start: Callable
     job = client.plans.create(ended)
     assert job.result is not None
     assert job.result.status == "feasible"
-    assert "its limit of 3600 s was over" in job.result.why
+    assert "its limit of 3600 s was over" in job.result.sentence
     assert job.result.plan is not None
     assert psutil.wait_procs(processes_that_live(pids_file), 10)[1] == []
     again = client.plans.create(ended, wait=False)

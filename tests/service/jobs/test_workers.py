@@ -143,7 +143,7 @@ def test_a_worker_that_slept_past_its_lease_writes_nothing(tmp_path: Path, pids_
         other = floor.start()
         first = floor.ended(job_id)
         assert first.result is not None
-        assert (first.result.why, first.attempt) == ("second", 2)
+        assert (first.result.sentence, first.attempt) == ("second", 2)
         assert other.stop() == 0
         sleeper.process.send_signal(signal.SIGCONT)
         assert floor.ended(floor.ask(0)).state == "succeeded", "it works on"

@@ -243,7 +243,9 @@ class Audit:
             if result.status is Status.INFEASIBLE:
                 real = next((each for each in there if self._is_plan(each)), None)
                 if real is not None:
-                    self._contradict("infeasible", planner, f"{real.planner} has {describe(real.plan)}; {result.why}")
+                    self._contradict(
+                        "infeasible", planner, f"{real.planner} has {describe(real.plan)}; {result.sentence}"
+                    )
             if result.status is Status.OPTIMAL and result.best is not None:
                 tolerance = max((bound.tolerance_ns for bound in result.bounds), default=0)
                 limit = result.best.value_ns - tolerance

@@ -140,8 +140,8 @@ def test_auto_finds_a_plan_wherever_there_is_one(rule: int) -> None:
             assert not possible, seed
             continue
         met[possible, found.status.value] += 1
-        assert found.status is not Status.INFEASIBLE or not possible, (seed, found.why)
-        assert found.best is not None or not possible, (seed, found.why)
+        assert found.status is not Status.INFEASIBLE or not possible, (seed, found.sentence)
+        assert found.best is not None or not possible, (seed, found.sentence)
         if found.best is not None:
             assert broken_pin(problem, found.best.allocation) is None
             assert proof_of_infeasibility(problem) is None
@@ -163,7 +163,7 @@ def test_no_planner_says_infeasible_of_a_request_with_a_plan() -> None:
             if found is not None:
                 met[name] += 1
                 none[name] += found.best is None
-                assert found.status is not Status.INFEASIBLE, (seed, name, found.why)
+                assert found.status is not Status.INFEASIBLE, (seed, name, found.sentence)
     assert sum(met.values()) > 50
     assert min(met[name] for name in ("relax", "pipedream", "pipedream-2bw", "wpipe", "avgpipe")) >= 1
     for name in ("auto", "relax", "pipedream", "pipedream-2bw", "wpipe", "avgpipe"):
@@ -196,5 +196,5 @@ def test_a_limit_does_not_hide_a_proof(planner: str, limits: dict[str, int], sta
         result = solve(problem, planner, workers=1, **limits)
         assert result.best is None
         assert result.status is (Status.INFEASIBLE if proven else status)
-        assert ("all devices together have 598" in result.why) == proven
-        assert ("came before" in result.why) == (not proven)
+        assert ("all devices together have 598" in result.sentence) == proven
+        assert ("came before" in result.sentence) == (not proven)

@@ -151,7 +151,7 @@ def test_a_planner_encodes_only_where_it_saves_time() -> None:
     assert slow.plan.prediction is not None
     assert plain.plan.prediction is not None
     assert slow.plan.prediction.time_per_global_batch_ns < plain.plan.prediction.time_per_global_batch_ns
-    assert "fp16s after stages" in slow.why
+    assert "fp16s after stages" in slow.sentence
     assert plain.plan.pipelines[0].codecs is None
     fast = solve(request(10**13)).plan
     assert fast is not None

@@ -256,7 +256,8 @@ def test_low_use_of_the_gpus_is_said_of_any_planners_plan() -> None:
     assert sentence in hints(problem, plan, replanned_by("relax", 4), plan.value_ns // 3)
     assert hints(replace(problem, peak_ns={"new": 19.0, "cpu": 76.0}), plan, None) == []
     assert hints(replace(problem, peak_ns={"new": 6.25}), plan, None) == []
-    assert "; MFU is 1.3 %, and" in solve(replace(problem, peak_ns={"new": 1.0, "cpu": 4.0}), "dapple").why
+    slow = solve(replace(problem, peak_ns={"new": 1.0, "cpu": 4.0}), "dapple")
+    assert any(clause.startswith("MFU is 1.3 %, and") for clause in slow.why)
 
 
 @pytest.mark.tier("ci")
@@ -265,9 +266,9 @@ def test_auto_says_what_binds_and_what_would_help_most() -> None:
     found = solve(problem, "auto", max_plans=3)
     assert found.best is not None
     said = hints(problem, found.best, replanned_by("relax", 4))
-    assert "; ".join(said) in found.why
+    assert "; ".join(said) in found.sentence
     assert "binds" in said[0]
-    assert "binds" not in solve(problem, "dapple").why
+    assert "binds" not in solve(problem, "dapple").sentence
     assert hints(problem, found.best, replanned_by("relax", 4)) == said
 
 

@@ -85,7 +85,7 @@ def test_pins_that_nothing_can_keep_are_named() -> None:
     assert "cuttable" in (unkeepable_pin(tight) or "")
     result = solve(tight, "auto")
     assert result.status == "infeasible"
-    assert "cuttable" in result.why
+    assert "cuttable" in result.sentence
 
 
 def test_a_fixed_schedule_follows_its_devices() -> None:
@@ -110,7 +110,7 @@ def test_every_planner_keeps_pins(name: str) -> None:
         return
     result = solve(problem, name)
     if result.best is None:
-        assert "pinned" in result.why
+        assert "pinned" in result.sentence
     else:
         assert broken_pin(problem, result.best.allocation) is None
 

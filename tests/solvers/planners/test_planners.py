@@ -111,7 +111,7 @@ def test_the_same_request_gives_the_same_plan() -> None:
         assert first.best is not None
         assert again.best is not None
         assert first.best.allocation == again.best.allocation
-        assert (first.why, first.best.schedule.name) == (again.why, again.best.schedule.name)
+        assert (first.sentence, first.best.schedule.name) == (again.sentence, again.best.schedule.name)
 
 
 def test_data_parallelism_overlaps_where_that_is_faster() -> None:
@@ -242,7 +242,7 @@ def test_a_limit_that_comes_first_is_said() -> None:
     result = solve(four_devices(5), "auto", time_limit_ns=0)
     assert result.status is Status.TIME_LIMIT
     assert result.unfinished[:4] == ("dp", "gpipe", "model-parallel", "even")
-    assert "time limit" in result.why
+    assert "time limit" in result.sentence
 
 
 def test_a_limit_in_between_names_what_did_not_finish() -> None:
@@ -271,9 +271,9 @@ def test_infeasible_names_stage_device_bytes_and_remedy() -> None:
         assert (short.needed_bytes, short.available_bytes, short.missing_bytes) == (800, 700, 100)
         if planner.name != "dp":
             assert short.remedy == "more devices: 1 more node like 'n0' (1 device of kind 'cpu')"
-            assert short.remedy in result.why
+            assert short.remedy in result.sentence
         for word in ("layers 0–3", "'n0/0'", "100 bytes are missing"):
-            assert word in result.why
+            assert word in result.sentence
 
 
 REMEDIES: list[tuple[str, dict[str, Any], str]] = [
@@ -318,7 +318,7 @@ def test_nothing_helps_a_layer_that_is_too_large() -> None:
     assert result.status is Status.INFEASIBLE
     assert result.shortage is not None
     assert result.shortage.remedy is None
-    assert result.why.count("no remedy tried here works") == 1
+    assert result.sentence.count("no remedy tried here works") == 1
 
 
 @pytest.mark.tier("quick")
@@ -334,7 +334,7 @@ def test_a_batch_that_feeds_nobody_is_said() -> None:
     result = solve(four_devices(0, global_batch_size=3, min_slice=4), "auto")
     assert result.status is Status.INFEASIBLE
     assert result.shortage is None
-    assert "min_slice = 4" in result.why
+    assert "min_slice = 4" in result.sentence
 
 
 def test_stages_that_nothing_connects_are_left_out() -> None:
@@ -346,7 +346,7 @@ def test_stages_that_nothing_connects_are_left_out() -> None:
         assert len({apart.devices[d].node for s in result.best.allocation.stages for d in s.devices}) == 1
     result = solve(replace(apart, global_batch_size=4, micro_batch_sizes=(4,)), "dp")
     assert result.status is Status.NONE_FOUND
-    assert "nothing connects the replicas" in result.why
+    assert "nothing connects the replicas" in result.sentence
     assert unreachable(apart, chain([(8, [0, 1])], 4)) is None
     assert unreachable(apart, chain([(3, [0]), (5, [2])], 4)) is not None
 

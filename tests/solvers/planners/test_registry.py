@@ -191,7 +191,7 @@ def test_a_schedule_that_does_not_order_some_stages_is_left_out_there(monkeypatc
         assert "picky" in PLANNERS[name].accepts
         asked = solve(problem, name, schedule="picky")
         assert asked.best is None
-        assert "it takes an odd number of stages" in asked.why
+        assert "it takes an odd number of stages" in asked.sentence
     beside = solve(problem, "auto").best
     assert beside is not None
     assert (beside.value_ns, beside.allocation) == (usual.value_ns, usual.allocation)

@@ -129,8 +129,8 @@ def test_what_the_planner_refuses_is_not_infeasible() -> None:
 def test_infeasible_is_said_only_where_every_choice_is() -> None:
     none = choices.solve(open_problem(asked(ONE, TWO), memory_bytes=HOLDS_NONE), "dapple", max_plans=4)
     assert (none.status, none.best) == (Status.INFEASIBLE, None)
-    assert "tensor 1: " in none.why
-    assert "tensor 2: " in none.why
+    assert "tensor 1: " in none.sentence
+    assert "tensor 2: " in none.sentence
     one = open_problem(asked(ONE, FOUR), memory_bytes=790)
     assert driver.solve(contract(one, Choice(ONE)), "dapple", max_plans=4).status is Status.INFEASIBLE
     some = choices.solve(one, "dapple", max_plans=4)
@@ -155,7 +155,7 @@ def test_a_remedy_is_looked_for_of_the_choice_that_lacks_least(monkeypatch: pyte
     assert none.status is Status.INFEASIBLE
     assert none.choice is not None
     assert tried == [none.choice]
-    nearest, *others = none.why.split("tensor ")[1:]
+    nearest, *others = none.sentence.split("tensor ")[1:]
     assert "this works: " in nearest or "no remedy tried here works" in nearest
     assert others
     assert not any("works" in each for each in others)
@@ -221,7 +221,7 @@ def test_a_limit_compares_as_many_choices_as_there_is_time_for(monkeypatch: pyte
     assert len(whole) == 1
     assert whole[0] is not None
     assert whole[0] > 0.98 * limit_ns, "the best one has the rest"
-    assert "the limit left no time to compare them" in result.why
+    assert "the limit left no time to compare them" in result.sentence
     assert most_comparable(Deadline(None)) == inf
     assert most_comparable(Deadline(int(12e12), clock=lambda: 0)) == 2.0
 
@@ -246,14 +246,14 @@ def test_what_all_gpus_cannot_share_out_is_refused_by_name_or_left_out(sharding:
     mixed = replace(open_problem((Choice(TWO, sharding), Choice(TWO, "optimizer"))), update_rules=rules)
     result = choices.solve(mixed, "pipedream", max_plans=2)
     assert result.choice == Choice(TWO, "optimizer")
-    assert f"left out: {mixed.choices[0]} (at {mixed.choices[0]} all GPUs hold parts of one version" in result.why
+    assert f"left out: {mixed.choices[0]} (at {mixed.choices[0]} all GPUs hold parts of one version" in result.sentence
 
 
 def test_choices_without_cells_are_left_out() -> None:
     problem = open_problem(asked(ONE, FOUR), nodes=(2, 2))
     result = choices.solve(problem, "dapple", max_plans=2)
     assert result.choice == Choice(ONE)
-    assert "left out: tensor 4 (tensor 4 needs 4 GPUs in one node, and the largest has 2)" in result.why
+    assert "left out: tensor 4 (tensor 4 needs 4 GPUs in one node, and the largest has 2)" in result.sentence
     with pytest.raises(UnsupportedRequest, match="tensor 4 needs 4 GPUs in one node"):
         choices.solve(replace(problem, choices=asked(FOUR)), "dapple")
 
@@ -262,7 +262,7 @@ def test_codecs_go_with_degrees_of_1_only() -> None:
     problem = replace(open_problem(asked(ONE, TWO)), codec=True, encodable=((0, 0),) * 3)
     result = choices.solve(problem, "dapple", max_plans=2)
     assert result.choice == Choice(ONE)
-    assert "left out: tensor 2 (codec: auto goes with no degree of parallelism above 1)" in result.why
+    assert "left out: tensor 2 (codec: auto goes with no degree of parallelism above 1)" in result.sentence
     with pytest.raises(UnsupportedRequest, match="codec: auto"):
         choices.solve(replace(problem, choices=asked(TWO)), "dapple", max_plans=2)
 
@@ -274,7 +274,7 @@ def outline(result: Result) -> tuple[object, ...]:
     """All that an answer says, but how long it took."""
     assert result.best is not None
     rows = [(row.devices, row.operations.tolist()) for row in result.best.schedule.rows]  # type: ignore[union-attr]
-    return result.status, result.choice, result.why, result.bounds, result.best.allocation, rows
+    return result.status, result.choice, result.sentence, result.bounds, result.best.allocation, rows
 
 
 def test_a_number_of_plans_gives_the_same_answer_every_time() -> None:

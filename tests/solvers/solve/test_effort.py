@@ -99,11 +99,11 @@ def test_more_effort_is_never_worse_and_quick_judges_less(monkeypatch: pytest.Mo
 
 def test_the_answer_says_who_ended_early_and_who_was_not_asked() -> None:
     quick = solve(instance(3, 8), "auto", effort="quick")
-    assert f"ended after {QUICK.patience} plans in a row that were no better" in quick.why
-    assert "with effort quick" in quick.why
+    assert f"ended after {QUICK.patience} plans in a row that were no better" in quick.sentence
+    assert "with effort quick" in quick.sentence
     certain = solve(instance(0, 4), "auto", gap=10.0)
-    assert "not asked, as their plans are no better by more than the gap than the bound on" in certain.why
-    (spared,) = [clause for clause in certain.why.split("; ") if "than the bound on" in clause]
+    assert "not asked, as their plans are no better by more than the gap than the bound on" in certain.sentence
+    (spared,) = [clause for clause in certain.why if "than the bound on" in clause]
     assert spared.split(": ")[1].count(",") > 3
 
 
@@ -131,4 +131,4 @@ def _with_stages(proposal: Proposal, stages: tuple[Stage, ...]) -> Proposal:
 def _sizeless(result: Result) -> tuple[object, ...]:
     best = result.best
     assert best is not None
-    return best.planner, best.allocation, best.value_ns, result.why, [each.bound_ns for each in result.bounds]
+    return best.planner, best.allocation, best.value_ns, result.sentence, [each.bound_ns for each in result.bounds]

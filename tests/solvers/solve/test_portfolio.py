@@ -148,7 +148,7 @@ def test_auto_gives_the_same_bytes_with_any_number_of_workers(
     assert among.best is not None
     assert alone.best is not None
     assert plain(among.best) == plain(alone.best)
-    assert (among.why, among.bounds, among.status) == (alone.why, alone.bounds, alone.status)
+    assert (among.sentence, among.bounds, among.status) == (alone.sentence, alone.bounds, alone.status)
 
 
 @pytest.mark.usefixtures("forking")

@@ -247,8 +247,9 @@ def _asked(row: SweepRow, *, with_rule: bool) -> str:
 
 def _found(row: SweepRow, *, with_rule: bool) -> str:
     """Planner and schedule of the plan; the schedule alone where the planner is the one that was asked."""
-    if row.found is None:
+    method = row.method
+    if method is None:
         return "–"
-    planner, schedule, rule = row.found.split(", ")
-    words = schedule if planner in (schedule, row.planner) else f"{planner} with {schedule}"
-    return f"{words}, {rule.replace('_', ' ')}" if with_rule else words
+    by_name = method.planner in (method.schedule, row.planner)
+    words = method.schedule if by_name else f"{method.planner} with {method.schedule}"
+    return f"{words}, {method.update_rule.replace('_', ' ')}" if with_rule else words

@@ -150,7 +150,7 @@ def _print_job(client: Client, job: JobOut, as_json: bool) -> None:
     if job.result is not None and job.result.plan is not None:
         show_answer(screen, client.plans.file(job.id).request, job.result)
     elif job.result is not None:
-        screen.say(f"  {job.result.why}")
+        screen.say(f"  {job.result.sentence}")
 
 
 def _line(job: JobOut, *, state: bool = True) -> str:

@@ -78,8 +78,8 @@ def test_by_default_every_setting_is_judged() -> None:
     assert found.best.value_ns == min(times.values())
     assert times[setting_of(found)] == found.best.value_ns
     assert found.best.update_rule == "elastic_averaging"
-    assert "tuning traverse: " in found.why
-    assert "pipelines on the same devices, each 4 stages" in found.why
+    assert "tuning traverse: " in found.sentence
+    assert "pipelines on the same devices, each 4 stages" in found.sentence
 
 
 def test_the_guidelines_go_to_their_ends() -> None:
@@ -115,7 +115,7 @@ def test_the_profile_finds_what_the_predictor_prefers() -> None:
     assert chosen == next(iter(tuner.settings("traverse")))
     found = solve(problem, tuning="profile", pipelines=4)
     assert setting_of(found) == chosen
-    assert "tuning profile: 1 setting, " in found.why
+    assert "tuning profile: 1 setting, " in found.sentence
     assert chosen.num_pipelines > 1
     printed = Tuner(problem, batches, stages, 4, "paper")
     assert printed.measured(batches[0]) == tuner.measured(batches[-1])
@@ -128,7 +128,7 @@ def test_a_simulated_profile_costs_one_run_per_number_of_micro_batches() -> None
     tuner = Tuner(problem, batches, stages, 4)
     next(iter(tuner.settings("profile")))
     assert tuner.simulations == len(batches) + 1
-    assert "tuning profile by simulation: 1 setting, " in solve(problem, tuning="profile", stages=4).why
+    assert "tuning profile by simulation: 1 setting, " in solve(problem, tuning="profile", stages=4).sentence
     measured = tuner.measured(batches[-1])
     assert [rank.compute_ns for rank in measured.ranks] == [
         8 * 3 * sum([10, 12, 9, 11, 10, 8][stage.first : stage.last + 1]) + 3 * (stage.last + 1 - stage.first)
@@ -213,7 +213,7 @@ def test_the_same_twice_and_within_a_count() -> None:
     assert first.best is not None
     assert second.best is not None
     assert first.best.allocation == second.best.allocation
-    assert first.why == second.why
+    assert first.sentence == second.sentence
     options = checked("avgpipe", AVGPIPE.options, {})
     numbers = [sum(len(row.operations) for row in each.fixed.rows) for each in proposals(problem, options)]  # type: ignore[union-attr]
     assert sum(numbers) < MOST_OPERATIONS
@@ -239,7 +239,7 @@ def test_says_which_devices_nothing_connects() -> None:
     problem = replace(problem, network=replace(problem.network, matrix_bytes_per_s=matrix, resources=[], _ids={}))
     apart = solve(problem, stages=3)
     assert apart.status is Status.NONE_FOUND
-    assert "nothing connects" in apart.why
+    assert "nothing connects" in apart.sentence
     alone = solve(problem, pipelines=1)
     assert alone.best is not None
     assert len(alone.best.allocation.stages) == 1

@@ -199,7 +199,7 @@ def test_infeasible_says_what_is_lacking() -> None:
     result = solved(random_problem(0, memory_bytes=1_000_000))
     assert result.status is Status.INFEASIBLE
     assert result.shortage is not None
-    assert "are missing" in result.why
+    assert "are missing" in result.sentence
 
 
 def test_rounding_of_labels_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,8 +208,8 @@ def test_rounding_of_labels_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     exact = solved(problem, width=1)
     monkeypatch.setattr(labels, "LABELS", 8)
     rough = solved(problem, width=1)
-    assert "rounded" in rough.why
-    assert "rounded" not in exact.why
+    assert "rounded" in rough.sentence
+    assert "rounded" not in exact.sentence
     assert exact.best is not None
     assert rough.best is not None
     assert rough.best.value_ns >= exact.best.value_ns

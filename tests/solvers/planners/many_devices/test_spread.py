@@ -143,7 +143,7 @@ def test_a_planner_that_is_too_slow_for_so_many_devices_names_this_one() -> None
     for name, named in (("dp", True), ("spread", False)):
         result = solve(many, name, time_limit_ns=0)
         assert result.status is Status.TIME_LIMIT
-        assert ("for as many as 264 devices there is planner spread" in result.why) == named
+        assert ("at 264 devices use planner spread" in result.sentence) == named
 
 
 def test_no_network_of_pairs() -> None:

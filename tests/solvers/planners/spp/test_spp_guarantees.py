@@ -196,8 +196,8 @@ def test_theorem_1_is_shown_where_nothing_says_more() -> None:
 def test_the_planner_reports_them_where_they_hold() -> None:
     problem, _batch = random_problem(8)
     result = solve(problem, "spp")
-    assert "lemma 1" in result.why
-    assert "theorem 1" in result.why
+    assert "lemma 1" in result.sentence
+    assert "theorem 1" in result.sentence
     assert result.best is not None
     assert all(bound.bound_ns <= result.best.value_ns for bound in result.bounds)
     for changed in (
@@ -208,4 +208,4 @@ def test_the_planner_reports_them_where_they_hold() -> None:
         replace(problem, linear=False),
     ):
         assert guarantees.only_batch(changed) is None
-        assert "theorem 1" not in solve(changed, "spp").why
+        assert "theorem 1" not in solve(changed, "spp").sentence

@@ -60,7 +60,7 @@ def test_memory_is_respected_or_the_reason_is_said(memory: int, recompute: str) 
     if result.best is None:
         assert result.status in (Status.INFEASIBLE, Status.NONE_FOUND)
         assert result.shortage is not None
-        assert "are missing" in result.why
+        assert "are missing" in result.sentence
         return
     assert all(use.memory.total <= memory for use in result.best.timeline.uses.values())
 
