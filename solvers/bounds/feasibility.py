@@ -128,7 +128,7 @@ def _joined(problem: Problem, one: int, other: int) -> bool:
     return problem.network.route(one, other) is not None or problem.network.route(other, one) is not None
 
 
-class Group(NamedTuple):
+class DeviceGroup(NamedTuple):
     """Devices of one kind, allowed by the same pins, with equally many ``free`` bytes after context and headroom."""
 
     kind: str
@@ -156,7 +156,7 @@ class Least:
     def _held(self) -> StaticSums:
         return static_sums(self.problem)
 
-    def groups(self, part: Devices) -> list[Group]:
+    def groups(self, part: Devices) -> list[DeviceGroup]:
         """Return the devices of a part of the cluster, grouped by what counts here; groups by their first device."""
         found: dict[tuple[str, int, tuple[bool, ...]], list[int]] = {}
         for d in part:
@@ -164,9 +164,9 @@ class Least:
             free = free_bytes(self.problem, (d,))
             pinned = tuple(d in pin.devices for pin in self.problem.pins)
             found.setdefault((own.kind, free, pinned), []).append(d)
-        return [Group(kind, free, tuple(members)) for (kind, free, _pinned), members in found.items()]
+        return [DeviceGroup(kind, free, tuple(members)) for (kind, free, _pinned), members in found.items()]
 
-    def may_hold(self, block: int, group: Group) -> bool:
+    def may_hold(self, block: int, group: DeviceGroup) -> bool:
         """Return True if the pins allow a group's devices to hold a block."""
         first, stop, device = self.edges[block], self.edges[block + 1], group.devices[0]
         return all(pin.last < first or stop <= pin.first or device in pin.devices for pin in self.problem.pins)

@@ -22,7 +22,7 @@ from penstock.solvers.bounds.coverage import class_bound, fitting
 from penstock.solvers.bounds.first_backward import room_bytes
 from penstock.solvers.bounds.one_pipeline.layer_costs import numbers_of
 from penstock.solvers.bounds.one_pipeline.slice_times import ROUNDED_NS
-from penstock.solvers.bounds.over_time_kernel import Layers, Paid, least_row
+from penstock.solvers.bounds.over_time_kernel import Paid, UnlikeLayers, least_row
 from penstock.solvers.bounds.schedule_bound import first_slice_ns
 from penstock.solvers.model.problem import Costs, Problem
 from penstock.solvers.model.result import Bound
@@ -231,7 +231,7 @@ def _layers(problem: Problem) -> tuple[list[_Layer], tuple[bytes, ...]]:
     return [layer for layer, _key in found], (str(stacked.shape).encode(), *(key for _layer, key in found))
 
 
-def _arrays(layers: Sequence[_Layer]) -> Layers:
+def _arrays(layers: Sequence[_Layer]) -> UnlikeLayers:
     """Return all layers as the kernel reads them: fewer ways of recomputing repeat their last."""
     unlike = {id(layer): layer for layer in layers}
     number_of = {each: number for number, each in enumerate(unlike)}
@@ -244,7 +244,7 @@ def _arrays(layers: Sequence[_Layer]) -> Layers:
         own = (getattr(layer, name) for layer in unlike.values())
         return np.stack([np.pad(each, ((0, 0), (0, ways - each.shape[1])), mode="edge") for each in own])
 
-    return Layers(
+    return UnlikeLayers(
         forward=stacked("forward_ns"),
         way=stacked("way_ns"),
         back=stacked("back_ns"),

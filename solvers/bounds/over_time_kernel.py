@@ -20,7 +20,7 @@ SPENT = 4
 
 
 @Fields.register
-class Layers(NamedTuple):
+class UnlikeLayers(NamedTuple):
     """U unlike layers' least costs by O sizes of a slice on a kind of device; times in ns, float64.
 
     (U, O) of one slice ``forward``, ``way``: forward and the gradient of its input, ``back`` of that; of one row
@@ -52,7 +52,7 @@ class Paid(NamedTuple):
 
 
 @Fields.register
-class Labels(NamedTuple):
+class OverTimeLabels(NamedTuple):
     """(N,) costs and ways, and (N, SPENT) what they consist of."""
 
     cost: np.ndarray
@@ -61,7 +61,7 @@ class Labels(NamedTuple):
 
 
 @compiled
-def least_row(layers: Layers, paid: Paid, most: np.ndarray, number: int, split: bool) -> np.ndarray:
+def least_row(layers: UnlikeLayers, paid: Paid, most: np.ndarray, number: int, split: bool) -> np.ndarray:
     """Return (1 + SPENT,) float64: the least cost of a row, and what it consists of.
 
     ``most`` (L,): what a way of one ns through the layers from one on costs at the most. More than ``number`` labels
@@ -71,9 +71,9 @@ def least_row(layers: Layers, paid: Paid, most: np.ndarray, number: int, split: 
     sizes = layers.forward.shape[1]
     room = 2 * number * sizes
     cost, way, place = np.empty(room), np.empty(room), np.empty(room + 1, dtype=np.int64)
-    later = Labels(np.zeros(2 * number), np.zeros(2 * number), np.zeros((2 * number, SPENT)))
-    others = Labels(np.zeros(2 * number), np.zeros(2 * number), np.zeros((2 * number, SPENT)))
-    over = Labels(np.zeros(number), np.zeros(number), np.zeros((number, SPENT)))
+    later = OverTimeLabels(np.zeros(2 * number), np.zeros(2 * number), np.zeros((2 * number, SPENT)))
+    others = OverTimeLabels(np.zeros(2 * number), np.zeros(2 * number), np.zeros((2 * number, SPENT)))
+    over = OverTimeLabels(np.zeros(number), np.zeros(number), np.zeros((number, SPENT)))
     num_later, num_over = 1, 0
     for layer in range(last, -1, -1):
         if split:
@@ -98,7 +98,7 @@ def least_row(layers: Layers, paid: Paid, most: np.ndarray, number: int, split: 
 
 
 @inner
-def _copy(source: Labels, number: int, target: Labels, at: int) -> None:
+def _copy(source: OverTimeLabels, number: int, target: OverTimeLabels, at: int) -> None:
     """Copy labels to others, from a place on."""
     for n in range(number):
         target.cost[at + n] = source.cost[n]
@@ -109,10 +109,10 @@ def _copy(source: Labels, number: int, target: Labels, at: int) -> None:
 
 @inner
 def _after(
-    layers: Layers,
+    layers: UnlikeLayers,
     paid: Paid,
     layer: int,
-    labels: Labels,
+    labels: OverTimeLabels,
     number: int,
     is_over: bool,
     cost: np.ndarray,
@@ -143,7 +143,7 @@ def _after(
 
 
 @inner
-def _held_for(layers: Layers, paid: Paid, kind: int, size: int, way: float, is_over: bool) -> float:
+def _held_for(layers: UnlikeLayers, paid: Paid, kind: int, size: int, way: float, is_over: bool) -> float:
     """Return what it costs to keep a byte from the layer's forward, or the first backward, to its backward."""
     if is_over:
         return paid.price * way + paid.byte
@@ -152,10 +152,10 @@ def _held_for(layers: Layers, paid: Paid, kind: int, size: int, way: float, is_o
 
 @inner
 def _kept(
-    layers: Layers,
+    layers: UnlikeLayers,
     paid: Paid,
     layer: int,
-    labels: Labels,
+    labels: OverTimeLabels,
     number: int,
     is_over: bool,
     most: float,
@@ -164,7 +164,7 @@ def _kept(
     way: np.ndarray,
     place: np.ndarray,
     found: int,
-    target: Labels,
+    target: OverTimeLabels,
 ) -> int:
     """Write the new labels but those than which another one stays cheaper, by rising cost and falling way.
 

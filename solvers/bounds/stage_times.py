@@ -13,7 +13,7 @@ from penstock.schemas.program import INPUT, RECOMPUTE, WEIGHT
 from penstock.solvers.costs.buckets import Bucket
 from penstock.solvers.costs.infinity import UNLIMITED
 from penstock.solvers.costs.memory import free_bytes, static_bytes
-from penstock.solvers.costs.reductions import Group, group_buckets, reduction_groups
+from penstock.solvers.costs.reductions import ReductionGroup, group_buckets, reduction_groups
 from penstock.solvers.costs.stage import input_bytes, stage_costs, stage_rows, update_ns
 from penstock.solvers.costs.ties import tied_sums
 from penstock.solvers.costs.transfer import Transfer, boundary_bytes, transfer
@@ -66,7 +66,7 @@ class StageTimes:
         return min(move.duration_ns if move else 0 for move in moves)
 
     @cached_property
-    def chains(self) -> list[tuple[Group, tuple[Bucket, ...]]]:
+    def chains(self) -> list[tuple[ReductionGroup, tuple[Bucket, ...]]]:
         """The buckets that each group of layers reduces."""
         return [(group, group_buckets(self.problem, group, 1)) for group in reduction_groups(self.allocation)]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from penstock.solvers.costs.buckets import bucket_bytes
-from penstock.solvers.costs.reductions import Group, reduction_groups
+from penstock.solvers.costs.reductions import ReductionGroup, reduction_groups
 from penstock.solvers.costs.ties import SUMMING_RULES, tied_stages, tied_sums
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
@@ -103,7 +103,7 @@ def _exchanged(problem: Problem, allocation: Allocation) -> int:
     return sum(_trainable(problem, group) for group in reduction_groups(allocation) if len(group.devices) > 1)
 
 
-def _trainable(problem: Problem, group: Group) -> int:
+def _trainable(problem: Problem, group: ReductionGroup) -> int:
     held = bucket_bytes(problem, group.first, group.last)
     return int(held[group.last + 1] - held[group.first])
 

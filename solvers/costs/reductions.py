@@ -20,7 +20,7 @@ from penstock.solvers.model.allocation import Allocation, Stage
 from penstock.solvers.model.problem import Problem
 
 
-class Group(NamedTuple):
+class ReductionGroup(NamedTuple):
     """Layers ``first`` to ``last``, the stages that hold them (one of each pipeline), and all their devices."""
 
     first: int
@@ -61,7 +61,7 @@ class Reductions(NamedTuple):
     number: np.ndarray
 
 
-def reduction_groups(allocation: Allocation) -> tuple[Group, ...]:
+def reduction_groups(allocation: Allocation) -> tuple[ReductionGroup, ...]:
     """Return the groups, ordered by lowest stage and then from its last layers down."""
     begins = [[stage.first for stage in pipeline.stages] for pipeline in allocation.pipelines]
     cuts = sorted({first for each in begins for first in each})
@@ -71,11 +71,11 @@ def reduction_groups(allocation: Allocation) -> tuple[Group, ...]:
     for first, stop in zip(cuts, ends, strict=True):
         stages = tuple(low + bisect_right(each, first) for low, each in zip(below, begins, strict=True))
         devices = tuple(dict.fromkeys(d for s in stages for d in allocation.stages[s].devices))
-        groups.append(Group(first, stop - 1, stages, devices))
+        groups.append(ReductionGroup(first, stop - 1, stages, devices))
     return tuple(sorted(groups, key=lambda group: (group.stages[0], -group.first)))
 
 
-def group_buckets(problem: Problem, group: Group, rows: int) -> tuple[Bucket, ...]:
+def group_buckets(problem: Problem, group: ReductionGroup, rows: int) -> tuple[Bucket, ...]:
     """Return the group's buckets, last layers first."""
     return buckets(problem, Stage(group.first, group.last, group.devices), rows)
 
@@ -83,7 +83,7 @@ def group_buckets(problem: Problem, group: Group, rows: int) -> tuple[Bucket, ..
 def make_chains(
     problem: Problem,
     allocation: Allocation,
-    groups: Sequence[Group],
+    groups: Sequence[ReductionGroup],
     made: Sequence[Sequence[Bucket]],
     rows: tuple[int, ...],
     every: tuple[int, ...],

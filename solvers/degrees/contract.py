@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.solvers.degrees.cell_network import cell_network
 from penstock.solvers.degrees.cells import Cells
-from penstock.solvers.degrees.inner_times import InnerTimes, Times, scaled
+from penstock.solvers.degrees.inner_times import InnerTimes, TimeFactors, scaled
 from penstock.solvers.degrees.one_stage import joined
 from penstock.solvers.degrees.planned import cells_apart, is_copied, pin_of, planned_cells, remaining, whole_rows
 from penstock.solvers.degrees.sharding import held_bytes, sharded_rules
@@ -44,7 +44,7 @@ def contract(problem: Problem, choice: Choice, known: Known | None = None) -> Pr
     return joined(problem, _replicas(problem, choice, known), _variant(problem, choice), choice)
 
 
-def with_times(problem: Problem, times: Times) -> Problem:
+def with_times(problem: Problem, times: TimeFactors) -> Problem:
     """Return a problem at a choice with passes that take ``times`` as long as its profile says."""
     real, choice = problem.real, problem.choice
     if real is not None and choice is not None and choice.in_one_stage:
@@ -209,7 +209,7 @@ def _cell(problem: Problem, cell: Sequence[int], node: int) -> Device:
     )
 
 
-def _longer(known: Measured, times: Times) -> Measured:
+def _longer(known: Measured, times: TimeFactors) -> Measured:
     passes = (known.forward_ns, known.backward_ns, known.weight_ns)
     forward_ns, backward_ns, weight_ns = (scaled(each, times.computation) for each in passes)
     return replace(known, forward_ns=forward_ns, backward_ns=backward_ns, weight_ns=weight_ns)

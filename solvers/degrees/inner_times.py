@@ -18,7 +18,7 @@ from penstock.solvers.model.degrees import CellMeasured, CellModule, Collective,
 from penstock.solvers.model.problem import MemoryRules, Problem
 
 
-class Times(NamedTuple):
+class TimeFactors(NamedTuple):
     """How many times as long as stated computation takes, and collectives do, by the groups that they are over.
 
     ``data``: gathers of parameters and sums of gradients inside passes, over all GPUs with the same part.
@@ -31,14 +31,14 @@ class Times(NamedTuple):
     data: Fraction = Fraction(1)
 
 
-STATED = Times()
+STATED = TimeFactors()
 
 
 class InnerTimes:
     """Collectives over the groups inside cells, ``times`` as long; where groups differ, the slowest counts."""
 
     def __init__(
-        self, problem: Problem, degrees: Degrees, cells: Sequence[Sequence[int]], times: Times = STATED
+        self, problem: Problem, degrees: Degrees, cells: Sequence[Sequence[int]], times: TimeFactors = STATED
     ) -> None:
         self._problem, self._degrees, self._cells, self._times = problem, degrees, cells, times
 

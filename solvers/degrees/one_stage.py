@@ -28,7 +28,7 @@ import numpy as np
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.costs.collectives import group_of
 from penstock.solvers.costs.infinity import NEVER_NS
-from penstock.solvers.degrees.inner_times import STATED, InnerTimes, Times, scaled
+from penstock.solvers.degrees.inner_times import STATED, InnerTimes, TimeFactors, scaled
 from penstock.solvers.degrees.planned import whole_rows
 from penstock.solvers.degrees.sharding import Parts, copied_bytes, parts
 from penstock.solvers.model.degrees import Choice, Operation, Variant
@@ -44,10 +44,12 @@ class _Moved(NamedTuple):
     scatter_ns: np.ndarray
 
 
-def joined(problem: Problem, apart: Problem, variant: Variant | None, choice: Choice, times: Times = STATED) -> Problem:
+def joined(
+    problem: Problem, apart: Problem, variant: Variant | None, choice: Choice, times: TimeFactors = STATED
+) -> Problem:
     """Return the problem of one stage on all cells of ``apart``, which is that of ``problem``'s GPUs at the degrees.
 
-    ``variant``: the model on one GPU of a cell, None where a GPU holds whole layers. ``times``: see ``Times``.
+    ``variant``: the model on one GPU of a cell, None where a GPU holds whole layers. ``times``: see ``TimeFactors``.
     Raises UnsupportedRequest where nothing connects the cells.
     """
     cells = apart.cells or tuple((gpu,) for gpu in range(problem.num_devices))

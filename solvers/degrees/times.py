@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.degrees.inner_times import STATED, InnerTimes, Times, scaled
+from penstock.solvers.degrees.inner_times import STATED, InnerTimes, TimeFactors, scaled
 from penstock.solvers.model.degrees import Degrees, Variant
 from penstock.solvers.model.problem import Measured, Problem, frozen
 
@@ -20,7 +20,7 @@ class CellTimes(NamedTuple):
     measured: dict[str, tuple[Measured, ...]]
 
 
-def cell_times(problem: Problem, variant: Variant, inner: InnerTimes, times: Times = STATED) -> CellTimes:
+def cell_times(problem: Problem, variant: Variant, inner: InnerTimes, times: TimeFactors = STATED) -> CellTimes:
     """Return the times of a variant of the problem of GPUs on the cells of ``inner``."""
     known = variant.measured[next(iter(problem.kind_source.values()))[0]][0]
     step = np.concatenate(([0], np.cumsum(inner.exposed_ns(known, "step"))))
@@ -45,7 +45,9 @@ def _variants(problem: Problem) -> dict[Degrees, Variant]:
     return {variant.degrees: variant for variant in problem.variants}
 
 
-def _measured(problem: Problem, variant: Variant, inner: InnerTimes, kind: str, times: Times) -> tuple[Measured, ...]:
+def _measured(
+    problem: Problem, variant: Variant, inner: InnerTimes, kind: str, times: TimeFactors
+) -> tuple[Measured, ...]:
     """Return the times of a kind with those of collectives, which a faster kind does not shorten."""
     source, speed = problem.kind_source[kind]
 

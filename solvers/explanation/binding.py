@@ -21,7 +21,7 @@ from penstock.solvers.explanation.changes import fullest_device, link_of, with_l
 from penstock.solvers.explanation.critical_path import CriticalPath
 from penstock.solvers.explanation.idle import Idle
 from penstock.solvers.explanation.reordering import best_order, can_be_reordered, schedules_of
-from penstock.solvers.explanation.run import Run
+from penstock.solvers.explanation.run import JudgedRun
 from penstock.solvers.judge.simulate import makespan_ns
 from penstock.solvers.model.allocation import Stage
 from penstock.solvers.model.problem import Problem
@@ -53,7 +53,7 @@ class Binding(NamedTuple):
     sentence: str
 
 
-def sensitivities(run: Run, path: CriticalPath) -> Iterator[Sensitivity]:
+def sensitivities(run: JudgedRun, path: CriticalPath) -> Iterator[Sensitivity]:
     """Return the plan's time with each change, stages first."""
     problem, plan = run.plan_problem, run.plan
     shares = path.shares()
@@ -86,7 +86,7 @@ def _timed(thing: Thing, sentence: str, problem: Problem, plan: JudgedPlan, plac
     return Sensitivity(thing, sentence, time, "re-timed", place)
 
 
-def _links(run: Run, path: CriticalPath) -> Iterator[Sensitivity]:
+def _links(run: JudgedRun, path: CriticalPath) -> Iterator[Sensitivity]:
     """Return the links of a shared network by their load; in a private one the channels between stages."""
     problem, plan = run.plan_problem, run.plan
     if not problem.rules.shared:
@@ -105,7 +105,7 @@ def _links(run: Run, path: CriticalPath) -> Iterator[Sensitivity]:
         yield _timed("link", f"{link} is twice as wide", changed, plan)
 
 
-def _busiest_links(run: Run) -> list[str]:
+def _busiest_links(run: JudgedRun) -> list[str]:
     """Return the shared network's links by the busy time of their busiest direction, the busiest first."""
     loads: dict[frozenset[int], int] = {}
     for node, time in run.loads():

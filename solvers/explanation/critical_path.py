@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from penstock.solvers.explanation.run import GRADIENTS, Because, Cause, Run, What
+from penstock.solvers.explanation.run import GRADIENTS, Because, Cause, JudgedRun, What
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import JudgedPlan
 
@@ -28,7 +28,7 @@ LOOKED_BACK = 3
 Span = Literal["step", "iteration", "cycle", "window"]
 
 
-class Step(NamedTuple):
+class PathLink(NamedTuple):
     """One link: what ran from ``start_ns`` until the next link began, and why it did not begin earlier.
 
     ``detail`` is an operation's kind or a transfer's direction, 1 for the sum of a tie; ``number`` its micro-batch,
@@ -67,7 +67,7 @@ class Share(NamedTuple):
 class CriticalPath:
     """The chain in the order of time. ``rounds`` global batches pass in it; lengths add up to ``length_ns``."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[PathLink, ...]
     span: Span
     rounds: int
 
@@ -88,10 +88,10 @@ class CriticalPath:
 
 def critical_path(problem: Problem, plan: JudgedPlan) -> CriticalPath:
     """Return the chain that ends when the plan does."""
-    return path_of_run(Run(problem, plan))
+    return path_of_run(JudgedRun(problem, plan))
 
 
-def path_of_run(run: Run) -> CriticalPath:
+def path_of_run(run: JudgedRun) -> CriticalPath:
     """Return the critical path, as ``critical_path`` does."""
     first, last = run.timeline.window_ns
     if not run.periodic:
@@ -110,7 +110,7 @@ def path_of_run(run: Run) -> CriticalPath:
     return _cycle(run, steps) or CriticalPath(inside, "window", run.timeline.window_rounds)
 
 
-def _walked(run: Run, node: int, until: int, since: int) -> tuple[Step, ...]:
+def _walked(run: JudgedRun, node: int, until: int, since: int) -> tuple[PathLink, ...]:
     """Return the links between two instants; the last one is that of ``node``."""
     links: list[tuple[int, int, Because]] = []
     while True:
@@ -126,7 +126,7 @@ def _walked(run: Run, node: int, until: int, since: int) -> tuple[Step, ...]:
     return tuple(_step(run, *link, since) for link in reversed(links) if link[1] > since or since == 0)
 
 
-def _back(run: Run, node: int) -> list[Cause]:
+def _back(run: JudgedRun, node: int) -> list[Cause]:
     """Return what kept ``node`` waiting, through nodes of zero duration to one that began earlier; empty: nothing."""
     at = run.start[node]
     chain: list[tuple[Cause | None, Iterator[Cause]]] = [(None, run.causes(node))]
@@ -146,9 +146,9 @@ def _back(run: Run, node: int) -> list[Cause]:
     return []
 
 
-def _step(run: Run, node: int, until: int, because: Because, since: int) -> Step:
+def _step(run: JudgedRun, node: int, until: int, because: Because, since: int) -> PathLink:
     lane = run.lane(node)
-    return Step(
+    return PathLink(
         run.what(node),
         run.detail(node),
         run.stage(node),
@@ -161,7 +161,7 @@ def _step(run: Run, node: int, until: int, because: Because, since: int) -> Step
     )
 
 
-def _cycle(run: Run, steps: tuple[Step, ...]) -> CriticalPath | None:
+def _cycle(run: JudgedRun, steps: tuple[PathLink, ...]) -> CriticalPath | None:
     """Return the last part of the chain from an operation to itself some global batches later, of the mean length."""
     number, time = run.plan.allocation.num_micro_batches, run.timeline
     first, last = time.window_ns

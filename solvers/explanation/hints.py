@@ -18,7 +18,7 @@ from penstock.solvers.explanation.binding import binding, more_memory
 from penstock.solvers.explanation.changes import change, last_node_size
 from penstock.solvers.explanation.critical_path import path_of_run
 from penstock.solvers.explanation.idle import Idle, idle_split
-from penstock.solvers.explanation.run import Run
+from penstock.solvers.explanation.run import JudgedRun
 from penstock.solvers.explanation.what_if import Replan, tried
 from penstock.solvers.model.problem import Device, Problem
 from penstock.solvers.model.result import JudgedPlan
@@ -69,7 +69,7 @@ def hints(problem: Problem, plan: JudgedPlan, replan: Replan | None, bound_ns: i
     low = use is not None and use < LOW_USE
     if replan is None and not low:
         return []
-    run = Run(problem, plan)
+    run = JudgedRun(problem, plan)
     path, idle = path_of_run(run), idle_split(run)
     found = [] if replan is None else [binding(problem, plan, path, idle).sentence]
     if use is not None and low:

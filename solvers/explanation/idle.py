@@ -18,7 +18,7 @@ import numpy as np
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import activation_bytes, spare_bytes
-from penstock.solvers.explanation.run import Run
+from penstock.solvers.explanation.run import JudgedRun
 from penstock.solvers.explanation.slower import Kind, kinds_of
 from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.problem import Device
@@ -63,7 +63,7 @@ class _Later(NamedTuple):
     which: np.ndarray
 
     @classmethod
-    def of(cls, run: Run, lanes: list[int], ready: np.ndarray) -> _Later:
+    def of(cls, run: JudgedRun, lanes: list[int], ready: np.ndarray) -> _Later:
         """Return the tables for the operations of some rows."""
         place: dict[int, int] = {}
         least_ns, which, size = [], [], 0
@@ -87,7 +87,7 @@ class Piece(NamedTuple):
     end_ns: int
 
 
-def idle_split(run: Run, known: dict[tuple[int, ...], list[Piece]] | None = None) -> tuple[Idle, ...]:
+def idle_split(run: JudgedRun, known: dict[tuple[int, ...], list[Piece]] | None = None) -> tuple[Idle, ...]:
     """Return one entry for each kind of devices of a row (where pipelines share devices: of all their rows).
 
     ``known``: the run's ``idle_pieces``, where they are at hand.
@@ -105,7 +105,7 @@ def idle_split(run: Run, known: dict[tuple[int, ...], list[Piece]] | None = None
     return tuple(found)
 
 
-def _slower_ns(run: Run, devices: tuple[int, ...], kind: Kind) -> int:
+def _slower_ns(run: JudgedRun, devices: tuple[int, ...], kind: Kind) -> int:
     """Return how long a kind waits for slower ones in the operations of its rows, in the run's window."""
     if not any(kind.shares.values()):
         return 0
@@ -120,7 +120,7 @@ def _slower_ns(run: Run, devices: tuple[int, ...], kind: Kind) -> int:
     return int(waited)
 
 
-def idle_pieces(run: Run) -> dict[tuple[int, ...], list[Piece]]:
+def idle_pieces(run: JudgedRun) -> dict[tuple[int, ...], list[Piece]]:
     """Return each row's devices with the pieces of their idle time in chronological order, none of them empty."""
     rows: dict[tuple[int, ...], list[int]] = {}
     for lane, devices in enumerate(run.lane_devices):
@@ -133,7 +133,7 @@ def idle_pieces(run: Run) -> dict[tuple[int, ...], list[Piece]]:
     return {devices: [piece for piece in own if piece.end_ns > piece.start_ns] for devices, own in found.items()}
 
 
-def _pieces(run: Run, spare: int, lanes: list[int], ready: np.ndarray, produced: np.ndarray) -> list[Piece]:
+def _pieces(run: JudgedRun, spare: int, lanes: list[int], ready: np.ndarray, produced: np.ndarray) -> list[Piece]:
     nodes = [np.arange(run.lane_start[lane], run.lane_start[lane + 1]) for lane in lanes]
     updates = [u for u in range(run.first_update, run.count) if run.lane(u) in lanes]
     own = np.concatenate([*nodes, np.asarray(updates, dtype=np.int64)])
@@ -149,7 +149,7 @@ def _pieces(run: Run, spare: int, lanes: list[int], ready: np.ndarray, produced:
     return found
 
 
-def _parts(run: Run, spare: int, node: int, low: int, produced: np.ndarray, later: _Later) -> list[Piece]:
+def _parts(run: JudgedRun, spare: int, node: int, low: int, produced: np.ndarray, later: _Later) -> list[Piece]:
     """Return the gap from ``low`` until ``node`` begins, in pieces with their names."""
     high = int(run.start[node])
     if node >= run.first_update or run.kind[node] == STEP:
@@ -161,7 +161,7 @@ def _parts(run: Run, spare: int, node: int, low: int, produced: np.ndarray, late
     return [Piece("other_stages_ns", low, turn), Piece(name, turn, made), Piece("transfer_ns", made, high)]
 
 
-def _is_too_large(run: Run, spare: int, node: int) -> bool:
+def _is_too_large(run: JudgedRun, spare: int, node: int) -> bool:
     """Return whether ``node`` is a forward whose activations are more than is left at the devices' peak."""
     if run.kind[node] != FORWARD:
         return False
@@ -170,7 +170,7 @@ def _is_too_large(run: Run, spare: int, node: int) -> bool:
     return spare < activation_bytes(run.problem, stage, rows)
 
 
-def _ready_ns(run: Run) -> tuple[np.ndarray, np.ndarray]:
+def _ready_ns(run: JudgedRun) -> tuple[np.ndarray, np.ndarray]:
     """Return when each operation had all that it needs except its device, and when its input was produced.
 
     An input without a transfer counts as being produced until it is there, and so does one that no other stage makes.

@@ -44,7 +44,7 @@ class Cause(NamedTuple):
     because: Because
 
 
-class Run:
+class JudgedRun:
     """The nodes of a plan's timeline. Times are those of the whole run, which for a periodic plan has many rounds."""
 
     def __init__(self, problem: Problem, plan: JudgedPlan) -> None:

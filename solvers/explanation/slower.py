@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from penstock.solvers.costs.stage import slice_costs, stage_costs, stage_rows
 from penstock.solvers.degrees.contract import replicas_apart
-from penstock.solvers.explanation.run import Run
+from penstock.solvers.explanation.run import JudgedRun
 from penstock.solvers.model.allocation import Stage
 from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.problem import Device, Problem
@@ -28,7 +28,7 @@ class Kind(NamedTuple):
     shares: dict[int, float]
 
 
-def kinds_of(run: Run, devices: Sequence[int]) -> list[Kind]:
+def kinds_of(run: JudgedRun, devices: Sequence[int]) -> list[Kind]:
     """Return the kinds of some devices that run the same rows, in the order of their first devices."""
     problem, alike = run.problem, set(devices)
     gpus = tuple(gpu for device in devices for gpu in problem.gpus(device))

@@ -15,11 +15,11 @@ from math import sqrt
 from typing import Literal, NamedTuple
 
 from penstock.solvers.degrees.contract import with_times
-from penstock.solvers.degrees.inner_times import STATED, Times
+from penstock.solvers.degrees.inner_times import STATED, TimeFactors
 from penstock.solvers.degrees.shares import COLLECTIVES, without_collectives
 from penstock.solvers.explanation.idle import idle_split
 from penstock.solvers.explanation.layout import Difference
-from penstock.solvers.explanation.run import Run
+from penstock.solvers.explanation.run import JudgedRun
 from penstock.solvers.explanation.what_if import retime
 from penstock.solvers.judge.simulate import makespan_ns
 from penstock.solvers.model.problem import Problem
@@ -39,7 +39,7 @@ class Planned(NamedTuple):
     problem: Problem
     plan: JudgedPlan
 
-    def time_ns(self, times: Times = STATED) -> int:
+    def time_ns(self, times: TimeFactors = STATED) -> int:
         """Return the time of the plan's own order where passes take ``times`` as long as stated."""
         problem, plan = self.problem if times == STATED else with_times(self.problem, times), self.plan
         return makespan_ns(
@@ -61,7 +61,7 @@ class Turn(NamedTuple):
 def time_parts(planned: Planned) -> dict[str, int]:
     """Return the parts of a plan's time, in ns; they add up to it."""
     problem, plan = planned
-    idle = idle_split(Run(problem, plan))
+    idle = idle_split(JudgedRun(problem, plan))
     gpus = sum(len(each.gpus) for each in idle) * plan.timeline.window_rounds
     parts = dict(_computing(problem, plan))
     parts["pipeline transfers"] = sum(len(each.gpus) * each.transfer_ns for each in idle) // gpus
@@ -119,7 +119,7 @@ def turns(theirs: Planned, ours: Planned) -> Iterator[Turn]:
     if sides:
 
         def collectives(factor: Fraction) -> bool:
-            times = Times(Fraction(1), *[factor] * len(COLLECTIVES))
+            times = TimeFactors(Fraction(1), *[factor] * len(COLLECTIVES))
             return slower.time_ns(times) < quicker.time_ns(times)
 
         of: Literal["quicker", "slower", "both"] = (
@@ -130,9 +130,9 @@ def turns(theirs: Planned, ours: Planned) -> Iterator[Turn]:
     if _degrees(quicker) == _degrees(slower):
         return
     fixed_ns = slower.time_ns()
-    yield Turn("computation", "quicker", turning(lambda f: fixed_ns < quicker.time_ns(Times(f)), MOST))
+    yield Turn("computation", "quicker", turning(lambda f: fixed_ns < quicker.time_ns(TimeFactors(f)), MOST))
     least_ns = quicker.time_ns()
-    yield Turn("computation", "slower", turning(lambda f: slower.time_ns(Times(f)) < least_ns, Fraction(1, MOST)))
+    yield Turn("computation", "slower", turning(lambda f: slower.time_ns(TimeFactors(f)) < least_ns, Fraction(1, MOST)))
 
 
 def turning(turned: Callable[[Fraction], bool], far: Fraction | int) -> Fraction | None:
@@ -152,7 +152,7 @@ def _factor(value: float) -> Fraction:
 
 def _communicates(planned: Planned) -> bool:
     """Return whether the plan's passes have collectives inside cells that take time."""
-    free = Times(Fraction(1), *[Fraction(0)] * len(COLLECTIVES))
+    free = TimeFactors(Fraction(1), *[Fraction(0)] * len(COLLECTIVES))
     return planned.time_ns(free) < planned.plan.value_ns
 
 

@@ -17,7 +17,7 @@ from penstock.schemas.program import KINDS, RECOMPUTE
 from penstock.solvers.compiled.fields import Fields
 from penstock.solvers.costs.reductions import Chains
 from penstock.solvers.costs.ties import Ties
-from penstock.solvers.judge.clocks.state import NOWHERE, TOUCHED, State, lanes_of_rounds, waits_of_halts
+from penstock.solvers.judge.clocks.state import NOWHERE, TOUCHED, ClockState, lanes_of_rounds, waits_of_halts
 from penstock.solvers.judge.operation_tables import FlowTables, Tables
 from penstock.solvers.judge.scan_kernel import DUPLICATE, EARLY, GOOD, OUT_OF_ROUND, Scan, find_missing, scan_lane
 from penstock.solvers.model.allocation import Allocation
@@ -54,7 +54,7 @@ class LaneTables(NamedTuple):
 
 
 @Fields.register
-class Times(NamedTuple):
+class Starts(NamedTuple):
     """Starts of operations, and of transfers flow by flow as they were sent, with their micro-batches (``order``)."""
 
     start: np.ndarray
@@ -285,7 +285,7 @@ def _what_is_wrong(tables: Tables, lanes: Lanes, status: int, lane: int, at: int
     return f"{what} is in {where}, whose devices do not run it."
 
 
-def new_state(flows: FlowTables, chains: Chains, ties: Ties, lanes: LaneTables) -> State:
+def new_state(flows: FlowTables, chains: Chains, ties: Ties, lanes: LaneTables) -> ClockState:
     """Return the state of the event clock before anything has begun.
 
     Not made by a kernel, since kernels that allocate many arrays are slow to compile.
@@ -326,7 +326,7 @@ def new_state(flows: FlowTables, chains: Chains, ties: Ties, lanes: LaneTables) 
     word["closing_place"][:] = lanes.round_start[:-1] - 1
     word["halt_left"][:] = waits_of_halts(chains, ties, lanes) if num_ties else 1
     word["tie_left"][:] = lanes.tie_start[1:] - lanes.tie_start[:-1]
-    return State(
+    return ClockState(
         words=words,
         flags=flags,
         start=np.empty(len(lanes.batch), np.int64),

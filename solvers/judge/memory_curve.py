@@ -14,7 +14,7 @@ import numpy as np
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
 from penstock.solvers.costs.communicators import runtime_bytes
 from penstock.solvers.costs.infinity import NEVER_NS
-from penstock.solvers.judge.lanes import Lanes, Times
+from penstock.solvers.judge.lanes import Lanes, Starts
 from penstock.solvers.judge.memory_kernel import WORKSPACE, Costs, Streams, all_peaks, lane_curve
 from penstock.solvers.judge.operation_tables import StageMemory, Tables
 from penstock.solvers.judge.posting_kernel import Posted, post_receives
@@ -39,7 +39,7 @@ class MemoryProfile:
 
     tables: Tables
     lanes: Lanes
-    times: Times
+    times: Starts
     versions: tuple[int, ...]
     streams: Streams
     costs: Costs
@@ -50,7 +50,7 @@ class MemoryProfile:
         cls,
         tables: Tables,
         lanes: Lanes,
-        times: Times,
+        times: Starts,
         steps: Spans,
         reduced: tuple[Spans, Spans],
         versions: tuple[int, ...],
@@ -170,7 +170,7 @@ def _stage_messages(tables: Tables) -> np.ndarray:
 
 
 def _costs(
-    tables: Tables, lanes: Lanes, times: Times, steps: Spans, reduced: tuple[Spans, Spans], versions: tuple[int, ...]
+    tables: Tables, lanes: Lanes, times: Starts, steps: Spans, reduced: tuple[Spans, Spans], versions: tuple[int, ...]
 ) -> Costs:
     arrays = lanes.arrays
     held = [tables.static[s] for s in lanes.slot_stage]

@@ -64,7 +64,7 @@ class Costs(NamedTuple):
     reductions: np.ndarray
 
 
-class Walk(NamedTuple):
+class Merge(NamedTuple):
     """Where a merge stands: next place and time of each stream; bytes at the first peak."""
 
     place: np.ndarray
@@ -105,9 +105,9 @@ def lane_curve(lanes: Any, streams: Any, costs: Any, posted: Any, times: Any, la
 
 
 @compiled
-def _new_walk(streams: Any) -> Walk:
+def _new_walk(streams: Any) -> Merge:
     count = streams.size.size
-    return Walk(np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64), np.zeros(PARTS, dtype=np.int64))
+    return Merge(np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64), np.zeros(PARTS, dtype=np.int64))
 
 
 @inner

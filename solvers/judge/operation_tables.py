@@ -22,7 +22,7 @@ from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import Static, static_bytes, step_bytes
 from penstock.solvers.costs.reductions import (
     Chains,
-    Group,
+    ReductionGroup,
     Reductions,
     all_reductions,
     group_buckets,
@@ -349,7 +349,7 @@ def _unreachable(
     problem: Problem,
     allocation: Allocation,
     moves: Moves,
-    groups: tuple[Group, ...],
+    groups: tuple[ReductionGroup, ...],
     made: Made,
     sums: tuple[TiedSum, ...],
 ) -> tuple[str, ...]:

@@ -74,7 +74,7 @@ from penstock.solvers.judge.clocks.events import run_events
 from penstock.solvers.judge.clocks.ties import tied_starts
 from penstock.solvers.judge.clocks.worklist import run_worklist
 from penstock.solvers.judge.deadlock import deadlock
-from penstock.solvers.judge.lanes import Lanes, Times, make_lanes, new_state
+from penstock.solvers.judge.lanes import Lanes, Starts, make_lanes, new_state
 from penstock.solvers.judge.listing_kernel import gradient_ends, most_in_flight, operation_ends, transfer_list
 from penstock.solvers.judge.memory_curve import MemoryProfile, Spans
 from penstock.solvers.judge.memory_kernel import all_peaks
@@ -91,7 +91,7 @@ from penstock.solvers.model.update_rules import PERIODIC_RULES, UpdateRule, weig
 class Ran(NamedTuple):
     """What a kernel has timed: starts, the end of each lane's row, starts of buckets and of the sums of ties."""
 
-    times: Times
+    times: Starts
     lane_ns: np.ndarray
     bucket_start: np.ndarray
     tie_start: np.ndarray
@@ -225,12 +225,12 @@ def _run(tables: Tables, lanes: Lanes, record: bool) -> Ran:
     if clock == EVENTS:
         state = new_state(flows, chains, ties, arrays)
         run_events(flows, chains, ties, arrays, state)
-        position, times = state.position, Times(state.start, state.sent, state.order)
+        position, times = state.position, Starts(state.start, state.sent, state.order)
         ran = Ran(times, state.time, state.bucket_start, state.tie_start)
     else:
         position, lane_ns, start, sent, order, bucket_start = run_worklist(flows, chains, arrays, clock, record)
         tie_start = tied_starts(chains, ties, arrays, lane_ns, bucket_start)
-        ran = Ran(Times(start, sent, order), lane_ns, bucket_start, tie_start)
+        ran = Ran(Starts(start, sent, order), lane_ns, bucket_start, tie_start)
     if (position < arrays.lane_start[1:]).any():
         raise InvalidPlan(deadlock(tables, lanes, position))
     return ran
@@ -305,7 +305,7 @@ def _steps_after_rows(
     return Spans(np.arange(len(start)), np.asarray(start, dtype=np.int64), np.asarray(end, dtype=np.int64))
 
 
-def _steps_in_rows(tables: Tables, lanes: Lanes, times: Times) -> Spans:
+def _steps_in_rows(tables: Tables, lanes: Lanes, times: Starts) -> Spans:
     """Return the steps that are in the rows, by slot and round."""
     arrays = lanes.arrays
     which = np.flatnonzero(arrays.row // 2 % (STEP + 1) == STEP)
@@ -329,7 +329,7 @@ def _versions(allocation: Allocation, tables: Tables, lanes: Lanes, rule: Update
     return tuple(found)
 
 
-def _fill(lanes: Lanes, times: Times) -> int:
+def _fill(lanes: Lanes, times: Starts) -> int:
     """Return the time from 0 until the last used device starts its first operation."""
     bounds = lanes.arrays.lane_start
     return max(int(times.start[low]) for low, high in pairwise(bounds) if low < high)
@@ -341,7 +341,7 @@ def _drain(lanes: Lanes, ends: Ends) -> int:
     return ends.makespan_ns - min(int(t) for i, t in enumerate(ends.lane_ns) if bounds[i] < bounds[i + 1])
 
 
-def _tracks(lanes: Lanes, times: Times) -> tuple[Track, ...]:
+def _tracks(lanes: Lanes, times: Starts) -> tuple[Track, ...]:
     arrays = lanes.arrays
     end = operation_ends(arrays.row, arrays.table, times.start)
     tracks = []
@@ -351,7 +351,7 @@ def _tracks(lanes: Lanes, times: Times) -> tuple[Track, ...]:
     return tuple(tracks)
 
 
-def _transfers(tables: Tables, times: Times) -> Transfers:
+def _transfers(tables: Tables, times: Starts) -> Transfers:
     stage, direction, end = transfer_list(tables.flows, times.sent)
     return Transfers(stage, direction, times.order, times.sent, end)
 

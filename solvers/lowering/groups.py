@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.schemas.program import Shared
-from penstock.solvers.costs.reductions import Group, group_buckets, reduction_groups
+from penstock.solvers.costs.reductions import ReductionGroup, group_buckets, reduction_groups
 from penstock.solvers.costs.ties import tied_stages
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
@@ -54,7 +54,7 @@ def groups_of(
     return Grouping(tuple(groups), buckets, tuple(shared))
 
 
-def _parts(problem: Problem, interval: Group, rows: int) -> list[tuple[int, int]]:
+def _parts(problem: Problem, interval: ReductionGroup, rows: int) -> list[tuple[int, int]]:
     """Return the judge's buckets, extended to all layers: the model may have parameters where the profile has none."""
     parts = list(dict.fromkeys((each.first, each.last) for each in group_buckets(problem, interval, rows)))
     parts = parts or [(interval.first, interval.last)]

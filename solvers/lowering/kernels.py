@@ -178,7 +178,7 @@ def _slot(ends: Any, end: int, m: int) -> Any:
     return ends[end, END_SLOT] + (m if ends[end, END_MODULUS] == 1 else m // ends[end, END_MODULUS])
 
 
-class Run(NamedTuple):
+class ProgramState(NamedTuple):
     """Where all programs stand; R ranks, H held stages, participants as in ``Wiring``.
 
     ``at`` (R,) the next instruction; ``waiting`` (R,) for which of its ends, or as which participant, a rank waits, or
@@ -225,7 +225,7 @@ def advance(
     at[:] = starts[:-1]
     waiting[:] = -1
     joined[:] = 0
-    run = Run(
+    run = ProgramState(
         at,
         waiting,
         joined,
@@ -248,7 +248,7 @@ def advance(
 
 
 @loop
-def _run(wiring: Wiring, codes: Any, starts: Any, run: Run) -> tuple[int, int, int]:
+def _run(wiring: Wiring, codes: Any, starts: Any, run: ProgramState) -> tuple[int, int, int]:
     """Fetch, run, and go on with another rank where one has to wait."""
     ranks = len(wiring.held_of)
     while run.cursor[0] != run.cursor[1]:
@@ -273,7 +273,7 @@ def _run(wiring: Wiring, codes: Any, starts: Any, run: Run) -> tuple[int, int, i
 
 
 @inner
-def _instruction(wiring: Wiring, run: Run, rank: int, word: int, stage: int, number: int, channel: int) -> int:
+def _instruction(wiring: Wiring, run: ProgramState, rank: int, word: int, stage: int, number: int, channel: int) -> int:
     """Run the next instruction of a rank: OK, STUCK where it has to wait, or what is wrong with it."""
     if stage >= wiring.held_of.shape[1] or wiring.held_of[rank, stage] < 0:
         return NOT_HELD
@@ -298,7 +298,7 @@ def _instruction(wiring: Wiring, run: Run, rank: int, word: int, stage: int, num
 
 
 @inner
-def _compute_word(wiring: Wiring, run: Run, rank: int, h: int, kind: int, stage: int, m: int) -> int:
+def _compute_word(wiring: Wiring, run: ProgramState, rank: int, h: int, kind: int, stage: int, m: int) -> int:
     """An operation: own micro-batch, once, after what precedes it, in its round, with what it needs received."""
     held = wiring.held
     first = held[h, HELD_FIRST]
@@ -324,7 +324,7 @@ def _compute_word(wiring: Wiring, run: Run, rank: int, h: int, kind: int, stage:
 
 
 @inner
-def _use(wiring: Wiring, run: Run, rank: int, h: int, stage: int, direction: int, m: int) -> int:
+def _use(wiring: Wiring, run: ProgramState, rank: int, h: int, stage: int, direction: int, m: int) -> int:
     """Take what was received for a micro-batch, once all of it has been sent."""
     ends, book, opened = wiring.ends, run.book, run.opened
     row_class = 1 if m % wiring.per_batch >= wiring.first_class else 0
@@ -356,7 +356,9 @@ def _use(wiring: Wiring, run: Run, rank: int, h: int, stage: int, direction: int
 
 
 @inner
-def _exchange_word(wiring: Wiring, run: Run, rank: int, h: int, word: int, stage: int, m: int, channel: int) -> int:
+def _exchange_word(
+    wiring: Wiring, run: ProgramState, rank: int, h: int, word: int, stage: int, m: int, channel: int
+) -> int:
     """A send, which may have to wait for its receive to be posted; the posting of a receive; or both within a rank."""
     ends, end = wiring.ends, wiring.first[rank, 1] + channel
     if end < wiring.first[rank, 1] or end >= wiring.first[rank + 1, 1] or m >= wiring.num_micro_batches:
@@ -380,7 +382,7 @@ def _exchange_word(wiring: Wiring, run: Run, rank: int, h: int, word: int, stage
 
 
 @inner
-def _reduce_word(wiring: Wiring, run: Run, rank: int, h: int, word: int, number: int) -> int:
+def _reduce_word(wiring: Wiring, run: ProgramState, rank: int, h: int, word: int, number: int) -> int:
     """A bucket is reduced, after all of its backwards but perhaps the last, or waited for."""
     bucket = wiring.held[h, HELD_BUCKET] + number
     begins = word == _REDUCE
@@ -399,7 +401,7 @@ def _reduce_word(wiring: Wiring, run: Run, rank: int, h: int, word: int, number:
 
 
 @inner
-def _shard_word(wiring: Wiring, run: Run, rank: int, h: int, word: int, number: int) -> int:
+def _shard_word(wiring: Wiring, run: ProgramState, rank: int, h: int, word: int, number: int) -> int:
     """A bucket's parameters are gathered, once a round, or let go of, after all of its backwards."""
     bucket = wiring.held[h, HELD_BUCKET] + number
     if number >= wiring.held[h, HELD_NUM_BUCKETS] or wiring.table[bucket] < 0 or not wiring.held[h, HELD_GATHERED]:
@@ -420,7 +422,7 @@ def _shard_word(wiring: Wiring, run: Run, rank: int, h: int, word: int, number: 
 
 
 @inner
-def _step_word(wiring: Wiring, run: Run, h: int, number: int) -> int:
+def _step_word(wiring: Wiring, run: ProgramState, h: int, number: int) -> int:
     """A stage steps, once a round, after all of its backwards and buckets."""
     held = wiring.held
     first, stop = held[h, HELD_BUCKET], held[h, HELD_BUCKET] + held[h, HELD_NUM_BUCKETS]
@@ -443,7 +445,7 @@ def _step_word(wiring: Wiring, run: Run, h: int, number: int) -> int:
 
 
 @inner
-def _collective_word(wiring: Wiring, run: Run, rank: int, word: int, number: int) -> int:
+def _collective_word(wiring: Wiring, run: ProgramState, rank: int, word: int, number: int) -> int:
     """A rank takes its part in the sum of a tie or in the norm, or waits for the norm."""
     num_buckets, ranks = len(wiring.sources) - 1, len(wiring.held_of)
     ties = (len(wiring.table) - num_buckets) // ranks - 1
@@ -457,7 +459,7 @@ def _collective_word(wiring: Wiring, run: Run, rank: int, word: int, number: int
 
 
 @loop
-def _meet(wiring: Wiring, run: Run, rank: int, participant: int, takes: bool, waits: bool) -> int:
+def _meet(wiring: Wiring, run: ProgramState, rank: int, participant: int, takes: bool, waits: bool) -> int:
     """Join a collective, wait until all its participants have joined it as often, or both."""
     low, high = wiring.bounds[wiring.table[participant]], wiring.bounds[wiring.table[participant] + 1]
     if takes:
@@ -494,7 +496,7 @@ def _new_book(codes: Any, starts: Any) -> Any:
 
 
 @inner
-def _wake(run: Run, rank: int) -> None:
+def _wake(run: ProgramState, rank: int) -> None:
     if not run.book[rank, _QUEUED]:
         run.book[rank, _QUEUED] = 1
         run.queue[run.cursor[1] % len(run.queue)] = rank
@@ -516,7 +518,7 @@ def _fits(ends: Any, end: int, word: int, stage: int) -> Any:
 
 
 @inner
-def _exchange(wiring: Wiring, run: Run, rank: int, h: int, end: int, m: int) -> int:
+def _exchange(wiring: Wiring, run: ProgramState, rank: int, h: int, end: int, m: int) -> int:
     """Send, or post a receive, or hand over within the rank, which is both at once."""
     ends = wiring.ends
     slot = _slot(ends, end, m)
@@ -536,7 +538,7 @@ def _exchange(wiring: Wiring, run: Run, rank: int, h: int, end: int, m: int) -> 
 
 
 @inner
-def _open(run: Run, rank: int, end: int, m: int) -> None:
+def _open(run: ProgramState, rank: int, end: int, m: int) -> None:
     k = run.book[rank, _OPEN_FIRST] + run.book[rank, _OPEN_COUNT]
     run.opened[k, 0] = end
     run.opened[k, 1] = m
@@ -544,7 +546,7 @@ def _open(run: Run, rank: int, end: int, m: int) -> None:
 
 
 @inner
-def _in_order(wiring: Wiring, run: Run, end: int, m: int) -> Any:
+def _in_order(wiring: Wiring, run: ProgramState, end: int, m: int) -> Any:
     """Count a message of a pair; whether the other side, if it was first, counted it the same."""
     slot, pair = _slot(wiring.ends, end, m), wiring.ends[end, END_PAIR]
     side = 0 if wiring.ends[end, END_SENDS] else 1
@@ -559,7 +561,7 @@ def _in_order(wiring: Wiring, run: Run, end: int, m: int) -> Any:
 
 
 @inner
-def _missing(wiring: Wiring, run: Run, bucket: int, rounds: int) -> int:
+def _missing(wiring: Wiring, run: ProgramState, bucket: int, rounds: int) -> int:
     """How many backwards a bucket lacks until it has the gradients of so many rounds."""
     held, missing = wiring.held, 0
     for k in range(wiring.sources[bucket], wiring.sources[bucket + 1]):
@@ -570,7 +572,7 @@ def _missing(wiring: Wiring, run: Run, bucket: int, rounds: int) -> int:
 
 
 @loop
-def _left_over(wiring: Wiring, run: Run) -> tuple[int, int, int]:
+def _left_over(wiring: Wiring, run: ProgramState) -> tuple[int, int, int]:
     """What is missing when all programs have ended."""
     held, ends = wiring.held, wiring.ends
     for h in range(len(held)):

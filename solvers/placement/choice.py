@@ -71,7 +71,7 @@ class Asker(Protocol):
 
 
 @dataclass(eq=False)
-class Option:
+class HostSet:
     """A set of ``number`` hosts that fragments a number of switches; no plan for it takes less than ``bound_ns``.
 
     ``least``: hosts that are kept, used or not. ``place``: rank among the sets of this many hosts, most compact first.
@@ -143,9 +143,9 @@ class Choice:
     """The result. ``cut_short``: what ended the search before all sets that could win were planned."""
 
     limits: PlacementLimits
-    options: list[Option]
+    options: list[HostSet]
     every_set: bool
-    best: Option | None
+    best: HostSet | None
     cut_short: str = ""
     unplanned: int = 0
 
@@ -160,9 +160,9 @@ class Choice:
         """Return whether it is proven that no set has a plan within the budget: every set was evaluated."""
         return self.every_set and all(_is_refuted(self.limits, option) for option in self.options)
 
-    def by_number(self) -> dict[int, list[Option]]:
+    def by_number(self) -> dict[int, list[HostSet]]:
         """Return the sets of each number of hosts."""
-        found: dict[int, list[Option]] = {}
+        found: dict[int, list[HostSet]] = {}
         for option in self.options:
             found.setdefault(option.number, []).append(option)
         return dict(sorted(found.items()))
@@ -178,8 +178,8 @@ class Chooser:
     asker: Asker
     deadline: Deadline
     on_progress: Callable[[Chooser], None] = lambda _chooser: None
-    options: list[Option] = field(default_factory=list)
-    best: Option | None = None
+    options: list[HostSet] = field(default_factory=list)
+    best: HostSet | None = None
     _bounds: dict[object, int] = field(default_factory=dict)
     _fast: dict[object, bool] = field(default_factory=dict)
     _known: dict[object, Hosts] = field(default_factory=dict)
@@ -208,13 +208,13 @@ class Chooser:
         unplanned = sum(not option.settled and self._can_win(option) for option in self.options)
         return Choice(self.limits, self.options, families.every_set, self.best, cut_short, unplanned)
 
-    def _add(self, families: Families, number: int) -> list[Option]:
-        added: dict[int, Option] = {}
+    def _add(self, families: Families, number: int) -> list[HostSet]:
+        added: dict[int, HostSet] = {}
         for chosen in families.sets(number):
             taken = self.limits.within(self.site, chosen)
             if taken is not None and self.site.alike(taken) not in added:
                 broken = self.site.newly_broken(taken)
-                added[self.site.alike(taken)] = Option(
+                added[self.site.alike(taken)] = HostSet(
                     number, taken, broken, self._bound_ns(taken), self.limits.least, len(added)
                 )
         self.options += added.values()
@@ -246,7 +246,7 @@ class Chooser:
             self._known[key] = Hosts(self._problem(chosen), made)
         return self._known[key]
 
-    def _raise_bound(self, option: Option, *, tightest: bool = False) -> None:
+    def _raise_bound(self, option: HostSet, *, tightest: bool = False) -> None:
         """Raise the bound of a set where degrees are a choice: to the highest that is known, or that can be found."""
         if self.asker.has_choices and not option.tightest:
             hosts = self._hosts(option.chosen)
@@ -312,7 +312,7 @@ class Chooser:
                 self.on_progress(self)
             left -= (len(self._fast) - known) * option.devices // ASKED
 
-    def _promise(self, option: Option) -> tuple[int, int, int]:
+    def _promise(self, option: HostSet) -> tuple[int, int, int]:
         """Return the sort key of numbers of hosts: the cost of their best plan, then their bounds."""
         costs = [
             self.limits.cost(other.best.value_ns, other.devices)
@@ -321,7 +321,7 @@ class Chooser:
         ]
         return min(costs, default=2**62), self.limits.cost(option.bound_ns, option.devices), option.broken
 
-    def _may_win(self, option: Option) -> bool:
+    def _may_win(self, option: HostSet) -> bool:
         """Return whether a regular plan would win with unlimited bandwidth; computed once for hosts that are alike."""
         if not self.asker.drawn:
             return True
@@ -336,7 +336,7 @@ class Chooser:
             )
         return self._fast[key]
 
-    def _plan(self, option: Option, longest_ns: Callable[[int], int] = lambda _devices: NEVER_NS) -> None:
+    def _plan(self, option: HostSet, longest_ns: Callable[[int], int] = lambda _devices: NEVER_NS) -> None:
         """Plan a set; where degrees are a choice, with a regular plan only if that takes no longer than a time."""
         if option.result is not None or self._late:
             return
@@ -374,7 +374,7 @@ class Chooser:
             self._take(option, problem, partial(self.asker.solve, problem, self._left_ns(1)))
         return ""
 
-    def _take(self, option: Option, problem: Problem, solve: Callable[[], Result | None]) -> None:
+    def _take(self, option: HostSet, problem: Problem, solve: Callable[[], Result | None]) -> None:
         try:
             result = solve()
             if result is None:
@@ -391,7 +391,7 @@ class Chooser:
             self.best = option
         self.on_progress(self)
 
-    def _rank(self, option: Option) -> tuple[bool, int, int, int, int, Chosen]:
+    def _rank(self, option: HostSet) -> tuple[bool, int, int, int, int, Chosen]:
         """Return the sort key of sets: the best plan first; sets without a plan last, the most promising first."""
         if option.best is None or not self.limits.keeps(option.best.value_ns):
             late, cost, devices, used = (
@@ -405,7 +405,7 @@ class Chooser:
             cost = self.limits.cost(option.best.value_ns, devices)
         return late, cost, devices, option.broken, option.place, used
 
-    def _can_win(self, option: Option) -> bool:
+    def _can_win(self, option: HostSet) -> bool:
         """Return whether a plan there may cost less than the best, or the same on fewer devices."""
         least = _least_cost(self.limits, option)
         if least is None or (option.result is not None and option.result.status is Status.OPTIMAL):
@@ -428,13 +428,13 @@ class Chooser:
         return None if left_s is None else max(1, int(left_s * 1e9) // share)
 
 
-def _is_refuted(limits: PlacementLimits, option: Option) -> bool:
+def _is_refuted(limits: PlacementLimits, option: HostSet) -> bool:
     """Return whether no plan for the set fits in memory, or all miss the deadline."""
     proven = option.result is not None and option.result.status is Status.INFEASIBLE
     return proven or not limits.keeps(option.bound_ns)
 
 
-def _least_cost(limits: PlacementLimits, option: Option) -> int | None:
+def _least_cost(limits: PlacementLimits, option: HostSet) -> int | None:
     """Return the set's least possible cost; None where no plan for the set keeps the deadline."""
     return limits.cost(option.bound_ns, option.devices) if limits.keeps(option.bound_ns) else None
 

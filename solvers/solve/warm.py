@@ -41,18 +41,18 @@ REPORT_S = 5.0
 """Seconds between two reports of how many kernels are compiled."""
 
 
-class Step(NamedTuple):
+class WarmUp(NamedTuple):
     """A part of the warm-up; ``apart``: it compiles, which may take minutes, and its use is what it leaves on disk."""
 
     run: Callable[[], object]
     apart: bool = False
 
 
-def steps() -> Iterator[Step]:
+def steps() -> Iterator[WarmUp]:
     """Yield short steps that load every kernel, after one that compiles those which are not on disk."""
     if not all_kept():
-        yield Step(warm, apart=True)
-    yield from map(Step, _toys())
+        yield WarmUp(warm, apart=True)
+    yield from map(WarmUp, _toys())
 
 
 def warm(*, backwards: bool = False) -> float:

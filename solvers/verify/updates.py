@@ -27,7 +27,7 @@ from penstock.solvers.verify.collectives import reduction_ns
 from penstock.solvers.verify.ties import check_ties
 
 
-class Group(NamedTuple):
+class LayerGroup(NamedTuple):
     """Layers ``first`` to ``last`` that ``stages``, one of each pipeline, hold on ``devices``."""
 
     first: int
@@ -44,7 +44,7 @@ class Group(NamedTuple):
 
 
 @lru_cache(maxsize=32)
-def groups_of(allocation: Allocation) -> tuple[Group, ...]:
+def groups_of(allocation: Allocation) -> tuple[LayerGroup, ...]:
     """Return the reduction groups, from the first layer on."""
     firsts = [[stage.first for stage in pipeline.stages] for pipeline in allocation.pipelines]
     offsets = [allocation.pipeline_of.index(p) for p in range(len(firsts))]
@@ -53,21 +53,21 @@ def groups_of(allocation: Allocation) -> tuple[Group, ...]:
     for low, high in pairwise([*edges, allocation.stages[-1].last + 1]):
         held = tuple(offset + bisect_right(own, low) - 1 for own, offset in zip(firsts, offsets, strict=True))
         devices = tuple(dict.fromkeys(d for s in held for d in allocation.stages[s].devices))
-        found.append(Group(low, high - 1, held, devices))
+        found.append(LayerGroup(low, high - 1, held, devices))
     return tuple(found)
 
 
-class Chain(NamedTuple):
+class BucketRow(NamedTuple):
     """A group's buckets; ``place``: the number of the first, of ``width`` that its lowest stage has in a round."""
 
-    group: Group
+    group: LayerGroup
     buckets: tuple[Bucket, ...]
     place: int
     width: int
 
 
 @lru_cache(maxsize=32)
-def _chains(problem: Problem, allocation: Allocation) -> tuple[Chain, ...]:
+def _chains(problem: Problem, allocation: Allocation) -> tuple[BucketRow, ...]:
     """Return the chain of each group that has gradients."""
     made = [(group, buckets(problem, _whole(group), 1)) for group in groups_of(allocation)]
     width: dict[int, int] = {}
@@ -75,10 +75,10 @@ def _chains(problem: Problem, allocation: Allocation) -> tuple[Chain, ...]:
     for group, chain in reversed(made):
         places[group] = width.get(group.stages[0], 0)
         width[group.stages[0]] = places[group] + len(chain)
-    return tuple(Chain(group, chain, places[group], width[group.stages[0]]) for group, chain in made if chain)
+    return tuple(BucketRow(group, chain, places[group], width[group.stages[0]]) for group, chain in made if chain)
 
 
-def _whole(group: Group) -> Stage:
+def _whole(group: LayerGroup) -> Stage:
     return Stage(group.first, group.last, group.devices)
 
 
@@ -89,7 +89,7 @@ def _intervals(clock: Clock) -> dict[int, list[Interval]]:
     return found
 
 
-def reduced_in(clock: Clock) -> Iterator[tuple[Group, np.ndarray, np.ndarray]]:
+def reduced_in(clock: Clock) -> Iterator[tuple[LayerGroup, np.ndarray, np.ndarray]]:
     """Return the starts and ends of the reductions of each group."""
     stated = _intervals(clock)
     for chain in _chains(clock.problem, clock.allocation):
@@ -135,7 +135,7 @@ def _check_numbers(clock: Clock) -> list[str]:
     return faults
 
 
-def _check_chain(clock: Clock, chain: Chain, times: np.ndarray) -> list[str]:
+def _check_chain(clock: Clock, chain: BucketRow, times: np.ndarray) -> list[str]:
     """``times``: (rounds, buckets, 2). Each bucket as long as it must be, ready, and after the one before."""
     faults = []
     start, end = times[..., 0], times[..., 1]
@@ -153,7 +153,7 @@ def _check_chain(clock: Clock, chain: Chain, times: np.ndarray) -> list[str]:
     return faults
 
 
-def _durations(problem: Problem, chain: Chain) -> list[int]:
+def _durations(problem: Problem, chain: BucketRow) -> list[int]:
     """The time of each bucket: the pieces of the same layers share that of all their bytes, to the ns."""
     inside = np.zeros(problem.num_layers + 1) if problem.copies is None else problem.copies.reduce_ns
     found = []
@@ -164,12 +164,12 @@ def _durations(problem: Problem, chain: Chain) -> list[int]:
     return found
 
 
-def _named(clock: Clock, chain: Chain, t: int, b: int) -> str:
+def _named(clock: Clock, chain: BucketRow, t: int, b: int) -> str:
     of_round = f" of round {t}" if clock.every else ""
     return f"Bucket {chain.place + b}{of_round} of stage {chain.group.stages[0]}"
 
 
-def _ready(clock: Clock, chain: Chain) -> np.ndarray:
+def _ready(clock: Clock, chain: BucketRow) -> np.ndarray:
     """(rounds, buckets): when the last gradient operation of the round has passed the bucket's layers on all lanes."""
     ready = np.zeros((clock.num_rounds(chain.group.stages[0]), len(chain.buckets)), dtype=np.int64)
     lows = [bucket.first for bucket in chain.buckets]

@@ -47,7 +47,7 @@ MOST_POINTS = 24
 
 
 @dataclass(frozen=True)
-class Part:
+class LabelledStage:
     """A stage of a plan that was found: layers [first, stop) on ``replicas`` devices.
 
     ``placed``: JOINED with the next stage in one node, ALONE in a node, or SPANNING nodes; ``variant``: of the tables.
@@ -65,7 +65,7 @@ class Part:
         return self.placed != SPANNING
 
 
-Path = tuple[Part, ...]
+Path = tuple[LabelledStage, ...]
 
 
 @dataclass
@@ -184,7 +184,7 @@ def _path(stages: list[list[int]]) -> Path:
     """Return the stages from the first one on."""
     parts, first = [], 0
     for stop, replicas, placed, variant in stages:
-        parts.append(Part(first, stop, replicas, placed, variant))
+        parts.append(LabelledStage(first, stop, replicas, placed, variant))
         first = stop
     return tuple(parts)
 
@@ -219,7 +219,7 @@ def _runs_of(path: Path) -> list[int]:
     return [runs[number if part.in_node else number + 1] for number, part in enumerate(path[:-1])]
 
 
-def _run(path: Path) -> Iterator[Part]:
+def _run(path: Path) -> Iterator[LabelledStage]:
     """Yield the first stage and those after it that are in the same node."""
     for part in path:
         yield part
@@ -227,7 +227,9 @@ def _run(path: Path) -> Iterator[Part]:
             return
 
 
-def hop(pieces: Pieces, source: Part, target: Part, run: int = 0, limit_ns: int = 0) -> tuple[int, int, int]:
+def hop(
+    pieces: Pieces, source: LabelledStage, target: LabelledStage, run: int = 0, limit_ns: int = 0
+) -> tuple[int, int, int]:
     """Return the transfer times out and back between two stages, and how they exclude each other.
 
     ``run``: the devices of the node run of the one that is in a node, which are those of the stage at least;

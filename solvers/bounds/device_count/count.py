@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.solvers.bounds.device_count.count_kernel import MANY, Counts, Question, Rest, least_price, rests
+from penstock.solvers.bounds.device_count.count_kernel import MANY, CountQuestion, Counts, Rest, least_price, rests
 from penstock.solvers.bounds.device_count.device_classes import device_classes
 from penstock.solvers.bounds.device_count.prices import HIGHEST, highest
 from penstock.solvers.bounds.device_count.stage_runs import runs_within
@@ -115,7 +115,7 @@ class Count:
 
     def _share(self, low: int, high: int, counts: Counts) -> float:
         """Return what the cheapest plan with a whole in [low, high) units costs, as a share of what all devices do."""
-        asked = Question(self._time_ns, self._batches, self._worth, self._unit_ns, low, high)
+        asked = CountQuestion(self._time_ns, self._batches, self._worth, self._unit_ns, low, high)
         return int(least_price(self._runs, asked, counts, self._rest)) / self._worth
 
     def _pay(self, prices: np.ndarray) -> None:

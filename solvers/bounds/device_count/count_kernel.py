@@ -23,7 +23,7 @@ MANY = 2**30
 
 
 @Fields.register
-class Question(NamedTuple):
+class CountQuestion(NamedTuple):
     """Is there a plan below ``time_ns`` for no more than ``worth`` with a whole in [``low``, ``high``) units?
 
     ``worth``: the price of all devices; ``unit``: ns.
@@ -72,7 +72,7 @@ def rests(runs: Runs, unit: int, rest: Rest) -> None:
 
 
 @inner
-def _first_head(runs: Runs, n: int, asked: Question, limit: int) -> int:
+def _first_head(runs: Runs, n: int, asked: CountQuestion, limit: int) -> int:
     """Return the least head, in units, from which a stage with that limit may end in time; ``MANY`` if from none."""
     forward, backward, again = runs.forward_ns[n], runs.backward_ns[n], runs.again_ns[n]
     way, batches, time = forward + backward, asked.batches, asked.time_ns
@@ -108,7 +108,7 @@ def _first_head(runs: Runs, n: int, asked: Question, limit: int) -> int:
 
 
 @inner
-def _open(asked: Question, counts: Counts, rest: Rest, first: int) -> bool:
+def _open(asked: CountQuestion, counts: Counts, rest: Rest, first: int) -> bool:
     """Drop what cannot be completed, and states that one of a larger limit at no higher price makes needless."""
     here = first % counts.price.shape[0]
     stop = max(0, min(asked.high, asked.high - rest.way[first]))
@@ -131,7 +131,7 @@ def _open(asked: Question, counts: Counts, rest: Rest, first: int) -> bool:
 
 
 @loop
-def least_price(runs: Runs, asked: Question, counts: Counts, rest: Rest) -> int:
+def least_price(runs: Runs, asked: CountQuestion, counts: Counts, rest: Rest) -> int:
     """Return the price of the cheapest plan of ``asked``; ``MANY`` where that is more than all devices'."""
     layers, ring = rest.way.size - 1, counts.price.shape[0]
     counts.price[:, :, : asked.high] = MANY

@@ -19,9 +19,9 @@ from penstock.solvers.bounds.one_pipeline.crossings import Crossings, crossings
 from penstock.solvers.bounds.one_pipeline.deferred_weights import deferred_weights
 from penstock.solvers.bounds.one_pipeline.held_bytes import held_bytes
 from penstock.solvers.bounds.one_pipeline.label_kernel import Labels, Terms, least_cost
-from penstock.solvers.bounds.one_pipeline.layer_costs import Holding, Numbers, Option, numbers_of
+from penstock.solvers.bounds.one_pipeline.layer_costs import DeviceRange, Holding, Numbers, numbers_of
 from penstock.solvers.bounds.one_pipeline.layer_runs import possible_work
-from penstock.solvers.bounds.one_pipeline.slice_times import Times, least_of
+from penstock.solvers.bounds.one_pipeline.slice_times import LeastTimes, least_of
 from penstock.solvers.costs.infinity import FAR_NS
 from penstock.solvers.model.problem import Problem
 
@@ -189,7 +189,7 @@ class TimeBisection:
         return self._pieces[numbers]
 
 
-def _filled_ns(least: Times, devices: int, split: bool) -> int:
+def _filled_ns(least: LeastTimes, devices: int, split: bool) -> int:
     """Return the least step time, ns: work plus idle time of filling and draining, shared by all devices.
 
     Until a first micro-batch reaches layer j, devices only run forwards before j; the same holds mirrored in time,
@@ -202,7 +202,9 @@ def _filled_ns(least: Times, devices: int, split: bool) -> int:
     return -(-total // devices)
 
 
-def _terms(holding: Holding, options: list[Option], times: list[Times], found: Crossings, split: bool) -> Terms:
+def _terms(
+    holding: Holding, options: list[DeviceRange], times: list[LeastTimes], found: Crossings, split: bool
+) -> Terms:
     return Terms(
         least=np.asarray([option.least for option in options]),
         most=np.asarray([option.most for option in options]),
@@ -225,7 +227,7 @@ def _terms(holding: Holding, options: list[Option], times: list[Times], found: C
     )
 
 
-def _possible(holding: Holding, option: Option, work: np.ndarray) -> np.ndarray:
+def _possible(holding: Holding, option: DeviceRange, work: np.ndarray) -> np.ndarray:
     """Return a layer's work when held by that many devices, ``FAR_NS`` where the pins allow it fewer."""
     most = np.asarray([len(own) for own in holders(holding.problem)])
     return np.asarray(np.where(most < option.least, FAR_NS, work))

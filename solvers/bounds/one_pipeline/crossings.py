@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.solvers.bounds.one_pipeline.layer_costs import Holding, Numbers, Option, floored, overlap
+from penstock.solvers.bounds.one_pipeline.layer_costs import DeviceRange, Holding, Numbers, floored, overlap
 from penstock.solvers.costs.infinity import FAR_NS
 
 
@@ -71,20 +71,20 @@ class _Cut:
         """Return [option before, option] the least rows that one device or channel carries, per micro-batch or step."""
         return np.asarray([[self._rows(*pair, new, whole_step) for pair in row] for row in self.pairs])
 
-    def _rows(self, before: Option, after: Option, new: bool, whole_step: bool) -> int:
+    def _rows(self, before: DeviceRange, after: DeviceRange, new: bool, whole_step: bool) -> int:
         if not self.links.nic:
             every = self.problem.global_batch_size if whole_step else self.least
             return every if new or not overlap(before, after) else 0
         shared = self._displaced(before, after, whole_step) // min(before.most, after.most)
         return max(self._own_rows(after, whole_step), shared) if new else shared
 
-    def _own_rows(self, after: Option, whole_step: bool) -> int:
+    def _own_rows(self, after: DeviceRange, whole_step: bool) -> int:
         """Return the least rows that a new device receives."""
         if after.most == 1 and whole_step:
             return self.problem.global_batch_size
         return self.least // after.most * (self.numbers.least if whole_step else 1)
 
-    def _displaced(self, before: Option, after: Option, whole_step: bool) -> int:
+    def _displaced(self, before: DeviceRange, after: DeviceRange, whole_step: bool) -> int:
         """Return the rows that cannot stay where they are: a device keeps at most its smaller slice."""
         kept = min(before.most, after.most) * -(-self.most // max(before.least, after.least))
         if whole_step:
@@ -101,7 +101,7 @@ class _Cut:
                 found = np.minimum(found, taken + (delay if delayed and self.links.nic else 0))
         return np.where((sent > 0) & (rows > 0)[:, :, None], found, 0)
 
-    def _speed(self, fastest: int, before: Option, after: Option, near: bool) -> float:
+    def _speed(self, fastest: int, before: DeviceRange, after: DeviceRange, near: bool) -> float:
         """Return the most bytes per second that one device, or one transfer, gets."""
         if self.links.nic:
             each = fastest * max(before.most, after.most)

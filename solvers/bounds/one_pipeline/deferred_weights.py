@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.solvers.bounds.one_pipeline.held_bytes import SURE, least_kept, static_bytes
-from penstock.solvers.bounds.one_pipeline.layer_costs import Option
+from penstock.solvers.bounds.one_pipeline.layer_costs import DeviceRange
 from penstock.solvers.bounds.one_pipeline.layer_runs import LOST_NS
-from penstock.solvers.bounds.one_pipeline.slice_times import Times
+from penstock.solvers.bounds.one_pipeline.slice_times import LeastTimes
 from penstock.solvers.costs.infinity import FAR_NS
 from penstock.solvers.costs.memory import free_bytes
 from penstock.solvers.model.problem import Problem
@@ -49,7 +49,9 @@ class DeferredWeights(NamedTuple):
         return int(np.ceil(self.price * float(self.room[devices]) * (1 + SURE))) if self.price > 0 else 0
 
 
-def deferred_weights(problem: Problem, options: list[Option], times: list[Times], *, fits: bool) -> DeferredWeights:
+def deferred_weights(
+    problem: Problem, options: list[DeviceRange], times: list[LeastTimes], *, fits: bool
+) -> DeferredWeights:
     """Return what may wait; ``times`` by option; ``fits``: only in plans that fit into memory has it a price."""
     static = static_bytes(problem, options, gradients=True)
     free = sorted((max(0, free_bytes(problem, (device,))) for device in range(problem.num_devices)), reverse=True)

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.solvers.bounds.one_pipeline.layer_costs import Option
+from penstock.solvers.bounds.one_pipeline.layer_costs import DeviceRange
 from penstock.solvers.bounds.one_pipeline.load import kinds_of, least_per_sample
-from penstock.solvers.bounds.one_pipeline.slice_times import Times
+from penstock.solvers.bounds.one_pipeline.slice_times import LeastTimes
 from penstock.solvers.costs.memory import free_bytes
 from penstock.solvers.costs.tables.stage_table import static_sums
 from penstock.solvers.model.problem import Problem
@@ -65,7 +65,7 @@ class HeldBytes(NamedTuple):
         return found
 
 
-def held_bytes(problem: Problem, options: list[Option], least: Times, *, split: bool) -> HeldBytes:
+def held_bytes(problem: Problem, options: list[DeviceRange], least: LeastTimes, *, split: bool) -> HeldBytes:
     """Return what samples hold; ``least``: each layer's least times; ``split``: whether weight gradients may wait."""
     batch = problem.global_batch_size
     kept = batch * least_kept(problem)
@@ -81,7 +81,7 @@ def held_bytes(problem: Problem, options: list[Option], least: Times, *, split: 
     )
 
 
-def static_bytes(problem: Problem, options: list[Option], *, gradients: bool = False) -> np.ndarray:
+def static_bytes(problem: Problem, options: list[DeviceRange], *, gradients: bool = False) -> np.ndarray:
     """Return [option, L] bytes of parameters and optimizer states, and of ``gradients``, of all holders of a layer."""
     fewest = np.asarray([[option.least] for option in options])
     own = static_sums(problem)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.solvers.bounds.contiguous.links import Links
-from penstock.solvers.bounds.one_pipeline.slice_times import Slices, Times, least_of
+from penstock.solvers.bounds.one_pipeline.slice_times import LeastTimes, Slices, least_of
 from penstock.solvers.costs.infinity import FAR_NS
 from penstock.solvers.costs.stage import least_update_ns
 from penstock.solvers.model.micro_batches import num_micro_batches
@@ -33,7 +33,7 @@ class Numbers(NamedTuple):
         return global_batch_size // self.most, -(-global_batch_size // self.least)
 
 
-class Option(NamedTuple):
+class DeviceRange(NamedTuple):
     """A layer is held by ``least`` to ``most`` devices."""
 
     least: int
@@ -50,14 +50,14 @@ def numbers_of(problem: Problem) -> list[Numbers]:
     return [Numbers(number, number) for number in fed]
 
 
-def options_of(devices: int) -> list[Option]:
+def options_of(devices: int) -> list[DeviceRange]:
     """Return ranges that cover 1 to ``devices``."""
     ends = list(range(1, SINGLE + 1))
     while ends[-1] < devices:
         size = ends[-1]
         ends += [size + size // 2, 2 * size]
     ends = sorted({min(end, devices) for end in ends})
-    return [Option(before + 1, end) for before, end in zip([0, *ends], ends, strict=False)]
+    return [DeviceRange(before + 1, end) for before, end in zip([0, *ends], ends, strict=False)]
 
 
 class Holding:
@@ -69,7 +69,7 @@ class Holding:
         self.links = Links(problem)
         self.options = options_of(problem.num_devices)
 
-    def times(self, numbers: Numbers, option: Option) -> Times:
+    def times(self, numbers: Numbers, option: DeviceRange) -> LeastTimes:
         """Return each layer's least times."""
         batch = self.problem.global_batch_size
         least_rows, most_rows = numbers.rows(batch)
@@ -125,6 +125,6 @@ def _or_more(table: np.ndarray) -> np.ndarray:
     return np.asarray(np.minimum(FAR_NS, np.minimum.accumulate(table[::-1], axis=0)[::-1]))
 
 
-def overlap(before: Option, after: Option) -> bool:
+def overlap(before: DeviceRange, after: DeviceRange) -> bool:
     """Return True if two layers may be on the same devices."""
     return before.least <= after.most and after.least <= before.most

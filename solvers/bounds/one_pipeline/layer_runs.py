@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.solvers.bounds.one_pipeline.layer_costs import Option
+from penstock.solvers.bounds.one_pipeline.layer_costs import DeviceRange
 from penstock.solvers.costs.infinity import NEVER_NS
 
 LOST_NS = NEVER_NS // 2**11
@@ -16,7 +16,7 @@ LOST_NS = NEVER_NS // 2**11
 
 
 def possible_work(
-    work: np.ndarray, options: list[Option], closed: np.ndarray, cuts: np.ndarray, time_ns: int
+    work: np.ndarray, options: list[DeviceRange], closed: np.ndarray, cuts: np.ndarray, time_ns: int
 ) -> np.ndarray:
     """Return ``work`` [option, L], with ``LOST_NS`` where no run of the layer is short enough.
 

@@ -19,7 +19,7 @@ ROUNDED_NS = 2
 """An upper limit of what rounding up adds: once for rows, once for the speed of a kind."""
 
 
-class Times(NamedTuple):
+class LeastTimes(NamedTuple):
     """Arrays (L,) in ns, each the least over a range of sizes and over all kinds.
 
     ``forward``, ``backward`` (whole) and ``gradient`` (without the weights' part) of one slice; ``work`` (forward and
@@ -34,9 +34,9 @@ class Times(NamedTuple):
     before_weights: np.ndarray
 
 
-def least_of(times: Sequence[Times]) -> Times:
+def least_of(times: Sequence[LeastTimes]) -> LeastTimes:
     """Return the least times, component by component."""
-    return Times(*(np.min(column, axis=0) for column in zip(*times, strict=True)))
+    return LeastTimes(*(np.min(column, axis=0) for column in zip(*times, strict=True)))
 
 
 class Slices:
@@ -44,7 +44,7 @@ class Slices:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._found: dict[tuple[int, int, int], Times] = {}
+        self._found: dict[tuple[int, int, int], LeastTimes] = {}
         self._exact: dict[int, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
 
     @cached_property
@@ -65,14 +65,14 @@ class Slices:
     def _sources(self) -> set[tuple[str, float]]:
         return {self.problem.kind_source[kind] for kind in self.kinds}
 
-    def times(self, least: int, most: int, rows: int) -> Times:
+    def times(self, least: int, most: int, rows: int) -> LeastTimes:
         """Return times for slices of ``least`` to ``most`` rows; ``rows``: how many are computed in a step."""
         key = (least, most, rows)
         if key not in self._found:
             self._found[key] = self._times(*key)
         return self._found[key]
 
-    def _times(self, least: int, most: int, rows: int) -> Times:
+    def _times(self, least: int, most: int, rows: int) -> LeastTimes:
         sizes = sorted({least, most, *(size for size in self._steps if least < size < most)})
         slack = 0 if least == most else ROUNDED_NS
         found = []
@@ -84,7 +84,7 @@ class Slices:
                 # What rounding adds to the weights' part of a slice counts at the smallest size.
                 before = np.maximum(0, forward + backward - weight - 2 * slack) * rows // size - slack * rows // least
                 found.append((forward, backward, gradient, work, back, np.maximum(0, before)))
-        return least_of([Times(*each) for each in found])
+        return least_of([LeastTimes(*each) for each in found])
 
     def _at(self, size: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Return forward, backward and weight-gradient times of every layer, for each kind."""

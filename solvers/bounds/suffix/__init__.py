@@ -4,6 +4,6 @@ May import: `solvers.model`, `solvers.costs`, `solvers.bounds`, `solvers.compile
 Start reading at `prove.py`.
 """
 
-from penstock.solvers.bounds.suffix.prove import EFFORT, Answer, judgeable, prove, takes
+from penstock.solvers.bounds.suffix.prove import EFFORT, SuffixAnswer, judgeable, prove, takes
 
-__all__ = ["EFFORT", "Answer", "judgeable", "prove", "takes"]
+__all__ = ["EFFORT", "SuffixAnswer", "judgeable", "prove", "takes"]

@@ -18,7 +18,7 @@ EFFORT = 4_000_000
 """The default number of states; about a million are made in a second."""
 
 
-class Answer(NamedTuple):
+class SuffixAnswer(NamedTuple):
     """No step takes less than ``bound_ns``. ``orders``: the best orders of the model within the given limit.
 
     ``proven``: the bound is the optimum of the model, or no step is within the limit. ``spent``: states made.
@@ -45,7 +45,7 @@ def judgeable(times: StageTimes) -> bool:
 
 def prove(
     problem: Problem, allocation: Allocation, at_most_ns: int, effort: int = EFFORT, *, as_judged: bool = False
-) -> Answer:
+) -> SuffixAnswer:
     """Search for a step of at most ``at_most_ns``, with whole backwards in any order, and bound how short one can be.
 
     Channels carry in any order in the model, micro-batches of two sizes count as small ones, and transfers of different
@@ -69,7 +69,7 @@ def prove(
     search = SuffixSearch(line_of(times), effort)
     found = search.run_as_judged(at_most_ns) if as_judged else search.run(at_most_ns)
     orders = None if found.actions is None else _orders(allocation, found.actions)
-    return Answer(found.bound_ns, orders, found.proven, found.spent)
+    return SuffixAnswer(found.bound_ns, orders, found.proven, found.spent)
 
 
 def _orders(allocation: Allocation, actions: tuple[int, ...]) -> Orders:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.schemas.program import BACKWARD, FORWARD
-from penstock.solvers.improve.job_shop.model import Model, Step
+from penstock.solvers.improve.job_shop.model import Model, Scheduled
 from penstock.solvers.improve.job_shop.shop import Operation
 
 
@@ -20,7 +20,7 @@ def keep_the_judges_rules(model: Model) -> None:
     rows = {shop_stage: row for row in range(len(model.shop.devices)) for shop_stage in model.shop.stages_of(row)}
     number = model.shop.allocation.num_micro_batches
 
-    def steps(kind: int, s: int) -> list[Step]:
+    def steps(kind: int, s: int) -> list[Scheduled]:
         return [model.steps[Operation(kind, s, m, rows[s])] for m in range(number)]
 
     for s in range(len(model.shop.allocation.stages)):
@@ -42,11 +42,11 @@ def keep_the_judges_rules(model: Model) -> None:
         _self_timed(model, (there, forwards), (back, made), ahead)
 
 
-def _end(step: Step | None) -> Any:
+def _end(step: Scheduled | None) -> Any:
     return 0 if step is None else step.end
 
 
-def _orders(model: Model, there: list[Step], back: list[Step]) -> dict[tuple[int, int], Any]:
+def _orders(model: Model, there: list[Scheduled], back: list[Scheduled]) -> dict[tuple[int, int], Any]:
     """For what goes forward of micro-batch m and back of an earlier one k, a literal: m first."""
     found = {}
     for m in range(len(there)):
@@ -64,8 +64,8 @@ def _orders(model: Model, there: list[Step], back: list[Step]) -> dict[tuple[int
 
 def _self_timed(
     model: Model,
-    there: tuple[Sequence[Step], Sequence[Step | None]],
-    back: tuple[Sequence[Step], Sequence[Step | None]],
+    there: tuple[Sequence[Scheduled], Sequence[Scheduled | None]],
+    back: tuple[Sequence[Scheduled], Sequence[Scheduled | None]],
     ahead: dict[tuple[int, int], Any],
 ) -> None:
     """Each step starts when it is ready, or when a step before it on the same device or channel ends."""
@@ -79,7 +79,9 @@ def _self_timed(
         _starts_at_one_of(model, step, [ready, *ends, there[0][k]], others)
 
 
-def _starts_at_one_of(model: Model, step: Step, ends: list[Step | None], others: list[tuple[Step, Any]]) -> None:
+def _starts_at_one_of(
+    model: Model, step: Scheduled, ends: list[Scheduled | None], others: list[tuple[Scheduled, Any]]
+) -> None:
     """When one of ``ends`` ends, or one of the others whose literal holds."""
     chosen = []
     for each in ends:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from penstock.solvers.improve.job_shop.model import Model, Step, Values
+from penstock.solvers.improve.job_shop.model import Model, Scheduled, Values
 from penstock.solvers.improve.job_shop.shop import Operation
 from penstock.solvers.model.timeline import Timeline
 
@@ -31,7 +31,7 @@ def give_hint(model: Model, timeline: Timeline) -> None:
 
 def _starts_of_operations(model: Model, timeline: Timeline, values: Values) -> None:
     rows = {devices: row for row, devices in enumerate(model.shop.devices)}
-    alike: dict[object, list[tuple[int, Step]]] = defaultdict(list)
+    alike: dict[object, list[tuple[int, Scheduled]]] = defaultdict(list)
     starts: dict[object, list[int]] = defaultdict(list)
     for track in timeline.tracks:
         row = rows[track.devices]
@@ -45,7 +45,7 @@ def _starts_of_operations(model: Model, timeline: Timeline, values: Values) -> N
 
 def _starts_of_transfers(model: Model, timeline: Timeline, values: Values) -> None:
     moves = timeline.transfers
-    alike: dict[object, list[tuple[int, Step]]] = defaultdict(list)
+    alike: dict[object, list[tuple[int, Scheduled]]] = defaultdict(list)
     starts: dict[object, list[int]] = defaultdict(list)
     columns = (moves.direction.tolist(), moves.stage.tolist(), moves.micro_batch.tolist(), moves.start_ns.tolist())
     for direction, s, m, start in zip(*columns, strict=True):
@@ -58,7 +58,7 @@ def _starts_of_transfers(model: Model, timeline: Timeline, values: Values) -> No
         _in_index_order(model, steps, starts[key], values)
 
 
-def _in_index_order(model: Model, steps: Iterable[tuple[int, Step]], starts: list[int], values: Values) -> None:
+def _in_index_order(model: Model, steps: Iterable[tuple[int, Scheduled]], starts: list[int], values: Values) -> None:
     ordered = sorted(steps, key=lambda each: each[0])
     for (_m, step), start in zip(ordered, sorted(starts), strict=True):
         values[step.start.index] = start // model.unit_ns

@@ -18,7 +18,7 @@ from ortools.sat.python import cp_model
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
 from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.improve.job_shop.memory import Limit, Room, in_flight_limits, rooms
-from penstock.solvers.improve.job_shop.reductions import Chain, chains
+from penstock.solvers.improve.job_shop.reductions import BucketChain, chains
 from penstock.solvers.improve.job_shop.shop import Operation, Shop
 
 MOST_UNITS = 2**50
@@ -29,7 +29,7 @@ Values = dict[int, int]
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class Scheduled:
     """A start variable and a duration, in units."""
 
     start: Any
@@ -61,9 +61,9 @@ class Model:
     horizon: int
     unit_ns: int
     cp: cp_model.CpModel = field(default_factory=cp_model.CpModel)
-    steps: dict[Operation, Step] = field(default_factory=dict)
-    transfers: dict[tuple[int, int, int], Step] = field(default_factory=dict)
-    reductions: dict[tuple[int, int], Step] = field(default_factory=dict)
+    steps: dict[Operation, Scheduled] = field(default_factory=dict)
+    transfers: dict[tuple[int, int, int], Scheduled] = field(default_factory=dict)
+    reductions: dict[tuple[int, int], Scheduled] = field(default_factory=dict)
     defined: list[tuple[Any, Callable[[Values], int]]] = field(default_factory=list)
     makespan: Any = None
     _users: dict[object, list[Any]] = field(default_factory=lambda: defaultdict(list))
@@ -94,7 +94,7 @@ class Model:
         """Return a duration in units, rounded down."""
         return duration_ns // self.unit_ns
 
-    def _step(self, low: int, latest_end: int, size: int, resources: list[object]) -> Step:
+    def _step(self, low: int, latest_end: int, size: int, resources: list[object]) -> Scheduled:
         """Add a step that has its resources to itself if it takes time at all."""
         if latest_end - size < low:
             self.cp.add_bool_or([])
@@ -103,9 +103,9 @@ class Model:
             interval = self.cp.new_fixed_size_interval_var(start, size, "")
             for resource in resources:
                 self._users[resource].append(interval)
-        return Step(start, size)
+        return Scheduled(start, size)
 
-    def _operate(self, each: Operation) -> Step:
+    def _operate(self, each: Operation) -> Scheduled:
         """Add an operation between head and tail; the k-th of identical ones comes after the k before it."""
         shop, s = self.shop, each.stage
         times, size = shop.times, self.units(shop.duration_ns(each))
@@ -143,7 +143,7 @@ class Model:
             else:
                 self._precede(made, needed, size)
 
-    def _precede(self, sooner: list[Step], later: list[Step], lag: int = 0) -> None:
+    def _precede(self, sooner: list[Scheduled], later: list[Scheduled], lag: int = 0) -> None:
         for a, b in product(sooner, later):
             self.cp.add(b.start >= a.end + lag)
 
@@ -184,7 +184,7 @@ class Model:
         held = [self._between(self.steps[each], self.steps[shop.release(each)]) for each in forwards]
         self.cp.add_cumulative(held, [1] * len(held), limit.most)
 
-    def _between(self, first: Step, last: Step, after: bool = False) -> Any:
+    def _between(self, first: Scheduled, last: Scheduled, after: bool = False) -> Any:
         """Return the interval from a step's start (``after``: its end) to the end of another."""
         begin, begin_in = (first.end, first.end_in) if after else (first.start, first.start_in)
         length = self.cp.new_int_var(0, self.horizon, "")
@@ -243,7 +243,7 @@ class Model:
         self.defined.append((length, lambda values: self.horizon - values[first.index]))
         return self.cp.new_interval_var(first, length, self.horizon, "")
 
-    def _reduce(self, chain: Chain) -> None:
+    def _reduce(self, chain: BucketChain) -> None:
         """Add buckets one after the other, in a shared network on their ring's links; then their stages' updates."""
         shop, update = self.shop, self.units(max(self.shop.times.update[s] for s in chain.stages))
         if not shop.problem.rules.shared:
@@ -252,7 +252,7 @@ class Model:
                 for each in ends:
                     self.cp.add(self.makespan >= self.steps[each].end + rest)
             return
-        before: list[Step] = []
+        before: list[Scheduled] = []
         for number, bucket in enumerate(chain.buckets):
             resources: list[object] = [("link", link) for link in bucket.resources]
             step = self._step(0, self.horizon - update, self.units(bucket.duration_ns), resources)

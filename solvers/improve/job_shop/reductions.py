@@ -11,7 +11,7 @@ from penstock.solvers.costs.stage import stage_rows
 from penstock.solvers.improve.job_shop.shop import Operation, Shop
 
 
-class Chain(NamedTuple):
+class BucketChain(NamedTuple):
     """A group's buckets.
 
     ``number`` is the first bucket's, over all buckets whose groups have the same lowest stage. For each row and stage
@@ -34,7 +34,7 @@ class Chain(NamedTuple):
         return longest
 
 
-def chains(shop: Shop) -> list[Chain]:
+def chains(shop: Shop) -> list[BucketChain]:
     """Return every group that has something to reduce."""
     found, numbers = [], Counter[int]()
     for group, buckets in shop.times.chains:
@@ -44,7 +44,7 @@ def chains(shop: Shop) -> list[Chain]:
                 ends.setdefault((each.row, each.stage), []).append(each)
         if buckets:
             leads = {place: [_lead_ns(shop, own, bucket) for bucket in buckets] for place, own in ends.items()}
-            found.append(Chain(group.stages, numbers[group.stages[0]], buckets, ends, leads))
+            found.append(BucketChain(group.stages, numbers[group.stages[0]], buckets, ends, leads))
             numbers[group.stages[0]] += len(buckets)
     return found
 

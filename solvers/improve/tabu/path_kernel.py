@@ -35,7 +35,7 @@ class Search(NamedTuple):
     candidates: np.ndarray
 
 
-class Run(NamedTuple):
+class ClockedOrder(NamedTuple):
     """What the judge's clock says of one order."""
 
     start: np.ndarray
@@ -108,7 +108,7 @@ def may_swap(lanes: Any, search: Search, i: int) -> bool:
 
 
 @loop
-def critical_swaps(flows: Any, lanes: Any, search: Search, run: Run, last: int) -> int:
+def critical_swaps(flows: Any, lanes: Any, search: Search, run: ClockedOrder, last: int) -> int:
     """Follow a critical path back from an operation; write the swaps on it to ``candidates``, return how many.
 
     Where a transfer has waited, also the swaps by which its maker comes sooner or the transfer before it later.
@@ -145,7 +145,7 @@ def critical_swaps(flows: Any, lanes: Any, search: Search, run: Run, last: int) 
 
 
 @inner
-def _end(lanes: Any, run: Run, i: int) -> int:
+def _end(lanes: Any, run: ClockedOrder, i: int) -> int:
     return run.start[i] + lanes.table[lanes.row[i], DURATION]
 
 
@@ -165,7 +165,7 @@ def _advance(lanes: Any, search: Search, i: int, count: int) -> int:
 
 
 @inner
-def _maker(flows: Any, lanes: Any, search: Search, run: Run, i: int) -> int:
+def _maker(flows: Any, lanes: Any, search: Search, run: ClockedOrder, i: int) -> int:
     """The operation on another lane or slot whose output operation i reads, the last of its replicas; -1: none."""
     row, m = lanes.row[i], lanes.batch[i]
     s, kind = lanes.table[row, STAGE], row // 2 % KINDS
@@ -185,7 +185,7 @@ def _maker(flows: Any, lanes: Any, search: Search, run: Run, i: int) -> int:
 
 
 @inner
-def _sent(flows: Any, run: Run, flow: int, m: int) -> int:
+def _sent(flows: Any, run: ClockedOrder, flow: int, m: int) -> int:
     """When a flow's transfer of a micro-batch started."""
     low, high = flows.flow_offset[flow], flows.flow_offset[flow + 1]
     at = low + m - flows.flow_first[flow]
@@ -197,7 +197,7 @@ def _sent(flows: Any, run: Run, flow: int, m: int) -> int:
 
 
 @inner
-def _transfer_before(flows: Any, lanes: Any, search: Search, run: Run, flow: int, sent: int) -> int:
+def _transfer_before(flows: Any, lanes: Any, search: Search, run: ClockedOrder, flow: int, sent: int) -> int:
     """What made the transfer of the same edge that ended when this one started; -1: none did."""
     s, direction = flows.flow_stage[flow], flows.flow_direction[flow]
     low = s if direction == 0 else flows.previous[s]

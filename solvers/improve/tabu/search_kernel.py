@@ -18,7 +18,7 @@ from penstock.solvers.compiled.fields import Fields
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.improve.tabu.path_kernel import (
     KINDS,
-    Run,
+    ClockedOrder,
     Search,
     change,
     critical_swaps,
@@ -29,7 +29,7 @@ from penstock.solvers.improve.tabu.path_kernel import (
 )
 from penstock.solvers.judge.clocks.channels import EVENTS
 from penstock.solvers.judge.clocks.events import run_events
-from penstock.solvers.judge.clocks.state import State, restore
+from penstock.solvers.judge.clocks.state import ClockState, restore
 from penstock.solvers.judge.clocks.ties import tied_starts
 from penstock.solvers.judge.clocks.worklist import run_worklist
 from penstock.solvers.judge.operation_tables import LINES, STAGE
@@ -46,7 +46,7 @@ class Clock(NamedTuple):
     """Which clock times the orders; for events its state, and the ``words`` of that before anything has begun."""
 
     kind: int
-    state: State
+    state: ClockState
     words: np.ndarray
 
 
@@ -150,7 +150,9 @@ def swap(lanes: Any, search: Search, i: int) -> None:
 
 
 @compiled
-def judge(flows: Any, chains: Any, ties: Any, lanes: Any, update_ns: np.ndarray, clock: Clock) -> tuple[int, int, Run]:
+def judge(
+    flows: Any, chains: Any, ties: Any, lanes: Any, update_ns: np.ndarray, clock: Clock
+) -> tuple[int, int, ClockedOrder]:
     """Return the order's makespan (NEVER_NS if it blocks), an operation that it waits for last, and all starts."""
     if clock.kind == EVENTS:
         state = clock.state
@@ -162,7 +164,7 @@ def judge(flows: Any, chains: Any, ties: Any, lanes: Any, update_ns: np.ndarray,
         position, lane_ns, start, sent, order, bucket_start = run_worklist(flows, chains, lanes, clock.kind, True)
         tie_start = tied_starts(chains, ties, lanes, lane_ns, bucket_start)
     value, last = _end(chains, ties, lanes, update_ns, position, lane_ns, bucket_start, tie_start)
-    return value, last, Run(start, sent, order)
+    return value, last, ClockedOrder(start, sent, order)
 
 
 @loop

@@ -45,7 +45,7 @@ class Plans(NamedTuple):
     warmups: np.ndarray
 
 
-class Walk(NamedTuple):
+class PlanWalk(NamedTuple):
     """Where one plan stands; (S,) or, by micro-batch, (S, M).
 
     ``time``, forwards ``ahead`` and backwards ``done`` of each stage; when activations and gradients have
@@ -63,7 +63,7 @@ class Walk(NamedTuple):
     listed: np.ndarray
 
 
-class Chain(NamedTuple):
+class PlanTimes(NamedTuple):
     """One plan: the times of each stage (S, 6) and of each hop (S, 4), warm-ups, M, the first of row class 1."""
 
     stage: np.ndarray
@@ -91,7 +91,7 @@ def private_makespans(
     ``ready`` (N, S): when each stage has run everything but its step.
     """
     most = plans.pieces.shape[1]
-    walk = Walk(
+    walk = PlanWalk(
         np.empty(most, dtype=np.int64),
         np.empty(most, dtype=np.int64),
         np.empty(most, dtype=np.int64),
@@ -108,14 +108,14 @@ def private_makespans(
         for s in range(count):
             stage[s] = pieces[plans.pieces[n, s], :6]
             hop[s] = hops[plans.hops[n, s], :4]
-        chain = Chain(stage, hop, plans.warmups[n], count, batches, cut, channel)
+        chain = PlanTimes(stage, hop, plans.warmups[n], count, batches, cut, channel)
         makespans[n] = _makespan(chain, walk)
         for s in range(count):
             ready[n, s] = walk.time[s] + stage[s, AFTER_NS] - stage[s, UPDATE_NS]
 
 
 @loop
-def _makespan(chain: Chain, walk: Walk) -> int:
+def _makespan(chain: PlanTimes, walk: PlanWalk) -> int:
     _begin(chain, walk)
     head, waiting = 0, chain.stages
     while True:
@@ -151,7 +151,7 @@ def _makespan(chain: Chain, walk: Walk) -> int:
 
 
 @inner
-def _begin(chain: Chain, walk: Walk) -> None:
+def _begin(chain: PlanTimes, walk: PlanWalk) -> None:
     for s in range(chain.stages):
         walk.time[s] = walk.ahead[s] = walk.done[s] = 0
         walk.visit[s] = s
@@ -165,12 +165,12 @@ def _begin(chain: Chain, walk: Walk) -> None:
 
 
 @inner
-def _forward_is_next(chain: Chain, walk: Walk, s: int) -> bool:
+def _forward_is_next(chain: PlanTimes, walk: PlanWalk, s: int) -> bool:
     return walk.ahead[s] < min(chain.batches, chain.warmup[s] + walk.done[s])
 
 
 @loop
-def _run(chain: Chain, walk: Walk, s: int) -> int:
+def _run(chain: PlanTimes, walk: PlanWalk, s: int) -> int:
     """Run a stage until it blocks; bits of the stages that received something: 1 the one before, 4 the next one."""
     woken = 0
     t = walk.time[s]
@@ -197,7 +197,7 @@ def _run(chain: Chain, walk: Walk, s: int) -> int:
 
 
 @inner
-def _pass(chain: Chain, walk: Walk, way: int, edge: int, target: int, m: int, t: int, takes: int) -> int:
+def _pass(chain: PlanTimes, walk: PlanWalk, way: int, edge: int, target: int, m: int, t: int, takes: int) -> int:
     """Hand over what was made at ``t``: at once, over a channel of its own, or to the queue of a shared one."""
     if takes >= 0 and chain.channel == HALF:
         put(walk.channels, 2 * edge + way, t, m)
@@ -210,7 +210,7 @@ def _pass(chain: Chain, walk: Walk, way: int, edge: int, target: int, m: int, t:
 
 
 @loop
-def _send(chain: Chain, walk: Walk, edge: int, visited: int) -> int:
+def _send(chain: PlanTimes, walk: PlanWalk, edge: int, visited: int) -> int:
     """Take from an edge's two queues what can be taken for certain; bits as ``_run``, 2 the visited stage itself."""
     woken = 0
     while True:
@@ -227,7 +227,7 @@ def _send(chain: Chain, walk: Walk, edge: int, visited: int) -> int:
 
 
 @inner
-def _take(chain: Chain, walk: Walk, way: int, edge: int) -> int:
+def _take(chain: PlanTimes, walk: PlanWalk, way: int, edge: int) -> int:
     """The channel carries what has been waiting longest of one way; the stage that receives it."""
     ready = walk.channels.first[2 * edge + way]
     m = get(walk.channels, 2 * edge + way)
@@ -239,7 +239,7 @@ def _take(chain: Chain, walk: Walk, way: int, edge: int) -> int:
 
 
 @inner
-def _next_forward(chain: Chain, walk: Walk, s: int) -> int:
+def _next_forward(chain: PlanTimes, walk: PlanWalk, s: int) -> int:
     """No forward of stage s is ready before; NEVER_NS if it waits for a gradient over the same channel."""
     m = walk.ahead[s]
     if m == chain.batches or chain.hop[s, OUT_NS] < 0:
@@ -252,7 +252,7 @@ def _next_forward(chain: Chain, walk: Walk, s: int) -> int:
 
 
 @inner
-def _next_backward(chain: Chain, walk: Walk, s: int) -> int:
+def _next_backward(chain: PlanTimes, walk: PlanWalk, s: int) -> int:
     """No backward of stage s is ready before; NEVER_NS if it waits for an activation over the same channel."""
     done = walk.done[s]
     if done == chain.batches or chain.hop[s - 1, BACK_NS] < 0:

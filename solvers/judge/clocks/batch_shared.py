@@ -45,7 +45,7 @@ class Wants(NamedTuple):
     lead_ns: np.ndarray
 
 
-class Plan(NamedTuple):
+class SharedPlan(NamedTuple):
     """One plan: its pieces and hops by number, their times, its warm-ups, S, M, the first of row class 1."""
 
     piece: np.ndarray
@@ -58,7 +58,7 @@ class Plan(NamedTuple):
     cut: int
 
 
-class State(NamedTuple):
+class SharedState(NamedTuple):
     """What changes while a plan runs; users and stages as above, masks are (users, words) uint64."""
 
     size: np.ndarray
@@ -101,7 +101,7 @@ def shared_makespans(
     most = plans.pieces.shape[1]
     users = 5 * most
     words = (users + 63) // 64
-    state = State(
+    state = SharedState(
         np.zeros(4, dtype=np.int64),
         np.empty(users + 2 * most + 1, dtype=np.int64),
         np.empty(users + 2 * most + 1, dtype=np.int64),
@@ -133,7 +133,7 @@ def shared_makespans(
         for s in range(count):
             stage_ns[s] = pieces[plans.pieces[n, s], :6]
             hop_ns[s] = hops[plans.hops[n, s], :4]
-        plan = Plan(plans.pieces[n], plans.hops[n], stage_ns, hop_ns, plans.warmups[n], count, batches, cut)
+        plan = SharedPlan(plans.pieces[n], plans.hops[n], stage_ns, hop_ns, plans.warmups[n], count, batches, cut)
         _conflicts(wants, plan, state, n)
         makespans[n] = _makespan(wants, plan, state)
         for s in range(count):
@@ -141,7 +141,7 @@ def shared_makespans(
 
 
 @loop
-def _conflicts(wants: Any, plan: Plan, state: State, number: int) -> None:
+def _conflicts(wants: Any, plan: SharedPlan, state: SharedState, number: int) -> None:
     """The masks of all users of a plan, by way of who uses each link."""
     words = state.running.size
     for again in range(2):
@@ -164,7 +164,7 @@ def _conflicts(wants: Any, plan: Plan, state: State, number: int) -> None:
 
 
 @inner
-def _visit(state: State, links: np.ndarray, low: int, high: int, user: int, number: int, again: int) -> None:
+def _visit(state: SharedState, links: np.ndarray, low: int, high: int, user: int, number: int, again: int) -> None:
     """Note a user at each of its links; the second time, take over all that are noted there."""
     words = state.running.size
     for i in range(low, high):
@@ -181,7 +181,7 @@ def _visit(state: State, links: np.ndarray, low: int, high: int, user: int, numb
 
 
 @loop
-def _makespan(wants: Any, plan: Plan, state: State) -> int:
+def _makespan(wants: Any, plan: SharedPlan, state: SharedState) -> int:
     _begin(wants, plan, state)
     _start_operations(wants, plan, state, 0)
     while state.size[EVENTS] > 0:
@@ -210,7 +210,7 @@ def _makespan(wants: Any, plan: Plan, state: State) -> int:
 
 
 @inner
-def _begin(wants: Any, plan: Plan, state: State) -> None:
+def _begin(wants: Any, plan: SharedPlan, state: SharedState) -> None:
     for k in range(4):
         state.size[k] = 0
     for w in range(state.running.size):
@@ -229,7 +229,7 @@ def _begin(wants: Any, plan: Plan, state: State) -> None:
 
 
 @inner
-def _touch(state: State, s: int) -> None:
+def _touch(state: SharedState, s: int) -> None:
     if not state.is_touched[s]:
         state.is_touched[s] = True
         state.touched[state.size[TOUCHED]] = s
@@ -237,13 +237,13 @@ def _touch(state: State, s: int) -> None:
 
 
 @inner
-def _later(state: State, t: int, code: int) -> None:
+def _later(state: SharedState, t: int, code: int) -> None:
     push_time(state.event_time, state.event_code, state.size[EVENTS], t, code)
     state.size[EVENTS] += 1
 
 
 @inner
-def _start_operations(wants: Any, plan: Plan, state: State, t: int) -> None:
+def _start_operations(wants: Any, plan: SharedPlan, state: SharedState, t: int) -> None:
     for k in range(state.size[TOUCHED]):
         s = state.touched[k]
         state.is_touched[s] = False
@@ -266,7 +266,7 @@ def _start_operations(wants: Any, plan: Plan, state: State, t: int) -> None:
 
 
 @inner
-def _end_operation(plan: Plan, state: State, s: int, t: int) -> None:
+def _end_operation(plan: SharedPlan, state: SharedState, s: int, t: int) -> None:
     forward = state.ahead[s] < min(plan.batches, plan.warmup[s] + state.done[s])
     m = state.ahead[s] if forward else state.done[s]
     if forward:
@@ -292,7 +292,7 @@ def _end_operation(plan: Plan, state: State, s: int, t: int) -> None:
 
 
 @inner
-def _wait(plan: Plan, state: State, user: int, ready: int, m: int) -> None:
+def _wait(plan: SharedPlan, state: SharedState, user: int, ready: int, m: int) -> None:
     """Put a user's next transfer among those that wait: (ready time, stage, direction, micro-batch or chain)."""
     if user >= 4 * plan.stages:
         rank = 4 * (user - 4 * plan.stages) + 2
@@ -311,7 +311,7 @@ def _wait(plan: Plan, state: State, user: int, ready: int, m: int) -> None:
 
 
 @inner
-def _start_transfers(wants: Any, plan: Plan, state: State, t: int) -> None:
+def _start_transfers(wants: Any, plan: SharedPlan, state: SharedState, t: int) -> None:
     """In their order, all whose links are free; what a user has next conflicts with what it has just started."""
     words = state.running.size
     i = 0
@@ -337,7 +337,7 @@ def _start_transfers(wants: Any, plan: Plan, state: State, t: int) -> None:
 
 
 @inner
-def _end_transfer(wants: Any, plan: Plan, state: State, user: int, t: int) -> None:
+def _end_transfer(wants: Any, plan: SharedPlan, state: SharedState, user: int, t: int) -> None:
     state.running[user >> 6] ^= np.uint64(1) << np.uint64(user & 63)
     state.size[CHANGED] = 1
     if user >= 4 * plan.stages:

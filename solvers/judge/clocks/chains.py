@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.solvers.compiled.decorators import inner, loop
 from penstock.solvers.compiled.indices import never_negative
-from penstock.solvers.judge.clocks.state import READY, State, free, later, make_fresh, touch_stage
+from penstock.solvers.judge.clocks.state import READY, ClockState, free, later, make_fresh, touch_stage
 from penstock.solvers.judge.clocks.ties import buckets_over
 from penstock.solvers.judge.operation_tables import DURATION
 from penstock.solvers.model.schedule import STEP
@@ -22,7 +22,7 @@ never_negative(__name__)
 
 
 @inner
-def close(lanes: Any, state: State, slot: int) -> int:
+def close(lanes: Any, state: ClockState, slot: int) -> int:
     """The number of the round whose last gradient a slot now makes; looks up the one after it."""
     first, stop = lanes.round_start[slot], lanes.round_start[slot + 1]
     closed = state.closing_place[slot]
@@ -35,7 +35,7 @@ def close(lanes: Any, state: State, slot: int) -> int:
 
 
 @inner
-def announce_buckets(chains: Any, state: State, s: int, update_round: int, end: int, column: int) -> None:
+def announce_buckets(chains: Any, state: ClockState, s: int, update_round: int, end: int, column: int) -> None:
     """A lane's last gradient of a round ends at ``end``: with the last lane's the first bucket's time is known."""
     for k in range(chains.member_start[s], chains.member_start[s + 1]):
         g = chains.member_group[k]
@@ -52,7 +52,7 @@ def announce_buckets(chains: Any, state: State, s: int, update_round: int, end: 
 
 
 @inner
-def end_bucket(flows: Any, chains: Any, ties: Any, lanes: Any, state: State, g: int, t: int) -> None:
+def end_bucket(flows: Any, chains: Any, ties: Any, lanes: Any, state: ClockState, g: int, t: int) -> None:
     user = flows.flow_ns.size + g
     free(flows, state, user)
     b = state.bucket[g] + 1

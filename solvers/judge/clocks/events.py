@@ -32,7 +32,7 @@ from penstock.solvers.judge.clocks.state import (
     SENT,
     SHIFT,
     TOUCHED,
-    State,
+    ClockState,
     free,
     later,
     make_fresh,
@@ -48,7 +48,7 @@ never_negative(__name__)
 
 
 @loop
-def run_events(flows: Any, chains: Any, ties: Any, lanes: Any, state: State) -> None:
+def run_events(flows: Any, chains: Any, ties: Any, lanes: Any, state: ClockState) -> None:
     """Bring a new state to its end: ``start`` of operations, ``sent`` and ``order`` of transfers, starts of buckets.
 
     A lane whose position is below its number of operations is blocked for ever.
@@ -83,7 +83,7 @@ def run_events(flows: Any, chains: Any, ties: Any, lanes: Any, state: State) -> 
 
 
 @inner
-def _start_operations(chains: Any, ties: Any, lanes: Any, state: State, t: int) -> None:
+def _start_operations(chains: Any, ties: Any, lanes: Any, state: ClockState, t: int) -> None:
     """Start the next operation of each idle lane whose input is there."""
     reduces = chains.bucket_ns.size > 0
     for k in range(state.size[TOUCHED]):
@@ -110,14 +110,14 @@ def _start_operations(chains: Any, ties: Any, lanes: Any, state: State, t: int) 
 
 
 @inner
-def _end_row(chains: Any, ties: Any, lanes: Any, state: State, lane: int, t: int) -> None:
+def _end_row(chains: Any, ties: Any, lanes: Any, state: ClockState, lane: int, t: int) -> None:
     """A lane has run all its operations: in a flushed step its ties come next."""
     if ties.tie_ns.size > 0 and not ties.periodic:
         halt_ready(chains, lanes, state, lane, t)
 
 
 @inner
-def _end_operation(flows: Any, chains: Any, ties: Any, lanes: Any, state: State, lane: int, t: int) -> None:
+def _end_operation(flows: Any, chains: Any, ties: Any, lanes: Any, state: ClockState, lane: int, t: int) -> None:
     i = state.position[lane]
     state.position[lane] = i + 1
     state.busy[lane] = False
@@ -142,7 +142,7 @@ def _end_operation(flows: Any, chains: Any, ties: Any, lanes: Any, state: State,
 
 
 @inner
-def _enqueue(flows: Any, state: State, flow: int, m: int, t: int) -> None:
+def _enqueue(flows: Any, state: ClockState, flow: int, m: int, t: int) -> None:
     """Add micro-batch ``m``, ready at ``t``, to the flow's queue; among equals of one instant by micro-batch."""
     at = state.tail[flow]
     while at > state.head[flow] and state.order[at - 1] > m and state.sent[at - 1] == t:
@@ -159,7 +159,7 @@ def _enqueue(flows: Any, state: State, flow: int, m: int, t: int) -> None:
 
 
 @inner
-def _lower_key(flows: Any, state: State, flow: int, m: int) -> None:
+def _lower_key(flows: Any, state: ClockState, flow: int, m: int) -> None:
     """The waiting head of a flow has become micro-batch ``m`` of the same instant: mend its entry."""
     resource = state.where[flow]
     offset, size = flows.watch_start[resource], state.watch_size[resource]
@@ -186,7 +186,7 @@ def _user(flows: Any, second: int) -> Any:
 
 
 @inner
-def _head_key(flows: Any, chains: Any, ties: Any, state: State, user: int) -> tuple[int, int]:
+def _head_key(flows: Any, chains: Any, ties: Any, state: ClockState, user: int) -> tuple[int, int]:
     if user < flows.flow_ns.size:
         m = state.order[state.head[user]]
         ready = state.sent[state.head[user]]
@@ -199,7 +199,7 @@ def _head_key(flows: Any, chains: Any, ties: Any, state: State, user: int) -> tu
 
 
 @inner
-def _end_transfer(flows: Any, lanes: Any, state: State, flow: int, m: int, t: int) -> None:
+def _end_transfer(flows: Any, lanes: Any, state: ClockState, flow: int, m: int, t: int) -> None:
     free(flows, state, flow)
     s = flows.flow_stage[flow]
     direction = flows.flow_direction[flow]
@@ -210,13 +210,13 @@ def _end_transfer(flows: Any, lanes: Any, state: State, flow: int, m: int, t: in
 
 
 @inner
-def _add_candidate(state: State, first: int, second: int) -> None:
+def _add_candidate(state: ClockState, first: int, second: int) -> None:
     push(state.candidate_first, state.candidate_second, 0, state.size[CANDIDATES], first, second)
     state.size[CANDIDATES] += 1
 
 
 @inner
-def _wake(flows: Any, state: State, resource: int) -> None:
+def _wake(flows: Any, state: ClockState, resource: int) -> None:
     """Make the first watcher of a free resource a candidate."""
     if state.taken[resource] or state.watch_size[resource] == 0:
         return
@@ -228,14 +228,14 @@ def _wake(flows: Any, state: State, resource: int) -> None:
 
 
 @inner
-def _watch(flows: Any, state: State, user: int, resource: int, first: int, second: int) -> None:
+def _watch(flows: Any, state: ClockState, user: int, resource: int, first: int, second: int) -> None:
     push(state.watch_first, state.watch_second, flows.watch_start[resource], state.watch_size[resource], first, second)
     state.watch_size[resource] += 1
     state.where[user] = resource
 
 
 @inner
-def _start_transfers(flows: Any, chains: Any, ties: Any, state: State, t: int) -> None:
+def _start_transfers(flows: Any, chains: Any, ties: Any, state: ClockState, t: int) -> None:
     """Start what can start, least key first; a candidate that came from a freed resource calls its next watcher."""
     for k in range(state.size[FRESH]):
         first, second = _head_key(flows, chains, ties, state, state.fresh[k])
@@ -264,7 +264,7 @@ def _start_transfers(flows: Any, chains: Any, ties: Any, state: State, t: int) -
 
 
 @inner
-def _start_head(flows: Any, chains: Any, ties: Any, state: State, user: int, m: int, t: int) -> None:
+def _start_head(flows: Any, chains: Any, ties: Any, state: ClockState, user: int, m: int, t: int) -> None:
     """Start the head of a user's queue; what comes next waits for the resources just taken."""
     low, high = flows.resource_start[user], flows.resource_start[user + 1]
     for k in range(low, high):

@@ -43,7 +43,7 @@ class Shared(NamedTuple):
     resources: np.ndarray
 
 
-class State(NamedTuple):
+class ProcessorState(NamedTuple):
     """What changes. Of devices: clock, since when it is right, speed, next end; of lanes (one per stage): position,
     whether it runs, clock at its end; of flows: queues from ``head`` to ``tail``. ``size`` counts what is on its way,
     the touched lanes, whose next operation may be able to start, and the flows with something waiting, and says whether
@@ -84,7 +84,7 @@ def run_sharing(shared: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nda
     """
     stages, operations = shared.duration.shape
     flows, batches = shared.flow_ns.shape
-    state = State(
+    state = ProcessorState(
         np.full((stages, operations), -1, dtype=np.int64),
         np.full((stages, operations), -1, dtype=np.int64),
         np.full((flows, batches), -1, dtype=np.int64),
@@ -115,7 +115,7 @@ def run_sharing(shared: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nda
 
 
 @loop
-def _run(shared: Any, state: State) -> None:
+def _run(shared: Any, state: ProcessorState) -> None:
     for s in range(state.position.size):
         _touch(state, s)
     _start_operations(shared, state, 0)
@@ -132,7 +132,7 @@ def _run(shared: Any, state: State) -> None:
 
 
 @inner
-def _touch(state: State, s: int) -> None:
+def _touch(state: ProcessorState, s: int) -> None:
     if not state.is_touched[s]:
         state.is_touched[s] = True
         state.touched[state.size[TOUCHED]] = s
@@ -140,14 +140,14 @@ def _touch(state: State, s: int) -> None:
 
 
 @inner
-def _arrive(state: State, flow: int, m: int) -> None:
+def _arrive(state: ProcessorState, flow: int, m: int) -> None:
     """What a stage sent is with the next one, or with the one before."""
     state.arrived[flow, m] = True
     _touch(state, flow // 2 + 1 - 2 * (flow % 2))
 
 
 @inner
-def _next_instant(shared: Any, state: State) -> Any:
+def _next_instant(shared: Any, state: ProcessorState) -> Any:
     now = NEVER_TICKS
     for d in range(shared.num_devices):
         now = min(now, state.finish[d])
@@ -157,14 +157,14 @@ def _next_instant(shared: Any, state: State) -> Any:
 
 
 @inner
-def _advance(state: State, d: int, now: int) -> None:
+def _advance(state: ProcessorState, d: int, now: int) -> None:
     """Bring a device's clock up to an instant."""
     state.clock[d] += (now - state.since[d]) * state.speed[d]
     state.since[d] = now
 
 
 @inner
-def _set_speed(shared: Any, state: State, d: int) -> None:
+def _set_speed(shared: Any, state: ProcessorState, d: int) -> None:
     """The speed of what runs on a device from now on, and when the first of it will be done, rounded up."""
     total, first = 0, NEVER_TICKS
     found = False
@@ -182,7 +182,7 @@ def _set_speed(shared: Any, state: State, d: int) -> None:
 
 
 @inner
-def _end_operations(shared: Any, state: State, d: int, now: int) -> None:
+def _end_operations(shared: Any, state: ProcessorState, d: int, now: int) -> None:
     _advance(state, d, now)
     for s in range(d, state.position.size, shared.num_devices):
         if state.running[s] and state.due[s] <= state.clock[d]:
@@ -197,7 +197,7 @@ def _end_operations(shared: Any, state: State, d: int, now: int) -> None:
 
 
 @inner
-def _pass_on(shared: Any, state: State, flow: int, m: int, now: int) -> None:
+def _pass_on(shared: Any, state: ProcessorState, flow: int, m: int, now: int) -> None:
     """Queue what was made for the other stage; among equals of one instant by micro-batch."""
     if shared.flow_ns[flow, m] < 0:
         last = shared.num_devices - 1
@@ -217,7 +217,7 @@ def _pass_on(shared: Any, state: State, flow: int, m: int, now: int) -> None:
 
 
 @inner
-def _end_transfers(shared: Any, state: State, now: int) -> None:
+def _end_transfers(shared: Any, state: ProcessorState, now: int) -> None:
     k = 0
     while k < state.size[FLYING]:
         if state.fly_end[k] != now:
@@ -236,7 +236,7 @@ def _end_transfers(shared: Any, state: State, now: int) -> None:
 
 
 @inner
-def _start_transfers(shared: Any, state: State, now: int) -> None:
+def _start_transfers(shared: Any, state: ProcessorState, now: int) -> None:
     """Start, one after the other, the waiting transfer of the least key whose resources are all free."""
     if not state.size[CHANGED]:
         return
@@ -270,7 +270,7 @@ def _start_transfers(shared: Any, state: State, now: int) -> None:
 
 
 @inner
-def _start_operations(shared: Any, state: State, now: int) -> None:
+def _start_operations(shared: Any, state: ProcessorState, now: int) -> None:
     for k in range(state.size[TOUCHED]):
         s = state.touched[k]
         state.is_touched[s] = False
@@ -287,7 +287,7 @@ def _start_operations(shared: Any, state: State, now: int) -> None:
 
 
 @inner
-def _has_input(shared: Any, state: State, s: int, i: int) -> Any:
+def _has_input(shared: Any, state: ProcessorState, s: int, i: int) -> Any:
     """Whether the input of a lane's next operation is there; a step and the two ends of a pipeline need none."""
     if i == shared.batch.shape[1]:
         return True

@@ -23,7 +23,7 @@ MASK = (1 << 32) - 1
 
 
 @Fields.register
-class State(NamedTuple):
+class ClockState(NamedTuple):
     """Everything that changes while events run; ``size`` counts the entries of the lists and heaps.
 
     Arrays of integers that are not results are parts of ``words``, those of booleans parts of ``flags``. Made by
@@ -73,7 +73,7 @@ class State(NamedTuple):
 
 
 @loop
-def restore(state: State, words: np.ndarray) -> None:
+def restore(state: ClockState, words: np.ndarray) -> None:
     """Go back to before anything has begun; ``words``: those of the new state."""
     for i in range(words.size):
         state.words[i] = words[i]
@@ -121,7 +121,7 @@ def waits_of_halts(chains: Any, ties: Any, lanes: Any) -> np.ndarray:
 
 
 @inner
-def touch(state: State, lane: int) -> None:
+def touch(state: ClockState, lane: int) -> None:
     if not state.is_touched[lane]:
         state.is_touched[lane] = True
         state.touched[state.size[TOUCHED]] = lane
@@ -129,27 +129,27 @@ def touch(state: State, lane: int) -> None:
 
 
 @inner
-def touch_stage(lanes: Any, state: State, s: int) -> None:
+def touch_stage(lanes: Any, state: ClockState, s: int) -> None:
     for slot in range(lanes.slot_start[s], lanes.slot_start[s + 1]):
         touch(state, lanes.slot_lane[slot])
 
 
 @inner
-def later(state: State, t: int, what: int, subject: int, m: int) -> None:
+def later(state: ClockState, t: int, what: int, subject: int, m: int) -> None:
     code = (what << 60) | (subject << SHIFT) | m
     push_time(state.event_time, state.event_code, state.size[EVENTS], t, code)
     state.size[EVENTS] += 1
 
 
 @inner
-def make_fresh(state: State, user: int) -> None:
+def make_fresh(state: ClockState, user: int) -> None:
     state.where[user] = ON_ITS_WAY
     state.fresh[state.size[FRESH]] = user
     state.size[FRESH] += 1
 
 
 @inner
-def free(flows: Any, state: State, user: int) -> None:
+def free(flows: Any, state: ClockState, user: int) -> None:
     for k in range(flows.resource_start[user], flows.resource_start[user + 1]):
         resource = flows.resources[k]
         state.taken[resource] = False

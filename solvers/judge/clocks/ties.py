@@ -15,13 +15,13 @@ import numpy as np
 
 from penstock.solvers.compiled.decorators import compiled, inner
 from penstock.solvers.compiled.indices import never_negative
-from penstock.solvers.judge.clocks.state import READY, State, free, later, touch
+from penstock.solvers.judge.clocks.state import READY, ClockState, free, later, touch
 
 never_negative(__name__)
 
 
 @inner
-def halt_ready(chains: Any, lanes: Any, state: State, halt: int, t: int) -> None:
+def halt_ready(chains: Any, lanes: Any, state: ClockState, halt: int, t: int) -> None:
     """One of the things is over that a halt waits for; with the last one it comes to its first tie."""
     state.halt_left[halt] -= 1
     if state.halt_left[halt] == 0 and lanes.halt_start[halt] < lanes.halt_start[halt + 1]:
@@ -29,7 +29,7 @@ def halt_ready(chains: Any, lanes: Any, state: State, halt: int, t: int) -> None
 
 
 @inner
-def come_to_tie(chains: Any, lanes: Any, state: State, halt: int, t: int) -> None:
+def come_to_tie(chains: Any, lanes: Any, state: ClockState, halt: int, t: int) -> None:
     """A halt comes to its next tie, which can begin with the last one that comes."""
     k = lanes.halt_tie[lanes.halt_start[halt] + state.halt_next[halt]]
     state.tie_left[k] -= 1
@@ -39,7 +39,7 @@ def come_to_tie(chains: Any, lanes: Any, state: State, halt: int, t: int) -> Non
 
 
 @inner
-def buckets_over(chains: Any, ties: Any, lanes: Any, state: State, g: int, t: int) -> None:
+def buckets_over(chains: Any, ties: Any, lanes: Any, state: ClockState, g: int, t: int) -> None:
     """The last bucket of a chain has ended: lanes of its stages may come to their ties."""
     if ties.tie_ns.size == 0 or ties.periodic:
         return
@@ -51,7 +51,7 @@ def buckets_over(chains: Any, ties: Any, lanes: Any, state: State, g: int, t: in
 
 
 @inner
-def end_tie(flows: Any, chains: Any, ties: Any, lanes: Any, state: State, k: int, t: int) -> None:
+def end_tie(flows: Any, chains: Any, ties: Any, lanes: Any, state: ClockState, k: int, t: int) -> None:
     """Every halt of a tie goes on: to its next tie, or to its steps."""
     free(flows, state, flows.flow_ns.size + chains.stage.size + k)
     state.tie_round[k] += 1
@@ -68,7 +68,7 @@ def end_tie(flows: Any, chains: Any, ties: Any, lanes: Any, state: State, k: int
 
 
 @inner
-def step_has_to_wait(chains: Any, ties: Any, lanes: Any, state: State, slot: int, t: int) -> bool:
+def step_has_to_wait(chains: Any, ties: Any, lanes: Any, state: ClockState, slot: int, t: int) -> bool:
     """Whether ties have to be summed before a step in a row, which otherwise could begin now."""
     if not ties.periodic or lanes.halt_start[slot] == lanes.halt_start[slot + 1]:
         return False

@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.schemas.program import FORWARD, INPUT, WEIGHT
 from penstock.solvers.model.schedule import Orders
-from penstock.solvers.schedules.support.blocks_kernel import NOWHERE, Chain, place
+from penstock.solvers.schedules.support.blocks_kernel import NOWHERE, OperationList, place
 from penstock.solvers.schedules.support.chained import Chained
 
 UNIT_NS = 60
@@ -68,7 +68,7 @@ def _lanes(chained: Chained) -> list[int]:
 
 def _chain(
     chained: Chained, times: np.ndarray, lags: np.ndarray, period_ns: int, hop: tuple[int, ...], reverse: bool
-) -> Chain:
+) -> OperationList:
     """One micro-batch's operations without any wait at the turns; ``times`` (3, S) of F, I, W.
 
     ``lags`` (2, S): on the way to each stage's forward and gradient. ``reverse``: weight gradients go down.
@@ -77,7 +77,7 @@ def _chain(
     down, up = np.arange(count), np.arange(count)[::-1]
     way = np.arange(1, 2 * count)
     weights = down if reverse else up
-    chain = Chain(
+    chain = OperationList(
         after=np.concatenate((np.arange(-1, 2 * count - 1), 2 * count - 1 - weights)),
         lag_ns=np.concatenate((lags[0, down], lags[1, up], np.zeros(count, dtype=np.int64))),
         lane=np.asarray([lanes[s] for s in (*down, *up, *weights)]),
@@ -87,7 +87,9 @@ def _chain(
     return chain
 
 
-def _block(plain: Chain, times: np.ndarray, period_ns: int, turns: tuple[int, ...], reverse: bool) -> Block | None:
+def _block(
+    plain: OperationList, times: np.ndarray, period_ns: int, turns: tuple[int, ...], reverse: bool
+) -> Block | None:
     """Return the chain with ``turns`` units of waiting at its three turns, without conflicts between its operations."""
     count = times.shape[1]
     p = count // 2

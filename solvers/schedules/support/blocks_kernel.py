@@ -14,7 +14,7 @@ NOWHERE = -1
 """Start of an operation that finds no room in the period."""
 
 
-class Chain(NamedTuple):
+class OperationList(NamedTuple):
     """Operations in the order in which they are placed, N of them, L lanes.
 
     ``after`` (N,): the operation that each follows (-1: none), ``lag_ns`` how long after its end at the earliest;
@@ -28,7 +28,7 @@ class Chain(NamedTuple):
 
 
 @compiled
-def place(chain: Chain, period_ns: int, lanes: int) -> np.ndarray:
+def place(chain: OperationList, period_ns: int, lanes: int) -> np.ndarray:
     """The earliest start of each operation, no two of a lane at once modulo the period; (N,) int64.
 
     O(N × operations of a lane, squared); from an operation without room on nothing is placed.

@@ -176,22 +176,24 @@ class Chained:
     def _made(self, present: frozenset[tuple[int, int]]) -> tuple[np.ndarray, ...]:
         """Return durations, bytes taken and freed, successors and their lags, by number; ``present``: (kind, s)."""
         size = len(self.allocation.stages) * len(KINDS)
+        waiting = {(kind, s): self._after(kind, s, present) for kind, s in present}
+        most = max(map(len, waiting.values()))
         duration, taken, freed = (np.zeros((size, self._number), dtype=np.int64) for _ in range(3))
-        following = np.full((size, self._number, 2), -1, dtype=np.int64)
-        lag = np.zeros((size, self._number, 2), dtype=np.int64)
+        following = np.full((size, self._number, most), -1, dtype=np.int64)
+        lag = np.zeros((size, self._number, most), dtype=np.int64)
         for kind, s in present:
             line = s * len(KINDS) + kind
             apart = (RECOMPUTE, s) in present
             spent = [self._spent(kind, s, rows, apart) for rows, _count in self._classes]
             for array, column in zip((duration, taken, freed), zip(*spent, strict=True), strict=True):
                 array[line] = np.repeat(column, self._counts)
-            for k, (after, direction) in enumerate(self._after(kind, s, present)):
+            for k, (after, direction) in enumerate(waiting[kind, s]):
                 following[line, :, k] = after * self._number + np.arange(self._number)
                 if direction is not None:
                     moves = [transfer(self.problem, self.allocation, s, rows, direction) for rows, _ in self._classes]
                     lag[line, :, k] = np.repeat([move.duration_ns if move else 0 for move in moves], self._counts)
         flat = size * self._number
-        return duration.ravel(), taken.ravel(), freed.ravel(), following.reshape(flat, 2), lag.reshape(flat, 2)
+        return duration.ravel(), taken.ravel(), freed.ravel(), following.reshape(flat, -1), lag.reshape(flat, -1)
 
     def _spent(self, kind: int, s: int, rows: int, apart: bool) -> tuple[int, int, int]:
         """Return the duration, the bytes taken at the start and those freed at the end of an operation."""
@@ -209,21 +211,18 @@ class Chained:
         }[kind]
 
     def _after(self, kind: int, s: int, present: frozenset[tuple[int, int]]) -> list[tuple[int, int | None]]:
-        """The (stage, kind) lines that wait for an operation, with the direction of the transfer between, if any."""
-        size = len(KINDS)
-        own = INPUT if (INPUT, s) in present else BACKWARD
-        found: list[tuple[int, int | None]] = []
-        if kind == FORWARD:
-            after = self.allocation.next(s)
-            found.append((s * size + own, None) if after is None else (after * size + FORWARD, 0))
-            if (RECOMPUTE, s) in present:
-                found.append((s * size + RECOMPUTE, None))
-        elif kind == RECOMPUTE:
-            found.append((s * size + own, None))
-        elif kind in (BACKWARD, INPUT):
-            before = self.allocation.previous(s)
-            if before is not None:
-                found.append((before * size + (INPUT if (INPUT, before) in present else BACKWARD), 1))
-            if kind == INPUT:
-                found.append((s * size + WEIGHT, None))
-        return found
+        """Return the (stage, kind) lines that wait for an operation, and the direction of the transfer between, if any.
+
+        Where a stage has whole and split backwards, both lines wait: a micro-batch has an operation on one of them.
+        """
+        size, other = len(KINDS), None
+        if kind == FORWARD and (other := self.allocation.next(s)) is not None:
+            lines: list[tuple[int, int | None]] = [(other * size + FORWARD, 0)]
+        elif kind in (FORWARD, RECOMPUTE):
+            lines = [(s * size + each, None) for each in (INPUT, BACKWARD) if (each, s) in present]
+        elif kind in (BACKWARD, INPUT) and (other := self.allocation.previous(s)) is not None:
+            lines = [(other * size + each, 1) for each in (INPUT, BACKWARD) if (each, other) in present]
+        else:
+            lines = []
+        own = {FORWARD: RECOMPUTE, INPUT: WEIGHT}.get(kind)
+        return [*lines, (s * size + own, None)] if (own, s) in present and own is not None else lines

@@ -34,7 +34,7 @@ class Jobs(NamedTuple):
     """N operations on L lanes.
 
     ``lane`` (N,); ``taken``, ``freed`` (N,): bytes at the start and at the end of each; ``following``, ``lag_ns``
-    (N, 2): the operations that wait for it (-1: none), and how long after its end they may start; ``waits_for`` (N,):
+    (N, K): the operations that wait for it (-1: none), and how long after its end they may start; ``waits_for`` (N,):
     how many it waits for itself; ``room`` (L,). Lists: the operations of lane l are those from ``lane_start[l]`` on;
     ``movable`` (N,): whether it may overtake. Rankings, where ``number`` > 0: ``ranking`` (L, pairs), the preferred
     ones first; micro-batch m of pair q is operation q ``number`` + m; ``kept`` by pair: the room that it leaves for
@@ -82,7 +82,7 @@ def run_list(jobs: Jobs, patience: int) -> np.ndarray:
     known to be ready within so many quarters of its duration.
     """
     count, lanes = len(jobs.lane), len(jobs.room)
-    entries = 3 * count + lanes
+    entries = (1 + jobs.following.shape[1]) * count + lanes
     desk = Desk(
         jobs.waits_for.copy(),
         np.zeros(count, dtype=np.int64),
@@ -115,7 +115,7 @@ def _run(jobs: Jobs, patience: int, desk: Desk) -> None:
         desk.free[lane] = end
         desk.held[lane] += jobs.taken[op] - jobs.freed[op]
         _look_again(desk, end, lane)
-        for k in range(2):
+        for k in range(jobs.following.shape[1]):
             other = jobs.following[op, k]
             if other >= 0:
                 desk.ready[other] = max(desk.ready[other], end + jobs.lag_ns[op, k])

@@ -11,7 +11,7 @@ from penstock.schemas.api import explanation as wire
 from penstock.schemas.program import KINDS
 from penstock.solvers.bounds.schedule_bound import schedule_bound
 from penstock.solvers.explanation.binding import Sensitivity
-from penstock.solvers.explanation.critical_path import CriticalPath, Step, critical_path
+from penstock.solvers.explanation.critical_path import CriticalPath, PathLink, critical_path
 from penstock.solvers.explanation.idle import Idle
 from penstock.solvers.explanation.layout import Compared, Difference
 from penstock.solvers.explanation.run import Because
@@ -56,7 +56,7 @@ def to_path(problem: Problem, plan: JudgedPlan, path: CriticalPath) -> wire.Path
 
 
 def _segments(problem: Problem, allocation: Allocation, path: CriticalPath) -> Iterator[wire.PathSegment]:
-    def alike(step: Step) -> tuple[object, ...]:
+    def alike(step: PathLink) -> tuple[object, ...]:
         return (step.what, step.stage, step.devices, step.detail if step.what in ("transfer", "all-reduce") else 0)
 
     for _key, group in groupby((step for step in path.steps if step.length_ns), key=alike):
@@ -74,7 +74,7 @@ def _segments(problem: Problem, allocation: Allocation, path: CriticalPath) -> I
         )
 
 
-def _text(allocation: Allocation, steps: Sequence[Step]) -> str:
+def _text(allocation: Allocation, steps: Sequence[PathLink]) -> str:
     first = steps[0]
     numbers = [step.number for step in steps]
     if first.what == "operation":

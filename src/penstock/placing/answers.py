@@ -29,7 +29,7 @@ from penstock.schemas.topology import ClusterTopology
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.result import Status
-from penstock.solvers.placement.choice import Choice, Chooser, Option
+from penstock.solvers.placement.choice import Choice, Chooser, HostSet
 from penstock.solvers.placement.joint import shares
 from penstock.solvers.placement.limits import PlacementLimits, price_of
 
@@ -147,7 +147,7 @@ class _Placing:
     ) -> None:
         self.request, self.cluster, self.whole = request, cluster, free
         self.on_progress, self.on_best = on_progress, on_best
-        self._announced: Option | None = None
+        self._announced: HostSet | None = None
         for number in range(len(request.jobs)):
             self._job(number, free)
         self.deadline = Deadline(request.time_limit_ns)

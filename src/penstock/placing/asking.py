@@ -16,7 +16,7 @@ from penstock.schemas.request import PlanRequest, Training
 from penstock.schemas.topology import ClusterTopology
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Result
-from penstock.solvers.placement.choice import Option
+from penstock.solvers.placement.choice import HostSet
 from penstock.solvers.placement.limits import PlacementLimits
 from penstock.solvers.placement.site import Chosen, Site
 from penstock.solvers.planners.catalogue import resolve
@@ -103,7 +103,7 @@ class Job:
         """Return that request as a frozen problem."""
         return to_problem(self.request(chosen))
 
-    def problem_of(self, option: Option) -> Problem:
+    def problem_of(self, option: HostSet) -> Problem:
         """Return the problem of a set's plan: that request at the plan's choice of degrees."""
         problem = self.problem(option.chosen)
         return problem if option.result is None else choices.problem_of(problem, option.result)
@@ -122,7 +122,7 @@ class Job:
             options=asked.options,
         )
 
-    def file(self, option: Option) -> PlanFile:
+    def file(self, option: HostSet) -> PlanFile:
         """Return the plan file of a set, with the hosts that it uses as its topology.
 
         A bound on all plans for the set also holds for plans on a part of it.

@@ -11,10 +11,10 @@ from penstock.schemas.api.placement import PlacementRow
 from penstock.solvers.bounds.stage_times import StageTimes
 from penstock.solvers.explanation.changes import link_of
 from penstock.solvers.model.plan_shape import layers_need, shape
-from penstock.solvers.placement.choice import Choice, Option
+from penstock.solvers.placement.choice import Choice, HostSet
 
 
-def reasons(job: Job, choice: Choice, best: Option, rows: Sequence[PlacementRow]) -> tuple[str, ...]:
+def reasons(job: Job, choice: Choice, best: HostSet, rows: Sequence[PlacementRow]) -> tuple[str, ...]:
     """Return the reasons as sentences, the most important one first."""
     return (
         _chosen(job, best),
@@ -25,7 +25,7 @@ def reasons(job: Job, choice: Choice, best: Option, rows: Sequence[PlacementRow]
     )
 
 
-def reasons_without(job: Job, choice: Choice, least: Option | None) -> tuple[str, ...]:
+def reasons_without(job: Job, choice: Choice, least: HostSet | None) -> tuple[str, ...]:
     """Explain why there is no placement; ``least``: the smallest one without a budget and with any number of nodes."""
     enough = [] if least is None else [f"the smallest set found without these limits is {_size(least)}"]
     return (*_missing_sentences(job, choice), *enough, *_left_out(job))
@@ -42,7 +42,7 @@ def _missing_sentences(job: Job, choice: Choice) -> list[str]:
     return _memory(job, choice) if choice.options else [_nothing_affordable(job, choice)]
 
 
-def _chosen(job: Job, best: Option) -> str:
+def _chosen(job: Job, best: HostSet) -> str:
     assert best.best is not None
     speed = job.asked.global_batch_size / best.best.value_ns * 1e9
     held = [[stage.devices for stage in pipeline.stages] for pipeline in best.best.allocation.pipelines]
@@ -55,7 +55,7 @@ def _chosen(job: Job, best: Option) -> str:
     )
 
 
-def _size(option: Option) -> str:
+def _size(option: HostSet) -> str:
     return f"{_nodes(len(option.used))}, {option.devices_used} device{'s' if option.devices_used > 1 else ''}"
 
 
@@ -96,7 +96,7 @@ def _change(share: float) -> str:
     return f"{'+' if share > 0 else '−'}{shown} throughput"
 
 
-def _busiest_link(job: Job, best: Option) -> list[str]:
+def _busiest_link(job: Job, best: HostSet) -> list[str]:
     """Describe the cable between nodes that is in use for most of a step."""
     plan = best.best
     assert plan is not None
@@ -182,6 +182,6 @@ def _memory(job: Job, choice: Choice) -> list[str]:
     ]
 
 
-def _missing(option: Option) -> int:
+def _missing(option: HostSet) -> int:
     shortage = None if option.result is None else option.result.shortage
     return 2**62 if shortage is None else shortage.missing_bytes

@@ -42,7 +42,7 @@ from penstock.solvers.explanation.critical_path import path_of_run
 from penstock.solvers.explanation.hints import MAX_OPERATIONS
 from penstock.solvers.explanation.idle import Piece, idle_pieces, idle_split
 from penstock.solvers.explanation.layout import Layout, compare_layout
-from penstock.solvers.explanation.run import Run
+from penstock.solvers.explanation.run import JudgedRun
 from penstock.solvers.explanation.what_if import Replan, lacks, what_if
 from penstock.solvers.explanation.why_not import Planned
 from penstock.solvers.model.problem import Problem
@@ -74,9 +74,9 @@ class Judged:
         return (self.problem.real or self.problem).num_devices
 
     @cached_property
-    def run(self) -> Run:
+    def run(self) -> JudgedRun:
         """Return its nodes, and what each may have waited for."""
-        return Run(self.problem, self.plan)
+        return JudgedRun(self.problem, self.plan)
 
     @cached_property
     def idle(self) -> dict[tuple[int, ...], list[Piece]]:

@@ -11,26 +11,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from penstock.solvers.solve.warm import Step
+from penstock.solvers.solve.warm import WarmUp
 from penstock.workers import forks
 from penstock.workers.child import die_with
 
 
-def endless() -> Iterator[Step]:
+def endless() -> Iterator[WarmUp]:
     """Compile for ever."""
-    yield Step(_pause, apart=True)
+    yield WarmUp(_pause, apart=True)
     raise AssertionError("the step before has ended")
 
 
-def starting() -> Iterator[Step]:
+def starting() -> Iterator[WarmUp]:
     """Compile for ever, and let children start a process instead of a task."""
     forks.serve_and_exit = _start
     yield from endless()
 
 
-def failing() -> Iterator[Step]:
+def failing() -> Iterator[WarmUp]:
     """Fail at the first step."""
-    yield Step(lambda: 1 // 0)
+    yield WarmUp(lambda: 1 // 0)
 
 
 def _start(pipe: socket.socket, parent: int) -> NoReturn:

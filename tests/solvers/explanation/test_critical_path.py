@@ -16,7 +16,7 @@ from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import BACKWARD, FORWARD
 from penstock.solvers.explanation.critical_path import CriticalPath, critical_path
 from penstock.solvers.explanation.idle import idle_split
-from penstock.solvers.explanation.run import Run
+from penstock.solvers.explanation.run import JudgedRun
 from penstock.solvers.judge.shared_processor import parallel_pipelines
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation, Stage
@@ -59,7 +59,7 @@ def assert_joined(path: CriticalPath, length_ns: int) -> None:
 
 def assert_split(problem: Problem, plan: JudgedPlan) -> None:
     low, high = plan.timeline.window_ns
-    for idle in idle_split(Run(problem, plan)):
+    for idle in idle_split(JudgedRun(problem, plan)):
         assert idle.busy_ns + idle.idle_ns == high - low
         assert min(idle[2:]) >= 0
         for device in idle.devices:
@@ -190,7 +190,7 @@ def test_by_hand_early_backward() -> None:
     assert [tuple(share) for share in path.shares()] == [
         ("operation", 1, 60), ("operation", 0, 30), ("transfer", 0, 10),
     ]  # fmt: skip
-    first, second = idle_split(Run(problem, plan))
+    first, second = idle_split(JudgedRun(problem, plan))
     assert (first.busy_ns, first.other_stages_ns, first.transfer_ns) == (60, 25 + 5, 5 + 5)
     assert (second.busy_ns, second.fill_ns, second.drain_ns) == (60, 15, 25)
 
@@ -219,6 +219,6 @@ def test_a_forward_that_could_run_is_held_back_by_the_order_or_by_memory(memory_
     orders = early_backward(allocation)
     rows = (replace(orders.rows[0], operations=orders.rows[0].operations[[0, 2, 1, 3]]), orders.rows[1])
     plan = judged(problem, allocation, replace(orders, rows=rows))
-    first, _second = idle_split(Run(problem, plan))
+    first, _second = idle_split(JudgedRun(problem, plan))
     assert (getattr(first, part), first.idle_ns) == (30, 60)
     assert first.other_stages_ns == 30

@@ -18,7 +18,7 @@ from penstock.solvers.explanation.critical_path import path_of_run
 from penstock.solvers.explanation.hints import hints
 from penstock.solvers.explanation.idle import idle_split
 from penstock.solvers.explanation.layout import Layout, allocation_of, compare_layout
-from penstock.solvers.explanation.run import Run
+from penstock.solvers.explanation.run import JudgedRun
 from penstock.solvers.explanation.what_if import Replan, Row, headroom, retime, what_if
 from penstock.solvers.judge.simulate import makespan_ns, simulate
 from penstock.solvers.model.allocation import Allocation, single_pipeline
@@ -184,7 +184,7 @@ def test_sensitivities_are_other_simulations() -> None:
     """A stage in nine tenths of its time; both cables; transfers of nothing; gradients of nothing; no latency."""
     problem = small()
     plan = judged(problem)
-    run = Run(problem, plan)
+    run = JudgedRun(problem, plan)
     found = {each.sentence: each.time_ns for each in sensitivities(run, path_of_run(run))}
     first = make_problem(
         [9, 18, 30, 40], [18, 36, 60, 80], 8, 16, update_ns=1, nodes=(2, 2), global_batch_size=8, latency_ns=2,
@@ -210,7 +210,7 @@ def test_what_binds() -> None:
     """A heavy stage; a slow link; memory that keeps one micro-batch in flight where three would hide the way back."""
 
     def sentence(problem: Problem, plan: JudgedPlan) -> str:
-        run = Run(problem, plan)
+        run = JudgedRun(problem, plan)
         return binding(problem, plan, path_of_run(run), idle_split(run)).sentence
 
     heavy = make_problem([10, 90], nodes=(2,), global_batch_size=4)
@@ -235,7 +235,7 @@ def test_quicker_devices_wait_for_slower_ones_of_their_stage() -> None:
     """Of each 100 + 200 ns a quicker device computes for a quarter, and then waits."""
     problem = make_problem([100], nodes=(2,), global_batch_size=4, kinds=["new", "cpu"], speed={"new": 4.0})
     plan = judged(problem, chain([(1, [0, 1])], 2))
-    idle = idle_split(Run(problem, plan))
+    idle = idle_split(JudgedRun(problem, plan))
     assert all(each.busy_ns + each.idle_ns == plan.value_ns for each in idle)
     assert {each.gpus[0].kind: (each.busy_ns, each.slower_ns) for each in idle} == {"new": (150, 450), "cpu": (600, 0)}
     sentences = hints(problem, plan, replanned_by("relax", 4), plan.value_ns // 3)

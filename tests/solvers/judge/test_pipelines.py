@@ -10,7 +10,7 @@ from problems import as_operations, gpipe, make_network, make_problem, warmup_or
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import BACKWARD, FORWARD
 from penstock.solvers.costs.infinity import NEVER_NS
-from penstock.solvers.costs.reductions import Group, reduction_groups
+from penstock.solvers.costs.reductions import ReductionGroup, reduction_groups
 from penstock.solvers.judge.simulate import makespan_ns, simulate
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage, single_pipeline
 from penstock.solvers.model.network import Network
@@ -36,16 +36,16 @@ def test_groups_of_different_cuts() -> None:
     """Two virtual workers (HetPipe) that cut five layers after 2 and after 1, 4; groups by lowest stage, last first."""
     allocation = _pipelines([(2, [0]), (3, [1, 2])], [(1, [3]), (3, [4]), (1, [5])], batches=[1, 1])
     assert reduction_groups(allocation) == (
-        Group(1, 1, (0, 3), (0, 4)),
-        Group(0, 0, (0, 2), (0, 3)),
-        Group(4, 4, (1, 4), (1, 2, 5)),
-        Group(2, 3, (1, 3), (1, 2, 4)),
+        ReductionGroup(1, 1, (0, 3), (0, 4)),
+        ReductionGroup(0, 0, (0, 2), (0, 3)),
+        ReductionGroup(4, 4, (1, 4), (1, 2, 5)),
+        ReductionGroup(2, 3, (1, 3), (1, 2, 4)),
     )
 
 
 def test_groups_of_one_pipeline_are_its_stages() -> None:
     allocation = single_pipeline((Stage(0, 1, (0,)), Stage(2, 2, (1, 2))), 3)
-    assert reduction_groups(allocation) == (Group(0, 1, (0,), (0,)), Group(2, 2, (1,), (1, 2)))
+    assert reduction_groups(allocation) == (ReductionGroup(0, 1, (0,), (0,)), ReductionGroup(2, 2, (1,), (1, 2)))
 
 
 def test_two_virtual_workers_by_hand() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import heapq
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from problems import as_operations, make_problem
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.schemas.program import FORWARD, INPUT, RECOMPUTE, WEIGHT
+from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
 from penstock.solvers.bounds.schedule_bound import schedule_bound
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
@@ -19,7 +20,7 @@ from penstock.solvers.model.schedule import Orders, Row
 from penstock.solvers.schedules.overtaking import MOVERS, found_overtaking, overtaking
 from penstock.solvers.schedules.support import chained as chained_module
 from penstock.solvers.schedules.support.blocks import v_blocks
-from penstock.solvers.schedules.support.blocks_kernel import NOWHERE, Chain, place
+from penstock.solvers.schedules.support.blocks_kernel import NOWHERE, OperationList, place
 from penstock.solvers.schedules.support.chained import Chained
 from penstock.solvers.schedules.support.list_kernel import PARTS, Jobs, run_list
 from penstock.solvers.schedules.support.recomputed import recomputed
@@ -262,7 +263,7 @@ def test_no_longer_than_published_in_the_same_room(generator, transfer_ns: int, 
     assert simulate(problem, allocation, with_it.orders).time_per_global_batch_ns <= published
 
 
-def reference_place(chain: Chain, period_ns: int) -> list[int]:
+def reference_place(chain: OperationList, period_ns: int) -> list[int]:
     """Try every nanosecond of a period from the earliest one on."""
     start: list[int] = []
     taken: dict[int, set[int]] = {}
@@ -287,7 +288,7 @@ def reference_place(chain: Chain, period_ns: int) -> list[int]:
 def test_operations_are_placed_as_by_their_reference(seed: int) -> None:
     rng = random.Random(seed)
     count, lanes = rng.randint(1, 14), rng.randint(1, 3)
-    chain = Chain(
+    chain = OperationList(
         after=np.asarray([rng.randint(-1, op - 1) for op in range(count)]),
         lag_ns=np.asarray([rng.randint(0, 9) for _ in range(count)]),
         lane=np.asarray([rng.randrange(lanes) for _ in range(count)]),
@@ -370,3 +371,29 @@ def test_operations_that_take_no_time_stay_in_the_order_of_their_needs(shape: st
             timeline = simulate(problem, allocation, found.orders)
             assert verify(problem, allocation, found.orders, timeline) == []
     assert seen > 100
+
+
+def whole_backwards(orders: Orders, rng: random.Random) -> Orders:
+    """The orders with some I and W of a stage and micro-batch as one B where I was."""
+    done = sorted({(s, m) for row in orders.rows for _kind, s, m in row.operations.tolist()})
+    chosen = {each for each in done if rng.random() < 0.5}
+    rows = []
+    for row in orders.rows:
+        kept = [
+            (BACKWARD if kind == INPUT and (s, m) in chosen else kind, s, m)
+            for kind, s, m in row.operations.tolist()
+            if not (kind == WEIGHT and (s, m) in chosen)
+        ]
+        rows.append(replace(row, operations=np.asarray(kept, dtype=np.int32)))
+    return Orders("mixed", tuple(rows))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whole_and_split_backwards_of_a_stage_take_what_the_judge_says(seed: int) -> None:
+    rng = random.Random(seed)
+    problem, allocation = drawn(rng, "line")
+    problem = replace(problem, rules=replace(problem.rules, channel="none", shared=False))
+    mixed = whole_backwards(published(problem, allocation, "line"), rng)
+    time_ns, orders = Chained(problem, allocation).overtaken(mixed, [2**40] * len(mixed.rows), (), 0)
+    assert time_ns == simulate(problem, allocation, mixed).time_per_global_batch_ns
+    assert [row.operations.tolist() for row in orders.rows] == [row.operations.tolist() for row in mixed.rows]

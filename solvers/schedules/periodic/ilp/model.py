@@ -14,7 +14,7 @@ from typing import Any
 import pulp
 from pulp.apis.coin_api import pulp_cbc_path
 
-from penstock.solvers.schedules.periodic.ilp.path import Step, rivals
+from penstock.solvers.schedules.periodic.ilp.path import PathOperation, rivals
 from penstock.solvers.schedules.periodic.ilp.silence import silence
 from penstock.solvers.schedules.support.stage_line import StageLine
 
@@ -34,7 +34,7 @@ class Model:
     """
 
     line: StageLine
-    path: tuple[Step, ...]
+    path: tuple[PathOperation, ...]
     room_bytes: list[int]
     most: list[int]
     least_ns: int

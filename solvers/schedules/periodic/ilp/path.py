@@ -17,7 +17,7 @@ from penstock.solvers.schedules.support.stage_line import StageLine
 Counts = Mapping[tuple[int, int], int]
 
 
-class Step(NamedTuple):
+class PathOperation(NamedTuple):
     """An operation of the path; ``move``: a transfer, on the link between its stage and the next one."""
 
     forward: bool
@@ -36,24 +36,24 @@ class _Edge(NamedTuple):
     periods: int
 
 
-def path_of(line: StageLine) -> tuple[Step, ...]:
+def path_of(line: StageLine) -> tuple[PathOperation, ...]:
     """F_1, its transfer, F_2, …, F_S, B_S, …, B_1; stages on one processor and empty tensors have no transfer."""
     forward, backward = [], []
     for s in range(line.size):
         own = ("processor", line.processor[s])
-        forward.append(Step(True, False, s, line.forward_ns[s], own))
-        backward.append(Step(False, False, s, line.backward_ns[s], own))
+        forward.append(PathOperation(True, False, s, line.forward_ns[s], own))
+        backward.append(PathOperation(False, False, s, line.backward_ns[s], own))
         if s + 1 < line.size and line.processor[s] != line.processor[s + 1]:
             link = frozenset(line.processor[s : s + 2])
             if line.hop_forward_ns[s]:
-                forward.append(Step(True, True, s, line.hop_forward_ns[s], link))
+                forward.append(PathOperation(True, True, s, line.hop_forward_ns[s], link))
             if line.hop_backward_ns[s]:
-                backward.append(Step(False, True, s, line.hop_backward_ns[s], link))
+                backward.append(PathOperation(False, True, s, line.hop_backward_ns[s], link))
     ordered = sorted(backward, key=lambda step: (step.stage, step.move), reverse=True)
     return (*forward, *ordered)
 
 
-def rivals(path: tuple[Step, ...]) -> list[tuple[int, ...]]:
+def rivals(path: tuple[PathOperation, ...]) -> list[tuple[int, ...]]:
     """Return the positions of the operations of each resource, in path order."""
     users: dict[Hashable, list[int]] = defaultdict(list)
     for i, step in enumerate(path):
@@ -61,7 +61,7 @@ def rivals(path: tuple[Step, ...]) -> list[tuple[int, ...]]:
     return [tuple(own) for own in users.values()]
 
 
-def timed(path: tuple[Step, ...], counts: Counts, least_ns: int) -> tuple[int, list[int]] | None:
+def timed(path: tuple[PathOperation, ...], counts: Counts, least_ns: int) -> tuple[int, list[int]] | None:
     """Return the smallest period of at least ``least_ns`` with these counts, and all starts; None if none has them."""
     edges = [_Edge(i, j, path[i].duration_ns, 0) for i, j in pairwise(range(len(path)))]
     for own in rivals(path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from penstock.solvers.model.schedule import Pattern
-from penstock.solvers.schedules.periodic.ilp.path import Counts, Step, path_of, rivals, timed
+from penstock.solvers.schedules.periodic.ilp.path import Counts, PathOperation, path_of, rivals, timed
 from penstock.solvers.schedules.periodic.inside_out import Starts, fits
 from penstock.solvers.schedules.support.stage_line import StageLine, as_pattern
 
@@ -16,7 +16,7 @@ ROUNDING = 10**6
 """The inverse of the relative error that the solvers' arithmetic is trusted to."""
 
 
-class Answer(NamedTuple):
+class PatternAnswer(NamedTuple):
     """No pattern has a period below ``bound_ns``, of those asked for.
 
     ``pattern`` is the shortest found; None: there is none, if ``proven``, else none was found.
@@ -29,7 +29,7 @@ class Answer(NamedTuple):
 
 def solve(
     line: StageLine, *, below_ns: int | None = None, solver: str = "highs", nodes: int = NODES, seed: int = 0
-) -> Answer:
+) -> PatternAnswer:
     """The pattern of the smallest period; ``below_ns``: only ones shorter by a millionth part are wanted.
 
     ``Answer.proven`` holds to that part too. Within the model: a processor runs one operation at a time, a pair of
@@ -43,7 +43,7 @@ def solve(
         longest = min(longest, below_ns - 1 - below_ns // ROUNDING)
     room, most = _room(line)
     if longest < least or min(most) < 1:
-        return Answer(None, max(least, longest + 1), True)
+        return PatternAnswer(None, max(least, longest + 1), True)
 
     from penstock.solvers.schedules.periodic.ilp.model import FOUND, IMPOSSIBLE, OPTIMAL, Model, ask
 
@@ -51,15 +51,15 @@ def solve(
     model.build()
     status, rho = ask(model, solver, nodes, seed % 2**31)
     if status == IMPOSSIBLE:
-        return Answer(None, max(least, _rounded_down(longest + 1)), True)
+        return PatternAnswer(None, max(least, _rounded_down(longest + 1)), True)
     bound = max(least, _rounded_down(least / rho))
     pattern = None
     if status in (OPTIMAL, FOUND):
         counts = {pair: round(count.value()) for pair, count in model.counts.items()}
         pattern = _pattern(line, path, counts, least)
     if pattern is None or (below_ns is not None and pattern.period_ns >= below_ns):
-        return Answer(None, bound, False)
-    return Answer(pattern, min(bound, pattern.period_ns), status == OPTIMAL)
+        return PatternAnswer(None, bound, False)
+    return PatternAnswer(pattern, min(bound, pattern.period_ns), status == OPTIMAL)
 
 
 def _rounded_down(bound_ns: float) -> int:
@@ -79,7 +79,7 @@ def _room(line: StageLine) -> tuple[list[int], list[int]]:
     return room, most
 
 
-def _pattern(line: StageLine, path: tuple[Step, ...], counts: Counts, least_ns: int) -> Pattern | None:
+def _pattern(line: StageLine, path: tuple[PathOperation, ...], counts: Counts, least_ns: int) -> Pattern | None:
     """Return the pattern; None where the solver's rounding hid that the counts are inconsistent or do not fit."""
     found = timed(path, counts, least_ns)
     if found is None:

@@ -12,7 +12,7 @@ from problems import make_problem
 
 from penstock.solvers.bounds.chain_costs import BACK, OUT, ChainCosts
 from penstock.solvers.bounds.contiguous.label_pool import ALONE, JOINED, SPANNING
-from penstock.solvers.bounds.contiguous.label_search import Part, chains_of, hop
+from penstock.solvers.bounds.contiguous.label_search import LabelledStage, chains_of, hop
 from penstock.solvers.bounds.contiguous.label_steps import Pieces
 from penstock.solvers.bounds.contiguous.links import Links
 from penstock.solvers.bounds.contiguous.stage_costs import make_pieces
@@ -112,7 +112,7 @@ def _hop(problem: Problem, pieces: Pieces, first: tuple[int, ...], second: tuple
     spanning = [len(held) > 1 for held in nodes]
     joined = nodes[0] == nodes[1] and not any(spanning)
     parts = [
-        Part(s, s + 1, len(devices), SPANNING if across else JOINED if joined and s == 0 else ALONE, 0)
+        LabelledStage(s, s + 1, len(devices), SPANNING if across else JOINED if joined and s == 0 else ALONE, 0)
         for s, (devices, across) in enumerate(zip((first, second), spanning, strict=True))
     ]
     if spanning[0] == spanning[1]:
@@ -136,8 +136,8 @@ def test_a_full_node_has_no_room_for_a_stage_across_nodes() -> None:
     )
     (batch,) = candidates(problem)
     pieces = make_pieces(problem, batch, Links(problem))
-    last = Part(2, 3, 2, SPANNING, 0)
-    full = chains_of(pieces, (Part(0, 1, 1, JOINED, 0), Part(1, 2, 1, ALONE, 0), last))
-    half = chains_of(pieces, (Part(0, 1, 1, ALONE, 0), Part(1, 2, 1, ALONE, 0), last))
+    last = LabelledStage(2, 3, 2, SPANNING, 0)
+    full = chains_of(pieces, (LabelledStage(0, 1, 1, JOINED, 0), LabelledStage(1, 2, 1, ALONE, 0), last))
+    half = chains_of(pieces, (LabelledStage(0, 1, 1, ALONE, 0), LabelledStage(1, 2, 1, ALONE, 0), last))
     assert full.out.tolist() == [[2 * 5, 2 * 60, 0]]
     assert half.out.tolist() == [[2 * 50, 60, 0]]

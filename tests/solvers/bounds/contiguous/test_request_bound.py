@@ -17,7 +17,7 @@ from penstock.schemas.coverage import NEUTRAL, claim
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.chain_costs import BACK, EXPOSED, KIND, OUT, UPDATE, WORK, ChainCosts
 from penstock.solvers.bounds.contiguous.label_pool import ALONE, JOINED, SPANNING
-from penstock.solvers.bounds.contiguous.label_search import Part, chains_of, hop
+from penstock.solvers.bounds.contiguous.label_search import LabelledStage, chains_of, hop
 from penstock.solvers.bounds.contiguous.label_steps import Pieces
 from penstock.solvers.bounds.contiguous.links import Links
 from penstock.solvers.bounds.contiguous.stage_costs import make_pieces
@@ -200,7 +200,7 @@ def test_a_plan_s_transfers_back_are_those_to_the_stage_before() -> None:
     """Three layers on three devices of a node at 1 GB/s, micro-batches of one sample."""
     problem = make_problem([10] * 3, boundary_bytes=[5, 7], backward_bytes=[20, 30], nodes=(3,), global_batch_size=2)
     (batch,) = candidates(problem)
-    path = tuple(Part(layer, layer + 1, 1, JOINED if layer < 2 else ALONE, 0) for layer in range(3))
+    path = tuple(LabelledStage(layer, layer + 1, 1, JOINED if layer < 2 else ALONE, 0) for layer in range(3))
     chains = chains_of(make_pieces(problem, batch, Links(problem)), path)
     assert (chains.out.tolist(), chains.back.tolist()) == ([[5, 7, 0]], [[0, 20, 30]])
 
@@ -234,8 +234,8 @@ def _way_is_possible(costs: ChainCosts, pieces: Pieces, source: Stage, target: S
     ]
     same_node = not any(spanning) and nodes[0] == nodes[1] and len(nodes[0]) == 1
     placed = SPANNING if spanning[0] else JOINED if same_node else ALONE
-    first = Part(source.first, source.last + 1, source.replicas, placed, 0)
-    second = Part(target.first, target.last + 1, target.replicas, SPANNING if spanning[1] else ALONE, 0)
+    first = LabelledStage(source.first, source.last + 1, source.replicas, placed, 0)
+    second = LabelledStage(target.first, target.last + 1, target.replicas, SPANNING if spanning[1] else ALONE, 0)
     out, back, channel = hop(pieces, first, second)
     return bool(out <= real[OUT] and back <= real[BACK] and channel >= real[KIND])
 

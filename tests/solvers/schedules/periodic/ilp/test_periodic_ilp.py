@@ -21,7 +21,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.schedules.catalogue import SCHEDULES
 from penstock.solvers.schedules.periodic import inside_out
 from penstock.solvers.schedules.periodic.ilp import SOLVERS, solve
-from penstock.solvers.schedules.periodic.ilp.path import Step, path_of, rivals, timed
+from penstock.solvers.schedules.periodic.ilp.path import PathOperation, path_of, rivals, timed
 from penstock.solvers.schedules.periodic.one_f_one_b_star import in_flight, minimal_period_ns
 from penstock.solvers.schedules.periodic.smallest_period import periodic_ilp
 from penstock.solvers.schedules.support.stage_line import StageLine, as_pattern
@@ -204,7 +204,9 @@ def test_times_from_counts_are_the_shortest() -> None:
         assert not _any_starts(path, counts, period - 1)
 
 
-def _waits(path: tuple[Step, ...], counts: dict[tuple[int, int], int], period: int) -> dict[tuple[int, int], int]:
+def _waits(
+    path: tuple[PathOperation, ...], counts: dict[tuple[int, int], int], period: int
+) -> dict[tuple[int, int], int]:
     """How much later than i an operation j starts at least."""
     waits = {(i, i + 1): path[i].duration_ns for i in range(len(path) - 1)}
     for (i, j), n in counts.items():
@@ -213,7 +215,7 @@ def _waits(path: tuple[Step, ...], counts: dict[tuple[int, int], int], period: i
     return waits
 
 
-def _any_starts(path: tuple[Step, ...], counts: dict[tuple[int, int], int], period: int) -> bool:
+def _any_starts(path: tuple[PathOperation, ...], counts: dict[tuple[int, int], int], period: int) -> bool:
     """Floyd and Warshall: no operation has to start later than itself."""
     size = range(len(path))
     longest = {pair: float("-inf") for pair in itertools.product(size, repeat=2)} | _waits(path, counts, period)
