@@ -343,7 +343,7 @@ class Chooser:
         problem = self._problem(option.chosen)
         if not self.asker.drawn:
             option.asked = True
-            self._take(option, problem, partial(self.asker.solve, problem, self._left_ns(SPARE)))
+            self._take(option, problem, partial(self.asker.solve, problem, self.deadline.share_ns(SPARE)))
             return
         if self.asker.has_choices:
             self._take(option, problem, partial(self._hosts(option.chosen).plan, problem, longest_ns))
@@ -371,7 +371,7 @@ class Chooser:
             if self.deadline.passed:
                 return "the time limit came first"
             option.asked = True
-            self._take(option, problem, partial(self.asker.solve, problem, self._left_ns(1)))
+            self._take(option, problem, partial(self.asker.solve, problem, self.deadline.share_ns(1)))
         return ""
 
     def _take(self, option: HostSet, problem: Problem, solve: Callable[[], Result | None]) -> None:
@@ -422,10 +422,6 @@ class Chooser:
         """Return whether regular plans have used their share of the time."""
         left_s, limit_s = self.deadline.left_s, self.deadline.limit_s
         return left_s is not None and limit_s is not None and left_s < limit_s / SPARE
-
-    def _left_ns(self, share: int) -> int | None:
-        left_s = self.deadline.left_s
-        return None if left_s is None else max(1, int(left_s * 1e9) // share)
 
 
 def _is_refuted(limits: PlacementLimits, option: HostSet) -> bool:

@@ -262,8 +262,7 @@ class Search:
         """Return the time of the best plan of planner ``QUICK``; NEVER_NS where it has none."""
         known = _QUICK.setdefault(self.problem, {})
         if each.choice not in known:
-            left_s = self.deadline.left_s
-            limit_ns = None if left_s is None else int(1e9 * left_s / (4 * len(self.choices)))
+            limit_ns = self.deadline.share_ns(4 * len(self.choices))
             found = None
             with suppress(UnsupportedRequest):  # plans with a flush are not asked for
                 found = driver.solve(each.problem, QUICK, time_limit_ns=limit_ns, workers=1, closely=False).best
@@ -295,9 +294,8 @@ class Search:
         and does not share out its time, since each takes little; it asks for no bounds that take longer.
         """
         for number, each in enumerate(left):
-            left_s = self.deadline.left_s
             parts = (1 if final else 2) * (1 if quick else len(left) - number)
-            limit_ns = None if left_s is None else int(1e9 * left_s / parts)
+            limit_ns = self.deadline.share_ns(parts)
             if quick and (self._is_far(each) or self._is_surpassed(each)):
                 continue
             if (quick or self.is_open(each)) and not self.deadline.passed:
@@ -475,11 +473,8 @@ class Search:
 
     def _alone(self) -> Result:
         """Return the answer on all devices, whose planners say what stands in the way of each."""
-        left_s = self.deadline.left_s
-        limit_ns = None if left_s is None else max(0, int(1e9 * left_s))
-        result = driver.solve(
-            self.problem, **{**self.asked, "time_limit_ns": limit_ns, "max_plans": self.max_plans}, gap=self.gap
-        )
+        limits = {"time_limit_ns": self.deadline.share_ns(), "max_plans": self.max_plans}
+        result = driver.solve(self.problem, **{**self.asked, **limits}, gap=self.gap)
         return replace(result, seconds=self.deadline.seconds)
 
     def _with_remedy(self, nearest: Searched) -> Result:
@@ -487,12 +482,9 @@ class Search:
         assert nearest.result is not None
         if nearest.closely or nearest.result.shortage is None or self.deadline.passed:
             return nearest.result
-        left_s = self.deadline.left_s
-        limit_ns = None if left_s is None else int(1e9 * left_s)
+        limits = {"time_limit_ns": self.deadline.share_ns(), "schedule": self.asked.get("schedule", "auto")}
         with suppress(UnsupportedRequest):  # plans with a flush are not asked for
-            found = driver.solve(
-                nearest.problem, QUICK, time_limit_ns=limit_ns, workers=1, schedule=self.asked.get("schedule", "auto")
-            )
+            found = driver.solve(nearest.problem, QUICK, workers=1, **limits)
             return found if found.best is None else nearest.result
         return nearest.result
 

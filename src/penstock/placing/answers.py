@@ -217,8 +217,7 @@ class _Placing:
         if hosts is not None:
             limits = replace(limits, least=hosts, most=hosts)
 
-        left_s = self.deadline.left_s
-        own = Deadline(None if left_s is None else max(1, int(left_s * 1e9) // self.left))
+        own = Deadline(self.deadline.share_ns(self.left))
         self.left = max(1, self.left - 1)
         return Chooser(
             job.site,

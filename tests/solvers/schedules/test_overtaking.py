@@ -374,7 +374,7 @@ def test_operations_that_take_no_time_stay_in_the_order_of_their_needs(shape: st
 
 
 def whole_backwards(orders: Orders, rng: random.Random) -> Orders:
-    """The orders with some I and W of a stage and micro-batch as one B where I was."""
+    """Return the orders with some I and W of a stage and micro-batch as one B where I was."""
     done = sorted({(s, m) for row in orders.rows for _kind, s, m in row.operations.tolist()})
     chosen = {each for each in done if rng.random() < 0.5}
     rows = []
