@@ -84,6 +84,18 @@ class Infeasibility(Part):
     remedy: str | None = None
 
 
+class Alternative(Part):
+    """A choice of degrees that was compared: its best plan found, the bound on its plans, why it is not the answer."""
+
+    degrees: Degrees = Degrees()
+    sharding: Sharding | None = None
+    excluded: Name | None = Field(default=None, description="the kind of devices that it leaves out")
+    time_ns: Nanoseconds | None = Field(default=None, description="null where no plan was found")
+    peak_memory_bytes: Count | None = Field(default=None, description="of the fullest device")
+    bound_ns: Nanoseconds | None = Field(default=None, description="null where it cannot be made")
+    why: str = Field(default="", description="empty for the answer's choice")
+
+
 class ResultOut(Part):
     """A planner's answer."""
 
@@ -94,6 +106,7 @@ class ResultOut(Part):
     plan: Plan | None = None
     certificates: tuple[Certificate, ...] = ()
     seconds: Number = Field(ge=0)
+    alternatives: tuple[Alternative, ...] = Field(default=(), description="where degrees are open, the best first")
 
     @property
     def sentence(self) -> str:

@@ -190,13 +190,27 @@ class Progress(NamedTuple):
         return None if self.value_ns is None or self.bound.bound_ns <= 0 else self.value_ns / self.bound.bound_ns - 1
 
 
+class Alternative(NamedTuple):
+    """A choice of degrees: its best plan that was found, the bound on all of its plans, and why it is not the answer.
+
+    ``value_ns`` and ``peak_bytes`` (of the fullest device) are None where no plan was found, ``bound_ns`` where the
+    choice cannot be made; ``why`` is empty for the answer.
+    """
+
+    choice: Choice
+    value_ns: int | None
+    peak_bytes: int | None
+    bound_ns: int | None
+    why: str
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """A planner's result. ``best`` is None if infeasible, if no plan was found, or if the limit was reached first.
 
     ``why``: clauses, the plan or what stands in its way first. ``choice``: the degrees and the sharding of the problem
     that the best plan, or the shortage, belongs to. ``not_asked``: of ``auto``, the planners that were not asked, each
-    with the reason.
+    with the reason. ``alternatives``: the choices that were compared, the best plans first.
     """
 
     status: Status
@@ -208,6 +222,7 @@ class Result:
     unfinished: tuple[str, ...] = ()
     choice: Choice | None = None
     not_asked: Mapping[str, Reason] = field(default_factory=dict)
+    alternatives: tuple[Alternative, ...] = ()
 
     @property
     def sentence(self) -> str:

@@ -35,7 +35,7 @@ from penstock.solvers.solve.effort import LARGE, effort_of
 from penstock.solvers.solve.searched import MOST_RAISED, Searched, choices_of, kinds_apart, least_of, same_cells
 from penstock.solvers.solve.setting import Setting
 from penstock.solvers.solve.tasks import LocalSearch, Selective
-from penstock.solvers.solve.why import at, idle, spared, why_best
+from penstock.solvers.solve.why import alternatives, at, idle, spared, why_best
 
 TARGETED = "uniform"
 """The planner of plans within the limits of another trainer, which is given every choice: others make plans beyond."""
@@ -448,6 +448,7 @@ class Search:
             bounds=(bound, *own),
             seconds=self.deadline.seconds,
             choice=choice if self.problem.choices or choice.excluded else None,
+            alternatives=alternatives(self),
         )
 
     def _nothing(self) -> Result:
@@ -469,7 +470,8 @@ class Search:
         more = (f"and {len(causes) - CAUSES} more choices",) if len(causes) > CAUSES else ()
         left = spared(self) if status is Status.NONE_FOUND else ()
         why = (*at(nearest.choice, found.why), *causes[:CAUSES], *more, *left)
-        return replace(found, status=status, why=why, seconds=self.deadline.seconds, choice=nearest.choice)
+        seconds, rows = self.deadline.seconds, alternatives(self)
+        return replace(found, status=status, why=why, seconds=seconds, choice=nearest.choice, alternatives=rows)
 
     def _alone(self) -> Result:
         """Return the answer on all devices, whose planners say what stands in the way of each."""

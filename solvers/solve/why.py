@@ -16,6 +16,7 @@ from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.plan_shape import are_in_turn, layers_need, micro_batches, recomputing, shape
 from penstock.solvers.model.result import (
     REQUEST_SCOPE,
+    Alternative,
     Bound,
     JudgedPlan,
     Reason,
@@ -312,6 +313,29 @@ def _why_spared(search: Search, each: Searched) -> str:
     if search.deadline.passed:
         return "the time limit came first"
     return f"effort {search.asked.get('effort')} asks them at the best ones alone"
+
+
+def alternatives(search: Search) -> tuple[Alternative, ...]:
+    """Return a row for each choice: the best plans first, then the least bounds, then choices that cannot be made."""
+    rows = [_row(search, each) for each in sorted(search.choices, key=Searched.by_value)]
+    choices = {each.choice for each in search.choices}
+    refused = ((choice, error.detail) for choice, error in search.refused.items() if choice not in choices)
+    return (*rows, *(Alternative(choice, None, None, None, detail) for choice, detail in refused))
+
+
+def _row(search: Search, each: Searched) -> Alternative:
+    plan = None if each.result is None else each.result.best
+    if plan is not None and search.best_ns is not None:
+        longer = 100 * (plan.value_ns / search.best_ns - 1)
+        why = "" if each is search.best else f"takes {longer:.1f} % longer"
+        return Alternative(each.choice, plan.value_ns, plan.timeline.peak_memory_bytes, each.least_ns, why)
+    if each.choice in search.refused:
+        why = search.refused[each.choice].detail
+    elif each.result is not None:
+        why = each.result.sentence
+    else:
+        why = _why_spared(search, each) if search.is_open(each) else "its bound rules out a better plan"
+    return Alternative(each.choice, None, None, each.least_ns, why)
 
 
 def _choices(search: Search) -> str:

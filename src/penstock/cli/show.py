@@ -18,7 +18,7 @@ from rich.text import Text
 
 from penstock.report.bounds import bound_sentences
 from penstock.report.sentences import recomputed_modules
-from penstock.report.words import amount, choice_words, duration, percent, ranges, recomputed
+from penstock.report.words import alternative_words, amount, choice_words, duration, percent, ranges, recomputed
 
 if TYPE_CHECKING:
     from penstock.planning.judge import Judgement
@@ -151,6 +151,26 @@ def _show_nothing(screen: Screen, result: ResultOut) -> None:
             screen.say(f"  {result.infeasibility.sentence}")
         if result.infeasibility.remedy:
             screen.say(f"  try: {result.infeasibility.remedy}")
+
+
+def show_alternatives(screen: Screen, result: ResultOut) -> None:
+    """Show a row for each choice of degrees that was compared, the best one first."""
+    if not result.alternatives:
+        screen.say("no degrees were compared: the request leaves none open (--tensor auto)")
+        return
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for head, justify in (("degrees", "left"), ("time", "right"), ("peak memory", "right"), ("at least", "right")):
+        table.add_column(head, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    table.add_column("why not", overflow="fold")
+    for row in result.alternatives:
+        table.add_row(
+            alternative_words(row),
+            "–" if row.time_ns is None else duration(row.time_ns),
+            "–" if row.peak_memory_bytes is None else amount(row.peak_memory_bytes),
+            "–" if row.bound_ns is None else duration(row.bound_ns),
+            row.why or "the answer",
+        )
+    screen.table(table)
 
 
 def show_plan(screen: Screen, request: PlanRequest, judgement: Judgement) -> None:

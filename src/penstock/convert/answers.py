@@ -13,6 +13,7 @@ from penstock.convert.degrees import to_degrees
 from penstock.convert.plans import home_stages
 from penstock.convert.requests import inline_documents
 from penstock.schemas import plan as wire
+from penstock.schemas.api.jobs import Alternative as AlternativeOut
 from penstock.schemas.api.jobs import Infeasibility, ResultOut
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
@@ -25,7 +26,7 @@ from penstock.solvers.lowering.meshes import untrained
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Bound, JudgedPlan, Result
+from penstock.solvers.model.result import Alternative, Bound, JudgedPlan, Result
 from penstock.solvers.model.schedule import Pattern, Schedule, kinds_of
 from penstock.solvers.model.timeline import Timeline
 from penstock.solvers.model.update_rules import PERIODIC_RULES
@@ -366,6 +367,20 @@ def to_result(problem: Problem, request: PlanRequest, result: Result) -> ResultO
         plan=plan,
         certificates=plan.certificates if plan else (),
         seconds=result.seconds,
+        alternatives=tuple(_alternative(each) for each in result.alternatives),
+    )
+
+
+def _alternative(row: Alternative) -> AlternativeOut:
+    choice = row.choice
+    return AlternativeOut(
+        degrees=to_degrees(choice.degrees),
+        sharding=choice.sharding,
+        excluded=choice.excluded,
+        time_ns=row.value_ns,
+        peak_memory_bytes=row.peak_bytes,
+        bound_ns=row.bound_ns,
+        why=row.why,
     )
 
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from penstock.schemas.amounts import amount, three_digits
 
 if TYPE_CHECKING:
+    from penstock.schemas.api.jobs import Alternative
     from penstock.schemas.plan import Stage
     from penstock.schemas.transformers.degrees import Degrees, Sharding
 
-__all__ = ["amount", "choice_words", "duration", "number", "percent", "ranges", "recomputed"]
+__all__ = ["alternative_words", "amount", "choice_words", "duration", "number", "percent", "ranges", "recomputed"]
 
 
 def number(value: float | str, form: str) -> str:
@@ -48,6 +49,13 @@ def recomputed(stage: Stage) -> str:
         (first, last), held = stage.layers, stage.recompute
         return f"{sum(high - low + 1 for low, high in held)} of {last - first + 1} layers"
     return " and ".join(stage.recompute.modules)
+
+
+def alternative_words(row: Alternative) -> str:
+    """Format a choice that was compared: ``TP 8, optimizer sharded``; ``all but V100``."""
+    shared = "" if row.sharding in (None, "none") else f"{row.sharding.replace('_kept', '')} sharded"
+    words = [row.degrees.initials, shared, "" if row.excluded is None else f"all but {row.excluded}"]
+    return ", ".join(filter(None, words)) or "no GPUs share a layer"
 
 
 def choice_words(degrees: Degrees | None, sharding: Sharding | None, stages: int | None) -> str:

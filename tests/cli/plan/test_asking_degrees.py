@@ -98,3 +98,18 @@ def test_degrees_of_one_alone_are_no_choice(tmp_path: Path) -> None:
     file = PlanFile.read(path)
     assert file.request.sharding is None
     assert (file.plan.degrees, file.plan.sharding) == (None, None)
+
+
+def test_a_table_has_every_choice_and_why_it_is_not_the_answer(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "150")
+    assert main([*QUESTION, "--context", "1", "--sharding", "optimizer", "--table"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    start = next(number for number, line in enumerate(lines) if line.startswith("degrees time peak memory"))
+    rows = [line for line in lines[start + 2 :] if line]
+    assert rows[0].endswith("the answer")
+    assert {row.split(" sharded")[0] for row in rows[:3]} == {"optimizer", "TP 2, optimizer", "TP 4, optimizer"}
+    assert rows[3] == "TP 8, optimizer sharded – – – tensor 8 needs 8 GPUs in one node, and the largest has 4"
+    assert main([*QUESTION, "--tensor", "1", "--context", "1", "--sharding", "none", "--table"]) == 0
+    assert "no degrees were compared" in capsys.readouterr().out

@@ -123,6 +123,22 @@ def test_what_the_planner_refuses_is_not_infeasible() -> None:
     assert choices.solve(problem, "interleaved", max_plans=4).status is Status.NONE_FOUND
 
 
+def test_every_choice_is_a_row_with_its_plan_and_its_bound() -> None:
+    """Two cells of four GPUs cannot be made of a node with two."""
+    asked_for = asked(ONE, TWO, FOUR)
+    result = choices.solve(open_problem(asked_for, nodes=(2, 2, 2, 2)), "dapple", max_plans=4)
+    rows = result.alternatives
+    assert {row.choice for row in rows} == set(asked_for)
+    assert result.best is not None
+    assert (rows[0].choice, rows[0].value_ns, rows[0].why) == (result.choice, result.best.value_ns, "")
+    assert rows[0].peak_bytes == result.best.timeline.peak_memory_bytes
+    times = [row.value_ns for row in rows if row.value_ns is not None]
+    assert times == sorted(times)
+    assert all(row.bound_ns is None or row.value_ns is None or row.bound_ns <= row.value_ns for row in rows)
+    assert all(row.why for row in rows[1:])
+    assert [row.choice for row in rows if row.bound_ns is None] == [Choice(FOUR)]
+
+
 # ---- no plan ---------------------------------------------------------------------------------------------------------
 
 

@@ -70,6 +70,14 @@ def plan(
             "--require-optimal", help="Exit with 2 when the plan is not proven optimal.", rich_help_panel=OUTPUT
         ),
     ] = False,
+    as_table: Annotated[
+        bool,
+        typer.Option(
+            "--table",
+            help="Also list the degrees that were compared: times, memory, bounds, why not.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
     server: Server = None,
 ) -> None:
     """Find the fastest plan for a model on a cluster, and prove how good it is.
@@ -85,7 +93,7 @@ def plan(
 
     asked = with_effort(request_of(options, open_degrees=True))
     prepare_output(output)
-    from penstock.cli.show import Screen, show_answer, show_result
+    from penstock.cli.show import Screen, show_alternatives, show_answer, show_result
 
     screen = Screen.of(quiet=as_json or output == STANDARD)
     if server is None:
@@ -99,6 +107,8 @@ def plan(
         print_json(result)
     drawn = server is None and (asked.termination.time_limit_ns is None or result.plan is None or _may_judge())
     (show_result if drawn else show_answer)(screen, asked if file is None else file.request, result)
+    if as_table:
+        show_alternatives(screen, result)
     if not drawn and server is None:
         screen.say(NOT_DRAWN)
     if (line := other_kernels_of(asked)) is not None:
