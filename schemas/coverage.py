@@ -23,9 +23,6 @@ SCHEDULE_SCOPE: Final = "schedule of this allocation"
 CLASS_SCOPE: Final = "some plans of this request"
 REQUEST_SCOPE: Final = "all plans of this request"
 
-NOT_STATED: Final = "coverage not stated"
-"""Said of the certificates of plans that were written before bounds carried their coverage."""
-
 EVEN: Final = "equally many samples on"
 """Begins, in the name of degrees at which a cell has several meshes, what is said of them."""
 
@@ -209,16 +206,12 @@ def model_of(scope: Scope, covers: Covers) -> str:
     return f"plans {describe(covers)}"
 
 
-def claim(scope: Scope, covers: Covers | None) -> str:
+def claim(scope: Scope, covers: Covers) -> str:
     """The subject of the sentence about a bound, to be followed by ``takes less than`` and the time.
 
     ``No plan of this request`` is said of a bound that covers every plan that the request allows, with equally many
     samples on the meshes of a cell where cells have several; of any other one the sentence begins with what it covers.
-    ``covers`` is None in plans written before coverage was stated.
     """
-    if covers is None:
-        whose = "order of this allocation" if scope == SCHEDULE_SCOPE else "plan of some class"
-        return f"No {whose} ({NOT_STATED})"
     if scope == REQUEST_SCOPE:
         return f"No plan of this request{_evenly(covers)}"
     if scope == SCHEDULE_SCOPE:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from penstock.schemas.coverage import CLASS_SCOPE, DOMAINS, FEATURES, NEUTRAL, Covers, Scope, model_of
+from penstock.schemas.coverage import DOMAINS, FEATURES, NEUTRAL, Covers, Scope, model_of
 from penstock.schemas.document import Document, Part, refuse_doubles
 from penstock.schemas.quantities import Bytes, ContentHash, Count, Flag, Name, Nanoseconds, Number, PositiveCount
 from penstock.schemas.request import PlanRequest, UpdateRule
@@ -214,9 +214,7 @@ class Certificate(Part):
 
     scope: Scope
     model: str = Field(description="which plans the bound covers, in the words that ``covers`` gives")
-    covers: Coverage | None = Field(
-        default=None, description="absent in plans that were written before bounds stated their coverage"
-    )
+    covers: Coverage
     bound_ns: Nanoseconds
     tolerance_ns: Nanoseconds = 0
     gap: Number = Field(ge=0, description="value / bound - 1")
@@ -224,9 +222,7 @@ class Certificate(Part):
 
     @model_validator(mode="after")
     def _says_what_it_covers(self) -> Self:
-        if self.scope == CLASS_SCOPE and self.covers is None:
-            raise ValueError(f"a bound on {CLASS_SCOPE!r} has to give the class in `covers`")
-        if self.covers is not None and self.model != (said := model_of(self.scope, self.covers.covers())):
+        if self.model != (said := model_of(self.scope, self.covers.covers())):
             raise ValueError(f"`model` says {self.model!r}, but `covers` corresponds to {said!r}")
         return self
 

@@ -103,6 +103,11 @@ class Termination(Part):
         return self
 
     @property
+    def planned_effort(self) -> Effort:
+        """The effort that planners get: ``thorough`` where a document names none."""
+        return self.effort or "thorough"
+
+    @property
     def has_limit(self) -> bool:
         """Whether it says when a search ends without a plan that is good enough."""
         return any(getattr(self, name) is not None for name in LIMITS)
@@ -195,9 +200,7 @@ class PlanRequest(Training, Document):
     pipeline_profile: PipelineProfile | None = Field(
         default=None, description="measured run of a pipeline, for planner avgpipe: how far pipelines may share devices"
     )
-    objective: Literal["time_per_global_batch"] = "time_per_global_batch"
     pins: tuple[Pin, ...] = ()
-    warm_start: ContentHash | None = Field(default=None, description="a stored plan to start from")
 
     @model_validator(mode="after")
     def _within_the_chain(self) -> Self:

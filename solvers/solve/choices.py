@@ -31,7 +31,7 @@ from penstock.solvers.planners.even.planner import least_layout_ns
 from penstock.solvers.planners.proposal import Proposal, proposed_again
 from penstock.solvers.solve import asking, driver
 from penstock.solvers.solve.asking import LISTED, NO_PLAN, QUICK, ROUNDS, excluded_by, left_out, without
-from penstock.solvers.solve.effort import LARGE, effort_of
+from penstock.solvers.solve.effort import LARGE, THOROUGH, effort_of
 from penstock.solvers.solve.searched import MOST_RAISED, Searched, choices_of, kinds_apart, least_of, same_cells
 from penstock.solvers.solve.setting import Setting
 from penstock.solvers.solve.tasks import LocalSearch, Selective
@@ -137,7 +137,7 @@ class Search:
         self.on_incumbent, self.on_progress = on_incumbent, on_progress
         self.best: Searched | None = None
         self._spent = 0
-        effort = effort_of(asked.get("effort"))
+        effort = effort_of(asked.get("effort", THOROUGH.name))
         self._ends_planners, self._most = effort.patience is not None, effort.comparing
         kinds = kinds_apart(problem) if resolve(asked["planner"]).asks_others else ()
         self.choices, self.refused = choices_of(problem, kinds=(None, *kinds))

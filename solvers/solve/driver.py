@@ -37,7 +37,7 @@ def solve(
     options: Mapping[str, object] | None = None,
     time_limit_ns: int | None = None,
     max_plans: int | None = None,
-    effort: str | None = None,
+    effort: str = THOROUGH.name,
     gap: float = 0.0,
     workers: int | None = None,
     known: JudgedPlan | None = None,
@@ -50,7 +50,7 @@ def solve(
     """Return the best plan found, simulated and verified, with its bounds; or why there is none, and what would help.
 
     ``max_plans``: plans that each planner may have judged. ``effort``: a name of ``EFFORTS``, by which planners end
-    before that; None: ``thorough``. ``on_incumbent`` is called with every improvement,
+    before that. ``on_incumbent`` is called with every improvement,
     ``on_progress`` with these, bounds, and who is at work. ``workers``: processes for a large request, by default as
     many as processors; the answer does not depend on it. ``known``: a plan that was found before, to be improved on.
     ``closely``: whether bounds of classes of plans are looked for, and what would help: remedies where there is no
@@ -60,7 +60,6 @@ def solve(
     """
     row = resolve(planner)
     values = row.check(problem.update_rules, schedule, options or {})
-    known_effort = THOROUGH if effort is None else effort_of(effort)
     deadline = Deadline(time_limit_ns)
     setting = Setting(
         problem,
@@ -69,7 +68,7 @@ def solve(
         schedule,
         max_plans,
         closely=closely,
-        effort=known_effort,
+        effort=effort_of(effort),
         without=without or {},
         longest_ns=longest_ns,
     )

@@ -49,10 +49,8 @@ THOROUGH = Effort("thorough")
 EFFORTS = {effort.name: effort for effort in (QUICK, NORMAL, THOROUGH)}
 
 
-def effort_of(name: str | None) -> Effort:
-    """Return the effort of a name; None: ``THOROUGH``. Raises UnsupportedRequest for a name that there is not."""
-    if name is None:
-        return THOROUGH
+def effort_of(name: str) -> Effort:
+    """Return the effort of a name. Raises UnsupportedRequest for an unknown name."""
     if name not in EFFORTS:
         raise UnsupportedRequest(f"no effort {name!r}; there are {', '.join(EFFORTS)}")
     return EFFORTS[name]

@@ -122,7 +122,6 @@ def test_the_answer_to_a_request_has_no_fault() -> None:
         assert plan is not None
         assert faults(request, plan) == ()
         first = plan.certificates[0]
-        assert first.covers is not None
         assert first.scope == "all plans of this request"
         names = [f"{each} {OVER_ALL}" if each.in_one_stage else str(each) for each in to_problem(request).choices]
         assert first.covers.degrees == tuple(sorted(names))
@@ -173,7 +172,6 @@ def test_degrees_that_the_profile_does_not_know_are_a_fault_of_the_request() -> 
 def covering(plan: Plan, *choices: str) -> Plan:
     """The plan whose first certificate says that it covers these choices alone."""
     first, *others = plan.certificates
-    assert first.covers is not None
     covers = first.covers.model_copy(update={"degrees": choices})
     altered = first.model_copy(update={"covers": covers, "model": model_of(first.scope, covers.covers())})
     return Plan.parse(json.loads(plan.model_copy(update={"certificates": (altered, *others)}).canonical_json()))
@@ -216,7 +214,6 @@ def test_a_plan_judged_again_has_no_certificate_beyond_its_choice() -> None:
     found = judge(PlanFile(plan=plan.model_copy(update={"prediction": None}), request=request))
     assert found.faults == ()
     for certificate in found.plan.certificates:
-        assert certificate.covers is not None
         whole = certificate.covers.degrees == ("tensor 1", "tensor 2")
         assert whole or certificate.scope != "all plans of this request"
 
@@ -289,7 +286,6 @@ def test_a_request_with_modules_covers_them() -> None:
     assert plan is not None
     assert faults(request, plan) == ()
     covers = plan.certificates[0].covers
-    assert covers is not None
     assert covers.recompute_modules == ("none", "some")
     never = with_modules(planner="dapple", termination={"max_plans": 4}, recompute="never")
     assert allowed(to_problem(never)).recompute_modules == {"none"}

@@ -1,4 +1,4 @@
-"""Efforts in requests: what is asked for where nothing is said, what contradicts, and hashes that stay."""
+"""Efforts in requests: what is asked for where nothing is said, and what contradicts."""
 
 from __future__ import annotations
 
@@ -15,17 +15,9 @@ from penstock.service.pages.commands import command, python
 
 pytestmark = pytest.mark.tier("quick")
 
-BEFORE = "sha256:8e8f39e0323f5369ef66b80343f6b2ada0fcb1e3d0c18d8305cf9e49cce95184"
-"""The hash that the tiny request had before there were efforts."""
-
 
 def request(**termination: Any) -> PlanRequest:
     return PlanRequest.parse(tiny_request() | ({"termination": termination} if termination else {}))
-
-
-def test_a_document_without_effort_keeps_its_hash() -> None:
-    assert request().content_hash() == BEFORE
-    assert with_effort(request()).content_hash() != BEFORE
 
 
 @pytest.mark.parametrize(

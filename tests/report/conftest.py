@@ -139,7 +139,8 @@ def file(problem: Problem, request_document: PlanRequest) -> PlanFile:
         "certificates": [
             {
                 "scope": "all plans of this request",
-                "model": "shared network",
+                "model": "every plan of this request",
+                "covers": {},
                 "bound_ns": 80,
                 "gap": 0.25,
                 "method": "load",

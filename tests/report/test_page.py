@@ -72,7 +72,7 @@ def test_names_cannot_break_out(page: str) -> None:
 
 
 def test_tables_hold_what_the_timeline_shows(page: str) -> None:
-    for text in ("node0/2", "forward", "coverage not stated", "25.0 %", "80 ns", "round robin", "100 ns"):
+    for text in ("node0/2", "forward", "every plan of this request", "25.0 %", "80 ns", "round robin", "100 ns"):
         assert text in page
 
 

@@ -119,7 +119,6 @@ def test_sentences_begin_with_what_is_covered() -> None:
     assert claim(SCHEDULE_SCOPE, Covers(backward=frozenset({"split"}))) == (
         "No order of this allocation's operations (split backwards)"
     )
-    assert "coverage not stated" in claim(REQUEST_SCOPE, None)
 
 
 @pytest.mark.tier("nightly")
@@ -151,7 +150,6 @@ def test_a_certificate_that_says_what_it_covers_is_taken() -> None:
         pytest.param({"scope": REQUEST_SCOPE}, "`covers` corresponds", id="another scope"),
         pytest.param({"covers": {"backward": ["sideways"]}}, "backward", id="an unknown value"),
         pytest.param({"covers": {"colour": ["red"]}}, "colour", id="an unknown feature"),
-        pytest.param({"covers": None}, "has to give", id="a class that is not named"),
         pytest.param({"scope": "all plans of all requests"}, "scope", id="an unknown scope"),
     ],
 )
@@ -201,12 +199,12 @@ def test_a_bound_above_the_time_is_refused_with_its_field() -> None:
     assert refused.value.faults[0].pointer == "/certificates/0/covers/backward/0"
 
 
-def test_plans_of_before_load_with_the_same_address() -> None:
-    old = plan_document(scope=REQUEST_SCOPE, model="every plan, in any network")
-    del old["certificates"][0]["covers"]
-    plan = Plan.parse(old)
-    assert plan.certificates[0].covers is None
-    assert b'"covers"' not in plan.canonical_json()
+def test_a_certificate_says_what_it_covers() -> None:
+    document = plan_document()
+    del document["certificates"][0]["covers"]
+    with pytest.raises(InvalidDocument) as refused:
+        Plan.parse(document)
+    assert [(fault.pointer, fault.code) for fault in refused.value.faults] == [("/certificates/0/covers", "missing")]
 
 
 @pytest.mark.parametrize(

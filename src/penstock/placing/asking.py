@@ -75,7 +75,7 @@ class Job:
     def limited(self) -> bool:
         """Return whether the job limits its planner."""
         limits = self.asked.termination
-        counted = limits.max_plans is not None or limits.effort in ("quick", "normal")
+        counted = limits.max_plans is not None or limits.planned_effort != "thorough"
         return counted or limits.time_limit_ns is not None
 
     @cached_property
@@ -117,7 +117,7 @@ class Job:
             schedule=asked.schedule,
             time_limit_ns=left_ns if own_ns is None else min(own_ns, own_ns if left_ns is None else left_ns),
             max_plans=asked.termination.max_plans,
-            effort=asked.termination.effort,
+            effort=asked.termination.planned_effort,
             gap=asked.termination.gap,
             options=asked.options,
         )

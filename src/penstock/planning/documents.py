@@ -166,8 +166,7 @@ def _reserve_bytes(topology: ClusterTopology) -> int:
 def with_effort(request: PlanRequest) -> PlanRequest:
     """Return the request with effort ``normal``, where it says nothing of when to stop, or a gap alone.
 
-    A document that says nothing is planned to the end, as it was before there were efforts; commands, pages and
-    ``penstock.plan`` ask by this.
+    A document that says nothing is planned to the end; commands, pages and ``penstock.plan`` ask by this.
     """
     limits = request.termination
     if limits.has_limit:

@@ -67,8 +67,7 @@ def judge(file: PlanFile) -> Judgement:
     faults += _claims(file.plan, file.request, asked, allocation, schedule, timeline)
     assert isinstance(file.request.profile, ModelProfile)
     judged = file.plan.model_copy(update={"prediction": to_prediction(problem, file.request.profile, timeline)})
-    unjudged = file.plan.prediction is None and bool(judged.certificates)
-    if (unjudged or any(certificate.covers is None for certificate in judged.certificates)) and not faults:
+    if file.plan.prediction is None and judged.certificates and not faults:
         judged = judged.model_copy(
             update={"certificates": _proven_again(problem, judged, allocation, schedule, timeline, whole)}
         )
@@ -93,7 +92,7 @@ def _listed(choices: tuple[Choice, ...]) -> str:
 def _proven_again(
     problem: Problem, plan: Plan, allocation: Allocation, schedule: Schedule, timeline: Timeline, whole: Problem
 ) -> tuple[Certificate, ...]:
-    """Return new certificates for a plan whose own do not state what they cover, or belong to another plan.
+    """Return new certificates for a plan that was edited by hand: its own belong to another plan.
 
     ``problem`` is at the plan's degrees, ``whole`` is the request's, which may leave them open.
     """
@@ -143,8 +142,6 @@ def _uncovered(
                 f"Certificate {number} says that no plan takes less than {certificate.bound_ns} ns; "
                 f"the judge finds {timeline.time_per_global_batch_ns} ns."
             )
-        if certificate.covers is None:
-            continue
         covers = certificate.covers.covers()
         if certificate.scope == REQUEST_SCOPE and not allowed(problem) <= covers:
             yield f"Certificate {number} does not cover every plan of the request, as it says: {describe(covers)}."

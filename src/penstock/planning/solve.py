@@ -92,7 +92,7 @@ def solve_problem(
         "schedule": request.schedule,
         "time_limit_ns": limits.time_limit_ns,
         "max_plans": limits.max_plans,
-        "effort": limits.effort,
+        "effort": limits.planned_effort,
         "gap": limits.gap,
         "options": request.options,
         "on_progress": on_progress,
@@ -112,10 +112,6 @@ def solve_problem(
 
 def refuse_unsupported(request: PlanRequest) -> None:
     """Raise UnsupportedRequest for what documents can express but no planner supports; nothing is ignored."""
-    if request.warm_start is not None:
-        raise UnsupportedRequest(
-            f"no planner supports warm_start = {request.warm_start!r}", remedy="leave warm_start out of the request"
-        )
     refuse_beyond(request)
     if request.target is not None and not resolve(request.planner).target:
         able = " or ".join(repr(name) for name, entry in PLANNERS.items() if entry.target)

@@ -13,11 +13,8 @@ if TYPE_CHECKING:
 
 
 def widest(certificates: Sequence[Certificate]) -> Certificate | None:
-    """Return the bound on every plan of the request, whose gap is the plan's headline; None where it is not stated.
-
-    Certificates of plans that were written before bounds stated their coverage do not count.
-    """
-    return next((c for c in certificates if c.scope == REQUEST_SCOPE and c.covers is not None), None)
+    """Return the bound on every plan of the request, whose gap is the plan's headline, or None."""
+    return next((c for c in certificates if c.scope == REQUEST_SCOPE), None)
 
 
 def bound_sentences(plan: Plan) -> Iterator[str]:
@@ -33,11 +30,11 @@ def bound_sentences(plan: Plan) -> Iterator[str]:
 
 def bound_sentence(c: Certificate, value_ns: int) -> str:
     """Return the bound of one certificate as a sentence, for a plan that takes ``value_ns``."""
-    covers = None if c.covers is None else c.covers.covers()
     least = min(value_ns, c.bound_ns + c.tolerance_ns)
     if value_ns <= least:
         consequence = "so none of them is faster than this plan"
     else:
         consequence = f"so none of them saves more than {percent(1 - c.bound_ns / value_ns)} of the time"
     beyond = "; of other plans this says nothing" if c.scope == CLASS_SCOPE else ""
-    return f"{claim(c.scope, covers)} takes less than {duration(c.bound_ns)} ({c.method}), {consequence}{beyond}."
+    no_plan = claim(c.scope, c.covers.covers())
+    return f"{no_plan} takes less than {duration(c.bound_ns)} ({c.method}), {consequence}{beyond}."

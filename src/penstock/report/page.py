@@ -28,7 +28,6 @@ from penstock.report.tables import table
 from penstock.report.traffic import Flow, traffic
 from penstock.report.words import amount, duration, percent, ranges, recomputed
 from penstock.schemas.api.explanation import Explanation
-from penstock.schemas.coverage import NOT_STATED
 from penstock.schemas.plan import Certificate, Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.topology import ClusterTopology
@@ -220,7 +219,7 @@ def _devices(plan: Plan) -> str:
 def _certificates(plan: Plan) -> str:
     if not plan.certificates:
         return part("bounds", "Bounds", "This plan has no bound.", "")
-    rows = [[c.model if c.covers is not None else NOT_STATED, *_numbers(c), c.method] for c in plan.certificates]
+    rows = [[c.model, *_numbers(c), c.method] for c in plan.certificates]
     number = len(plan.certificates)
     shown = table(["covers", "bound", "gap", "tolerance", "method"], rows, numeric=(1, 2, 3))
     note = "No plan that a bound covers takes less time than the bound; the gap says by how much this plan is above it."

@@ -37,7 +37,6 @@ def test_degrees_are_chosen_where_the_profile_has_them(tmp_path: Path, capsys: p
     assert f"degrees    {file.plan.degrees}, sharding {file.plan.sharding}" in said
     assert "tokens/s per GPU, MFU" in said
     covers = file.plan.certificates[0].covers
-    assert covers is not None
     assert set(covers.degrees or ()) == {
         f"{degrees}, {sharded}"
         for degrees in (

@@ -17,7 +17,7 @@ from penstock.solvers.model.result import Result
 from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.solve.driver import solve
-from penstock.solvers.solve.effort import EFFORTS, QUICK, THOROUGH, effort_of
+from penstock.solvers.solve.effort import EFFORTS, QUICK, effort_of
 from penstock.solvers.solve.judging import Judge
 from penstock.solvers.solve.setting import Setting
 
@@ -25,7 +25,6 @@ from penstock.solvers.solve.setting import Setting
 @pytest.mark.tier("quick")
 def test_documents_and_solvers_know_the_same_words() -> None:
     assert tuple(EFFORTS) == get_args(Word)
-    assert effort_of(None) is THOROUGH
     with pytest.raises(UnsupportedRequest, match="quick, normal, thorough"):
         effort_of("fast")
 

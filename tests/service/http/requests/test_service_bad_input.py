@@ -85,7 +85,6 @@ def test_a_wrong_field_is_named(http: httpx.Client, path: str, value: Any, words
             id="schedule",
         ),
         pytest.param({"options": {"speed": 3}}, "unsupported-request", "no option 'speed'", "", id="option"),
-        pytest.param({"warm_start": UNKNOWN}, "unsupported-request", "warm_start", "leave warm_start out", id="unused"),
         pytest.param({"micro_batch_sizes": [99]}, "invalid-document", "[99] exceed the global batch", "", id="size"),
     ],
 )
