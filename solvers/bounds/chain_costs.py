@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.solvers.bounds.stage_windows import channel_kind
-from penstock.solvers.bounds.windows_kernel import APART, FREE, SERIAL, Chains, window_bounds
+from penstock.solvers.bounds.windows_kernel import FREE, Chains, window_bounds
 from penstock.solvers.costs.buckets import Bucket, buckets
 from penstock.solvers.costs.infinity import FAR_NS, NEVER_NS
 from penstock.solvers.costs.memory import free_bytes, static_bytes
@@ -23,8 +23,6 @@ from penstock.solvers.costs.transfer import boundary_bytes, transfer
 from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.problem import Problem
-
-KINDS = {"serial": SERIAL, "apart": APART, "free": FREE}
 
 (UPDATE, EXPOSED, WORK, SPARE, KEPT, INPUT, GRADIENT, TIMELESS, CUT_OFF) = (4, *range(6, 14))
 """Columns of a stage after its forwards (0, 1) and backwards (2, 3) of both row classes.
@@ -208,7 +206,7 @@ class ChainCosts:
         ends = [each[c] for each in moves for c in (0, -1)]
         times = [-1 if move is None else move.duration_ns for move in ends]
         least = [min(FAR_NS, *(move.duration_ns if move else 0 for move in each)) for each in moves]
-        kind = KINDS[channel_kind(self.problem.rules, *moves)]
+        kind = channel_kind(self.problem.rules, *moves)
         self._edges.add([*times, *least, kind, max(times) >= NEVER_NS])
         self.links.append([() if move is None else move.resources for move in ends])
 

@@ -1,57 +1,33 @@
-"""Head, work, windows and tail of every stage and channel of a chain: BOUNDS section 2 (``plan_lb2``), in integers.
+"""Head, work, windows and tail of every stage and channel of a chain: docs/theory/bounds.md, section 2.
 
 Every micro-batch counts with the quicker row class (a schedule stays valid when its operations shrink). For a resource
 q, which is a stage or a channel: ``a`` is the longest forward step of it and all before it, ``b`` the longest
 backward step between the judged stage and it, ``rt`` a micro-batch's round trip after it, ``k`` the most that may be
 in flight. No backward can run in the window F + rt after its first start, no forward in the window rt + B before its
-last end, and only a limited number of operations of the other direction fit there.
+last end, and only a limited number of operations of the other direction fit there (``windows_kernel``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import numpy as np
 
 from penstock.solvers.bounds.stage_times import StageTimes
+from penstock.solvers.bounds.windows_kernel import APART, FREE, SERIAL, Chains, window_bounds
 from penstock.solvers.costs.transfer import Transfer, transfer
 from penstock.solvers.model.problem import NetworkRules
-
-SERIAL, APART, FREE = "serial", "apart", "free"
-
-
-class Step(NamedTuple):
-    """A resource's forward and backward time, the round trip after it, and its limit in flight."""
-
-    forward: int
-    backward: int
-    around: int
-    limit: int
 
 
 def window_bound_ns(times: StageTimes) -> int:
     """Return the largest end over all stages x: last backward, exposed all-reduce and update, in ns."""
-    batches = times.allocation.num_micro_batches
-    count = len(times.allocation.stages)
-    limits = effective_limits(times)
-    kinds = channel_kinds(times)
-    ahead, through = _rates(times, kinds)
-    best = 0
-    for x in range(count):
-        end = _last_end(times, batches, limits, x, through[x])
-        rest, slowest = 0, 0
-        for q in range(x, count):
-            step = Step(times.forward[q], times.backward[q], times.rounds[q], limits[q])
-            end = max(end, times.heads[q] + _own(step, ahead[q], slowest, batches) + rest)
-            rest += times.backward[q]
-            slowest = max(slowest, times.backward[q])
-            if q == count - 1:
-                break
-            end = max(end, _channel_end(times, kinds[q], q, through[q], slowest, batches) + rest)
-            rest += times.back[q + 1]
-            if kinds[q] != FREE:
-                slowest = max(slowest, times.back[q + 1])
-        best = max(best, end + times.exposed[x] + times.update[x])
-    return best
+    count = len(times.forward)
+    columns = (times.forward, times.backward, times.out, times.back, [*channel_kinds(times), FREE])
+    ends = (times.exposed, times.update, effective_limits(times), [0] * count)
+    chains = Chains(*(np.array([column], dtype=np.int64) for column in (*columns, *ends)))
+    bound, scratch = np.empty(1, dtype=np.int64), np.zeros((2, count), dtype=np.int64)
+    window_bounds(chains, times.allocation.num_micro_batches, bound, scratch[0], scratch[1])
+    return int(bound[0])
 
 
 def effective_limits(times: StageTimes) -> list[int]:
@@ -62,24 +38,12 @@ def effective_limits(times: StageTimes) -> list[int]:
     return limits
 
 
-def channel_kinds(times: StageTimes) -> list[str]:
+def channel_kinds(times: StageTimes) -> list[int]:
     """Return how the transfers of each edge exclude each other."""
     return [_channel_kind(times, s) for s in range(len(times.forward) - 1)]
 
 
-def _rates(times: StageTimes, kinds: list[str]) -> tuple[list[int], list[int]]:
-    """Return the longest forward step before each stage, and including it."""
-    ahead, through, longest = [], [], 0
-    for s in range(len(times.forward)):
-        ahead.append(longest)
-        longest = max(longest, times.forward[s])
-        through.append(longest)
-        if s < len(kinds) and kinds[s] != FREE:
-            longest = max(longest, times.out[s])
-    return ahead, through
-
-
-def channel_kind(rules: NetworkRules, out: Sequence[Transfer | None], back: Sequence[Transfer | None]) -> str:
+def channel_kind(rules: NetworkRules, out: Sequence[Transfer | None], back: Sequence[Transfer | None]) -> int:
     """Return how the transfers of one edge exclude each other; ``out`` and ``back``: those of each micro-batch size."""
     if not rules.shared:
         return {"half": SERIAL, "full": APART, "none": FREE}[rules.channel]
@@ -89,56 +53,8 @@ def channel_kind(rules: NetworkRules, out: Sequence[Transfer | None], back: Sequ
     return APART if ways[0] and ways[1] else FREE
 
 
-def _channel_kind(times: StageTimes, s: int) -> str:
+def _channel_kind(times: StageTimes, s: int) -> int:
     ways = []
     for sender, direction in ((s, 0), (s + 1, 1)):
         ways.append([transfer(times.problem, times.allocation, sender, rows, direction) for rows, _ in times.classes])
     return channel_kind(times.problem.rules, *ways)
-
-
-def _last_end(times: StageTimes, batches: int, limits: list[int], x: int, rate: int) -> int:
-    """Return the end of stage x's last backward: its last forward waits for rates and limits, then goes round."""
-    own = times.forward[x] + times.rounds[x] + times.backward[x]
-    start = (batches - 1) * rate
-    for y in range(x + 1):
-        if limits[y] < batches:
-            turns, left = divmod(batches - 1, limits[y])
-            around = times.forward[y] + times.rounds[y] + times.backward[y]
-            start = max(start, turns * around + left * times.forward[y])
-    return times.heads[x] + start + own
-
-
-def _channel_end(times: StageTimes, kind: str, q: int, rate: int, slowest: int, batches: int) -> int:
-    """Return when the channel after stage q has carried everything back."""
-    inside = times.forward[q + 1] + times.rounds[q + 1] + times.backward[q + 1]
-    out, back = times.out[q], times.back[q + 1]
-    start = times.heads[q] + times.forward[q]
-    if kind == SERIAL:
-        return start + _own(Step(out, back, inside, batches), rate, slowest, batches)
-    if kind == APART:
-        rate, slowest = max(rate, out), max(slowest, back)
-    return start + (batches - 1) * max(rate, slowest) + out + inside + back
-
-
-def _own(step: Step, ahead: int, slowest: int, batches: int) -> int:
-    """Return the time from the first possible start on a resource to the end of its last backward."""
-    forward, backward, around, limit = step
-    ahead, slowest = max(ahead, forward), max(slowest, backward)
-    before, after = forward + around, around + backward
-    span = max((batches - 1) * ahead, (batches - 1) * slowest) + forward + around + backward
-    work = batches * (forward + backward)
-    first = _idle(before, forward, ahead, limit)
-    last = _idle(after, backward, slowest, limit)
-    if limit < batches:
-        turns, left = divmod(batches - 1, limit)
-        chain = (turns + 1) * (forward + around + backward) + left * forward
-        area = (2 * batches * (forward + around + backward) // limit + (forward + backward) * (limit - 1)) // 2
-        return max(span, work + first + last, chain, area)
-    reached = max(span, work + max(first, last))
-    return max(reached, work + first + last) if reached >= before + after else reached
-
-
-def _idle(window: int, step: int, rate: int, limit: int) -> int:
-    """Return the rest of a window if steps can begin in it at distance ``rate``, at most ``limit`` of them."""
-    number = min(limit, window // rate + 1) if rate > 0 else limit
-    return max(0, window - (number - 1) * step - min(step, max(0, window - (number - 1) * rate)))

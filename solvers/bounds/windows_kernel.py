@@ -1,7 +1,7 @@
-"""``windows.window_bound_ns`` for many plans at once: head, work, windows and tail of chains given as arrays.
+"""The windows of chains given as arrays, one plan or many (docs/theory/bounds.md, section 2).
 
-BOUNDS section 2. The plain function is the reference; here a channel's kind is a number, and the work of a stage (its
-micro-batches of every size) counts in addition to the windows, which take each micro-batch for a small one.
+The work of a stage (its micro-batches of every size) counts in addition to the windows, which take each micro-batch for
+a small one.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
@@ -17,7 +17,7 @@ from penstock.solvers.compiled.fields import Fields
 from penstock.solvers.costs.infinity import NEVER_NS
 
 SERIAL, APART, FREE = 0, 1, 2
-"""Bound of a plan with a stage that cannot hold a single micro-batch."""
+"""Kinds of a channel: its two directions exclude each other, each excludes itself only, nothing excludes anything."""
 
 
 @Fields.register
@@ -41,7 +41,10 @@ class Chains(NamedTuple):
 
 @loop
 def window_bounds(chains: Chains, batches: int, bounds: np.ndarray, around: np.ndarray, limit: np.ndarray) -> None:
-    """Write the bound of each plan to ``bounds`` (N,); ``around`` and ``limit`` (S,) are scratch."""
+    """Write the bound of each plan to ``bounds`` (N,): NEVER_NS where a stage cannot hold a single micro-batch.
+
+    ``around`` and ``limit`` (S,) are scratch.
+    """
     stages = chains.forward.shape[1]
     for n in range(bounds.size):
         least = batches
@@ -85,7 +88,7 @@ def _end(
     around: np.ndarray,
     limit: np.ndarray,
 ) -> int:
-    """When stage x's last backward ends at the earliest."""
+    """Return the earliest end of stage x's last backward."""
     start = (batches - 1) * through
     for y in range(x + 1):
         if limit[y] < batches:
@@ -125,7 +128,7 @@ def _end(
 
 @inner
 def own(forward: int, backward: int, around: int, limit: int, ahead: int, slowest: int, batches: int) -> int:
-    """From the first possible start on a resource to the end of its last backward."""
+    """Return the time from the first possible start on a resource to the end of its last backward."""
     ahead, slowest = max(ahead, forward), max(slowest, backward)
     before, after = forward + around, around + backward
     turn = forward + around + backward
@@ -144,6 +147,6 @@ def own(forward: int, backward: int, around: int, limit: int, ahead: int, slowes
 
 @inner
 def _idle(window: int, step: int, rate: int, limit: int) -> int:
-    """What remains of a window when steps can begin in it at distance ``rate``, at most ``limit`` of them."""
+    """Return the rest of a window if steps can begin in it at distance ``rate``, at most ``limit`` of them."""
     number = min(limit, window // rate + 1) if rate > 0 else limit
     return max(0, window - (number - 1) * step - min(step, max(0, window - (number - 1) * rate)))

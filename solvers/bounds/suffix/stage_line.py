@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.solvers.bounds.stage_times import StageTimes
-from penstock.solvers.bounds.stage_windows import APART, SERIAL, channel_kinds, effective_limits
+from penstock.solvers.bounds.stage_windows import channel_kinds, effective_limits
 from penstock.solvers.bounds.suffix.state_kernel import DELAY, QUEUE, SHARED, Line
+from penstock.solvers.bounds.windows_kernel import APART, SERIAL
 
 
 def line_of(times: StageTimes) -> Line:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
+import reference_windows
 from ortools.sat.python import cp_model
 from problems import chain, early_backward, gpipe, make_problem, straight, warmup_orders, with_just_enough_memory
 
@@ -49,10 +50,11 @@ def test_windows_hold_for_straight_pipelines_in_tight_memory(seed: int) -> None:
         ahead.append(rng.randint(max(1, ahead[-1] - 2), ahead[-1]))
     orders = warmup_orders(allocation, ahead)
     timeline = simulate(problem, allocation, orders)
-    for given in (problem, with_just_enough_memory(problem, timeline)):
-        assert schedule_bound(given, allocation, orders).bound_ns <= timeline.time_per_global_batch_ns
-    loose = window_bound_ns(StageTimes(problem, allocation, orders))
-    tight = window_bound_ns(StageTimes(with_just_enough_memory(problem, timeline), allocation, orders))
+    for each in (problem, with_just_enough_memory(problem, timeline)):
+        assert schedule_bound(each, allocation, orders).bound_ns <= timeline.time_per_global_batch_ns
+    given = (problem, with_just_enough_memory(problem, timeline))
+    loose, tight = (window_bound_ns(StageTimes(each, allocation, orders)) for each in given)
+    assert [loose, tight] == [reference_windows.window_bound_ns(StageTimes(each, allocation, orders)) for each in given]
     assert loose <= tight <= timeline.time_per_global_batch_ns
 
 
