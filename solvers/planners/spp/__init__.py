@@ -1,4 +1,4 @@
-"""SPP's planner: device order (``ordering``), partition (``partition``) and what its theorems promise (``guarantees``).
+"""SPP's planner: device order (``ordering``) and partition (``partition``).
 
 .. [1] Luo et al., Efficient Pipeline Planning for Expedited Distributed DNN Training (INFOCOM 2022), section IV.
 

@@ -7,15 +7,16 @@ which plans are judged, and in which order.
 
 from __future__ import annotations
 
+from penstock.solvers.costs.buckets import stage_all_reduce_ns
 from penstock.solvers.costs.stage import stage_costs
+from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.planners.spp.guarantees import channel_ns, reduction_ns
 
 
 def estimate_ns(problem: Problem, allocation: Allocation) -> int:
-    """max over n of the way to stage n, its work in the step, and the longer of the way back and its all-reduce."""
+    """Return the longest of all stages n: the way to n, its work, and the longer of the way back and its all-reduce."""
     rows = most_rows(problem, allocation)
     number_of = allocation.num_micro_batches
     there, back, longest = 0, 0, 0
@@ -23,7 +24,7 @@ def estimate_ns(problem: Problem, allocation: Allocation) -> int:
         costs = stage_costs(problem, stage, rows)
         backward = costs.backward_ns + costs.recompute_ns
         work = number_of * (costs.forward_ns + backward)
-        reduced = reduction_ns(problem, allocation, number)
+        reduced = stage_all_reduce_ns(problem, stage)
         if problem.rules.overlap_all_reduce:
             reduced -= min(reduced, costs.backward_ns)
         longest = max(longest, there + work + max(back, reduced))
@@ -32,3 +33,12 @@ def estimate_ns(problem: Problem, allocation: Allocation) -> int:
         longest = max(longest, there + number_of * moved + back)
         there, back = there + moved // 2, back + moved // 2
     return longest
+
+
+def channel_ns(problem: Problem, allocation: Allocation, number: int, rows: int) -> int:
+    """Return c^f + c^b of the channel after a stage, for a micro-batch of ``rows``; 0 after the last."""
+    after = allocation.next(number)
+    if after is None:
+        return 0
+    both = (transfer(problem, allocation, number, rows, 0), transfer(problem, allocation, after, rows, 1))
+    return sum(sent.duration_ns for sent in both if sent is not None)

@@ -9,13 +9,12 @@ The paper's own system: ``schedule pe``, options ``orientation id``, ``replicas 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from penstock.solvers.costs.tables.device_line import likeness
-from penstock.solvers.judge.simulate import makespan_ns
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import Batch, candidates, dapple_replicas
 from penstock.solvers.model.options import Option
@@ -23,14 +22,11 @@ from penstock.solvers.model.pins import broken_pin, by_layers
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.block_partition import block_partition
 from penstock.solvers.planners.proposal import Proposal
-from penstock.solvers.planners.spp import guarantees
 from penstock.solvers.planners.spp.ordering import ORIENTATIONS, dense_bandwidths, device_order, graph_of
 from penstock.solvers.planners.spp.partition import powers, pruned_replicas
 from penstock.solvers.planners.spp.plans import Found, partitioned
 from penstock.solvers.planners.spp.prm_kernel import LONGEST_NS
 from penstock.solvers.planners.spp.tables import Windows, windows
-from penstock.solvers.schedules.early_backward import early_backward
-from penstock.solvers.schedules.pipeline_execution import unclamped
 
 ORIENTATION = Option(
     "orientation",
@@ -56,17 +52,15 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     lines = list(_orders(problem, ORIENTATION.of(options)))
     left: list[Found] = []
     best = LONGEST_NS
-    said: Proposal | None = None
     for batch in sorted(candidates(problem, dapple_replicas(problem)), key=lambda b: _promise(problem, b)):
         plans = _plans(problem, lines, batch, options, best)
         best = min([best, *(found.estimate_ns for found in plans if _limits(problem, found))])
-        said = said or _said(problem, plans, options)
         for each in _by_pins(problem, plans):
             for found in each[:AT_ONCE]:
-                yield from _proposed(problem, found.allocation, said)
+                yield from _proposed(problem, found.allocation)
             left += each[AT_ONCE:]
     for found in sorted(left, key=_rank)[:AFTERWARDS]:
-        yield from _proposed(problem, found.allocation, None)
+        yield from _proposed(problem, found.allocation)
     if best == LONGEST_NS:
         yield from (_proposal(problem, allocation) for allocation in _thinnest(problem))
 
@@ -90,30 +84,12 @@ def _proposal(problem: Problem, allocation: Allocation) -> Proposal:
     return Proposal(allocation, ("pe", "early-backward"), overlaps=(problem.rules.overlap_all_reduce,))
 
 
-def _proposed(problem: Problem, allocation: Allocation, said: Proposal | None) -> Iterator[Proposal]:
+def _proposed(problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
     """A plan under SPP's and DAPPLE's orders, then under GPipe's."""
     proposal = _proposal(problem, allocation)
-    yield proposal if said is None else proposal._replace(proven=said.proven, note=said.note)
+    yield proposal
     if len(allocation.stages) > 1:
         yield proposal._replace(schedules=("gpipe",))
-
-
-def _said(problem: Problem, plans: Sequence[Found], options: Mapping[str, object]) -> Proposal | None:
-    """What the theorems promise, when the request is in SPP's model and all of its partitions were searched.
-
-    T_SPP is the best plan in SPP's own order.
-    """
-    batch = guarantees.only_batch(problem)
-    whole = len(_replicas(problem, options)) == problem.num_devices and not MAX_STAGES.of(options)
-    if batch is None or not plans or not whole or problem.pins:
-        return None
-    unlimited = [early_backward(problem, a, warmup=unclamped(a)) for _, a, _ in plans]
-    values = [makespan_ns(problem, plan.allocation, orders) for plan, orders in zip(plans, unlimited, strict=True)]
-    value = min(values)
-    allocation = plans[values.index(value)].allocation
-    smallest = min(guarantees.slowest_ns(problem, found.allocation) for found in plans)
-    note = guarantees.promise(problem, batch, allocation, smallest)
-    return _proposal(problem, allocation)._replace(proven=guarantees.certified(problem, batch, value), note=note)
 
 
 def _orders(problem: Problem, orientation: str) -> Iterator[Windows]:

@@ -70,7 +70,6 @@ def test_the_sample_sees_something(tally: Tally) -> None:
     assert tally.unsettled < 10
     assert tally.matched > tally.rivalled // 2 > 3
     assert len(tally.methods) >= 6
-    assert tally.methods["SPP, theorem 1"] > 0
     asked = {status for _planner, status in tally.statuses}
     assert {"optimal", "feasible", "refused"} <= asked
     for kind in KINDS:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from problems import make_problem
+from spp_theorems import slowest_ns
 
 from penstock.solvers.costs.collectives import all_reduce_ns
 from penstock.solvers.costs.memory import micro_batches_that_fit
@@ -22,7 +23,6 @@ from penstock.solvers.model.network import Network
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Pin, Problem
 from penstock.solvers.planners.spp import partition as prm
-from penstock.solvers.planners.spp.guarantees import slowest_ns
 from penstock.solvers.planners.spp.partition import (
     Part,
     ThresholdSearch,
