@@ -33,7 +33,7 @@ from penstock.solvers.planners.madpipe.labels import LOOSER, portfolio, special_
 from penstock.solvers.planners.madpipe.paper import first_phase
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.schedules.periodic import inside_out, one_f_one_b_star
-from penstock.solvers.schedules.periodic.ilp import NODES, SOLVERS, solve
+from penstock.solvers.schedules.periodic.ilp import NODES, solve
 from penstock.solvers.schedules.support.stage_line import ALL_BUFFERS, StageLine
 
 MODE = Option(
@@ -43,11 +43,10 @@ MODE = Option(
     choices=("exact", "contiguous", "paper"),
 )
 WIDTH = Option("width", 0, "replicas of every stage; 0 tries each number that divides the cluster", low=0)
-SOLVER = Option("solver", "highs", "of the periodic ILP", choices=SOLVERS)
 NODES_EACH = Option(
     "nodes", NODES, "of the periodic ILP's search tree, for each allocation; 0: inside-out alone", low=0
 )
-OPTIONS = (MODE, WIDTH, SOLVER, NODES_EACH)
+OPTIONS = (MODE, WIDTH, NODES_EACH)
 PROMISING = 4
 ENOUGH_LABELS = 60_000
 """Chains whose allocations with a special processor are searched, and after how many labels no further one is."""
@@ -90,7 +89,6 @@ class SecondPhase:
     """
 
     problem: Problem
-    solver: str
     nodes: int
     left: int = MOST_SOLVED
     best_ns: int = NEVER_NS
@@ -117,7 +115,7 @@ class SecondPhase:
             if known or line.size > MOST_STAGES or not self.left:
                 continue
             self.left -= 1
-            answer = solve(line, below_ns=below_ns, solver=self.solver, nodes=self.nodes, seed=self.problem.seed)
+            answer = solve(line, below_ns=below_ns, nodes=self.nodes, seed=self.problem.seed)
             if answer.pattern is None:
                 yield Plan(NEVER_NS, allocation, None)
             else:
@@ -135,7 +133,7 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     refuse_kinds(problem)
     mode = MODE.of(options)
     setups = _setups(problem, WIDTH.of(options))
-    second = SecondPhase(problem, SOLVER.of(options), NODES_EACH.of(options))
+    second = SecondPhase(problem, NODES_EACH.of(options))
     if mode == "paper":
         plans = _paper_plans(problem, setups, second)
     else:

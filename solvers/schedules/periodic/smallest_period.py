@@ -10,12 +10,12 @@ from penstock.solvers.schedules.periodic.ilp import NODES, solve
 from penstock.solvers.schedules.support.stage_line import StageLine
 
 
-def periodic_ilp(problem: Problem, allocation: Allocation, *, solver: str = "highs", nodes: int = NODES) -> Pattern:
+def periodic_ilp(problem: Problem, allocation: Allocation, *, nodes: int = NODES) -> Pattern:
     """Return the best pattern found within ``nodes`` of the search tree.
 
     Raises ``InvalidPlan`` where none exists, or none was found.
     """
-    answer = solve(StageLine.of(problem, allocation), solver=solver, nodes=nodes, seed=problem.seed)
+    answer = solve(StageLine.of(problem, allocation), nodes=nodes, seed=problem.seed)
     if answer.pattern is not None:
         return answer.pattern
     if answer.proven:

@@ -6,6 +6,6 @@ May import: `solvers.model`, `solvers.schedules`.
 Start reading at `solve.py`.
 """
 
-from penstock.solvers.schedules.periodic.ilp.solve import NODES, SOLVERS, PatternAnswer, solve
+from penstock.solvers.schedules.periodic.ilp.solve import NODES, PatternAnswer, solve
 
-__all__ = ["NODES", "SOLVERS", "PatternAnswer", "solve"]
+__all__ = ["NODES", "PatternAnswer", "solve"]

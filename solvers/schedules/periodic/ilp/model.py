@@ -12,7 +12,6 @@ from itertools import accumulate, combinations, pairwise
 from typing import Any
 
 import pulp
-from pulp.apis.coin_api import pulp_cbc_path
 
 from penstock.solvers.schedules.periodic.ilp.path import PathOperation, rivals
 from penstock.solvers.schedules.periodic.ilp.silence import silence
@@ -117,30 +116,18 @@ class HighsWithNodes(pulp.HiGHS):  # type: ignore[misc]
         return pulp.LpStatusNotSolved, pulp.LpSolutionNoSolutionFound
 
 
-def ask(model: Model, solver: str, nodes: int, seed: int) -> tuple[int, float]:
+def ask(model: Model, nodes: int, seed: int) -> tuple[int, float]:
     """Solve a model; return PuLP's ``sol_status`` and the largest rho that is still possible.
 
-    ``LpStatus`` says Optimal of whatever was found when a limit came; only ``sol_status`` tells. CBC keeps its bound
-    for itself unless it proves the optimum.
+    ``LpStatus`` says Optimal of whatever was found when a limit came; only ``sol_status`` tells.
     """
-    if solver == "highs":
-        options = {"mip_max_nodes": nodes, "random_seed": seed, "mip_rel_gap": GAP, "parallel": "off"}
-        options |= {"mip_feasibility_tolerance": TOLERANCE, "primal_feasibility_tolerance": TOLERANCE}
-        with silence():
-            model.lp.solve(HighsWithNodes(msg=False, threads=1, **options))
-    else:
-        limits = {"maxNodes": nodes, "gapRel": GAP, "threads": 1}
-        model.lp.solve(
-            pulp.COIN_CMD(
-                path=pulp_cbc_path,
-                msg=False,
-                options=[f"randomCbcSeed {seed}", f"primalTolerance {TOLERANCE}"],
-                **limits,
-            )
-        )
+    options = {"mip_max_nodes": nodes, "random_seed": seed, "mip_rel_gap": GAP, "parallel": "off"}
+    options |= {"mip_feasibility_tolerance": TOLERANCE, "primal_feasibility_tolerance": TOLERANCE}
+    with silence():
+        model.lp.solve(HighsWithNodes(msg=False, threads=1, **options))
     worth = int(model.lp.sol_status)
     if worth == OPTIMAL:
         return worth, float(model.rho.value())
-    if solver == "highs" and worth != IMPOSSIBLE:
+    if worth != IMPOSSIBLE:
         return worth, min(1.0, abs(float(model.lp.solverModel.getInfo().mip_dual_bound)))
     return worth, 1.0

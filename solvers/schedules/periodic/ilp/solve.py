@@ -10,7 +10,6 @@ from penstock.solvers.schedules.periodic.inside_out import Starts, fits
 from penstock.solvers.schedules.support.stage_line import StageLine, as_pattern
 
 NAME = "periodic-ilp"
-SOLVERS = ("highs", "cbc")
 NODES = 2000
 ROUNDING = 10**6
 """The inverse of the relative error that the solvers' arithmetic is trusted to."""
@@ -27,12 +26,10 @@ class PatternAnswer(NamedTuple):
     proven: bool
 
 
-def solve(
-    line: StageLine, *, below_ns: int | None = None, solver: str = "highs", nodes: int = NODES, seed: int = 0
-) -> PatternAnswer:
-    """The pattern of the smallest period; ``below_ns``: only ones shorter by a millionth part are wanted.
+def solve(line: StageLine, *, below_ns: int | None = None, nodes: int = NODES, seed: int = 0) -> PatternAnswer:
+    """Return the pattern of the smallest period; ``below_ns``: only ones shorter by a millionth part are wanted.
 
-    ``Answer.proven`` holds to that part too. Within the model: a processor runs one operation at a time, a pair of
+    ``PatternAnswer.proven`` holds to that part too. Within the model: a processor runs one operation at a time, a pair of
     processors has one transfer at a time in either direction. ``nodes``: of the search tree, after which the best
     pattern so far is the answer. The same question has the same answer: one thread, a seed, no clock.
     """
@@ -49,7 +46,7 @@ def solve(
 
     model = Model(line, path, room, most, least, longest)
     model.build()
-    status, rho = ask(model, solver, nodes, seed % 2**31)
+    status, rho = ask(model, nodes, seed % 2**31)
     if status == IMPOSSIBLE:
         return PatternAnswer(None, max(least, _rounded_down(longest + 1)), True)
     bound = max(least, _rounded_down(least / rho))
